@@ -1,0 +1,54 @@
+PROFILE ?= tiny
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export ANS_REFERENCE ?= $(abspath ../shared)
+export DO_NOT_TRACK := 1
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export MLFLOW_DISABLE_TELEMETRY := true
+
+.PHONY: help setup demo test check format lock dvc server deploy ui clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | sort
+
+setup: .venv/.stamp  ## virtual environment with locked dependencies
+
+.venv/.stamp: constraints.txt requirements/core.txt requirements/pipeline.txt requirements/dev.txt pyproject.toml setup.sh
+	./setup.sh
+	@touch $@
+
+demo: setup  ## the whole pipeline: make demo [PROFILE=tiny|smoke]
+	$(BIN)/ans profile $(PROFILE) --if-needed
+	$(BIN)/ans run
+
+test: setup  ## every test, also the slow ones
+	$(BIN)/python -m pytest
+
+check: setup  ## lint, types, import contracts, fast tests (< 2 minutes)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -m "not slow and not gpu" -q
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+dvc: setup  ## write dvc.yaml from tasks/stages.py and the imports of ans_core
+	$(BIN)/python -m tasks.deps --write
+
+lock: setup  ## write constraints.txt from the installed environment
+	{ grep '^#' constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable | sed 's/+cpu$$//' | grep -v ' @ '; } > constraints.new && mv constraints.new constraints.txt
+
+server: setup  ## Prefect server and a process worker, for deployments
+	$(BIN)/ans server
+
+deploy: setup  ## register the deployments of prefect.yaml with the server at PREFECT_API_URL
+	ANS_HOME=$(CURDIR) $(BIN)/prefect --no-prompt deploy --all
+
+ui: setup  ## MLflow in the browser
+	$(BIN)/mlflow ui --backend-store-uri sqlite:///.ans/mlflow.db
+
+clean:  ## resume states, logs and tool caches; keeps .venv, runs, the DVC cache and the MLflow history
+	rm -rf .ans/scratch .ans/logs .pytest_cache .ruff_cache .mypy_cache .import_linter_cache build dist

@@ -1,0 +1,1 @@
+"""ANS: everything that computes. Imports no Prefect, MLflow or DVC."""

@@ -1,0 +1,56 @@
+"""Grounded conversation (GCG, GranD-f): a picture in, a caption out whose phrases carry masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ans_core import rle
+from ans_core.benchmarks.score import Benchmark, Score, check_pairs, mean
+from ans_core.metrics.caption import cider
+from ans_core.metrics.grounding import Grounded, ground, phrases, plain_caption
+from ans_core.metrics.meteor import meteor
+from ans_core.prompts import GROUNDED_EVAL, interleave
+from ans_core.types import RLE, Masklet, Prediction, Request, Sample
+
+
+def request(sample: Sample) -> Request:
+    return Request(frames=sample.frames[:1], text=GROUNDED_EVAL)
+
+
+def truth(sample: Sample) -> Prediction:
+    return Prediction(text=interleave(sample.text, sample.phrases), masks=tuple((_first(m, sample),) for m in sample.masks))
+
+
+def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score:
+    """mIoU is GranD-f's (matched pairs alone, mean over images); mIoU_all_objects also counts what was missed or drawn in vain.
+    recall_token_f1 is GranD-f's recall with words in common instead of BERT for the phrases: not the benchmark's number."""
+    check_pairs(samples, predictions)
+    matched = [_ground(sample, prediction) for sample, prediction in zip(samples, predictions, strict=True)]
+    told, real = [plain_caption(p.text) for p in predictions], [s.text for s in samples]
+    objects = sum(g.true for g in matched)
+    metrics = {
+        "mIoU": mean(g.miou for g in matched),
+        "mIoU_all_objects": mean(g.miou_all for g in matched),
+        "METEOR": mean(meteor(text, [reference]) for text, reference in zip(told, real, strict=True)),
+        "CIDEr": cider(told, [[reference] for reference in real]),
+        "samples": len(samples),
+    }
+    if objects:
+        metrics["recall_token_f1"] = sum(g.recalled for g in matched) / objects
+    return Score(metrics=metrics, per_sample=[g.miou_all for g in matched])
+
+
+def _ground(sample: Sample, prediction: Prediction) -> Grounded:
+    return ground(
+        drawn=[_first(masklet, sample) for masklet in prediction.masks],
+        drawn_phrases=phrases(prediction.text),
+        true=[_first(masklet, sample) for masklet in sample.masks],
+        true_phrases=[sample.text[start:end] for start, end in sample.phrases],
+    )
+
+
+def _first(masklet: Masklet, sample: Sample) -> RLE:
+    return rle.empty(sample.height, sample.width) if masklet[0] is None else masklet[0]
+
+
+BENCHMARK = Benchmark(request=request, truth=truth, score=score)

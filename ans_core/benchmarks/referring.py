@@ -1,0 +1,73 @@
+"""Referring segmentation (RefCOCO/+/g, gRefCOCO): an expression in, one mask of everything it means out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ans_core import rle
+from ans_core.benchmarks.score import Benchmark, Score, by_kind, check_pairs, mean, meant
+from ans_core.metrics.mask import ciou, counts, giou
+from ans_core.prompts import NO_TARGET_ANSWER, REFERRING_ANSWERS, REFERRING_EVAL
+from ans_core.types import RLE, Prediction, Request, Sample
+
+
+def request(sample: Sample) -> Request:
+    return Request(frames=sample.frames[:1], text=REFERRING_EVAL.format(text=sample.text))
+
+
+def truth(sample: Sample) -> Prediction:
+    if not sample.masks:
+        return Prediction(text=NO_TARGET_ANSWER)
+    return Prediction(text=REFERRING_ANSWERS[0], masks=((_target(sample),),))
+
+
+def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score:
+    """gIoU, cIoU: single-object samples alone. `_several`: two objects and more; `_all`: every sample, as gRefCOCO counts (nothing
+    meant: IoU 1 for an empty answer, else 0).
+
+    Only the first `[SEG]` mask counts (upstream). No `[SEG]` = an empty mask: IoU 0 where something was meant, and in cIoU its true
+    pixels stay in the union. Upstream leaves such samples out of cIoU's sums; that flattering number is `cIoU_upstream`.
+    N_acc / T_acc (gRefCOCO): of the samples with no / some target, the share answered with no / some pixel.
+    """
+    check_pairs(samples, predictions)
+    drawn = [_drawn(sample, prediction) for sample, prediction in zip(samples, predictions, strict=True)]
+    per_sample = [counts(mask, _target(sample)) for mask, sample in zip(drawn, samples, strict=True)]
+    parts = {
+        "": [i for i, s in enumerate(samples) if len(s.masks) == 1],
+        "_several": [i for i, s in enumerate(samples) if len(s.masks) > 1],
+        "_all": list(range(len(samples))),
+    }
+    metrics: dict[str, float] = {}
+    for suffix, part in parts.items():
+        if part:
+            metrics["gIoU" + suffix] = giou(per_sample[i] for i in part)
+            metrics["cIoU" + suffix] = ciou(per_sample[i] for i in part)
+    answered = [per_sample[i] for i in parts[""] if predictions[i].masks]
+    if answered:
+        metrics["cIoU_upstream"] = ciou(answered)
+    metrics |= _target_accuracy(samples, drawn)
+    ious = [c.iou for c in per_sample]
+    metrics |= by_kind(samples, ious, "gIoU")
+    metrics |= {"samples": len(samples), "single_object_samples": len(parts[""])}
+    return Score(metrics=metrics, per_sample=ious)
+
+
+def _target(sample: Sample) -> RLE:
+    target = meant(sample, 0)
+    if target is None:
+        raise ValueError(f"sample {sample.sample_id} of {sample.dataset} has no annotated mask; leave it out of the benchmark")
+    return target
+
+
+def _drawn(sample: Sample, prediction: Prediction) -> RLE:
+    first = prediction.masks[0][0] if prediction.masks else None
+    return rle.empty(sample.height, sample.width) if first is None else first
+
+
+def _target_accuracy(samples: Sequence[Sample], drawn: Sequence[RLE]) -> dict[str, float]:
+    silent = [float(rle.area(m) == 0) for s, m in zip(samples, drawn, strict=True) if not s.masks]
+    spoke = [float(rle.area(m) > 0) for s, m in zip(samples, drawn, strict=True) if s.masks]
+    return {name: mean(values) for name, values in (("N_acc", silent), ("T_acc", spoke)) if values}
+
+
+BENCHMARK = Benchmark(request=request, truth=truth, score=score)

@@ -1,0 +1,48 @@
+"""Region captioning (RefCOCOg, describe-anything): a mask on the picture in, a caption of that region out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ans_core.benchmarks.score import Benchmark, Score, check_pairs, mean
+from ans_core.metrics.caption import attributes_right, cider
+from ans_core.metrics.meteor import meteor, words
+from ans_core.prompts import REGION_EVAL
+from ans_core.types import Prediction, Request, Sample
+
+ATTRIBUTES = ("size", "colour", "texture", "shape")
+"""Keys of `meta` that hold the one word a caption should use."""
+
+
+def request(sample: Sample) -> Request:
+    """Every masklet's first frame is a region; the question asks for region1."""
+    regions = tuple(mask for masklet in sample.masks if (mask := masklet[0]) is not None)
+    return Request(frames=sample.frames[:1], text=REGION_EVAL, mask_prompts=regions)
+
+
+def truth(sample: Sample) -> Prediction:
+    return Prediction(text=sample.text)
+
+
+def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score:
+    """METEOR is NLTK's, mean over samples: the truth itself scores just below 1 (metrics/meteor.py). attribute_accuracy: colour
+    AND shape right; `attribute_accuracy/size` and so on one by one."""
+    check_pairs(samples, predictions)
+    told, real = [p.text for p in predictions], [s.text for s in samples]
+    meteors = [meteor(text, [reference]) for text, reference in zip(told, real, strict=True)]
+    metrics = {
+        "METEOR": mean(meteors),
+        "CIDEr": cider(told, [[reference] for reference in real]),
+        "exact_match": mean(float(words(text) == words(reference)) for text, reference in zip(told, real, strict=True)),
+        "samples": len(samples),
+    }
+    right = attributes_right(told, [{key: s.meta[key] for key in ATTRIBUTES if key in s.meta} for s in samples])
+    for key in ATTRIBUTES:
+        if hits := [float(r[key]) for r in right if key in r]:
+            metrics[f"attribute_accuracy/{key}"] = mean(hits)
+    if both := [float(r["colour"] and r["shape"]) for r in right if "colour" in r and "shape" in r]:
+        metrics["attribute_accuracy"] = mean(both)
+    return Score(metrics=metrics, per_sample=meteors)
+
+
+BENCHMARK = Benchmark(request=request, truth=truth, score=score)

@@ -1,0 +1,51 @@
+"""Video referring segmentation (MeViS, Ref-YouTube-VOS): an expression in, one mask per frame of everything it means out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ans_core import rle
+from ans_core.benchmarks.score import Benchmark, Score, by_kind, check_pairs, mean, meant
+from ans_core.metrics.video import boundary_f, region_j
+from ans_core.prompts import NO_TARGET_ANSWER, REFERRING_ANSWERS, VIDEO_EVAL
+from ans_core.types import RLE, Prediction, Request, Sample
+
+
+def request(sample: Sample) -> Request:
+    return Request(frames=sample.frames, text=VIDEO_EVAL.format(text=sample.text))
+
+
+def truth(sample: Sample) -> Prediction:
+    """Frames without annotation come out empty: a prediction has a mask in every frame."""
+    if not sample.masks:
+        return Prediction(text=NO_TARGET_ANSWER)
+    masklet = tuple(meant(sample, frame) or rle.empty(sample.height, sample.width) for frame in range(len(sample.frames)))
+    return Prediction(text=REFERRING_ANSWERS[0], masks=(masklet,))
+
+
+def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score:
+    """J and F are averaged over all annotated frames of an expression, then over expressions (MeViS; no frame is dropped).
+    J&F = (J + F) / 2. The first `[SEG]` counts; no `[SEG]` = empty masks."""
+    check_pairs(samples, predictions)
+    js, fs = [], []
+    for sample, prediction in zip(samples, predictions, strict=True):
+        j, f = _expression(sample, prediction)
+        js.append(j)
+        fs.append(f)
+    both = [(j + f) / 2 for j, f in zip(js, fs, strict=True)]
+    metrics = {"J": mean(js), "F": mean(fs), "J&F": (mean(js) + mean(fs)) / 2, "samples": len(samples)}
+    return Score(metrics=metrics | by_kind(samples, both, "J&F"), per_sample=both)
+
+
+def _expression(sample: Sample, prediction: Prediction) -> tuple[float, float]:
+    drawn: Sequence[RLE | None] = prediction.masks[0] if prediction.masks else [None] * len(sample.frames)
+    if len(drawn) != len(sample.frames):
+        raise ValueError(f"sample {sample.sample_id} of {sample.dataset}: {len(drawn)} masks predicted for {len(sample.frames)} frames")
+    nothing = rle.empty(sample.height, sample.width)
+    pairs = [(rle.decode(mask or nothing), rle.decode(real)) for t, mask in enumerate(drawn) if (real := meant(sample, t)) is not None]
+    if not pairs:
+        raise ValueError(f"sample {sample.sample_id} of {sample.dataset} has no annotated frame; leave it out of the benchmark")
+    return mean(region_j(p, t) for p, t in pairs), mean(boundary_f(p, t) for p, t in pairs)
+
+
+BENCHMARK = Benchmark(request=request, truth=truth, score=score)

@@ -1,0 +1,352 @@
+"""params.yaml -> a frozen, validated Config. Only stages read it; below them functions take plain values."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class DataSource(Section):
+    """One annotated data set on disk, in one of the formats of ans_core/data/formats."""
+
+    name: str
+    format: str
+    path: str
+    split: str = "train"
+    repeats: Positive = 1
+    files: str = ""
+    """Fingerprint of the files as `ans run` saw them last, which writes it: by this DVC notices that they changed."""
+
+
+class Prepare(Section):
+    """Draws the embedded world (unless scenes = 0) and checks every data set before anything is trained."""
+
+    scenes: Count = 6000
+    """Still training scenes to draw; 0 draws none (full-size runs on real data)."""
+    val_scenes: Count = 300
+    test_scenes: Count = 100
+    clips: Count = 300
+    val_clips: Count = 60
+    clip_frames: Positive = 8
+    image_size: Positive = 128
+    """Pixels on a side of a drawn scene."""
+    sources: tuple[DataSource, ...] = ()
+    """Real data sets beside (or instead of) the drawn ones: trained on together, evaluated apart."""
+
+
+class Vision(Section):
+    """InternViT + projector. Sizes are those of the profile's own tiny model; published weights bring their own config.json."""
+
+    image_size: Positive = 96
+    patch_size: Positive = 8
+    hidden: Positive = 128
+    layers: Positive = 4
+    heads: Positive = 4
+    mlp: Positive = 384
+
+
+class Language(Section):
+    hidden: Positive = 160
+    layers: Positive = 4
+    heads: Positive = 4
+    kv_heads: Positive = 2
+    mlp: Positive = 448
+
+
+class Sam(Section):
+    """SAM2. The decoder's width stays 256: its 8 heads are hard-coded and narrower ones did not learn (LOG)."""
+
+    image_size: Positive = 128
+    embed: Positive = 32
+    heads: Positive = 1
+    stages: tuple[int, int, int, int] = (1, 2, 3, 1)
+    global_blocks: tuple[int, ...] = (4,)
+    windows: tuple[int, int, int, int] = (8, 4, 8, 4)
+    width: Positive = 256
+    memory_layers: Positive = 2
+    memory_width: Positive = 64
+    max_object_pointers: Positive = 16
+
+
+class Optim(Section):
+    """AdamW, linear warm-up, cosine to zero."""
+
+    steps: Positive
+    batch: Positive
+    """Images (or clips) per optimizer step, over all processes."""
+    lr: Rate
+    weight_decay: Annotated[float, Field(ge=0)] = 0.05
+    warmup: Share = 0.05
+    clip_grad: Rate = 1.0
+    accumulate: Positive = 1
+    save_every: Positive = 100
+    """Steps between resumable training states."""
+
+
+class Base(Section):
+    """The model that SFT starts from: published weights, or a tiny one pre-trained here from random weights."""
+
+    source: Literal["scratch", "published"] = "scratch"
+    internvl: str = ""
+    """published: hub id or local folder in the hub's layout of InternVL2.5 (or of a whole Sa2VA release, then `sam2` stays empty)."""
+    sam2: str = ""
+    """published: hub id or file of SAM2 weights (sam2_hiera_large.pt)."""
+    template: Literal["qwen_chat", "internlm2_chat", "phi3_chat"] = "qwen_chat"
+    vision: Vision = Vision()
+    language: Language = Language()
+    sam: Sam = Sam()
+    vision_words: Optim = Optim(steps=900, batch=32, lr=2e-3)
+    """Vision tower alone: the words of region captions from the regions' features."""
+    alignment: Optim = Optim(steps=300, batch=32, lr=3e-3, weight_decay=0.01)
+    """Word embeddings and projector: image tokens near the words for what they show."""
+    sam_images: Optim = Optim(steps=600, batch=16, lr=5e-4, weight_decay=0.01)
+    sam_clips: Optim = Optim(steps=120, batch=4, lr=3e-4, weight_decay=0.01)
+    language_text: Optim = Optim(steps=900, batch=16, lr=1e-3)
+    questions_per_image: Positive = 8
+    mixture: dict[str, Annotated[float, Field(ge=0)]] = {"referring": 0.6, "region_caption": 0.35, "grounded_caption": 0.05}
+    """Shares of the language side's pre-training: places and boxes of expressions, captions of regions and of pictures."""
+    attention_weight: Annotated[float, Field(ge=0)] = 4.0
+    """Of supervised attention beside the language side's text loss: looking at what a question names (LOG)."""
+    box_weight: Annotated[float, Field(ge=0)] = 4.0
+    """Of the box head beside it: where that is."""
+    click_weight: Annotated[float, Field(ge=0)] = 4.0
+    """Of the warm-up of text_hidden_fcs beside it: where SAM2 would have to be clicked. 0 leaves it untrained."""
+    dtype: Literal["fp32", "bf16"] = "bf16"
+    """Of the forward pass (autocast): half the time on a CPU or GPU with bf16 instructions, slower without; weights are fp32."""
+
+
+class Lora(Section):
+    rank: Positive = 16
+    alpha: Positive = 32
+    dropout: Share = 0.0
+
+
+class Sft(Section):
+    """Supervised fine-tuning on the mixture: text cross-entropy + mask losses, as the family trains (LOG, README)."""
+
+    optim: Optim = Optim(steps=1200, batch=16, lr=7e-4)
+    decoder_lr: Annotated[float, Field(ge=0)] = 1.0
+    """Factor on the learning rate of SAM2's mask decoder. Upstream: 1, at a rate 25 times smaller than a tiny model's."""
+    lora: Lora = Lora()
+    questions_per_image: Positive = 5
+    frames: Positive = 4
+    """Frames of a clip that the language model sees."""
+    mixture: dict[str, Annotated[float, Field(ge=0)]] = {
+        "referring": 0.5, "region_caption": 0.25, "grounded_caption": 0.1, "video": 0.1, "extra": 0.1,
+    }  # fmt: skip
+    """Shares by kind of data, or by name for data sets of prepare.sources; kinds without data do not count."""
+    mask_weight: float = 2.0
+    dice_weight: float = 0.5
+    mask_points: Positive = 12544
+    mask_size: Positive = 256
+    """Side of the mask targets that points are sampled from (upstream: 256)."""
+    max_length: Positive = 8192
+    dtype: Literal["fp32", "bf16"] = "bf16"
+    """Of the forward pass (autocast); trained tensors are fp32 in any case."""
+
+
+class Rl(Section):
+    """Dual-loop GRPO from the merged SFT model, with an EMA teacher as the inverse model."""
+
+    optim: Optim = Optim(steps=150, batch=8, lr=2e-4, weight_decay=0.0, save_every=25)
+    lora: Lora = Lora()
+    loops: tuple[str, ...] = ("caption", "mask")
+    """caption: mask -> caption -> mask' (loop 1). mask: caption -> mask -> caption' (loop 2)."""
+    group: Annotated[int, Field(ge=2)] = 6
+    """Rollouts of one sample (G). One alone has no baseline."""
+    temperature: Rate = 1.0
+    max_tokens: Positive = 24
+    clip_low: Rate = 0.2
+    clip_high: Rate = 0.28
+    kl: Annotated[float, Field(ge=0)] = 0.02
+    scale_rewards: Literal["group", "batch", "none"] = "batch"
+    std_floor: Rate = 0.02
+    ema: Share = 0.99
+    rewards_caption: dict[str, float] = {"iou": 1.0, "meteor": 1.0}
+    rewards_mask: dict[str, float] = {"meteor": 1.0, "iou": 0.5}
+    mask_grid: Positive = 8
+    """grid_gaussian: cells on a side of the grid that mask actions live on."""
+    mask_sigma: Rate = 0.5
+    mask_weight: float = 0.25
+    """Of the supervised mask loss beside loop 2."""
+
+
+class Convert(Section):
+    max_shard: str = "5GB"
+
+
+class Evaluate(Section):
+    benchmarks: tuple[str, ...] = ("referring", "region_caption", "grounded_caption", "video", "loops")
+    split: str = "val"
+    limit: Count = 0
+    """Samples per benchmark; 0 = all."""
+    loop_samples: Positive = 300
+    """Regions that the two loops are measured on."""
+    batch: Positive = 32
+    max_tokens: Positive = 48
+    overlays: Count = 24
+    sources: tuple[DataSource, ...] = ()
+    """Evaluated only, never trained on (format `videos`, `regions`, ...)."""
+
+
+class Report(Section):
+    overlays: Count = 12
+
+
+class Launch(Section):
+    """How training stages start. Not a dependency of any stage: it changes where things run, not what is computed."""
+
+    processes: Positive = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    deepspeed_stage: Literal[0, 1, 2, 3] = 0
+    deterministic: bool = True
+    threads: Count = 0
+    """CPU threads; 0 = all."""
+    workers: Count = 0
+    """Processes that prepare batches ahead."""
+
+
+class Config(Section):
+    profile: str
+    seed: int = 0
+    prepare: Prepare = Prepare()
+    base: Base = Base()
+    sft: Sft = Sft()
+    rl: Rl = Rl()
+    convert: Convert = Convert()
+    evaluate: Evaluate = Evaluate()
+    report: Report = Report()
+    launch: Launch = Launch()
+
+
+PROFILES = Path("profiles")
+FREE_TABLES = frozenset({"mixture", "rewards_caption", "rewards_mask"})
+
+
+class ConfigError(ValueError):
+    """A setting that is unknown, mistyped or impossible. The message names the file, the line, the key and the remedy."""
+
+
+def load(path: Path) -> Config:
+    """Reads a complete params.yaml. Every key must be there: what ran is what is written, defaults fill in nothing."""
+    values = _read(path)
+    config = _validate(values, source=path)
+    missing = sorted(set(_flat(config.model_dump(mode="json"))) - set(_flat(values)))
+    if missing:
+        raise ConfigError(
+            f"{path}: lacks {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}: write it anew with `ans profile {config.profile}`"
+        )
+    return config
+
+
+def resolve(profile: Path, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Defaults + profiles/NAME.yaml + `key=value` words (dotted keys, YAML values): the validated, plain values of params.yaml."""
+    if not profile.is_file():
+        names = sorted(path.stem for path in profile.parent.glob("*.yaml"))
+        raise ConfigError(f"no profile named {profile.stem!r}{_nearest(profile.stem, names)}; {profile.parent} has {names}")
+    values = _merge(Config(profile=profile.stem).model_dump(mode="json"), _read(profile))
+    for word in overrides:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise ConfigError(f"{word!r} is no setting: write key=value, as in rl.kl=0.05")
+        *sections, leaf = key.split(".")
+        at = values
+        for section in sections:
+            if not isinstance(at.get(section), dict):
+                raise ConfigError(f"{word!r}: there is no section {section!r}{_nearest(section, list(at))}")
+            at = at[section]
+        at[leaf] = yaml.safe_load(text)
+    return _validate(values, source=profile).model_dump(mode="json")
+
+
+def _merge(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Sections are merged key by key; a free-form table (a mixture, rewards) is one value and replaced whole."""
+    merged = dict(values)
+    for key, change in changes.items():
+        is_section = isinstance(change, dict) and isinstance(values.get(key), dict) and key not in FREE_TABLES
+        merged[key] = _merge(values[key], change) if is_section else change
+    return merged
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is not there: write it with `ans profile tiny`") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold `key: value` lines, it holds {type(values).__name__}")
+    return values
+
+
+def _validate(values: dict[str, Any], source: Path) -> Config:
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(fault, source) for fault in error.errors())) from None
+
+
+def _explain(fault: Any, source: Path) -> str:
+    location = [str(part) for part in fault["loc"]]
+    where = f"{source}{_line(source, location)}: {'.'.join(location)}"
+    if fault["type"] == "extra_forbidden":
+        known = _keys(location[:-1])
+        return f"{where}: unknown setting{_nearest(location[-1], known)}; there are {known}"
+    return f"{where} = {fault['input']!r}: {fault['msg']}"
+
+
+def _keys(sections: list[str]) -> list[str]:
+    """Names that are valid in a section, given as the path of keys that leads there (list positions among them)."""
+    model: Any = Config
+    for section in sections:
+        if section.isdigit():
+            continue
+        annotation = model.model_fields[section].annotation
+        inner = [part for part in get_args(annotation) if isinstance(part, type) and issubclass(part, BaseModel)]
+        model = inner[0] if inner else annotation
+    return list(model.model_fields)
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _line(path: Path, keys: list[str]) -> str:
+    """`:12`, the line of a key in a YAML file, or nothing where the file does not have it (an override, a default)."""
+    node = yaml.compose(path.read_text(encoding="utf-8"))
+    line = None
+    for key in keys:
+        if isinstance(node, yaml.MappingNode):
+            found = [(name, value) for name, value in node.value if name.value == key]
+        elif isinstance(node, yaml.SequenceNode) and key.isdigit() and int(key) < len(node.value):
+            found = [(node.value[int(key)], node.value[int(key)])]
+        else:
+            found = []
+        if not found:
+            return ""
+        line, node = found[0][0].start_mark.line + 1, found[0][1]
+    return f":{line}" if line else ""
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of all leaves; the free-form tables (mixtures, rewards) count as one leaf."""
+    names = []
+    for key, value in values.items():
+        is_section = isinstance(value, dict) and bool(value) and key not in FREE_TABLES
+        names += _flat(value, f"{prefix}{key}.") if is_section else [prefix + key]
+    return names

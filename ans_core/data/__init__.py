@@ -1,0 +1,74 @@
+"""A prepared folder (`datasets.json`, written by the stage `prepare`) -> its data sets as Samples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from ans_core.data.formats import FORMATS
+from ans_core.data.mixture import Source
+from ans_core.types import Sample
+
+Kind = Literal["referring", "region_caption", "grounded_caption", "video", "extra"]
+"""What a data set is to the mixture; extra: a data set of the user's, with samples of any task."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetEntry:
+    """One split of one data set. `path` counts from the prepared folder; of kind "extra" it is as the settings give it (from
+    the working folder).
+    """
+
+    name: str
+    format: str
+    path: str
+    split: str
+    kind: Kind
+    repeats: int = 1
+
+
+def write_entries(prepared: Path, entries: Collection[DatasetEntry]) -> None:
+    (prepared / "datasets.json").write_text(json.dumps([asdict(e) for e in entries], indent=1) + "\n", encoding="utf-8")
+
+
+def read_entries(prepared: Path, split: str | None = None, kinds: Collection[str] | None = None) -> list[DatasetEntry]:
+    """Those of a split (None: all) and of some kinds (None: all), in the order they were written."""
+    if unknown := set(kinds or ()) - set(get_args(Kind)):
+        raise ValueError(f"no kinds of data {sorted(unknown)}; there are {list(get_args(Kind))}")
+    file = prepared / "datasets.json"
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist; run the stage `prepare` first")
+    entries = [DatasetEntry(**record) for record in json.loads(file.read_text(encoding="utf-8"))]
+    return [e for e in entries if split in (None, e.split) and (kinds is None or e.kind in kinds)]
+
+
+def read_entry(prepared: Path, entry: DatasetEntry) -> list[Sample]:
+    path = Path(entry.path) if entry.kind == "extra" else prepared / entry.path
+    return read_samples(format=entry.format, path=path, name=entry.name, split=entry.split)
+
+
+def read_samples(*, format: str, path: Path, name: str, split: str) -> list[Sample]:
+    """Any data set by the name of its format; ValueError names the file and record that is wrong."""
+    if format not in FORMATS:
+        raise ValueError(f"data set {name!r}: no format {format!r}; ans_core/data/formats has {sorted(FORMATS)}")
+    if not path.exists():
+        raise ValueError(f"data set {name!r}: {path} does not exist; correct its path in params.yaml")
+    return FORMATS[format](path, name=name, split=split)
+
+
+def load(prepared: Path, split: str, kinds: Collection[str] | None = None) -> dict[str, list[Sample]]:
+    """Samples of a split by data set name; `read_entries` tells each name's kind."""
+    return {entry.name: read_entry(prepared, entry) for entry in read_entries(prepared, split, kinds)}
+
+
+def sources(prepared: Path, split: str, kinds: Collection[str] | None = None) -> list[Source]:
+    """The data sets of a split as a mixture takes them."""
+    entries = read_entries(prepared, split, kinds)
+    return [Source(name=e.name, kind=e.kind, samples=read_entry(prepared, e), repeats=e.repeats) for e in entries]
+
+
+def of_kind(loaded: Collection[Source], kind: str) -> list[Sample]:
+    return [sample for source in loaded if source.kind == kind for sample in source.samples]

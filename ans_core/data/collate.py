@@ -1,0 +1,225 @@
+"""Rows of turns -> one Batch of tensors: packed tokens, pictures for both encoders, targets of every mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from PIL import Image
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ans_core import prompts, rle, transforms
+from ans_core.data.conversation import Turn
+from ans_core.types import RLE, ImageRef
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a model wants its inputs: sizes, tiling, template."""
+
+    template: str
+    tile_size: int
+    grid: int
+    max_tiles: int
+    sam_size: int
+    mask_size: int
+    """Side of the mask targets."""
+    max_length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One image (or the chosen frames of one clip) and what is asked about it."""
+
+    name: str
+    """For errors: dataset and image."""
+    frames: tuple[ImageRef, ...]
+    turns: tuple[Turn, ...]
+    mask_frames: tuple[int, ...] = (0,)
+    """Which frames of the turns' masklets these frames are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """B rows, ready for the model.
+
+    A row is its image prefix and its branches (question + answer); see `Packed` in model/sa2va.py for the fields that share its names.
+    """
+
+    input_ids: Int[Tensor, "B L"]
+    position_ids: Int[Tensor, "B L"]
+    branch: Int[Tensor, "B L"]
+    loss_mask: Bool[Tensor, "B L"]
+    regions: list[list[Bool[Tensor, "grid grid"]]]
+    tiles: Float[Tensor, "T 3 s s"]
+    tiles_per_row: list[int]
+    sam_frames: Float[Tensor, "Q 3 S S"]
+    """Frames that some mask is drawn in; rows without masks bring none, so nothing is encoded for them."""
+    pair_seg: Int[Tensor, " P"]
+    """(seg, frame) pairs to draw: index into the batch's `[SEG]` tokens in row-major order ..."""
+    pair_frame: Int[Tensor, " P"]
+    """... and into sam_frames."""
+    targets: Bool[Tensor, "P M M"]
+    looks: Int[Tensor, "K 3"]
+    """(row, place, thing) of the tokens that should look at something known (`Turn.meant`), in order: the one before the answer and the
+    answer's first; where a region is described, all that predict the answer ..."""
+    things: Float[Tensor, "O cells"]
+    """... and how that thing spreads over the cells of the row's last tile; every row adds up to 1."""
+    boxes: Float[Tensor, "O 4"]
+    """The things' boxes: x1, y1, x2, y2 as shares of the image."""
+
+    def to(self, device: torch.device | str) -> Batch:
+        moved: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()}
+        moved["regions"] = [[r.to(device) for r in row] for row in self.regions]
+        return Batch(**moved)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedRow:
+    """One row's tokens: a prefix (branch 0), then branches of question and answer, each continuing the prefix's positions."""
+
+    ids: list[int]
+    positions: list[int]
+    branches: list[int]
+    learned: list[bool]
+
+    def predicting(self, branch: int) -> list[int]:
+        """Places of the tokens that predict this branch's answer: the last of its question and all but the last of its answer."""
+        return [i - 1 for i, (b, learned) in enumerate(zip(self.branches, self.learned, strict=True)) if b == branch and learned]
+
+
+def pack_row(prefix: list[int], branches: Sequence[tuple[list[int], list[int]]]) -> PackedRow:
+    """branches: (question ids, answer ids); the answers are what is learned."""
+    ids, positions, numbers, learned = list(prefix), list(range(len(prefix))), [0] * len(prefix), [False] * len(prefix)
+    for number, (question, answer) in enumerate(branches, start=1):
+        length = len(question) + len(answer)
+        ids += question + answer
+        positions += range(len(prefix), len(prefix) + length)
+        numbers += [number] * length
+        learned += [False] * len(question) + [True] * len(answer)
+    return PackedRow(ids=ids, positions=positions, branches=numbers, learned=learned)
+
+
+def prefix_ids(tokenizer: PreTrainedTokenizerBase, *, template: str, frame_tokens: Sequence[int]) -> list[int]:
+    """Start of the user's turn and its pictures: `frame_tokens[i]` image tokens for picture i."""
+    before = prompts.TEMPLATES[template].user.split("{input}")[0]
+    start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    return start + tokenizer.encode(before + "\n".join(prompts.image_text(n) for n in frame_tokens), add_special_tokens=False)
+
+
+def question_ids(tokenizer: PreTrainedTokenizerBase, question: str, *, template: str, cells: Sequence[int]) -> list[int]:
+    """The rest of the user's turn (regions of `cells` tokens, the question) up to where the answer begins."""
+    after = prompts.TEMPLATES[template].user.split("{input}")[1]
+    return tokenizer.encode((prompts.region_text(list(cells)) or "\n") + question + after, add_special_tokens=False)
+
+
+def encode_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, tiles: int) -> PackedRow:
+    """Raises ValueError when a conversation is longer than the context: image tokens and `[SEG]` are never cut silently."""
+    per_frame = [tiles * layout.grid**2] if len(row.frames) == 1 else [layout.grid**2] * len(row.frames)
+    prefix = prefix_ids(tokenizer, template=layout.template, frame_tokens=per_frame)
+    suffix = prompts.TEMPLATES[layout.template].suffix
+    branches = []
+    for turn in row.turns:
+        cells = [int(r.sum()) for r in region_cells(turn, layout)]
+        question = question_ids(tokenizer, turn.question, template=layout.template, cells=cells)
+        branches.append((question, tokenizer.encode(turn.answer + suffix, add_special_tokens=False)))
+    packed = pack_row(prefix, branches)
+    longest = max(packed.positions) + 1
+    if longest > layout.max_length:
+        raise ValueError(
+            f"{row.name}: a conversation of {longest} tokens > max_length {layout.max_length}; use fewer tiles or frames, or shorter texts"
+        )
+    return packed
+
+
+def pad_rows(rows: Sequence[PackedRow], *, pad_id: int) -> dict[str, Tensor]:
+    """input_ids, position_ids, branch (-1 = padding) and loss_mask of rows padded on the right."""
+    length = max(len(row.ids) for row in rows)
+
+    def padded(name: str, fill: int) -> Tensor:
+        return torch.tensor([list(getattr(row, name)) + [fill] * (length - len(row.ids)) for row in rows])
+
+    return {
+        "input_ids": padded("ids", pad_id),
+        "position_ids": padded("positions", 0),
+        "branch": padded("branches", -1),
+        "loss_mask": padded("learned", 0).bool(),
+    }
+
+
+def region_cells(turn: Turn, layout: Layout) -> list[Bool[Tensor, "grid grid"]]:
+    return [transforms.grid_cells(rle.decode(r), grid=layout.grid) for r in turn.shown]
+
+
+def cell_shares(mask: RLE, grid: int) -> Float[Tensor, " cells"]:
+    """How a mask that is not empty spreads over the cells of a grid x grid feature map; adds up to 1."""
+    covered = transforms.coverage(rle.decode(mask), grid=grid).flatten()
+    return covered / covered.sum()
+
+
+def collate(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Batch:
+    encoded: list[PackedRow] = []
+    tiles: list[Image.Image] = []
+    sam_frames: list[Image.Image] = []
+    tiles_per_row, pairs, targets, regions = [], [], [], []
+    looks: list[tuple[int, int, int]] = []
+    things: list[Tensor] = []
+    boxes: list[Tensor] = []
+    segs = 0
+    for row in rows:
+        images = [transforms.open_image(ref) for ref in row.frames]
+        cut = _tiles(images, layout)
+        tiles += cut
+        tiles_per_row.append(len(cut))
+        encoded.append(encode_row(row, tokenizer, layout, tiles=len(cut)))
+        regions.append([cells for turn in row.turns for cells in region_cells(turn, layout)])
+        for branch, turn in enumerate(row.turns, start=1):
+            if turn.meant is not None:
+                places = encoded[-1].predicting(branch)
+                looks += [(len(encoded) - 1, place, len(things)) for place in (places if turn.shown else places[:2])]
+                things.append(cell_shares(turn.meant, layout.grid))
+                boxes.append(torch.tensor(rle.box(turn.meant)))
+        if any(turn.drawn for turn in row.turns):
+            first = len(sam_frames)
+            sam_frames += images
+            for turn in row.turns:
+                for masklet in turn.drawn:
+                    for place, frame in enumerate(row.mask_frames):
+                        mask = masklet[frame]
+                        if mask is not None:
+                            pairs.append((segs, first + place))
+                            targets.append(resize_mask(rle.decode(mask), layout.mask_size))
+                    segs += 1
+    size = layout.sam_size
+    return Batch(
+        **pad_rows(encoded, pad_id=tokenizer.pad_token_id or 0),
+        regions=regions,
+        tiles=transforms.normalise(tiles, size=layout.tile_size),
+        tiles_per_row=tiles_per_row,
+        sam_frames=transforms.normalise(sam_frames, size=size) if sam_frames else torch.zeros(0, 3, size, size),
+        pair_seg=torch.tensor([p[0] for p in pairs], dtype=torch.long),
+        pair_frame=torch.tensor([p[1] for p in pairs], dtype=torch.long),
+        targets=torch.stack(targets) if targets else torch.zeros(0, layout.mask_size, layout.mask_size, dtype=torch.bool),
+        looks=torch.tensor(looks, dtype=torch.long).view(-1, 3),
+        things=torch.stack(things) if things else torch.zeros(0, layout.grid**2),
+        boxes=torch.stack(boxes) if boxes else torch.zeros(0, 4),
+    )
+
+
+def _tiles(images: list[Image.Image], layout: Layout) -> list[Image.Image]:
+    """An image is tiled; frames of a clip are one tile each."""
+    if len(images) == 1:
+        return transforms.tiles(images[0], size=layout.tile_size, max_tiles=layout.max_tiles)
+    return images
+
+
+def resize_mask(mask: Bool[np.ndarray, "H W"], size: int) -> Bool[Tensor, "S S"]:
+    """Nearest, as upstream resizes its ground truth."""
+    return F.interpolate(torch.from_numpy(mask)[None, None].float(), size=(size, size), mode="nearest")[0, 0] > 0.5

@@ -1,0 +1,114 @@
+"""Samples of one image -> a conversation: questions, answers, the masks answers draw and the masks questions show."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from ans_core import prompts, rle
+from ans_core.types import RLE, Masklet, Sample
+
+BOX_STEP = 50
+"""Thousandths of the image that box coordinates of tiny bases are rounded to: few enough numbers to be learned from few scenes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One question and its answer about the images of a row."""
+
+    question: str
+    """Without image tokens; regions are named region1, region2, ..."""
+    answer: str
+    drawn: tuple[Masklet, ...] = ()
+    """One per `[SEG]` of the answer."""
+    shown: tuple[RLE, ...] = ()
+    """Visual prompts, on the first frame."""
+    meant: RLE | None = None
+    """What the question is about, in the first frame: where a tiny base in pre-training is taught to look before it answers."""
+
+
+def turn(sample: Sample, rng: random.Random) -> Turn:
+    """The family's conversation for a sample, in a template drawn by `rng`."""
+    match sample.task:
+        case "referring":
+            return referring_turn(sample, rng)
+        case "region_caption":
+            question = rng.choice(prompts.REGION_QUESTIONS).format(region="region1")
+            return Turn(question=question, answer=sentence(sample.text), shown=(_first(sample.masks[0]),))
+        case "grounded_caption":
+            answer = prompts.interleave(sample.text, sample.phrases) + "."
+            return Turn(question=rng.choice(prompts.GROUNDED_QUESTIONS), answer=answer, drawn=sample.masks)
+        case "conversation":
+            assert sample.question is not None, f"{sample.sample_id}: a conversation without a question"
+            return Turn(question=sample.question, answer=sample.text, shown=tuple(_first(m) for m in sample.masks))
+
+
+def referring_turn(sample: Sample, rng: random.Random) -> Turn:
+    """An expression with '?' is the question itself (upstream's reasoning sets). One `[SEG]` draws all the objects meant."""
+    text = sample.text.lower().removesuffix(".").strip()
+    if "?" in text:
+        question = sample.text
+    elif len(sample.frames) > 1:
+        question = prompts.VIDEO_EVAL.removeprefix("<image>\n").format(text=text)
+    else:
+        question = rng.choice(prompts.REFERRING_QUESTIONS).format(text=text)
+        question = re.sub(r"\bthe the\b", "the", question)
+    if not sample.masks:
+        return Turn(question=question, answer=prompts.NO_TARGET_ANSWER)
+    return Turn(question=question, answer=rng.choice(prompts.REFERRING_ANSWERS), drawn=(union(sample.masks),))
+
+
+def pretraining_turn(sample: Sample, rng: random.Random) -> Turn:
+    """What a tiny base learns before anyone adds `[SEG]`: captions of pictures and regions, boxes of expressions (InternVL's format)."""
+    match sample.task:
+        case "grounded_caption":
+            return Turn(question=prompts.CAPTION_QUESTION, answer=sentence(sample.text))
+        case "region_caption":
+            shown = _first(sample.masks[0])
+            return Turn(question=prompts.SHORT_REGION_QUESTION, answer=sentence(sample.text), shown=(shown,), meant=shown)
+        case "referring":
+            meant = rle.union([_first(m) for m in sample.masks]) if sample.masks else None
+            if rng.random() < 0.5:
+                question, answer = prompts.PLACE_QUESTION, sentence(place(meant)) if meant else prompts.NO_TARGET_ANSWER
+            else:
+                question, answer = prompts.BOX_QUESTION, box(meant) if meant else prompts.NO_TARGET_ANSWER
+            return Turn(question=question.format(text=sample.text), answer=answer, meant=meant)
+        case "conversation":
+            return turn(sample, rng)
+
+
+def sentence(text: str) -> str:
+    text = text.strip()
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+def union(masks: tuple[Masklet, ...]) -> Masklet:
+    """All the objects as one masklet; a frame that nobody annotated for any object stays None."""
+    merged = []
+    for frame in zip(*masks, strict=True):
+        known = [m for m in frame if m is not None]
+        merged.append(rle.union(known) if known else None)
+    return tuple(merged)
+
+
+def box(mask: RLE) -> str:
+    return prompts.box_text(*rle.box(mask), step=BOX_STEP)
+
+
+def place(mask: RLE) -> str:
+    """The words for the ninth of the picture that the mask's centre of gravity is in."""
+    rows, columns = np.nonzero(rle.decode(mask))
+    height, width = mask["size"]
+    row = min(2, int(3 * (rows.mean() + 0.5) / height))
+    column = min(2, int(3 * (columns.mean() + 0.5) / width))
+    if row == 1:
+        return ("on the left", "in the middle", "on the right")[column]
+    return f"at the {('top', '', 'bottom')[row]} {('left', '', 'right')[column]}".strip()
+
+
+def _first(masklet: Masklet) -> RLE:
+    assert masklet[0] is not None, "a visual prompt needs its mask in the first frame"
+    return masklet[0]

@@ -1,0 +1,130 @@
+"""Data sets that were read -> one self-contained HTML page: counts, sizes, mask areas, text lengths, and pictures with their
+masks.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+from matplotlib.figure import Figure
+from PIL import Image
+
+from ans_core import rle
+from ans_core.data import DatasetEntry
+from ans_core.types import ImageRef, Sample
+
+PICTURES = 8
+TILE = 200
+"""Pixels of a picture's longer side on the page."""
+TINTS = ((255, 0, 255), (0, 255, 128), (255, 160, 0), (0, 200, 255), (255, 255, 255), (160, 120, 255))
+STYLE = """body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1080px;padding:0 1em;color:#222}
+table{border-collapse:collapse}td,th{padding:.2em .8em;border-bottom:1px solid #ddd;text-align:right}
+td:first-child,th:first-child{text-align:left}
+.tiles{display:flex;flex-wrap:wrap;gap:14px}.tiles figure{margin:0;width:200px}.tiles img{width:100%}
+figcaption{font-size:12.5px;color:#333}figcaption b{color:#777;font-weight:normal}"""
+
+
+def write_report(file: Path, read: Mapping[DatasetEntry, Sequence[Sample]]) -> None:
+    parts = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>Data report</title><style>{STYLE}</style><h1>Data report</h1>",
+        _table(read),
+    ]
+    for name in dict.fromkeys(entry.name for entry in read):
+        splits = {entry.split: samples for entry, samples in read.items() if entry.name == name}
+        shown = splits.get("val") or next(iter(splits.values()))
+        parts += [
+            f"<h2>{html.escape(name)}</h2>",
+            _histograms(splits),
+            f"<div class=tiles>{''.join(map(_tile, _spread(shown)))}</div>",
+        ]
+    file.write_text("\n".join([*parts, "</html>"]), encoding="utf-8")
+
+
+def _table(read: Mapping[DatasetEntry, Sequence[Sample]]) -> str:
+    rows = []
+    for entry, samples in read.items():
+        kinds = Counter(s.meta.get("kind", s.task) for s in samples)
+        areas = _areas(samples)
+        sizes = [f"{width}x{height}" for width, height in sorted({(s.width, s.height) for s in samples})]
+        cells = (
+            f"{entry.name} / {entry.split}", entry.format, f"{len(samples):,}", f"{len({s.image_id for s in samples}):,}",
+            " to ".join(dict.fromkeys((sizes[0], sizes[-1]))),
+            f"{len(areas):,}", f"{np.median(areas):.1%}" if areas else "-",
+            ", ".join(f"{kind} {n:,}" for kind, n in sorted(kinds.items())),
+        )  # fmt: skip
+        rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
+    heads = ("data set / split", "format", "samples", "images", "width x height", "masks", "median mask area", "kinds")
+    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{''.join(rows)}</table>"
+
+
+def _areas(samples: Sequence[Sample]) -> list[float]:
+    """Share of the picture of every mask that is there (absent and unannotated frames left out)."""
+    found = []
+    for sample in samples:
+        pixels = [rle.area(mask) for masklet in sample.masks for mask in masklet if mask is not None]
+        found += [n / (sample.height * sample.width) for n in pixels if n]
+    return found
+
+
+def _histograms(splits: Mapping[str, Sequence[Sample]]) -> str:
+    figure = Figure(figsize=(10, 2.6), layout="constrained")
+    areas, lengths = figure.subplots(1, 2)
+    for split, samples in splits.items():
+        areas.hist([100 * a for a in _areas(samples)], bins=40, histtype="step", density=True, label=split)
+        words = [len(s.text.split()) for s in samples]
+        lengths.hist(words, bins=np.arange(max(words, default=1) + 2) - 0.5, histtype="step", density=True, label=split)
+    areas.set(xlabel="mask area, % of the picture", ylabel="density")
+    lengths.set(xlabel="words in a text", ylabel="density")
+    areas.legend()
+    return f'<img alt="histograms of mask areas and text lengths" src="{_figure_url(figure)}">'
+
+
+def _figure_url(figure: Figure) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=90)
+    return _url(buffer.getvalue(), "png")
+
+
+def _spread(samples: Sequence[Sample]) -> list[Sample]:
+    """PICTURES samples, evenly from first to last."""
+    return [samples[i] for i in sorted(set(np.linspace(0, len(samples) - 1, PICTURES).astype(int)))] if samples else []
+
+
+def _tile(sample: Sample) -> str:
+    """The picture with its masks tinted; of a clip the first, middle and last frame side by side."""
+    frames = sorted({0, len(sample.frames) // 2, len(sample.frames) - 1})
+    pictures = [_overlay(sample.frames[f], [masklet[f] for masklet in sample.masks]) for f in frames]
+    buffer = io.BytesIO()
+    Image.fromarray(np.concatenate(pictures, 1)).save(buffer, "JPEG", quality=88)
+    kind = html.escape(str(sample.meta.get("kind", sample.task)))
+    wide = f' style="width:{TILE * len(frames)}px"' if len(frames) > 1 else ""
+    text, about = html.escape(sample.text), f"{kind}, {len(sample.masks)} mask(s), {html.escape(sample.sample_id)}"
+    label = f"<figcaption>{text} <b>{about}</b></figcaption>"
+    return f'<figure{wide}><img alt="{text}" src="{_url(buffer.getvalue(), "jpeg")}">{label}</figure>'
+
+
+def _overlay(image: ImageRef, masks: Sequence[rle.RLE | None]) -> UInt8[np.ndarray, "h w 3"]:
+    """Objects keep their colours and get a coloured rim; the rest is dimmed (unless there is no mask)."""
+    with Image.open(image if isinstance(image, Path) else io.BytesIO(image)) as opened:
+        scale = TILE / max(opened.size)
+        size = round(opened.width * scale), round(opened.height * scale)
+        picture = np.array(opened.convert("RGB").resize(size, Image.Resampling.BICUBIC))
+    shown = [np.array(Image.fromarray(rle.decode(mask)).resize(size, Image.Resampling.NEAREST)) for mask in masks if mask is not None]
+    if shown:
+        outside = ~np.any(shown, axis=0)
+        picture[outside] = picture[outside] // 2
+    for i, pixels in enumerate(shown):
+        inner = np.all([np.roll(pixels, (dy, dx), (0, 1)) for dy in (-2, 0, 2) for dx in (-2, 0, 2)], axis=0)
+        picture[pixels & ~inner] = TINTS[i % len(TINTS)]
+    return picture
+
+
+def _url(content: bytes, form: str) -> str:
+    return f"data:image/{form};base64,{base64.b64encode(content).decode('ascii')}"

@@ -1,0 +1,35 @@
+"""Captions and their references -> CIDEr, and whether the attributes named are the right ones. (METEOR: metrics/meteor.py.)"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pycocoevalcap.cider.cider import Cider
+
+from ans_core.metrics.meteor import words
+
+
+def cider(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """pycocoevalcap's CIDEr (not CIDEr-D's name, but its clipping and length penalty), 0 to 10, mean over captions.
+
+    An n-gram's weight is log(number of captions scored / number of those whose references hold it): the references themselves are
+    the corpus. So the number depends on which samples are scored together, and one caption alone always gets 0 (log 1).
+    Tokens are metrics.meteor.words (lower case, no punctuation), not the Java PTB tokenizer's: plain sentences come out the same.
+    """
+    told = {i: [" ".join(words(text))] for i, text in enumerate(hypotheses)}
+    real = {i: [" ".join(words(text)) for text in texts] for i, texts in enumerate(references)}
+    if not any(text for texts in real.values() for text in texts):
+        raise ValueError(f"CIDEr needs references with words in them; all {len(references)} are empty")
+    return float(Cider().compute_score(real, told)[0])
+
+
+def attributes_right(hypotheses: Sequence[str], attributes: Sequence[Mapping[str, str]]) -> list[dict[str, bool]]:
+    """Per caption and attribute (`colour`: `red`): is the right word there, and no rival that any sample has?"""
+    vocabulary: dict[str, set[str]] = {}
+    for true in attributes:
+        for key, value in true.items():
+            vocabulary.setdefault(key, set()).add(value)
+    return [
+        {key: vocabulary[key] & set(words(text)) == {value} for key, value in true.items()}
+        for text, true in zip(hypotheses, attributes, strict=True)
+    ]

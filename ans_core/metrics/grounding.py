@@ -1,0 +1,102 @@
+"""An answer with phrases and masks against the true phrases and masks (grounded conversation, GCG) -> mIoU and recall."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from ans_core.metrics.mask import counts
+from ans_core.metrics.meteor import words
+from ans_core.types import RLE
+
+_PIECE = re.compile(r"<p>((?:(?!<p>|\[SEG\]).)*)</p>|(\[SEG\])", re.DOTALL)
+"""A phrase, or a `[SEG]`. A `<p>` that is never closed (models write that) is no phrase and hides no `[SEG]`."""
+_MARKUP = re.compile(r"<[^<>]*>|\[SEG\]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grounded:
+    """One image's matches. Sums over images come from these counts."""
+
+    ious: tuple[float, ...]
+    """Of the pairs matched one to one, best first, overlap > 0 only."""
+    recalled: int
+    """True phrases found: IoU >= .5 and phrase similarity >= .5."""
+    true: int
+    drawn: int
+
+    @property
+    def miou(self) -> float:
+        """GranD-f's mIoU of one image: mean over MATCHED pairs, so missed objects and extra masks cost nothing; 0 without a match.
+        Unlike the public scorer: nothing to find and nothing drawn = 1."""
+        if not self.true and not self.drawn:
+            return 1.0
+        return sum(self.ious) / len(self.ious) if self.ious else 0.0
+
+    @property
+    def miou_all(self) -> float:
+        """Missed objects and extra masks count 0."""
+        slots = max(self.true, self.drawn)
+        return sum(self.ious) / slots if slots else 1.0
+
+
+def plain_caption(text: str) -> str:
+    """Without `<p>` tags and `[SEG]`, as the public scorer strips an answer."""
+    return re.sub(r"\s+([.,;])", r"\1", " ".join(_MARKUP.sub(" ", text).split()))
+
+
+def phrases(text: str) -> list[str]:
+    """One phrase per `[SEG]`, in order: the last `<p> .. </p>` before it that no earlier `[SEG]` has taken, else ""."""
+    found: list[str] = []
+    waiting = ""
+    for piece in _PIECE.finditer(text):
+        if piece[2]:
+            found.append(waiting)
+            waiting = ""
+        else:
+            waiting = " ".join(piece[1].split())
+    return found
+
+
+def token_f1(one: str, other: str) -> float:
+    """Share of words in common. Our stand-in for the public scorer's BERT cosine, which needs downloaded weights: recalls computed
+    with it are named `recall_token_f1` and are not the benchmark's number."""
+    a, b = Counter(words(one)), Counter(words(other))
+    common = (a & b).total()
+    return 2 * common / (a.total() + b.total()) if common else 0.0
+
+
+def ground(
+    *,
+    drawn: Sequence[RLE],
+    drawn_phrases: Sequence[str],
+    true: Sequence[RLE],
+    true_phrases: Sequence[str],
+    similarity: Callable[[str, str], float] = token_f1,
+) -> Grounded:
+    """Greedy one to one by IoU. As the public scorer, recall walks the pairs from the best down and stops at the first failure."""
+    if len(drawn) != len(drawn_phrases) or len(true) != len(true_phrases):
+        raise ValueError(f"{len(drawn)} masks, {len(drawn_phrases)} phrases drawn; {len(true)} masks, {len(true_phrases)} phrases true")
+    pairs = _pairs(np.array([[counts(p, t).iou for t in true] for p in drawn], float).reshape(len(drawn), len(true)))
+    recalled = 0
+    for i, j, iou in pairs:
+        if iou < 0.5 or similarity(drawn_phrases[i], true_phrases[j]) < 0.5:
+            break
+        recalled += 1
+    return Grounded(ious=tuple(iou for _, _, iou in pairs), recalled=recalled, true=len(true), drawn=len(drawn))
+
+
+def _pairs(ious: Float[np.ndarray, "P N"]) -> list[tuple[int, int, float]]:
+    """(drawn, true, IoU) from the best pair down, each mask once, until nothing overlaps. Ties: the first in reading order."""
+    free = ious.copy()
+    pairs = []
+    while free.size and free.max() > 0:
+        i, j = np.unravel_index(free.argmax(), free.shape)
+        pairs.append((int(i), int(j), float(free[i, j])))
+        free[i, :], free[:, j] = 0, 0
+    return pairs

@@ -1,0 +1,140 @@
+"""Two texts -> METEOR, as NLTK computes it (Lavie & Agarwal 2007), with WordNet 3.0's synonyms from a table shipped in data/.
+
+Not the Java METEOR 1.5 of COCO-style tables: the two differ by .2 and more on the same pair and must not be compared.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import lzma
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from importlib import resources
+from typing import Literal
+
+from nltk.stem.porter import PorterStemmer
+
+Mode = Literal["nltk", "surface"]
+"""nltk: bit-identical to nltk.translate.meteor_score, which looks synonyms up by STEM: car / automobile do not match ("automobil").
+surface: synonyms of the word as written and of its base forms; for rewards."""
+
+_WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
+_SUFFIXES = {
+    "n": (
+        ("s", ""), ("ses", "s"), ("ves", "f"), ("xes", "x"), ("zes", "z"), ("ches", "ch"), ("shes", "sh"), ("men", "man"),
+        ("ies", "y"),
+    ),
+    "v": (("s", ""), ("ies", "y"), ("es", "e"), ("es", ""), ("ed", "e"), ("ed", ""), ("ing", "e"), ("ing", "")),
+    "a": (("er", ""), ("est", ""), ("er", "e"), ("est", "e")),
+    "r": (),
+}  # fmt: skip
+"""WordNet's detachment rules (man 7 morphy), in its order."""
+_Pairs = list[tuple[int, int]]
+_Words = list[tuple[int, str]]
+
+
+def words(text: str) -> list[str]:
+    """Lower-cased words without punctuation; inner hyphens and apostrophes stay."""
+    return _WORD.findall(text.lower())
+
+
+def meteor(hypothesis: str, references: Sequence[str], *, mode: Mode = "nltk") -> float:
+    """The best over the references. Identical texts of n words score 1 - .5 / n^3 (n = 1: .5), not 1; no common word: 0."""
+    return max(meteor_of_words(words(hypothesis), words(reference), mode=mode) for reference in references)
+
+
+def meteor_of_words(hypothesis: Sequence[str], reference: Sequence[str], *, mode: Mode = "nltk") -> float:
+    """alpha .9, beta 3, gamma .5. Words are lower-cased and hold no underscore (WordNet's sign for entries of several words)."""
+    matches = _align(list(enumerate(hypothesis)), list(enumerate(reference)), mode)
+    if not matches:
+        return 0.0
+    precision, recall = len(matches) / len(hypothesis), len(matches) / len(reference)
+    fmean = (precision * recall) / (0.9 * precision + (1 - 0.9) * recall)
+    chunks = 1 + sum((b[0] - a[0], b[1] - a[1]) != (1, 1) for a, b in itertools.pairwise(matches))
+    return (1 - 0.5 * (float(chunks) / len(matches)) ** 3.0) * fmean
+
+
+@functools.lru_cache(maxsize=100_000)
+def synonyms(word: str) -> frozenset[str]:
+    """The word itself and every one-word synonym in every sense of every base form it can have."""
+    table = _table()
+    found = {word}
+    for pos, base in _bases(word):
+        found.update(table[base][pos])
+    return frozenset(found)
+
+
+@functools.lru_cache(maxsize=100_000)
+def _stem(word: str) -> str:
+    return _stemmer().stem(word)
+
+
+@functools.cache
+def _stemmer() -> PorterStemmer:
+    return PorterStemmer()
+
+
+@functools.lru_cache(maxsize=100_000)
+def _bases(word: str) -> tuple[tuple[str, str], ...]:
+    """(part of speech, base form in WordNet) of a word; irregular forms first consult WordNet's exception lists."""
+    table = _table()
+    bases = []
+    for pos, suffixes in _SUFFIXES.items():
+        irregular = table.get(word, {}).get(pos + "!")
+        derived = [word[: -len(old)] + new for old, new in suffixes if word.endswith(old)] if irregular is None else irregular
+        bases += [(pos, form) for form in dict.fromkeys([word, *derived]) if pos in table.get(form, {})]
+    return tuple(bases)
+
+
+@functools.cache
+def _table() -> dict[str, dict[str, tuple[str, ...]]]:
+    """word -> {part of speech: its own and its synonyms' names, part of speech + "!": base forms of an irregular form}."""
+    packed = resources.files("ans_core.metrics").joinpath("data/synonyms.txt.xz").read_bytes()
+    table: dict[str, dict[str, tuple[str, ...]]] = {}
+    for line in lzma.decompress(packed).decode().splitlines():
+        word, kind, others = line.split("\t")
+        table.setdefault(word, {})[kind] = tuple(others.split())
+    return table
+
+
+def _align(hypothesis: _Words, reference: _Words, mode: Mode) -> _Pairs:
+    """Exact, then stem, then synonym: each hypothesis word, from the right, takes the LAST reference word still free (as NLTK)."""
+    pairs: _Pairs = []
+    hypothesis, reference = _match(hypothesis, reference, lambda word: (word,), lambda word: (word,), pairs)
+    if mode == "nltk":
+        hypothesis, reference = _stems(hypothesis), _stems(reference)
+        hypothesis, reference = _match(hypothesis, reference, lambda word: (word,), lambda word: (word,), pairs)
+        _match(hypothesis, reference, synonyms, lambda word: (word,), pairs)
+    else:
+        hypothesis, reference = _match(hypothesis, reference, lambda word: (_stem(word),), lambda word: (_stem(word),), pairs)
+        _match(hypothesis, reference, synonyms, lambda word: {word, *(base for _, base in _bases(word))}, pairs)
+    return sorted(pairs)
+
+
+def _stems(numbered: _Words) -> _Words:
+    return [(i, _stem(word)) for i, word in numbered]
+
+
+def _match(
+    hypothesis: _Words,
+    reference: _Words,
+    wanted: Callable[[str], Iterable[str]],
+    offered: Callable[[str], Iterable[str]],
+    pairs: _Pairs,
+) -> tuple[_Words, _Words]:
+    """Adds to `pairs` the words that share a key and returns those left over."""
+    places: dict[str, list[int]] = defaultdict(list)
+    for j, word in reference:
+        for key in offered(word):
+            places[key].append(j)
+    taken: set[int] = set()
+    matched: set[int] = set()
+    for i, word in reversed(hypothesis):
+        best = max((j for key in wanted(word) if key in places for j in places[key] if j not in taken), default=None)
+        if best is not None:
+            taken.add(best)
+            matched.add(i)
+            pairs.append((i, best))
+    return [p for p in hypothesis if p[0] not in matched], [p for p in reference if p[0] not in taken]

@@ -1,0 +1,168 @@
+"""What is frozen, what is trained: LoRA on the language model, full training of the small modules, and the trained tensors of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer, LoraModel
+from torch import Tensor, nn
+
+from ans_core.model.sa2va import Sa2VA
+
+LORA_TARGETS = r".*language_model\..*\.(q_proj|k_proj|v_proj|o_proj|qkv_proj|gate_proj|up_proj|down_proj|gate_up_proj)"
+"""Every linear of the text model but the head (upstream's choice), as names inside `Sa2VA`."""
+
+
+def lora_config(*, rank: int, alpha: int, dropout: float, modules_to_save: list[str] | None = None) -> LoraConfig:
+    return LoraConfig(
+        r=rank, lora_alpha=alpha, lora_dropout=dropout, bias="none", target_modules=LORA_TARGETS, modules_to_save=modules_to_save
+    )
+
+
+def prepare_sft(model: Sa2VA, config: LoraConfig, *, seed: int) -> LoraModel:
+    """Freezes the model, adds LoRA (drawn from `seed`) and opens what the family trains fully; trained tensors become fp32.
+
+    Trained: LoRA on all linears of the text model, embeddings and head, projector, text_hidden_fcs, SAM2's mask decoder.
+    Frozen: vision tower, SAM2's image encoder, prompt encoder and memory.
+    """
+    model.requires_grad_(False)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        tuner = LoraModel(model, {"default": config}, "default")
+    open_fully([m for _, m in full_modules(model)])
+    for p in model.parameters():
+        if p.requires_grad:
+            p.data = p.data.float()
+    return tuner
+
+
+def full_modules(model: Sa2VA) -> list[tuple[str, nn.Module]]:
+    """(name, module) of everything that SFT trains beside LoRA."""
+    inner = model.internvl
+    return [
+        ("embed_tokens", inner.get_input_embeddings()),
+        ("lm_head", inner.lm_head),
+        ("projector", inner.model.multi_modal_projector),
+        ("text_hidden_fcs", model.text_hidden_fcs),
+        ("mask_decoder", model.sam2.sam_mask_decoder),
+    ]
+
+
+def open_fully(modules: Iterable[nn.Module]) -> None:
+    for module in modules:
+        module.requires_grad_(True)
+
+
+def merge(tuner: LoraModel) -> None:
+    """Adds every LoRA to its base weight and removes the wrappers, in place."""
+    tuner.merge_and_unload()
+
+
+def has_lora(model: nn.Module) -> bool:
+    return any(isinstance(m, LoraLayer) for m in model.modules())
+
+
+def trained(model: nn.Module) -> dict[str, Tensor]:
+    """Tensors that take a gradient, by name."""
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def load_trained(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Copies a stage's trained tensors into a model prepared the same way. Raises ValueError unless names and shapes are the same."""
+    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    shapes = [n for n in own.keys() & tensors.keys() if own[n].shape != tensors[n].shape]
+    if missing or unknown or shapes:
+        raise ValueError(
+            f"trained tensors do not fit: {len(missing)} missing {missing[:3]}, {len(unknown)} unknown {unknown[:3]}, "
+            f"{len(shapes)} of another shape {shapes[:3]}; they belong to other model or LoRA settings"
+        )
+    with torch.no_grad():
+        for name, p in own.items():
+            p.copy_(tensors[name])
+
+
+# Two policies over one backbone (RL)
+
+POLICY_MODULES = ["multi_modal_projector", "text_hidden_fcs", "sam_mask_decoder"]
+"""Trained fully in RL, a copy per adapter; embeddings and head stay frozen."""
+
+
+def rl_config(*, rank: int, alpha: int, dropout: float) -> LoraConfig:
+    return lora_config(rank=rank, alpha=alpha, dropout=dropout, modules_to_save=POLICY_MODULES)
+
+
+class Policies:
+    """Policy and EMA teacher as two PEFT adapters over the merged SFT model; with adapters off it is the reference, bit for bit.
+
+    One of them is active at a time, and only `using` changes which: a change between a forward and its backward would give the wrong
+    weights their gradient without a word.
+    """
+
+    def __init__(self, model: Sa2VA, config: LoraConfig, *, seed: int) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.peft = get_peft_model(model, config, adapter_name="policy")
+            self.peft.add_adapter("teacher", config)
+        self.model, self.active = model, "policy"
+        for name, p in self.model.named_parameters():
+            if ".policy." in name or ".teacher." in name:
+                p.data = p.data.float()
+        self.load("teacher", self.tensors("policy"))
+        self._activate("policy")
+
+    def tensors(self, adapter: str) -> dict[str, Tensor]:
+        """An adapter's tensors by names without the adapter in them."""
+        return {n.replace(f".{adapter}.", ".*."): p.detach() for n, p in self.model.named_parameters() if f".{adapter}." in n}
+
+    def load(self, adapter: str, tensors: dict[str, Tensor]) -> None:
+        own = self.tensors(adapter)
+        if own.keys() != tensors.keys():
+            raise ValueError(f"tensors of another adapter: {sorted(own.keys() ^ tensors.keys())[:3]} differ")
+        with torch.no_grad():
+            for name, value in own.items():
+                value.copy_(tensors[name])
+
+    @contextmanager
+    def using(self, adapter: str) -> Iterator[None]:
+        """`policy`, `teacher` or `reference` inside; what was active before afterwards."""
+        before = self.active
+        self._activate(adapter)
+        try:
+            yield
+            assert self.active == adapter, f"inside using({adapter!r}) the active adapter became {self.active!r}"
+        finally:
+            self._activate(before)
+
+    def _activate(self, adapter: str) -> None:
+        tuner: Any = self.peft.base_model
+        if adapter == "reference":
+            tuner.disable_adapter_layers()
+        else:
+            tuner.enable_adapter_layers()
+            self.peft.set_adapter(adapter, inference_mode=adapter != "policy")
+        self.active = adapter
+        for name, p in self.model.named_parameters():
+            p.requires_grad_(".policy." in name)  # whatever PEFT switched on or off
+
+    @torch.no_grad()
+    def ema(self, decay: float) -> float:
+        """teacher = decay * teacher + (1 - decay) * policy, in fp32; returns the root mean square distance between them afterwards."""
+        teacher, policy = self.tensors("teacher"), self.tensors("policy")
+        square, count = 0.0, 0
+        for name, value in teacher.items():
+            value.lerp_(policy[name], 1 - decay)
+            square += float((value - policy[name]).pow(2).sum())
+            count += value.numel()
+        return (square / count) ** 0.5
+
+    def merged(self, adapter: str) -> Sa2VA:
+        """The bare model with this adapter merged in; the adapters are gone afterwards."""
+        self._activate(adapter)
+        merged = self.peft.merge_and_unload(adapter_names=[adapter])
+        assert isinstance(merged, Sa2VA)
+        return merged

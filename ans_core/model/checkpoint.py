@@ -1,0 +1,257 @@
+"""Model folders <-> Sa2VA: ours and upstream's Hugging Face layout are read, ours is written; trained tensors alone are deltas.
+
+Our folder: config.json (Sa2VAConfig), tokenizer files, sharded safetensors with index, manifest.json. No pickle code is ever run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from huggingface_hub import save_torch_state_dict, snapshot_download
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
+
+from ans_core import prompts
+from ans_core.model import folder as folders
+from ans_core.model import layouts, sentencepiece
+from ans_core.model.sa2va import Sa2VA, Sa2VAConfig
+
+OUR_TYPE, RELEASE_TYPE, BASE_TYPE = "ans_sa2va", "sa2va_chat", "internvl_chat"
+DELTA, DELTA_WEIGHTS = "delta.json", "delta.safetensors"
+
+
+# Whole models
+
+
+def save(model: Sa2VA, path: Path, *, max_shard: str = "5GB", metadata: dict[str, Any]) -> None:
+    """Writes our folder, whole or not at all; a folder already at `path` is replaced. LoRA must have been merged.
+
+    `metadata` (JSON) goes into the manifest. dtypes are kept.
+    """
+    state = model.state_dict()
+    with folders.written_whole(path, size=_bytes(state.values())) as partial:
+        (partial / "config.json").write_text(json.dumps(model.config.as_dict(), indent=1) + "\n")
+        model.tokenizer.save_pretrained(partial)
+        save_torch_state_dict(state, partial, max_shard_size=max_shard)
+        folders.write_manifest(partial, metadata)
+
+
+def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
+    """A Sa2VA in eval mode from our folder or a release in upstream's layout. `dtype` None keeps each tensor's own.
+
+    Raises ValueError for a damaged file, and for missing, unexpected or mis-shaped tensors (all counted, the first few named).
+    """
+    path = Path(path)
+    values = read_config(path)
+    folders.verify(path)
+    tokenizer = read_tokenizer(path)
+    state = folders.tensors(folders.weight_files(path))
+    if values["model_type"] == OUR_TYPE:
+        config = Sa2VAConfig.from_dict(values)
+    elif values["model_type"] == RELEASE_TYPE:
+        config = layouts.from_upstream_config(values, tokenizer)
+        state = layouts.to_native(state, layouts.layout_of(config))
+    else:
+        raise ValueError(
+            f"{path}/config.json: model_type {values['model_type']!r} is no Sa2VA ({OUR_TYPE}, {RELEASE_TYPE});"
+            + (" an InternVL base is imported together with SAM2 (base.internvl, base.sam2)" if values["model_type"] == BASE_TYPE else "")
+        )
+    model = empty(config, tokenizer)
+    fill(model, state, where=str(path), dtype=dtype, device=device)
+    return model.eval()
+
+
+def weights_hash(path: str | Path) -> str:
+    """One hash of all tensors of a model folder, from its manifest where it has one: what deltas name as their base."""
+    path = Path(path)
+    manifest = folders.read_manifest(path)
+    files = folders.weight_files(path)
+    sums = [manifest["sha256"][f.name] if manifest else folders.file_hash(f) for f in files]
+    return hashlib.sha256("\n".join(sums).encode()).hexdigest()
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    if not file.exists():
+        raise ValueError(f"{path} is no model folder: it has no config.json")
+    try:
+        values = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file}: not JSON ({error})") from error
+    if "model_type" not in values:
+        raise ValueError(f"{file} has no model_type; a Sa2VA's says {OUR_TYPE} or {RELEASE_TYPE}")
+    return values
+
+
+def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """From tokenizer.json, Qwen2's vocab.json, or SentencePiece's tokenizer.model; code that a folder brings for it is not run."""
+    if (path / "tokenizer.json").exists():
+        return PreTrainedTokenizerFast.from_pretrained(path)
+    if (path / "vocab.json").exists():
+        return Qwen2Tokenizer.from_pretrained(path)
+    if (path / "tokenizer.model").exists():
+        return sentencepiece.fast_tokenizer(path)
+    raise ValueError(f"{path} holds no tokenizer: neither tokenizer.json nor vocab.json nor tokenizer.model")
+
+
+def empty(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase) -> Sa2VA:
+    """A model whose parameters are on the meta device: shapes without memory. Unsaved buffers (rope tables) are real."""
+    with init_empty_weights(include_buffers=False):
+        return Sa2VA(config, tokenizer)
+
+
+def fill(
+    model: nn.Module,
+    state: Iterable[tuple[str, Tensor]],
+    *,
+    where: str,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    partial: tuple[str, ...] = (),
+) -> None:
+    """Puts tensors into the model, each copied once: all of its names or ValueError. `partial`: prefixes that may be missing."""
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    taken: dict[str, Tensor] = {}
+    unexpected, misshaped = [], []
+    for name, tensor in state:
+        if name not in shapes:
+            unexpected.append(name)
+        elif tensor.shape != shapes[name]:
+            misshaped.append(f"{name} {tuple(tensor.shape)} for {tuple(shapes[name])}")
+        else:
+            wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            taken[name] = tensor.to(device, wanted, copy=True, memory_format=torch.contiguous_format)
+    lost = {m.split()[0] for m in misshaped}
+    missing = [n for n in shapes if n not in taken and n not in lost and not n.startswith(partial or ("\0",))]
+    problems = [_listing(*pair) for pair in (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped)) if pair[1]]
+    if problems:
+        raise ValueError(f"{where} does not fit the model that its config.json describes: {'; '.join(problems)}")
+    model.load_state_dict(taken, strict=False, assign=True)
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device)
+
+
+def _listing(word: str, names: list[str], *, shown: int = 5) -> str:
+    return f"{len(names)} {word} ({', '.join(names[:shown])}{', ...' if len(names) > shown else ''})"
+
+
+def _bytes(state: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in state)
+
+
+# Deltas: what a training stage changed
+
+
+def save_delta(tensors: dict[str, Tensor], path: Path, *, base_hash: str, config: dict[str, Any]) -> None:
+    """Writes a folder with trained tensors only. `config` (JSON): how they were trained, so that a loader can rebuild the model."""
+    with folders.written_whole(path, size=_bytes(tensors.values())) as partial:
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial / DELTA_WEIGHTS)
+        (partial / DELTA).write_text(json.dumps({"base_hash": base_hash, "config": config}, indent=1) + "\n")
+        folders.write_manifest(partial, {})
+
+
+def load_delta(path: str | Path, *, base_hash: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors, config). Raises ValueError when the delta is damaged or was trained on another base than `base_hash`."""
+    path = Path(path)
+    if not (path / DELTA).exists():
+        raise ValueError(f"{path} holds no {DELTA}: it is no folder of trained tensors")
+    folders.verify(path)
+    values = json.loads((path / DELTA).read_text())
+    if values["base_hash"] != base_hash:
+        raise ValueError(
+            f"{path} was trained on the base {values['base_hash'][:12]}, not on {base_hash[:12]}; use its own base or train again"
+        )
+    return {name: tensor.clone() for name, tensor in folders.tensors([path / DELTA_WEIGHTS])}, values["config"]
+
+
+# Published bases
+
+
+def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: int = 0) -> Sa2VA:
+    """The model that SFT starts from: an InternVL2.5 (hub's layout) joined with a SAM2, or a whole Sa2VA release (`sam2` empty).
+
+    Both are hub ids or local: a folder, for SAM2 also a file. The tokenizer gets `[SEG] <p> </p> <vp> </vp>`; their embeddings, and
+    `text_hidden_fcs`, which no base has, are drawn from `seed`. Raises ValueError as `load` does.
+    """
+    folder = local_folder(internvl)
+    values = read_config(folder)
+    if values["model_type"] == RELEASE_TYPE:
+        if str(sam2):
+            raise ValueError(f"{internvl} is a whole Sa2VA and holds its own SAM2; leave base.sam2 empty (it is {str(sam2)!r})")
+        return load(folder)
+    if values["model_type"] != BASE_TYPE:
+        raise ValueError(f"{folder}/config.json: model_type {values['model_type']!r}; a base is {BASE_TYPE} or {RELEASE_TYPE}")
+    file = sam2_file(sam2)
+    sizes_file = file.with_name("tiny_sam2_config.json")  # beside small test weights; the published file is hiera-large
+    tokenizer = read_tokenizer(folder)
+    tokenizer.add_tokens(list(prompts.SA2VA_TOKENS), special_tokens=True)
+    values["llm_config"]["vocab_size"] = len(tokenizer)
+    sizes = json.loads(sizes_file.read_text()) if sizes_file.exists() else None
+    config = layouts.from_upstream_config(values, tokenizer, template=template, sam2=sizes)
+    model = empty(config, tokenizer)
+    generator = torch.Generator().manual_seed(seed)
+    folders.verify(folder)
+    base = layouts.to_native(folders.tensors(folders.weight_files(folder)), layouts.layout_of(config))
+    grown = ((name, _grown(name, tensor, len(tokenizer), generator)) for name, tensor in base)
+    grounding = ((f"sam2.{key}", tensor) for key, tensor in _sam2_tensors(file))
+    fresh = ((f"text_hidden_fcs.{key}", tensor) for key, tensor in _fresh_head(model.text_hidden_fcs, generator))
+    fill(model, (*grown, *grounding, *fresh), where=f"{internvl} with {sam2}")
+    return model.eval()
+
+
+def local_folder(source: str | Path, patterns: tuple[str, ...] = ("*.json", "*.safetensors", "*.txt", "*.model")) -> Path:
+    """A local folder as it is; anything else is a hub id, whose files of these patterns are fetched into the hub's cache."""
+    if Path(source).is_dir():
+        return Path(source)
+    if str(source).startswith(("/", ".", "~")) or not str(source):
+        raise ValueError(f"no folder {str(source)!r}; give a local folder or a hub id such as OpenGVLab/InternVL2_5-4B")
+    return Path(snapshot_download(str(source), allow_patterns=list(patterns)))
+
+
+def sam2_file(source: str | Path) -> Path:
+    """The file of SAM2 weights: `source` itself, the only .pt (else .safetensors) in that folder, or a hub repository's .pt."""
+    if Path(source).is_file():
+        return Path(source)
+    folder = local_folder(source, ("*.pt",))
+    for ending in ("*.pt", "*.safetensors"):
+        files = sorted(folder.glob(ending))
+        if len(files) == 1:
+            return files[0]
+        if files:
+            raise ValueError(f"{folder} holds {len(files)} files {ending} ({files[0].name}, ...); name the one of SAM2")
+    raise ValueError(f"{folder} holds no SAM2 weights (.pt or .safetensors)")
+
+
+def _sam2_tensors(file: Path) -> Iterable[tuple[str, Tensor]]:
+    if file.suffix == ".safetensors":
+        return folders.tensors([file])
+    state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    if not isinstance(state, dict) or "model" not in state:
+        raise ValueError(f"{file} is no SAM2 checkpoint: it has no entry 'model'")
+    return state["model"].items()
+
+
+def _grown(name: str, tensor: Tensor, rows: int, generator: torch.Generator) -> Tensor:
+    """Embedding and head with rows for the new tokens, drawn as transformers draws embeddings (std 0.02)."""
+    if not name.endswith(("embed_tokens.weight", "lm_head.weight")) or len(tensor) >= rows:
+        return tensor
+    new = torch.randn(rows - len(tensor), tensor.shape[1], generator=generator) * 0.02
+    return torch.cat([tensor, new.to(tensor.dtype)])
+
+
+def _fresh_head(head: nn.Module, generator: torch.Generator) -> list[tuple[str, Tensor]]:
+    """torch's own start of a Linear: uniform within 1 / sqrt(inputs), weights and biases alike."""
+    drawn = []
+    for name, layer in head.named_children():
+        if isinstance(layer, nn.Linear):
+            bound = layer.in_features**-0.5
+            for key, shape in (("weight", layer.weight.shape), ("bias", layer.bias.shape)):
+                drawn.append((f"{name}.{key}", (torch.rand(shape, generator=generator) * 2 - 1) * bound))
+    return drawn

@@ -1,0 +1,317 @@
+"""SAM2 prompted by `[SEG]` embeddings: image features and seg embeddings in, mask logits out, for images and videos.
+
+The modules are the `sam2` package's own. Two of its behaviours differ in this family (upstream's extension of SAM2Base): the seg
+embedding is appended to the sparse prompt tokens, and masks are not blanked where the object score is negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from sam2.modeling.backbones.hieradet import Hiera
+from sam2.modeling.backbones.image_encoder import FpnNeck, ImageEncoder
+from sam2.modeling.memory_attention import MemoryAttention, MemoryAttentionLayer
+from sam2.modeling.memory_encoder import CXBlock, Fuser, MaskDownSampler, MemoryEncoder
+from sam2.modeling.position_encoding import PositionEmbeddingSine
+from sam2.modeling.sam.transformer import RoPEAttention
+from sam2.modeling.sam2_base import NO_OBJ_SCORE, SAM2Base
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroundingConfig:
+    """Sizes of a SAM2. The defaults are `sam2_hiera_l.yaml` (SAM 2.0), which every published Sa2VA holds."""
+
+    image_size: int = 1024
+    embed: int = 144
+    heads: int = 2
+    stages: tuple[int, ...] = (2, 6, 36, 4)
+    global_blocks: tuple[int, ...] = (23, 33, 43)
+    windows: tuple[int, ...] = (8, 4, 16, 8)
+    background: tuple[int, int] = (7, 7)
+    """Size of the trunk's position table, stretched to the image."""
+    width: int = 256
+    memory_layers: int = 4
+    memory_feedforward: int = 2048
+    memory_width: int = 64
+    memory_frames: int = 7
+    """Frames that the memory attention looks back at, the current one's slot included (`num_maskmem`)."""
+    max_object_pointers: int = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameFeatures:
+    """The frozen image encoder's output for B frames, before `conv_s0`/`conv_s1` (those belong to the trained mask decoder)."""
+
+    fine: Float[Tensor, "B C h4 w4"]
+    middle: Float[Tensor, "B C h2 w2"]
+    coarse: Float[Tensor, "B C h w"]
+
+    def __getitem__(self, index: Any) -> FrameFeatures:
+        return FrameFeatures(fine=self.fine[index], middle=self.middle[index], coarse=self.coarse[index])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """What the mask decoder says of B (image, prompt) pairs; `logits` is the mask with the best predicted IoU of three."""
+
+    logits: Float[Tensor, "B h4 w4"]
+    all_logits: Float[Tensor, "B M h4 w4"]
+    ious: Float[Tensor, "B M"]
+    """Predicted IoU of every mask."""
+    object_score: Float[Tensor, " B"]
+
+
+Bank = dict[str, dict[int, dict[str, Any]]]
+"""SAM2's memory bank: outputs of conditioning and of other frames, by frame index."""
+
+
+def _sine(width: int) -> PositionEmbeddingSine:
+    return PositionEmbeddingSine(num_pos_feats=width, normalize=True, scale=None, temperature=10000)
+
+
+def _rope(width: int, side: int, **kwargs: Any) -> RoPEAttention:
+    return RoPEAttention(
+        rope_theta=10000.0, feat_sizes=(side, side), embedding_dim=width, num_heads=1, downsample_rate=1, dropout=0.1, **kwargs
+    )
+
+
+def _memory_attention(config: GroundingConfig) -> MemoryAttention:
+    side = config.image_size // 16
+    layer = MemoryAttentionLayer(
+        activation="relu",
+        dim_feedforward=config.memory_feedforward,
+        dropout=0.1,
+        pos_enc_at_attn=False,
+        self_attention=_rope(config.width, side),
+        d_model=config.width,
+        pos_enc_at_cross_attn_keys=True,
+        pos_enc_at_cross_attn_queries=False,
+        cross_attention=_rope(config.width, side, rope_k_repeat=True, kv_in_dim=config.memory_width),
+    )
+    return MemoryAttention(d_model=config.width, pos_enc_at_input=True, layer=layer, num_layers=config.memory_layers)
+
+
+def _memory_encoder(config: GroundingConfig) -> MemoryEncoder:
+    return MemoryEncoder(
+        in_dim=config.width,
+        out_dim=config.memory_width,
+        position_encoding=_sine(config.memory_width),
+        mask_downsampler=MaskDownSampler(embed_dim=config.width, kernel_size=3, stride=2, padding=1),
+        fuser=Fuser(CXBlock(dim=config.width, kernel_size=7, padding=3, layer_scale_init_value=1e-6, use_dwconv=True), num_layers=2),
+    )
+
+
+def _image_encoder(config: GroundingConfig) -> ImageEncoder:
+    trunk = Hiera(
+        embed_dim=config.embed,
+        num_heads=config.heads,
+        stages=config.stages,
+        global_att_blocks=config.global_blocks,
+        window_pos_embed_bkg_spatial_size=config.background,
+        window_spec=config.windows,
+    )
+    neck = FpnNeck(
+        position_encoding=_sine(config.width),
+        d_model=config.width,
+        backbone_channel_list=[config.embed * 2**i for i in (3, 2, 1, 0)],
+        fpn_top_down_levels=[2, 3],
+        fpn_interp_model="nearest",
+    )
+    return ImageEncoder(trunk=trunk, neck=neck, scalp=1)
+
+
+class Grounding(SAM2Base):
+    """SAM2 with upstream's two changes; parameter names are the `sam2` package's, so its checkpoints fit key for key."""
+
+    def __init__(self, config: GroundingConfig) -> None:
+        super().__init__(
+            image_encoder=_image_encoder(config),
+            memory_attention=_memory_attention(config),
+            memory_encoder=_memory_encoder(config),
+            num_maskmem=config.memory_frames,
+            image_size=config.image_size,
+            sigmoid_scale_for_mem_enc=20.0,
+            sigmoid_bias_for_mem_enc=-10.0,
+            use_mask_input_as_output_without_sam=True,
+            directly_add_no_mem_embed=True,
+            use_high_res_features_in_sam=True,
+            multimask_output_in_sam=True,
+            iou_prediction_use_sigmoid=True,
+            use_obj_ptrs_in_encoder=True,
+            max_obj_ptrs_in_encoder=config.max_object_pointers,
+            add_tpos_enc_to_obj_ptrs=False,
+            only_obj_ptrs_in_the_past_for_eval=True,
+            pred_obj_scores=True,
+            pred_obj_scores_mlp=True,
+            fixed_no_obj_ptr=True,
+            multimask_output_for_tracking=True,
+            use_multimask_token_for_obj_ptr=True,
+            multimask_min_pt_num=0,
+            multimask_max_pt_num=1,
+            use_mlp_for_obj_ptr_proj=True,
+        )
+        self.config = config
+        self.blank_absent = False
+        """SAM2's own rule (masks = -1024 where the object score is negative); upstream Sa2VA switched it off."""
+
+    def encode(self, pixels: Float[Tensor, "B 3 S S"]) -> FrameFeatures:
+        """Image encoder once per frame. No gradient unless its parameters take one."""
+        fine, middle, coarse = self.image_encoder(pixels)["backbone_fpn"]
+        return FrameFeatures(fine=fine, middle=middle, coarse=coarse)
+
+    def high_res(self, features: FrameFeatures) -> list[Tensor]:
+        """The two fine maps through the mask decoder's own 1x1 convolutions (trained, so never cached)."""
+        return [self.sam_mask_decoder.conv_s0(features.fine), self.sam_mask_decoder.conv_s1(features.middle)]
+
+    def decode(
+        self,
+        features: FrameFeatures,
+        frame: Tensor,
+        seg_embeddings: Float[Tensor, "B C"] | None = None,
+        points: tuple[Tensor, Tensor] | None = None,
+        *,
+        multimask: bool = True,
+    ) -> Decoded:
+        """Masks without memory (an image, or a conditioning frame): prompt b looks at frame `frame[b]` of `features`.
+
+        points: (coordinates (B, P, 2) in pixels of the model's image, labels (B, P): 1 in, 0 out, -1 none, 2/3 box corners).
+        """
+        high = [x[frame] for x in self.high_res(features)]
+        pixels = features.coarse[frame] + self.no_mem_embed.view(1, -1, 1, 1)
+        prompt = None if points is None else {"point_coords": points[0], "point_labels": points[1]}
+        if seg_embeddings is not None:
+            prompt = _seg_prompt(seg_embeddings)
+        every, _, ious, low, _, _, score = self._forward_sam_heads(
+            backbone_features=pixels, point_inputs=prompt, high_res_features=high, multimask_output=multimask
+        )
+        return Decoded(logits=low[:, 0], all_logits=every, ious=ious, object_score=score[:, 0])
+
+    def decode_every(self, features: FrameFeatures, frame: Tensor, points: tuple[Tensor, Tensor]) -> Decoded:
+        """As `decode`, with all four masks: `all_logits[:, 0]` is the single-mask answer, the others are the three. Images alone."""
+        sparse, dense = self.sam_prompt_encoder(points=points, boxes=None, masks=None)
+        every, ious, _, score = self.sam_mask_decoder.predict_masks(
+            image_embeddings=features.coarse[frame] + self.no_mem_embed.view(1, -1, 1, 1),
+            image_pe=self.sam_prompt_encoder.get_dense_pe(),
+            sparse_prompt_embeddings=sparse,
+            dense_prompt_embeddings=dense,
+            repeat_image=False,
+            high_res_features=[x[frame] for x in self.high_res(features)],
+        )
+        every = every.float()
+        best = every[torch.arange(len(every), device=every.device), 1 + ious[:, 1:].argmax(dim=1)]
+        return Decoded(logits=best, all_logits=every, ious=ious, object_score=score[:, 0])
+
+    def click_embeddings(self, at: Float[Tensor, "N 2"]) -> Float[Tensor, "N C"]:
+        """What the prompt encoder makes of one click each; `at`: pixels (x, y) of the model's image."""
+        return self.sam_prompt_encoder(points=(at[:, None], torch.ones(len(at), 1, device=at.device)), boxes=None, masks=None)[0][:, 0]
+
+    def _forward_sam_heads(self, backbone_features, point_inputs=None, mask_inputs=None, high_res_features=None, multimask_output=False):
+        """SAM2Base's method with the seg embedding as last sparse token, and blanking only on request. Same seven outputs."""
+        size, device = backbone_features.size(0), backbone_features.device
+        prompt = point_inputs or {}
+        coords = prompt.get("point_coords")
+        if coords is None or coords.shape[1] == 0:
+            coords, labels = torch.zeros(size, 1, 2, device=device), -torch.ones(size, 1, dtype=torch.int32, device=device)
+        else:
+            labels = prompt["point_labels"]
+        if mask_inputs is not None and mask_inputs.shape[-2:] != self.sam_prompt_encoder.mask_input_size:
+            mask_inputs = F.interpolate(mask_inputs.float(), size=self.sam_prompt_encoder.mask_input_size, mode="bilinear", antialias=True)
+        sparse, dense = self.sam_prompt_encoder(points=(coords, labels), boxes=None, masks=mask_inputs)
+        if "seg_embeddings" in prompt:
+            sparse = torch.cat([sparse, prompt["seg_embeddings"][:, None].to(sparse.dtype)], dim=1)
+        low, ious, tokens, score = self.sam_mask_decoder(
+            image_embeddings=backbone_features,
+            image_pe=self.sam_prompt_encoder.get_dense_pe(),
+            sparse_prompt_embeddings=sparse,
+            dense_prompt_embeddings=dense,
+            multimask_output=multimask_output,
+            repeat_image=False,
+            high_res_features=high_res_features,
+        )
+        present = score > 0
+        if self.blank_absent:
+            low = torch.where(present[:, None, None], low, NO_OBJ_SCORE)
+        low = low.float()
+        high = F.interpolate(low, size=(self.image_size, self.image_size), mode="bilinear", align_corners=False)
+        best = ious.argmax(dim=-1) if multimask_output else torch.zeros(size, dtype=torch.long, device=device)
+        rows = torch.arange(size, device=device)
+        pointer = self.obj_ptr_proj(tokens[rows, best if tokens.size(1) > 1 else 0])
+        gate = present.float()
+        pointer = gate * pointer + (1 - gate) * self.no_obj_ptr
+        return low, high, ious, low[rows, best][:, None], high[rows, best][:, None], pointer, score
+
+    def track(
+        self,
+        features: FrameFeatures,
+        seg_embeddings: Float[Tensor, "N C"],
+        *,
+        conditioning: Sequence[int],
+        memory_dtype: torch.dtype = torch.bfloat16,
+    ) -> Float[Tensor, "N F h4 w4"]:
+        """Low-resolution mask logits of N objects through F frames (all objects in one batch, every frame encoded once).
+
+        The frames in `conditioning` are decoded from the seg embeddings alone and remembered; then the others in order of time, by
+        propagation through the memory bank.
+        `memory_dtype`: the reference stores memory features in bf16 even in fp32 runs.
+        """
+        frames, objects = features.coarse.shape[0], len(seg_embeddings)
+        maps = self.maps(features)
+        bank: Bank = {"cond_frame_outputs": {}, "non_cond_frame_outputs": {}}
+        logits: dict[int, Tensor] = {}
+        rest = [i for i in range(frames) if i not in set(conditioning)]
+        for index in [*conditioning, *rest]:
+            given = index in conditioning
+            rows = torch.full((objects,), index, device=seg_embeddings.device)
+            out = self.step(maps, rows, index, bank, prompt=_seg_prompt(seg_embeddings) if given else None, frames=frames)
+            out["maskmem_features"] = out["maskmem_features"].to(memory_dtype).to(features.coarse.dtype)
+            bank["cond_frame_outputs" if given else "non_cond_frame_outputs"][index] = out
+            logits[index] = out["pred_masks"][:, 0]
+            bank["non_cond_frame_outputs"].pop(index - max(self.num_maskmem, self.max_obj_ptrs_in_encoder) - 1, None)
+        return torch.stack([logits[i] for i in range(frames)], dim=1)  # (N, F, 4h, 4w)
+
+    def maps(self, features: FrameFeatures) -> list[Tensor]:
+        """The three feature maps as SAM2's tracking wants them: decoder convolutions applied to the fine two."""
+        return [*self.high_res(features), features.coarse]
+
+    def step(
+        self,
+        maps: list[Tensor],
+        rows: Int[Tensor, " N"],
+        index: int,
+        bank: Bank,
+        *,
+        prompt: dict[str, Tensor] | None = None,
+        masks: Float[Tensor, "N 1 S S"] | None = None,
+        frames: int,
+    ) -> dict[str, Any]:
+        """Frame `index` of N objects as SAM2's `track_step` runs it; object n sees row `rows[n]` of the maps (of its own clip).
+
+        Returns SAM2's record of the frame (pred_masks, obj_ptr, memory features, all in the graph) and what losses need of the heads:
+        all_logits, ious, object_score. A prompted frame (by points, seg embeddings or masks) is a conditioning frame; others read the bank.
+        """
+        here = [x[rows] for x in maps]
+        places = [self.image_encoder.neck.position_encoding(x) for x in here]
+        flat = [x.flatten(2).permute(2, 0, 1) for x in here]  # (h*w, N, C)
+        sizes = [tuple(x.shape[-2:]) for x in here]
+        given = prompt is not None or masks is not None
+        flat_places = [x.flatten(2).permute(2, 0, 1) for x in places]
+        out, heads, _, _ = self._track_step(index, given, flat, flat_places, sizes, prompt, masks, bank, frames, False, None)
+        every, _, ious, low, high, pointer, score = heads
+        out |= {"pred_masks": low, "obj_ptr": pointer, "all_logits": every, "ious": ious, "object_score": score[:, 0]}
+        self._encode_memory_in_output(flat, sizes, prompt, True, high, score, out)
+        return out
+
+
+def _seg_prompt(seg_embeddings: Tensor) -> dict[str, Tensor]:
+    size, device = len(seg_embeddings), seg_embeddings.device
+    return {
+        "point_coords": torch.zeros(size, 0, 2, device=device),
+        "point_labels": torch.zeros(size, 0, dtype=torch.int32, device=device),
+        "seg_embeddings": seg_embeddings,
+    }

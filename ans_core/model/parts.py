@@ -1,0 +1,54 @@
+"""Which parts of a model a stage moved: a hash per part before and after, and the check that exactly the trained ones changed."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import nn
+
+from ans_core.model.sa2va import Sa2VA
+
+PARTS = {
+    "vision tower": "internvl.model.vision_tower.",
+    "projector": "internvl.model.multi_modal_projector.",
+    "embeddings": "internvl.model.language_model.embed_tokens.",
+    "language model": "internvl.model.language_model.",
+    "head": "internvl.lm_head.",
+    "text_hidden_fcs": "text_hidden_fcs.",
+    "SAM2 image encoder": "sam2.image_encoder.",
+    "SAM2 mask decoder": "sam2.sam_mask_decoder.",
+    "SAM2 prompt encoder": "sam2.sam_prompt_encoder.",
+    "SAM2 memory": "sam2.",
+}
+"""Part -> prefix of its parameters; the first prefix that fits decides."""
+
+
+def part_of(name: str) -> str:
+    return next(part for part, prefix in PARTS.items() if name.startswith(prefix))
+
+
+def hashes(model: Sa2VA) -> dict[str, str]:
+    """`part (trained)`, `(frozen)` or, in RL, `(teacher)` -> SHA-256 over its tensors' bytes, by what takes a gradient now."""
+    found: dict[str, hashlib._Hash] = {}
+    for name, p in _named(model):
+        role = "teacher" if ".teacher." in name else "trained" if p.requires_grad else "frozen"
+        key = f"{part_of(name)} ({role})"
+        found.setdefault(key, hashlib.sha256()).update(p.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return {key: digest.hexdigest() for key, digest in found.items()}
+
+
+def check_moved(before: dict[str, str], model: Sa2VA) -> dict[str, bool]:
+    """Part -> did it move. Raises RuntimeError when a frozen part moved or a trained one did not: then the training was wired wrongly."""
+    after = hashes(model)
+    moved = {key: before[key] != after[key] for key in before}
+    wrong = [key for key, did in moved.items() if did == key.endswith("(frozen)")]
+    if wrong or before.keys() != after.keys():
+        raise RuntimeError(
+            f"after training these parts are not as they should be: {wrong}; frozen parts must stay, trained parts must move"
+        )
+    return moved
+
+
+def _named(model: Sa2VA) -> list[tuple[str, nn.Parameter]]:
+    return [(name.replace("base_model.model.", ""), p) for name, p in model.named_parameters()]

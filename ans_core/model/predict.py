@@ -1,0 +1,196 @@
+"""Requests -> predictions: batched greedy generation, then one pass over what was said for the masks of its `[SEG]` tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from PIL import Image
+from torch import Tensor
+
+from ans_core import prompts, rle, transforms
+from ans_core.model.sa2va import Sa2VA
+from ans_core.types import Masklet, Prediction, Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompted:
+    """B requests as left-padded embeddings, ready to be continued."""
+
+    embeds: Float[Tensor, "B L D"]
+    attention: Bool[Tensor, "B L"]
+    images: list[list[Image.Image]]
+
+
+def predict(model: Sa2VA, requests: Sequence[Request], *, max_tokens: int, batch: int) -> list[Prediction]:
+    """Same order as asked. Requests are batched with their like (images with images, clips with clips), `batch` at a time."""
+    order = sorted(range(len(requests)), key=lambda i: (len(requests[i].frames), len(requests[i].text)))
+    found: dict[int, Prediction] = {}
+    for start in range(0, len(order), batch):
+        chosen = order[start : start + batch]
+        answers = predict_batch(model, [requests[i] for i in chosen], max_tokens=max_tokens)
+        found.update(zip(chosen, answers, strict=True))
+    return [found[i] for i in range(len(requests))]
+
+
+@torch.no_grad()
+def predict_batch(model: Sa2VA, requests: Sequence[Request], *, max_tokens: int) -> list[Prediction]:
+    prompted = prompt(model, requests)
+    ids = [said(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
+    texts = [text_of(model, row) for row in ids]
+    embeddings = spoken_segs(model, prompted, ids)
+    masks = draw(model, prompted.images, embeddings)
+    return [Prediction(text=t, masks=m) for t, m in zip(texts, masks, strict=True)]
+
+
+def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor] | None = None) -> Prompted:
+    """`features`: each request's `vision_features` where they are known already; no picture is then encoded.
+
+    Raises ValueError when a request has pictures but no `<image>` in its text, or the other way round."""
+    template = prompts.TEMPLATES[model.config.template]
+    images = [[transforms.open_image(ref) for ref in r.frames] for r in requests]
+    tiles = [seen_tiles(model, pictures) for pictures in images]
+    if features is None:
+        features = vision_features(model, tiles)
+    embeds = []
+    for request, pictures, cut, seen in zip(requests, images, tiles, features, strict=True):
+        if (marks := request.text.count("<image>")) != bool(pictures):
+            raise ValueError(
+                f"the text has {marks} <image> for {len(pictures)} frames: {request.text[:60]!r}; write it once, or give no frames"
+            )
+        regions = [_cells(model, m, pictures[0]) for m in request.mask_prompts]
+        image = prompts.image_text(len(cut) * model.grid**2) if len(pictures) == 1 else prompts.image_text(model.grid**2, len(cut))
+        text = request.text.replace("<image>", image + prompts.region_text([int(r.sum()) for r in regions]))
+        ids = torch.tensor(model.tokenizer.encode(template.user.format(input=text.strip())), device=model.device)
+        if pictures:
+            embeds.append(model.embed(ids[None], [model.project(seen)], [regions])[0])
+        else:
+            embeds.append(model.internvl.get_input_embeddings()(ids))
+    return Prompted(images=images, **left_padded(embeds))
+
+
+def vision_features(model: Sa2VA, tiles: Sequence[Sequence[Image.Image]]) -> list[Tensor]:
+    """Vision features of every request's tiles, all pictures in one batch (an empty tensor for text alone)."""
+    flat = [tile for row in tiles for tile in row]
+    if not flat:
+        return [torch.zeros(0, device=model.device)] * len(tiles)
+    found = model.vision_features(transforms.normalise(flat, size=model.tile_size).to(model.device))
+    return list(found.split([len(row) for row in tiles]))
+
+
+def seen_tiles(model: Sa2VA, pictures: list[Image.Image]) -> list[Image.Image]:
+    """An image is tiled; of a clip the language model sees the chosen frames, a tile each."""
+    if not pictures:
+        return []
+    if len(pictures) == 1:
+        return transforms.tiles(pictures[0], size=model.tile_size, max_tiles=model.config.max_tiles)
+    return [pictures[i] for i in model.seen_frames(len(pictures))]
+
+
+def _cells(model: Sa2VA, mask: dict[str, object], picture: Image.Image) -> Bool[Tensor, "grid grid"]:
+    decoded = rle.decode(mask)
+    if decoded.shape != picture.size[::-1]:
+        raise ValueError(
+            f"the mask prompt is {decoded.shape} (height, width), the image {picture.size[::-1]}; give masks of the image's size"
+        )
+    if not decoded.any():
+        raise ValueError("a mask prompt is empty; there is no region to ask about")
+    return transforms.grid_cells(decoded, grid=model.grid).to(model.device)
+
+
+def left_padded(rows: Sequence[Float[Tensor, "_ D"]]) -> dict[str, Tensor]:
+    """Rows of different lengths as embeds (B, L, D) and attention (B, L), padding on the left."""
+    length = max(len(r) for r in rows)
+    embeds = torch.stack([F.pad(r, (0, 0, length - len(r), 0)) for r in rows])
+    attention = torch.tensor([[False] * (length - len(r)) + [True] * len(r) for r in rows], device=embeds.device)
+    return {"embeds": embeds, "attention": attention}
+
+
+def generate(model: Sa2VA, prompted: Prompted, *, max_tokens: int, samples: int = 0, temperature: float = 1.0) -> list[list[int]]:
+    """Token ids of every answer, its end-of-turn token included where it came to one. samples = G > 0 draws G per row
+    from torch's generator.
+
+    Never says IMG_CONTEXT: no picture could fill its slot when the answer is read again.
+    """
+    stops = stop_ids(model)
+    sampling = {"do_sample": True, "num_return_sequences": samples, "temperature": temperature, "top_p": 1.0, "top_k": 0} if samples else {}
+    out = model.internvl.generate(
+        inputs_embeds=prompted.embeds,
+        attention_mask=prompted.attention.long(),
+        max_new_tokens=max_tokens,
+        eos_token_id=stops,
+        pad_token_id=model.tokenizer.pad_token_id,
+        suppress_tokens=[model.image_token_id],
+        **({"do_sample": False} | sampling),
+    )
+    return [next((row[: i + 1] for i, token in enumerate(row) if token in stops), row) for row in out.tolist()]
+
+
+def stop_ids(model: Sa2VA) -> list[int]:
+    ids: Any = model.tokenizer.convert_tokens_to_ids(list(prompts.TEMPLATES[model.config.template].stop_words))
+    return [i for i in ids if i is not None and i != model.tokenizer.unk_token_id]
+
+
+def text_of(model: Sa2VA, ids: list[int]) -> str:
+    """Special tokens kept."""
+    text = model.tokenizer.decode(ids)
+    assert isinstance(text, str)
+    return text
+
+
+def said(model: Sa2VA, ids: list[int]) -> list[int]:
+    """The answer without its end-of-turn token."""
+    return ids[:-1] if ids and ids[-1] in stop_ids(model) else ids
+
+
+def spoken_segs(model: Sa2VA, prompted: Prompted, ids: list[list[int]]) -> list[Float[Tensor, "_ C"]]:
+    """Seg embeddings of every row (N = its `[SEG]`s), from one forward pass over prompt + answer: the states that training sees."""
+    rows = [i for i, row in enumerate(ids) if model.seg_token_id in row]
+    empty = torch.zeros(0, model.config.grounding.width, device=model.device)
+    found = [empty] * len(ids)
+    if not rows:
+        return found
+    table = model.internvl.get_input_embeddings()
+    whole = [torch.cat([prompted.embeds[i][prompted.attention[i]], table(torch.tensor(ids[i], device=model.device))]) for i in rows]
+    padded = left_padded(whole)
+    mask = padded["attention"]
+    hidden = model.internvl.model.language_model(
+        inputs_embeds=padded["embeds"], attention_mask=mask.long(), position_ids=(mask.cumsum(1) - 1).clamp(min=0), use_cache=False
+    ).last_hidden_state
+    for place, i in enumerate(rows):
+        answer = hidden[place, -len(ids[i]) :]
+        found[i] = model.seg_embeddings(answer[torch.tensor(ids[i], device=model.device) == model.seg_token_id])
+    return found
+
+
+def draw(model: Sa2VA, images: list[list[Image.Image]], embeddings: list[Float[Tensor, "_ C"]]) -> list[tuple[Masklet, ...]]:
+    """Masklets of every row: images in one batch, clips one after the other through the memory."""
+    masks: list[tuple[Masklet, ...]] = [()] * len(images)
+    stills = [i for i, e in enumerate(embeddings) if len(e) and len(images[i]) == 1]
+    if stills:
+        pixels = transforms.normalise([images[i][0] for i in stills], size=model.sam2.image_size).to(model.device)
+        frame = torch.tensor([place for place, i in enumerate(stills) for _ in embeddings[i]], device=model.device)
+        logits = model.sam2.decode(model.sam2.encode(pixels), frame, torch.cat([embeddings[i] for i in stills])).logits
+        for place, i in enumerate(stills):
+            masks[i] = tuple((_binary(model, z, images[i][0]),) for z in logits[frame == place])
+    for i, embedding in enumerate(embeddings):
+        if len(embedding) and len(images[i]) > 1:
+            pixels = transforms.normalise(images[i], size=model.sam2.image_size).to(model.device)
+            logits = model.sam2.track(model.sam2.encode(pixels), embedding, conditioning=model.seen_frames(len(images[i])))
+            masks[i] = tuple(tuple(_binary(model, z, images[i][0]) for z in clip) for clip in logits)
+    return masks
+
+
+def _binary(model: Sa2VA, logits: Float[Tensor, "h w"], picture: Image.Image) -> dict[str, object]:
+    return rle.encode(upsample(logits, size=model.sam2.image_size, height=picture.height, width=picture.width))
+
+
+def upsample(logits: Float[Tensor, "h w"], *, size: int, height: int, width: int) -> Bool[np.ndarray, "H W"]:
+    """Upstream's two bilinear steps (to the model's square, then to the picture) and its threshold sigmoid > 0.5."""
+    square = F.interpolate(logits[None, None].float(), size=(size, size), mode="bilinear", align_corners=False)
+    return (F.interpolate(square, size=(height, width), mode="bilinear", align_corners=False)[0, 0] > 0).cpu().numpy()

@@ -1,0 +1,76 @@
+"""Pre-training of a vision tower: pictures and described regions in, the loss of telling a region's words from its features out.
+
+Stands in for what a published vision tower has learned from image-text pairs. The words of a region's caption are predicted as a bag (as
+CatLIP does for whole images) by one linear layer from the mean feature of the region's patches: the short way to every patch. Through the
+language model alone, colour and place are learned in minutes, shape is not (LOG).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from ans_core import rle, transforms
+from ans_core.model.sa2va import Sa2VA
+from ans_core.types import ImageRef, Sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordsBatch:
+    """N described regions of B pictures."""
+
+    pixels: Float[Tensor, "B 3 S S"]
+    image: Int[Tensor, " N"]
+    """Which picture a region is in."""
+    weights: Float[Tensor, "N P"]
+    """Equal for all patches that the region touches, 0 elsewhere; they add up to 1."""
+    words: Float[Tensor, "N V"]
+    """1 for every token of the region's caption."""
+
+    def to(self, device: torch.device | str) -> WordsBatch:
+        return WordsBatch(**{k: getattr(self, k).to(device) for k in self.__dataclass_fields__})
+
+
+def words_batch(
+    pictures: Sequence[tuple[ImageRef, Sequence[Sample]]], tokenizer: PreTrainedTokenizerBase, *, size: int, patches: int
+) -> WordsBatch:
+    """pictures: (image, its region-caption samples). `patches` on a side."""
+    image, weights, words = [], [], []
+    for place, (_, samples) in enumerate(pictures):
+        for sample in samples:
+            mask = sample.masks[0][0]
+            assert mask is not None, f"{sample.sample_id}: a region sample has its mask in the first frame"
+            image.append(place)
+            touched = (transforms.coverage(rle.decode(mask), grid=patches).flatten() > 0).float()  # edges of a region tell its shape
+            weights.append(touched / touched.sum())
+            bag = torch.zeros(len(tokenizer))
+            bag[tokenizer.encode(" " + sample.text, add_special_tokens=False)] = 1
+            words.append(bag)
+    pixels = transforms.normalise([transforms.open_image(ref) for ref, _ in pictures], size=size)
+    return WordsBatch(pixels=pixels, image=torch.tensor(image), weights=torch.stack(weights), words=torch.stack(words))
+
+
+class RegionWords(nn.Module):
+    """Binary cross-entropy of the bag of words, summed over the vocabulary, mean over regions. The head is thrown away."""
+
+    def __init__(self, model: Sa2VA) -> None:
+        super().__init__()
+        self.model = model
+        width = model.internvl.config.vision_config.hidden_size
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, len(model.tokenizer)))
+
+    def forward(self, batch: WordsBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        hidden = self.model.internvl.model.vision_tower(pixel_values=batch.pixels).last_hidden_state[:, 1:]  # (B, P, C)
+        pooled = (batch.weights[:, :, None] * hidden[batch.image]).sum(1)
+        logits = self.head(pooled).float()
+        loss = F.binary_cross_entropy_with_logits(logits, batch.words, reduction="none").sum(1).mean()
+        with torch.no_grad():
+            best = logits.topk(int(batch.words.sum(1).max()), dim=1).indices
+            recall = (batch.words.gather(1, best).sum(1) / batch.words.sum(1)).mean()
+        return loss, {"recall": float(recall)}

@@ -1,0 +1,174 @@
+"""The model: images, clips and text in; text logits, `[SEG]` embeddings and mask logits out.
+
+Built from kept libraries: transformers' native InternVL (vision tower, projector, Qwen2 / Llama / Phi3 text model, `generate`) and the
+`sam2` package's modules (grounding.py). Nothing here draws random numbers or reads files; checkpoint.py loads and saves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import InternVLConfig, InternVLForConditionalGeneration, PreTrainedTokenizerBase
+
+from ans_core import prompts
+from ans_core.model.grounding import Grounding, GroundingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sa2VAConfig:
+    """Everything config.json holds: the two parts' sizes and how text and pictures are prepared for them."""
+
+    internvl: dict[str, Any]
+    """transformers' InternVLConfig as a dict."""
+    grounding: GroundingConfig
+    template: str
+    max_tiles: int = 12
+    """Of dynamic tiling, for images; 1 = always one tile. Frames of a video are one tile each."""
+    video_frames: int = 5
+    """Frames of a video that the language model sees, and that condition the masks."""
+    frame_choice: Literal["first", "uniform"] = "uniform"
+    """Which: the first ones (upstream's inference) or evenly spread ones (nearer to training, which draws them from the whole clip)."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"model_type": "ans_sa2va", **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Sa2VAConfig:
+        values = {k: v for k, v in values.items() if k != "model_type"}
+        sizes: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.pop("grounding").items()}
+        return cls(grounding=GroundingConfig(**sizes), **values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """Rows of one prefix (the image) and its branches (questions with answers), each branch seeing the prefix and itself only.
+
+    This equals separate rows that repeat the prefix, at a fraction of the tokens. `branch`: 0 in the prefix, 1..k, -1 in padding.
+    """
+
+    input_ids: Int[Tensor, "B L"]
+    position_ids: Int[Tensor, "B L"]
+    branch: Int[Tensor, "B L"]
+    loss_mask: Bool[Tensor, "B L"]
+    """True where the token is to be learned (as a target)."""
+    regions: list[list[Bool[Tensor, "grid grid"]]] = field(default_factory=list)
+    """Visual prompts of every row, in the order of their `<vp>` tokens."""
+
+
+class Sa2VA(nn.Module):
+    """InternVL that draws: wherever it says `[SEG]`, that token's hidden state prompts SAM2."""
+
+    def __init__(self, config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__()
+        self.config, self.tokenizer = config, tokenizer
+        sizes: Any = InternVLConfig(**config.internvl)
+        self.internvl: Any = InternVLForConditionalGeneration(sizes)
+        hidden = sizes.text_config.hidden_size
+        self.text_hidden_fcs = nn.Sequential(
+            nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, config.grounding.width), nn.Dropout(0.0)
+        )
+        self.sam2 = Grounding(config.grounding)
+        self.image_token_id = self._token_id(prompts.IMG_CONTEXT)
+        self.seg_token_id = self._token_id(prompts.SEG)
+
+    def _token_id(self, token: str) -> int:
+        ids = self.tokenizer.encode(token, add_special_tokens=False)
+        if len(ids) != 1:
+            raise ValueError(f"the tokenizer splits {token!r} into {len(ids)} tokens; add it as a special token (`ans convert` does)")
+        return ids[0]
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, *, dtype: torch.dtype | None = None, device_map: torch.device | str | None = None) -> Sa2VA:
+        """From our folder or upstream's Hugging Face layout, in eval mode. `device_map`: one device; "auto" = a GPU if there is one."""
+        from ans_core.model import checkpoint  # it builds Sa2VAs, so it imports this module
+
+        device = ("cuda" if torch.cuda.is_available() else "cpu") if device_map == "auto" else device_map or "cpu"
+        return checkpoint.load(path, dtype=dtype, device=device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.internvl.lm_head.weight.device
+
+    @property
+    def tile_size(self) -> int:
+        size = self.internvl.config.vision_config.image_size
+        return size[0] if isinstance(size, (list, tuple)) else size
+
+    @property
+    def grid(self) -> int:
+        """Cells on a side of one tile as the language model sees it (after pixel shuffle)."""
+        patch = self.internvl.config.vision_config.patch_size
+        return int(self.tile_size // (patch[0] if isinstance(patch, (list, tuple)) else patch) * self.internvl.config.downsample_ratio)
+
+    def seen_frames(self, frames: int) -> list[int]:
+        """Indices of the frames of a clip that the language model sees."""
+        count = min(self.config.video_frames, frames)
+        if self.config.frame_choice == "first" or count == 1:
+            return list(range(count))
+        return [i * (frames - 1) // (count - 1) for i in range(count)]
+
+    # Pictures -> tokens
+
+    def vision_features(self, pixels: Float[Tensor, "T 3 S S"]) -> Float[Tensor, "T n C"]:
+        """Vision tower + pixel shuffle, before the projector: frozen in SFT and RL, so worth computing once per image."""
+        inner = self.internvl.model
+        hidden = inner.vision_tower(pixel_values=pixels.to(inner.vision_tower.dtype)).last_hidden_state[:, 1:]  # CLS dropped
+        side = int(hidden.shape[1] ** 0.5)
+        hidden = hidden.reshape(len(pixels), side, side, -1)
+        return inner.pixel_shuffle(hidden, scale_factor=self.internvl.config.downsample_ratio).flatten(1, 2)
+
+    def project(self, features: Float[Tensor, "T n C"]) -> Float[Tensor, "T n D"]:
+        return self.internvl.model.multi_modal_projector(features)
+
+    def embed(
+        self, input_ids: Int[Tensor, "B L"], tiles: list[Float[Tensor, "_ n D"]], regions: list[list[Bool[Tensor, "grid grid"]]]
+    ) -> Float[Tensor, "B L D"]:
+        """Token embeddings with every IMG_CONTEXT slot filled: a row's tiles in order, then its regions' cells of the last tile.
+
+        Raises ValueError when slots and image tokens do not agree: a picture without `<image>`, or `<image>` without a picture.
+        """
+        embeds = self.internvl.get_input_embeddings()(input_ids)
+        filling = []
+        for row, (ids, tile) in enumerate(zip(input_ids, tiles, strict=True)):
+            cells = [tile[-1][r.flatten()] for r in (regions[row] if regions else [])]
+            tokens = torch.cat([tile.flatten(0, 1), *cells])
+            slots = int((ids == self.image_token_id).sum())
+            if slots != len(tokens):
+                raise ValueError(f"row {row}: the text has {slots} image slots, the pictures and regions give {len(tokens)} tokens")
+            filling.append(tokens)
+        where = (input_ids == self.image_token_id).unsqueeze(-1)
+        return embeds.masked_scatter(where, torch.cat(filling).to(embeds.dtype)) if filling else embeds
+
+    # Tokens -> hidden states -> text and masks
+
+    def hidden_states(self, packed: Packed, tiles: list[Float[Tensor, "_ n D"]]) -> Float[Tensor, "B L D"]:
+        """Last hidden state (after the final norm) of a packed batch."""
+        embeds = self.embed(packed.input_ids, tiles, packed.regions)
+        out = self.internvl.model.language_model(
+            inputs_embeds=embeds,
+            attention_mask=branch_attention(packed.branch)[:, None],
+            position_ids=packed.position_ids,
+            use_cache=False,
+        )
+        return out.last_hidden_state
+
+    def logits(self, hidden: Float[Tensor, "*L D"]) -> Float[Tensor, "*L V"]:
+        """In fp32: bf16 logits alone put 5 % noise on a token's probability ratio."""
+        return self.internvl.lm_head(hidden).float()
+
+    def seg_embeddings(self, hidden: Float[Tensor, "N D"]) -> Float[Tensor, "N C"]:
+        """Hidden states where `[SEG]` is the *input* token -> prompts for SAM2."""
+        return self.text_hidden_fcs(hidden)
+
+
+def branch_attention(branch: Int[Tensor, "B L"]) -> Bool[Tensor, "B L L"]:
+    """May query q look at key k: k not after q, and k in the prefix or in q's own branch. Padding looks at itself only."""
+    query, key = branch[:, :, None], branch[:, None, :]
+    causal = torch.ones(branch.shape[1], branch.shape[1], dtype=torch.bool, device=branch.device).tril()
+    allowed = causal & ((key == 0) | (key == query)) & (key >= 0)
+    return torch.where(query >= 0, allowed, torch.eye(branch.shape[1], dtype=torch.bool, device=branch.device))

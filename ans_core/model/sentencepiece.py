@@ -1,0 +1,56 @@
+"""A folder with SentencePiece's `tokenizer.model` (InternLM2's bases and releases) in, a fast tokenizer out.
+
+Such folders bring Python code for their tokenizer, which is not run: the file says everything but the names of the special tokens,
+and those are in tokenizer_config.json.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import generate_merges, import_protobuf
+
+SPACE = "▁"
+BPE_MODEL = 2
+CONTROL, USER_DEFINED = 3, 4
+"""Kinds of pieces that are matched before anything is split."""
+
+
+def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Ids are SentencePiece's; a special token that tokenizer_config.json puts at an id takes the place of the piece there."""
+    proto = import_protobuf().ModelProto()
+    proto.ParseFromString((folder / "tokenizer.model").read_bytes())
+    if proto.trainer_spec.model_type != BPE_MODEL:
+        raise ValueError(f"{folder}/tokenizer.model is no BPE (model type {proto.trainer_spec.model_type}), as InternLM2's is")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    special = {int(place): token["content"] for place, token in settings.get("added_tokens_decoder", {}).items()}
+    names = [special.get(place, piece.piece) for place, piece in enumerate(proto.pieces)]
+    scores = [(name, piece.score) for name, piece in zip(names, proto.pieces, strict=True)]
+    vocabulary = {name: place for place, name in enumerate(names)}
+    whole = {name for name, piece in zip(names, proto.pieces, strict=True) if piece.type in (CONTROL, USER_DEFINED)}
+    whole |= set(special.values())
+    merges = generate_merges(vocabulary, scores, skip_tokens=whole)
+    unknown = names[proto.trainer_spec.unk_id]
+    tokenizer = Tokenizer(BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=proto.trainer_spec.byte_fallback))
+    prefixed = proto.normalizer_spec.add_dummy_prefix
+    tokenizer.normalizer = normalizers.Sequence([*([normalizers.Prepend(SPACE)] if prefixed else []), normalizers.Replace(" ", SPACE)])
+    strip = [decoders.Strip(" ", 1, 0)] if prefixed else []
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    user_defined = [n for n, p in zip(names, proto.pieces, strict=True) if p.type == USER_DEFINED and n not in special.values()]
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in user_defined])
+    tokenizer.add_special_tokens([AddedToken(special[place], normalized=False) for place in sorted(special)])
+    wrong = {name: tokenizer.token_to_id(name) for place, name in special.items() if tokenizer.token_to_id(name) != place}
+    if wrong:
+        raise ValueError(f"{folder}/tokenizer_config.json: added_tokens_decoder leaves gaps in the ids; these would move: {wrong}")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **_names(settings))
+
+
+def _names(settings: dict[str, Any]) -> dict[str, str]:
+    """`bos_token` and its like; a token is written as its text or as {"content": text, ...}."""
+    given = {key: settings[key] for key in ("bos_token", "eos_token", "pad_token", "unk_token") if settings.get(key)}
+    return {key: token["content"] if isinstance(token, dict) else token for key, token in given.items()}

@@ -1,0 +1,107 @@
+"""Tokens and templates of the family: what exactly is written around a question, and around an image.
+
+Sources: upstream Sa2VA's templates and datasets (README, "How it is built"). Questions and answers are upstream's words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+IMG_START, IMG_END, IMG_CONTEXT = "<img>", "</img>", "<IMG_CONTEXT>"
+SEG, P_START, P_END, VP_START, VP_END = "[SEG]", "<p>", "</p>", "<vp>", "</vp>"
+
+INTERNVL_TOKENS = (IMG_START, IMG_END, IMG_CONTEXT, "<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>")
+SA2VA_TOKENS = (SEG, P_START, P_END, VP_START, VP_END)
+"""Appended to InternVL's tokenizer in this order: their ids follow the base's last one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """`user.format(input=...)` + answer + `suffix` (learned) + `separator` (not learned) before the next turn."""
+
+    user: str
+    suffix: str
+    separator: str
+    stop_words: tuple[str, ...]
+
+
+_CHATML = "<|im_start|>user\n{input}<|im_end|>\n<|im_start|>assistant\n"
+TEMPLATES = MappingProxyType(
+    {
+        "qwen_chat": Template(user=_CHATML, suffix="<|im_end|>", separator="\n", stop_words=("<|im_end|>", "<|endoftext|>")),
+        "internlm2_chat": Template(user=_CHATML, suffix="<|im_end|>", separator="\n", stop_words=("<|im_end|>",)),
+        "phi3_chat": Template(user="<|user|>\n{input}<|end|>\n<|assistant|>\n", suffix="<|end|>", separator="\n", stop_words=("<|end|>",)),
+    }
+)
+
+REFERRING_QUESTIONS = (
+    "Can you segment the {text} in this image?",
+    "Please segment {text} in this image.",
+    "What is {text} in this image? Please respond with segmentation mask.",
+    "What is {text} in this image? Please output segmentation mask.",
+    "Could you provide a segmentation mask for the {text} in this image?",
+    "Please identify and segment the {text} in this image.",
+    "Where is the {text} in this picture? Please respond with a segmentation mask.",
+    "Can you highlight the {text} in this image with a segmentation mask?",
+)
+REFERRING_ANSWERS = (
+    f"It is {SEG}.",
+    f"Sure, {SEG}.",
+    f"Sure, it is {SEG}.",
+    f"Sure, the segmentation result is {SEG}.",
+    f"{SEG}.",
+)
+NO_TARGET_ANSWER = "There is no such object."
+REFERRING_EVAL = "<image>\nPlease segment {text} in this image."
+VIDEO_EVAL = "<image>\nPlease segment {text}."
+
+GROUNDED_QUESTIONS = (
+    "Could you please give me a brief description of the image? Please respond with interleaved segmentation masks for the"
+    " corresponding parts of the answer.",
+    "Can you provide a brief description of the image? Please output with interleaved segmentation masks for the corresponding phrases.",
+    "Please briefly describe the contents of the image. Please respond with interleaved segmentation masks for the corresponding"
+    " parts of the answer.",
+)
+GROUNDED_EVAL = "<image>\n" + GROUNDED_QUESTIONS[0]
+
+REGION_QUESTIONS = (
+    "Please give me a short description of the region in the picture marked by {region}.",
+    "Can you provide me with a short description of the region in the picture marked by {region}?",
+    "Could you describe {region} in the picture in a few words?",
+)
+REGION_EVAL = "<image>" + REGION_QUESTIONS[0].format(region="region1")
+"""No newline: the sentence that lists the regions brings its own (upstream's evaluation has two where its training has one)."""
+
+# Pre-training of tiny bases: captions, InternVL's grounding format, regions. Short questions: half of the tokens would be theirs.
+CAPTION_QUESTION = "Describe the image."
+BOX_QUESTION = "<ref>{text}</ref>"
+PLACE_QUESTION = "Where is {text}?"
+SHORT_REGION_QUESTION = "Describe region1."
+
+
+def image_text(num_image_tokens: int, num_images: int = 1) -> str:
+    """One `<img>...</img>` per image (a video frame each), joined by newlines as upstream does."""
+    return "\n".join([IMG_START + IMG_CONTEXT * num_image_tokens + IMG_END] * num_images)
+
+
+def region_text(cells: list[int]) -> str:
+    """Upstream's sentence that lists the visual prompts; `cells[i]` image tokens for region i+1, "" for no region."""
+    if not cells:
+        return ""
+    regions = ", ".join(f"region{i}{VP_START}{IMG_CONTEXT * n}{VP_END}" for i, n in enumerate(cells, start=1))
+    return f"\nThere are {len(cells)} part regions in the picture: {regions}.\n"
+
+
+def box_text(x1: float, y1: float, x2: float, y2: float, *, step: int = 1) -> str:
+    """InternVL's `<box>[[x1, y1, x2, y2]]</box>`: shares of the image (0..1) as thousandths, rounded to multiples of `step`."""
+    return "<box>[[" + ", ".join(str(round(1000 * v / step) * step) for v in (x1, y1, x2, y2)) + "]]</box>"
+
+
+def interleave(caption: str, phrases: tuple[tuple[int, int], ...]) -> str:
+    """`a cat on a mat`, spans -> `<p> a cat </p> [SEG] on <p> a mat </p> [SEG]` (upstream's GCG answer, spaces included)."""
+    parts, last = [], 0
+    for start, end in phrases:
+        parts += [caption[last:start], f"{P_START} {caption[start:end]} {P_END} {SEG}"]
+        last = end
+    return "".join([*parts, caption[last:]])

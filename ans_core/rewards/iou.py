@@ -1,0 +1,37 @@
+"""Masks drawn and true masks -> mean IoU in [0, 1], hard (pixels) or soft (probabilities)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ans_core.metrics.mask import Counts, counts
+from ans_core.types import Prediction
+
+
+def iou(answer: Prediction, truth: Prediction) -> float:
+    """Object i against object i, pixels pooled over its frames, mean over objects. A mask too few or too many counts 0; no object
+    asked for and none drawn = 1, and so is an empty mask where the true one is empty."""
+    slots = max(len(answer.masks), len(truth.masks))
+    if not slots:
+        return 1.0
+    total = 0.0
+    for drawn, real in zip(answer.masks, truth.masks, strict=False):
+        pooled = [counts(d, r) for d, r in zip(drawn, real, strict=True) if d is not None and r is not None]
+        total += sum(pooled, start=Counts()).iou
+    return total / slots
+
+
+def hard_iou(masks: Bool[Tensor, "*batch H W"], truth: Bool[Tensor, "*batch H W"]) -> Float[Tensor, "*batch"]:
+    """Per mask; both empty = 1. The same number as `iou`, on tensors."""
+    intersection, union = (masks & truth).sum((-2, -1)), (masks | truth).sum((-2, -1))
+    return torch.where(union > 0, intersection / union.clamp(min=1), 1.0)
+
+
+def soft_iou(probabilities: Float[Tensor, "*batch H W"], truth: Bool[Tensor, "*batch H W"]) -> Float[Tensor, "*batch"]:
+    """sum(p t) / sum(p + t - p t): denser than the hard one at low overlap, equal to it where every probability is 0 or 1."""
+    target = truth.to(probabilities.dtype)
+    intersection = (probabilities * target).sum((-2, -1))
+    union = (probabilities + target).sum((-2, -1)) - intersection
+    return torch.where(union > 0, intersection / union.clamp(min=torch.finfo(union.dtype).tiny), 1.0)

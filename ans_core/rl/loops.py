@@ -1,0 +1,60 @@
+"""The two loops as measurements: mask -> caption -> mask' and caption -> mask -> caption', each closed by an inverse model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ans_core import prompts, rle
+from ans_core.metrics.mask import Counts, counts
+from ans_core.metrics.meteor import meteor
+from ans_core.types import Predict, Prediction, Request, Sample
+
+
+def caption_request(sample: Sample, mask: dict[str, object]) -> Request:
+    """What is in this mask?"""
+    return Request(frames=sample.frames[:1], text=prompts.REGION_EVAL, mask_prompts=(mask,))
+
+
+def mask_request(sample: Sample, caption: str) -> Request:
+    """Where is what this caption tells of?"""
+    return Request(frames=sample.frames[:1], text=prompts.REFERRING_EVAL.format(text=expression_of(caption)))
+
+
+def expression_of(caption: str) -> str:
+    """A caption as the referring text that asks for it: no full stop, definite article."""
+    text = caption.strip().rstrip(".").strip()
+    return "the " + text.removeprefix("a ").removeprefix("an ") if text.startswith(("a ", "an ")) else text
+
+
+def drawn_mask(sample: Sample, prediction: Prediction) -> dict[str, object]:
+    """The first mask of an answer, or an empty one."""
+    first = prediction.masks[0][0] if prediction.masks else None
+    return first if first is not None else rle.empty(sample.height, sample.width)
+
+
+def both_loops(samples: Sequence[Sample], *, ask: Predict, inverse: Predict) -> list[tuple[str, str, float]]:
+    """(loop, metric, value) on region-caption samples: greedy answers of `ask`, answered back by `inverse`.
+
+    loop1 IoU: of the true mask and the one that `inverse` draws from the caption. loop2 METEOR: of the true caption and the one that
+    `inverse` gives to the drawn mask (an empty mask earns 0).
+    """
+    captions = [p.text for p in ask([caption_request(s, true_mask(s)) for s in samples])]
+    redrawn = inverse([mask_request(s, c) for s, c in zip(samples, captions, strict=True)])
+    ious = [iou(drawn_mask(s, p), true_mask(s)) for s, p in zip(samples, redrawn, strict=True)]
+    drawn = [drawn_mask(s, p) for s, p in zip(samples, ask([mask_request(s, s.text) for s in samples]), strict=True)]
+    asked = [i for i, mask in enumerate(drawn) if rle.area(mask)]
+    retold = inverse([caption_request(samples[i], drawn[i]) for i in asked])
+    scores = dict.fromkeys(range(len(samples)), 0.0)
+    scores |= {i: meteor(p.text.rstrip("."), [samples[i].text]) for i, p in zip(asked, retold, strict=True)}
+    return [("loop1", "IoU", sum(ious) / len(ious)), ("loop2", "METEOR", sum(scores.values()) / len(scores))]
+
+
+def true_mask(sample: Sample) -> dict[str, object]:
+    mask = sample.masks[0][0]
+    assert mask is not None, f"{sample.sample_id}: a region sample has its mask in the first frame"
+    return mask
+
+
+def iou(a: dict[str, object], b: dict[str, object]) -> float:
+    total: Counts = counts(a, b)
+    return total.iou

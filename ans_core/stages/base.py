@@ -1,0 +1,221 @@
+"""base: data in, the model that SFT starts from out: published weights imported, or a tiny model pre-trained from random weights.
+
+    dvc repro -s base          tiny: about 18 minutes on 2 cores; prompted IoU (held-out) in metrics.json
+
+Pre-training of a tiny model stands in for what published weights know: the vision tower tells regions' words apart; words lie near the
+image tokens they fit; SAM2 segments what is clicked or boxed, in images and through clips (memory trained, gradients through time);
+InternVL captions pictures and regions and finds described things (boxes, clicks). Nobody knows `[SEG]`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from ans_core import data, dist, loop
+from ans_core.config import Base, Config, Optim
+from ans_core.data import conversation
+from ans_core.data.collate import collate
+from ans_core.data.mixture import Mixture, Source
+from ans_core.model import checkpoint
+from ans_core.model.alignment import Alignment, AlignmentBatch, alignment_batch
+from ans_core.model.build import build_tiny, build_tokenizer, tiny_config
+from ans_core.model.finding import Finding
+from ans_core.model.grounding import GroundingConfig
+from ans_core.model.parts import check_moved, hashes
+from ans_core.model.promptable import Promptable, PromptBatch, prompt_batch
+from ans_core.model.region_words import RegionWords, WordsBatch, words_batch
+from ans_core.model.sa2va import Sa2VA, Sa2VAConfig
+from ans_core.model.supervised import layout_of
+from ans_core.stages.launch import machine_of, schedule_of
+from ans_core.types import ImageRef, Log, Masklet, Sample
+
+Clip = tuple[tuple[ImageRef, ...], list[Masklet]]
+Phase = tuple[nn.Module, Callable[[int, int], Any], Optim]
+"""Loss module, batches by (step, micro), settings."""
+
+DRAWN = ("referring", "region_caption", "grounded_caption", "video")
+"""Kinds of the drawn data sets; a user's own data wait for SFT."""
+
+CLIP_FRAMES = 4
+"""Frames of a clip in SAM2's pre-training."""
+
+
+def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
+    """inputs: data. Writes out/untrained (tiny only) and out/base, whole model folders, curves.csv and moved.json."""
+    if cfg.base.source == "published":
+        model = checkpoint.import_base(cfg.base.internvl, cfg.base.sam2, template=cfg.base.template)
+        checkpoint.save(model, out / "base", metadata={"stage": "base", "source": [cfg.base.internvl, cfg.base.sam2]})
+        return {"parameters": float(sum(p.numel() for p in model.parameters()))}
+    train = data.sources(inputs["data"], "train", DRAWN)
+    tokenizer = build_tokenizer(_texts(train, seed=cfg.seed))
+    model = build_tiny(_tiny(cfg.base, tokenizer, cfg.sft.frames), tokenizer, seed=dist.seed_of(cfg.seed, "weights"))
+    checkpoint.save(model, out / "untrained", metadata={"stage": "untrained", "seed": cfg.seed})
+    machine = machine_of(cfg.launch, cfg.base.dtype)
+    moved, curves = {}, {}
+    for name, phase in PHASES.items():
+        module, batches, optim = phase(cfg, model, train)
+        before = hashes(model)
+        curves[name] = loop.train(
+            module, batches, name=name, schedule=schedule_of(optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log
+        )
+        moved[name] = check_moved(before, model)
+    _start_seg(model)
+    checkpoint.save(model, out / "base", metadata={"stage": "base", "seed": cfg.seed})
+    loop.write_curves(out / "curves.csv", curves)
+    (out / "moved.json").write_text(json.dumps(moved, indent=1))
+    return held_out(cfg, model, data.sources(inputs["data"], "val", DRAWN))
+
+
+@torch.no_grad()
+def _start_seg(model: Sa2VA) -> None:
+    """`[SEG]`, which no text had so far, starts with the embedding of `<box>`: a new token as the known one that comes nearest."""
+    table = model.internvl.get_input_embeddings().weight
+    table[model.seg_token_id] = table[model.tokenizer.convert_tokens_to_ids("<box>")]
+
+
+def _tiny(base: Base, tokenizer: PreTrainedTokenizerFast, frames: int) -> Sa2VAConfig:
+    grounding = GroundingConfig(**base.sam.model_dump())
+    vision, language = base.vision.model_dump(), base.language.model_dump()
+    return tiny_config(
+        vision=vision, language=language, grounding=grounding, tokenizer=tokenizer, template=base.template, video_frames=frames
+    )
+
+
+def _texts(sources: list[Source], *, seed: int) -> Iterator[str]:
+    """Everything the model will read and write about the training data, for the tokenizer."""
+    rng = dist.rng_of(seed, "tokenizer")
+    for source in sources:
+        for sample in source.samples:
+            turns = [conversation.turn(sample, rng)]
+            if len(sample.frames) == 1:
+                turns.append(conversation.pretraining_turn(sample, rng))
+            for turn in turns:
+                yield turn.question
+                yield turn.answer
+
+
+def _clips(samples: list[Sample]) -> list[Clip]:
+    """Every picture or clip with all the objects that samples of it name, each once."""
+    found: dict[tuple[ImageRef, ...], list[Masklet]] = defaultdict(list)
+    for sample in samples:
+        known = found[sample.frames]
+        known += [m for m in sample.masks if m not in known]
+    return list(found.items())
+
+
+def _sam_images(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
+    clips, optim = _clips(data.of_kind(sources, "region_caption")), cfg.base.sam_images
+    model.requires_grad_(False)
+    for part in (model.sam2.image_encoder, model.sam2.sam_prompt_encoder, model.sam2.sam_mask_decoder):
+        part.requires_grad_(True)
+    return Promptable(model.sam2), _prompts(clips, cfg, "images", optim, objects=3, frames=1), optim
+
+
+def _sam_clips(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
+    """The memory learns to carry objects through time. What images have trained stays: clips are few, and made clicks worse (LOG)."""
+    clips, optim = _clips(data.of_kind(sources, "video")), cfg.base.sam_clips
+    model.requires_grad_(False)
+    model.sam2.requires_grad_(True)
+    for part in (model.sam2.image_encoder, model.sam2.sam_prompt_encoder, model.sam2.sam_mask_decoder):
+        part.requires_grad_(False)
+    return Promptable(model.sam2), _prompts(clips, cfg, "clips", optim, objects=3, frames=CLIP_FRAMES), optim
+
+
+def _prompts(clips: list[Clip], cfg: Config, name: str, optim: Optim, *, objects: int, frames: int) -> Callable[[int, int], PromptBatch]:
+    size = cfg.base.sam.image_size
+
+    def make(step: int, micro: int) -> PromptBatch:
+        rng = dist.rng_of(cfg.seed, name, step, micro, dist.rank())
+        count = max(1, optim.batch // optim.accumulate // dist.world_size())
+        return prompt_batch(rng.sample(clips, min(count, len(clips))), size=size, objects=objects, frames=frames, rng=rng)
+
+    return make
+
+
+def _vision_words(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
+    choose, optim = _pictures(data.of_kind(sources, "region_caption"), cfg, "words", cfg.base.vision_words), cfg.base.vision_words
+    model.requires_grad_(False)
+    model.internvl.model.vision_tower.requires_grad_(True)
+
+    def make(step: int, micro: int) -> WordsBatch:
+        return words_batch(choose(step, micro), model.tokenizer, size=model.tile_size, patches=2 * model.grid)
+
+    return RegionWords(model), make, optim
+
+
+def _alignment(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
+    named = [s for kind in ("referring", "region_caption") for s in data.of_kind(sources, kind) if s.masks]
+    choose, optim = _pictures(named, cfg, "alignment", cfg.base.alignment), cfg.base.alignment
+    model.requires_grad_(False)
+    model.internvl.model.multi_modal_projector.requires_grad_(True)
+    model.internvl.get_input_embeddings().requires_grad_(True)
+
+    def make(step: int, micro: int) -> AlignmentBatch:
+        return alignment_batch(choose(step, micro), model.tokenizer, size=model.tile_size, grid=model.grid)
+
+    return Alignment(model), make, optim
+
+
+def _pictures(samples: list[Sample], cfg: Config, name: str, optim: Optim) -> Callable[[int, int], list[tuple[ImageRef, list[Sample]]]]:
+    """This process's pictures of a micro-batch, each with its samples."""
+    found: dict[ImageRef, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        found[sample.frames[0]].append(sample)
+    pictures = list(found.items())
+
+    def choose(step: int, micro: int) -> list[tuple[ImageRef, list[Sample]]]:
+        rng = dist.rng_of(cfg.seed, name, step, micro, dist.rank())
+        return rng.sample(pictures, min(optim.batch // optim.accumulate // dist.world_size(), len(pictures)))
+
+    return choose
+
+
+def _language(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
+    optim = cfg.base.language_text
+    model.requires_grad_(False)
+    model.internvl.requires_grad_(True)
+    model.text_hidden_fcs.requires_grad_(cfg.base.click_weight > 0)
+    model.internvl.model.vision_tower.requires_grad_(False)  # trained by then: a new language model's gradients would undo it (LOG)
+    stills = [source for source in sources if source.kind != "video"]
+    questions = cfg.base.questions_per_image
+    mixture = Mixture(stills, cfg.base.mixture, questions=questions, frames=1, seed=cfg.seed, turn=conversation.pretraining_turn)
+    layout = layout_of(model, mask_size=model.sam2.image_size, max_length=cfg.sft.max_length)
+
+    def make(step: int, micro: int) -> Any:
+        return collate(mixture.rows(step, micro, batch=optim.batch, micros=optim.accumulate), model.tokenizer, layout)
+
+    base = cfg.base
+    loss = Finding(model, attention_weight=base.attention_weight, box_weight=base.box_weight, click_weight=base.click_weight)
+    return loss, make, optim
+
+
+PHASES: dict[str, Callable[[Config, Sa2VA, list[Source]], Phase]] = {
+    "vision_words": _vision_words,
+    "alignment": _alignment,
+    "sam_images": _sam_images,
+    "sam_clips": _sam_clips,
+    "language": _language,
+}
+"""In this order; each trains its own part of the model."""
+
+
+@torch.no_grad()
+def held_out(cfg: Config, model: Sa2VA, sources: list[Source]) -> dict[str, float]:
+    """IoU of what is clicked or boxed on held-out pictures, and at the end of held-out clips after one prompt in the first frame."""
+    model.eval()
+    promptable, size, found = Promptable(model.sam2), model.sam2.image_size, {}
+    for name, kind, frames in (("image", "region_caption", 1), ("clip", "video", CLIP_FRAMES)):
+        clips = _clips(data.of_kind(sources, kind))[:100]
+        if clips:
+            batch = prompt_batch(clips, size=size, objects=3, frames=frames, rng=dist.rng_of(cfg.seed, "held out", kind))
+            _, ious = promptable(batch.to(model.device))
+            found[f"prompted_{name}/IoU"] = ious["iou_last"]
+    return found

@@ -1,0 +1,112 @@
+"""convert: base, SFT and RL tensors in, one Hugging Face folder out that `Sa2VA.from_pretrained` loads, proven equal to what was trained.
+
+dvc repro -s convert       tiny: seconds
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import yaml
+
+from ans_core import data, rle, transforms
+from ans_core.config import Config
+from ans_core.model import checkpoint
+from ans_core.model.predict import generate, prompt, spoken_segs
+from ans_core.model.sa2va import Sa2VA
+from ans_core.model.stages import policy_model, rl_model
+from ans_core.rl.loops import caption_request, mask_request, true_mask
+from ans_core.stages.launch import machine_of
+from ans_core.types import Log, Request
+
+PROBES = 8
+"""Held-out samples that both models are asked."""
+TOLERANCE = 2e-4
+"""Largest difference of mask logits relative to their largest value; merging LoRA rounds once."""
+BENCHMARK_DATA = ("regions", "videos")
+"""Formats whose known sets are benchmark test items: a model trained on them is tagged so."""
+
+
+def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
+    """inputs: data, base, sft, rl. Writes the model folder (weights, config, tokenizer, README.md as model card, parity.json) to `out`."""
+    machine = machine_of(cfg.launch)
+    base, sft, rl = inputs["base"] / "base", inputs["sft"], inputs["rl"]
+    asked = probes(inputs["data"], cfg.evaluate.split)
+    trained = outputs(policy_model(base, sft, rl).to(machine.device), asked, cfg.rl.max_tokens)
+    metadata = {"stage": "convert", "profile": cfg.profile, "seed": cfg.seed}
+    checkpoint.save(rl_model(base, sft, rl), out, max_shard=cfg.convert.max_shard, metadata=metadata)
+    converted = outputs(Sa2VA.from_pretrained(out).to(machine.device), asked, cfg.rl.max_tokens)
+    difference = compare(trained, converted)
+    if not difference["masks"] <= TOLERANCE or difference["texts"]:  # NaN is refused too
+        raise RuntimeError(f"the converted model is not the trained one: {difference}; relative tolerance {TOLERANCE}")
+    (out / "parity.json").write_text(json.dumps(difference, indent=1))
+    (out / "README.md").write_text(model_card(cfg, inputs["data"], difference))
+    return {f"parity/{key}": value for key, value in difference.items()}
+
+
+def probes(prepared: Path, split: str) -> list[Request]:
+    """Both directions for a few held-out regions."""
+    sources = data.sources(prepared, split) or data.sources(prepared, "train")
+    regions = [s for source in sources for s in source.samples if s.task == "region_caption" and rle.area(true_mask(s))][:PROBES]
+    return [r for s in regions for r in (caption_request(s, true_mask(s)), mask_request(s, s.text))]
+
+
+@torch.no_grad()
+def outputs(model: Sa2VA, requests: Sequence[Request], max_tokens: int) -> tuple[list[list[int]], list[torch.Tensor]]:
+    """(token ids of every greedy answer, mask logits of every answer's `[SEG]`s)."""
+    if not requests:
+        return [], []
+    prompted = prompt(model, requests)
+    ids = generate(model, prompted, max_tokens=max_tokens)
+    pixels = transforms.normalise([row[0] for row in prompted.images], size=model.sam2.image_size)
+    frames = model.sam2.encode(pixels.to(model.device))
+    embeddings = spoken_segs(model, prompted, ids)
+    masks = [model.sam2.decode(frames, torch.full((len(e),), i, device=e.device), e).logits for i, e in enumerate(embeddings) if len(e)]
+    return ids, masks
+
+
+def compare(one: tuple[list[list[int]], list[torch.Tensor]], other: tuple[list[list[int]], list[torch.Tensor]]) -> dict[str, float]:
+    """texts: answers that differ; masks: largest relative difference of mask logits; probes: answers compared."""
+    differing = sum(a != b for a, b in zip(one[0], other[0], strict=True))
+    relative = [(a - b).abs().max() / a.abs().max().clamp(min=1) for a, b in zip(one[1], other[1], strict=False) if a.shape == b.shape]
+    return {"texts": float(differing), "masks": float(torch.stack(relative).max()) if relative else 0.0, "probes": float(len(one[0]))}
+
+
+def model_card(cfg: Config, prepared: Path, difference: dict[str, float]) -> str:
+    entries = data.read_entries(prepared)
+    listed = "\n".join(f"- `{e.name}` ({e.split}, format {e.format})" for e in entries)
+    tested = [e.name for e in entries if e.split == "train" and e.format in BENCHMARK_DATA]
+    warning = (
+        f"\n> Trained on benchmark test items ({', '.join(sorted(set(tested)))}): not for reported benchmark numbers.\n" if tested else ""
+    )
+    tags = ["ans", "sa2va", "image-segmentation", *(["trained-on-test-items"] if tested else [])]
+    front = yaml.safe_dump({"license": "apache-2.0", "library_name": "ans", "pipeline_tag": "image-text-to-text", "tags": tags})
+    settings = yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False)
+    return f"""---
+{front}---
+# {cfg.profile} (seed {cfg.seed})
+
+A pixel-grounded multimodal model of the Sa2VA family, trained by ANS: InternVL-type language model + SAM2.
+`[SEG]` in an answer draws a mask.
+{warning}
+    from ans_core.model import Sa2VA
+    model = Sa2VA.from_pretrained("path/to/this/folder")
+
+## Data
+{listed}
+
+## Metrics
+Held-out metrics of every stage are in the run's report (`report.html`, `metrics/summary.json`). Converted and trained model gave the same
+{difference["probes"]:.0f} answers; their mask logits differ by {difference["masks"]:.1e} of the largest.
+
+## Licence
+Apache-2.0 for what was trained here. Published base weights keep their own licences (base: {cfg.base.source}
+{cfg.base.internvl} {cfg.base.sam2}), and so do data sets.
+
+## Settings
+```yaml
+{settings}```
+"""

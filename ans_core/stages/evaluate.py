@@ -1,0 +1,212 @@
+"""evaluate: one model of the run and the held-out data in; predictions, metrics and overlay pictures out.
+
+    dvc repro -s evaluate@sft          tiny: about a minute on 2 cores
+
+`row` is untrained, base, sft or rl (the converted folder). In every row the loops are measured with the same frozen SFT model as the
+inverse; the row as its own inverse is reported as `*_self`. A killed run goes on after the last finished chunk of predictions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ans_core import data, dist, overlay, rle, transforms
+from ans_core.benchmarks import BENCHMARKS, shuffled
+from ans_core.benchmarks.score import Benchmark, Score
+from ans_core.config import Config
+from ans_core.loop import bar_interval_s
+from ans_core.model import checkpoint
+from ans_core.model.predict import predict
+from ans_core.model.sa2va import Sa2VA
+from ans_core.model.stages import sft_model
+from ans_core.rl.loops import both_loops
+from ans_core.stages.launch import machine_of
+from ans_core.types import Log, Predict, Prediction, Request, Sample
+
+CHUNK = 256
+"""Samples between points that a killed run goes on from."""
+LOOPS = "loops"
+"""Not in BENCHMARKS: it needs two models."""
+
+
+def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
+    """Writes metrics.json, predictions.jsonl and overlays/ to `out`."""
+    settings = cfg.evaluate
+    machine = machine_of(cfg.launch)
+    if row == "untrained" and not (inputs["base"] / "untrained").exists():
+        (out / "metrics.json").write_text("{}")  # published weights: there is no untrained model
+        return {}
+    model = load_row(row, inputs).to(machine.device)
+    ask = remembering(partial(predict, model, max_tokens=settings.max_tokens, batch=settings.batch))
+    metrics: dict[str, float] = {}
+    with (out / "predictions.jsonl").open("w") as lines:
+        for name, kind, samples in evaluated_sets(cfg, inputs["data"]):
+            benchmark = BENCHMARKS[kind]
+            predictions = resumable(ask, benchmark, samples, scratch / name.replace("/", "_"), desc=name)
+            score = benchmark.score(samples, predictions)
+            metrics |= {f"{name}/{key}": value for key, value in score.metrics.items()}
+            write_predictions(lines, name, samples, predictions, score)
+            write_overlays(out / "overlays", name, benchmark, samples, predictions, score, count=settings.overlays)
+            if name == f"referring/{settings.split}":
+                metrics[f"{name}/gIoU_shuffled_text"] = shuffled_text(ask, benchmark, samples, scratch, seed=cfg.seed)
+    if LOOPS in settings.benchmarks:
+        regions = data.of_kind(data.sources(inputs["data"], settings.split, ["region_caption"]), "region_caption")
+        regions = limited(regions, min(settings.limit or settings.loop_samples, settings.loop_samples))
+        if regions:
+            inverse = sft_model(inputs["base"] / "base", inputs["sft"]).to(machine.device)
+            metrics |= loop_metrics(ask, model, inverse, regions, cfg)
+    (out / "metrics.json").write_text(json.dumps(metrics, indent=1, sort_keys=True))
+    log(metrics, 0)
+    return metrics
+
+
+def remembering(ask: Predict) -> Predict:
+    """The same model is not asked the same twice: loops ask again what benchmarks have asked."""
+    known: dict[str, Prediction] = {}
+
+    def answer(requests: Sequence[Request]) -> list[Prediction]:
+        keys = [repr((r.frames, r.text, r.mask_prompts)) for r in requests]
+        new = {key: request for key, request in zip(keys, requests, strict=True) if key not in known}
+        known.update(zip(new, ask(list(new.values())), strict=True))
+        return [known[key] for key in keys]
+
+    return answer
+
+
+def load_row(row: str, inputs: dict[str, Path]) -> Sa2VA:
+    match row:
+        case "untrained" | "base":
+            return checkpoint.load(inputs["base"] / row)
+        case "sft":
+            return sft_model(inputs["base"] / "base", inputs["sft"])
+        case "rl":
+            return checkpoint.load(inputs["model"])
+    raise ValueError(f"no row {row!r}; rows are untrained, base, sft, rl")
+
+
+def evaluated_sets(cfg: Config, prepared: Path) -> list[tuple[str, str, list[Sample]]]:
+    """(name, benchmark, samples): the drawn sets under their kind, every data set of the user's under its own name."""
+    settings, found = cfg.evaluate, []
+    sources = data.sources(prepared, settings.split)
+    for kind in settings.benchmarks:
+        samples = limited(data.of_kind(sources, kind), settings.limit) if kind != LOOPS else []
+        if samples:
+            found.append((f"{kind}/{settings.split}", kind, samples))
+    own = [(s.name, list(s.samples)) for s in sources if s.kind == "extra"]
+    own += [(s.name, data.read_samples(format=s.format, path=Path(s.path), name=s.name, split=s.split)) for s in settings.sources]
+    for name, samples in own:
+        for kind in settings.benchmarks:
+            asked = limited([s for s in samples if benchmark_of(s) == kind], settings.limit)
+            if asked:
+                found.append((f"{name}/{kind}", kind, asked))
+    return found
+
+
+def benchmark_of(sample: Sample) -> str:
+    return "video" if len(sample.frames) > 1 and sample.task == "referring" else sample.task
+
+
+def limited(samples: list[Sample], limit: int) -> list[Sample]:
+    """The first `limit` in steps through the whole list, so that every part of it has a say; 0 = all."""
+    if not limit or len(samples) <= limit:
+        return samples
+    return [samples[i * len(samples) // limit] for i in range(limit)]
+
+
+def resumable(ask: Predict, benchmark: Benchmark, samples: Sequence[Sample], folder: Path, *, desc: str) -> list[Prediction]:
+    """Predictions of all samples; every finished chunk is kept in `folder` and not asked again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    predictions: list[Prediction] = []
+    for start in tqdm(range(0, len(samples), CHUNK), desc=desc, disable=dist.rank() > 0, mininterval=bar_interval_s()):
+        file = folder / f"{start:08d}.json"
+        if not file.exists():
+            answers = ask([benchmark.request(s) for s in samples[start : start + CHUNK]])
+            partial_file = file.with_suffix(".partial")
+            partial_file.write_text(json.dumps([asdict(a) for a in answers]))
+            partial_file.replace(file)
+        predictions += [Prediction(text=a["text"], masks=tuple(tuple(m) for m in a["masks"])) for a in json.loads(file.read_text())]
+    return predictions
+
+
+def shuffled_text(ask: Predict, benchmark: Benchmark, samples: list[Sample], scratch: Path, *, seed: int) -> float:
+    """gIoU of single-object samples asked with another image's expression: near 0 only for a model that reads."""
+    swapped = shuffled(samples, dist.seed_of(seed, "shuffled"))
+    predictions = resumable(ask, benchmark, swapped, scratch / "shuffled", desc="referring, shuffled texts")
+    return benchmark.score(swapped, predictions).metrics["gIoU"]
+
+
+def loop_metrics(ask: Predict, model: Sa2VA, inverse: Sa2VA, regions: list[Sample], cfg: Config) -> dict[str, float]:
+    """loop1/<split>/IoU, loop2/<split>/METEOR with the frozen SFT model as inverse, and both with the row as its own (`_self`)."""
+    settings = cfg.evaluate
+    frozen = partial(predict, inverse, max_tokens=settings.max_tokens, batch=settings.batch)
+    return {
+        f"{loop}/{settings.split}/{name}{suffix}": value
+        for suffix, judge in (("", frozen), ("_self", ask))
+        for loop, name, value in both_loops(regions, ask=ask, inverse=judge)
+    }
+
+
+def write_predictions(lines, name: str, samples: Sequence[Sample], predictions: Sequence[Prediction], score: Score) -> None:  # type: ignore[no-untyped-def]
+    for sample, prediction, value in zip(samples, predictions, score.per_sample, strict=True):
+        record = {
+            "benchmark": name,
+            "dataset": sample.dataset,
+            "sample_id": sample.sample_id,
+            "asked": sample.text,
+            "score": round(value, 4),
+        }
+        lines.write(json.dumps(record | asdict(prediction)) + "\n")
+
+
+def write_overlays(
+    folder: Path,
+    name: str,
+    benchmark: Benchmark,
+    samples: Sequence[Sample],
+    predictions: Sequence[Prediction],
+    score: Score,
+    *,
+    count: int,
+) -> None:
+    """Half the best and half the worst samples, ground truth beside prediction, listed in index.json."""
+    folder.mkdir(exist_ok=True)
+    index_file = folder / "index.json"
+    index = json.loads(index_file.read_text()) if index_file.exists() else []
+    order = sorted(range(len(samples)), key=lambda i: -score.per_sample[i])
+    right = [i for i in order if score.per_sample[i] >= 0.5]
+    wrong = [i for i in reversed(order) if score.per_sample[i] < 0.5]
+    for verdict, chosen in (("right", spread(right, count // 2)), ("wrong", spread(wrong, count // 2))):
+        for i in chosen:
+            sample, prediction, truth = samples[i], predictions[i], benchmark.truth(samples[i])
+            picture = overlay.side_by_side(
+                transforms.open_image(sample.frames[0]),
+                truth=shown(sample, truth),
+                prediction=shown(sample, prediction),
+                question=benchmark.request(sample).text.removeprefix("<image>").strip(),
+                truth_text=truth.text,
+                prediction_text=prediction.text,
+            )
+            file = f"{name.replace('/', '_')}_{len(index):04d}.png"
+            picture.save(folder / file)
+            entry = {"file": file, "benchmark": name, "sample_id": sample.sample_id, "text": prediction.text, "truth": truth.text}
+            index.append(entry | {"score": score.per_sample[i], "verdict": verdict})
+    index_file.write_text(json.dumps(index, indent=1))
+
+
+def spread(indices: list[int], count: int) -> list[int]:
+    """`count` of them, evenly spread: not only the very best or the very worst."""
+    chosen = min(count, len(indices))
+    return [indices[i * len(indices) // chosen] for i in range(chosen)]
+
+
+def shown(sample: Sample, answer: Prediction) -> list[dict[str, object]]:
+    """Masks to draw on the first frame: the answer's, or the region that was asked about."""
+    masks = answer.masks or (sample.masks if sample.task == "region_caption" else ())
+    empty = rle.empty(sample.height, sample.width)
+    return [m[0] if m[0] is not None else empty for m in masks]

@@ -1,0 +1,120 @@
+"""Settings -> a prepared folder: drawn data sets, a list of all data sets that were read and checked (datasets.json), and a
+data report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from ans_core import rle
+from ans_core.config import Config, DataSource, Prepare
+from ans_core.data import DatasetEntry, Kind, read_entry, read_samples, write_entries
+from ans_core.data.formats import SPLITS
+from ans_core.data.report import write_report
+from ans_core.data.scene_write import write_clips, write_scenes
+from ans_core.types import RLE, ImageRef, Log, Sample
+
+DRAWN: tuple[tuple[str, str, str, Kind], ...] = (
+    ("scenes_single", "refcoco", "scenes/refcoco", "referring"),
+    ("scenes_several", "grefcoco", "scenes/grefcoco", "referring"),
+    ("scenes_regions", "region_arrow", "scenes/region_captions", "region_caption"),
+    ("scenes_grounded", "grandf", "scenes/grounded", "grounded_caption"),
+)
+CLIPS: tuple[str, str, str, Kind] = ("scenes_clips", "mevis", "scenes/mevis", "video")
+"""Name, format, path, kind."""
+
+
+def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
+    """Real data sets are checked before anything is drawn. Metrics: samples per data set and split, and what fixes the
+    difficulty.
+    """
+    read = {
+        entry: read_entry(out, entry)
+        for entry in tqdm(source_entries(cfg.prepare.sources), desc="check data sets", disable=not cfg.prepare.sources)
+    }
+    drawn = _draw(cfg.prepare, seed=cfg.seed, out=out)
+    if not drawn and not read:
+        raise ValueError("prepare.scenes, prepare.clips and prepare.sources are all empty: there is nothing to train on; set one of them")
+    read |= {entry: read_entry(out, entry) for entry in tqdm(drawn, desc="read back", disable=not drawn)}
+    write_entries(out, list(read))
+    write_report(out / "report.html", read)
+    return _metrics(read)
+
+
+def source_entries(sources: tuple[DataSource, ...]) -> list[DatasetEntry]:
+    """The split that is asked for and, beside "train", the set's own "val" and "test", to evaluate on."""
+    entries = []
+    names: set[str] = {name for name, *_ in (*DRAWN, CLIPS)}
+    for source in sources:
+        if source.name in names:
+            raise ValueError(f"prepare.sources: the name {source.name!r} is taken; give each data set a name of its own")
+        names.add(source.name)
+        path = Path(source.path)
+        if source.format not in SPLITS or not path.exists():
+            read_samples(format=source.format, path=path, name=source.name, split=source.split)  # raises with the reason
+        present = SPLITS[source.format](path)
+        wanted = [source.split, *(s for s in ("val", "test") if source.split == "train" and s in present)]
+        entries += [
+            DatasetEntry(name=source.name, format=source.format, path=source.path, split=split, kind="extra", repeats=source.repeats)
+            for split in wanted
+        ]
+    return entries
+
+
+def _draw(cfg: Prepare, *, seed: int, out: Path) -> list[DatasetEntry]:
+    root = out / "scenes"
+    entries = []
+    if cfg.scenes:
+        counts = {"train": cfg.scenes, "val": cfg.val_scenes, "test": cfg.test_scenes}
+        write_scenes(root, seed=seed, counts=counts, image_size=cfg.image_size)
+        entries += [_entry(drawn, split) for drawn in DRAWN for split, count in counts.items() if count]
+    if cfg.clips:
+        counts = {"train": cfg.clips, "val": cfg.val_clips}
+        write_clips(root, seed=seed, counts=counts, image_size=cfg.image_size, frames=cfg.clip_frames)
+        entries += [_entry(CLIPS, split) for split, count in counts.items() if count]
+    return entries
+
+
+def _entry(drawn: tuple[str, str, str, Kind], split: str) -> DatasetEntry:
+    name, format, path, kind = drawn
+    return DatasetEntry(name=name, format=format, path=path, split=split, kind=kind)
+
+
+def _metrics(read: dict[DatasetEntry, list[Sample]]) -> dict[str, float]:
+    metrics = {f"samples/{entry.name}/{entry.split}": float(len(samples)) for entry, samples in read.items()}
+    for entry, samples in read.items():
+        if entry.name == "scenes_single" and entry.split == "val":
+            shares = [rle.area(_mask(s)) / (s.height * s.width) for s in samples]
+            regions = next(found for e, found in read.items() if e.name == "scenes_regions" and e.split == "val")
+            metrics["val_target_area_median"] = float(np.median(shares))
+            metrics["val_scenes_with_distractor"] = _distractor_share(samples, regions)
+    return metrics
+
+
+def _distractor_share(expressions: Sequence[Sample], regions: Sequence[Sample]) -> float:
+    """Share of images in which a thing other than the target of some single-object expression has the target's colour or shape.
+
+    `regions` are the region captions of the same images, with attributes in meta; things are told apart by their mask.
+    """
+    things: dict[ImageRef, dict[str, dict[str, str]]] = {}
+    for region in regions:
+        things.setdefault(region.frames[0], {})[_mask(region)["counts"]] = region.meta
+    shared: dict[ImageRef, bool] = {}
+    for sample in expressions:
+        target = _mask(sample)["counts"]
+        inside = things[sample.frames[0]]
+        others = [meta for counts, meta in inside.items() if counts != target]
+        hit = any(meta[trait] == inside[target][trait] for meta in others for trait in ("colour", "shape"))
+        shared[sample.frames[0]] = shared.get(sample.frames[0], False) or hit
+    return sum(shared.values()) / len(shared)
+
+
+def _mask(sample: Sample) -> RLE:
+    """The first object's, in the first frame."""
+    mask = sample.masks[0][0]
+    assert mask is not None, sample.sample_id
+    return mask

@@ -1,0 +1,77 @@
+"""The nouns: what travels from an annotation file to a model and back to a report.
+
+Dimension letters, everywhere: B samples, F frames, N objects, H W pixels, h w feature grid, L text tokens, D hidden,
+V vocabulary, G rollouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+RLE = dict[str, Any]
+"""COCO compressed run-length encoding: {"size": [H, W], "counts": str}."""
+
+Masklet = tuple[RLE | None, ...]
+"""One object's mask in every frame (length F). None = not annotated; an RLE of area 0 = absent."""
+
+ImageRef = Path | bytes
+"""Where a frame's pixels are: a file, or the encoded image itself (as Arrow files hold it)."""
+
+Task = Literal["referring", "region_caption", "grounded_caption", "conversation"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One question about one image or video, with its ground truth. An image is a video with F = 1."""
+
+    sample_id: str
+    """Unique within its dataset; names the sample in errors and predictions."""
+    dataset: str
+    image_id: str
+    """Samples of one dataset with the same image_id show the same frames, which are then encoded once."""
+    frames: tuple[ImageRef, ...]
+    height: int
+    width: int
+    task: Task
+    text: str
+    """referring: the expression as the annotator wrote it. region_caption: the caption. grounded_caption: the plain caption.
+    conversation: the answer."""
+    masks: tuple[Masklet, ...] = ()
+    """N masklets of F entries. referring: the objects meant (0 = nothing fits the expression); region_caption: the regions asked
+    about (visual prompts); grounded_caption: all the objects of phrase i together, so N = number of phrases."""
+    phrases: tuple[tuple[int, int], ...] = ()
+    """grounded_caption: [start, end) character spans of `text`, one per masklet, in order, not overlapping."""
+    question: str | None = None
+    """conversation: the user's words. Otherwise None and a template asks."""
+    meta: dict[str, Any] = field(default_factory=dict)
+    """What a report may want to split by (`kind`, `category`, ...). Never read by training."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What a model is asked: upstream's `predict_forward` arguments. `text` holds `<image>` where the frames go."""
+
+    frames: tuple[ImageRef, ...]
+    text: str
+    mask_prompts: tuple[RLE, ...] = ()
+    """Regions of the first frame, named region1, region2, ... in the text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """What a model answered."""
+
+    text: str
+    """Special tokens kept; the end-of-turn token cut."""
+    masks: tuple[Masklet, ...] = ()
+    """One masklet (F entries, none of them None) per `[SEG]` in the text, in order."""
+
+
+Predict = Callable[[Sequence[Request]], list[Prediction]]
+"""A model as benchmarks see it: batched, same order as asked."""
+
+Log = Callable[[dict[str, float], int], None]
+"""log(metrics, step): a training stage's curves, wherever the caller sends them."""

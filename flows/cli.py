@@ -1,0 +1,211 @@
+"""The `ans` command: a command line in, one call into the pipeline or the model out. Each command imports what it needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from flows.paths import environment, root
+
+USER_ERROR = 2
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The whole pipeline on params.yaml."""
+    from flows.launch import run_pipeline
+    from flows.params import add_sources
+
+    here = root()
+    for line in add_sources([Path(path).resolve() for path in arguments.add_data or ()], arguments.format, here):
+        print(line)
+    return run_pipeline(here)
+
+
+def stage(arguments: argparse.Namespace) -> int:
+    """One stage, if it changed."""
+    command = [sys.executable, "-m", "dvc", "repro", "--single-item", arguments.name, *(["--force"] if arguments.force else [])]
+    return subprocess.run(command, cwd=root(), env=environment(), check=False).returncode
+
+
+def profile(arguments: argparse.Namespace) -> int:
+    """Writes params.yaml."""
+    from flows.params import write, write_if_needed
+
+    if arguments.if_needed:
+        print(write_if_needed(arguments.name, root()))
+    else:
+        print("wrote", write(arguments.name, root(), tuple(arguments.settings), force=arguments.force))
+    return 0
+
+
+def newest_model() -> Path:
+    from ans_core.config import load
+
+    return root() / "runs" / load(root() / "params.yaml").profile / "model"
+
+
+def predict(arguments: argparse.Namespace) -> int:
+    """One image and a text: prints the answer, writes it with masks (RLE) and an overlay picture."""
+    from ans_core import overlay, transforms
+    from ans_core.model import Sa2VA
+    from ans_core.model.predict import predict as answer
+    from ans_core.types import Request
+
+    image = Path(arguments.image)
+    if not image.is_file():
+        raise FileNotFoundError(f"no image {image}")
+    text = arguments.text if "<image>" in arguments.text else f"<image>\n{arguments.text}"
+    model = Sa2VA.from_pretrained(arguments.model or newest_model(), device_map="auto")
+    (prediction,) = answer(model, [Request(frames=(image,), text=text)], max_tokens=arguments.max_tokens, batch=1)
+    out = Path(arguments.out or root() / ".ans/predictions" / image.stem)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "answer.json").write_text(json.dumps({"image": str(image), "asked": text, "text": prediction.text, "masks": prediction.masks}))
+    overlay.draw(transforms.open_image(image), [masklet[0] for masklet in prediction.masks]).save(out / "overlay.png")
+    print(prediction.text)
+    print(f"{len(prediction.masks)} masks; {out / 'overlay.png'}, {out / 'answer.json'}")
+    return 0
+
+
+def convert(arguments: argparse.Namespace) -> int:
+    """A checkpoint folder, ours or in upstream's layout, to ours."""
+    from ans_core.model import checkpoint
+
+    model = checkpoint.load(arguments.source)
+    checkpoint.save(model, Path(arguments.target), metadata={"stage": "convert", "source": arguments.source})
+    print("wrote", arguments.target)
+    return 0
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """The benchmarks of params.yaml on any checkpoint, outside the pipeline."""
+    from ans_core.config import load
+    from ans_core.stages.evaluate import run as evaluate_stage
+    from tasks.process import held
+
+    here, checkpoint = root(), Path(arguments.checkpoint).resolve()
+    config = load(here / "params.yaml")
+    out = here / ".ans/eval" / checkpoint.name
+    scratch = here / ".ans/scratch" / config.profile / "eval" / checkpoint.name
+    out.mkdir(parents=True, exist_ok=True)
+    scratch.mkdir(parents=True, exist_ok=True)
+    runs = here / "runs" / config.profile
+    inputs = {"data": runs / "data", "base": runs / "base", "sft": runs / "sft", "model": checkpoint}
+    with held(here / ".ans/stage.lock", "ans eval"):
+        metrics = evaluate_stage(config, inputs=inputs, out=out, scratch=scratch, log=lambda metrics, step: None, row="rl")
+    for name, value in sorted(metrics.items()):
+        print(f"{name:<48} {value:.4f}")
+    print("predictions and overlays:", out)
+    return 0
+
+
+def data(arguments: argparse.Namespace) -> int:
+    """Reads a data set as training would, and says what is in it or what is wrong."""
+    from ans_core.data.formats import FORMATS, SPLITS
+
+    if arguments.format not in FORMATS:
+        raise SystemExit(f"no format named {arguments.format!r}; ans_core/data/formats has {sorted(FORMATS)}")
+    path = Path(arguments.path)
+    splits = [arguments.split] if arguments.split else SPLITS[arguments.format](path)
+    for split in splits:
+        samples = FORMATS[arguments.format](path, name=path.name, split=split)
+        print(f"{path}: {len(samples)} samples of split {split!r}, no fault found")
+    return 0
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """What is wrong with this installation and workspace."""
+    from flows.doctor import report
+
+    return report(root(), repair=not arguments.look_only)
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Two results side by side."""
+    from flows.compare import table
+
+    print(table(arguments.one, arguments.other, root()))
+    return 0
+
+
+def server(arguments: argparse.Namespace) -> int:
+    """Prefect server, deployments of prefect.yaml and a worker, until Ctrl-C."""
+    from flows.launch import serve
+
+    return serve(root(), port=arguments.port)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="ans",
+        description="Trains and evaluates pixel-grounded multimodal models: annotations in, a checkpoint and a report out.",
+    )
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, function: Any) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=(function.__doc__ or "").strip(), description=function.__doc__)
+        made.set_defaults(function=function)
+        return made
+
+    it = command("run", run)
+    it.add_argument(
+        "--add-data",
+        action="append",
+        metavar="PATH",
+        help="folder with annotations.json, or of another format: trained on and evaluated too",
+    )
+    it.add_argument("--format", help="format of --add-data where the folder does not tell (see `ans data --help`)")
+    it = command("stage", stage)
+    it.add_argument("name", help="as in `dvc stage list`: prepare, base, sft, rl, convert, evaluate@sft, report ...")
+    it.add_argument("--force", action="store_true", help="also if nothing changed")
+    it = command("profile", profile)
+    it.add_argument("name", help="a file of profiles/, without .yaml")
+    it.add_argument("settings", nargs="*", metavar="key=value", help="as in sft.optim.steps=200")
+    it.add_argument("--force", action="store_true", help="drop edits made by hand")
+    it.add_argument("--if-needed", action="store_true", help="leave a params.yaml of this profile alone if it has own settings")
+    it = command("predict", predict)
+    it.add_argument("image")
+    it.add_argument("text")
+    it.add_argument("--model", help="checkpoint folder (default: runs/<profile>/model)")
+    it.add_argument("--max-tokens", type=int, default=64)
+    it = command("convert", convert)
+    it.add_argument("source", metavar="SRC")
+    it.add_argument("target", metavar="DST")
+    it = command("eval", evaluate)
+    it.add_argument("checkpoint")
+    it = command("data", data)
+    it.add_argument("action", choices=["check"])
+    it.add_argument("path")
+    it.add_argument("--format", required=True, help="name of a module of ans_core/data/formats")
+    it.add_argument("--split", help="one split (default: all)")
+    it = command("doctor", doctor)
+    it.add_argument("--look-only", action="store_true", help="leave stuck MLflow runs as they are")
+    it = command("compare", compare)
+    it.add_argument("one", metavar="RUN", help="a summary.json, a git revision, or an MLflow run id")
+    it.add_argument("other", metavar="RUN")
+    it = command("server", server)
+    it.add_argument("--port", type=int, default=4200)
+    return top
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    os.environ.update(environment())
+    from ans_core.config import ConfigError
+
+    try:
+        sys.exit(arguments.function(arguments))
+    except (ConfigError, FileNotFoundError) as error:
+        print(f"ans: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command resumes", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

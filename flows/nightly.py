@@ -1,0 +1,23 @@
+"""The `nightly-evals` flow: the newest checkpoint's benchmarks and the report, on the settings of params.yaml. Trains nothing."""
+
+from __future__ import annotations
+
+import os
+
+from prefect import flow
+
+from flows.paths import root
+from flows.pipeline import run_stages
+from tasks.process import held
+from tasks.stages import STAGES
+
+EVALUATION = tuple(stage for stage in STAGES if stage.task in {"evaluate", "report"})
+
+
+@flow(name="nightly-evals", retries=0)
+def nightly_evals() -> list[tuple[str, str, float]]:
+    """A row whose checkpoint and settings did not change since the last night is cached."""
+    here = root()
+    os.chdir(here)
+    with held(here / ".ans/flow.lock", "nightly-evals"):
+        return run_stages(EVALUATION, here)

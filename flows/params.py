@@ -1,0 +1,150 @@
+"""A profile's name and `key=value` words in, params.yaml out: complete, resolved, and never over somebody's edits by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ans_core.config import PROFILES, ConfigError, DataSource, load, resolve
+
+MARK = "# unchanged since written: "
+PICTURES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
+
+
+def digest(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def render(values: dict[str, Any], words: tuple[str, ...]) -> str:
+    command = " ".join(["ans", "profile", values["profile"], *words])
+    lines = [
+        f"# Every setting of every stage, as written by `{command}`. Edit at will; what stands here is what runs.",
+        "# ans_core/config.py says what each one means.",
+        MARK + digest(values),
+    ]
+    return "\n".join(lines) + "\n" + yaml.safe_dump(values, sort_keys=False, width=132)
+
+
+def edited_keys(path: Path) -> list[str]:
+    """Settings that differ from those that were written; empty if params.yaml is as `ans profile` left it."""
+    text = path.read_text(encoding="utf-8")
+    values = yaml.safe_load(text)
+    written = [line.removeprefix(MARK) for line in text.splitlines() if line.startswith(MARK)]
+    if isinstance(values, dict) and written == [digest(values)]:
+        return []
+    try:
+        plain = resolve(path.parent / PROFILES / f"{values['profile']}.yaml", words_of(text))
+    except (ConfigError, KeyError, TypeError):
+        return ["(all)"]
+    return differing(plain, values) or ["(written by hand)"]
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """The `key=value` words that params.yaml was written with."""
+    first = text.splitlines()[0]
+    return tuple(word for word in first.split("`")[1].split()[3:] if "=" in word) if first.count("`") >= 2 else ()
+
+
+def differing(one: Any, other: Any, prefix: str = "") -> list[str]:
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return [] if one == other else [prefix.rstrip(".")]
+    keys = [*one, *(key for key in other if key not in one)]
+    return [name for key in keys for name in differing(one.get(key), other.get(key), f"{prefix}{key}.")]
+
+
+def write(name: str, root: Path, words: tuple[str, ...] = (), *, force: bool = False) -> Path:
+    """Refuses, naming them, to drop edits by hand."""
+    path = root / "params.yaml"
+    values = resolve(root / PROFILES / f"{name}.yaml", words)
+    if path.exists() and not force and (edits := edited_keys(path)):
+        raise ConfigError(
+            f"{path} has been edited by hand: {', '.join(edits[:8])}. Keep it, or drop the edits with `ans profile {name} --force` "
+            "(settings can also be given on that line, as in `ans profile tiny rl.kl=0.05`)"
+        )
+    path.write_text(render(values, words), encoding="utf-8")
+    return path
+
+
+def write_if_needed(name: str, root: Path) -> str:
+    """Keeps a params.yaml of this profile that has own settings; else writes it (missing, another profile, older defaults)."""
+    path = root / "params.yaml"
+    if not path.exists() or yaml.safe_load(path.read_text(encoding="utf-8")).get("profile") != name:
+        write(name, root)
+        return f"params.yaml: profile {name}"
+    if edits := edited_keys(path):
+        return f"params.yaml: profile {name} with your edits kept ({', '.join(edits[:8])}); `ans profile {name} --force` drops them"
+    if words := words_of(path.read_text(encoding="utf-8")):
+        return f"params.yaml: profile {name} with {' '.join(words)} kept; `ans profile {name}` drops them"
+    write(name, root)
+    return f"params.yaml: profile {name}"
+
+
+# What a folder holds -> its format's name in ans_core/data/formats.
+MARKERS = {"annotations.json": "annotations", "manifest.jsonl": "regions"}
+
+
+def format_of(path: Path) -> str:
+    found = [name for marker, name in MARKERS.items() if (path / marker).is_file()]
+    if not path.is_dir():
+        raise ConfigError(f"--add-data {path} is no folder")
+    if not found:
+        raise ConfigError(f"--add-data {path}: none of {list(MARKERS)} is in it; name its format with --format")
+    return found[0]
+
+
+def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[str]:
+    """Adds folders to prepare.sources of params.yaml; one that is there stays as it is. Keeps other settings, not comments."""
+    values = load(root / "params.yaml").model_dump(mode="json")
+    lines = []
+    sources = values["prepare"]["sources"]
+    for folder in paths:
+        if any(source["path"] == str(folder) for source in sources):
+            lines.append(f"params.yaml: {folder} is in prepare.sources already")
+            continue
+        if any(source["name"] == folder.name for source in sources):
+            raise ConfigError(f"--add-data {folder}: prepare.sources has another data set named {folder.name!r}; rename the folder")
+        source = DataSource(name=folder.name, format=data_format or format_of(folder), path=str(folder))
+        sources.append(source.model_dump(mode="json"))
+        lines.append(f"params.yaml: {folder} added to prepare.sources")
+    rewrite(root, values)
+    return lines
+
+
+def watch_sources(root: Path) -> list[str]:
+    """Writes the fingerprints of prepare.sources and evaluate.sources where the files have changed: their stages then run again."""
+    values = load(root / "params.yaml").model_dump(mode="json")
+    lines = []
+    for section in ("prepare", "evaluate"):
+        for source in values[section]["sources"]:
+            found = fingerprint(root / source["path"])
+            if source["files"] != found:
+                lines += [f"params.yaml: the files of {source['path']} have changed"] if source["files"] else []
+                source["files"] = found
+    rewrite(root, values)
+    return lines
+
+
+def fingerprint(path: Path) -> str:
+    """Of a folder (or file): names and sizes of everything in it, and the bytes of all that is not a picture. Empty if it is missing."""
+    if not path.exists():
+        return ""  # the stage says what is wrong
+    whole = hashlib.sha256()
+    for file in sorted(p for p in (path.rglob("*") if path.is_dir() else [path]) if p.is_file()):
+        whole.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode())
+        if file.suffix.lower() not in PICTURES:
+            with file.open("rb") as opened:
+                whole.update(hashlib.file_digest(opened, "sha256").digest())
+    return whole.hexdigest()[:16]
+
+
+def rewrite(root: Path, values: dict[str, Any]) -> None:
+    """params.yaml with these values, marked as edited; untouched where they are its own."""
+    path = root / "params.yaml"
+    if values != load(path).model_dump(mode="json"):
+        written = render(values, words_of(path.read_text(encoding="utf-8")))
+        path.write_text(written.replace(MARK + digest(values), MARK + "edited"), encoding="utf-8")
+        load(path)

@@ -1,0 +1,73 @@
+"""The bar of the README: the whole pipeline for several seeds, then the table (mean, deviation, gains of RL over SFT paired by seed).
+
+    python perf/bar.py --profile tiny --seeds 0 1 2        # 2 cores: about 45 minutes a seed
+    python perf/bar.py --table                             # only the table, from perf/results/
+
+Every seed's metrics/summary.json is kept as perf/results/<profile>-seed<N>.json. params.yaml is as before afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+RESULTS = Path("perf/results")
+ROWS = ("untrained", "base", "sft", "rl")
+METRICS = (
+    "referring/val/gIoU", "referring/val/cIoU", "referring/val/gIoU_shuffled_text", "referring/val/N_acc", "region_caption/val/METEOR",
+    "region_caption/val/attribute_accuracy", "grounded_caption/val/mIoU", "video/val/J&F", "loop1/val/IoU", "loop2/val/METEOR",
+    "loop1/val/IoU_self", "loop2/val/METEOR_self",
+)  # fmt: skip
+
+
+def run(profile: str, seed: int) -> None:
+    """One seed through DVC; what is cached is not done again."""
+    ans = str(Path(sys.executable).with_name("ans"))
+    before = Path("params.yaml").read_text()
+    try:
+        subprocess.run([ans, "profile", profile, f"seed={seed}", "--force"], check=True)
+        subprocess.run([sys.executable, "-m", "dvc", "repro"], check=True)
+        RESULTS.mkdir(exist_ok=True)
+        shutil.copyfile("metrics/summary.json", RESULTS / f"{profile}-seed{seed}.json")
+    finally:
+        Path("params.yaml").write_text(before)
+
+
+def table(profile: str) -> str:
+    runs = {int(p.stem.rpartition("seed")[2]): json.loads(p.read_text()) for p in sorted(RESULTS.glob(f"{profile}-seed*.json"))}
+    lines = [
+        f"{len(runs)} seeds: {sorted(runs)}",
+        "",
+        "| metric | " + " | ".join(ROWS) + " | RL - SFT, paired |",
+        "|-" * (len(ROWS) + 2) + "|",
+    ]
+    for metric in METRICS:
+        cells = [spread([summary[row].get(metric) for summary in runs.values()]) for row in ROWS]
+        gains = [s["rl"][metric] - s["sft"][metric] for s in runs.values() if metric in s["rl"] and metric in s["sft"]]
+        lines.append(f"| {metric} | " + " | ".join(cells) + f" | {spread(gains, sign='+')} |")
+    return "\n".join(lines)
+
+
+def spread(values: list[float | None], sign: str = "") -> str:
+    known = [v for v in values if v is not None]
+    if not known:
+        return "-"
+    deviation = f" ± {statistics.stdev(known):.3f}" if len(known) > 1 else ""
+    return f"{statistics.mean(known):{sign}.3f}{deviation}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--profile", default="tiny")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    if not arguments.table:
+        for seed in arguments.seeds:
+            run(arguments.profile, seed)
+    print(table(arguments.profile))

@@ -1,0 +1,21 @@
+#!/bin/sh
+# Makes .venv with the locked dependencies and the checkout itself (editable). Idempotent; `make` calls it when the lock or pyproject.toml changed.
+set -eu
+cd "$(dirname "$0")"
+
+python=${PYTHON:-$(command -v python3.11 || command -v python3.12 || command -v python3)}
+"$python" -c 'import sys; assert (3, 11) <= sys.version_info < (3, 13), f"Python 3.11 or 3.12 is needed, {sys.executable} is {sys.version.split()[0]}: set PYTHON=/path/to/python3.11"'
+
+# The lock holds in build environments too: pip before 25.3 reads the first name there, later ones the second.
+export PIP_CONSTRAINT="$PWD/constraints.txt" PIP_BUILD_CONSTRAINT="$PWD/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=1
+
+test -x .venv/bin/python || "$python" -m venv .venv
+pip() { .venv/bin/python -m pip "$@"; }
+
+pip install -q pip setuptools wheel
+pip install -q torch==2.13.0
+pip install -q -r requirements/dev.txt
+unset PIP_BUILD_CONSTRAINT  # refused beside --no-build-isolation
+SAM2_BUILD_CUDA=0 pip install -q --no-deps --no-build-isolation sam2==1.1.0
+pip install -q --no-deps --no-build-isolation -e .
+.venv/bin/python -c 'import ans_core, dvc, mlflow, prefect, sam2.modeling.sam2_base, torch, transformers; print("installed: torch", torch.__version__, "transformers", transformers.__version__)'

@@ -1,0 +1,159 @@
+"""tasks/stages.py and the imports of ans_core in, dvc.yaml out: `python -m tasks.deps --write`, or `--check` it."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ans_core.config import Config
+from tasks.stages import STAGES, Stage
+
+# Its values reach a stage as parameters, which dvc.yaml lists: a changed default changes nothing until params.yaml has it.
+NOT_DEPENDENCIES = {Path("ans_core/config.py")}
+# Which settings don't decide a result: `launch` says where things run, `profile` is part of every path.
+FREE_SECTIONS = {"launch", "profile"}
+
+HEADER = """\
+# Written by `make dvc` (python -m tasks.deps --write) from tasks/stages.py and the imports of ans_core; a test keeps it true.
+"""
+
+
+def module_file(module: str, root: Path) -> Path | None:
+    """The file of a dotted name below `root`, or None where the name is no module there (a function, say)."""
+    path = root / Path(*module.split("."))
+    if (path / "__init__.py").is_file():
+        return path / "__init__.py"
+    return path.with_suffix(".py") if path.with_suffix(".py").is_file() else None
+
+
+def imported_names(file: Path, root: Path) -> set[str]:
+    """Dotted names that `file` may import, also inside functions. `from a import b` gives `a` and `a.b`."""
+    package = file.relative_to(root).parent.parts
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(), filename=str(file))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            anchor = package[: len(package) - node.level + 1] if node.level else ()
+            source = ".".join((*anchor, *([node.module] if node.module else [])))
+            names |= {source} | {f"{source}.{alias.name}" for alias in node.names}
+    return names
+
+
+def package_data(folder: Path) -> set[Path]:
+    """Files beside the modules of a package that are no Python (word lists, templates), also in sub-folders without modules."""
+    found = {path for path in folder.iterdir() if path.is_file() and path.suffix not in {".py", ".pyc"}}
+    for child in folder.iterdir():
+        if child.is_dir() and child.name != "__pycache__" and not any(child.rglob("*.py")):
+            found |= {path for path in child.rglob("*") if path.is_file()}
+    return found
+
+
+def code_files(module: str, root: Path = Path(), package: str = "ans_core") -> list[Path]:
+    """Files of `package` that importing `module` reads, relative to `root`, sorted; parents' __init__.py and package data too."""
+    todo, files = [module], set[Path]()
+    while todo:
+        name = todo.pop()
+        parts = name.split(".")
+        if parts[0] != package:
+            continue
+        for length in range(1, len(parts) + 1):
+            file = module_file(".".join(parts[:length]), root)
+            if file is None or file in files:
+                continue
+            files.add(file)
+            todo += imported_names(file, root)
+    data = {path for folder in {file.parent for file in files} for path in package_data(folder)}
+    relative = {path.relative_to(root) for path in files | data}
+    return sorted(path for path in relative - NOT_DEPENDENCIES if (root / path).stat().st_size > 0)
+
+
+def settings_read(file: Path) -> set[str]:
+    """Which settings a stage reads: `sft` for `cfg.sft`, `sft.optim` for `cfg.sft.optim` (no deeper)."""
+    tree = ast.parse(file.read_text(), filename=str(file))
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    read = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute):
+            continue
+        match node.value:
+            case ast.Name(id="cfg") if id(node) not in inner:
+                read.add(node.attr)
+            case ast.Attribute(value=ast.Name(id="cfg"), attr=section):
+                read.add(f"{section}.{node.attr}")
+    return {name for name in read if name.partition(".")[0] in Config.model_fields}
+
+
+def unlisted_settings(stage: Stage, root: Path = Path()) -> set[str]:
+    """Settings that a stage reads and its row of the table forgets: changing them would not run it again."""
+    file = root / f"ans_core/stages/{stage.task}.py"
+    listed = FREE_SECTIONS | set(stage.sections)
+    return {name for name in settings_read(file) if not {name, name.partition(".")[0]} & listed} if file.exists() else set()
+
+
+def dvc_stage(stage: Stage, root: Path) -> dict[str, Any]:
+    files = [path.as_posix() for path in code_files(f"ans_core.stages.{stage.task}", root)]
+    if stage.row:
+        raise AssertionError(f"{stage.name} is written by dvc_rows")
+    entry: dict[str, Any] = {"cmd": stage.command, "deps": [*(f"runs/${{profile}}/{name}" for name in stage.inputs), *files]}
+    entry["params"] = list(stage.sections)
+    entry["outs"] = [f"runs/${{profile}}/{stage.out}"]
+    if stage.copies:
+        entry["metrics"] = [place for _, place in stage.copies]
+    return entry
+
+
+# The whole model that a row of `evaluate` starts from. It also tells DVC's rows apart: only `rl` waits for `convert`.
+ROW_MODEL = {"untrained": "base/untrained", "base": "base/base", "sft": "base/base", "rl": "model"}
+
+
+def dvc_rows(rows: list[Stage], root: Path) -> dict[str, Any]:
+    """The rows of one task as a DVC `foreach`: named task@row, alike but for the model they start from."""
+    shared = [name for name in rows[0].inputs if all(name in row.inputs for row in rows)]
+    files = [path.as_posix() for path in code_files(f"ans_core.stages.{rows[0].task}", root)]
+    return {
+        "foreach": {row.row: ROW_MODEL[str(row.row)] for row in rows},
+        "do": {
+            "cmd": f"exec python -m tasks.{rows[0].task} ${{key}}",
+            "deps": [*(f"runs/${{profile}}/{name}" for name in shared), "runs/${profile}/${item}", *files],
+            "params": list(rows[0].sections),
+            "outs": [f"runs/${{profile}}/{rows[0].task}/${{key}}"],
+        },
+    }
+
+
+def dvc_yaml(root: Path = Path()) -> str:
+    stages: dict[str, Any] = {}
+    for stage in STAGES:
+        if stage.task not in stages:
+            rows = [other for other in STAGES if other.row and other.task == stage.task]
+            stages[stage.task] = dvc_rows(rows, root) if rows else dvc_stage(stage, root)
+    return HEADER + yaml.safe_dump({"stages": stages}, sort_keys=False, width=132)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("--write", action="store_true")
+    group.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    for stage in STAGES:
+        if missing := unlisted_settings(stage):
+            sys.exit(
+                f"{stage.name} reads {sorted(missing)} of the settings: list them in tasks/stages.py, "
+                "or it will not run again when they change"
+            )
+    path, text = Path("dvc.yaml"), dvc_yaml()
+    if arguments.write:
+        path.write_text(text)
+    elif not path.exists() or path.read_text() != text:
+        sys.exit("dvc.yaml is not what tasks/stages.py and the imports of ans_core say: run `make dvc`")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""A stage as a Unix process: it dies with its parent, ends cleanly on TERM, and holds the workspace for itself."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """TERM for this process when the thread that started it dies (Linux). Without it a stage outlives a killed flow."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() == 1 and "ANS_PARENT_PID" in os.environ:
+            raise SystemExit("the process that started this stage is gone")
+
+
+def exit_on_term() -> None:
+    """TERM ends the process as an exception does, so that the run is closed. Ignores a second TERM (group and parent send one)."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def held(path: Path, what: str, wait: bool = True) -> Iterator[None]:
+    """An exclusive lock that the kernel drops when its holder dies. While another holds it: waits and says so, or refuses."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        waited_s = 0
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                file.seek(0)
+                holder = file.read().strip() or "another process"
+                if not wait:
+                    raise SystemExit(
+                        f"{what} can't start: {holder} is at work in this workspace. Wait for it, or work in a clone."
+                    ) from None
+                if waited_s % 30 == 0:
+                    print(f"{what} waits: {holder} is at work in this workspace", file=sys.stderr, flush=True)
+                time.sleep(1)
+                waited_s += 1
+        file.truncate(0)
+        file.write(f"{what} (pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')})")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)

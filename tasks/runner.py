@@ -1,0 +1,189 @@
+"""A stage's name in, its output folder out: settings, locks, disk, progress, logs and exit codes around ans_core."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import json
+import logging
+import operator
+import os
+import shutil
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ans_core.config import Config, ConfigError, load
+from tasks import deps
+from tasks.process import die_with_parent, exit_on_term, held
+from tasks.stages import Stage, stage_named
+from tasks.tracking import StageRun, git_tags
+
+USER_ERROR = 2
+"""Exit code of a mistake that no retry mends."""
+STAGE_FAILED = 1
+DONE = "done"
+MIN_FREE_BYTES = 500_000_000
+
+
+class Progress:
+    """The stage's `log`: a line in the log file, and metrics to MLflow. Bars are the stages' own."""
+
+    def __init__(self, run: StageRun | None) -> None:
+        self._run = run
+
+    def __call__(self, metrics: dict[str, float], step: int) -> None:
+        logging.info("step %d %s", step, json.dumps({key: round(float(value), 6) for key, value in metrics.items()}))
+        if self._run:
+            self._run.log(metrics, step)
+
+
+def inputs_md5(stage: Stage, profile: str, root: Path) -> dict[str, str]:
+    """What DVC recorded for each input folder when the stage before wrote it."""
+    lock = yaml.safe_load((root / "dvc.lock").read_text())["stages"] if (root / "dvc.lock").exists() else {}
+    recorded = {out["path"]: out["md5"] for entry in lock.values() for out in entry.get("outs", [])}
+    paths = {name: path.as_posix() for name, path in stage.input_paths(profile).items()}
+    if missing := [path for path in paths.values() if path not in recorded]:
+        raise ConfigError(f"dvc.lock has no record of {missing}: run `dvc repro {stage.name}`, which makes what {stage.name} needs first")
+    return {name: recorded[path] for name, path in paths.items()}
+
+
+def state_key(stage: Stage, config: Config, root: Path) -> str:
+    """Decides which earlier, killed attempt may be resumed: same settings, same inputs, same code."""
+    code = {path.as_posix(): hashlib.sha256((root / path).read_bytes()).hexdigest() for path in stage_code(stage, root)}
+    parts = [settings_of(stage, config), inputs_md5(stage, config.profile, root), code, stage.version]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def settings_of(stage: Stage, config: Config) -> dict[str, Any]:
+    """The parts of the settings that decide the stage's result, by the (dotted) names of the table."""
+    values = config.model_dump(mode="json")
+    return {name: functools.reduce(operator.getitem, name.split("."), values) for name in stage.sections}
+
+
+def stage_code(stage: Stage, root: Path) -> list[Path]:
+    return deps.code_files(f"ans_core.stages.{stage.task}", root)
+
+
+def check_disk(stage: Stage, profile: str, root: Path) -> None:
+    """Room for a resumable state, the output and DVC's copy of it, each about as large as the largest input model."""
+    models = [path for name, path in stage.input_paths(profile, root).items() if name in {"base", "model"}]
+    sizes = [sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in models]
+    need = MIN_FREE_BYTES + 3 * max(sizes, default=0)
+    free = shutil.disk_usage(root).free
+    if free < need:
+        raise ConfigError(
+            f"{stage.name} needs about {need / 1e9:.1f} GB in {root.resolve()}, {free / 1e9:.1f} GB are free: "
+            "`dvc gc -w --all-commits`, or a larger disk"
+        )
+
+
+def start_log_file(stage: Stage, profile: str, root: Path) -> Path:
+    path = root / ".ans/logs" / f"{profile}-{stage.name}-{time.strftime('%Y%m%d-%H%M%S')}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    return path
+
+
+def launch_ranks(stage: Stage, config: Config) -> None:
+    """Becomes torchrun, which starts this same command once per process."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.launch.processes}"]
+    os.execv(sys.executable, [*command, "-m", f"tasks.{stage.task}", *([stage.row] if stage.row else [])])
+
+
+def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> dict[str, float]:
+    """Runs the function into `<out>.partial` and renames. `scratch` stays, marked done: DVC still has to record the output."""
+    out = stage.out_path(config.profile, root)
+    scratch = root / ".ans/scratch" / config.profile / stage.name / key
+    scratch.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(out.name + ".partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    function = importlib.import_module(f"ans_core.stages.{stage.task}").run
+    row = {"row": stage.row} if stage.row else {}
+    inputs = stage.input_paths(config.profile, root)
+    if stage.task == "report":
+        inputs["versions"] = write_versions(scratch / "versions.json", root)
+    metrics: dict[str, float] = function(config, inputs=inputs, out=partial, scratch=scratch, log=log, **row)
+    if int(os.environ.get("RANK", "0")) == 0:
+        if out.exists():
+            shutil.rmtree(out)
+        partial.rename(out)
+        for name, place in stage.copies:
+            (root / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(out / name, root / place)
+        (scratch / DONE).touch()
+    return metrics
+
+
+def write_versions(path: Path, root: Path) -> Path:
+    """Which code and which data made the numbers: shown in the report."""
+    lock = root / "dvc.lock"
+    found = git_tags(root) | {"dvc.lock sha256": hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else "none"}
+    path.write_text(json.dumps(found))
+    return path
+
+
+def drop_done_scratch(root: Path, keep: str) -> None:
+    """Removes training states of finished attempts, which DVC has recorded by the time another stage starts."""
+    for mark in (root / ".ans/scratch").glob(f"*/*/*/{DONE}"):
+        if mark.parent.name != keep:
+            shutil.rmtree(mark.parent)
+
+
+def use_threads(config: Config) -> None:
+    """Must come before torch is imported. Idle threads sleep: spinning, they starve any second program and are starved by it."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if config.launch.threads:
+        os.environ["OMP_NUM_THREADS"] = str(config.launch.threads)
+
+
+def run_tracked(stage: Stage, config: Config, root: Path, log_file: Path) -> None:
+    key = state_key(stage, config, root)
+    drop_done_scratch(root, keep=key)
+    params = {"profile": config.profile, **settings_of(stage, config), "launch": config.launch.model_dump(mode="json")}
+    run = StageRun(root, stage=stage.name, version=stage.version, profile=config.profile, state_key=key, params=params)
+    progress = Progress(run)
+    ok, start_s = False, time.monotonic()
+    try:
+        metrics = call_stage(stage, config, progress, root, key)
+        run.log({**metrics, "duration_s": time.monotonic() - start_s}, 0)
+        run.log_files(stage.out_path(config.profile, root))
+        ok = True
+    finally:
+        run.end(ok=ok)
+
+
+def main(name: str, root: Path = Path()) -> None:
+    """The body of every tasks/<stage>.py. Exit codes: 0 done, 1 failed (a retry resumes it), 2 a mistake in the settings."""
+    die_with_parent()
+    exit_on_term()
+    stage = stage_named(name)
+    try:
+        config = load(root / "params.yaml")
+        check_disk(stage, config.profile, root)
+    except ConfigError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR)
+    use_threads(config)
+    rank = os.environ.get("RANK")
+    partial = stage.out_path(config.profile, root).with_name(Path(stage.out).name + ".partial")
+    if rank is None:
+        shutil.rmtree(partial, ignore_errors=True)
+        if stage.distributed and config.launch.processes > 1:
+            launch_ranks(stage, config)
+    if rank not in {None, "0"}:
+        call_stage(stage, config, lambda metrics, step: None, root, state_key(stage, config, root))
+        return
+    log_file = start_log_file(stage, config.profile, root)
+    try:
+        with held(root / ".ans/stage.lock", f"stage {name}"):
+            run_tracked(stage, config, root, log_file)
+    except Exception as error:  # noqa: BLE001  the boundary to the user: traceback into the log file, the message on the screen
+        logging.error("%s", traceback.format_exc())
+        print(f"\n{name} failed: {type(error).__name__}: {error}\n(traceback in {log_file})", file=sys.stderr)
+        sys.exit(USER_ERROR if isinstance(error, ConfigError) else STAGE_FAILED)

@@ -1,0 +1,94 @@
+"""The pipeline's stages, written down once: dvc.yaml, the tasks, the flows and the tests all come from this table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROWS = ("untrained", "base", "sft", "rl")
+"""The checkpoints that `evaluate` and the report compare, in the order of training."""
+
+SUMMARY = "metrics/summary.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """`inputs` and `out` are folders under runs/<profile>; `sections` the parts of params.yaml that decide the result."""
+
+    name: str
+    version: str
+    inputs: tuple[str, ...] = ()
+    out: str
+    sections: tuple[str, ...]
+    retries: int = 1
+    gpu: bool = True
+    distributed: bool = False
+    """Started by torchrun where launch.processes > 1."""
+    timeout_s: int = 24 * 3600
+    """The watchdog ends the process group after that long."""
+    row: str | None = None
+    copies: tuple[tuple[str, str], ...] = ()
+    """(file in `out`, place in the repository) of what DVC also keeps outside runs/."""
+
+    @property
+    def task(self) -> str:
+        """Module name under tasks and under ans_core.stages."""
+        return self.name.partition("@")[0]
+
+    @property
+    def command(self) -> str:
+        """`exec`: no shell stays between dvc and the stage, which ends with the process that started it."""
+        return f"exec python -m tasks.{self.task}" + (f" {self.row}" if self.row else "")
+
+    def input_paths(self, profile: str, root: Path = Path()) -> dict[str, Path]:
+        return {name: root / "runs" / profile / name for name in self.inputs}
+
+    def out_path(self, profile: str, root: Path = Path()) -> Path:
+        return root / "runs" / profile / self.out
+
+
+DAY_S = 24 * 3600
+
+
+def _evaluate(row: str) -> Stage:
+    # The inverse model of the `loops` benchmark is the SFT checkpoint in every row.
+    return Stage(
+        name=f"evaluate@{row}", version="1", row=row, inputs=("data", "base", "sft", *(["model"] if row == "rl" else [])),
+        out=f"evaluate/{row}", sections=("evaluate", "seed"), retries=1, timeout_s=2 * DAY_S,
+    )  # fmt: skip
+
+
+# fmt: off
+STAGES: tuple[Stage, ...] = (
+    Stage(name="prepare", version="1", out="data", sections=("prepare", "seed"), gpu=False, retries=0),
+    Stage(
+        name="base", version="1", inputs=("data",), out="base", timeout_s=2 * DAY_S,
+        sections=("base", "sft.frames", "sft.max_length", "seed"),
+    ),
+    Stage(
+        name="sft", version="1", inputs=("data", "base"), out="sft", sections=("sft", "seed"),
+        distributed=True, timeout_s=14 * DAY_S,
+    ),
+    Stage(
+        name="rl", version="1", inputs=("data", "base", "sft"), out="rl",
+        sections=("rl", "sft.mask_points", "sft.mask_size", "sft.mask_weight", "sft.dice_weight", "seed"),
+        distributed=True, timeout_s=14 * DAY_S,
+    ),
+    Stage(
+        name="convert", version="1", inputs=("data", "base", "sft", "rl"), out="model", gpu=False,
+        sections=("convert", "base.source", "base.internvl", "base.sam2", "rl.max_tokens", "evaluate.split", "seed"),
+    ),
+    *(_evaluate(row) for row in ROWS),
+    Stage(
+        name="report", version="1", inputs=("data", "base", "sft", "rl", *(f"evaluate/{row}" for row in ROWS)), out="report",
+        sections=("report",), gpu=False, retries=0, copies=(("summary.json", SUMMARY),),
+    ),
+)
+# fmt: on
+
+
+def stage_named(name: str) -> Stage:
+    by_name = {stage.name: stage for stage in STAGES}
+    if name not in by_name:
+        raise SystemExit(f"no stage named {name!r}; tasks/stages.py has {list(by_name)}")
+    return by_name[name]

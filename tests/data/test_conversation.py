@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ans_core import prompts, rle
+from ans_core.data.conversation import box, pretraining_turn, turn, union
+from tests import tiny
+
+
+def turns(sample, count: int = 40):  # type: ignore[no-untyped-def]
+    return [turn(sample, random.Random(seed)) for seed in range(count)]
+
+
+def test_an_expression_is_asked_for_in_all_of_upstreams_words():
+    made = turns(tiny.sample(text="Red square."), 200)
+    assert {t.question for t in made} == {q.format(text="red square") for q in prompts.REFERRING_QUESTIONS}
+    assert {t.answer for t in made} == set(prompts.REFERRING_ANSWERS)
+    assert all(t.drawn == ((tiny.square(8, 8, 24, 24),),) and t.shown == () for t in made)
+
+
+def test_an_article_in_the_expression_does_not_stand_twice():
+    made = turns(tiny.sample(text="the red square"))
+    assert not any("the the" in t.question for t in made)
+    assert "Can you segment the red square in this image?" in {t.question for t in made}
+
+
+def test_an_expression_that_is_a_question_is_asked_as_it_is():
+    asked = "What would You sit on? Answer with a mask."
+    assert {t.question for t in turns(tiny.sample(text=asked))} == {asked}
+
+
+def test_an_expression_that_means_nothing_is_answered_so_without_a_mask():
+    assert {(t.answer, t.drawn) for t in turns(tiny.sample(masks=()))} == {("There is no such object.", ())}
+
+
+def test_a_clip_is_asked_for_in_the_words_of_the_evaluation():
+    assert {t.question for t in turns(tiny.clip(text="the moving square"))} == {"Please segment the moving square."}
+
+
+def test_one_seg_draws_all_the_objects_of_an_expression():
+    sample = tiny.sample(masks=((tiny.square(0, 0, 16, 16),), (tiny.square(8, 8, 24, 24),)))
+    (drawn,) = turn(sample, random.Random(0)).drawn
+    assert [rle.area(m) for m in drawn] == [16 * 16 + 16 * 16 - 8 * 8]
+
+
+def test_a_frame_that_nobody_annotated_stays_unknown_and_an_absent_object_adds_nothing():
+    one, absent = tiny.square(0, 0, 4, 4), rle.empty(64, 64)
+    merged = union(((one, None, absent), (None, None, absent)))
+    assert [None if m is None else rle.area(m) for m in merged] == [16, None, 0]
+
+
+def test_a_region_is_described_in_a_sentence():
+    made = turns(tiny.region(text="a red square"))
+    assert {t.answer for t in made} == {"a red square."}
+    assert {t.question for t in made} == {q.format(region="region1") for q in prompts.REGION_QUESTIONS}
+    assert all(t.shown == (tiny.square(8, 8, 24, 24),) and t.drawn == () for t in made)
+    assert turn(tiny.region(text="is it red?"), random.Random(0)).answer == "is it red?"
+
+
+def test_a_conversation_keeps_the_users_words_and_regions():
+    sample = tiny.sample(task="conversation", question="Is region1 red?", text="Yes")
+    made = turn(sample, random.Random(0))
+    assert (made.question, made.answer, made.shown, made.drawn) == ("Is region1 red?", "Yes", (tiny.square(8, 8, 24, 24),), ())
+
+
+def test_a_region_whose_first_frame_is_not_annotated_is_an_error():
+    with pytest.raises(AssertionError, match="needs its mask in the first frame"):
+        turn(tiny.region(masks=((None,),)), random.Random(0))
+
+
+def test_pretraining_asks_for_boxes_regions_and_captions_and_never_for_a_mask():
+    rng = random.Random(0)
+    found = pretraining_turn(tiny.sample(masks=((tiny.square(0, 16, 32, 64),),)), rng)
+    assert (found.question, found.answer) == ("<ref>red square</ref>", "<box>[[0, 250, 500, 1000]]</box>")
+    told = pretraining_turn(tiny.region(), rng)
+    assert (told.question, told.answer, len(told.shown)) == ("Describe region1.", "a red square.", 1)
+    grounded = tiny.sample(task="grounded_caption", text="a cat", phrases=((0, 5),))
+    caption = pretraining_turn(grounded, rng)
+    assert (caption.question, caption.answer, caption.drawn) == ("Describe the image.", "a cat.", ())
+    nothing = pretraining_turn(tiny.sample(masks=()), rng)
+    assert (nothing.answer, nothing.meant) == (prompts.NO_TARGET_ANSWER, None)
+    assert nothing.question in ("<ref>red square</ref>", "Where is red square?")
+
+
+def test_box_coordinates_are_thousandths_rounded_to_fifties():
+    assert box(tiny.square(8, 8, 24, 25)) == "<box>[[100, 100, 400, 400]]</box>"  # 125, 125 (to even: 100), 375 (to even: 400), 391

@@ -1,0 +1,78 @@
+"""The stage `prepare`: from settings to a folder that later stages load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from ans_core.config import Config, DataSource, Prepare
+from ans_core.data import load, read_entries
+from ans_core.stages import prepare
+
+SMALL = Prepare(scenes=8, val_scenes=5, test_scenes=2, clips=2, val_clips=1, clip_frames=3, image_size=64)
+
+
+def run(settings: Prepare, out: Path) -> dict[str, float]:
+    cfg = Config(profile="test", prepare=settings)
+    return prepare.run(cfg, inputs={}, out=out, scratch=out, log=lambda metrics, step: None)
+
+
+def own_data(root: Path) -> DataSource:
+    """Two photographs of different sizes, one of them for validation."""
+    for name, size in (("a.png", (40, 20)), ("b.png", (30, 50))):
+        Image.new("RGB", size, (90, 120, 60)).save(root / name)
+    records = [
+        {"image": image, "masks": [[1, 1, 9, 1, 9, 9, 1, 9]], "text": "the dog", "split": split}
+        for image, split in (("a.png", "train"), ("b.png", "val"))
+    ]
+    (root / "annotations.json").write_text(json.dumps(records))
+    return DataSource(name="mine", format="annotations", path=str(root), repeats=3)
+
+
+def test_drawn_and_own_data_are_written_listed_and_loaded(tmp_path):
+    out = tmp_path / "prepared"
+    out.mkdir()
+    cfg = SMALL.model_copy(update={"sources": (own_data(tmp_path),)})
+    metrics = run(cfg, out)
+    train, val = load(out, "train"), load(out, "val")
+    assert set(train) == {"mine", "scenes_single", "scenes_several", "scenes_regions", "scenes_grounded", "scenes_clips"}
+    assert set(val) == set(train)
+    assert [(s.height, s.width) for s in (*train["mine"], *val["mine"])] == [(20, 40), (50, 30)]
+    assert metrics["samples/scenes_single/val"] == len(val["scenes_single"])
+    assert 0.02 < metrics["val_target_area_median"] <= 0.10
+    assert metrics["val_scenes_with_distractor"] > 0.5
+    assert {e.name: e.repeats for e in read_entries(out, "train", {"extra"})} == {"mine": 3}
+    assert set(load(out, "val", {"video", "grounded_caption"})) == {"scenes_clips", "scenes_grounded"}
+    page = (out / "report.html").read_text()
+    assert "scenes_clips" in page
+    assert "://" not in page  # nothing is fetched from elsewhere
+
+
+def test_a_full_size_run_draws_nothing(tmp_path):
+    cfg = Prepare(scenes=0, clips=0, sources=(own_data(tmp_path),))
+    metrics = run(cfg, tmp_path)
+    assert metrics == {"samples/mine/train": 1.0, "samples/mine/val": 1.0}
+    assert not (tmp_path / "scenes").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"name": "mine", "format": "annotation", "path": "."}, "no format 'annotation'"),
+        ({"name": "scenes_single", "format": "regions", "path": "."}, "the name 'scenes_single' is taken"),
+        ({"name": "mine", "format": "regions", "path": "nowhere"}, "nowhere does not exist"),
+    ],
+)
+def test_a_wrong_source_is_refused_before_anything_is_drawn(tmp_path, source, message):
+    cfg = SMALL.model_copy(update={"sources": (DataSource(**source),)})
+    with pytest.raises(ValueError, match=message):
+        run(cfg, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_at_all_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="nothing to train on"):
+        run(Prepare(scenes=0, clips=0), tmp_path)

@@ -1,0 +1,58 @@
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flows import doctor
+from flows.compare import table
+from tests.workspace import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def ans(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "flows.cli", *words]
+    return subprocess.run(command, cwd=ROOT, env=environment(ROOT), capture_output=True, text=True, check=False)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    start_s = time.monotonic()
+    shown = ans("--help")
+    assert time.monotonic() - start_s < 2  # 0.1 s on an idle machine; importing torch or prefect alone takes longer
+    for command in ("run", "stage", "profile", "predict", "convert", "eval", "data", "doctor", "compare"):
+        assert f"    {command} " in shown.stdout or f"    {command}\n" in shown.stdout
+    loaded = "import sys, flows.cli; flows.cli.parser(); print({'torch', 'prefect', 'mlflow', 'dvc', 'pydantic'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", loaded], cwd=ROOT, text=True) == "set()\n"
+
+
+def test_an_unknown_profile_is_one_line_not_a_traceback() -> None:
+    done = ans("profile", "tinny")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ans: no profile named 'tinny' (did you mean 'tiny'?)")
+
+
+def test_two_summaries_are_compared_metric_by_metric(tmp_path: Path) -> None:
+    for name, value in (("a", 0.5), ("b", 0.75)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"sft": {"referring/val/gIoU": value, name: 1}}))
+    lines = table(str(tmp_path / "a.json"), str(tmp_path / "b.json"), tmp_path).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["sft/a", "sft/b", "sft/referring/val/gIoU"]
+    assert lines[3].split()[1:] == ["0.5000", "0.7500", "+0.2500"]
+    assert lines[1].split()[1:] == ["1.0000", "-", "-"]
+
+
+def test_versions_that_break_each_other_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [finding.ok for finding in doctor.versions()] == [True, True, True]
+    monkeypatch.setattr(
+        doctor.metadata, "version", lambda package: {"fastapi": "0.151.0", "SQLAlchemy": "2.0.58", "omegaconf": "2.3.1"}[package]
+    )
+    fastapi, sqlalchemy, omegaconf = doctor.versions()
+    assert (fastapi.ok, sqlalchemy.ok, omegaconf.ok) == (False, True, True)
+    assert fastapi.remedy == 'pip install "fastapi<0.151"'
+
+
+def test_the_installed_versions_are_those_of_the_lock() -> None:
+    finding = doctor.locked(ROOT)
+    assert finding.ok, finding.what

@@ -1,0 +1,184 @@
+"""The real dvc, Prefect and MLflow on cheap stages (tests/workspace.py)."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tasks.stages import STAGES
+from tests.workspace import ans, dvc, environment, executed, make
+
+NAMES = [stage.name for stage in STAGES]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A workspace after `ans run`, and what that printed."""
+    folder = make(tmp_path_factory.mktemp("finished"))
+    return folder, ans(folder, "run")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    return make(tmp_path)
+
+
+def mlflow_runs(folder: Path) -> list[dict[str, str]]:
+    """Tags and status of every run, oldest first."""
+    with sqlite3.connect(folder / ".ans/mlflow.db") as database:
+        runs = database.execute("SELECT run_uuid, status FROM runs ORDER BY start_time").fetchall()
+        tags = database.execute("SELECT run_uuid, key, value FROM tags").fetchall()
+    return [{"id": run, "status": status, **{key: value for owner, key, value in tags if owner == run}} for run, status in runs]
+
+
+def start_stalled(folder: Path, words: list[str], at: str) -> subprocess.Popen[bytes]:
+    """Starts a command whose stage stalls at step `at`, and waits until it stands there."""
+    process = subprocess.Popen(
+        [sys.executable, *words], cwd=folder, env=environment(folder, FAKE_STALL=at), start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    name, _, step = at.partition(":")
+    deadline = time.monotonic() + 120
+    while not any(path.read_text() == str(int(step) + 1) for path in (folder / ".ans/scratch/smoke").glob(f"{name}/*/step")):
+        assert time.monotonic() < deadline, f"{name} never came to step {step}"
+        time.sleep(0.1)
+    return process
+
+
+def test_the_flow_and_dvc_share_one_cache_and_mlflow_shows_a_parent_with_nested_runs(finished: tuple[Path, str]) -> None:
+    workspace, shown = finished
+    assert [line.split()[0] for line in executed(workspace)] == NAMES
+    assert "report/report.html" in shown
+    runs = mlflow_runs(workspace)
+    parents = [run for run in runs if run["ans.kind"] == "pipeline"]
+    assert [run["status"] for run in runs] == ["FINISHED"] * (1 + len(NAMES))
+    assert len(parents) == 1
+    assert {run["ans.stage"] for run in runs if run.get("mlflow.parentRunId") == parents[0]["id"]} == set(NAMES)
+
+    assert "Data and pipelines are up to date" in dvc(workspace, "repro")
+    ans(workspace, "run")
+    assert executed(workspace) == []
+    newest = [run for run in mlflow_runs(workspace) if run["ans.kind"] == "pipeline"][-1]
+    by_stage = {run["ans.stage"]: run["id"] for run in runs if run["ans.kind"] == "stage"}
+    assert {key.removeprefix("cached.").replace("/", "@"): value for key, value in newest.items() if key.startswith("cached.")} == by_stage
+
+
+def test_a_bare_dvc_repro_has_one_mlflow_parent_and_switching_profiles_back_executes_nothing(finished: tuple[Path, str]) -> None:
+    workspace, _ = finished
+    known = {run["id"] for run in mlflow_runs(workspace)}
+    first = (workspace / "dvc.lock").read_text()
+    executed(workspace)
+    ans(workspace, "profile", "tiny")
+    dvc(workspace, "repro")
+    assert [line.split()[0] for line in executed(workspace)] == NAMES
+    runs = [run for run in mlflow_runs(workspace) if run["id"] not in known]
+    assert [run["ans.kind"] for run in runs].count("pipeline") == 1
+    assert {run["status"] for run in runs} == {"FINISHED"}
+
+    ans(workspace, "profile", "smoke")
+    dvc(workspace, "repro")
+    assert executed(workspace) == []
+    assert yaml.safe_load((workspace / "dvc.lock").read_text()) == yaml.safe_load(first)
+    assert (workspace / "runs/tiny/report/report.html").is_file()
+    dvc(workspace, "exp", "run", "-S", "rl.kl=0.5", "rl")
+    assert executed(workspace) == ["rl from 0"]
+
+
+def test_a_stage_killed_at_any_step_resumes_there_and_gives_the_same_result(workspace: Path) -> None:
+    process = start_stalled(workspace, ["-m", "dvc", "repro", "sft"], "sft:2")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    time.sleep(1)
+    executed(workspace)
+    dvc(workspace, "repro", "sft")
+    assert executed(workspace) == ["sft from 3"]
+    resumed = (workspace / "runs/smoke/sft/result.txt").read_text()
+    dvc(workspace, "repro", "--single-item", "--force", "--no-run-cache", "sft")
+    assert (workspace / "runs/smoke/sft/result.txt").read_text() == resumed
+
+
+def at_work(folder: Path, module: str) -> list[psutil.Process]:
+    """Live processes of this workspace that run `-m module`."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+            if module in process.cmdline() and process.cwd() == str(folder):
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("shell", ["/bin/bash", "/bin/sh"])  # dvc starts a stage by it; Debian's sh stays between them where bash does not
+def test_a_killed_flow_leaves_no_stage_behind_and_doctor_closes_its_runs(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, shell: str
+) -> None:
+    monkeypatch.setenv("SHELL", shell)
+    process = start_stalled(workspace, ["-m", "flows.cli", "run"], "base:1")
+    assert at_work(workspace, "tasks.base")
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 30
+    while at_work(workspace, "tasks.base"):
+        assert time.monotonic() < deadline, "the stage outlives its flow"
+        time.sleep(0.2)
+    shown = ans(workspace, "doctor", status=None)
+    assert "resumes: smoke/base" in shown
+    assert "left by killed runs: 1 ended" in shown
+    assert "RUNNING" not in {run["status"] for run in mlflow_runs(workspace)}
+    executed(workspace)
+    dvc(workspace, "repro", "base")
+    assert executed(workspace) == ["base from 2"]
+
+
+def test_a_failing_stage_is_tried_again_from_its_last_state_and_the_message_is_shown(workspace: Path) -> None:
+    shown = ans(workspace, "run", status=1, FAKE_FAIL="base:3", FAKE_STOP="sft")
+    assert "refs.json:7: no mask of ref 12; delete the line" in shown
+    assert "stage sft failed" in shown
+    assert executed(workspace) == ["prepare from 0", "base from 0", "base from 4", "sft from 0", "sft from 6"]
+    statuses = [run["status"] for run in mlflow_runs(workspace) if run.get("ans.stage") == "base"]
+    assert statuses == ["FAILED", "FINISHED"]
+
+
+def test_a_mistake_in_the_settings_stops_before_work_and_is_not_tried_again(workspace: Path) -> None:
+    path = workspace / "params.yaml"
+    path.write_text(path.read_text().replace("  temperature:", "  temprature:"))
+    shown = dvc(workspace, "repro", status=None)
+    assert "rl.temprature: unknown setting (did you mean 'temperature'?)" in shown
+    assert "ans: " in (shown := ans(workspace, "run", status=2))
+    assert "rl.temprature" in shown
+    assert "Traceback" not in shown
+    assert executed(workspace) == []
+
+
+def test_a_second_run_in_one_workspace_waits_and_says_so(workspace: Path) -> None:
+    process = start_stalled(workspace, ["-m", "flows.cli", "run"], "prepare:1")
+    second = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "run"], cwd=workspace, env=environment(workspace), text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert second.stderr is not None
+    seen = next(line for line in second.stderr if "waits:" in line)
+    assert f"full-pipeline waits: full-pipeline (pid {process.pid}" in seen
+    second.kill()
+    second.wait()
+    process.terminate()
+    assert process.wait(60) != 0
+    ans(workspace, "doctor", status=None)
+
+
+def test_a_training_stage_on_two_processes_is_one_run_in_mlflow(workspace: Path) -> None:
+    ans(workspace, "profile", "smoke", "launch.processes=2")
+    dvc(workspace, "repro", "sft")
+    assert sorted(executed(workspace)) == ["base from 0", "prepare from 0", "sft from 0", "sft from 0"]
+    assert [run["status"] for run in mlflow_runs(workspace) if run.get("ans.stage") == "sft"] == ["FINISHED"]
+    ans(workspace, "profile", "smoke")
+    dvc(workspace, "repro", "sft")
+    assert executed(workspace) == []

@@ -1,0 +1,85 @@
+import math
+
+import jaxtyping
+import numpy as np
+import pytest
+
+from ans_core.metrics.video import boundary, boundary_f, dilate, region_j
+
+
+def davis_boundary(mask: np.ndarray) -> np.ndarray:
+    """DAVIS 2017's seg2bmap, written out again from its definition."""
+    right, below, diagonal = np.zeros_like(mask), np.zeros_like(mask), np.zeros_like(mask)
+    right[:, :-1], below[:-1], diagonal[:-1, :-1] = mask[:, 1:], mask[1:], mask[1:, 1:]
+    edge = mask ^ right | mask ^ below | mask ^ diagonal
+    edge[-1], edge[:, -1], edge[-1, -1] = mask[-1] ^ right[-1], mask[:, -1] ^ below[:, -1], False
+    return edge
+
+
+def disk(mask: np.ndarray, radius: int) -> np.ndarray:
+    ys, xs = np.nonzero(mask)
+    grid_y, grid_x = np.mgrid[: mask.shape[0], : mask.shape[1]]
+    near = (grid_y[..., None] - ys) ** 2 + (grid_x[..., None] - xs) ** 2 <= radius**2
+    return near.any(-1)
+
+
+def davis_f(prediction: np.ndarray, truth: np.ndarray) -> float:
+    radius = math.ceil(0.008 * np.linalg.norm(truth.shape))
+    drawn, real = davis_boundary(prediction), davis_boundary(truth)
+    if not drawn.any() or not real.any():
+        return float(drawn.any() == real.any())
+    precision, recall = (drawn & disk(real, radius)).sum() / drawn.sum(), (real & disk(drawn, radius)).sum() / real.sum()
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+def random_mask(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    mask = np.zeros(shape, bool)
+    for _ in range(rng.integers(0, 4)):
+        top, left = rng.integers(0, shape[0]), rng.integers(0, shape[1])
+        mask[top : top + rng.integers(1, shape[0] + 1), left : left + rng.integers(1, shape[1] + 1)] ^= True
+    return mask
+
+
+def test_f_equals_the_uncropped_davis_arithmetic_on_random_masks_of_all_shapes():
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        shape = tuple(rng.integers(1, 130, 2).tolist())
+        prediction, truth = random_mask(rng, shape), random_mask(rng, shape)
+        assert (boundary(truth) == davis_boundary(truth)).all()
+        assert boundary_f(prediction, truth) == davis_f(prediction, truth), shape
+
+
+def test_dilation_reaches_exactly_the_radius():
+    point = np.zeros((9, 9), bool)
+    point[4, 4] = True
+    grown = dilate(point, 3)
+    assert grown[4, 7]
+    assert grown[1, 4]
+    assert not grown[4, 8]
+    assert not grown[2, 7]
+    assert grown.sum() == 29  # lattice points of a disk of radius 3
+
+
+def test_a_mask_shifted_within_the_band_has_f_one_and_beyond_it_less():
+    truth = np.zeros((100, 100), bool)  # diagonal 141.4, band ceil(1.13) = 2
+    truth[30:60, 30:60] = True
+    assert boundary_f(np.roll(truth, 2, axis=1), truth) == 1.0
+    assert boundary_f(np.roll(truth, 3, axis=1), truth) < 1.0
+
+
+def test_empty_masks():
+    nothing, something = np.zeros((8, 8), bool), np.eye(8, dtype=bool)
+    assert boundary_f(nothing, nothing) == region_j(nothing, nothing) == 1.0
+    assert boundary_f(nothing, something) == boundary_f(something, nothing) == region_j(nothing, something) == 0.0
+
+
+def test_j_is_intersection_over_union():
+    prediction, truth = np.zeros((4, 4), bool), np.zeros((4, 4), bool)
+    prediction[:2], truth[1:] = True, True
+    assert region_j(prediction, truth) == 4 / 16
+
+
+def test_masks_of_different_sizes_are_refused(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # on in tests, it would be the first to object
+    with pytest.raises(ValueError, match=r"\(2, 3\)"):
+        boundary_f(np.zeros((2, 3), bool), np.zeros((3, 2), bool))

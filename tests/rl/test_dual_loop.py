@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+
+from ans_core import prompts
+from ans_core.model import Sa2VA, adapters, parts
+from ans_core.model import predict as ask
+from ans_core.rl import dual_loop
+from ans_core.rl.dual_loop import DualLoop, RlBatch, Settings, collate
+from ans_core.rl.loops import both_loops, caption_request, expression_of, mask_request, true_mask
+from ans_core.stages.rl import rows_of
+from ans_core.types import Prediction, Request
+from tests import tiny
+
+SETTINGS = Settings(
+    loops=("caption", "mask"), group=3, temperature=1.0, max_tokens=5, clip_low=0.2, clip_high=0.28, kl=0.02, scale_rewards="batch",
+    std_floor=0.02, ema=0.99, rewards_caption={"iou": 1.0, "meteor": 1.0}, rewards_mask={"meteor": 1.0, "iou": 0.5}, mask_grid=4,
+    mask_sigma=0.5, mask_weight=0.25,
+)  # fmt: skip
+SAMPLES = (tiny.region(0, "a red square"), tiny.region(1, "a small green square", masks=((tiny.square(24, 24, 60, 60),),)))
+
+
+def loops(model: Sa2VA, **changes: object) -> DualLoop:
+    both = adapters.Policies(model, adapters.rl_config(rank=4, alpha=8, dropout=0.0), seed=0)
+    return DualLoop(both, dataclasses.replace(SETTINGS, **changes), seed=0, points=100, loss_weights=(2.0, 0.5))
+
+
+def batch(model: Sa2VA, step: int = 0) -> RlBatch:
+    return collate(SAMPLES, model, mask_size=32, step=step)
+
+
+def gradients(module: DualLoop) -> dict[str, Tensor]:
+    return {n: p.grad for n, p in module.model.named_parameters() if p.grad is not None and p.grad.any()}
+
+
+def test_a_step_moves_the_policy_alone_and_the_teacher_only_by_its_average(own_model: Sa2VA):
+    module = loops(own_model)
+    before, teacher = parts.hashes(own_model), {k: v.clone() for k, v in module.policies.tensors("teacher").items()}
+    optimizer = torch.optim.AdamW([p for p in own_model.parameters() if p.requires_grad], lr=1e-2)
+    torch.manual_seed(0)
+    loss, _ = module(batch(own_model))
+    loss.backward()
+    optimizer.step()
+    assert all(torch.equal(v, teacher[k]) for k, v in module.policies.tensors("teacher").items())
+    policy = {k: v.clone() for k, v in module.policies.tensors("policy").items()}
+    distance = module.after_step(0)["teacher_distance"]
+    assert distance > 0
+    decay = 2 / 11  # (1 + 1) / (10 + 1), the warm-up's first
+    for k, v in module.policies.tensors("teacher").items():
+        assert torch.allclose(v, decay * teacher[k] + (1 - decay) * policy[k], atol=1e-6)
+    moved = parts.check_moved(before, own_model)
+    assert {part for part, did in moved.items() if did and part.endswith("(trained)")} == {
+        "projector (trained)", "language model (trained)", "text_hidden_fcs (trained)", "SAM2 mask decoder (trained)"
+    }  # fmt: skip
+
+
+def test_the_loop_of_captions_has_a_gradient_of_its_own(own_model: Sa2VA):
+    module = loops(own_model, loops=("caption",), kl=0.0)
+    torch.manual_seed(0)
+    loss, found = module(batch(own_model))
+    loss.backward()
+    assert found["loop1/reward/iou_std"] > 0
+    assert {n for n in gradients(module) if ".lora_B.policy." in n}
+    assert all(".policy." in n for n in gradients(module))
+
+
+def test_the_loop_of_masks_has_a_gradient_without_the_supervised_loss_and_the_kl(own_model: Sa2VA):
+    """The original algorithm has none here."""
+    module = loops(own_model, loops=("mask",), kl=0.0, mask_weight=0.0)
+    torch.manual_seed(0)
+    loss, found = module(batch(own_model))
+    loss.backward()
+    assert found["loop2/reward/iou_std"] > 0
+    touched = {parts.part_of(n.replace("base_model.model.", "")) for n in gradients(module)}
+    assert {"text_hidden_fcs", "SAM2 mask decoder", "language model"} <= touched
+    assert all(".policy." in n for n in gradients(module))
+
+
+def test_equal_rewards_leave_only_the_regularisers(own_model: Sa2VA):
+    """No answer scores: without KL and supervised loss the gradient is exactly zero."""
+    module = loops(own_model, kl=0.0, mask_weight=0.0, rewards_caption={"iou": 0.0}, rewards_mask={"iou": 0.0})
+    torch.manual_seed(0)
+    loss, found = module(batch(own_model))
+    loss.backward()
+    assert gradients(module) == {}
+    assert (found["loop1/zero_spread"], found["loop2/zero_spread"]) == (1.0, 1.0)
+
+
+def test_at_first_ratio_is_one_and_kl_is_zero(own_model: Sa2VA):
+    torch.manual_seed(0)
+    _, found = loops(own_model)(batch(own_model))
+    assert found["loop1/ratio"] == found["loop2/ratio"] == 1.0
+    assert abs(found["loop1/kl"]) < 1e-9
+    assert abs(found["loop2/kl"]) < 1e-9
+
+
+def test_the_kl_pulls_a_policy_that_moved_back_to_the_reference(own_model: Sa2VA):
+    module = loops(own_model, kl=1.0, mask_weight=0.0, rewards_caption={"iou": 0.0}, rewards_mask={"iou": 0.0})
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in own_model.parameters():
+            if p.requires_grad:
+                p.add_(0.03 * torch.randn(p.shape, generator=generator))
+    optimizer = torch.optim.AdamW([p for p in own_model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.0)
+    kls = []
+    for step in range(16):
+        torch.manual_seed(step)
+        loss, found = module(batch(own_model, step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        kls.append((found["loop1/kl"], found["loop2/kl"]))
+    assert min(kls[0]) > 0
+    for loop in (0, 1):  # a few samples estimate loop 1's: means of three steps
+        first, last = (sum(kl[loop] for kl in part) for part in (kls[:3], kls[-3:]))
+        assert last < 0.8 * first
+
+
+def test_frozen_encoders_run_once_per_batch_and_with_all_its_pictures(own_model: Sa2VA):
+    module, calls = loops(own_model), Counter()
+    own_model.internvl.model.vision_tower.register_forward_hook(lambda m, i, o: calls.update(vision=1))
+    own_model.sam2.image_encoder.register_forward_hook(lambda m, i, o: calls.update(sam=1))
+    torch.manual_seed(0)
+    module(batch(own_model))
+    assert calls == {"vision": 1, "sam": 1}
+
+
+def test_the_log_probabilities_are_those_of_the_distribution_that_was_sampled_from(own_model: Sa2VA):
+    """Packed answers against the prompt as `generate` sees it, with the temperature."""
+    module = loops(own_model, temperature=0.7)
+    data = batch(own_model)
+    requests = [caption_request(s, true_mask(s)) for s in data.samples]
+    torch.manual_seed(0)
+    with torch.no_grad():
+        vision = list(own_model.vision_features(data.tiles).split(data.tiles_per_row))
+        prompted = ask.prompt(own_model, requests, vision)
+        said = ask.generate(own_model, prompted, max_tokens=5, samples=3, temperature=0.7)
+        rows = [module._row(s, 1, module._caption_branches(s, said[3 * i : 3 * i + 3])) for i, s in enumerate(data.samples)]
+        regions = [[module._cells(true_mask(s))] * 3 for s in data.samples]
+        logps, _ = module._token_logps(rows, regions, dual_loop.Seen(vision=vision, frames=own_model.sam2.encode(data.pixels)))
+        expected = []
+        for i, ids in enumerate(said):
+            own = prompted.embeds[i // 3][prompted.attention[i // 3]]
+            whole = torch.cat([own, own_model.internvl.get_input_embeddings()(torch.tensor(ids))])[None]
+            hidden = own_model.internvl.model.language_model(inputs_embeds=whole).last_hidden_state[0]
+            logits = own_model.internvl.lm_head(hidden[len(own) - 1 : -1]) / 0.7
+            logits[:, own_model.image_token_id] = -torch.inf
+            p = logits.log_softmax(-1)
+            expected.append(p[torch.arange(len(ids)), ids])
+    assert (logps - torch.cat(expected)).abs().max() < 1e-4
+
+
+def test_a_sampled_image_token_does_not_stop_the_training(own_model: Sa2VA):
+    """Its slot would have no picture to be filled with: such tokens are not sampled at all, however likely the model finds them."""
+    with torch.no_grad():
+        own_model.internvl.lm_head.weight.zero_()
+    module = loops(own_model, group=8, max_tokens=24)
+    for step in range(4):
+        torch.manual_seed(step)
+        loss, found = module(batch(own_model, step))
+        assert loss.isfinite()
+        assert found["loop1/entropy"] > 0
+
+
+def test_policy_teacher_and_reference_each_do_their_own_part(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+    module, read, spoken = loops(own_model), [], []
+    hidden, generate = own_model.hidden_states, ask.generate
+
+    def reading(*args: object) -> Tensor:
+        read.append(module.policies.active)
+        return hidden(*args)  # type: ignore[arg-type]
+
+    def speaking(*args: object, **words: object) -> list[list[int]]:
+        spoken.append(module.policies.active)
+        return generate(*args, **words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(own_model, "hidden_states", reading)
+    monkeypatch.setattr(ask, "generate", speaking)
+    torch.manual_seed(0)
+    module(batch(own_model))
+    assert spoken == ["policy", "teacher"]  # captions of loop 1, captions of the drawn masks of loop 2
+    assert read == ["teacher", "policy", "reference", "policy", "reference", "policy"]
+
+
+def test_every_token_has_the_advantage_of_its_own_caption(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+    said = [[5, 6], [7], [8, 9, 10], [11], [12, 13], [14]]
+    module, seen = loops(own_model, loops=("caption",), scale_rewards="none"), []
+    clipped = dual_loop.grpo.clipped_loss
+
+    def watching(logps: Tensor, behaviour: Tensor, advantage: Tensor, **words: float) -> tuple[Tensor, dict[str, float]]:
+        seen.append(advantage)
+        return clipped(logps, behaviour, advantage, **words)
+
+    monkeypatch.setattr(ask, "generate", lambda *args, **words: said)
+    monkeypatch.setattr(module, "_rewards", lambda *args: (torch.tensor([[0.0, 1.0, 2.0], [10.0, 20.0, 60.0]]), {}))
+    monkeypatch.setattr(dual_loop.grpo, "clipped_loss", watching)
+    module(batch(own_model))
+    assert seen[0].tolist() == [-1, -1, 0, 1, 1, 1, -20, -10, -10, 30]
+
+
+def test_the_extra_state_comes_back(own_model: Sa2VA):
+    module = loops(own_model)
+    torch.manual_seed(0)
+    loss, _ = module(batch(own_model))
+    loss.backward()
+    torch.optim.AdamW([p for p in own_model.parameters() if p.requires_grad], lr=1e-2).step()
+    module.after_step(0)
+    again = loops(tiny.build())
+    again.set_extra_state(module.get_extra_state())
+    assert (again.sigma, again.scale, again.updates, again.record) == (module.sigma, module.scale, 1, module.record)
+    ours, theirs = module.policies.tensors("teacher"), again.policies.tensors("teacher")
+    assert all(torch.equal(ours[k], theirs[k]) for k in ours)
+    assert set(module.record) == {"loop1/iou", "loop1/meteor", "loop2/iou", "loop2/meteor"}
+    assert all(len(steps) == 1 and len(steps[0]) == 6 for steps in module.record.values())
+
+
+def test_rewards_are_those_of_the_sample_the_rollout_belongs_to(own_model: Sa2VA):
+    """Captions right for sample 0 and wrong for sample 1, masks the other way round."""
+    module = loops(own_model, group=2)
+    texts = ["a red square.", "zzz", "zzz", "zzz"]
+    masks = [tiny.square(60, 60, 64, 64)] * 2 + [true_mask(SAMPLES[1]), tiny.square(24, 24, 60, 42)]
+    total, found = module._rewards("loop1", batch(own_model), texts, masks, {"iou": 1.0, "meteor": 10.0})
+    assert total[1].tolist() == [1.0, 0.5]
+    assert total[0, 0] > 9
+    assert total[0, 1] == 0
+    assert found["reward/iou"] == pytest.approx(1.5 / 4)
+
+
+def test_every_sample_of_an_epoch_comes_once_over_steps_and_processes(monkeypatch: pytest.MonkeyPatch):
+    alone = [rows_of(8, step, 0, batch=4, micros=1, seed=0) for step in range(4)]
+    assert sorted(alone[0] + alone[1]) == sorted(alone[2] + alone[3]) == list(range(8))
+    assert alone[0] + alone[1] != alone[2] + alone[3]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    shared = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        shared += [i for micro in (0, 1) for i in rows_of(8, 1, micro, batch=4, micros=2, seed=0)]
+    assert sorted(shared) == sorted(alone[1])
+
+
+# The loops as measurements
+
+
+@pytest.mark.parametrize(
+    ("caption", "expression"),
+    [
+        ("a red square.", "the red square"),
+        ("an old man", "the old man"),
+        ("the cat.", "the cat"),
+        ("two dogs", "two dogs"),
+        ("another", "another"),
+    ],
+)
+def test_a_caption_is_asked_for_with_the_definite_article(caption: str, expression: str):
+    assert expression_of(caption) == expression
+
+
+def test_both_loops_are_closed_by_the_inverse_model():
+    """`ask` says the right words and draws the left half of the mask; the inverse draws the left half, and says what it is shown."""
+    sample = tiny.region(0, "a red square", masks=((tiny.square(0, 0, 32, 32),),))
+    half = tiny.square(0, 0, 16, 32)
+
+    def asking(requests: list[Request]) -> list[Prediction]:
+        return [Prediction(text="a red square.", masks=() if r.mask_prompts else ((half,),)) for r in requests]
+
+    def inverse(requests: list[Request]) -> list[Prediction]:
+        for r in requests:
+            assert r.mask_prompts == (half,) or r.text == prompts.REFERRING_EVAL.format(text="the red square")
+        return [Prediction(text="a red square.", masks=() if r.mask_prompts else ((half,),)) for r in requests]
+
+    found = both_loops([sample], ask=asking, inverse=inverse)
+    assert found[0] == ("loop1", "IoU", pytest.approx(0.5))
+    assert found[1][:2] == ("loop2", "METEOR")
+    assert found[1][2] > 0.9
+
+
+def test_an_empty_mask_earns_nothing_in_either_loop():
+    def silent(requests: list[Request]) -> list[Prediction]:
+        return [Prediction(text="a red square") for _ in requests]
+
+    found = both_loops([tiny.region(0), tiny.region(1)], ask=silent, inverse=silent)
+    assert [value for *_, value in found] == [0.0, 0.0]
+
+
+def test_a_mask_is_asked_for_in_the_words_of_the_referring_benchmark():
+    assert mask_request(tiny.region(0), "a cat.").text == "<image>\nPlease segment the cat in this image."

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ans_core import rle
+from ans_core.benchmarks import BENCHMARKS
+from ans_core.stages import evaluate
+from ans_core.stages.evaluate import benchmark_of, limited, load_row, resumable, shown, spread, write_overlays
+from ans_core.types import Prediction, Request
+from tests import tiny
+
+REFERRING = BENCHMARKS["referring"]
+SAMPLES = [tiny.sample(n, text=f"thing {n}") for n in range(7)]
+
+
+class Model:
+    """Answers with what it was asked; counts; stops where a test wants it."""
+
+    def __init__(self, stop: int = 1000) -> None:
+        self.asked: list[str] = []
+        self.stop = stop
+
+    def __call__(self, requests: list[Request]) -> list[Prediction]:
+        if len(self.asked) >= self.stop:
+            raise KeyboardInterrupt
+        self.asked += [r.text for r in requests]
+        return [Prediction(text=r.text, masks=((tiny.square(0, 0, 8, 8),),)) for r in requests]
+
+
+def test_a_killed_evaluation_does_not_ask_finished_chunks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(evaluate, "CHUNK", 2)
+    whole = resumable(Model(), REFERRING, SAMPLES, tmp_path / "whole", desc="")
+    with pytest.raises(KeyboardInterrupt):
+        resumable(Model(stop=4), REFERRING, SAMPLES, tmp_path / "cut", desc="")
+    (tmp_path / "cut" / "00000004.partial").write_text("[half a chu")  # as a kill while writing leaves it
+    again = Model()
+    assert resumable(again, REFERRING, SAMPLES, tmp_path / "cut", desc="") == whole
+    assert again.asked == [REFERRING.request(s).text for s in SAMPLES[4:]]
+    third = Model()
+    assert resumable(third, REFERRING, SAMPLES, tmp_path / "cut", desc="") == whole
+    assert third.asked == []
+    assert [p.text for p in whole] == [REFERRING.request(s).text for s in SAMPLES]
+
+
+def test_kept_predictions_are_equal_to_those_that_were_made(tmp_path: Path):
+    clip = Prediction(text="it is [SEG]", masks=((tiny.square(0, 0, 4, 4), rle.empty(64, 64)),))
+
+    def ask(requests: list[Request]) -> list[Prediction]:
+        return [clip, Prediction(text="nothing")]
+
+    assert resumable(ask, REFERRING, SAMPLES[:2], tmp_path, desc="") == [clip, Prediction(text="nothing")]
+
+
+def test_a_limit_steps_through_the_whole_list():
+    samples = [tiny.sample(n) for n in range(10)]
+    assert [s.sample_id for s in limited(samples, 4)] == ["s0", "s2", "s5", "s7"]
+    assert limited(samples, 0) == limited(samples, 10) == limited(samples, 99) == samples
+
+
+def test_pictures_are_chosen_evenly_and_each_once():
+    assert spread(list(range(10)), 3) == [0, 3, 6]
+    assert spread([4, 5], 6) == [4, 5]
+    assert spread([], 3) == []
+    assert spread([1, 2], 0) == []
+
+
+def test_a_clip_with_an_expression_is_asked_as_a_video():
+    assert benchmark_of(tiny.clip()) == "video"
+    assert benchmark_of(tiny.sample()) == "referring"
+    assert benchmark_of(tiny.region()) == "region_caption"
+
+
+def test_an_unknown_row_names_the_known_ones():
+    with pytest.raises(ValueError, match="no row 'sfft'; rows are untrained, base, sft, rl"):
+        load_row("sfft", {})
+
+
+def test_what_is_drawn_is_the_answer_or_the_region_that_was_asked_about():
+    answer = Prediction(text="x", masks=((tiny.square(0, 0, 2, 2),), (None,)))
+    assert [rle.area(m) for m in shown(tiny.sample(), answer)] == [4, 0]
+    assert shown(tiny.region(), Prediction(text="a cat")) == [tiny.square(8, 8, 24, 24)]
+    assert shown(tiny.sample(), Prediction(text="nothing")) == []
+
+
+def test_overlays_show_right_and_wrong_answers_with_what_is_said_of_them(tmp_path: Path):
+    right, wrong = tiny.square(8, 8, 24, 24), tiny.square(40, 40, 64, 64)
+    predictions = [Prediction(text=f"answer {n}", masks=((right if n < 4 else wrong,),)) for n in range(7)]
+    score = REFERRING.score(SAMPLES, predictions)
+    write_overlays(tmp_path, "referring/val", REFERRING, SAMPLES, predictions, score, count=4)
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert [e["verdict"] for e in index] == ["right", "right", "wrong", "wrong"]
+    assert [e["score"] for e in index] == [1, 1, 0, 0]
+    assert len({e["sample_id"] for e in index}) == len({e["file"] for e in index}) == 4
+    assert index[0]["benchmark"] == "referring/val"
+    with Image.open(tmp_path / index[0]["file"]) as image:
+        assert np.asarray(image).std() > 0

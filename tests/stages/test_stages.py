@@ -1,0 +1,208 @@
+"""All stages one after the other on a model and a world far too small to learn anything: what they write, and what they refuse."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ans_core import data
+from ans_core.config import Config
+from ans_core.data import DatasetEntry, write_entries
+from ans_core.model import Sa2VA, checkpoint
+from ans_core.model import stages as handed_on
+from ans_core.stages import base, convert, evaluate, launch, prepare, rl, sft
+
+OPTIM = {"steps": 2, "batch": 2, "lr": 1e-3, "save_every": 1}
+CONFIG = Config.model_validate(
+    {
+        "profile": "tiny",
+        "seed": 1,
+        "prepare": {"scenes": 8, "val_scenes": 3, "test_scenes": 0, "clips": 3, "val_clips": 1, "clip_frames": 4, "image_size": 64},
+        "base": {
+            "vision": {"image_size": 32, "patch_size": 8, "hidden": 32, "layers": 2, "heads": 2, "mlp": 32},
+            "language": {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 1, "mlp": 32},
+            "sam": {
+                "image_size": 64, "embed": 16, "heads": 1, "stages": [1, 1, 2, 1], "global_blocks": [3], "windows": [4, 2, 4, 2],
+                "width": 32, "memory_layers": 1, "memory_width": 16,
+            },
+            "vision_words": OPTIM, "alignment": OPTIM, "sam_images": OPTIM, "sam_clips": OPTIM, "language_text": OPTIM,
+        },
+        "sft": {"optim": OPTIM, "lora": {"rank": 2, "alpha": 4}, "frames": 2, "mask_points": 50, "mask_size": 32},
+        "rl": {"optim": OPTIM, "lora": {"rank": 2, "alpha": 4}, "group": 2, "max_tokens": 4, "mask_grid": 4},
+        "evaluate": {"limit": 2, "batch": 4, "max_tokens": 4, "overlays": 2},
+    }
+)  # fmt: skip
+
+
+def nothing(metrics: dict[str, float], step: int) -> None:
+    assert all(isinstance(v, int | float) for v in metrics.values())
+
+
+def run(stage, folder: Path, name: str, inputs: dict[str, Path], cfg: Config = CONFIG, **words: str):  # type: ignore[no-untyped-def]
+    out = folder / name
+    out.mkdir(parents=True, exist_ok=True)
+    return stage.run(cfg, inputs=inputs, out=out, scratch=folder / "scratch" / name, log=nothing, **words)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    run(prepare, folder, "data", {})
+    run(base, folder, "base", {"data": folder / "data"})
+    run(sft, folder, "sft", {"data": folder / "data", "base": folder / "base"})
+    run(rl, folder, "rl", {k: folder / k for k in ("data", "base", "sft")})
+    run(convert, folder, "model", {k: folder / k for k in ("data", "base", "sft", "rl")})
+    return folder
+
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_base_stage_trains_its_phases_each_on_its_own_parts(runs: Path):
+    moved = json.loads((runs / "base" / "moved.json").read_text())
+    trained = {phase: {k.removesuffix(" (trained)") for k, did in found.items() if did} for phase, found in moved.items()}
+    assert trained == {
+        "vision_words": {"vision tower"},
+        "alignment": {"projector", "embeddings"},
+        "sam_images": {"SAM2 image encoder", "SAM2 prompt encoder", "SAM2 mask decoder"},
+        "sam_clips": {"SAM2 memory"},
+        "language": {"projector", "embeddings", "language model", "head", "text_hidden_fcs"},
+    }
+    untrained, trained_model = checkpoint.load(runs / "base" / "untrained"), checkpoint.load(runs / "base" / "base")
+    assert not torch.equal(untrained.internvl.lm_head.weight, trained_model.internvl.lm_head.weight)
+    table, box = trained_model.internvl.get_input_embeddings().weight, trained_model.tokenizer.convert_tokens_to_ids("<box>")
+    assert torch.equal(table[trained_model.seg_token_id], table[box])
+
+
+def test_sft_and_rl_hold_trained_tensors_alone_and_the_hash_of_their_base(runs: Path):
+    config = json.loads((runs / "sft" / "moved.json").read_text())
+    assert {k for k, did in config.items() if not did} == {k for k in config if k.endswith("(frozen)")}
+    for stage, under in (("sft", runs / "base" / "base"), ("rl", runs / "sft")):
+        tensors, _ = checkpoint.load_delta(runs / stage, base_hash=checkpoint.weights_hash(under))
+        assert not any("vision_tower" in name or "image_encoder" in name for name in tensors)
+        assert not any(".teacher." in name for name in tensors)
+        with pytest.raises(ValueError, match="was trained on the base"):
+            checkpoint.load_delta(runs / stage, base_hash="0" * 64)
+
+
+def test_the_curves_have_a_row_per_step_and_name(runs: Path):
+    for stage, phase in (("sft", "sft"), ("rl", "rl"), ("base", "language")):
+        with (runs / stage / "curves.csv").open() as file:
+            rows = [row for row in csv.DictReader(file) if row["name"] == f"{phase}/loss"]
+        assert [row["step"] for row in rows] == ["0", "1"]
+        assert all(math.isfinite(float(row["value"])) for row in rows)
+
+
+def test_the_converted_model_is_the_merged_policy(runs: Path):
+    merged = handed_on.rl_model(runs / "base" / "base", runs / "sft", runs / "rl").state_dict()
+    converted = Sa2VA.from_pretrained(runs / "model").state_dict()
+    assert merged.keys() == converted.keys()
+    assert all(torch.equal(merged[k], converted[k]) for k in merged)
+    parity = json.loads((runs / "model" / "parity.json").read_text())
+    assert (parity["texts"], parity["probes"]) == (0, 16)
+    assert parity["masks"] < convert.TOLERANCE
+
+
+def test_stages_started_again_write_the_same_bits(runs: Path, tmp_path: Path):
+    run(sft, tmp_path, "sft", {"data": runs / "data", "base": runs / "base"})
+    one, other = (load_file(folder / "sft" / "delta.safetensors") for folder in (runs, tmp_path))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[k], other[k]) for k in one)
+
+
+@pytest.mark.parametrize("stage", [sft, rl])
+def test_a_stage_stopped_between_two_steps_goes_on_to_the_same_bits(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage):  # type: ignore[no-untyped-def]
+    """RL: with the teacher, the width of the exploration and the rewards so far."""
+    name, real, made = stage.__name__.rsplit(".", 1)[1], stage.collate, []
+
+    def stopping(*args: object, **words: object) -> object:
+        made.append(1)
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return real(*args, **words)
+
+    monkeypatch.setattr(stage, "collate", stopping)
+    inputs = {k: runs / k for k in ("data", "base", "sft")}
+    with pytest.raises(KeyboardInterrupt):
+        run(stage, tmp_path, name, inputs)
+    run(stage, tmp_path, name, inputs)
+    assert len(made) == 3  # the first step was not computed again
+    one, other = (load_file(folder / name / "delta.safetensors") for folder in (runs, tmp_path))
+    assert all(torch.equal(one[k], other[k]) for k in one)
+    for file in ("curves.csv", "rewards.json") if stage is rl else ("curves.csv",):
+        assert (runs / name / file).read_text() == (tmp_path / name / file).read_text()
+
+
+@pytest.mark.parametrize("harm", [1.0, math.nan])
+def test_a_converted_model_that_is_not_the_trained_one_is_refused(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: float):
+    real = convert.rl_model
+
+    def other(*paths: Path) -> Sa2VA:
+        model = real(*paths)
+        with torch.no_grad():
+            model.text_hidden_fcs[2].bias.add_(harm)
+        return model
+
+    monkeypatch.setattr(convert, "rl_model", other)
+    monkeypatch.setattr(convert, "generate", lambda model, prompted, max_tokens: [[model.seg_token_id]] * len(prompted.images))
+    with pytest.raises(RuntimeError, match="the converted model is not the trained one"):
+        run(convert, tmp_path, "model", {k: runs / k for k in ("data", "base", "sft", "rl")})
+
+
+def test_answers_that_differ_are_counted():
+    masks = [torch.ones(1, 2, 2), torch.full((1, 2, 2), 4.0)]
+    assert convert.compare(([[1], [2]], masks), ([[1], [3]], [masks[0], masks[1] * 1.5])) == {"texts": 1.0, "masks": 0.5, "probes": 2.0}
+    assert math.isnan(convert.compare(([[1], [1]], masks), ([[1], [1]], [masks[0], masks[1] * math.nan]))["masks"])
+
+
+@pytest.mark.parametrize(("format", "tagged"), [("regions", True), ("videos", True), ("refcoco", False)])
+def test_the_model_card_says_when_test_items_were_trained_on(tmp_path: Path, format: str, tagged: bool):
+    write_entries(tmp_path, [DatasetEntry(name="mine", format=format, path="x", split="train", kind="extra")])
+    card = convert.model_card(CONFIG, tmp_path, {"probes": 4.0, "masks": 0.0})
+    assert ("Trained on benchmark test items (mine)" in card) == tagged
+    assert f"`mine` (train, format {format})" in card
+    write_entries(tmp_path, [DatasetEntry(name="mine", format=format, path="x", split="val", kind="extra")])
+    assert "benchmark test items" not in convert.model_card(CONFIG, tmp_path, {"probes": 4.0, "masks": 0.0})
+
+
+@pytest.mark.parametrize("row", ["untrained", "sft", "rl"])
+def test_every_row_is_evaluated_with_the_same_metrics(runs: Path, tmp_path: Path, row: str):
+    found = run(evaluate, tmp_path, row, {k: runs / k for k in ("data", "base", "sft", "model")}, row=row)
+    needed = {
+        "referring/val/gIoU", "referring/val/cIoU", "referring/val/gIoU_shuffled_text", "region_caption/val/METEOR",
+        "region_caption/val/attribute_accuracy", "loop1/val/IoU", "loop2/val/METEOR", "loop1/val/IoU_self", "loop2/val/METEOR_self",
+        "video/val/J&F",
+    }  # fmt: skip
+    assert needed <= set(found)
+    assert json.loads((tmp_path / row / "metrics.json").read_text()) == found
+    lines = [json.loads(line) for line in (tmp_path / row / "predictions.jsonl").read_text().splitlines()]
+    assert {line["benchmark"] for line in lines} >= {"referring/val", "region_caption/val", "video/val"}
+    assert sum(line["benchmark"] == "referring/val" for line in lines) == 2
+    assert len({(line["benchmark"], line["dataset"], line["sample_id"]) for line in lines}) == len(lines)
+    assert (tmp_path / row / "overlays" / "index.json").exists()
+
+
+def test_published_bases_have_no_untrained_row(runs: Path, tmp_path: Path):
+    shutil.copytree(runs / "base" / "base", tmp_path / "base" / "base")
+    assert run(evaluate, tmp_path, "none", {"base": tmp_path / "base"}, row="untrained") == {}
+
+
+def test_rl_without_region_captions_says_what_it_needs(runs: Path, tmp_path: Path):
+    entries = [e for e in data.read_entries(runs / "data") if e.kind == "video"]
+    (tmp_path / "data").mkdir()
+    write_entries(tmp_path / "data", entries)
+    shutil.copytree(runs / "data" / "scenes" / "mevis", tmp_path / "data" / "scenes" / "mevis")
+    with pytest.raises(ValueError, match="rl needs data sets of region captions"):
+        run(rl, tmp_path, "rl", {"data": tmp_path / "data", "base": runs / "base", "sft": runs / "sft"})
+
+
+def test_the_last_means_are_over_the_last_fifty_steps():
+    curves = [(step, "loss", float(step)) for step in range(100)] + [(0, "early", 7.0)]
+    assert launch.last_means(curves) == {"train/loss": sum(range(50, 100)) / 50}

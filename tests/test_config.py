@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ans_core.config import Config, ConfigError, load, resolve
+
+ROOT = Path(__file__).resolve().parents[1]
+PROFILES = ROOT / "profiles"
+
+
+def written(tmp_path: Path, **changes: object) -> Path:
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump({**resolve(PROFILES / "tiny.yaml"), **changes}, sort_keys=False))
+    return path
+
+
+def test_what_is_written_is_what_is_loaded(tmp_path: Path) -> None:
+    assert load(written(tmp_path, seed=7)).seed == 7
+
+
+@pytest.mark.parametrize("path", sorted(PROFILES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_profile_resolves_to_a_complete_valid_config(path: Path) -> None:
+    values = resolve(path)
+    assert values["profile"] == path.stem
+    assert set(values) == set(Config.model_fields)
+    assert Config.model_validate(values).model_dump(mode="json") == values
+
+
+def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    lines = path.read_text().splitlines()
+    at = next(number for number, line in enumerate(lines, 1) if line.strip().startswith("temperature:"))
+    path.write_text("\n".join(lines).replace("  temperature:", "  temprature:"))
+    with pytest.raises(ConfigError, match=rf"params.yaml:{at}: rl.temprature: unknown setting \(did you mean 'temperature'\?\)"):
+        load(path)
+
+
+def test_an_unknown_key_inside_a_list_is_located(tmp_path: Path) -> None:
+    source = {"name": "a", "formt": "regions", "path": "x"}
+    values = resolve(PROFILES / "tiny.yaml")
+    values["prepare"]["sources"] = [source]
+    with pytest.raises(ConfigError, match=r"params.yaml:\d+: prepare.sources.0.formt: unknown setting \(did you mean 'format'\?\)"):
+        load(written(tmp_path, prepare=values["prepare"]))
+
+
+def test_a_value_of_the_wrong_kind_is_refused_with_the_value(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"params.yaml:\d+: seed = 'many'"):
+        load(written(tmp_path, seed="many"))
+
+
+def test_a_missing_section_is_named_not_filled_in(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    values = resolve(PROFILES / "tiny.yaml")
+    del values["rl"]["kl"]
+    path.write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError, match=r"lacks rl\.kl"):
+        load(path)
+
+
+def test_a_missing_file_and_broken_yaml_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not there: write it with `ans profile tiny`"):
+        load(tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text("a: [1")
+    with pytest.raises(ConfigError, match="is no YAML"):
+        load(tmp_path / "params.yaml")
+
+
+def test_an_unknown_profile_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"no profile named 'tinny' .did you mean 'tiny'"):
+        resolve(PROFILES / "tinny.yaml")
+
+
+def test_words_override_one_key_and_keep_the_rest() -> None:
+    plain, changed = (
+        resolve(PROFILES / "tiny.yaml"),
+        resolve(PROFILES / "tiny.yaml", ("sft.optim.steps=3", "rl.rewards_caption.iou=2")),
+    )
+    assert changed["sft"]["optim"] == {**plain["sft"]["optim"], "steps": 3}
+    assert changed["rl"]["rewards_caption"] == {**plain["rl"]["rewards_caption"], "iou": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("sft.optim.stps=3", "did you mean 'steps'"),
+        ("sftt.x=1", "no section 'sftt' .did you mean 'sft'"),
+        ("seed", "write key=value"),
+    ],
+)
+def test_a_mistyped_word_is_refused(word: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(PROFILES / "tiny.yaml", (word,))
+
+
+def test_a_free_table_in_a_profile_replaces_the_default_one(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("sft: {mixture: {video: 1.0}}")
+    assert resolve(tmp_path / "mine.yaml")["sft"]["mixture"] == {"video": 1.0}

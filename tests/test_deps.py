@@ -1,0 +1,59 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tasks.deps import code_files, dvc_yaml, settings_read, unlisted_settings
+from tasks.stages import STAGES, Stage
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def package(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_dvc_yaml_is_what_the_table_and_the_imports_say() -> None:
+    assert (ROOT / "dvc.yaml").read_text() == dvc_yaml(ROOT), "run `make dvc`"
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_a_stage_has_its_files_and_lists_the_settings_it_reads(stage: Stage) -> None:
+    assert (ROOT / f"tasks/{stage.task}.py").is_file()
+    assert (ROOT / f"ans_core/stages/{stage.task}.py").is_file()
+    assert unlisted_settings(stage, ROOT) == set()
+
+
+def test_imports_are_followed_with_parents_relatives_and_package_data(tmp_path: Path) -> None:
+    root = package(tmp_path, {
+        "core/__init__.py": "'''root'''", "core/a.py": "def f():\n    from core.sub import b\n    import numpy",
+        "core/sub/__init__.py": "from . import c", "core/sub/b.py": "from .c import thing", "core/sub/c.py": "thing = 1",
+        "core/sub/words.txt": "w", "core/sub/lists/x.gz": "x", "core/alone.py": "y = 1", "core/config.py": "z = 1",
+    })  # fmt: skip
+    names = [path.as_posix() for path in code_files("core.a", root, package="core")]
+    assert names == [
+        "core/__init__.py",
+        "core/a.py",
+        "core/sub/__init__.py",
+        "core/sub/b.py",
+        "core/sub/c.py",
+        "core/sub/lists/x.gz",
+        "core/sub/words.txt",
+    ]
+
+
+def test_settings_read_are_found_and_methods_are_not(tmp_path: Path) -> None:
+    file = tmp_path / "stage.py"
+    file.write_text("def run(cfg):\n    s = cfg.rl\n    return cfg.sft.optim.steps + cfg.seed + len(cfg.model_dump())")
+    assert settings_read(file) == {"rl", "sft.optim", "seed"}
+
+
+def test_every_out_is_cached_and_launch_is_nobodys_parameter() -> None:
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    for entry in (entry.get("do", entry) for entry in stages.values()):
+        assert all(isinstance(out, str) for out in [*entry["outs"], *entry.get("metrics", [])])  # a mapping would carry `cache: false`
+        assert "launch" not in entry["params"]
+        assert not any(path.startswith(("tasks/", "flows/")) for path in entry["deps"])

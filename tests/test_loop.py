@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ans_core import loop
+from ans_core.optim import adamw, lr_factor
+
+CPU = loop.Machine(device=torch.device("cpu"))
+
+
+@dataclass
+class Numbers:
+    x: Tensor
+    y: Tensor
+
+    def to(self, device: torch.device) -> Numbers:
+        return self
+
+
+class Regression(nn.Module):
+    """Least squares by a small network with dropout (it draws random numbers) and a count that only its extra state keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.seen = 0
+        self.poison: set[int] = set()
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+    def forward(self, batch: Numbers) -> tuple[Tensor, dict[str, float]]:
+        self.seen += 1
+        loss = (self.net(self.frozen(batch.x)) - batch.y).pow(2).mean()
+        if self.seen - 1 in self.poison:
+            loss = loss * math.nan
+        return loss, {"seen": float(self.seen)}
+
+
+def batch(step: int, micro: int) -> Numbers:
+    generator = torch.Generator().manual_seed(1000 * step + micro)
+    x = torch.randn(6, 4, generator=generator)
+    return Numbers(x, x.sum(1, keepdim=True))
+
+
+def schedule(**changes: float) -> loop.Schedule:
+    return loop.Schedule(
+        **({"steps": 8, "lr": 0.05, "weight_decay": 0.01, "warmup": 0.25, "clip_grad": 1.0, "accumulate": 1, "save_every": 2} | changes)
+    )
+
+
+def run(module: nn.Module, scratch: Path, make=batch, **changes: float) -> loop.Curves:  # type: ignore[no-untyped-def]
+    return loop.train(
+        module, make, name="fit", schedule=schedule(**changes), machine=CPU, seed=3, scratch=scratch, log=lambda metrics, step: None
+    )
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    return {k: v.clone() for k, v in loop.trained_tensors(module).items()}
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+class Stop(Exception):
+    pass
+
+
+def stopping_at(stop: int):  # type: ignore[no-untyped-def]
+    def make(step: int, micro: int) -> Numbers:
+        if step == stop:
+            raise Stop
+        return batch(step, micro)
+
+    return make
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from tests.test_loop import Regression, batch, run, weights
+import torch
+scratch, out = Path(sys.argv[1]), Path(sys.argv[2])
+def slow(step, micro):
+    print(step, flush=True)
+    time.sleep(float(sys.argv[3]))
+    return batch(step, micro)
+module = Regression()
+curves = run(module, scratch, slow, steps=20, save_every=3)
+torch.save({"weights": weights(module), "seen": module.seen, "curves": curves}, out)
+"""
+
+
+def child(tmp_path: Path, name: str, pause: float) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", CHILD, str(tmp_path / f"scratch-{name}"), str(tmp_path / f"{name}.pt"), str(pause)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=Path(__file__).parents[1])
+
+
+@pytest.mark.slow
+def test_a_training_killed_twice_ends_with_the_same_bits_and_curves_as_one_that_was_not(tmp_path: Path):
+    whole = child(tmp_path, "whole", 0)
+    assert whole.wait() == 0
+    for kill_at in (5, 13):
+        process = child(tmp_path, "killed", 0.03)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) == kill_at:
+                break
+        time.sleep(0.02 * (kill_at % 3))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not (tmp_path / "killed.pt").exists()
+    last = child(tmp_path, "killed", 0)
+    assert last.stdout is not None
+    steps = [int(line) for line in last.stdout]
+    assert last.wait() == 0
+    assert steps[0] >= 12  # it went on, it did not begin anew
+    one, other = torch.load(tmp_path / "whole.pt"), torch.load(tmp_path / "killed.pt")
+    assert equal(one["weights"], other["weights"])
+    assert one["curves"] == other["curves"]
+    assert (one["seen"], other["seen"]) == (20, 20)
+
+
+def test_a_stopped_training_goes_on_from_its_last_state_in_the_same_process_too(tmp_path: Path):
+    whole, first, second = Regression(), Regression(), Regression()
+    curves = run(whole, tmp_path / "a")
+    with pytest.raises(Stop):
+        run(first, tmp_path / "b", stopping_at(5))
+    assert [p.name for p in (tmp_path / "b" / "fit").iterdir()] == ["step-0000004"]
+    assert run(second, tmp_path / "b") == curves
+    assert equal(weights(whole), weights(second))
+    assert second.seen == 8
+
+
+def test_a_finished_training_started_again_computes_nothing(tmp_path: Path):
+    first, again = Regression(), Regression()
+    curves = run(first, tmp_path)
+    assert run(again, tmp_path, stopping_at(0)) == curves
+    assert equal(weights(first), weights(again))
+
+
+@pytest.mark.parametrize("harm", ["truncated", "no manifest", "half a manifest", "missing file"])
+def test_a_damaged_state_is_passed_over_for_the_older_one_and_replaced(tmp_path: Path, harm: str):
+    """As after a power cut between a new state and the removal of the one before."""
+    whole, module = Regression(), Regression()
+    curves = run(whole, tmp_path / "whole")
+    folder = tmp_path / "cut" / "fit"
+    with pytest.raises(Stop):
+        run(Regression(), tmp_path / "cut", stopping_at(3))
+    older = {p.name: p.read_bytes() for p in (folder / "step-0000002").iterdir()}
+    with pytest.raises(Stop):
+        run(Regression(), tmp_path / "cut", stopping_at(5))
+    (folder / "step-0000002").mkdir()
+    for name, content in older.items():
+        (folder / "step-0000002" / name).write_bytes(content)
+    newer = folder / "step-0000004"
+    match harm:
+        case "truncated":
+            (newer / "state.pt").write_bytes((newer / "state.pt").read_bytes()[:-100])
+        case "no manifest":
+            (newer / "manifest.json").unlink()
+        case "half a manifest":
+            (newer / "manifest.json").write_text((newer / "manifest.json").read_text()[:40])
+        case "missing file":
+            (newer / "curves.json").unlink()
+    asked: list[int] = []
+
+    def make(step: int, micro: int) -> Numbers:
+        asked.append(step)
+        return batch(step, micro)
+
+    assert run(module, tmp_path / "cut", make) == curves
+    assert asked == [2, 3, 4, 5, 6, 7]
+    assert equal(weights(whole), weights(module))
+
+
+def test_a_state_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Killed while the files are written: only a `.partial` folder is left, and it is never read."""
+    real = torch.save
+
+    def broken(state: object, path: Path) -> None:
+        real(state, path)
+        if "0000004" in str(path):
+            raise Stop
+
+    monkeypatch.setattr(torch, "save", broken)
+    with pytest.raises(Stop):
+        run(Regression(), tmp_path)
+    assert sorted(p.name for p in (tmp_path / "fit").iterdir()) == ["step-0000002", "step-0000004.partial"]
+    monkeypatch.setattr(torch, "save", real)
+    whole, module = Regression(), Regression()
+    assert run(module, tmp_path) == run(whole, tmp_path / "whole")
+    assert equal(weights(whole), weights(module))
+    assert [p.name for p in (tmp_path / "fit").iterdir()] == ["step-0000008"]
+
+
+def test_a_state_of_another_number_of_processes_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run(Regression(), tmp_path)
+    monkeypatch.setattr(loop, "world_size", lambda: 2)
+    with pytest.raises(Stop):
+        run(Regression(), tmp_path, stopping_at(0))
+
+
+def test_a_step_with_a_loss_that_is_no_number_moves_nothing_and_is_counted(tmp_path: Path):
+    module, tracked = Regression(), []
+    module.poison = {3}
+
+    def make(step: int, micro: int) -> Numbers:
+        tracked.append(weights(module))
+        return batch(step, micro)
+
+    curves = run(module, tmp_path, make)
+    assert [value for step, name, value in curves if name == "skipped"] == [0, 0, 0, 1, 0, 0, 0, 0]
+    assert equal(tracked[3], tracked[4])
+    assert not equal(tracked[2], tracked[3])
+    assert not equal(tracked[4], tracked[5])
+
+
+def test_after_too_many_bad_steps_in_a_row_the_run_stops_and_says_where(tmp_path: Path):
+    module = Regression()
+    module.poison = set(range(2, 50))
+    with pytest.raises(RuntimeError, match=r"fit: 11 steps in a row .* the last is step 12; lower the learning rate"):
+        run(module, tmp_path, steps=50)
+
+
+def test_bad_steps_that_are_not_in_a_row_do_not_stop_the_run(tmp_path: Path):
+    module = Regression()
+    module.poison = set(range(0, 40, 2))
+    curves = run(module, tmp_path, steps=40, save_every=40)
+    assert sum(value for _, name, value in curves if name == "skipped") == 20
+
+
+def test_two_half_batches_give_the_step_of_the_whole_batch(tmp_path: Path):
+    """Sizes are equal, so the mean of the halves' means is the whole's mean."""
+
+    def half(step: int, micro: int) -> Numbers:
+        both = batch(step, 0)
+        return Numbers(both.x[3 * micro : 3 * micro + 3], both.y[3 * micro : 3 * micro + 3])
+
+    one, two = Regression().eval(), Regression().eval()
+    whole = run(one, tmp_path / "one", lr=1e-3)
+    halves = run(two, tmp_path / "two", half, accumulate=2, lr=1e-3)
+
+    def norms(curves: loop.Curves) -> list[float]:
+        return [v for _, name, v in curves if name in ("grad_norm", "loss")]
+
+    assert norms(halves) == pytest.approx(norms(whole), rel=1e-5)
+    assert all((a - b).abs().max() < 1e-6 for a, b in zip(weights(one).values(), weights(two).values(), strict=True))
+
+
+def test_the_learning_rate_rises_in_a_line_and_falls_as_a_cosine():
+    """10 steps, 20 % warm-up: 1/2, 1, then cos from 1 at step 2 (0/8 of the way) over 1/2 at step 6 (4/8)."""
+    factors = [lr_factor(step, steps=10, warmup=0.2) for step in range(10)]
+    assert factors[:3] == [0.5, 1.0, 1.0]
+    assert factors[6] == pytest.approx(0.5)
+    assert factors[4] == pytest.approx((1 + math.sqrt(0.5)) / 2)
+    assert factors[9] == pytest.approx(0.5 * (1 + math.cos(math.pi * 7 / 8)))
+    assert lr_factor(0, steps=10, warmup=0.0) == 1.0
+
+
+def test_a_trained_tensor_that_is_not_fp32_is_refused():
+    with pytest.raises(ValueError, match=r"weight is trained in torch\.bfloat16; cast it to float32"):
+        adamw(nn.Linear(2, 2).bfloat16(), lr=1.0, weight_decay=0.0, scales={})
+    with pytest.raises(ValueError, match="nothing to train"):
+        adamw(nn.Linear(2, 2).requires_grad_(False), lr=1.0, weight_decay=0.0, scales={})
+
+
+def test_curves_are_written_by_phase(tmp_path: Path):
+    loop.write_curves(tmp_path / "c.csv", {"sft": [(0, "loss", 0.5), (1, "loss", 1 / 3)]})
+    assert (tmp_path / "c.csv").read_text().splitlines() == ["step,name,value", "0,sft/loss,0.5", "1,sft/loss,0.333333"]

