@@ -108,15 +108,15 @@ class Base(Section):
     vision: Vision = Vision()
     language: Language = Language()
     sam: Sam = Sam()
-    vision_words: Optim = Optim(steps=900, batch=32, lr=2e-3)
+    vision_words: Optim = Optim(steps=1600, batch=32, lr=2e-3)
     """Vision tower alone: the words of region captions from the regions' features."""
     alignment: Optim = Optim(steps=300, batch=32, lr=3e-3, weight_decay=0.01)
     """Word embeddings and projector: image tokens near the words for what they show."""
     sam_images: Optim = Optim(steps=600, batch=16, lr=5e-4, weight_decay=0.01)
     sam_clips: Optim = Optim(steps=120, batch=4, lr=3e-4, weight_decay=0.01)
-    language_text: Optim = Optim(steps=900, batch=16, lr=1e-3)
+    language_text: Optim = Optim(steps=650, batch=16, lr=1e-3)
     questions_per_image: Positive = 8
-    mixture: dict[str, Annotated[float, Field(ge=0)]] = {"referring": 0.6, "region_caption": 0.35, "grounded_caption": 0.05}
+    mixture: dict[str, Annotated[float, Field(ge=0)]] = {"referring": 0.6, "region_caption": 0.3, "grounded_caption": 0.1}
     """Shares of the language side's pre-training: places and boxes of expressions, captions of regions and of pictures."""
     attention_weight: Annotated[float, Field(ge=0)] = 4.0
     """Of supervised attention beside the language side's text loss: looking at what a question names (LOG)."""
@@ -125,7 +125,8 @@ class Base(Section):
     click_weight: Annotated[float, Field(ge=0)] = 4.0
     """Of the warm-up of text_hidden_fcs beside it: where SAM2 would have to be clicked. 0 leaves it untrained."""
     dtype: Literal["fp32", "bf16"] = "bf16"
-    """Of the forward pass (autocast): half the time on a CPU or GPU with bf16 instructions, slower without; weights are fp32."""
+    """Of the language side's forward pass (autocast): half the time on a CPU or GPU with bf16 instructions, slower without; weights are
+    fp32. The other phases run in fp32: on a CPU their convolutions are faster so (LOG)."""
 
 
 class Lora(Section):
@@ -162,9 +163,14 @@ class Rl(Section):
     """Dual-loop GRPO from the merged SFT model, with an EMA teacher as the inverse model."""
 
     optim: Optim = Optim(steps=150, batch=8, lr=2e-4, weight_decay=0.0, save_every=25)
+    modules_lr: Annotated[float, Field(ge=0)] = 0.1
+    """Factor on the learning rate of what is trained whole (projector, text_hidden_fcs, SAM2's mask decoder): LoRA stands a higher one."""
     lora: Lora = Lora()
-    loops: tuple[str, ...] = ("caption", "mask")
-    """caption: mask -> caption -> mask' (loop 1). mask: caption -> mask -> caption' (loop 2)."""
+    loops: Annotated[dict[Literal["caption", "mask"], Rate], Field(min_length=1)] = {"caption": 1.0, "mask": 0.2}
+    """Weights. caption: mask -> caption -> mask' (loop 1). mask: caption -> mask -> caption' (loop 2), whose gradient is the noisier: at
+    equal weight it undoes what SFT learned of expressions (LOG)."""
+    expressions: Share = 0.5
+    """Of loop 2's samples, the share asked for by a referring expression of the same thing, where the data has one, not by the caption."""
     group: Annotated[int, Field(ge=2)] = 6
     """Rollouts of one sample (G). One alone has no baseline."""
     temperature: Rate = 1.0
@@ -233,7 +239,7 @@ class Config(Section):
 
 
 PROFILES = Path("profiles")
-FREE_TABLES = frozenset({"mixture", "rewards_caption", "rewards_mask"})
+FREE_TABLES = frozenset({"mixture", "loops", "rewards_caption", "rewards_mask"})
 
 
 class ConfigError(ValueError):

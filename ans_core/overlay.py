@@ -57,11 +57,12 @@ def side_by_side(
     scale = max(1, round(PANEL_WIDTH / image.width))
     size = (image.width * scale, image.height * scale)
     panels = [draw(image, masks).resize(size, Image.Resampling.NEAREST) for masks in (truth, prediction)]
-    gap, font = 8, ImageFont.load_default(size=13)
-    per_line = max(12, size[0] // 7)
+    letter = max(13, 13 * size[0] // PANEL_WIDTH)  # a page shows wide pictures smaller, words and all
+    gap, line, font = 8, letter + 4, ImageFont.load_default(size=letter)
+    per_line = max(12, 13 * size[0] // (7 * letter))
     head = textwrap.wrap(question, 2 * per_line) or [""]
     below = [textwrap.wrap(f"{name}: {said}", per_line) for name, said in (("truth", truth_text), ("prediction", prediction_text))]
-    top, bottom = gap + 17 * len(head), gap + 17 * max(map(len, below))
+    top, bottom = gap + line * len(head), gap + line * max(map(len, below))
     sheet = Image.new("RGB", (2 * size[0] + 3 * gap, top + gap + size[1] + bottom + gap), "white")
     pen = ImageDraw.Draw(sheet)
     pen.multiline_text((gap, gap // 2), "\n".join(head), fill=(20, 20, 20), font=font, spacing=4)

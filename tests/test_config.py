@@ -44,6 +44,12 @@ def test_an_unknown_key_inside_a_list_is_located(tmp_path: Path) -> None:
         load(written(tmp_path, prepare=values["prepare"]))
 
 
+def test_an_unknown_loop_is_refused(tmp_path: Path) -> None:
+    values = resolve(PROFILES / "tiny.yaml")
+    with pytest.raises(ConfigError, match=r"rl.loops.captoin.*Input should be 'caption' or 'mask'"):
+        load(written(tmp_path, rl=values["rl"] | {"loops": {"captoin": 1.0}}))
+
+
 def test_a_value_of_the_wrong_kind_is_refused_with_the_value(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"params.yaml:\d+: seed = 'many'"):
         load(written(tmp_path, seed="many"))

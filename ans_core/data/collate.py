@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -45,8 +45,20 @@ class Row:
     """Which frames of the turns' masklets these frames are."""
 
 
+AnyBatch = TypeVar("AnyBatch", bound="TensorBatch")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class TensorBatch:
+    """Its tensors move together."""
+
+    def to(self: AnyBatch, device: torch.device | str) -> AnyBatch:
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: v.to(device) for k, v in moved.items() if isinstance(v, Tensor)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(TensorBatch):
     """B rows, ready for the model.
 
     A row is its image prefix and its branches (question + answer); see `Packed` in model/sa2va.py for the fields that share its names.
@@ -75,10 +87,7 @@ class Batch:
     """The things' boxes: x1, y1, x2, y2 as shares of the image."""
 
     def to(self, device: torch.device | str) -> Batch:
-        moved: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()}
-        moved["regions"] = [[r.to(device) for r in row] for row in self.regions]
-        return Batch(**moved)
+        return replace(super().to(device), regions=[[r.to(device) for r in row] for row in self.regions])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,7 @@ class Mixture:
                 else sum(self.kind_shares.get(k, 0.0) for k in ("referring", "region_caption", "grounded_caption"))
             )
             for sample in source.samples:
-                grouped[pool][_key(sample)][kind].append(sample)
+                grouped[pool][picture_key(sample)][kind].append(sample)
         if not grouped:
             raise ValueError(f"the mixture {dict(shares)} gives no share to any of the data sets {[(s.name, s.kind) for s in sources]}")
         self.pools = {name: list(images.values()) for name, images in grouped.items()}
@@ -104,6 +104,6 @@ class Mixture:
         return chosen
 
 
-def _key(sample: Sample) -> tuple[object, ...]:
+def picture_key(sample: Sample) -> tuple[object, ...]:
     """The pictures themselves: data sets that show the same files share rows."""
     return tuple(Path(os.path.normpath(ref)) if isinstance(ref, Path) else ref for ref in sample.frames)

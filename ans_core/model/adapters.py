@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -88,12 +88,17 @@ def load_trained(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 # Two policies over one backbone (RL)
 
-POLICY_MODULES = ["multi_modal_projector", "text_hidden_fcs", "sam_mask_decoder"]
-"""Trained fully in RL, a copy per adapter; embeddings and head stay frozen."""
+SHARED, DRAWING = ("multi_modal_projector",), ("text_hidden_fcs", "sam_mask_decoder")
+"""Modules that RL trains whole, a copy per adapter; embeddings and head stay frozen."""
 
 
-def rl_config(*, rank: int, alpha: int, dropout: float) -> LoraConfig:
-    return lora_config(rank=rank, alpha=alpha, dropout=dropout, modules_to_save=POLICY_MODULES)
+def policy_modules(loops: Collection[str]) -> list[str]:
+    """Those of a run: what draws gets a gradient from loop `mask` alone, and stays frozen without it."""
+    return [*SHARED, *(DRAWING if "mask" in loops else ())]
+
+
+def rl_config(*, rank: int, alpha: int, dropout: float, modules: Sequence[str]) -> LoraConfig:
+    return lora_config(rank=rank, alpha=alpha, dropout=dropout, modules_to_save=list(modules))
 
 
 class Policies:

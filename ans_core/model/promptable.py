@@ -14,14 +14,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ans_core import rle, transforms
-from ans_core.data.collate import resize_mask
+from ans_core.data.collate import TensorBatch, resize_mask
 from ans_core.losses import promptable_loss
 from ans_core.model.grounding import Bank, FrameFeatures, Grounding
 from ans_core.types import ImageRef, Masklet
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptBatch:
+class PromptBatch(TensorBatch):
     """N objects in clips of F frames (an image: F = 1), prompted in frame 0."""
 
     frames: Float[Tensor, "Q 3 S S"]
@@ -31,9 +31,6 @@ class PromptBatch:
     labels: Int[Tensor, "N P"]
     """1 a click inside, 2 and 3 a box's corners, -1 padding."""
     targets: Bool[Tensor, "N F S S"]
-
-    def to(self, device: torch.device | str) -> PromptBatch:
-        return PromptBatch(**{k: getattr(self, k).to(device) for k in self.__dataclass_fields__})
 
 
 def prompt_batch(

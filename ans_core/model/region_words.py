@@ -17,12 +17,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from ans_core import rle, transforms
+from ans_core.data.collate import TensorBatch
 from ans_core.model.sa2va import Sa2VA
 from ans_core.types import ImageRef, Sample
 
+NOT_SAID = -4.0
+"""First bias of every word, as in SigLIP: most words are not said."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class WordsBatch:
+class WordsBatch(TensorBatch):
     """N described regions of B pictures."""
 
     pixels: Float[Tensor, "B 3 S S"]
@@ -32,9 +36,6 @@ class WordsBatch:
     """Equal for all patches that the region touches, 0 elsewhere; they add up to 1."""
     words: Float[Tensor, "N V"]
     """1 for every token of the region's caption."""
-
-    def to(self, device: torch.device | str) -> WordsBatch:
-        return WordsBatch(**{k: getattr(self, k).to(device) for k in self.__dataclass_fields__})
 
 
 def words_batch(
@@ -63,7 +64,9 @@ class RegionWords(nn.Module):
         super().__init__()
         self.model = model
         width = model.internvl.config.vision_config.hidden_size
-        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, len(model.tokenizer)))
+        words = nn.Linear(width, len(model.tokenizer))
+        nn.init.constant_(words.bias, NOT_SAID)
+        self.head = nn.Sequential(nn.LayerNorm(width), words)
 
     def forward(self, batch: WordsBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:
         hidden = self.model.internvl.model.vision_tower(pixel_values=batch.pixels).last_hidden_state[:, 1:]  # (B, P, C)

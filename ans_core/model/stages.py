@@ -31,6 +31,6 @@ def policy_model(base: Path, sft: Path, rl: Path) -> Sa2VA:
 
 def _policies(base: Path, sft: Path, rl: Path) -> adapters.Policies:
     tensors, config = checkpoint.load_delta(rl, base_hash=checkpoint.weights_hash(sft))
-    policies = adapters.Policies(sft_model(base, sft), adapters.rl_config(**config["lora"]), seed=0)
+    policies = adapters.Policies(sft_model(base, sft), adapters.rl_config(**config["lora"], modules=config["modules"]), seed=0)
     policies.load("policy", tensors)
     return policies

@@ -1,7 +1,8 @@
 """One RL step: samples (image, mask, caption) in, the loss of both loops out, with rollouts, teacher and rewards in between.
 
 Loop 1 (`caption`): the policy samples G captions of the mask; the teacher draws each; IoU and text rewards.
-Loop 2 (`mask`): the policy draws the caption and explores G masks around it; the teacher captions each; text reward and IoU.
+Loop 2 (`mask`): the policy draws the caption, or a referring expression of the same thing, and explores G masks around it; the teacher
+captions each; text reward and IoU.
 Frozen encoders run once per image for both loops, all G, policy, teacher and reference. One update per rollout: the behaviour policy is the
 policy itself.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ans_core import prompts, rle, transforms
-from ans_core.data.collate import PackedRow, pack_row, pad_rows, prefix_ids, question_ids, resize_mask
+from ans_core.data.collate import PackedRow, TensorBatch, pack_row, pad_rows, prefix_ids, question_ids, resize_mask
 from ans_core.dist import rank, seed_of
 from ans_core.losses import mask_losses
 from ans_core.model import predict as ask
@@ -40,7 +41,8 @@ MASK_ANSWER = prompts.REFERRING_ANSWERS[0]
 class Settings:
     """Of config.Rl, those that the step itself needs."""
 
-    loops: tuple[str, ...]
+    loops: Mapping[str, float]
+    """Which of the two, and the weight of its loss."""
     group: int
     temperature: float
     max_tokens: int
@@ -58,20 +60,17 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RlBatch:
+class RlBatch(TensorBatch):
     """Samples of one step, one image each, and their pictures for both encoders."""
 
     samples: tuple[Sample, ...]
+    asked: tuple[str, ...]
+    """What loop 2 draws from: the sample's caption or an expression that means the same thing."""
     tiles: Float[Tensor, "T 3 s s"]
     tiles_per_row: list[int]
     pixels: Float[Tensor, "B 3 S S"]
     targets: Bool[Tensor, "B M M"]
     step: int
-
-    def to(self, device: torch.device | str) -> RlBatch:
-        moved: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()}
-        return RlBatch(**moved)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +81,12 @@ class Seen:
     frames: FrameFeatures
 
 
-def collate(samples: Sequence[Sample], model: Sa2VA, *, mask_size: int, step: int) -> RlBatch:
+def collate(samples: Sequence[Sample], asked: Sequence[str], model: Sa2VA, *, mask_size: int, step: int) -> RlBatch:
     images = [transforms.open_image(s.frames[0]) for s in samples]
     tiles = [ask.seen_tiles(model, [image]) for image in images]
     return RlBatch(
         samples=tuple(samples),
+        asked=tuple(asked),
         tiles=transforms.normalise([t for row in tiles for t in row], size=model.tile_size),
         tiles_per_row=[len(row) for row in tiles],
         pixels=transforms.normalise(images, size=model.sam2.image_size),
@@ -133,12 +133,13 @@ class DualLoop(nn.Module):
             seen = Seen(vision=vision, frames=self.model.sam2.encode(batch.pixels))
         total = batch.pixels.new_zeros(())
         metrics: dict[str, float] = {}
-        if "caption" in self.settings.loops:
+        weights = self.settings.loops
+        if "caption" in weights:
             loss, found = self._caption_loop(batch, seen)
-            total, metrics = total + loss, metrics | {f"loop1/{k}": v for k, v in found.items()}
-        if "mask" in self.settings.loops:
+            total, metrics = total + weights["caption"] * loss, metrics | {f"loop1/{k}": v for k, v in found.items()}
+        if "mask" in weights:
             loss, found = self._mask_loop(batch, seen)
-            total, metrics = total + loss, metrics | {f"loop2/{k}": v for k, v in found.items()}
+            total, metrics = total + weights["mask"] * loss, metrics | {f"loop2/{k}": v for k, v in found.items()}
         return total, metrics
 
     # Loop 1: mask -> captions -> masks'
@@ -201,11 +202,11 @@ class DualLoop(nn.Module):
             logits = self._mask_logits(rows, seen, per_row=group)
         return [self._rle(z, batch.samples[i // group]) for i, z in enumerate(logits)]
 
-    # Loop 2: caption -> masks -> captions'
+    # Loop 2: caption or expression -> masks -> captions'
 
     def _mask_loop(self, batch: RlBatch, seen: Seen) -> tuple[Float[Tensor, ""], dict[str, float]]:
         s = self.settings
-        rows = [self._row(sample, batch.tiles_per_row[i], [self._mask_branch(sample.text)]) for i, sample in enumerate(batch.samples)]
+        rows = [self._row(sample, batch.tiles_per_row[i], [self._mask_branch(batch.asked[i])]) for i, sample in enumerate(batch.samples)]
         with torch.no_grad():
             before = self._mask_logits(rows, seen, per_row=1)
             self.scale = float(before.std()) if not self.scale else 0.9 * self.scale + 0.1 * float(before.std())

@@ -58,10 +58,10 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     tokenizer = build_tokenizer(_texts(train, seed=cfg.seed))
     model = build_tiny(_tiny(cfg.base, tokenizer, cfg.sft.frames), tokenizer, seed=dist.seed_of(cfg.seed, "weights"))
     checkpoint.save(model, out / "untrained", metadata={"stage": "untrained", "seed": cfg.seed})
-    machine = machine_of(cfg.launch, cfg.base.dtype)
     moved, curves = {}, {}
     for name, phase in PHASES.items():
         module, batches, optim = phase(cfg, model, train)
+        machine = machine_of(cfg.launch, cfg.base.dtype if name == "language" else "fp32")  # convolutions are faster in fp32 on a CPU (LOG)
         before = hashes(model)
         curves[name] = loop.train(
             module, batches, name=name, schedule=schedule_of(optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log

@@ -38,6 +38,8 @@ CARDS = ("referring/val/gIoU", "region_caption/val/METEOR", "video/val/J&F", "lo
 NOT_A_GRADE = ("samples", "shuffled_text")
 """Metric names that hold one of these have no best stage."""
 PACKAGES = ("torch", "transformers", "peft", "sam2", "numpy", "pycocotools", "pycocoevalcap", "nltk")
+OWN_CHART = ("grad_norm", "skipped")
+"""Of sizes that would flatten the curves beside them."""
 LINES_PER_CHART = 6
 
 
@@ -136,7 +138,7 @@ def _rest(summary: dict[str, dict[str, float]]) -> dict[str, list[dict[str, Any]
 
 
 def _curves(folder: Path | None) -> list[Markup]:
-    """A chart per group of metrics: names with the same first part (`loss/text`, `loss/mask`) share one."""
+    """A chart per group of metrics: names with the same first part (`loss/text`, `loss/mask`) share one; the loop's own stand alone."""
     path = folder / "curves.csv" if folder else None
     if not path or not path.exists():
         return []
@@ -149,7 +151,8 @@ def _curves(folder: Path | None) -> list[Markup]:
                 raise ValueError(f"{path} line {number}: not a step,name,value row: {row}") from error
     groups: dict[str, list[str]] = defaultdict(list)
     for name in sorted(curves):
-        groups[name.rpartition("/")[0] or name].append(name)
+        group, _, last = name.rpartition("/")
+        groups[group if group and last not in OWN_CHART else name].append(name)
     drawn = []
     for group, names in groups.items():
         for i in range(0, len(names), LINES_PER_CHART):

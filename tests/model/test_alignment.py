@@ -22,11 +22,20 @@ def test_a_batch_holds_the_words_and_the_cells_of_every_thing(tiny_model: Sa2VA)
     texts = [tiny_model.tokenizer.decode([i for i in ids if i >= 0]) for ids in found.words.tolist()]
     assert texts == [" a red square", " a blue circle on the right"]
     assert found.image.tolist() == [0, 0]
+    assert found.whole.tolist() == [True, True]
     assert torch.equal(found.shares[1], cell_shares(tiny.square(32, 32, 64, 64), tiny_model.grid))
 
 
-def test_the_loss_by_hand(own_model: Sa2VA) -> None:
-    """Two words along the one axis that cell 0 shares: cosine 1 each, and 0 with every other cell."""
+def test_an_expression_is_not_all_there_is_to_say(tiny_model: Sa2VA) -> None:
+    sample = tiny.sample()
+    one = alignment_batch([(sample.frames[0], [sample])], tiny_model.tokenizer, size=tiny_model.tile_size, grid=tiny_model.grid)
+    assert one.whole.tolist() == [False]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_loss_by_hand(own_model: Sa2VA, whole: bool) -> None:
+    """Two words along the one axis that cell 0 shares: cosine 1 each, and 0 with every other cell. Of a caption, also every word's own
+    binary cross-entropy: all words have the cosine of axis 0 with the region's mean cell."""
     found = batch(own_model)
     width = own_model.internvl.get_input_embeddings().weight.shape[1]
     axes = torch.eye(width)
@@ -36,12 +45,16 @@ def test_the_loss_by_hand(own_model: Sa2VA) -> None:
     with torch.no_grad():
         own_model.internvl.get_input_embeddings().weight.copy_(axes[0] * 3)
     count = own_model.grid**2
+    shares = torch.eye(count)[:1] * 0.5 + 0.5 / count
     one = AlignmentBatch(
-        pixels=found.pixels, image=torch.tensor([0]), words=torch.tensor([[5, 6, -1]]), shares=torch.eye(count)[:1] * 0.5 + 0.5 / count
+        pixels=found.pixels, image=torch.tensor([0]), words=torch.tensor([[5, 6, -1]]), shares=shares, whole=torch.tensor([whole])
     )
     loss, metrics = Alignment(own_model)(one)
     first = torch.tensor([10.0] + [0.0] * (count - 1)).log_softmax(0)
-    assert float(loss.detach()) == pytest.approx(float(-(one.shares[0] * first).sum()), rel=1e-5)
+    logit = 10.0 * shares[0, 0] - 4.0
+    vocabulary = own_model.internvl.get_input_embeddings().num_embeddings
+    told = (vocabulary - 2) * torch.nn.functional.softplus(logit) + 2 * torch.nn.functional.softplus(-logit)
+    assert float(loss.detach()) == pytest.approx(float(-(shares[0] * first).sum() + whole * told), rel=1e-5)
     assert metrics["hit"] == 1.0
 
 
@@ -54,7 +67,7 @@ def test_training_it_finds_things_by_their_words_and_not_by_others(own_model: Sa
         module(found)[0].backward()
         optimizer.step()
         optimizer.zero_grad()
-    swapped = AlignmentBatch(pixels=found.pixels, image=found.image, words=found.words.flip(0), shares=found.shares)
+    swapped = AlignmentBatch(pixels=found.pixels, image=found.image, words=found.words.flip(0), shares=found.shares, whole=found.whole)
     assert module(found)[1]["hit"] == 1.0
     assert module(swapped)[1]["hit"] == 0.0
 

@@ -13,25 +13,27 @@ from ans_core.model import predict as ask
 from ans_core.rl import dual_loop
 from ans_core.rl.dual_loop import DualLoop, RlBatch, Settings, collate
 from ans_core.rl.loops import both_loops, caption_request, expression_of, mask_request, true_mask
-from ans_core.stages.rl import rows_of
+from ans_core.stages.rl import expressions_of, rows_of
 from ans_core.types import Prediction, Request
 from tests import tiny
 
 SETTINGS = Settings(
-    loops=("caption", "mask"), group=3, temperature=1.0, max_tokens=5, clip_low=0.2, clip_high=0.28, kl=0.02, scale_rewards="batch",
-    std_floor=0.02, ema=0.99, rewards_caption={"iou": 1.0, "meteor": 1.0}, rewards_mask={"meteor": 1.0, "iou": 0.5}, mask_grid=4,
-    mask_sigma=0.5, mask_weight=0.25,
+    loops={"caption": 1.0, "mask": 0.5}, group=3, temperature=1.0, max_tokens=5, clip_low=0.2, clip_high=0.28, kl=0.02,
+    scale_rewards="batch", std_floor=0.02, ema=0.99, rewards_caption={"iou": 1.0, "meteor": 1.0},
+    rewards_mask={"meteor": 1.0, "iou": 0.5}, mask_grid=4, mask_sigma=0.5, mask_weight=0.25,
 )  # fmt: skip
 SAMPLES = (tiny.region(0, "a red square"), tiny.region(1, "a small green square", masks=((tiny.square(24, 24, 60, 60),),)))
 
 
 def loops(model: Sa2VA, **changes: object) -> DualLoop:
-    both = adapters.Policies(model, adapters.rl_config(rank=4, alpha=8, dropout=0.0), seed=0)
+    both = adapters.Policies(
+        model, adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=adapters.policy_modules(("caption", "mask"))), seed=0
+    )
     return DualLoop(both, dataclasses.replace(SETTINGS, **changes), seed=0, points=100, loss_weights=(2.0, 0.5))
 
 
 def batch(model: Sa2VA, step: int = 0) -> RlBatch:
-    return collate(SAMPLES, model, mask_size=32, step=step)
+    return collate(SAMPLES, [s.text for s in SAMPLES], model, mask_size=32, step=step)
 
 
 def gradients(module: DualLoop) -> dict[str, Tensor]:
@@ -60,7 +62,7 @@ def test_a_step_moves_the_policy_alone_and_the_teacher_only_by_its_average(own_m
 
 
 def test_the_loop_of_captions_has_a_gradient_of_its_own(own_model: Sa2VA):
-    module = loops(own_model, loops=("caption",), kl=0.0)
+    module = loops(own_model, loops={"caption": 1.0}, kl=0.0)
     torch.manual_seed(0)
     loss, found = module(batch(own_model))
     loss.backward()
@@ -71,7 +73,7 @@ def test_the_loop_of_captions_has_a_gradient_of_its_own(own_model: Sa2VA):
 
 def test_the_loop_of_masks_has_a_gradient_without_the_supervised_loss_and_the_kl(own_model: Sa2VA):
     """The original algorithm has none here."""
-    module = loops(own_model, loops=("mask",), kl=0.0, mask_weight=0.0)
+    module = loops(own_model, loops={"mask": 1.0}, kl=0.0, mask_weight=0.0)
     torch.manual_seed(0)
     loss, found = module(batch(own_model))
     loss.backward()
@@ -189,7 +191,7 @@ def test_policy_teacher_and_reference_each_do_their_own_part(own_model: Sa2VA, m
 
 def test_every_token_has_the_advantage_of_its_own_caption(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
     said = [[5, 6], [7], [8, 9, 10], [11], [12, 13], [14]]
-    module, seen = loops(own_model, loops=("caption",), scale_rewards="none"), []
+    module, seen = loops(own_model, loops={"caption": 1.0}, scale_rewards="none"), []
     clipped = dual_loop.grpo.clipped_loss
 
     def watching(logps: Tensor, behaviour: Tensor, advantage: Tensor, **words: float) -> tuple[Tensor, dict[str, float]]:
@@ -241,6 +243,48 @@ def test_every_sample_of_an_epoch_comes_once_over_steps_and_processes(monkeypatc
         monkeypatch.setenv("RANK", rank)
         shared += [i for micro in (0, 1) for i in rows_of(8, 1, micro, batch=4, micros=2, seed=0)]
     assert sorted(shared) == sorted(alone[1])
+
+
+def test_expressions_belong_to_the_region_with_their_picture_and_mask() -> None:
+    square, other = ((tiny.square(8, 8, 24, 24),),), ((tiny.square(24, 24, 60, 60),),)
+    referring = [
+        tiny.sample(0, text="the left one", masks=square),
+        tiny.sample(0, text="the red one", masks=square),
+        tiny.sample(0, text="the green one", masks=other),
+        tiny.sample(1, text="another picture's", masks=square),
+        tiny.sample(0, text="both", masks=square + other),
+        tiny.sample(0, text="none", masks=()),
+    ]
+    regions = [tiny.region(0, masks=square), tiny.region(1, masks=other)]
+    assert expressions_of(regions, referring) == [["the left one", "the red one"], []]
+
+
+def test_loop_2_draws_what_is_asked_and_is_judged_by_the_caption(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, judged = loops(own_model, loops={"mask": 1.0}, rewards_mask={"meteor": 1.0}), []
+    monkeypatch.setitem(dual_loop.REWARDS, "meteor", lambda answer, truth: judged.append(truth.text) or 0.0)
+    captions = [s.text for s in SAMPLES]
+    losses = []
+    for asked in (captions, ["the red one", "the left one"]):
+        torch.manual_seed(0)
+        losses.append(float(module(collate(SAMPLES, asked, own_model, mask_size=32, step=0))[0].detach()))
+    assert set(judged) == set(captions)
+    assert losses[0] != losses[1]
+
+
+def test_the_gradient_is_the_weighted_sum_of_the_loops(own_model: Sa2VA) -> None:
+    module = loops(own_model, mask_weight=0.0)
+
+    def gradient(**weights: float) -> Tensor:
+        module.settings, module.sigma, module.scale = dataclasses.replace(module.settings, loops=weights), 0.5, 0.0
+        module.zero_grad()
+        torch.manual_seed(0)
+        module(batch(own_model))[0].backward()
+        return torch.cat([g.flatten() for name, g in sorted(gradients(module).items()) if "lora_B" in name])
+
+    caption, mask = gradient(caption=1.0), gradient(mask=1.0)
+    assert caption.abs().max() > 1e-6
+    assert mask.abs().max() > 1e-6
+    assert torch.allclose(gradient(caption=0.5, mask=3.0), 0.5 * caption + 3.0 * mask, rtol=1e-3, atol=1e-7)
 
 
 # The loops as measurements

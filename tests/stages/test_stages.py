@@ -92,6 +92,16 @@ def test_sft_and_rl_hold_trained_tensors_alone_and_the_hash_of_their_base(runs: 
             checkpoint.load_delta(runs / stage, base_hash="0" * 64)
 
 
+def test_rl_of_captions_alone_leaves_what_draws_frozen(runs: Path, tmp_path: Path):
+    changed = CONFIG.model_copy(update={"rl": CONFIG.rl.model_copy(update={"loops": {"caption": 1.0}})})
+    run(rl, tmp_path, "rl", {k: runs / k for k in ("data", "base", "sft")}, changed)
+    moved = json.loads((tmp_path / "rl" / "moved.json").read_text())
+    assert moved["text_hidden_fcs (frozen)"] is moved["SAM2 mask decoder (frozen)"] is False
+    merged = handed_on.rl_model(runs / "base" / "base", runs / "sft", tmp_path / "rl").state_dict()
+    before = handed_on.sft_model(runs / "base" / "base", runs / "sft").state_dict()
+    assert {k for k in merged if k.startswith("sam2.") and not torch.equal(merged[k], before[k])} == set()
+
+
 def test_the_curves_have_a_row_per_step_and_name(runs: Path):
     for stage, phase in (("sft", "sft"), ("rl", "rl"), ("base", "language")):
         with (runs / stage / "curves.csv").open() as file:
