@@ -112,9 +112,9 @@ class Base(Section):
     """Vision tower alone: the words of region captions from the regions' features."""
     alignment: Optim = Optim(steps=300, batch=32, lr=3e-3, weight_decay=0.01)
     """Word embeddings and projector: image tokens near the words for what they show."""
-    sam_images: Optim = Optim(steps=600, batch=16, lr=5e-4, weight_decay=0.01)
+    sam_images: Optim = Optim(steps=600, batch=16, lr=8e-4, weight_decay=0.01)
     sam_clips: Optim = Optim(steps=120, batch=4, lr=3e-4, weight_decay=0.01)
-    language_text: Optim = Optim(steps=650, batch=16, lr=1e-3)
+    language_text: Optim = Optim(steps=600, batch=16, lr=1e-3)
     questions_per_image: Positive = 8
     mixture: dict[str, Annotated[float, Field(ge=0)]] = {"referring": 0.6, "region_caption": 0.3, "grounded_caption": 0.1}
     """Shares of the language side's pre-training: places and boxes of expressions, captions of regions and of pictures."""

@@ -35,6 +35,15 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def shared_mean(value: float, device: torch.device) -> float:
+    """Over all processes, the same on each; one alone gets its value back. All of them must call it."""
+    if world_size() == 1:
+        return value
+    total = torch.tensor(value, device=device)
+    torch.distributed.all_reduce(total)
+    return float(total) / world_size()
+
+
 def pick_device(name: str) -> torch.device:
     """auto = this process's GPU when there is one. Raises RuntimeError when a GPU is asked for and there is none."""
     if name == "cuda" and not torch.cuda.is_available():

@@ -133,6 +133,15 @@ def match_by_content(attention: Any) -> None:
     attention.q_proj.weight.data.copy_(key.unflatten(0, (-1, attention.head_dim)).repeat_interleave(heads, dim=0).flatten(0, 1))
 
 
+def match_by_place(attention: Any) -> None:
+    """The same for SAM2's attention between prompts and image tokens, whose queries and keys carry one code of positions: a pixel first
+    listens to the click that is near it, and a click to its pixels. From plain random weights masks stay empty for longer (LOG)."""
+    key = nn.init.orthogonal_(torch.empty(attention.k_proj.weight.shape))
+    for projection in (attention.k_proj, attention.q_proj):
+        projection.weight.data.copy_(key)
+        projection.bias.data.zero_()
+
+
 def build_tiny(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Sa2VA:
     """Random weights drawn from `seed` alone (the caller's random state is left as it was)."""
     with torch.random.fork_rng():
@@ -143,6 +152,11 @@ def build_tiny(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerFast, *, seed:
         table = model.internvl.model.vision_tower.embeddings.position_embeddings
         table.data[0, 1:] = sine_positions(int((table.shape[1] - 1) ** 0.5), table.shape[2])
         match_by_content(middle_attention(model))
+        decoder = model.sam2.sam_mask_decoder.transformer
+        for layer in decoder.layers:
+            match_by_place(layer.cross_attn_token_to_image)
+            match_by_place(layer.cross_attn_image_to_token)
+        match_by_place(decoder.final_attn_token_to_image)
         trunk = model.sam2.image_encoder.trunk
         nn.init.trunc_normal_(trunk.pos_embed, std=0.2)
         nn.init.trunc_normal_(trunk.pos_embed_window, std=0.2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ans_core import prompts, rle, transforms
 from ans_core.model.sa2va import Sa2VA
-from ans_core.types import Masklet, Prediction, Request
+from ans_core.types import ImageRef, Masklet, Prediction, Request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +29,8 @@ class Prompted:
 
 
 def predict(model: Sa2VA, requests: Sequence[Request], *, max_tokens: int, batch: int) -> list[Prediction]:
-    """Same order as asked. Requests are batched with their like (images with images, clips with clips), `batch` at a time."""
-    order = sorted(range(len(requests)), key=lambda i: (len(requests[i].frames), len(requests[i].text)))
+    """Same order as asked. Requests are batched with their like (images; questions about one clip), `batch` at a time."""
+    order = sorted(range(len(requests)), key=lambda i: _likeness(requests[i]))
     found: dict[int, Prediction] = {}
     for start in range(0, len(order), batch):
         chosen = order[start : start + batch]
@@ -38,13 +39,17 @@ def predict(model: Sa2VA, requests: Sequence[Request], *, max_tokens: int, batch
     return [found[i] for i in range(len(requests))]
 
 
+def _likeness(request: Request) -> tuple[int, str, int]:
+    return len(request.frames), repr(request.frames) if len(request.frames) > 1 else "", len(request.text)
+
+
 @torch.no_grad()
 def predict_batch(model: Sa2VA, requests: Sequence[Request], *, max_tokens: int) -> list[Prediction]:
     prompted = prompt(model, requests)
     ids = [said(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
     texts = [text_of(model, row) for row in ids]
     embeddings = spoken_segs(model, prompted, ids)
-    masks = draw(model, prompted.images, embeddings)
+    masks = draw(model, [r.frames for r in requests], prompted.images, embeddings)
     return [Prediction(text=t, masks=m) for t, m in zip(texts, masks, strict=True)]
 
 
@@ -168,8 +173,10 @@ def spoken_segs(model: Sa2VA, prompted: Prompted, ids: list[list[int]]) -> list[
     return found
 
 
-def draw(model: Sa2VA, images: list[list[Image.Image]], embeddings: list[Float[Tensor, "_ C"]]) -> list[tuple[Masklet, ...]]:
-    """Masklets of every row: images in one batch, clips one after the other through the memory."""
+def draw(
+    model: Sa2VA, frames: Sequence[tuple[ImageRef, ...]], images: list[list[Image.Image]], embeddings: list[Float[Tensor, "_ C"]]
+) -> list[tuple[Masklet, ...]]:
+    """Masklets of every row: images in one batch, clips one after the other through the memory, each with the objects of all its rows."""
     masks: list[tuple[Masklet, ...]] = [()] * len(images)
     stills = [i for i, e in enumerate(embeddings) if len(e) and len(images[i]) == 1]
     if stills:
@@ -178,11 +185,16 @@ def draw(model: Sa2VA, images: list[list[Image.Image]], embeddings: list[Float[T
         logits = model.sam2.decode(model.sam2.encode(pixels), frame, torch.cat([embeddings[i] for i in stills])).logits
         for place, i in enumerate(stills):
             masks[i] = tuple((_binary(model, z, images[i][0]),) for z in logits[frame == place])
+    clips: dict[tuple[ImageRef, ...], list[int]] = defaultdict(list)
     for i, embedding in enumerate(embeddings):
         if len(embedding) and len(images[i]) > 1:
-            pixels = transforms.normalise(images[i], size=model.sam2.image_size).to(model.device)
-            logits = model.sam2.track(model.sam2.encode(pixels), embedding, conditioning=model.seen_frames(len(images[i])))
-            masks[i] = tuple(tuple(_binary(model, z, images[i][0]) for z in clip) for clip in logits)
+            clips[frames[i]].append(i)
+    for rows in clips.values():
+        pictures, objects = images[rows[0]], [embeddings[i] for i in rows]
+        pixels = transforms.normalise(pictures, size=model.sam2.image_size).to(model.device)
+        logits = model.sam2.track(model.sam2.encode(pixels), torch.cat(objects), conditioning=model.seen_frames(len(pictures)))
+        for i, own in zip(rows, logits.split([len(o) for o in objects]), strict=True):
+            masks[i] = tuple(tuple(_binary(model, z, pictures[0]) for z in masklet) for masklet in own)
     return masks
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ans_core import prompts, rle, transforms
 from ans_core.data.collate import PackedRow, TensorBatch, pack_row, pad_rows, prefix_ids, question_ids, resize_mask
-from ans_core.dist import rank, seed_of
+from ans_core.dist import rank, seed_of, shared_mean
 from ans_core.losses import mask_losses
 from ans_core.model import predict as ask
 from ans_core.model.adapters import Policies
@@ -96,7 +96,8 @@ def collate(samples: Sequence[Sample], asked: Sequence[str], model: Sa2VA, *, ma
 
 
 class DualLoop(nn.Module):
-    """The loss module of the RL stage. Its extra state (teacher, exploration width, rewards so far) is saved with every training state."""
+    """The loss module of the RL stage. Saved with every training state, as its extra state: the teacher and the exploration width, which
+    all processes share, and the rewards so far, of the first process's samples."""
 
     def __init__(self, policies: Policies, settings: Settings, *, seed: int, points: int, loss_weights: tuple[float, float]) -> None:
         super().__init__()
@@ -209,7 +210,8 @@ class DualLoop(nn.Module):
         rows = [self._row(sample, batch.tiles_per_row[i], [self._mask_branch(batch.asked[i])]) for i, sample in enumerate(batch.samples)]
         with torch.no_grad():
             before = self._mask_logits(rows, seen, per_row=1)
-            self.scale = float(before.std()) if not self.scale else 0.9 * self.scale + 0.1 * float(before.std())
+            spread = shared_mean(float(before.std()), before.device)
+            self.scale = spread if not self.scale else 0.9 * self.scale + 0.1 * spread
             generator = torch.Generator(device=before.device).manual_seed(seed_of(self.seed, "mask actions", batch.step, rank()))
             actions = mask_policy.act(before, group=s.group, cells=s.mask_grid, sigma=self.sigma, scale=self.scale, generator=generator)
             with self.policies.using("reference"):
@@ -223,7 +225,7 @@ class DualLoop(nn.Module):
         loss, metrics = grpo.clipped_loss(logps, logps.detach(), advantage.flatten(), clip_low=s.clip_low, clip_high=s.clip_high)
         kl = mask_policy.kl(logits, reference, actions)
         bce, dice = mask_losses(logits, batch.targets, points=self.points)
-        alike = grpo.pairwise_iou(actions.masks)
+        alike = shared_mean(grpo.pairwise_iou(actions.masks), before.device)
         self.sigma = mask_policy.steered(self.sigma, alike)
         metrics |= parts | {
             "kl": float(kl.detach()),

@@ -211,3 +211,19 @@ def test_mask_logits_are_stretched_to_the_picture_and_cut_at_zero():
     assert mask[:, 10:].all()
     assert not mask[:, :10].any()
     assert not ask.upsample(torch.zeros(2, 2), size=8, height=4, width=4).any()  # exactly 0 is outside
+
+
+def test_questions_about_one_clip_are_drawn_in_one_pass_through_it(talker: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+    clip, other = tiny.clip(0).frames, tiny.clip(1).frames
+    asked = [Request(frames=f, text=f"<image>\nPlease segment {what}.") for what in ("this", "that one", "another") for f in (clip, other)]
+    tracked: list[int] = []
+    track = talker.sam2.track
+    monkeypatch.setattr(talker.sam2, "track", lambda features, segs, **rest: tracked.append(len(segs)) or track(features, segs, **rest))
+    together = ask.predict(talker, asked, max_tokens=12, batch=6)
+    drawn = sum(len(p.masks) for p in together)
+    assert len(tracked) == len({r.frames for r, p in zip(asked, together, strict=True) if p.masks})
+    assert sum(tracked) == drawn > 2
+    alone = [ask.predict(talker, [r], max_tokens=12, batch=1)[0] for r in asked]
+    for one, single in zip(together, alone, strict=True):
+        assert one.text == single.text
+        assert all((pixels(a) != pixels(b)).mean() < 1e-3 for a, b in ((one, single),) if a.masks)

@@ -4,9 +4,12 @@ import random
 
 import pytest
 import torch
+from sam2.modeling.position_encoding import PositionEmbeddingRandom
+from sam2.modeling.sam.transformer import Attention
 
 from ans_core import rle
 from ans_core.model import Sa2VA
+from ans_core.model.build import match_by_place
 from ans_core.model.promptable import Promptable, PromptBatch, mean_iou, prompt_batch
 from tests import tiny
 
@@ -175,3 +178,27 @@ def test_a_seg_embedding_equal_to_a_clicks_draws_what_the_click_draws(tiny_model
     clicked, said = sam2.decode(features, frame, points=padded), sam2.decode(features, frame, sam2.click_embeddings(at))
     assert torch.allclose(clicked.logits, said.logits, atol=1e-4)
     assert not torch.allclose(clicked.logits[0], clicked.logits[1], atol=1e-2)
+
+
+def test_a_pixel_of_a_new_model_listens_to_the_click_that_is_near_it(tiny_model: Sa2VA):
+    """At the published decoder's width; the random model of other tests is narrower."""
+    torch.manual_seed(0)
+    encoder = PositionEmbeddingRandom(128)
+    attention = Attention(256, 8, downsample_rate=2)
+    side, clicks = 8, torch.rand(50, 2)
+
+    def right(of: Attention) -> float:
+        """Share of clicks whose best pixel of all is a neighbour."""
+        places = encoder((side, side)).flatten(1).T
+        scores = of.q_proj(places) @ of.k_proj(encoder.forward_with_coords(clicks[None] * 64, (64, 64))[0]).T
+        best = scores.argmax(0)
+        cell = (clicks * side).floor()
+        return float(((torch.stack([best % side, best // side], 1) - cell).abs().max(1).values <= 1).float().mean())
+
+    assert right(attention) < 0.5
+    match_by_place(attention)
+    assert right(attention) > 0.95
+    layer = tiny_model.sam2.sam_mask_decoder.transformer.layers[0]
+    for matched in (layer.cross_attn_image_to_token, layer.cross_attn_token_to_image):
+        assert torch.equal(matched.q_proj.weight, matched.k_proj.weight)
+    assert not torch.equal(layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight)
