@@ -38,7 +38,9 @@ CARDS = ("referring/val/gIoU", "region_caption/val/METEOR", "video/val/J&F", "lo
 NOT_A_GRADE = ("samples", "shuffled_text")
 """Metric names that hold one of these have no best stage."""
 PACKAGES = ("torch", "transformers", "peft", "sam2", "numpy", "pycocotools", "pycocoevalcap", "nltk")
-OWN_CHART = ("grad_norm", "skipped")
+SKIPPED = "skipped"
+"""Drawn where a step was skipped."""
+OWN_CHART = ("grad_norm", SKIPPED)
 """Of sizes that would flatten the curves beside them."""
 LINES_PER_CHART = 6
 
@@ -152,9 +154,11 @@ def _curves(folder: Path | None) -> list[Markup]:
     groups: dict[str, list[str]] = defaultdict(list)
     for name in sorted(curves):
         group, _, last = name.rpartition("/")
+        if last == SKIPPED and not any(value for _, value in curves[name]):
+            continue
         groups[group if group and last not in OWN_CHART else name].append(name)
     drawn = []
-    for group, names in groups.items():
+    for group, names in sorted(groups.items()):
         for i in range(0, len(names), LINES_PER_CHART):
             part = names[i : i + LINES_PER_CHART]
             title = group if len(part) > 1 else part[0]

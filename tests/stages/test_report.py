@@ -1,4 +1,5 @@
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from PIL import Image
 from ans_core import rle
 from ans_core.config import Config
 from ans_core.overlay import save_animation, side_by_side
-from ans_core.stages.report import HEADLINE, ROWS, run
+from ans_core.stages.report import HEADLINE, ROWS, _curves, run
 
 BENCHMARKS = ("referring", "region_caption", "grounded_caption", "video")
 
@@ -188,3 +189,14 @@ def test_a_broken_line_of_curves_is_named(inputs: dict[str, Path], tmp_path: Pat
     (tmp_path / "curves.csv").write_text("step,name,value\n1,loss,0.5\n2,loss,high\n")
     with pytest.raises(ValueError, match=r"curves\.csv line 3"):
         report({"evaluate/sft": inputs["evaluate/sft"], "sft": tmp_path}, tmp_path)
+
+
+def test_what_the_loop_adds_has_charts_of_its_own_and_skipped_steps_only_where_there_are_any(tmp_path: Path):
+    def titles(skipped: float) -> list[str]:
+        values = {"loss": 1.0, "text": 2.0, "grad_norm": 50.0, "skipped": skipped}
+        rows = [f"{step},sft/{name},{value}" for step in (0, 1) for name, value in values.items()]
+        (tmp_path / "curves.csv").write_text("\n".join(["step,name,value", *rows]) + "\n")
+        return [re.findall(r">\s*(sft[^<]*?)\s*</text>", chart)[0] for chart in _curves(tmp_path)]
+
+    assert titles(0.0) == ["sft", "sft/grad_norm"]
+    assert titles(1.0) == ["sft", "sft/grad_norm", "sft/skipped"]
