@@ -163,12 +163,12 @@ class Rl(Section):
     """Dual-loop GRPO from the merged SFT model, with an EMA teacher as the inverse model."""
 
     optim: Optim = Optim(steps=150, batch=8, lr=2e-4, weight_decay=0.0, save_every=25)
-    modules_lr: Annotated[float, Field(ge=0)] = 0.1
+    modules_lr: Annotated[float, Field(ge=0)] = 1.0
     """Factor on the learning rate of what is trained whole (projector, text_hidden_fcs, SAM2's mask decoder): LoRA stands a higher one."""
     lora: Lora = Lora()
-    loops: Annotated[dict[Literal["caption", "mask"], Rate], Field(min_length=1)] = {"caption": 1.0, "mask": 0.2}
-    """Weights. caption: mask -> caption -> mask' (loop 1). mask: caption -> mask -> caption' (loop 2), whose gradient is the noisier: at
-    equal weight it undoes what SFT learned of expressions (LOG)."""
+    loops: Annotated[dict[Literal["caption", "mask"], Rate], Field(min_length=1)] = {"caption": 1.0, "mask": 1.0}
+    """Weights. caption: mask -> caption -> mask' (loop 1). mask: caption -> mask -> caption' (loop 2), whose gradient is the noisier: a
+    tiny model loses by it at equal weight what SFT learned of expressions (LOG)."""
     expressions: Share = 0.5
     """Of loop 2's samples, the share asked for by a referring expression of the same thing, where the data has one, not by the caption."""
     group: Annotated[int, Field(ge=2)] = 6
