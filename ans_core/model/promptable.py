@@ -33,6 +33,17 @@ class PromptBatch(TensorBatch):
     targets: Bool[Tensor, "N F S S"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class MemoryBatch:
+    """Clips, and pictures beside them."""
+
+    clips: PromptBatch
+    pictures: PromptBatch
+
+    def to(self, device: torch.device | str) -> MemoryBatch:
+        return MemoryBatch(clips=self.clips.to(device), pictures=self.pictures.to(device))
+
+
 def prompt_batch(
     clips: Sequence[tuple[tuple[ImageRef, ...], Sequence[Masklet]]], *, size: int, objects: int, frames: int, rng: Random
 ) -> PromptBatch:
@@ -112,6 +123,20 @@ class Promptable(nn.Module):
         for index in range(1, frames):
             out = bank["non_cond_frame_outputs"][index] = self.sam2.step(maps, batch.rows[:, index], index, bank, frames=frames)
             yield out
+
+
+class Memory(nn.Module):
+    """Loss of clips plus loss of pictures. A decoder that images alone have trained can't read what the memory adds, so it has to move with
+    the memory; the pictures keep it good at clicks (LOG)."""
+
+    def __init__(self, sam2: Grounding) -> None:
+        super().__init__()
+        self.promptable = Promptable(sam2)
+
+    def forward(self, batch: MemoryBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        loss, metrics = self.promptable(batch.clips)
+        picture_loss, found = self.promptable(batch.pictures)
+        return loss + picture_loss, metrics | {"iou_picture": found["iou_last"]}
 
 
 @torch.no_grad()

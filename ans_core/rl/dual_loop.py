@@ -52,6 +52,7 @@ class Settings:
     scale_rewards: grpo.Scale
     std_floor: float
     ema: float
+    ema_warmup: bool
     rewards_caption: Mapping[str, float]
     rewards_mask: Mapping[str, float]
     mask_grid: int
@@ -123,9 +124,11 @@ class DualLoop(nn.Module):
         self.record = defaultdict(list, state["record"])
 
     def after_step(self, step: int) -> dict[str, float]:
-        """The teacher follows the policy, only after a real step; its decay warms up so that it does not stay at the start."""
+        """The teacher follows the policy, only after a real step."""
         self.updates += 1
-        decay = min(self.settings.ema, (1 + self.updates) / (10 + self.updates))
+        decay = self.settings.ema
+        if self.settings.ema_warmup:
+            decay = min(decay, (1 + self.updates) / (10 + self.updates))
         return {"teacher_distance": self.policies.ema(decay)}
 
     def forward(self, batch: RlBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:

@@ -32,18 +32,30 @@ def drawn_mask(sample: Sample, prediction: Prediction) -> dict[str, object]:
     return first if first is not None else rle.empty(sample.height, sample.width)
 
 
-def both_loops(samples: Sequence[Sample], *, ask: Predict, inverse: Predict) -> list[tuple[str, str, float]]:
-    """(loop, metric, value) on region-caption samples: greedy answers of `ask`, answered back by `inverse`.
+Found = list[tuple[str, str, float]]
+"""(loop, metric, value)"""
 
-    loop1 IoU: of the true mask and the one that `inverse` draws from the caption. loop2 METEOR: of the true caption and the one that
-    `inverse` gives to the drawn mask (an empty mask earns 0).
-    """
+
+def both_loops(samples: Sequence[Sample], *, ask: Predict, inverse: Predict) -> Found:
+    """Both loops on region-caption samples: greedy answers of `ask`, answered back by `inverse`."""
     captions = [p.text for p in ask([caption_request(s, true_mask(s)) for s in samples])]
+    drawn = [drawn_mask(s, p) for s, p in zip(samples, ask([mask_request(s, s.text) for s in samples]), strict=True)]
+    return closed(samples, captions, drawn, inverse=inverse)
+
+
+def loops_of_truth(samples: Sequence[Sample], *, inverse: Predict) -> Found:
+    """What both loops would give a model that captions and draws without fault: `inverse` answers the true captions and masks."""
+    return closed(samples, [s.text for s in samples], [true_mask(s) for s in samples], inverse=inverse)
+
+
+def closed(samples: Sequence[Sample], captions: Sequence[str], masks: Sequence[dict[str, object]], *, inverse: Predict) -> Found:
+    """loop1 IoU: of the true mask and the one that `inverse` draws from the caption. loop2 METEOR: of the true caption and the one that
+    `inverse` gives to the mask (an empty mask earns 0).
+    """
     redrawn = inverse([mask_request(s, c) for s, c in zip(samples, captions, strict=True)])
     ious = [iou(drawn_mask(s, p), true_mask(s)) for s, p in zip(samples, redrawn, strict=True)]
-    drawn = [drawn_mask(s, p) for s, p in zip(samples, ask([mask_request(s, s.text) for s in samples]), strict=True)]
-    asked = [i for i, mask in enumerate(drawn) if rle.area(mask)]
-    retold = inverse([caption_request(samples[i], drawn[i]) for i in asked])
+    asked = [i for i, mask in enumerate(masks) if rle.area(mask)]
+    retold = inverse([caption_request(samples[i], masks[i]) for i in asked])
     scores = dict.fromkeys(range(len(samples)), 0.0)
     scores |= {i: meteor(p.text.rstrip("."), [samples[i].text]) for i, p in zip(asked, retold, strict=True)}
     return [("loop1", "IoU", sum(ious) / len(ious)), ("loop2", "METEOR", sum(scores.values()) / len(scores))]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from ans_core.model.build import build_tiny, build_tokenizer, tiny_config
 from ans_core.model.finding import Finding
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.parts import check_moved, hashes
-from ans_core.model.promptable import Promptable, PromptBatch, prompt_batch
+from ans_core.model.promptable import Memory, MemoryBatch, Promptable, PromptBatch, prompt_batch
 from ans_core.model.region_words import RegionWords, WordsBatch, words_batch
 from ans_core.model.sa2va import Sa2VA, Sa2VAConfig
 from ans_core.model.supervised import layout_of
@@ -38,8 +39,19 @@ from ans_core.stages.launch import machine_of, schedule_of
 from ans_core.types import ImageRef, Log, Masklet, Sample
 
 Clip = tuple[tuple[ImageRef, ...], list[Masklet]]
-Phase = tuple[nn.Module, Callable[[int, int], Any], Optim]
-"""Loss module, batches by (step, micro), settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One training of a part of the model, whose parameters alone take a gradient by then."""
+
+    loss: nn.Module
+    batches: Callable[[int, int], Any]
+    """By (step, micro)."""
+    optim: Optim
+    dtype: str = "fp32"
+    """Of the forward pass: convolutions are faster in fp32 on a CPU (LOG)."""
+
 
 DRAWN = ("referring", "region_caption", "grounded_caption", "video")
 """Kinds of the drawn data sets; a user's own data wait for SFT."""
@@ -59,12 +71,19 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     model = build_tiny(_tiny(cfg.base, tokenizer, cfg.sft.frames), tokenizer, seed=dist.seed_of(cfg.seed, "weights"))
     checkpoint.save(model, out / "untrained", metadata={"stage": "untrained", "seed": cfg.seed})
     moved, curves = {}, {}
-    for name, phase in PHASES.items():
-        module, batches, optim = phase(cfg, model, train)
-        machine = machine_of(cfg.launch, cfg.base.dtype if name == "language" else "fp32")  # convolutions are faster in fp32 on a CPU (LOG)
+    for name, start in PHASES.items():
+        phase = start(cfg, model, train)
+        machine = machine_of(cfg.launch, phase.dtype)
         before = hashes(model)
         curves[name] = loop.train(
-            module, batches, name=name, schedule=schedule_of(optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log
+            phase.loss,
+            phase.batches,
+            name=name,
+            schedule=schedule_of(phase.optim),
+            machine=machine,
+            seed=cfg.seed,
+            scratch=scratch,
+            log=log,
         )
         moved[name] = check_moved(before, model)
     _start_seg(model)
@@ -112,30 +131,43 @@ def _clips(samples: list[Sample]) -> list[Clip]:
 
 
 def _sam_images(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
-    clips, optim = _clips(data.of_kind(sources, "region_caption")), cfg.base.sam_images
+    optim = cfg.base.sam_images
     model.requires_grad_(False)
     for part in (model.sam2.image_encoder, model.sam2.sam_prompt_encoder, model.sam2.sam_mask_decoder):
         part.requires_grad_(True)
-    return Promptable(model.sam2), _prompts(clips, cfg, "images", optim, objects=3, frames=1), optim
+    return Phase(loss=Promptable(model.sam2), batches=_clicked_pictures(cfg, sources, "images", count=_share(optim)), optim=optim)
 
 
 def _sam_clips(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
-    """The memory learns to carry objects through time. What images have trained stays: clips are few, and made clicks worse (LOG)."""
+    """The memory learns to carry objects through time, and the decoder to read it; twice as many pictures beside the clips."""
     clips, optim = _clips(data.of_kind(sources, "video")), cfg.base.sam_clips
     model.requires_grad_(False)
     model.sam2.requires_grad_(True)
-    for part in (model.sam2.image_encoder, model.sam2.sam_prompt_encoder, model.sam2.sam_mask_decoder):
-        part.requires_grad_(False)
-    return Promptable(model.sam2), _prompts(clips, cfg, "clips", optim, objects=3, frames=CLIP_FRAMES), optim
+    model.sam2.image_encoder.requires_grad_(False)
+    shown = _prompts(clips, cfg, "clips", count=_share(optim), frames=CLIP_FRAMES)
+    beside = _clicked_pictures(cfg, sources, "pictures beside clips", count=2 * _share(optim))
+
+    def make(step: int, micro: int) -> MemoryBatch:
+        return MemoryBatch(clips=shown(step, micro), pictures=beside(step, micro))
+
+    return Phase(loss=Memory(model.sam2), batches=make, optim=optim)
 
 
-def _prompts(clips: list[Clip], cfg: Config, name: str, optim: Optim, *, objects: int, frames: int) -> Callable[[int, int], PromptBatch]:
+def _share(optim: Optim) -> int:
+    """How many items of a batch are this process's in a micro-batch."""
+    return max(1, optim.batch // optim.accumulate // dist.world_size())
+
+
+def _clicked_pictures(cfg: Config, sources: list[Source], name: str, *, count: int) -> Callable[[int, int], PromptBatch]:
+    return _prompts(_clips(data.of_kind(sources, "region_caption")), cfg, name, count=count, frames=1)
+
+
+def _prompts(clips: list[Clip], cfg: Config, name: str, *, count: int, frames: int) -> Callable[[int, int], PromptBatch]:
     size = cfg.base.sam.image_size
 
     def make(step: int, micro: int) -> PromptBatch:
         rng = dist.rng_of(cfg.seed, name, step, micro, dist.rank())
-        count = max(1, optim.batch // optim.accumulate // dist.world_size())
-        return prompt_batch(rng.sample(clips, min(count, len(clips))), size=size, objects=objects, frames=frames, rng=rng)
+        return prompt_batch(rng.sample(clips, min(count, len(clips))), size=size, objects=3, frames=frames, rng=rng)
 
     return make
 
@@ -148,7 +180,7 @@ def _vision_words(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
     def make(step: int, micro: int) -> WordsBatch:
         return words_batch(choose(step, micro), model.tokenizer, size=model.tile_size, patches=2 * model.grid)
 
-    return RegionWords(model), make, optim
+    return Phase(loss=RegionWords(model), batches=make, optim=optim)
 
 
 def _alignment(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
@@ -161,7 +193,7 @@ def _alignment(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
     def make(step: int, micro: int) -> AlignmentBatch:
         return alignment_batch(choose(step, micro), model.tokenizer, size=model.tile_size, grid=model.grid)
 
-    return Alignment(model), make, optim
+    return Phase(loss=Alignment(model), batches=make, optim=optim)
 
 
 def _pictures(samples: list[Sample], cfg: Config, name: str, optim: Optim) -> Callable[[int, int], list[tuple[ImageRef, list[Sample]]]]:
@@ -173,7 +205,7 @@ def _pictures(samples: list[Sample], cfg: Config, name: str, optim: Optim) -> Ca
 
     def choose(step: int, micro: int) -> list[tuple[ImageRef, list[Sample]]]:
         rng = dist.rng_of(cfg.seed, name, step, micro, dist.rank())
-        return rng.sample(pictures, min(optim.batch // optim.accumulate // dist.world_size(), len(pictures)))
+        return rng.sample(pictures, min(_share(optim), len(pictures)))
 
     return choose
 
@@ -194,7 +226,7 @@ def _language(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
 
     base = cfg.base
     loss = Finding(model, attention_weight=base.attention_weight, box_weight=base.box_weight, click_weight=base.click_weight)
-    return loss, make, optim
+    return Phase(loss=loss, batches=make, optim=optim, dtype=base.dtype)
 
 
 PHASES: dict[str, Callable[[Config, Sa2VA, list[Source]], Phase]] = {

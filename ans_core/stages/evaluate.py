@@ -25,7 +25,7 @@ from ans_core.model import checkpoint
 from ans_core.model.predict import predict
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.stages import sft_model
-from ans_core.rl.loops import both_loops
+from ans_core.rl.loops import both_loops, loops_of_truth
 from ans_core.stages.launch import machine_of
 from ans_core.types import Log, Predict, Prediction, Request, Sample
 
@@ -59,8 +59,11 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
         regions = data.of_kind(data.sources(inputs["data"], settings.split, ["region_caption"]), "region_caption")
         regions = limited(regions, min(settings.limit or settings.loop_samples, settings.loop_samples))
         if regions:
-            inverse = sft_model(inputs["base"] / "base", inputs["sft"]).to(machine.device)
-            metrics |= loop_metrics(ask, model, inverse, regions, cfg)
+            inverse = ask
+            if row != "sft":
+                frozen = sft_model(inputs["base"] / "base", inputs["sft"]).to(machine.device)
+                inverse = remembering(partial(predict, frozen, max_tokens=settings.max_tokens, batch=settings.batch))
+            metrics |= loop_metrics(ask, inverse, regions, split=settings.split, truth=row == "sft")
     (out / "metrics.json").write_text(json.dumps(metrics, indent=1, sort_keys=True))
     log(metrics, 0)
     return metrics
@@ -141,15 +144,13 @@ def shuffled_text(ask: Predict, benchmark: Benchmark, samples: list[Sample], scr
     return benchmark.score(swapped, predictions).metrics["gIoU"]
 
 
-def loop_metrics(ask: Predict, model: Sa2VA, inverse: Sa2VA, regions: list[Sample], cfg: Config) -> dict[str, float]:
-    """loop1/<split>/IoU, loop2/<split>/METEOR with the frozen SFT model as inverse, and both with the row as its own (`_self`)."""
-    settings = cfg.evaluate
-    frozen = partial(predict, inverse, max_tokens=settings.max_tokens, batch=settings.batch)
-    return {
-        f"{loop}/{settings.split}/{name}{suffix}": value
-        for suffix, judge in (("", frozen), ("_self", ask))
-        for loop, name, value in both_loops(regions, ask=ask, inverse=judge)
-    }
+def loop_metrics(ask: Predict, inverse: Predict, regions: list[Sample], *, split: str, truth: bool) -> dict[str, float]:
+    """loop1/<split>/IoU, loop2/<split>/METEOR with the frozen SFT model as inverse, both with the row as its own (`_self`), and, asked
+    for `truth`, what the inverse makes of true captions and masks (`_of_truth`): the most that either loop can gain."""
+    found = {"": both_loops(regions, ask=ask, inverse=inverse), "_self": both_loops(regions, ask=ask, inverse=ask)}
+    if truth:
+        found["_of_truth"] = loops_of_truth(regions, inverse=inverse)
+    return {f"{loop}/{split}/{name}{suffix}": value for suffix, values in found.items() for loop, name, value in values}
 
 
 def write_predictions(lines, name: str, samples: Sequence[Sample], predictions: Sequence[Prediction], score: Score) -> None:  # type: ignore[no-untyped-def]

@@ -1,6 +1,6 @@
 """sft: the base model and the mixture in, the tensors that fine-tuning trained out (the base itself is referred to by its hash).
 
-    dvc repro -s sft           tiny: about 11 minutes on 2 cores
+    dvc repro -s sft           tiny: 10 to 13 minutes on 2 cores
 
 Frozen: vision tower, SAM2's image encoder, prompt encoder and memory. Trained: LoRA on the language model, embeddings, head, projector,
 text_hidden_fcs and SAM2's mask decoder, all in fp32.

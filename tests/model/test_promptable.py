@@ -9,8 +9,9 @@ from sam2.modeling.sam.transformer import Attention
 
 from ans_core import rle
 from ans_core.model import Sa2VA
-from ans_core.model.build import match_by_place
-from ans_core.model.promptable import Promptable, PromptBatch, mean_iou, prompt_batch
+from ans_core.model.build import match_by_place, match_same_place
+from ans_core.model.grounding import _rope
+from ans_core.model.promptable import Memory, MemoryBatch, Promptable, PromptBatch, mean_iou, prompt_batch
 from tests import tiny
 
 
@@ -202,3 +203,24 @@ def test_a_pixel_of_a_new_model_listens_to_the_click_that_is_near_it(tiny_model:
     for matched in (layer.cross_attn_image_to_token, layer.cross_attn_token_to_image):
         assert torch.equal(matched.q_proj.weight, matched.k_proj.weight)
     assert not torch.equal(layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight)
+
+
+def test_clips_and_the_pictures_beside_them_both_count(own_model: Sa2VA):
+    clips_part, pictures = batch(frames=3), batch(frames=1)
+    loss, metrics = Memory(own_model.sam2)(MemoryBatch(clips=clips_part, pictures=pictures).to("cpu"))
+    alone, found = Promptable(own_model.sam2)(clips_part)
+    beside, seen = Promptable(own_model.sam2)(pictures)
+    assert float(loss) == pytest.approx(float(alone + beside), rel=1e-5)
+    assert metrics == pytest.approx(found | {"iou_picture": seen["iou_last"]})
+
+
+def test_memory_attention_first_looks_at_its_own_place():
+    """Equal biases under rotary positions: of a memory that is the same everywhere, the own place has the largest weight, far ones less."""
+    attention = _rope(64, 8, rope_k_repeat=True, kv_in_dim=16)
+    match_same_place(attention)
+    attention.v_proj = torch.nn.Identity()  # with values that name their place, the output then is the attention itself
+    torch.nn.init.eye_(attention.out_proj.weight)
+    torch.nn.init.zeros_(attention.out_proj.bias)
+    seen = attention.eval()(q=torch.zeros(1, 64, 64), k=torch.zeros(1, 64, 16), v=torch.eye(64)[None])[0]
+    assert seen.argmax(dim=1).tolist() == list(range(64))
+    assert seen[0, 0] > seen[0, 1] > seen[0, 4]

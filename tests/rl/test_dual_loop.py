@@ -12,14 +12,14 @@ from ans_core.model import Sa2VA, adapters, parts
 from ans_core.model import predict as ask
 from ans_core.rl import dual_loop
 from ans_core.rl.dual_loop import DualLoop, RlBatch, Settings, collate
-from ans_core.rl.loops import both_loops, caption_request, expression_of, mask_request, true_mask
+from ans_core.rl.loops import both_loops, caption_request, expression_of, loops_of_truth, mask_request, true_mask
 from ans_core.stages.rl import expressions_of, rows_of
 from ans_core.types import Prediction, Request
 from tests import tiny
 
 SETTINGS = Settings(
     loops={"caption": 1.0, "mask": 0.5}, group=3, temperature=1.0, max_tokens=5, clip_low=0.2, clip_high=0.28, kl=0.02,
-    scale_rewards="batch", std_floor=0.02, ema=0.99, rewards_caption={"iou": 1.0, "meteor": 1.0},
+    scale_rewards="batch", std_floor=0.02, ema=0.99, ema_warmup=True, rewards_caption={"iou": 1.0, "meteor": 1.0},
     rewards_mask={"meteor": 1.0, "iou": 0.5}, mask_grid=4, mask_sigma=0.5, mask_weight=0.25,
 )  # fmt: skip
 SAMPLES = (tiny.region(0, "a red square"), tiny.region(1, "a small green square", masks=((tiny.square(24, 24, 60, 60),),)))
@@ -40,8 +40,9 @@ def gradients(module: DualLoop) -> dict[str, Tensor]:
     return {n: p.grad for n, p in module.model.named_parameters() if p.grad is not None and p.grad.any()}
 
 
-def test_a_step_moves_the_policy_alone_and_the_teacher_only_by_its_average(own_model: Sa2VA):
-    module = loops(own_model)
+@pytest.mark.parametrize(("warmup", "decay"), [(True, 2 / 11), (False, 0.99)])  # (1 + 1) / (10 + 1), the warm-up's first
+def test_a_step_moves_the_policy_alone_and_the_teacher_only_by_its_average(own_model: Sa2VA, warmup: bool, decay: float):
+    module = loops(own_model, ema_warmup=warmup)
     before, teacher = parts.hashes(own_model), {k: v.clone() for k, v in module.policies.tensors("teacher").items()}
     optimizer = torch.optim.AdamW([p for p in own_model.parameters() if p.requires_grad], lr=1e-2)
     torch.manual_seed(0)
@@ -52,7 +53,6 @@ def test_a_step_moves_the_policy_alone_and_the_teacher_only_by_its_average(own_m
     policy = {k: v.clone() for k, v in module.policies.tensors("policy").items()}
     distance = module.after_step(0)["teacher_distance"]
     assert distance > 0
-    decay = 2 / 11  # (1 + 1) / (10 + 1), the warm-up's first
     for k, v in module.policies.tensors("teacher").items():
         assert torch.allclose(v, decay * teacher[k] + (1 - decay) * policy[k], atol=1e-6)
     moved = parts.check_moved(before, own_model)
@@ -321,6 +321,19 @@ def test_both_loops_are_closed_by_the_inverse_model():
     assert found[0] == ("loop1", "IoU", pytest.approx(0.5))
     assert found[1][:2] == ("loop2", "METEOR")
     assert found[1][2] > 0.9
+
+
+def test_the_truth_is_what_the_inverse_makes_of_true_captions_and_masks():
+    """An inverse that says and draws what it is shown has nothing against the truth; one that halves every mask takes half of loop 1."""
+    sample = tiny.region(0, "a red square", masks=((tiny.square(0, 0, 32, 32),),))
+
+    def halving(requests: list[Request]) -> list[Prediction]:
+        assert all(r.mask_prompts == (true_mask(sample),) or "the red square" in r.text for r in requests)
+        return [Prediction(text="a red square.", masks=() if r.mask_prompts else ((tiny.square(0, 0, 16, 32),),)) for r in requests]
+
+    (_, _, iou), (_, _, meteor) = loops_of_truth([sample], inverse=halving)
+    assert iou == pytest.approx(0.5)
+    assert meteor > 0.9
 
 
 def test_an_empty_mask_earns_nothing_in_either_loop():
