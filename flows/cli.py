@@ -72,12 +72,32 @@ def predict(arguments: argparse.Namespace) -> int:
 
 
 def convert(arguments: argparse.Namespace) -> int:
-    """A checkpoint folder, ours or in upstream's layout, to ours."""
-    from ans_core.model import checkpoint
+    """A checkpoint folder to our layout or upstream's; a training state of upstream's (.pth), with its bases, to ours."""
+    source = Path(arguments.source)
+    if not (arguments.check or arguments.target):
+        raise ValueError("ans convert SRC DST: DST is missing (--check SRC alone looks at a folder)")
+    from ans_core.model import checkpoint, conversion
 
-    model = checkpoint.load(arguments.source)
-    checkpoint.save(model, Path(arguments.target), metadata={"stage": "convert", "source": arguments.source})
+    if arguments.check:
+        told = conversion.account(source)
+        print(f"{told.kind}: {told.tensors} tensors, {told.parameters:,} parameters, {', '.join(told.dtypes)}")
+        print("\n".join(told.problems) or "every tensor is known, none is missing")
+        return bool(told.problems)
+    metadata = {"stage": "convert", "source": arguments.source}
+    if source.is_file():
+        if not (arguments.internvl and arguments.sam2) or arguments.to != "native":
+            raise ValueError(
+                f"{source} is a file: a training state needs --internvl and --sam2, its bases, and becomes our layout (--to native)"
+            )
+        model = conversion.from_training_state(
+            source, internvl=arguments.internvl, sam2=arguments.sam2, template=arguments.template, alpha_per_rank=arguments.alpha_per_rank
+        )
+        checkpoint.save(model, Path(arguments.target), max_shard=arguments.max_shard, metadata=metadata)
+    else:
+        conversion.convert(source, arguments.target, to=arguments.to, max_shard=arguments.max_shard, metadata=metadata)
     print("wrote", arguments.target)
+    if arguments.to == "upstream":
+        print("for upstream's own classes, put the *.py files of a release of the same text model beside the weights")
     return 0
 
 
@@ -173,8 +193,15 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--model", help="checkpoint folder (default: runs/<profile>/model)")
     it.add_argument("--max-tokens", type=int, default=64)
     it = command("convert", convert)
-    it.add_argument("source", metavar="SRC")
-    it.add_argument("target", metavar="DST")
+    it.add_argument("source", metavar="SRC", help="a model folder, ours or upstream's, or a training state of upstream's (.pth)")
+    it.add_argument("target", metavar="DST", nargs="?")
+    it.add_argument("--check", action="store_true", help="only say what SRC is and which tensors are missing, unknown or mis-shaped")
+    it.add_argument("--to", choices=["native", "upstream"], default="native", help="layout of DST (default: native, ours)")
+    it.add_argument("--max-shard", default="5GB", help="largest weight file (default: 5GB)")
+    it.add_argument("--internvl", help="of a training state: the InternVL2.5 it was trained from, folder or hub id")
+    it.add_argument("--sam2", help="of a training state: its SAM2, file, folder or hub id")
+    it.add_argument("--template", default="qwen_chat", choices=["qwen_chat", "internlm2_chat", "phi3_chat"], help="of a training state")
+    it.add_argument("--alpha-per-rank", type=float, default=2.0, help="of a training state: LoRA's alpha / r (upstream: 256 / 128)")
     it = command("eval", evaluate)
     it.add_argument("checkpoint")
     it = command("data", data)
@@ -195,11 +222,11 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     arguments = parser().parse_args()
     os.environ.update(environment())
-    from ans_core.config import ConfigError
-
     try:
         sys.exit(arguments.function(arguments))
-    except (ConfigError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:  # what is wrong with the input is said in these; ANS_TRACEBACK=1 shows where it was found
+        if os.environ.get("ANS_TRACEBACK"):
+            raise
         print(f"ans: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
     except KeyboardInterrupt:

@@ -72,6 +72,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     checkpoint.save(model, out / "untrained", metadata={"stage": "untrained", "seed": cfg.seed})
     moved, curves = {}, {}
     for name, start in PHASES.items():
+        dist.seed_everything(cfg.seed, name, "start")  # some losses bring heads of their own: random, but the same after a kill
         phase = start(cfg, model, train)
         machine = machine_of(cfg.launch, phase.dtype)
         before = hashes(model)

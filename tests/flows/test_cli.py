@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from flows import doctor
+from flows import cli, doctor
 from flows.compare import table
 from tests.workspace import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def ans(*words: str) -> subprocess.CompletedProcess[str]:
+def ans(*words: str, **extra: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "flows.cli", *words]
-    return subprocess.run(command, cwd=ROOT, env=environment(ROOT), capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment(ROOT, **extra), capture_output=True, text=True, check=False)
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -32,6 +32,27 @@ def test_an_unknown_profile_is_one_line_not_a_traceback() -> None:
     done = ans("profile", "tinny")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ans: no profile named 'tinny' (did you mean 'tiny'?)")
+
+
+def test_what_is_wrong_with_the_input_is_one_line() -> None:
+    done = ans("convert", "somewhere")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "ans: ans convert SRC DST: DST is missing (--check SRC alone looks at a folder)\n"
+    assert "Traceback" in ans("convert", "somewhere", ANS_TRACEBACK="1").stderr
+
+
+def test_converting_nonsense_says_what_to_give(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    state = tmp_path / "iter.pth"
+    state.touch()
+    for words, said in (
+        (["--check", str(tmp_path)], "model_type 'bert'"),
+        ([str(state), str(tmp_path / "out")], "needs --internvl and --sam2"),
+        ([str(tmp_path / "absent"), str(tmp_path / "out")], "is no model folder"),
+    ):
+        arguments = cli.parser().parse_args(["convert", *words])
+        with pytest.raises(ValueError, match=said):
+            arguments.function(arguments)
 
 
 def test_two_summaries_are_compared_metric_by_metric(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ import csv
 import json
 import math
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from ans_core.data import DatasetEntry, write_entries
 from ans_core.model import Sa2VA, checkpoint
 from ans_core.model import stages as handed_on
 from ans_core.stages import base, convert, evaluate, launch, prepare, rl, sft
+from tests.workspace import ROOT
 
 OPTIM = {"steps": 2, "batch": 2, "lr": 1e-3, "save_every": 1}
 CONFIG = Config.model_validate(
@@ -72,7 +76,7 @@ def test_the_base_stage_trains_its_phases_each_on_its_own_parts(runs: Path):
         "vision_words": {"vision tower"},
         "alignment": {"projector", "embeddings"},
         "sam_images": {"SAM2 image encoder", "SAM2 prompt encoder", "SAM2 mask decoder"},
-        "sam_clips": {"SAM2 memory"},
+        "sam_clips": {"SAM2 memory", "SAM2 prompt encoder", "SAM2 mask decoder"},
         "language": {"projector", "embeddings", "language model", "head", "text_hidden_fcs"},
     }
     untrained, trained_model = checkpoint.load(runs / "base" / "untrained"), checkpoint.load(runs / "base" / "base")
@@ -148,6 +152,49 @@ def test_a_stage_stopped_between_two_steps_goes_on_to_the_same_bits(runs: Path, 
     assert all(torch.equal(one[k], other[k]) for k in one)
     for file in ("curves.csv", "rewards.json") if stage is rl else ("curves.csv",):
         assert (runs / name / file).read_text() == (tmp_path / name / file).read_text()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.stages import test_stages as stages
+
+runs, folder, name, moment = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+real, seen = os.replace, []
+
+def dying(*paths):
+    seen.extend([paths[1]] if folder in Path(paths[1]).parents else [])
+    if len(seen) == moment:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(*paths)
+
+os.replace = os.rename = dying
+stages.run_named(name, runs, folder)
+"""
+
+
+def run_named(name: str, runs: Path, folder: Path) -> None:
+    words = {"row": "sft"} if name == "evaluate" else {}
+    stage = {"base": base, "sft": sft, "rl": rl, "evaluate": evaluate}[name]
+    shutil.rmtree(folder / name, ignore_errors=True)  # as DVC does with outs before it starts a stage
+    run(stage, folder, name, {k: runs / k for k in ("data", "base", "sft")}, **words)
+
+
+@pytest.mark.parametrize(("name", "moment"), [("base", 10), ("sft", 2), ("rl", 2), ("evaluate", 3)])
+def test_a_killed_stage_started_again_ends_with_the_same_bits(runs: Path, tmp_path: Path, name: str, moment: int) -> None:
+    """SIGKILL before the `moment`-th file or folder is moved to its place. Base: the language side's first state, after all of SAM2's."""
+    words = [sys.executable, "-c", KILLED, str(runs), str(tmp_path), name, str(moment)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+    run_named(name, runs, tmp_path)
+    whole = runs / name
+    if name == "evaluate":
+        whole = tmp_path / "whole" / name
+        run_named(name, runs, tmp_path / "whole")
+    files = {path.relative_to(whole) for path in whole.rglob("*") if path.is_file()}
+    assert files == {path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*") if path.is_file()}
+    different = [file for file in files if (whole / file).read_bytes() != (tmp_path / name / file).read_bytes()]
+    assert different == []
 
 
 @pytest.mark.parametrize("harm", [1.0, math.nan])

@@ -1,0 +1,303 @@
+"""Checkpoint folders of one layout -> folders of the other, tensor by tensor, and upstream's training states -> models.
+
+    ans convert --check SRC            what a folder is, and whether every tensor is known
+    ans convert SRC DST [--to upstream]
+
+Only the output shard at hand is in memory. No pickle code is ever run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ans_core import prompts
+from ans_core.model import checkpoint, layouts
+from ans_core.model import folder as folders
+from ans_core.model.grounding import GroundingConfig
+from ans_core.model.sa2va import Sa2VA, Sa2VAConfig
+
+Kind = Literal["native", "upstream"]
+KINDS = {checkpoint.OUR_TYPE: "native", checkpoint.RELEASE_TYPE: "upstream", checkpoint.BASE_TYPE: "InternVL base"}
+OTHER_FAMILIES = ("qwen", "llava")
+"""In the names of Sa2VA releases that are built on other models."""
+
+LORA_ALPHA_PER_RANK = 2.0
+"""Upstream trains with r = 128, alpha = 256; its state holds the rank alone."""
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What a checkpoint folder is. `problems` empty: every tensor is known, none is missing, all have their shape."""
+
+    kind: str
+    tensors: int
+    parameters: int
+    dtypes: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+class Reader:
+    """The tensors of a folder by name, read when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.shapes: dict[str, Tensor] = {}
+        """On the meta device: shapes and dtypes without memory."""
+        self._files: dict[str, Path] = {}
+        for file in folders.weight_files(folder):
+            for name, meta in _metas(file):
+                self.shapes[name], self._files[name] = meta, file
+
+    def __getitem__(self, name: str) -> Tensor:
+        with safe_open(self._files[name], framework="pt") as reader:
+            return reader.get_tensor(name)
+
+
+def _metas(file: Path) -> Iterator[tuple[str, Tensor]]:
+    with safe_open(file, framework="pt") as reader:
+        for name in reader.keys():  # noqa: SIM118 (no mapping: it has no __iter__)
+            part = reader.get_slice(name)
+            if part.get_dtype() not in _DTYPES:
+                raise ValueError(f"{file}: {name} is of type {part.get_dtype()}; known are {', '.join(_DTYPES)}")
+            yield name, torch.empty(part.get_shape(), dtype=_DTYPES[part.get_dtype()], device="meta")
+
+
+def account(source: str | Path) -> Account:
+    """Compares names and shapes with the model that config.json describes, on the meta device; reads no weights.
+
+    Raises ValueError for a folder that is no checkpoint, or one of another family.
+    """
+    return _account(Path(source))[0]
+
+
+def _account(source: Path) -> tuple[Account, Sa2VAConfig, PreTrainedTokenizerBase, Reader]:
+    values = checkpoint.read_config(source)
+    kind = KINDS.get(values["model_type"])
+    if kind is None:
+        family = next((name for name in OTHER_FAMILIES if name in json.dumps(values).lower()), None)
+        because = f"it is built on {family}, and only InternVL's are read" if family else f"known are {', '.join(KINDS)}"
+        raise ValueError(f"{source}/config.json: model_type {values['model_type']!r}: {because}")
+    tokenizer, reader = checkpoint.read_tokenizer(source), Reader(source)
+    if kind == "native":
+        config = Sa2VAConfig.from_dict(values)
+        found = list(reader.shapes.items())
+    else:
+        if kind == "InternVL base":
+            tokenizer.add_tokens(list(prompts.SA2VA_TOKENS), special_tokens=True)
+        config = layouts.from_upstream_config(values, tokenizer, template=values.get("template", "qwen_chat"))
+        found = list(layouts.to_native(reader.shapes.items(), layouts.layout_of(config)))
+    shapes = {name: tensor.shape for name, tensor in checkpoint.empty(config, tokenizer).state_dict().items()}
+    if kind == "InternVL base":
+        shapes = {name: shape for name, shape in shapes.items() if name.startswith("internvl.")}
+    known = {name for name, _ in found}
+    problems = (
+        _listed("missing", [name for name in shapes if name not in known]),
+        _listed("unexpected", [name for name in known if name not in shapes]),
+        _listed("mis-shaped", [f"{n} {tuple(t.shape)} for {tuple(shapes[n])}" for n, t in found if n in shapes and t.shape != shapes[n]]),
+    )
+    sizes = reader.shapes.values()
+    told = Account(
+        kind=kind,
+        tensors=len(reader.shapes),
+        parameters=sum(t.numel() for t in sizes),
+        dtypes=tuple(sorted({str(t.dtype).removeprefix("torch.") for t in sizes})),
+        problems=tuple(p for p in problems if p),
+    )
+    return told, config, tokenizer, reader
+
+
+def _listed(word: str, names: list[str]) -> str:
+    return f"{len(names)} {word}: {', '.join(sorted(names))}" if names else ""
+
+
+# Between the layouts
+
+Recipe = tuple[tuple[str, ...], Callable[[list[Tensor]], Tensor]]
+"""Names of the tensors that an output is made of, and how."""
+
+
+def convert(source: str | Path, target: str | Path, *, to: Kind, max_shard: str = "5GB", metadata: dict[str, Any]) -> None:
+    """Writes `target`, whole or not at all; dtypes are kept. The same layout as before: shards are written anew.
+
+    An upstream folder needs the code files of a release beside the weights to be loaded by upstream's own classes.
+    Raises ValueError for a damaged source, or one with a tensor that is not known, missing or mis-shaped (all are listed).
+    """
+    source, target = Path(source), Path(target)
+    folders.verify(source)
+    told, config, tokenizer, reader = _account(source)
+    if told.problems:
+        raise ValueError(f"{source} does not fit the model that its config.json describes: {'; '.join(told.problems)}")
+    if told.kind not in ("native", "upstream"):
+        raise ValueError(f"{source} is an {told.kind}, half of a Sa2VA: import it together with SAM2 (base.internvl, base.sam2)")
+    recipes = _recipes(reader.shapes, layouts.layout_of(config), source=told.kind, target=to)
+    shapes = {name: make([reader.shapes[i] for i in inputs]) for name, (inputs, make) in recipes.items()}
+    plan = split_torch_state_dict_into_shards(shapes, max_shard_size=max_shard)
+    total = sum(t.numel() * t.element_size() for t in shapes.values())
+    with folders.written_whole(target, size=total) as partial:
+        for file, names in plan.filename_to_tensors.items():
+            shard = {}
+            for name in names:
+                inputs, make = recipes[name]
+                shard[name] = make([reader[i] for i in inputs]).contiguous()
+            save_file(shard, partial / file, metadata={"format": "pt"})
+        if plan.is_sharded:
+            index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+            (partial / folders.WEIGHTS_INDEX).write_text(json.dumps(index, indent=1) + "\n")
+        tokenizer.save_pretrained(partial)
+        written = checkpoint.read_config(source) if told.kind == to else upstream_config(config) if to == "upstream" else config.as_dict()
+        (partial / "config.json").write_text(json.dumps(written, indent=1) + "\n")
+        folders.write_manifest(partial, metadata)
+
+
+def _recipes(shapes: Mapping[str, Tensor], layout: layouts.Layout, *, source: str, target: str) -> dict[str, Recipe]:
+    if source == target:
+        return {name: ((name,), lambda parts: parts[0]) for name in shapes}
+    if target == "upstream":
+        keys = dict.fromkeys(layouts.upstream_name(name, layout) for name in shapes)
+        return {key: (layouts.native_names(key, layout), _joining(key, layout)) for key in keys}
+    return {name: ((key,), _cutting(key, place, layout)) for key in shapes for place, name in enumerate(layouts.native_names(key, layout))}
+
+
+def _joining(key: str, layout: layouts.Layout) -> Callable[[list[Tensor]], Tensor]:
+    return lambda parts: layouts.join(key, parts, layout)
+
+
+def _cutting(key: str, place: int, layout: layouts.Layout) -> Callable[[list[Tensor]], Tensor]:
+    return lambda parts: layouts.split(key, parts[0], layout)[place]
+
+
+def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
+    """Our configuration -> upstream's config.json, as `layouts.from_upstream_config` reads it and upstream's classes need it."""
+    vision, text = config.internvl["vision_config"], config.internvl["text_config"]
+    side = vision["image_size"][0]
+    grounding = {theirs: getattr(config.grounding, ours) for ours, theirs in layouts._SAM_KEYS.items()}
+    return {
+        "model_type": checkpoint.RELEASE_TYPE,
+        "architectures": ["Sa2VAChatModel"],
+        "auto_map": {
+            "AutoConfig": "configuration_sa2va_chat.Sa2VAChatConfig",
+            "AutoModel": "modeling_sa2va_chat.Sa2VAChatModel",
+            "AutoModelForCausalLM": "modeling_sa2va_chat.Sa2VAChatModel",
+        },
+        "vision_config": _upstream_vision(vision),
+        "llm_config": _upstream_text(text),
+        "template": config.template,
+        "dynamic_image_size": config.max_tiles > 1,
+        "max_dynamic_patch": config.max_tiles,
+        "min_dynamic_patch": 1,
+        "use_thumbnail": True,
+        "force_image_size": side,
+        "downsample_ratio": config.internvl["downsample_ratio"],
+        "ps_version": "v2",
+        "select_layer": -1,
+        "pad2square": False,
+        "use_backbone_lora": 0,
+        "use_llm_lora": 0,
+        "hidden_size": text["hidden_size"],
+        "tie_word_embeddings": False,
+    } | ({} if config.grounding == GroundingConfig() else {"tiny_sam2_config": grounding})
+
+
+def _upstream_vision(ours: Mapping[str, Any]) -> dict[str, Any]:
+    copied = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    return {
+        **{key: ours[key] for key in copied},
+        "hidden_act": ours.get("hidden_act", "gelu"),
+        "norm_type": ours.get("norm_type", "layer_norm"),
+        "layer_norm_eps": ours.get("layer_norm_eps", 1e-6),
+        "model_type": "intern_vit_6b",
+        "architectures": ["InternVisionModel"],
+        "image_size": ours["image_size"][0],
+        "patch_size": ours["patch_size"][0],
+        "num_channels": 3,
+        "qkv_bias": ours["attention_bias"],
+        "qk_normalization": ours.get("use_qk_norm", False),
+        "use_flash_attn": False,
+        "dropout": 0.0,
+        "drop_path_rate": 0.0,
+        "attention_dropout": 0.0,
+    }
+
+
+def _upstream_text(ours: Mapping[str, Any]) -> dict[str, Any]:
+    kind = {"llama": "internlm2"}.get(ours["model_type"], ours["model_type"])
+    classes = {"qwen2": "Qwen2ForCausalLM", "internlm2": "InternLM2ForCausalLM", "phi3": "Phi3ForCausalLM"}
+    rope = dict(ours["rope_parameters"])
+    theta, scaling = rope.pop("rope_theta"), rope.pop("rope_type")
+    dropped = ("rope_parameters", "attention_bias", "mlp_bias")
+    config = {key: value for key, value in ours.items() if key not in dropped}
+    config |= {"model_type": kind, "architectures": [classes[kind]], "rope_theta": theta}
+    config["rope_scaling"] = None if scaling == "default" else {"type": scaling, **rope}
+    return config | ({"bias": ours.get("attention_bias", False)} if kind == "internlm2" else {})
+
+
+# Upstream's training states
+
+
+def from_training_state(
+    state: str | Path, *, internvl: str | Path, sam2: str | Path, template: str, alpha_per_rank: float = LORA_ALPHA_PER_RANK
+) -> Sa2VA:
+    """What upstream's training saved (.pth or .safetensors: trained tensors alone with LoRA unmerged, or a whole model under the same
+    names) on the bases it was trained from. LoRA is merged: W + alpha / r * B A.
+
+    Raises ValueError listing keys that fit nothing of the bases, LoRA halves without the other, and mis-shaped tensors.
+    """
+    model = checkpoint.import_base(internvl, sam2, template)
+    layout = layouts.layout_of(model.config)
+    merged = dict(layouts.to_upstream(model.state_dict(), layout))
+    halves: dict[str, dict[str, Tensor]] = {}
+    unexpected, misshaped = [], []
+    for saved, tensor in _training_tensors(Path(state)):
+        key = _plain_key(saved)
+        if match := re.fullmatch(r"(.+)\.lora_([AB])\.(?:\w+\.)?weight", key):
+            halves.setdefault(f"{match[1]}.weight", {})[match[2]] = tensor
+        elif key not in merged:
+            unexpected.append(saved)
+        elif tensor.shape != merged[key].shape:
+            misshaped.append(f"{saved} {tuple(tensor.shape)} for {tuple(merged[key].shape)}")
+        else:
+            merged[key] = tensor
+    for key, pair in halves.items():
+        if key not in merged or pair.keys() != {"A", "B"}:
+            unexpected.append(f"LoRA of {key}")
+        else:
+            change = alpha_per_rank * pair["B"].float() @ pair["A"].float()
+            merged[key] = (merged[key].float() + change).to(merged[key].dtype)
+    problems = [p for p in (_listed("unexpected", unexpected), _listed("mis-shaped", misshaped)) if p]
+    if problems:
+        raise ValueError(f"{state} does not fit {internvl} with {sam2}: {'; '.join(problems)}")
+    checkpoint.fill(model, layouts.to_native(merged.items(), layout), where=str(state))
+    return model.eval()
+
+
+def _training_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    if file.suffix == ".safetensors":
+        yield from folders.tensors([file])
+        return
+    state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    for name in ("state_dict", "module"):
+        state = state[name] if isinstance(state, dict) and name in state else state
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{file} holds no state dict of tensors")
+    yield from state.items()
+
+
+def _plain_key(key: str) -> str:
+    """The name in a release: without the wrappers of training (mmengine's `mllm.model.`, PEFT's), SAM2's gamma as upstream calls it."""
+    key = key.removeprefix("mllm.model.").removeprefix("mllm.")
+    key = key.replace("language_model.base_model.model.", "language_model.")
+    key = re.sub(r"\.(base_layer|modules_to_save\.default|original_module)\.", ".", key)
+    return re.sub(r"(fuser\.layers\.\d+)\.gamma$", r"\1.g_weight", key)
