@@ -29,18 +29,16 @@ class Prompted:
 
 
 def predict(model: Sa2VA, requests: Sequence[Request], *, max_tokens: int, batch: int) -> list[Prediction]:
-    """Same order as asked. Requests are batched with their like (images; questions about one clip), `batch` at a time."""
-    order = sorted(range(len(requests)), key=lambda i: _likeness(requests[i]))
+    """Same order as asked. Requests are batched with their like (images; questions about one picture or clip), `batch` at a time; what a
+    batch asks of one picture is encoded once."""
+    place = {frames: number for number, frames in enumerate(dict.fromkeys(r.frames for r in requests))}
+    order = sorted(range(len(requests)), key=lambda i: (len(requests[i].frames), place[requests[i].frames], len(requests[i].text)))
     found: dict[int, Prediction] = {}
     for start in range(0, len(order), batch):
         chosen = order[start : start + batch]
         answers = predict_batch(model, [requests[i] for i in chosen], max_tokens=max_tokens)
         found.update(zip(chosen, answers, strict=True))
     return [found[i] for i in range(len(requests))]
-
-
-def _likeness(request: Request) -> tuple[int, str, int]:
-    return len(request.frames), repr(request.frames) if len(request.frames) > 1 else "", len(request.text)
 
 
 @torch.no_grad()
@@ -58,12 +56,14 @@ def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor]
 
     Raises ValueError when a request has pictures but no `<image>` in its text, or the other way round."""
     template = prompts.TEMPLATES[model.config.template]
-    images = [[transforms.open_image(ref) for ref in r.frames] for r in requests]
-    tiles = [seen_tiles(model, pictures) for pictures in images]
+    opened = {frames: [transforms.open_image(ref) for ref in frames] for frames in dict.fromkeys(r.frames for r in requests)}
+    tiles = {frames: seen_tiles(model, pictures) for frames, pictures in opened.items()}
     if features is None:
-        features = vision_features(model, tiles)
+        known = dict(zip(tiles, vision_features(model, list(tiles.values())), strict=True))
+        features = [known[r.frames] for r in requests]
     embeds = []
-    for request, pictures, cut, seen in zip(requests, images, tiles, features, strict=True):
+    for request, seen in zip(requests, features, strict=True):
+        pictures, cut = opened[request.frames], tiles[request.frames]
         if (marks := request.text.count("<image>")) != bool(pictures):
             raise ValueError(
                 f"the text has {marks} <image> for {len(pictures)} frames: {request.text[:60]!r}; write it once, or give no frames"
@@ -76,7 +76,7 @@ def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor]
             embeds.append(model.embed(ids[None], [model.project(seen)], [regions])[0])
         else:
             embeds.append(model.internvl.get_input_embeddings()(ids))
-    return Prompted(images=images, **left_padded(embeds))
+    return Prompted(images=[opened[r.frames] for r in requests], **left_padded(embeds))
 
 
 def vision_features(model: Sa2VA, tiles: Sequence[Sequence[Image.Image]]) -> list[Tensor]:
@@ -176,15 +176,18 @@ def spoken_segs(model: Sa2VA, prompted: Prompted, ids: list[list[int]]) -> list[
 def draw(
     model: Sa2VA, frames: Sequence[tuple[ImageRef, ...]], images: list[list[Image.Image]], embeddings: list[Float[Tensor, "_ C"]]
 ) -> list[tuple[Masklet, ...]]:
-    """Masklets of every row: images in one batch, clips one after the other through the memory, each with the objects of all its rows."""
+    """Masklets of every row: images in one batch, clips one after the other through the memory, each with the objects of all its rows. A
+    picture that several rows ask about is encoded once."""
     masks: list[tuple[Masklet, ...]] = [()] * len(images)
     stills = [i for i, e in enumerate(embeddings) if len(e) and len(images[i]) == 1]
     if stills:
-        pixels = transforms.normalise([images[i][0] for i in stills], size=model.sam2.image_size).to(model.device)
-        frame = torch.tensor([place for place, i in enumerate(stills) for _ in embeddings[i]], device=model.device)
+        shown = {frames[i]: images[i][0] for i in stills}
+        place = {key: number for number, key in enumerate(shown)}
+        pixels = transforms.normalise(list(shown.values()), size=model.sam2.image_size).to(model.device)
+        frame = torch.tensor([place[frames[i]] for i in stills for _ in embeddings[i]], device=model.device)
         logits = model.sam2.decode(model.sam2.encode(pixels), frame, torch.cat([embeddings[i] for i in stills])).logits
-        for place, i in enumerate(stills):
-            masks[i] = tuple((_binary(model, z, images[i][0]),) for z in logits[frame == place])
+        for i, own in zip(stills, logits.split([len(embeddings[i]) for i in stills]), strict=True):
+            masks[i] = tuple((_binary(model, z, images[i][0]),) for z in own)
     clips: dict[tuple[ImageRef, ...], list[int]] = defaultdict(list)
     for i, embedding in enumerate(embeddings):
         if len(embedding) and len(images[i]) > 1:

@@ -71,10 +71,10 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
 
 def remembering(ask: Predict) -> Predict:
     """The same model is not asked the same twice: loops ask again what benchmarks have asked."""
-    known: dict[str, Prediction] = {}
+    known: dict[object, Prediction] = {}
 
     def answer(requests: Sequence[Request]) -> list[Prediction]:
-        keys = [repr((r.frames, r.text, r.mask_prompts)) for r in requests]
+        keys = [(r.frames, r.text, repr(r.mask_prompts)) for r in requests]
         new = {key: request for key, request in zip(keys, requests, strict=True) if key not in known}
         known.update(zip(new, ask(list(new.values())), strict=True))
         return [known[key] for key in keys]

@@ -227,3 +227,20 @@ def test_questions_about_one_clip_are_drawn_in_one_pass_through_it(talker: Sa2VA
     for one, single in zip(together, alone, strict=True):
         assert one.text == single.text
         assert all((pixels(a) != pixels(b)).mean() < 1e-3 for a, b in ((one, single),) if a.masks)
+
+
+def test_a_picture_that_several_requests_ask_about_is_encoded_once(talker: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+    seen: list[tuple[str, int]] = []
+    vision, sam = type(talker).vision_features, type(talker.sam2).encode
+    monkeypatch.setattr(type(talker), "vision_features", lambda self, x: seen.append(("vision", len(x))) or vision(self, x))
+    monkeypatch.setattr(type(talker.sam2), "encode", lambda self, x: seen.append(("sam", len(x))) or sam(self, x))
+    asked = [
+        still(n % 2, prompts.REFERRING_EVAL.format(text=text)) for n, text in enumerate(("the cat", "a dog", "it", "the sky", "a bird"))
+    ]
+    together = ask.predict(talker, asked, max_tokens=8, batch=8)
+    tiles = sum(len(ask.seen_tiles(talker, [transforms.open_image(asked[n].frames[0])])) for n in (0, 1))
+    assert seen == [("vision", tiles), ("sam", 2)]
+    alone = [ask.predict(talker, [a], max_tokens=8, batch=1)[0] for a in asked]
+    assert [a.text for a in together] == [a.text for a in alone]
+    assert all(a.masks for a in together)
+    assert together == alone
