@@ -179,6 +179,9 @@ class Rl(Section):
     clip_low: Rate = 0.2
     clip_high: Rate = 0.28
     kl: Annotated[float, Field(ge=0)] = 0.02
+    kl_words: Annotated[float, Field(ge=0)] = 1.0
+    """Of the words around `[SEG]` in loop 2, to the reference (exact, summed over an answer): they are given, so no reward holds them, and
+    without it what is asked for is more often said not to be there (LOG)."""
     scale_rewards: Literal["group", "batch", "none"] = "batch"
     std_floor: Rate = 0.02
     ema: Share = 0.99

@@ -49,6 +49,7 @@ class Settings:
     clip_low: float
     clip_high: float
     kl: float
+    kl_words: float
     scale_rewards: grpo.Scale
     std_floor: float
     ema: float
@@ -218,27 +219,31 @@ class DualLoop(nn.Module):
             generator = torch.Generator(device=before.device).manual_seed(seed_of(self.seed, "mask actions", batch.step, rank()))
             actions = mask_policy.act(before, group=s.group, cells=s.mask_grid, sigma=self.sigma, scale=self.scale, generator=generator)
             with self.policies.using("reference"):
-                reference = self._mask_logits(rows, seen, per_row=1)
+                packed, hidden = self._hidden(rows, [], seen)
+                reference, reference_words = self._decoded(packed, hidden, seen, per_row=1), self._word_logits(packed, hidden)
         drawn = [self._rle(m.float() - 0.5, batch.samples[i]) for i, masks in enumerate(actions.masks) for m in masks]
         retold = self._teacher_captions(batch, seen, drawn)
         rewards, parts = self._rewards("loop2", batch, retold, drawn, s.rewards_mask)
         advantage = grpo.advantages(rewards, scale=s.scale_rewards, std_floor=s.std_floor).to(before.device)
-        logits = self._mask_logits(rows, seen, per_row=1)
+        packed, hidden = self._hidden(rows, [], seen)
+        logits = self._decoded(packed, hidden, seen, per_row=1)
         logps = mask_policy.log_prob(logits, actions).flatten()
         loss, metrics = grpo.clipped_loss(logps, logps.detach(), advantage.flatten(), clip_low=s.clip_low, clip_high=s.clip_high)
         kl = mask_policy.kl(logits, reference, actions)
+        words_kl = grpo.exact_kl(self._word_logits(packed, hidden), reference_words) / len(rows)
         bce, dice = mask_losses(logits, batch.targets, points=self.points)
         alike = shared_mean(grpo.pairwise_iou(actions.masks), before.device)
         self.sigma = mask_policy.steered(self.sigma, alike)
         metrics |= parts | {
             "kl": float(kl.detach()),
+            "words_kl": float(words_kl.detach()),
             "sigma": self.sigma,
             "group_pairwise_iou": alike,
             "zero_spread": grpo.zero_spread(rewards),
             "iou_mean": mean_iou(logits.detach(), batch.targets),
         }
         supervised = self.loss_weights[0] * bce + self.loss_weights[1] * dice
-        return loss + s.kl * kl + s.mask_weight * supervised, metrics
+        return loss + s.kl * kl + s.kl_words * words_kl + s.mask_weight * supervised, metrics
 
     @torch.no_grad()
     def _teacher_captions(self, batch: RlBatch, seen: Seen, masks: list[dict[str, Any]]) -> list[str]:
@@ -298,7 +303,7 @@ class DualLoop(nn.Module):
         """Log-probabilities of the sampled tokens as `generate` drew them (temperature, no IMG_CONTEXT), in fp32; and the mean entropy."""
         packed, hidden = self._hidden(rows, regions, seen)
         at, place = packed.loss_mask.nonzero(as_tuple=True)
-        logits = self.model.logits(hidden[at, place - 1]) / self.settings.temperature
+        logits = self._word_logits(packed, hidden) / self.settings.temperature
         logits[:, self.model.image_token_id] = -torch.inf
         logp = F.log_softmax(logits, dim=-1)
         chosen = logp.gather(1, packed.input_ids[at, place][:, None])[:, 0]
@@ -306,10 +311,17 @@ class DualLoop(nn.Module):
 
     def _mask_logits(self, rows: list[PackedRow], seen: Seen, *, per_row: int) -> Float[Tensor, "P h4 w4"]:
         """Masks of the rows' `[SEG]`s, `per_row` of them in every row."""
-        packed, hidden = self._hidden(rows, [], seen)
+        return self._decoded(*self._hidden(rows, [], seen), seen, per_row=per_row)
+
+    def _decoded(self, packed: Packed, hidden: Float[Tensor, "B L D"], seen: Seen, *, per_row: int) -> Float[Tensor, "P h4 w4"]:
         embeddings = self.model.seg_embeddings(hidden[(packed.input_ids == self.model.seg_token_id) & packed.loss_mask])
-        frame = torch.arange(len(rows), device=hidden.device).repeat_interleave(per_row)
+        frame = torch.arange(len(packed.input_ids), device=hidden.device).repeat_interleave(per_row)
         return self.model.sam2.decode(seen.frames, frame, embeddings).logits
+
+    def _word_logits(self, packed: Packed, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "M V"]:
+        """Of the tokens of the answers, before they are said."""
+        at, place = packed.loss_mask.nonzero(as_tuple=True)
+        return self.model.logits(hidden[at, place - 1])
 
     def _rle(self, logits: Float[Tensor, "h w"], sample: Sample) -> dict[str, Any]:
         return rle.encode(ask.upsample(logits, size=self.model.sam2.image_size, height=sample.height, width=sample.width))

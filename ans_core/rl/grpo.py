@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -82,3 +83,9 @@ def pairwise_iou(masks: Bool[Tensor, "B G H W"]) -> float:
     iou = torch.where(either > 0, both / either.clamp(min=1), 1.0)
     off = ~torch.eye(masks.shape[1], dtype=torch.bool, device=masks.device)
     return float(iou[:, off].mean())
+
+
+def exact_kl(logits: Float[Tensor, "M V"], reference: Float[Tensor, "M V"]) -> Float[Tensor, ""]:
+    """KL(policy || reference) of M categorical distributions, summed: for tokens that were given, which no sampled estimate fits."""
+    policy, fixed = logits.float().log_softmax(dim=1), reference.float().log_softmax(dim=1)
+    return F.kl_div(fixed, policy, log_target=True, reduction="sum")

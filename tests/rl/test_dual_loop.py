@@ -18,7 +18,7 @@ from ans_core.types import Prediction, Request
 from tests import tiny
 
 SETTINGS = Settings(
-    loops={"caption": 1.0, "mask": 0.5}, group=3, temperature=1.0, max_tokens=5, clip_low=0.2, clip_high=0.28, kl=0.02,
+    loops={"caption": 1.0, "mask": 0.5}, group=3, temperature=1.0, max_tokens=5, clip_low=0.2, clip_high=0.28, kl=0.02, kl_words=1.0,
     scale_rewards="batch", std_floor=0.02, ema=0.99, ema_warmup=True, rewards_caption={"iou": 1.0, "meteor": 1.0},
     rewards_mask={"meteor": 1.0, "iou": 0.5}, mask_grid=4, mask_sigma=0.5, mask_weight=0.25,
 )  # fmt: skip
@@ -73,7 +73,7 @@ def test_the_loop_of_captions_has_a_gradient_of_its_own(own_model: Sa2VA):
 
 def test_the_loop_of_masks_has_a_gradient_without_the_supervised_loss_and_the_kl(own_model: Sa2VA):
     """The original algorithm has none here."""
-    module = loops(own_model, loops={"mask": 1.0}, kl=0.0, mask_weight=0.0)
+    module = loops(own_model, loops={"mask": 1.0}, kl=0.0, kl_words=0.0, mask_weight=0.0)
     torch.manual_seed(0)
     loss, found = module(batch(own_model))
     loss.backward()
@@ -85,7 +85,7 @@ def test_the_loop_of_masks_has_a_gradient_without_the_supervised_loss_and_the_kl
 
 def test_equal_rewards_leave_only_the_regularisers(own_model: Sa2VA):
     """No answer scores: without KL and supervised loss the gradient is exactly zero."""
-    module = loops(own_model, kl=0.0, mask_weight=0.0, rewards_caption={"iou": 0.0}, rewards_mask={"iou": 0.0})
+    module = loops(own_model, kl=0.0, kl_words=0.0, mask_weight=0.0, rewards_caption={"iou": 0.0}, rewards_mask={"iou": 0.0})
     torch.manual_seed(0)
     loss, found = module(batch(own_model))
     loss.backward()
@@ -334,6 +334,29 @@ def test_the_truth_is_what_the_inverse_makes_of_true_captions_and_masks():
     (_, _, iou), (_, _, meteor) = loops_of_truth([sample], inverse=halving)
     assert iou == pytest.approx(0.5)
     assert meteor > 0.9
+
+
+def test_the_words_around_a_mask_are_held_to_the_reference(own_model: Sa2VA):
+    """A policy that has come to deny what is asked for: the words' KL is above zero, and its gradient alone leads back."""
+    module = loops(own_model, loops={"mask": 1.0}, kl_words=1.0, kl=0.0, mask_weight=0.0)
+    torch.manual_seed(0)
+    _, before = module(batch(own_model))
+    assert before["loop2/words_kl"] == pytest.approx(0.0, abs=1e-4)
+    with torch.no_grad():
+        for name, p in own_model.named_parameters():
+            if ".policy." in name and "lora_B" in name:
+                p.normal_(generator=torch.Generator().manual_seed(1), std=0.3)
+    found = []
+    optimizer = torch.optim.Adam([p for n, p in own_model.named_parameters() if ".policy." in n and "lora_" in n], lr=0.02)
+    for _ in range(8):
+        torch.manual_seed(0)
+        loss, metrics = module(batch(own_model))
+        found.append(metrics["loop2/words_kl"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert found[0] > 0.01
+    assert found[-1] < 0.5 * found[0]
 
 
 def test_an_empty_mask_earns_nothing_in_either_loop():

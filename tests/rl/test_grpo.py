@@ -222,3 +222,19 @@ def test_pairwise_iou_by_hand():
     masks[0, 0, 0, :] = True
     masks[0, 1, 0, :2] = True
     assert grpo.pairwise_iou(masks) == pytest.approx(0.75)
+
+
+def test_the_exact_kl_is_that_of_torchs_distributions_and_pulls_back_to_the_reference():
+    generator = torch.Generator().manual_seed(0)
+    policy, reference = (torch.randn(5, 7, generator=generator) for _ in range(2))
+    expected = torch.distributions.kl_divergence(
+        torch.distributions.Categorical(logits=policy), torch.distributions.Categorical(logits=reference)
+    ).sum()
+    assert float(grpo.exact_kl(policy, reference)) == pytest.approx(float(expected), rel=1e-5)
+    assert float(grpo.exact_kl(policy, policy + 3.0)) == pytest.approx(0.0, abs=1e-5)
+    moved = policy.clone().requires_grad_()
+    for _ in range(200):
+        loss = grpo.exact_kl(moved, reference)
+        (gradient,) = torch.autograd.grad(loss, moved)
+        moved = (moved - 0.5 * gradient).detach().requires_grad_()
+    assert grpo.exact_kl(moved, reference) < 0.01 * expected
