@@ -21,7 +21,7 @@ ROWS = ("untrained", "base", "sft", "rl")
 METRICS = (
     "referring/val/gIoU", "referring/val/cIoU", "referring/val/gIoU_shuffled_text", "referring/val/N_acc", "region_caption/val/METEOR",
     "region_caption/val/attribute_accuracy", "grounded_caption/val/mIoU", "video/val/J&F", "loop1/val/IoU", "loop2/val/METEOR",
-    "loop1/val/IoU_self", "loop2/val/METEOR_self",
+    "loop1/val/IoU_self", "loop2/val/METEOR_self", "loop1/val/IoU_of_truth", "loop2/val/METEOR_of_truth",
 )  # fmt: skip
 
 
