@@ -123,7 +123,6 @@ def serve(here: Path, *, port: int) -> int:
         started.append(subprocess.Popen([*prefect, "worker", "start", "--pool", POOL, "--limit", "1"], cwd=here, env=env))
         return started[-1].wait()
     finally:
-        for process in reversed(started):
+        for process in reversed(started):  # the worker is gone before its server: without one it waits long for an answer
             process.send_signal(signal.SIGTERM)
-        for process in started:
             process.wait()

@@ -1,12 +1,11 @@
 """The loop on two processes with DeepSpeed ZeRO-2 (gloo, CPU) against one plain process."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.workspace import launch
 
 SCRIPT = """
 import json, sys
@@ -44,17 +43,15 @@ schedule = loop.Schedule(steps=6, lr=0.05, weight_decay=0.0, warmup=0.0, clip_gr
 curves = loop.train(module, make, name="t", schedule=schedule, machine=machine, seed=0, scratch=Path(sys.argv[1]), log=lambda m, s: None)
 if dist.rank() == 0:
     norms = [v for s, n, v in curves if n == "grad_norm"]
-    print("RESULT", json.dumps({"w": module.body.weight.detach().flatten().tolist(), "norms": norms}))
+    result = {"w": module.body.weight.detach().flatten().tolist(), "norms": norms}
+    Path(sys.argv[1], "result.json").write_text(json.dumps(result))
 """
 
 
 def run(folder: Path, script: Path, *, processes: int, stage: int) -> dict[str, list[float]]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
-    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *launcher, str(script), str(folder), str(stage)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT")).removeprefix("RESULT"))
+    folder.mkdir()
+    launch(script, str(folder), str(stage), processes=processes)
+    return json.loads((folder / "result.json").read_text())
 
 
 @pytest.mark.slow

@@ -111,6 +111,16 @@ def run(folder: Path, *words: str, status: int | None = 0, **extra: str) -> str:
     return done.stdout
 
 
+def launch(script: Path, *words: str, processes: int = 2) -> None:
+    """`python SCRIPT WORDS` on the CPU in so many processes that know of each other."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    done = subprocess.run(
+        [sys.executable, *launcher, str(script), *words], env=os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def ans(folder: Path, *words: str, status: int | None = 0, **extra: str) -> str:
     return run(folder, "-m", "flows.cli", *words, status=status, **extra)
 

@@ -69,7 +69,10 @@ def test_deployments_are_scheduled_and_run_by_a_worker(tmp_path: Path) -> None:
         assert len(executed(workspace)) == 10
         assert "Data and pipelines are up to date" in run(workspace, "-m", "dvc", "repro")
     finally:
-        for process in reversed(started):
+        for process in reversed(started):  # the worker is gone before its server: without one it waits long for an answer
             os.killpg(process.pid, signal.SIGTERM)
-        for process in started:
-            process.wait(30)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(30)
