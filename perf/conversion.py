@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from ans_core.model import checkpoint, conversion, folder
 from ans_core.model.build import build_tiny, build_tokenizer, tiny_config
@@ -63,13 +62,8 @@ def measured(source: str, target: str, kind: conversion.Kind, shard: str) -> Non
 def sizes(path: Path) -> tuple[int, int, int]:
     """Bytes of the largest shard and of the largest tensor, and how many shards."""
     files = folder.weight_files(path)
-    largest = 0
-    for file in files:
-        with safe_open(file, framework="pt") as reader:
-            for name in reader.keys():  # noqa: SIM118 (no mapping)
-                tensor = reader.get_tensor(name)
-                largest = max(largest, tensor.numel() * tensor.element_size())
-    return max(file.stat().st_size for file in files), largest, len(files)
+    tensors = conversion.Reader(path).shapes.values()
+    return max(file.stat().st_size for file in files), max(t.numel() * t.element_size() for t in tensors), len(files)
 
 
 def main(layers: int, shard: str) -> None:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,8 +37,6 @@ OTHER_FAMILIES = ("qwen", "llava")
 LORA_ALPHA_PER_RANK = 2.0
 """Upstream trains with r = 128, alpha = 256; its state holds the rank alone."""
 
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
@@ -58,21 +57,12 @@ class Reader:
         """On the meta device: shapes and dtypes without memory."""
         self._files: dict[str, Path] = {}
         for file in folders.weight_files(folder):
-            for name, meta in _metas(file):
-                self.shapes[name], self._files[name] = meta, file
+            for name, view in folders.tensors([file]):
+                self.shapes[name], self._files[name] = view.to("meta"), file
 
     def __getitem__(self, name: str) -> Tensor:
         with safe_open(self._files[name], framework="pt") as reader:
             return reader.get_tensor(name)
-
-
-def _metas(file: Path) -> Iterator[tuple[str, Tensor]]:
-    with safe_open(file, framework="pt") as reader:
-        for name in reader.keys():  # noqa: SIM118 (no mapping: it has no __iter__)
-            part = reader.get_slice(name)
-            if part.get_dtype() not in _DTYPES:
-                raise ValueError(f"{file}: {name} is of type {part.get_dtype()}; known are {', '.join(_DTYPES)}")
-            yield name, torch.empty(part.get_shape(), dtype=_DTYPES[part.get_dtype()], device="meta")
 
 
 def account(source: str | Path) -> Account:
@@ -146,20 +136,20 @@ def convert(source: str | Path, target: str | Path, *, to: Kind, max_shard: str 
     shapes = {name: make([reader.shapes[i] for i in inputs]) for name, (inputs, make) in recipes.items()}
     plan = split_torch_state_dict_into_shards(shapes, max_shard_size=max_shard)
     total = sum(t.numel() * t.element_size() for t in shapes.values())
-    with folders.written_whole(target, size=total) as partial:
+    with folders.written_whole(target, size=total) as unfinished:
         for file, names in plan.filename_to_tensors.items():
             shard = {}
             for name in names:
                 inputs, make = recipes[name]
                 shard[name] = make([reader[i] for i in inputs]).contiguous()
-            save_file(shard, partial / file, metadata={"format": "pt"})
+            save_file(shard, unfinished / file, metadata={"format": "pt"})
         if plan.is_sharded:
             index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-            (partial / folders.WEIGHTS_INDEX).write_text(json.dumps(index, indent=1) + "\n")
-        tokenizer.save_pretrained(partial)
+            (unfinished / folders.WEIGHTS_INDEX).write_text(json.dumps(index, indent=1) + "\n")
+        tokenizer.save_pretrained(unfinished)
         written = checkpoint.read_config(source) if told.kind == to else upstream_config(config) if to == "upstream" else config.as_dict()
-        (partial / "config.json").write_text(json.dumps(written, indent=1) + "\n")
-        folders.write_manifest(partial, metadata)
+        (unfinished / "config.json").write_text(json.dumps(written, indent=1) + "\n")
+        folders.write_manifest(unfinished, metadata)
 
 
 def _recipes(shapes: Mapping[str, Tensor], layout: layouts.Layout, *, source: str, target: str) -> dict[str, Recipe]:
@@ -167,12 +157,8 @@ def _recipes(shapes: Mapping[str, Tensor], layout: layouts.Layout, *, source: st
         return {name: ((name,), lambda parts: parts[0]) for name in shapes}
     if target == "upstream":
         keys = dict.fromkeys(layouts.upstream_name(name, layout) for name in shapes)
-        return {key: (layouts.native_names(key, layout), _joining(key, layout)) for key in keys}
+        return {key: (layouts.native_names(key, layout), partial(layouts.join, key, layout=layout)) for key in keys}
     return {name: ((key,), _cutting(key, place, layout)) for key in shapes for place, name in enumerate(layouts.native_names(key, layout))}
-
-
-def _joining(key: str, layout: layouts.Layout) -> Callable[[list[Tensor]], Tensor]:
-    return lambda parts: layouts.join(key, parts, layout)
 
 
 def _cutting(key: str, place: int, layout: layouts.Layout) -> Callable[[list[Tensor]], Tensor]:
@@ -261,6 +247,8 @@ def from_training_state(
     halves: dict[str, dict[str, Tensor]] = {}
     unexpected, misshaped = [], []
     for saved, tensor in _training_tensors(Path(state)):
+        if ".original_module." in saved:
+            continue  # PEFT's copy of the base beside the module that was trained
         key = _plain_key(saved)
         if match := re.fullmatch(r"(.+)\.lora_([AB])\.(?:\w+\.)?weight", key):
             halves.setdefault(f"{match[1]}.weight", {})[match[2]] = tensor
@@ -299,5 +287,5 @@ def _plain_key(key: str) -> str:
     """The name in a release: without the wrappers of training (mmengine's `mllm.model.`, PEFT's), SAM2's gamma as upstream calls it."""
     key = key.removeprefix("mllm.model.").removeprefix("mllm.")
     key = key.replace("language_model.base_model.model.", "language_model.")
-    key = re.sub(r"\.(base_layer|modules_to_save\.default|original_module)\.", ".", key)
+    key = re.sub(r"\.(base_layer|modules_to_save\.default)\.", ".", key)
     return re.sub(r"(fuser\.layers\.\d+)\.gamma$", r"\1.g_weight", key)

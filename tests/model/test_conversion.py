@@ -106,6 +106,14 @@ def test_every_tensor_that_is_not_as_it_should_be_is_listed(tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_that_was_cut_short_is_named(tmp_path: Path):
+    checkpoint.save(tiny(), tmp_path / "m", metadata={})
+    file = tmp_path / "m/model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read as safetensors .* cut short"):
+        conversion.account(tmp_path / "m")
+
+
 def test_other_families_are_refused_by_name(tmp_path: Path):
     for model_type, said in (("sa2va_qwen2_5_vl", "built on qwen"), ("sa2va_llava", "built on llava"), ("bert", "known are")):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
@@ -142,6 +150,7 @@ def test_a_training_state_on_its_bases_is_the_merged_release(tmp_path: Path, wri
         }
     if written == "saved modules":
         state = {k.replace("embed_tokens.weight", "embed_tokens.modules_to_save.default.weight"): v for k, v in state.items()}
+        state |= {k.replace("modules_to_save.default", "original_module"): v + 1 for k, v in state.items() if "modules_to_save" in k}
     file = tmp_path / "iter_1.pth"
     if written == "safetensors":
         file = PAIR / "training_state_dict.safetensors"
