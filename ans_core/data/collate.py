@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -50,11 +50,16 @@ AnyBatch = TypeVar("AnyBatch", bound="TensorBatch")
 
 @dataclass(frozen=True, kw_only=True)
 class TensorBatch:
-    """Its tensors move together."""
+    """Its tensors, those in lists, and the batches in it move together."""
 
     def to(self: AnyBatch, device: torch.device | str) -> AnyBatch:
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v.to(device) for k, v in moved.items() if isinstance(v, Tensor)})
+        return replace(self, **{f.name: _moved(getattr(self, f.name), device) for f in fields(self)})
+
+
+def _moved(value: Any, device: torch.device | str) -> Any:
+    if isinstance(value, list):
+        return [_moved(v, device) for v in value]
+    return value.to(device) if isinstance(value, (Tensor, TensorBatch)) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +90,6 @@ class Batch(TensorBatch):
     """... and how that thing spreads over the cells of the row's last tile; every row adds up to 1."""
     boxes: Float[Tensor, "O 4"]
     """The things' boxes: x1, y1, x2, y2 as shares of the image."""
-
-    def to(self, device: torch.device | str) -> Batch:
-        return replace(super().to(device), regions=[[r.to(device) for r in row] for row in self.regions])
 
 
 @dataclass(frozen=True, kw_only=True)

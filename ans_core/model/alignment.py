@@ -90,7 +90,9 @@ class Alignment(nn.Module):
 
     def _told(self, region: Float[Tensor, "R D"], table: Float[Tensor, "V D"], words: Int[Tensor, "R W"]) -> Float[Tensor, ""]:
         logits = self.log_word_scale.exp() * region @ table.T + self.word_bias
+        counted = torch.ones_like(self.word_bias)
+        counted[self.model.tokenizer.pad_token_id] = 0  # no word; and it starts as zero, where normalising has a gradient of 1e12
         said = torch.zeros_like(logits)
         rows, places = (words >= 0).nonzero(as_tuple=True)
         said[rows, words[rows, places]] = 1
-        return F.binary_cross_entropy_with_logits(logits, said, reduction="none").sum(1).sum() / max(1, len(said))
+        return F.binary_cross_entropy_with_logits(logits, said, weight=counted, reduction="sum") / max(1, len(said))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def save(model: Sa2VA, path: Path, *, max_shard: str = "5GB", metadata: dict[str
 def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
     """A Sa2VA in eval mode from our folder or a release in upstream's layout. `dtype` None keeps each tensor's own.
 
-    Raises ValueError for a damaged file, and for missing, unexpected or mis-shaped tensors (all counted, the first few named).
+    Raises ValueError for a damaged file, and for missing, unexpected or mis-shaped tensors (all are named).
     """
     path = Path(path)
     values = read_config(path)
@@ -114,32 +114,31 @@ def fill(
     where: str,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
-    partial: tuple[str, ...] = (),
 ) -> None:
-    """Puts tensors into the model, each copied once: all of its names or ValueError. `partial`: prefixes that may be missing."""
+    """Puts tensors into the model, each copied once: all of its names or ValueError."""
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     taken: dict[str, Tensor] = {}
-    unexpected, misshaped = [], []
+    found: dict[str, torch.Size] = {}
     for name, tensor in state:
-        if name not in shapes:
-            unexpected.append(name)
-        elif tensor.shape != shapes[name]:
-            misshaped.append(f"{name} {tuple(tensor.shape)} for {tuple(shapes[name])}")
-        else:
+        found[name] = tensor.shape
+        if shapes.get(name) == tensor.shape:
             wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
             taken[name] = tensor.to(device, wanted, copy=True, memory_format=torch.contiguous_format)
-    lost = {m.split()[0] for m in misshaped}
-    missing = [n for n in shapes if n not in taken and n not in lost and not n.startswith(partial or ("\0",))]
-    problems = [_listing(*pair) for pair in (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped)) if pair[1]]
-    if problems:
+    if problems := misfits(shapes, found):
         raise ValueError(f"{where} does not fit the model that its config.json describes: {'; '.join(problems)}")
-    model.load_state_dict(taken, strict=False, assign=True)
+    model.load_state_dict(taken, assign=True)
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
 
 
-def _listing(word: str, names: list[str], *, shown: int = 5) -> str:
-    return f"{len(names)} {word} ({', '.join(names[:shown])}{', ...' if len(names) > shown else ''})"
+def misfits(wanted: Mapping[str, torch.Size], found: Mapping[str, torch.Size]) -> list[str]:
+    """What keeps tensors from fitting a model, every name told: at most one line each for missing, unexpected and mis-shaped ones."""
+    kinds = {
+        "missing": [name for name in wanted if name not in found],
+        "unexpected": [name for name in found if name not in wanted],
+        "mis-shaped": [f"{n} {tuple(s)} for {tuple(wanted[n])}" for n, s in found.items() if n in wanted and s != wanted[n]],
+    }
+    return [f"{len(names)} {kind}: {', '.join(sorted(names))}" for kind, names in kinds.items() if names]
 
 
 def _bytes(state: Iterable[Tensor]) -> int:

@@ -92,25 +92,15 @@ def _account(source: Path) -> tuple[Account, Sa2VAConfig, PreTrainedTokenizerBas
     shapes = {name: tensor.shape for name, tensor in checkpoint.empty(config, tokenizer).state_dict().items()}
     if kind == "InternVL base":
         shapes = {name: shape for name, shape in shapes.items() if name.startswith("internvl.")}
-    known = {name for name, _ in found}
-    problems = (
-        _listed("missing", [name for name in shapes if name not in known]),
-        _listed("unexpected", [name for name in known if name not in shapes]),
-        _listed("mis-shaped", [f"{n} {tuple(t.shape)} for {tuple(shapes[n])}" for n, t in found if n in shapes and t.shape != shapes[n]]),
-    )
     sizes = reader.shapes.values()
     told = Account(
         kind=kind,
         tensors=len(reader.shapes),
         parameters=sum(t.numel() for t in sizes),
         dtypes=tuple(sorted({str(t.dtype).removeprefix("torch.") for t in sizes})),
-        problems=tuple(p for p in problems if p),
+        problems=tuple(checkpoint.misfits(shapes, {name: tensor.shape for name, tensor in found})),
     )
     return told, config, tokenizer, reader
-
-
-def _listed(word: str, names: list[str]) -> str:
-    return f"{len(names)} {word}: {', '.join(sorted(names))}" if names else ""
 
 
 # Between the layouts
@@ -169,7 +159,7 @@ def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
     """Our configuration -> upstream's config.json, as `layouts.from_upstream_config` reads it and upstream's classes need it."""
     vision, text = config.internvl["vision_config"], config.internvl["text_config"]
     side = vision["image_size"][0]
-    grounding = {theirs: getattr(config.grounding, ours) for ours, theirs in layouts._SAM_KEYS.items()}
+    grounding = {theirs: getattr(config.grounding, ours) for ours, theirs in layouts.SAM_KEYS.items()}
     return {
         "model_type": checkpoint.RELEASE_TYPE,
         "architectures": ["Sa2VAChatModel"],
@@ -245,27 +235,26 @@ def from_training_state(
     layout = layouts.layout_of(model.config)
     merged = dict(layouts.to_upstream(model.state_dict(), layout))
     halves: dict[str, dict[str, Tensor]] = {}
-    unexpected, misshaped = [], []
+    wanted: dict[str, torch.Size] = {}
+    found: dict[str, torch.Size] = {}
     for saved, tensor in _training_tensors(Path(state)):
         if ".original_module." in saved:
             continue  # PEFT's copy of the base beside the module that was trained
         key = _plain_key(saved)
         if match := re.fullmatch(r"(.+)\.lora_([AB])\.(?:\w+\.)?weight", key):
             halves.setdefault(f"{match[1]}.weight", {})[match[2]] = tensor
-        elif key not in merged:
-            unexpected.append(saved)
-        elif tensor.shape != merged[key].shape:
-            misshaped.append(f"{saved} {tuple(tensor.shape)} for {tuple(merged[key].shape)}")
-        else:
+            continue
+        found[saved] = tensor.shape
+        if key in merged:
+            wanted[saved] = merged[key].shape
             merged[key] = tensor
     for key, pair in halves.items():
         if key not in merged or pair.keys() != {"A", "B"}:
-            unexpected.append(f"LoRA of {key}")
+            found[f"LoRA of {key}"] = torch.Size()
         else:
             change = alpha_per_rank * pair["B"].float() @ pair["A"].float()
             merged[key] = (merged[key].float() + change).to(merged[key].dtype)
-    problems = [p for p in (_listed("unexpected", unexpected), _listed("mis-shaped", misshaped)) if p]
-    if problems:
+    if problems := checkpoint.misfits(wanted, found):
         raise ValueError(f"{state} does not fit {internvl} with {sam2}: {'; '.join(problems)}")
     checkpoint.fill(model, layouts.to_native(merged.items(), layout), where=str(state))
     return model.eval()

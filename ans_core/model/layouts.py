@@ -168,7 +168,7 @@ _TEXT_KEYS = {
     "internlm2": (),
     "phi3": ("sliding_window", "original_max_position_embeddings", "resid_pdrop", "embd_pdrop"),
 }
-_SAM_KEYS = {
+SAM_KEYS = {
     "image_size": "image_size", "embed": "embed_dim", "heads": "num_heads",
     "stages": "stages", "global_blocks": "global_att_blocks",
     "windows": "window_spec", "background": "window_pos_embed_bkg_spatial_size", "width": "d_model", "memory_layers": "mem_layers",
@@ -217,7 +217,7 @@ def grounding_config(sizes: Mapping[str, Any] | None) -> GroundingConfig:
     """`sizes` None = hiera-large, as in every release. Small test checkpoints write their sizes as `tiny_sam2_config`."""
     if sizes is None:
         return GroundingConfig()
-    values: dict[str, Any] = {ours: sizes[theirs] for ours, theirs in _SAM_KEYS.items()}
+    values: dict[str, Any] = {ours: sizes[theirs] for ours, theirs in SAM_KEYS.items()}
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
     return GroundingConfig(**values)
 

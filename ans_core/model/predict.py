@@ -60,9 +60,11 @@ def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor]
     tiles = {frames: seen_tiles(model, pictures) for frames, pictures in opened.items()}
     if features is None:
         known = dict(zip(tiles, vision_features(model, list(tiles.values())), strict=True))
-        features = [known[r.frames] for r in requests]
+    else:
+        known = {request.frames: seen for request, seen in zip(requests, features, strict=True)}
+    projected = {frames: model.project(seen) for frames, seen in known.items() if frames}
     embeds = []
-    for request, seen in zip(requests, features, strict=True):
+    for request in requests:
         pictures, cut = opened[request.frames], tiles[request.frames]
         if (marks := request.text.count("<image>")) != bool(pictures):
             raise ValueError(
@@ -73,7 +75,7 @@ def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor]
         text = request.text.replace("<image>", image + prompts.region_text([int(r.sum()) for r in regions]))
         ids = torch.tensor(model.tokenizer.encode(template.user.format(input=text.strip())), device=model.device)
         if pictures:
-            embeds.append(model.embed(ids[None], [model.project(seen)], [regions])[0])
+            embeds.append(model.embed(ids[None], [projected[request.frames]], [regions])[0])
         else:
             embeds.append(model.internvl.get_input_embeddings()(ids))
     return Prompted(images=[opened[r.frames] for r in requests], **left_padded(embeds))

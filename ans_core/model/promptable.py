@@ -34,14 +34,11 @@ class PromptBatch(TensorBatch):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryBatch:
+class MemoryBatch(TensorBatch):
     """Clips, and pictures beside them."""
 
     clips: PromptBatch
     pictures: PromptBatch
-
-    def to(self, device: torch.device | str) -> MemoryBatch:
-        return MemoryBatch(clips=self.clips.to(device), pictures=self.pictures.to(device))
 
 
 def prompt_batch(

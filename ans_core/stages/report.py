@@ -32,10 +32,10 @@ HEADLINE = (
     "region_caption/val/METEOR", "region_caption/val/CIDEr", "region_caption/val/attribute_accuracy",
     "grounded_caption/val/mIoU", "grounded_caption/val/mIoU_all_objects", "grounded_caption/val/recall_token_f1",
     "video/val/J&F", "video/val/J", "video/val/F",
-    "loop1/val/IoU", "loop2/val/METEOR",
+    "loop1/val/IoU", "loop1/val/IoU_of_truth", "loop2/val/METEOR", "loop2/val/METEOR_of_truth",
 )  # fmt: skip
 CARDS = ("referring/val/gIoU", "region_caption/val/METEOR", "video/val/J&F", "loop1/val/IoU", "loop2/val/METEOR")
-NOT_A_GRADE = ("samples", "shuffled_text")
+NOT_A_GRADE = ("samples", "shuffled_text", "of_truth")
 """Metric names that hold one of these have no best stage."""
 PACKAGES = ("torch", "transformers", "peft", "sam2", "numpy", "pycocotools", "pycocoevalcap", "nltk")
 SKIPPED = "skipped"

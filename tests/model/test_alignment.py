@@ -35,7 +35,7 @@ def test_an_expression_is_not_all_there_is_to_say(tiny_model: Sa2VA) -> None:
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_loss_by_hand(own_model: Sa2VA, whole: bool) -> None:
     """Two words along the one axis that cell 0 shares: cosine 1 each, and 0 with every other cell. Of a caption, also every word's own
-    binary cross-entropy: all words have the cosine of axis 0 with the region's mean cell."""
+    binary cross-entropy: all words (padding is none) have the cosine of axis 0 with the region's mean cell."""
     found = batch(own_model)
     width = own_model.internvl.get_input_embeddings().weight.shape[1]
     axes = torch.eye(width)
@@ -53,9 +53,19 @@ def test_the_loss_by_hand(own_model: Sa2VA, whole: bool) -> None:
     first = torch.tensor([10.0] + [0.0] * (count - 1)).log_softmax(0)
     logit = 10.0 * shares[0, 0] - 4.0
     vocabulary = own_model.internvl.get_input_embeddings().num_embeddings
-    told = (vocabulary - 2) * torch.nn.functional.softplus(logit) + 2 * torch.nn.functional.softplus(-logit)
+    told = (vocabulary - 3) * torch.nn.functional.softplus(logit) + 2 * torch.nn.functional.softplus(-logit)
     assert float(loss.detach()) == pytest.approx(float(-(shares[0] * first).sum() + whole * told), rel=1e-5)
     assert metrics["hit"] == 1.0
+
+
+def test_the_padding_vector_which_is_zero_takes_no_gradient(own_model: Sa2VA) -> None:
+    table, pad = own_model.internvl.get_input_embeddings().weight.requires_grad_(True), own_model.tokenizer.pad_token_id
+    with torch.no_grad():
+        table[pad] = 0
+    Alignment(own_model)(batch(own_model))[0].backward()
+    assert table.grad is not None
+    assert not table.grad[pad].any()
+    assert 0 < float(table.grad.norm()) < 1e4
 
 
 def test_training_it_finds_things_by_their_words_and_not_by_others(own_model: Sa2VA) -> None:

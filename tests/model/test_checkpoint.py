@@ -119,9 +119,9 @@ def test_missing_unexpected_and_misshaped_tensors_are_all_listed(tmp_path: Path)
     with pytest.raises(ValueError, match="does not fit") as caught:
         checkpoint.load(tmp_path / "m")
     message = str(caught.value)
-    assert "1 missing (sam2.no_mem_embed)" in message
-    assert "1 unexpected (stray)" in message
-    assert "1 mis-shaped (text_hidden_fcs.0.bias (31,) for (32,))" in message
+    assert "1 missing: sam2.no_mem_embed" in message
+    assert "1 unexpected: stray" in message
+    assert "1 mis-shaped: text_hidden_fcs.0.bias (31,) for (32,)" in message
 
 
 def test_a_folder_that_is_no_sa2va_is_refused(tmp_path: Path):

@@ -15,7 +15,7 @@ from transformers.models.internvl.modeling_internvl import InternVLVisionModel
 
 from ans_core import losses, transforms
 from ans_core.model import Sa2VA, checkpoint, folder, layouts
-from ans_core.model.grounding import FrameFeatures, GroundingConfig
+from ans_core.model.grounding import FrameFeatures, Grounding, GroundingConfig
 from ans_core.model.sa2va import Packed
 from tests.golden import GOLDEN, arrays, error, needs_golden
 
@@ -44,14 +44,15 @@ def qwen2() -> tuple[Sa2VA, dict[str, Tensor], dict[str, Tensor]]:
 
 @lru_cache
 def without_sam2(name: str) -> Sa2VA:
-    """The golden InternLM2 and Phi3 checkpoints hold no SAM2: everything else must be there."""
+    """The golden InternLM2 and Phi3 checkpoints hold no SAM2, so a random one joins them: everything else must be there."""
     path = GOLDEN / name
     tokenizer = checkpoint.read_tokenizer(path)
     config = layouts.from_upstream_config(checkpoint.read_config(path), tokenizer)
     sizes = GroundingConfig(image_size=64, embed=8, heads=1, stages=(1, 1, 2, 1), global_blocks=(3,), windows=(4, 2, 2, 2), width=32)
     model = checkpoint.empty(dataclasses.replace(config, grounding=sizes), tokenizer)
     state = layouts.to_native(folder.tensors(folder.weight_files(path)), layouts.layout_of(config))
-    checkpoint.fill(model, state, where=str(path), partial=("sam2.",))
+    own = ((f"sam2.{name}", tensor) for name, tensor in Grounding(sizes).state_dict().items())
+    checkpoint.fill(model, (*state, *own), where=str(path))
     return model.eval()
 
 
