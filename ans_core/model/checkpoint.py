@@ -52,11 +52,13 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
     values = read_config(path)
     folders.verify(path)
     tokenizer = read_tokenizer(path)
-    state = folders.tensors(folders.weight_files(path))
+    files = folders.weight_files(path)
+    state = folders.tensors(files)
     if values["model_type"] == OUR_TYPE:
         config = Sa2VAConfig.from_dict(values)
     elif values["model_type"] == RELEASE_TYPE:
-        config = layouts.from_upstream_config(values, tokenizer)
+        two = layouts.has_two_decoders(key for key, _ in folders.tensors(files))
+        config = layouts.from_upstream_config(values, tokenizer, two_decoders=two)
         state = layouts.to_native(state, layouts.layout_of(config))
     else:
         raise ValueError(
@@ -202,6 +204,7 @@ def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: 
     grounding = ((f"sam2.{key}", tensor) for key, tensor in _sam2_tensors(file))
     fresh = ((f"text_hidden_fcs.{key}", tensor) for key, tensor in _fresh_head(model.text_hidden_fcs, generator))
     fill(model, (*grown, *grounding, *fresh), where=f"{internvl} with {sam2}")
+    model.keep_original_decoder()
     return model.eval()
 
 

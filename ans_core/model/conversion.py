@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,9 @@ Kind = Literal["native", "upstream"]
 KINDS = {checkpoint.OUR_TYPE: "native", checkpoint.RELEASE_TYPE: "upstream", checkpoint.BASE_TYPE: "InternVL base"}
 OTHER_FAMILIES = ("qwen", "llava")
 """In the names of Sa2VA releases that are built on other models."""
+
+ORIGINAL = "sam2.original_mask_decoder."
+"""Our names of SAM2's mask decoder from before Sa2VA's training."""
 
 LORA_ALPHA_PER_RANK = 2.0
 """Upstream trains with r = 128, alpha = 256; its state holds the rank alone."""
@@ -232,8 +235,10 @@ def from_training_state(
     Raises ValueError listing keys that fit nothing of the bases, LoRA halves without the other, and mis-shaped tensors.
     """
     model = checkpoint.import_base(internvl, sam2, template)
-    layout = layouts.layout_of(model.config)
-    merged = dict(layouts.to_upstream(model.state_dict(), layout))
+    layout = replace(layouts.layout_of(model.config), two_decoders=False)
+    state_of = model.state_dict()
+    kept = {name: tensor for name, tensor in state_of.items() if name.startswith(ORIGINAL)}
+    merged = dict(layouts.to_upstream({name: tensor for name, tensor in state_of.items() if name not in kept}, layout))
     halves: dict[str, dict[str, Tensor]] = {}
     wanted: dict[str, torch.Size] = {}
     found: dict[str, torch.Size] = {}
@@ -256,7 +261,7 @@ def from_training_state(
             merged[key] = (merged[key].float() + change).to(merged[key].dtype)
     if problems := checkpoint.misfits(wanted, found):
         raise ValueError(f"{state} does not fit {internvl} with {sam2}: {'; '.join(problems)}")
-    checkpoint.fill(model, layouts.to_native(merged.items(), layout), where=str(state))
+    checkpoint.fill(model, (*layouts.to_native(merged.items(), layout), *kept.items()), where=str(state))
     return model.eval()
 
 

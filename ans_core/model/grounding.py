@@ -6,13 +6,15 @@ embedding is appended to the sparse prompt tokens, and masks are not blanked whe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from sam2.modeling.backbones.hieradet import Hiera
 from sam2.modeling.backbones.image_encoder import FpnNeck, ImageEncoder
 from sam2.modeling.memory_attention import MemoryAttention, MemoryAttentionLayer
@@ -20,7 +22,7 @@ from sam2.modeling.memory_encoder import CXBlock, Fuser, MaskDownSampler, Memory
 from sam2.modeling.position_encoding import PositionEmbeddingSine
 from sam2.modeling.sam.transformer import RoPEAttention
 from sam2.modeling.sam2_base import NO_OBJ_SCORE, SAM2Base
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class GroundingConfig:
     memory_frames: int = 7
     """Frames that the memory attention looks back at, the current one's slot included (`num_maskmem`)."""
     max_object_pointers: int = 16
+    original_decoder: bool = False
+    """Whether SAM2's mask decoder from before Sa2VA's training is kept beside the trained one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +133,8 @@ def _image_encoder(config: GroundingConfig) -> ImageEncoder:
 class Grounding(SAM2Base):
     """SAM2 with upstream's two changes; parameter names are the `sam2` package's, so its checkpoints fit key for key."""
 
+    sam_mask_decoder: Any
+
     def __init__(self, config: GroundingConfig) -> None:
         super().__init__(
             image_encoder=_image_encoder(config),
@@ -159,6 +165,23 @@ class Grounding(SAM2Base):
         self.config = config
         self.blank_absent = False
         """SAM2's own rule (masks = -1024 where the object score is negative); upstream Sa2VA switched it off."""
+        if config.original_decoder:
+            self.keep_original()
+
+    def keep_original(self) -> None:
+        """Keeps the mask decoder as it is now beside the one that training will change."""
+        self.original_mask_decoder: nn.Module = copy.deepcopy(self.sam_mask_decoder)
+        self.config = replace(self.config, original_decoder=True)
+
+    @contextmanager
+    def original(self) -> Iterator[None]:
+        """Inside, the SAM2 that it was before Sa2VA's training: its own mask decoder, and masks blanked where the object is not."""
+        trained: Any = self.sam_mask_decoder
+        self.sam_mask_decoder, self.blank_absent = self.original_mask_decoder, True
+        try:
+            yield
+        finally:
+            self.sam_mask_decoder, self.blank_absent = trained, False
 
     def encode(self, pixels: Float[Tensor, "B 3 S S"]) -> FrameFeatures:
         """Image encoder once per frame. No gradient unless its parameters take one."""
@@ -260,17 +283,38 @@ class Grounding(SAM2Base):
         propagation through the memory bank.
         `memory_dtype`: the reference stores memory features in bf16 even in fp32 runs.
         """
-        frames, objects = features.coarse.shape[0], len(seg_embeddings)
+        prompt = _seg_prompt(seg_embeddings)
+        return self._propagate(features, len(seg_embeddings), {index: {"prompt": prompt} for index in conditioning}, memory_dtype)
+
+    def track_masks(
+        self,
+        features: FrameFeatures,
+        masks: Bool[Tensor, "N K H W"],
+        *,
+        conditioning: Sequence[int],
+        memory_dtype: torch.dtype = torch.bfloat16,
+    ) -> Float[Tensor, "N F h4 w4"]:
+        """As `track`, with N objects whose masks in the K frames of `conditioning` are given, at any size (SAM2's `add_new_mask`)."""
+        side = (self.image_size, self.image_size)
+        shown = masks.float()
+        if masks.shape[-2:] != side:
+            shown = (F.interpolate(shown, size=side, mode="bilinear", align_corners=False, antialias=True) >= 0.5).float()
+        prompts = {index: {"masks": mask} for index, mask in zip(conditioning, shown.split(1, dim=1), strict=True)}
+        return self._propagate(features, len(masks), prompts, memory_dtype)
+
+    def _propagate(
+        self, features: FrameFeatures, objects: int, prompts: dict[int, dict[str, Any]], memory_dtype: torch.dtype
+    ) -> Float[Tensor, "N F h4 w4"]:
+        """`prompts`: what `step` gets on the frames that are prompted."""
+        frames = features.coarse.shape[0]
         maps = self.maps(features)
         bank: Bank = {"cond_frame_outputs": {}, "non_cond_frame_outputs": {}}
         logits: dict[int, Tensor] = {}
-        rest = [i for i in range(frames) if i not in set(conditioning)]
-        for index in [*conditioning, *rest]:
-            given = index in conditioning
-            rows = torch.full((objects,), index, device=seg_embeddings.device)
-            out = self.step(maps, rows, index, bank, prompt=_seg_prompt(seg_embeddings) if given else None, frames=frames)
+        for index in [*prompts, *(i for i in range(frames) if i not in prompts)]:
+            rows = torch.full((objects,), index, device=features.coarse.device)
+            out = self.step(maps, rows, index, bank, frames=frames, **prompts.get(index, {}))
             out["maskmem_features"] = out["maskmem_features"].to(memory_dtype).to(features.coarse.dtype)
-            bank["cond_frame_outputs" if given else "non_cond_frame_outputs"][index] = out
+            bank["cond_frame_outputs" if index in prompts else "non_cond_frame_outputs"][index] = out
             logits[index] = out["pred_masks"][:, 0]
             bank["non_cond_frame_outputs"].pop(index - max(self.num_maskmem, self.max_obj_ptrs_in_encoder) - 1, None)
         return torch.stack([logits[i] for i in range(frames)], dim=1)  # (N, F, 4h, 4w)
@@ -304,6 +348,8 @@ class Grounding(SAM2Base):
         out, heads, _, _ = self._track_step(index, given, flat, flat_places, sizes, prompt, masks, bank, frames, False, None)
         every, _, ious, low, high, pointer, score = heads
         out |= {"pred_masks": low, "obj_ptr": pointer, "all_logits": every, "ious": ious, "object_score": score[:, 0]}
+        if masks is not None:  # SAM2 remembers a given mask as it comes back from its low resolution
+            high = F.interpolate(low, size=(self.image_size, self.image_size), mode="bilinear", align_corners=False)
         self._encode_memory_in_output(flat, sizes, prompt, True, high, score, out)
         return out
 

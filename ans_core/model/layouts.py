@@ -26,6 +26,8 @@ TEXT_MODELS = ("qwen2", "internlm2", "phi3")
 _UP_VIT, _VIT = "vision_model.encoder.layers.{n}", "internvl.model.vision_tower.encoder.layer.{n}"
 _UP_LM, _LM = "language_model.model", "internvl.model.language_model"
 _UP_SAM = "grounding_encoder.sam2_model"
+_UP_TRAINED_DECODER = "sam_mask_decoder_modified"
+"""As Sa2VA-i calls it, whose `sam_mask_decoder` is SAM2's own again."""
 
 # {n} a layer's number, {p} weight or bias, {rest} anything; of several rows that fit, the first counts, in both directions.
 _COMMON: dict[str, tuple[str, ...]] = {
@@ -48,6 +50,10 @@ _COMMON: dict[str, tuple[str, ...]] = {
     "text_hidden_fcs.{rest}": ("text_hidden_fcs.{rest}",),
     f"{_UP_SAM}.memory_encoder.fuser.layers.{{n}}.g_weight": ("sam2.memory_encoder.fuser.layers.{n}.gamma",),
     f"{_UP_SAM}.{{rest}}": ("sam2.{rest}",),
+}
+_TWO_DECODERS: dict[str, tuple[str, ...]] = {
+    f"{_UP_SAM}.{_UP_TRAINED_DECODER}.{{rest}}": ("sam2.sam_mask_decoder.{rest}",),
+    f"{_UP_SAM}.sam_mask_decoder.{{rest}}": ("sam2.original_mask_decoder.{rest}",),
 }
 _SAME_NAMES: dict[str, tuple[str, ...]] = {
     f"{_UP_LM}.{{rest}}": (f"{_LM}.{{rest}}",),
@@ -75,6 +81,8 @@ class Layout:
     queries_per_key: int
     """Query heads that share a key head."""
     head_width: int
+    two_decoders: bool = False
+    """Sa2VA-i's: SAM2's original mask decoder beside the trained one."""
 
     def __post_init__(self) -> None:
         if self.text_model not in TEXT_MODELS:
@@ -86,7 +94,12 @@ def layout_of(config: Sa2VAConfig) -> Layout:
     text = config.internvl["text_config"]
     kind = {"llama": "internlm2"}.get(text["model_type"], text["model_type"])
     heads = text["num_attention_heads"]
-    return Layout(text_model=kind, queries_per_key=heads // text["num_key_value_heads"], head_width=text["hidden_size"] // heads)
+    return Layout(
+        text_model=kind,
+        queries_per_key=heads // text["num_key_value_heads"],
+        head_width=text["hidden_size"] // heads,
+        two_decoders=config.grounding.original_decoder,
+    )
 
 
 def _pattern(template: str) -> re.Pattern[str]:
@@ -95,14 +108,14 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 @lru_cache
-def _rows(text_model: str) -> list[tuple[re.Pattern[str], str, list[re.Pattern[str]], tuple[str, ...]]]:
-    table = _COMMON | (_INTERNLM2 if text_model == "internlm2" else _SAME_NAMES)
+def _rows(layout: Layout) -> list[tuple[re.Pattern[str], str, list[re.Pattern[str]], tuple[str, ...]]]:
+    table = (_TWO_DECODERS if layout.two_decoders else {}) | _COMMON | (_INTERNLM2 if layout.text_model == "internlm2" else _SAME_NAMES)
     return [(_pattern(up), up, [_pattern(n) for n in native], native) for up, native in table.items()]
 
 
 def native_names(key: str, layout: Layout) -> tuple[str, ...]:
     """Our names of what upstream's `key` holds: one, three for a packed q, k, v, none for a key that the layout does not know."""
-    for pattern, _, _, native in _rows(layout.text_model):
+    for pattern, _, _, native in _rows(layout):
         if match := pattern.fullmatch(key):
             return tuple(name.format(**match.groupdict()) for name in native)
     return ()
@@ -110,7 +123,7 @@ def native_names(key: str, layout: Layout) -> tuple[str, ...]:
 
 def upstream_name(name: str, layout: Layout) -> str:
     """Upstream's key that holds our tensor `name`. Raises KeyError for a name that is not a Sa2VA's."""
-    for _, upstream, patterns, _ in _rows(layout.text_model):
+    for _, upstream, patterns, _ in _rows(layout):
         for pattern in patterns:
             if match := pattern.fullmatch(name):
                 return upstream.format(**match.groupdict())
@@ -213,13 +226,18 @@ def text_config(upstream: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "model_type": {"internlm2": "llama"}.get(kind, kind), "rope_parameters": rope, "tie_word_embeddings": False}
 
 
-def grounding_config(sizes: Mapping[str, Any] | None) -> GroundingConfig:
+def grounding_config(sizes: Mapping[str, Any] | None, *, two_decoders: bool = False) -> GroundingConfig:
     """`sizes` None = hiera-large, as in every release. Small test checkpoints write their sizes as `tiny_sam2_config`."""
     if sizes is None:
-        return GroundingConfig()
+        return GroundingConfig(original_decoder=two_decoders)
     values: dict[str, Any] = {ours: sizes[theirs] for ours, theirs in SAM_KEYS.items()}
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-    return GroundingConfig(**values)
+    return GroundingConfig(original_decoder=two_decoders, **values)
+
+
+def has_two_decoders(keys: Iterable[str]) -> bool:
+    """Whether upstream keys are a Sa2VA-i's. Its config.json does not say so."""
+    return any(key.startswith(f"{_UP_SAM}.{_UP_TRAINED_DECODER}.") for key in keys)
 
 
 def from_upstream_config(
@@ -228,8 +246,10 @@ def from_upstream_config(
     *,
     template: str | None = None,
     sam2: Mapping[str, Any] | None = None,
+    two_decoders: bool = False,
 ) -> Sa2VAConfig:
-    """config.json of an upstream folder -> ours. A base InternVL has neither `template` nor `sam2`'s sizes: give them."""
+    """config.json of an upstream folder -> ours. A base InternVL has neither `template` nor `sam2`'s sizes: give them.
+    `two_decoders`: see `has_two_decoders`."""
     vision = values["vision_config"]
     ratio, side = values["downsample_ratio"], vision["image_size"] // vision["patch_size"]
     internvl = {
@@ -242,7 +262,8 @@ def from_upstream_config(
     }
     return Sa2VAConfig(
         internvl=internvl,
-        grounding=grounding_config(sam2 if sam2 is not None else values.get("tiny_sam2_config")),
+        grounding=grounding_config(sam2 if sam2 is not None else values.get("tiny_sam2_config"), two_decoders=two_decoders),
         template=template or values["template"],
         max_tiles=values["max_dynamic_patch"] if values["dynamic_image_size"] else 1,
+        frame_choice="first",
     )

@@ -18,6 +18,7 @@ PARTS = {
     "text_hidden_fcs": "text_hidden_fcs.",
     "SAM2 image encoder": "sam2.image_encoder.",
     "SAM2 mask decoder": "sam2.sam_mask_decoder.",
+    "SAM2 original mask decoder": "sam2.original_mask_decoder.",
     "SAM2 prompt encoder": "sam2.sam_prompt_encoder.",
     "SAM2 memory": "sam2.",
 }

@@ -6,7 +6,7 @@ Built from kept libraries: transformers' native InternVL (vision tower, projecto
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,10 @@ from transformers import InternVLConfig, InternVLForConditionalGeneration, PreTr
 
 from ans_core import prompts
 from ans_core.model.grounding import Grounding, GroundingConfig
+
+VideoMode = Literal["sa2va", "sa2va-i"]
+"""How masks go through a clip: the seen frames are decoded from the seg embedding and the trained decoder propagates them, or their masks
+prompt SAM2 as it was before training (Sa2VA-i; scores higher with the same weights)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,8 @@ class Sa2VAConfig:
     video_frames: int = 5
     """Frames of a video that the language model sees, and that condition the masks."""
     frame_choice: Literal["first", "uniform"] = "uniform"
-    """Which: the first ones (upstream's inference) or evenly spread ones (nearer to training, which draws them from the whole clip)."""
+    """Which, in video mode `sa2va`: the first ones (upstream's inference) or evenly spread ones (nearer to training, which draws them
+    from the whole clip). Mode `sa2va-i` spreads them."""
 
     def as_dict(self) -> dict[str, Any]:
         return {"model_type": "ans_sa2va", **asdict(self)}
@@ -83,12 +88,23 @@ class Sa2VA(nn.Module):
         return ids[0]
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, *, dtype: torch.dtype | None = None, device_map: torch.device | str | None = None) -> Sa2VA:
-        """From our folder or upstream's Hugging Face layout, in eval mode. `device_map`: one device; "auto" = a GPU if there is one."""
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        *,
+        dtype: torch.dtype | None = None,
+        device_map: torch.device | str | None = None,
+        attn_implementation: str | None = None,
+    ) -> Sa2VA:
+        """From our folder or upstream's Hugging Face layout, in eval mode. `device_map`: one device; "auto" = a GPU if there is one.
+        `attn_implementation`: transformers' name ("sdpa", "eager"); None = its choice."""
         from ans_core.model import checkpoint  # it builds Sa2VAs, so it imports this module
 
         device = ("cuda" if torch.cuda.is_available() else "cpu") if device_map == "auto" else device_map or "cpu"
-        return checkpoint.load(path, dtype=dtype, device=device)
+        model = checkpoint.load(path, dtype=dtype, device=device)
+        if attn_implementation is not None:
+            model.internvl.set_attn_implementation(attn_implementation)
+        return model
 
     @property
     def device(self) -> torch.device:
@@ -105,10 +121,28 @@ class Sa2VA(nn.Module):
         patch = self.internvl.config.vision_config.patch_size
         return int(self.tile_size // (patch[0] if isinstance(patch, (list, tuple)) else patch) * self.internvl.config.downsample_ratio)
 
-    def seen_frames(self, frames: int) -> list[int]:
-        """Indices of the frames of a clip that the language model sees."""
+    def video_mode(self, asked: Literal[VideoMode, "auto"]) -> VideoMode:
+        """`auto` is `sa2va-i` where the model keeps SAM2's original mask decoder, else `sa2va`.
+
+        Raises ValueError where `sa2va-i` is asked for without that decoder."""
+        if asked == "auto":
+            return "sa2va-i" if self.sam2.config.original_decoder else "sa2va"
+        if asked == "sa2va-i" and not self.sam2.config.original_decoder:
+            raise ValueError(
+                "video mode sa2va-i tracks with SAM2's original mask decoder, which this model does not hold;"
+                " add it (`ans convert SRC DST --sam2 sam2_hiera_large.pt`) or use video mode sa2va"
+            )
+        return asked
+
+    def keep_original_decoder(self) -> None:
+        """Keeps SAM2's mask decoder as it is now, before Sa2VA's training, for video mode `sa2va-i`."""
+        self.sam2.keep_original()
+        self.config = replace(self.config, grounding=self.sam2.config)
+
+    def seen_frames(self, frames: int, mode: VideoMode = "sa2va") -> list[int]:
+        """Indices of the frames of a clip that the language model sees, and that condition its masks."""
         count = min(self.config.video_frames, frames)
-        if self.config.frame_choice == "first" or count == 1:
+        if count == 1 or (mode == "sa2va" and self.config.frame_choice == "first"):
             return list(range(count))
         return [i * (frames - 1) // (count - 1) for i in range(count)]
 

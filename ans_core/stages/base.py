@@ -88,6 +88,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         )
         moved[name] = check_moved(before, model)
     _start_seg(model)
+    model.keep_original_decoder()
     checkpoint.save(model, out / "base", metadata={"stage": "base", "seed": cfg.seed})
     loop.write_curves(out / "curves.csv", curves)
     (out / "moved.json").write_text(json.dumps(moved, indent=1))

@@ -1,0 +1,85 @@
+"""Video mode sa2va-i: masks of the seen frames prompt SAM2 as it was before Sa2VA's training."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+from ans_core.model import Sa2VA, checkpoint
+from ans_core.model.predict import upsample
+from tests.golden import GOLDEN, arrays, error, needs_golden
+from tests.model.test_parity import clip, to_image_size
+
+TRAINED = "grounding_encoder.sam2_model.sam_mask_decoder_modified."
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The golden checkpoint as kumuji/Sa2VA-i writes it: the trained decoder renamed, SAM2's own under the old name."""
+    folder = tmp_path_factory.mktemp("released") / "sa2va_i"
+    shutil.copytree(GOLDEN / "qwen2", folder)
+    state = load_file(folder / "model.safetensors")
+    trained = {k.replace(".sam_mask_decoder.", ".sam_mask_decoder_modified."): v for k, v in state.items()}
+    save_file(trained | load_file(GOLDEN / "sa2va_i/sam_mask_decoder_original.safetensors"), folder / "model.safetensors")
+    return folder
+
+
+@needs_golden
+def test_masks_through_a_clip_equal_upstreams(released: Path):
+    model, pixels, outputs = Sa2VA.from_pretrained(released), arrays("qwen2/inputs"), arrays("sa2va_i/outputs")
+    model.config = dataclasses.replace(model.config, video_frames=3)
+    mode = model.video_mode("auto")
+    seen = model.seen_frames(8, mode)
+    assert (mode, seen) == ("sa2va-i", outputs["sample_idx"].tolist())
+    features = model.sam2.encode(clip(pixels, 8))
+    embedding = pixels["sam_language_embd"][:1]
+    first = model.sam2.decode(features, torch.tensor(seen), embedding.expand(len(seen), -1)).logits
+    assert error(first[:, None], outputs["init_low_res"]) < 1e-5
+    masks = F.interpolate(first[None], size=(150, 190), mode="bilinear") > 0
+    assert torch.equal(masks[0], outputs["init_masks_150x190"])
+    with model.sam2.original():
+        low = model.sam2.track_masks(features, masks, conditioning=seen)[0]
+    assert error(to_image_size(low[:, None])[..., ::4, ::4], outputs["propagated_logits_ds4"]) < 1e-4
+    final = [torch.from_numpy(upsample(z, size=model.sam2.image_size, height=150, width=190)) for z in low]
+    assert torch.equal(torch.stack(final), outputs["final_masks_150x190"])
+
+
+@needs_golden
+def test_the_trained_decoder_draws_and_the_original_one_is_back_in_its_place(released: Path):
+    model, plain = Sa2VA.from_pretrained(released), Sa2VA.from_pretrained(GOLDEN / "qwen2")
+    trained = dict(model.sam2.sam_mask_decoder.named_parameters())
+    assert all(torch.equal(p, trained[n]) for n, p in plain.sam2.sam_mask_decoder.named_parameters())
+    with model.sam2.original():
+        assert not torch.equal(model.sam2.sam_mask_decoder.conv_s0.weight, plain.sam2.sam_mask_decoder.conv_s0.weight)
+    assert model.sam2.sam_mask_decoder.conv_s0.weight is trained["conv_s0.weight"]
+    assert not model.sam2.blank_absent
+
+
+def test_a_model_that_keeps_the_original_decoder_is_saved_with_it(tmp_path: Path, own_model: Sa2VA):
+    own_model.keep_original_decoder()
+    own_model.sam2.sam_mask_decoder.conv_s0.weight += 1
+    checkpoint.save(own_model, tmp_path / "m", metadata={})
+    again = Sa2VA.from_pretrained(tmp_path / "m")
+    assert again.config == own_model.config
+    assert again.video_mode("auto") == "sa2va-i"
+    assert again.video_mode("sa2va") == "sa2va"
+    difference = again.sam2.sam_mask_decoder.conv_s0.weight - again.sam2.original_mask_decoder.conv_s0.weight
+    assert torch.allclose(difference, torch.ones_like(difference))
+
+
+def test_the_mode_that_needs_the_original_decoder_is_refused_without_it(tiny_model: Sa2VA):
+    assert tiny_model.video_mode("auto") == "sa2va"
+    with pytest.raises(ValueError, match=r"--sam2 sam2_hiera_large\.pt"):
+        tiny_model.video_mode("sa2va-i")
