@@ -209,6 +209,8 @@ class Evaluate(Section):
     """Samples per benchmark; 0 = all."""
     loop_samples: Positive = 300
     """Regions that the two loops are measured on."""
+    video_mode: Literal["auto", "sa2va", "sa2va-i"] = "auto"
+    """How masks go through clips; auto = sa2va-i where the model keeps SAM2's original mask decoder."""
     batch: Positive = 32
     max_tokens: Positive = 48
     overlays: Count = 24

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from ans_core import prompts, rle, transforms
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.sa2va import Sa2VA, VideoMode
 from ans_core.types import ImageRef, Masklet, Prediction, Request
 
 
@@ -28,36 +28,41 @@ class Prompted:
     images: list[list[Image.Image]]
 
 
-def predict(model: Sa2VA, requests: Sequence[Request], *, max_tokens: int, batch: int) -> list[Prediction]:
+def predict(
+    model: Sa2VA, requests: Sequence[Request], *, max_tokens: int, batch: int, video_mode: Literal[VideoMode, "auto"] = "auto"
+) -> list[Prediction]:
     """Same order as asked. Requests are batched with their like (images; questions about one picture or clip), `batch` at a time; what a
-    batch asks of one picture is encoded once."""
+    batch asks of one picture is encoded once.
+
+    Raises ValueError for a request that makes no sense (see `prompt`), and as `Sa2VA.video_mode` does."""
+    mode = model.video_mode(video_mode)
     place = {frames: number for number, frames in enumerate(dict.fromkeys(r.frames for r in requests))}
     order = sorted(range(len(requests)), key=lambda i: (len(requests[i].frames), place[requests[i].frames], len(requests[i].text)))
     found: dict[int, Prediction] = {}
     for start in range(0, len(order), batch):
         chosen = order[start : start + batch]
-        answers = predict_batch(model, [requests[i] for i in chosen], max_tokens=max_tokens)
+        answers = predict_batch(model, [requests[i] for i in chosen], max_tokens=max_tokens, mode=mode)
         found.update(zip(chosen, answers, strict=True))
     return [found[i] for i in range(len(requests))]
 
 
 @torch.no_grad()
-def predict_batch(model: Sa2VA, requests: Sequence[Request], *, max_tokens: int) -> list[Prediction]:
-    prompted = prompt(model, requests)
+def predict_batch(model: Sa2VA, requests: Sequence[Request], *, max_tokens: int, mode: VideoMode) -> list[Prediction]:
+    prompted = prompt(model, requests, mode=mode)
     ids = [said(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
     texts = [text_of(model, row) for row in ids]
     embeddings = spoken_segs(model, prompted, ids)
-    masks = draw(model, [r.frames for r in requests], prompted.images, embeddings)
+    masks = draw(model, [r.frames for r in requests], prompted.images, embeddings, mode)
     return [Prediction(text=t, masks=m) for t, m in zip(texts, masks, strict=True)]
 
 
-def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor] | None = None) -> Prompted:
+def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor] | None = None, *, mode: VideoMode = "sa2va") -> Prompted:
     """`features`: each request's `vision_features` where they are known already; no picture is then encoded.
 
     Raises ValueError when a request has pictures but no `<image>` in its text, or the other way round."""
     template = prompts.TEMPLATES[model.config.template]
     opened = {frames: [transforms.open_image(ref) for ref in frames] for frames in dict.fromkeys(r.frames for r in requests)}
-    tiles = {frames: seen_tiles(model, pictures) for frames, pictures in opened.items()}
+    tiles = {frames: seen_tiles(model, pictures, mode) for frames, pictures in opened.items()}
     if features is None:
         known = dict(zip(tiles, vision_features(model, list(tiles.values())), strict=True))
     else:
@@ -90,13 +95,13 @@ def vision_features(model: Sa2VA, tiles: Sequence[Sequence[Image.Image]]) -> lis
     return list(found.split([len(row) for row in tiles]))
 
 
-def seen_tiles(model: Sa2VA, pictures: list[Image.Image]) -> list[Image.Image]:
+def seen_tiles(model: Sa2VA, pictures: list[Image.Image], mode: VideoMode = "sa2va") -> list[Image.Image]:
     """An image is tiled; of a clip the language model sees the chosen frames, a tile each."""
     if not pictures:
         return []
     if len(pictures) == 1:
         return transforms.tiles(pictures[0], size=model.tile_size, max_tiles=model.config.max_tiles)
-    return [pictures[i] for i in model.seen_frames(len(pictures))]
+    return [pictures[i] for i in model.seen_frames(len(pictures), mode)]
 
 
 def _cells(model: Sa2VA, mask: dict[str, object], picture: Image.Image) -> Bool[Tensor, "grid grid"]:
@@ -176,7 +181,11 @@ def spoken_segs(model: Sa2VA, prompted: Prompted, ids: list[list[int]]) -> list[
 
 
 def draw(
-    model: Sa2VA, frames: Sequence[tuple[ImageRef, ...]], images: list[list[Image.Image]], embeddings: list[Float[Tensor, "_ C"]]
+    model: Sa2VA,
+    frames: Sequence[tuple[ImageRef, ...]],
+    images: list[list[Image.Image]],
+    embeddings: list[Float[Tensor, "_ C"]],
+    mode: VideoMode,
 ) -> list[tuple[Masklet, ...]]:
     """Masklets of every row: images in one batch, clips one after the other through the memory, each with the objects of all its rows. A
     picture that several rows ask about is encoded once."""
@@ -196,11 +205,27 @@ def draw(
             clips[frames[i]].append(i)
     for rows in clips.values():
         pictures, objects = images[rows[0]], [embeddings[i] for i in rows]
-        pixels = transforms.normalise(pictures, size=model.sam2.image_size).to(model.device)
-        logits = model.sam2.track(model.sam2.encode(pixels), torch.cat(objects), conditioning=model.seen_frames(len(pictures)))
+        logits = track(model, pictures, torch.cat(objects), mode)
         for i, own in zip(rows, logits.split([len(o) for o in objects]), strict=True):
             masks[i] = tuple(tuple(_binary(model, z, pictures[0]) for z in masklet) for masklet in own)
     return masks
+
+
+def track(model: Sa2VA, pictures: list[Image.Image], seg_embeddings: Float[Tensor, "N C"], mode: VideoMode) -> Float[Tensor, "N F h4 w4"]:
+    """Low-resolution mask logits of N objects in every frame of a clip.
+
+    Mode `sa2va-i`: the seen frames are decoded each alone, as in training, and their masks, at the pictures' size, prompt the original
+    SAM2 (kumuji/Sa2VA-i).
+    """
+    features = model.sam2.encode(transforms.normalise(pictures, size=model.sam2.image_size).to(model.device))
+    seen = model.seen_frames(len(pictures), mode)
+    if mode == "sa2va":
+        return model.sam2.track(features, seg_embeddings, conditioning=seen)
+    frame = torch.tensor(seen, device=model.device).repeat(len(seg_embeddings))
+    alone = model.sam2.decode(features, frame, seg_embeddings.repeat_interleave(len(seen), dim=0)).logits
+    masks = F.interpolate(alone[None], size=(pictures[0].height, pictures[0].width), mode="bilinear")[0] > 0
+    with model.sam2.original():
+        return model.sam2.track_masks(features, masks.unflatten(0, (-1, len(seen))), conditioning=seen)
 
 
 def _binary(model: Sa2VA, logits: Float[Tensor, "h w"], picture: Image.Image) -> dict[str, object]:

@@ -9,6 +9,7 @@ inverse; the row as its own inverse is reported as `*_self`. A killed run goes o
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -43,7 +44,9 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
         (out / "metrics.json").write_text("{}")  # published weights: there is no untrained model
         return {}
     model = load_row(row, inputs).to(machine.device)
-    ask = remembering(partial(predict, model, max_tokens=settings.max_tokens, batch=settings.batch))
+    mode = model.video_mode(settings.video_mode)
+    logging.info("row %s: clips in video mode %s", row, mode)
+    ask = remembering(partial(predict, model, max_tokens=settings.max_tokens, batch=settings.batch, video_mode=mode))
     metrics: dict[str, float] = {}
     with (out / "predictions.jsonl").open("w") as lines:
         for name, kind, samples in evaluated_sets(cfg, inputs["data"]):

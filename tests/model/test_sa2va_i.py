@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from ans_core import transforms
 from ans_core.model import Sa2VA, checkpoint
-from ans_core.model.predict import upsample
+from ans_core.model import predict as ask
+from tests import tiny
 from tests.golden import GOLDEN, arrays, error, needs_golden
 from tests.model.test_parity import clip, to_image_size
 
@@ -52,7 +54,7 @@ def test_masks_through_a_clip_equal_upstreams(released: Path):
     with model.sam2.original():
         low = model.sam2.track_masks(features, masks, conditioning=seen)[0]
     assert error(to_image_size(low[:, None])[..., ::4, ::4], outputs["propagated_logits_ds4"]) < 1e-4
-    final = [torch.from_numpy(upsample(z, size=model.sam2.image_size, height=150, width=190)) for z in low]
+    final = [torch.from_numpy(ask.upsample(z, size=model.sam2.image_size, height=150, width=190)) for z in low]
     assert torch.equal(torch.stack(final), outputs["final_masks_150x190"])
 
 
@@ -65,6 +67,25 @@ def test_the_trained_decoder_draws_and_the_original_one_is_back_in_its_place(rel
         assert not torch.equal(model.sam2.sam_mask_decoder.conv_s0.weight, plain.sam2.sam_mask_decoder.conv_s0.weight)
     assert model.sam2.sam_mask_decoder.conv_s0.weight is trained["conv_s0.weight"]
     assert not model.sam2.blank_absent
+
+
+def test_seen_frames_keep_the_masks_that_they_have_as_pictures(own_model: Sa2VA):
+    """Two frames seen of four: what the trained decoder draws on these alone is what the clip shows there. Of the others the original
+    decoder decides, which is made to say here that nothing is there."""
+    own_model.keep_original_decoder()
+    own_model.sam2.original_mask_decoder.pred_obj_score_head.layers[-1].bias -= 1e4
+    pictures = [transforms.open_image(f) for f in tiny.clip(3).frames]
+    embeddings = torch.randn(2, own_model.config.grounding.width, generator=torch.Generator().manual_seed(1)) * 3
+    through = ask.track(own_model, pictures, embeddings, "sa2va-i")
+    seen = own_model.seen_frames(4, "sa2va-i")
+    pixels = transforms.normalise([pictures[i] for i in seen], size=own_model.sam2.image_size)
+    frames = torch.tensor([0, 1, 0, 1])
+    alone = own_model.sam2.decode(own_model.sam2.encode(pixels), frames, embeddings.repeat_interleave(2, dim=0)).logits.view(2, 2, 16, 16)
+    assert 0.05 < (alone > 0).float().mean() < 0.95
+    assert ((through[:, seen] > 0) == (alone > 0)).float().mean() > 0.97
+    rest = [i for i in range(4) if i not in seen]
+    assert (through[:, rest] == -1024).all()
+    assert (ask.track(own_model, pictures, embeddings, "sa2va")[:, rest] > -1024).all()
 
 
 def test_a_model_that_keeps_the_original_decoder_is_saved_with_it(tmp_path: Path, own_model: Sa2VA):
