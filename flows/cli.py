@@ -94,9 +94,11 @@ def convert(arguments: argparse.Namespace) -> int:
         )
         checkpoint.save(model, Path(arguments.target), max_shard=arguments.max_shard, metadata=metadata)
     else:
-        conversion.convert(source, arguments.target, to=arguments.to, max_shard=arguments.max_shard, metadata=metadata)
+        conversion.convert(
+            source, arguments.target, to=arguments.to, sam2=arguments.sam2 or "", max_shard=arguments.max_shard, metadata=metadata
+        )
     print("wrote", arguments.target)
-    if arguments.to == "upstream":
+    if arguments.to != "native":
         print("for upstream's own classes, put the *.py files of a release of the same text model beside the weights")
     return 0
 
@@ -196,10 +198,13 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("source", metavar="SRC", help="a model folder, ours or upstream's, or a training state of upstream's (.pth)")
     it.add_argument("target", metavar="DST", nargs="?")
     it.add_argument("--check", action="store_true", help="only say what SRC is and which tensors are missing, unknown or mis-shaped")
-    it.add_argument("--to", choices=["native", "upstream"], default="native", help="layout of DST (default: native, ours)")
+    it.add_argument("--to", choices=["native", "upstream", "sa2va-i"], default="native", help="layout of DST (default: native, ours)")
     it.add_argument("--max-shard", default="5GB", help="largest weight file (default: 5GB)")
     it.add_argument("--internvl", help="of a training state: the InternVL2.5 it was trained from, folder or hub id")
-    it.add_argument("--sam2", help="of a training state: its SAM2, file, folder or hub id")
+    it.add_argument(
+        "--sam2",
+        help="SAM2, file, folder or hub id: of a training state its base; of a folder what gives the original mask decoder for sa2va-i",
+    )
     it.add_argument("--template", default="qwen_chat", choices=["qwen_chat", "internlm2_chat", "phi3_chat"], help="of a training state")
     it.add_argument("--alpha-per-rank", type=float, default=2.0, help="of a training state: LoRA's alpha / r (upstream: 256 / 128)")
     it = command("eval", evaluate)

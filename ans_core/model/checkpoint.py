@@ -201,7 +201,7 @@ def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: 
     folders.verify(folder)
     base = layouts.to_native(folders.tensors(folders.weight_files(folder)), layouts.layout_of(config))
     grown = ((name, _grown(name, tensor, len(tokenizer), generator)) for name, tensor in base)
-    grounding = ((f"sam2.{key}", tensor) for key, tensor in _sam2_tensors(file))
+    grounding = ((f"sam2.{key}", tensor) for key, tensor in sam2_tensors(file))
     fresh = ((f"text_hidden_fcs.{key}", tensor) for key, tensor in _fresh_head(model.text_hidden_fcs, generator))
     fill(model, (*grown, *grounding, *fresh), where=f"{internvl} with {sam2}")
     model.keep_original_decoder()
@@ -231,7 +231,8 @@ def sam2_file(source: str | Path) -> Path:
     raise ValueError(f"{folder} holds no SAM2 weights (.pt or .safetensors)")
 
 
-def _sam2_tensors(file: Path) -> Iterable[tuple[str, Tensor]]:
+def sam2_tensors(file: Path) -> Iterable[tuple[str, Tensor]]:
+    """Of a published SAM2 file, by SAM2's names; no pickle code is run. Raises ValueError for a file of something else."""
     if file.suffix == ".safetensors":
         return folders.tensors([file])
     state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)

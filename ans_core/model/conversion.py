@@ -1,7 +1,7 @@
 """Checkpoint folders of one layout -> folders of the other, tensor by tensor, and upstream's training states -> models.
 
     ans convert --check SRC            what a folder is, and whether every tensor is known
-    ans convert SRC DST [--to upstream]
+    ans convert SRC DST [--to upstream|sa2va-i] [--sam2 sam2_hiera_large.pt]
 
 Only the output shard at hand is in memory. No pickle code is ever run.
 """
@@ -12,9 +12,8 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -26,10 +25,11 @@ from transformers import PreTrainedTokenizerBase
 from ans_core import prompts
 from ans_core.model import checkpoint, layouts
 from ans_core.model import folder as folders
-from ans_core.model.grounding import GroundingConfig
+from ans_core.model.grounding import Grounding, GroundingConfig
 from ans_core.model.sa2va import Sa2VA, Sa2VAConfig
 
-Kind = Literal["native", "upstream"]
+Kind = Literal["native", "upstream", "sa2va-i"]
+"""Ours; upstream's releases, with one mask decoder; kumuji's Sa2VA-i, which has SAM2's original one beside it."""
 KINDS = {checkpoint.OUR_TYPE: "native", checkpoint.RELEASE_TYPE: "upstream", checkpoint.BASE_TYPE: "InternVL base"}
 OTHER_FAMILIES = ("qwen", "llava")
 """In the names of Sa2VA releases that are built on other models."""
@@ -59,11 +59,19 @@ class Reader:
         self.shapes: dict[str, Tensor] = {}
         """On the meta device: shapes and dtypes without memory."""
         self._files: dict[str, Path] = {}
+        self._added: dict[str, Tensor] = {}
         for file in folders.weight_files(folder):
             for name, view in folders.tensors([file]):
                 self.shapes[name], self._files[name] = view.to("meta"), file
 
+    def add(self, tensors: dict[str, Tensor]) -> None:
+        """From elsewhere than the folder (views of another file)."""
+        self._added |= tensors
+        self.shapes |= {name: tensor.to("meta") for name, tensor in tensors.items()}
+
     def __getitem__(self, name: str) -> Tensor:
+        if name in self._added:
+            return self._added[name]
         with safe_open(self._files[name], framework="pt") as reader:
             return reader.get_tensor(name)
 
@@ -78,8 +86,8 @@ def account(source: str | Path) -> Account:
 
 def _account(source: Path) -> tuple[Account, Sa2VAConfig, PreTrainedTokenizerBase, Reader]:
     values = checkpoint.read_config(source)
-    kind = KINDS.get(values["model_type"])
-    if kind is None:
+    kind = KINDS.get(values["model_type"], "")
+    if not kind:
         family = next((name for name in OTHER_FAMILIES if name in json.dumps(values).lower()), None)
         because = f"it is built on {family}, and only InternVL's are read" if family else f"known are {', '.join(KINDS)}"
         raise ValueError(f"{source}/config.json: model_type {values['model_type']!r}: {because}")
@@ -90,7 +98,9 @@ def _account(source: Path) -> tuple[Account, Sa2VAConfig, PreTrainedTokenizerBas
     else:
         if kind == "InternVL base":
             tokenizer.add_tokens(list(prompts.SA2VA_TOKENS), special_tokens=True)
-        config = layouts.from_upstream_config(values, tokenizer, template=values.get("template", "qwen_chat"))
+        two = layouts.has_two_decoders(reader.shapes)
+        kind = "sa2va-i" if two else kind
+        config = layouts.from_upstream_config(values, tokenizer, template=values.get("template", "qwen_chat"), two_decoders=two)
         found = list(layouts.to_native(reader.shapes.items(), layouts.layout_of(config)))
     shapes = {name: tensor.shape for name, tensor in checkpoint.empty(config, tokenizer).state_dict().items()}
     if kind == "InternVL base":
@@ -112,20 +122,32 @@ Recipe = tuple[tuple[str, ...], Callable[[list[Tensor]], Tensor]]
 """Names of the tensors that an output is made of, and how."""
 
 
-def convert(source: str | Path, target: str | Path, *, to: Kind, max_shard: str = "5GB", metadata: dict[str, Any]) -> None:
+def convert(
+    source: str | Path, target: str | Path, *, to: Kind, sam2: str | Path = "", max_shard: str = "5GB", metadata: dict[str, Any]
+) -> None:
     """Writes `target`, whole or not at all; dtypes are kept. The same layout as before: shards are written anew.
 
-    An upstream folder needs the code files of a release beside the weights to be loaded by upstream's own classes.
-    Raises ValueError for a damaged source, or one with a tensor that is not known, missing or mis-shaped (all are listed).
+    `sam2`: a published SAM2 (file, folder or hub id), whose mask decoder is added as the original one. `to="upstream"` leaves an original
+    one out. An upstream folder needs the code files of a release beside the weights to be loaded by upstream's own classes.
+    Raises ValueError for a damaged source, one with a tensor that is not known, missing or mis-shaped (all are listed), and where an
+    original decoder is wanted but not there, or there twice.
     """
     source, target = Path(source), Path(target)
     folders.verify(source)
     told, config, tokenizer, reader = _account(source)
     if told.problems:
         raise ValueError(f"{source} does not fit the model that its config.json describes: {'; '.join(told.problems)}")
-    if told.kind not in ("native", "upstream"):
+    if told.kind not in get_args(Kind):
         raise ValueError(f"{source} is an {told.kind}, half of a Sa2VA: import it together with SAM2 (base.internvl, base.sam2)")
-    recipes = _recipes(reader.shapes, layouts.layout_of(config), source=told.kind, target=to)
+    native = _to_native(reader.shapes, layouts.layout_of(config), told.kind)
+    if sam2:
+        added = _original_decoder(checkpoint.sam2_file(sam2), checkpoint.empty(config, tokenizer).sam2, to)
+        config = replace(config, grounding=replace(config.grounding, original_decoder=True))
+        reader.add(added)
+        native |= {name: ((name,), _as_it_is) for name in added}
+    elif to == "sa2va-i" and not config.grounding.original_decoder:
+        raise ValueError(f"{source} holds one mask decoder; sa2va-i needs SAM2's original one too: --sam2 sam2_hiera_large.pt")
+    recipes = {name: ((name,), _as_it_is) for name in reader.shapes} if told.kind == to else _from_native(native, config, to)
     shapes = {name: make([reader.shapes[i] for i in inputs]) for name, (inputs, make) in recipes.items()}
     plan = split_torch_state_dict_into_shards(shapes, max_shard_size=max_shard)
     total = sum(t.numel() * t.element_size() for t in shapes.values())
@@ -140,22 +162,56 @@ def convert(source: str | Path, target: str | Path, *, to: Kind, max_shard: str 
             index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
             (unfinished / folders.WEIGHTS_INDEX).write_text(json.dumps(index, indent=1) + "\n")
         tokenizer.save_pretrained(unfinished)
-        written = checkpoint.read_config(source) if told.kind == to else upstream_config(config) if to == "upstream" else config.as_dict()
+        written = (
+            config.as_dict() if to == "native" else checkpoint.read_config(source) if told.kind != "native" else upstream_config(config)
+        )
         (unfinished / "config.json").write_text(json.dumps(written, indent=1) + "\n")
         folders.write_manifest(unfinished, metadata)
 
 
-def _recipes(shapes: Mapping[str, Tensor], layout: layouts.Layout, *, source: str, target: str) -> dict[str, Recipe]:
-    if source == target:
-        return {name: ((name,), lambda parts: parts[0]) for name in shapes}
-    if target == "upstream":
-        keys = dict.fromkeys(layouts.upstream_name(name, layout) for name in shapes)
-        return {key: (layouts.native_names(key, layout), partial(layouts.join, key, layout=layout)) for key in keys}
+def _original_decoder(file: Path, model: Grounding, to: Kind) -> dict[str, Tensor]:
+    """The mask decoder of a SAM2 file by the names that it has in a model as the original one."""
+    if model.config.original_decoder:
+        raise ValueError(f"the source holds an original mask decoder already; leave --sam2 {file} out")
+    if to == "upstream":
+        raise ValueError("upstream's layout has one mask decoder; add SAM2's original one with --to native or --to sa2va-i")
+    wanted = model.sam_mask_decoder.state_dict()
+    found = {k.removeprefix("sam_mask_decoder."): t for k, t in checkpoint.sam2_tensors(file) if k.startswith("sam_mask_decoder.")}
+    if problems := checkpoint.misfits({k: t.shape for k, t in wanted.items()}, {k: t.shape for k, t in found.items()}):
+        raise ValueError(f"the mask decoder of {file} does not fit: {'; '.join(problems)}")
+    return {ORIGINAL + name: tensor for name, tensor in found.items()}
+
+
+def _as_it_is(parts: list[Tensor]) -> Tensor:
+    return parts[0]
+
+
+def _to_native(shapes: Mapping[str, Tensor], layout: layouts.Layout, kind: str) -> dict[str, Recipe]:
+    """How our tensors are made of the source's."""
+    if kind == "native":
+        return {name: ((name,), _as_it_is) for name in shapes}
     return {name: ((key,), _cutting(key, place, layout)) for key in shapes for place, name in enumerate(layouts.native_names(key, layout))}
 
 
 def _cutting(key: str, place: int, layout: layouts.Layout) -> Callable[[list[Tensor]], Tensor]:
     return lambda parts: layouts.split(key, parts[0], layout)[place]
+
+
+def _from_native(native: Mapping[str, Recipe], config: Sa2VAConfig, to: Kind) -> dict[str, Recipe]:
+    """How the target's tensors are made of the source's, by way of ours."""
+    if to == "native":
+        return dict(native)
+    layout = replace(layouts.layout_of(config), two_decoders=to == "sa2va-i")
+    keys = dict.fromkeys(layouts.upstream_name(name, layout) for name in native if layout.two_decoders or not name.startswith(ORIGINAL))
+    return {key: _joining(key, [native[name] for name in layouts.native_names(key, layout)], layout) for key in keys}
+
+
+def _joining(key: str, parts: list[Recipe], layout: layouts.Layout) -> Recipe:
+    def make(inputs: list[Tensor]) -> Tensor:
+        given = iter(inputs)
+        return layouts.join(key, [made([next(given) for _ in names]) for names, made in parts], layout)
+
+    return tuple(name for names, _ in parts for name in names), make
 
 
 def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
@@ -187,7 +243,7 @@ def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
         "use_llm_lora": 0,
         "hidden_size": text["hidden_size"],
         "tie_word_embeddings": False,
-    } | ({} if config.grounding == GroundingConfig() else {"tiny_sam2_config": grounding})
+    } | ({} if replace(config.grounding, original_decoder=False) == GroundingConfig() else {"tiny_sam2_config": grounding})
 
 
 def _upstream_vision(ours: Mapping[str, Any]) -> dict[str, Any]:

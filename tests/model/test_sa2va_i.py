@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from ans_core import transforms
-from ans_core.model import Sa2VA, checkpoint
+from ans_core.model import Sa2VA, checkpoint, conversion
 from ans_core.model import predict as ask
 from tests import tiny
 from tests.golden import GOLDEN, arrays, error, needs_golden
@@ -104,3 +104,60 @@ def test_the_mode_that_needs_the_original_decoder_is_refused_without_it(tiny_mod
     assert tiny_model.video_mode("auto") == "sa2va"
     with pytest.raises(ValueError, match=r"--sam2 sam2_hiera_large\.pt"):
         tiny_model.video_mode("sa2va-i")
+
+
+# Conversion
+
+
+@pytest.fixture
+def sam2_file(tmp_path: Path) -> Path:
+    """As SAM2 is published, with nothing but its mask decoder."""
+    prefix = "grounding_encoder.sam2_model."
+    state = load_file(GOLDEN / "sa2va_i/sam_mask_decoder_original.safetensors")
+    torch.save({"model": {k.removeprefix(prefix): v for k, v in state.items()}}, tmp_path / "sam2_hiera_large.pt")
+    return tmp_path / "sam2_hiera_large.pt"
+
+
+def same_files(one: Path, other: Path) -> bool:
+    left, right = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) and left[k].dtype == right[k].dtype for k in left)
+
+
+@needs_golden
+def test_a_release_with_two_decoders_comes_back_byte_for_byte(tmp_path: Path, released: Path):
+    told = conversion.account(released)
+    assert (told.kind, told.problems) == ("sa2va-i", ())
+    conversion.convert(released, tmp_path / "ours", to="native", metadata={})
+    assert conversion.account(tmp_path / "ours").kind == "native"
+    assert Sa2VA.from_pretrained(tmp_path / "ours").video_mode("auto") == "sa2va-i"
+    conversion.convert(tmp_path / "ours", tmp_path / "back", to="sa2va-i", metadata={})
+    assert same_files(tmp_path / "back", released)
+
+
+@needs_golden
+@pytest.mark.parametrize("to", ["native", "sa2va-i"])
+def test_the_original_decoder_is_added_from_sam2s_own_file(tmp_path: Path, released: Path, sam2_file: Path, to: conversion.Kind):
+    conversion.convert(GOLDEN / "qwen2", tmp_path / "out", to=to, sam2=sam2_file, metadata={})
+    model, expected = Sa2VA.from_pretrained(tmp_path / "out"), Sa2VA.from_pretrained(released)
+    assert model.config == expected.config
+    assert all(torch.equal(p, expected.state_dict()[n]) for n, p in model.state_dict().items())
+
+
+@needs_golden
+def test_upstreams_layout_leaves_the_original_decoder_out(tmp_path: Path, released: Path):
+    conversion.convert(released, tmp_path / "out", to="upstream", metadata={})
+    assert same_files(tmp_path / "out", GOLDEN / "qwen2")
+
+
+@needs_golden
+def test_decoders_that_are_missing_double_or_of_other_sizes_are_refused(tmp_path: Path, released: Path, sam2_file: Path):
+    with pytest.raises(ValueError, match=r"one mask decoder; sa2va-i needs SAM2's original one too: --sam2"):
+        conversion.convert(GOLDEN / "qwen2", tmp_path / "out", to="sa2va-i", metadata={})
+    with pytest.raises(ValueError, match="holds an original mask decoder already"):
+        conversion.convert(released, tmp_path / "out", to="native", sam2=sam2_file, metadata={})
+    with pytest.raises(ValueError, match="--to native or --to sa2va-i"):
+        conversion.convert(GOLDEN / "qwen2", tmp_path / "out", to="upstream", sam2=sam2_file, metadata={})
+    other = GOLDEN / "training_pth/base_sam2"
+    with pytest.raises(ValueError, match=r"the mask decoder of .* does not fit: \d+ mis-shaped: "):
+        conversion.convert(GOLDEN / "qwen2", tmp_path / "out", to="native", sam2=other, metadata={})
+    assert not (tmp_path / "out").exists()
