@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,24 +51,39 @@ def newest_model() -> Path:
 
 
 def predict(arguments: argparse.Namespace) -> int:
-    """One image and a text: prints the answer, writes it with masks (RLE) and an overlay picture."""
-    from ans_core import overlay, transforms
+    """A picture, a video (file or folder of frames) and a text: prints the answer, writes it with masks (RLE, PNG) and overlays."""
+    from PIL import Image
+
+    from ans_core import media, overlay, rle, transforms
     from ans_core.model import Sa2VA
     from ans_core.model.predict import predict as answer
     from ans_core.types import Request
 
-    image = Path(arguments.image)
-    if not image.is_file():
-        raise FileNotFoundError(f"no image {image}")
+    source = Path(arguments.source)
+    frames = media.frames(source)
     text = arguments.text if "<image>" in arguments.text else f"<image>\n{arguments.text}"
     model = Sa2VA.from_pretrained(arguments.model or newest_model(), device_map="auto")
-    (prediction,) = answer(model, [Request(frames=(image,), text=text)], max_tokens=arguments.max_tokens, batch=1)
-    out = Path(arguments.out or root() / ".ans/predictions" / image.stem)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "answer.json").write_text(json.dumps({"image": str(image), "asked": text, "text": prediction.text, "masks": prediction.masks}))
-    overlay.draw(transforms.open_image(image), [masklet[0] for masklet in prediction.masks]).save(out / "overlay.png")
+    mode = model.video_mode(arguments.video_mode)
+    if len(frames) > 1:
+        print(f"{len(frames)} frames, video mode {mode}")
+    (prediction,) = answer(model, [Request(frames=frames, text=text)], max_tokens=arguments.max_tokens, batch=1, video_mode=mode)
+    out = Path(arguments.out or root() / ".ans/predictions" / source.stem)
+    if not arguments.out:
+        shutil.rmtree(out, ignore_errors=True)  # of an earlier question
+    (out / "masks").mkdir(parents=True, exist_ok=True)
+    told = {"source": str(source), "asked": text, "text": prediction.text, "masks": prediction.masks}
+    (out / "answer.json").write_text(json.dumps(told | ({"video_mode": mode} if len(frames) > 1 else {})))
+    for number, masklet in enumerate(prediction.masks, start=1):
+        for frame, mask in enumerate(m for m in masklet if m is not None):
+            Image.fromarray(rle.decode(mask)).save(out / "masks" / f"object{number}_frame{frame:05d}.png")
+    drawn = [overlay.draw(transforms.open_image(f), [m[i] for m in prediction.masks]) for i, f in enumerate(frames)]
+    picture = out / ("overlay.gif" if len(frames) > 1 else "overlay.png")
+    if len(frames) > 1:
+        overlay.save_animation(drawn, picture, fps=arguments.fps)
+    else:
+        drawn[0].save(picture)
     print(prediction.text)
-    print(f"{len(prediction.masks)} masks; {out / 'overlay.png'}, {out / 'answer.json'}")
+    print(f"{len(prediction.masks)} masks; {picture}, {out / 'answer.json'}, {out / 'masks'}")
     return 0
 
 
@@ -190,10 +206,13 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--force", action="store_true", help="drop edits made by hand")
     it.add_argument("--if-needed", action="store_true", help="leave a params.yaml of this profile alone if it has own settings")
     it = command("predict", predict)
-    it.add_argument("image")
+    it.add_argument("source", metavar="IMAGE|VIDEO", help="a picture, a video file, or a folder with the frames of one")
     it.add_argument("text")
     it.add_argument("--model", help="checkpoint folder (default: runs/<profile>/model)")
     it.add_argument("--max-tokens", type=int, default=64)
+    it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/predictions/<name>, emptied first)")
+    it.add_argument("--video-mode", choices=["auto", "sa2va", "sa2va-i"], default="auto", help="how masks go through a clip (README)")
+    it.add_argument("--fps", type=float, default=8, help="of a video's overlay (default: 8)")
     it = command("convert", convert)
     it.add_argument("source", metavar="SRC", help="a model folder, ours or upstream's, or a training state of upstream's (.pth)")
     it.add_argument("target", metavar="DST", nargs="?")
@@ -203,7 +222,7 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--internvl", help="of a training state: the InternVL2.5 it was trained from, folder or hub id")
     it.add_argument(
         "--sam2",
-        help="SAM2, file, folder or hub id: of a training state its base; of a folder what gives the original mask decoder for sa2va-i",
+        help="SAM2 (file, folder or hub id): the base of a training state; for a folder, whose mask decoder is added for sa2va-i",
     )
     it.add_argument("--template", default="qwen_chat", choices=["qwen_chat", "internlm2_chat", "phi3_chat"], help="of a training state")
     it.add_argument("--alpha-per-rank", type=float, default=2.0, help="of a training state: LoRA's alpha / r (upstream: 256 / 128)")
