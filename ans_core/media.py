@@ -1,4 +1,4 @@
-"""A picture, a video file or a folder of frames -> the frames of a request."""
+"""Pictures as people have them (files, folders of frames, videos, PIL, arrays) -> the frames of a request."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import io
 from pathlib import Path
 
 import imageio.v3 as iio
+import numpy as np
 from PIL import Image
 
 from ans_core.types import ImageRef
 
+Picture = str | Path | bytes | Image.Image | np.ndarray
+"""bytes: the encoded picture."""
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 VIDEOS = (".mp4", ".mov", ".mkv", ".avi", ".webm", ".gif")
 
@@ -36,6 +39,19 @@ def frames(source: Path) -> tuple[ImageRef, ...]:
     if not found:
         raise ValueError(f"the video {source} has no frames")
     return found
+
+
+def reference(picture: Picture) -> ImageRef:
+    """A file or encoded bytes as they are; pixels as lossless PNG. Raises ValueError for an array that is not (H, W, 3) uint8."""
+    if isinstance(picture, bytes):
+        return picture
+    if isinstance(picture, (str, Path)):
+        return Path(picture)
+    if isinstance(picture, Image.Image):
+        return _png(picture)
+    if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+        raise ValueError(f"a picture of shape {picture.shape} and {picture.dtype}; give (height, width, 3) of uint8")
+    return _png(Image.fromarray(picture))
 
 
 def _png(picture: Image.Image) -> bytes:

@@ -58,6 +58,8 @@ class Request:
     text: str
     mask_prompts: tuple[RLE, ...] = ()
     """Regions of the first frame, named region1, region2, ... in the text."""
+    past: tuple[tuple[str, str], ...] = ()
+    """Turns before this one: (question, answer). The first question then holds `<image>`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

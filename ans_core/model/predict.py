@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -14,9 +15,29 @@ from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
 
-from ans_core import prompts, rle, transforms
+from ans_core import media, prompts, rle, transforms
 from ans_core.model.sa2va import Sa2VA, VideoMode
-from ans_core.types import ImageRef, Masklet, Prediction, Request
+from ans_core.types import RLE, ImageRef, Prediction, Request
+
+Found = TypeVar("Found")
+
+Constants = Literal["fp32", "bf16"]
+"""Mean and standard deviation that SAM2's pictures are normalised with. `bf16`: rounded, as the reference's inference does by accident (up
+to 0.008 off), for numbers equal to its own; `fp32` is what SAM2, and the reference in training, uses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How questions are answered."""
+
+    max_tokens: int
+    mode: VideoMode = "sa2va"
+    constants: Constants = "fp32"
+
+    def pixels(self, model: Sa2VA, pictures: Sequence[Image.Image]) -> Float[Tensor, "B 3 S S"]:
+        """What SAM2 sees of pictures."""
+        constants = torch.bfloat16 if self.constants == "bf16" else torch.float32
+        return transforms.normalise(pictures, size=model.sam2.image_size, constants=constants).to(model.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,38 +49,97 @@ class Prompted:
     images: list[list[Image.Image]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a model says and draws: N `[SEG]` in F frames of H x W pixels. About text alone it draws nothing, whatever it says."""
+
+    text: str
+    """Special tokens kept; the end-of-turn token cut."""
+    mask_logits: Float[Tensor, "N F h4 w4"]
+    """SAM2's, at its low resolution."""
+    seg_embeddings: Float[Tensor, "_ C"]
+    """Of every `[SEG]`."""
+    size: tuple[int, int]
+    """H, W."""
+    square: int
+    """Side of the pictures that SAM2 saw."""
+
+    @cached_property
+    def masks(self) -> list[Bool[np.ndarray, "F H W"]]:
+        """One array per `[SEG]`, in the order of the text."""
+        height, width = self.size
+        return [np.stack([upsample(z, size=self.square, height=height, width=width) for z in one]) for one in self.mask_logits]
+
+    def prediction(self) -> Prediction:
+        return Prediction(text=self.text, masks=tuple(tuple(rle.encode(mask) for mask in one) for one in self.masks))
+
+
+def request_of(
+    *,
+    text: str,
+    image: media.Picture | None = None,
+    video: Sequence[media.Picture] = (),
+    past: Sequence[tuple[str, str]] = (),
+    mask_prompts: Sequence[np.ndarray | RLE] = (),
+) -> Request:
+    """mask_prompts: (H, W), or (N, H, W) as upstream has them, of bool; or RLE. Raises ValueError for a picture and a video at once."""
+    if image is not None and len(video):
+        raise ValueError("an image and a video at once; ask about one of them")
+    regions: list[RLE] = []
+    for mask in mask_prompts:
+        if isinstance(mask, np.ndarray):
+            regions += [rle.encode(one.astype(bool)) for one in mask.reshape(-1, *mask.shape[-2:])]
+        else:
+            regions.append(mask)
+    pictures = [image] if image is not None else video
+    return Request(frames=tuple(media.reference(p) for p in pictures), text=text, mask_prompts=tuple(regions), past=tuple(past))
+
+
 def predict(
     model: Sa2VA, requests: Sequence[Request], *, max_tokens: int, batch: int, video_mode: Literal[VideoMode, "auto"] = "auto"
 ) -> list[Prediction]:
-    """Same order as asked. Requests are batched with their like (images; questions about one picture or clip), `batch` at a time; what a
-    batch asks of one picture is encoded once.
+    """`answers` as benchmarks want them, masks as RLE."""
+    way = Way(max_tokens=max_tokens, mode=model.video_mode(video_mode))
+    return in_batches(requests, batch, lambda some: [answer.prediction() for answer in answers(model, some, way)])
 
-    Raises ValueError for a request that makes no sense (see `prompt`), and as `Sa2VA.video_mode` does."""
-    mode = model.video_mode(video_mode)
+
+def in_batches(requests: Sequence[Request], batch: int, ask: Callable[[list[Request]], list[Found]]) -> list[Found]:
+    """What `ask` gives for all requests, in their order, asked `batch` at a time: each with its like (images; questions about one picture
+    or clip), since what a batch asks of one picture is encoded once."""
     place = {frames: number for number, frames in enumerate(dict.fromkeys(r.frames for r in requests))}
     order = sorted(range(len(requests)), key=lambda i: (len(requests[i].frames), place[requests[i].frames], len(requests[i].text)))
-    found: dict[int, Prediction] = {}
+    found: dict[int, Found] = {}
     for start in range(0, len(order), batch):
         chosen = order[start : start + batch]
-        answers = predict_batch(model, [requests[i] for i in chosen], max_tokens=max_tokens, mode=mode)
-        found.update(zip(chosen, answers, strict=True))
+        found.update(zip(chosen, ask([requests[i] for i in chosen]), strict=True))
     return [found[i] for i in range(len(requests))]
 
 
 @torch.no_grad()
-def predict_batch(model: Sa2VA, requests: Sequence[Request], *, max_tokens: int, mode: VideoMode) -> list[Prediction]:
-    prompted = prompt(model, requests, mode=mode)
-    ids = [said(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
-    texts = [text_of(model, row) for row in ids]
+def answers(model: Sa2VA, requests: Sequence[Request], way: Way) -> list[Answer]:
+    """All requests in one batch. Raises ValueError for one that makes no sense (see `prompt`)."""
+    prompted = prompt(model, requests, mode=way.mode)
+    ids = [said(model, row) for row in generate(model, prompted, max_tokens=way.max_tokens)]
     embeddings = spoken_segs(model, prompted, ids)
-    masks = draw(model, [r.frames for r in requests], prompted.images, embeddings, mode)
-    return [Prediction(text=t, masks=m) for t, m in zip(texts, masks, strict=True)]
+    logits = draw(model, [r.frames for r in requests], prompted.images, embeddings, way)
+    return [
+        Answer(
+            text=text_of(model, row),
+            mask_logits=drawn,
+            seg_embeddings=embedding,
+            size=(pictures[0].height, pictures[0].width) if pictures else (0, 0),
+            square=model.sam2.image_size,
+        )
+        for row, drawn, embedding, pictures in zip(ids, logits, embeddings, prompted.images, strict=True)
+    ]
 
 
 def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor] | None = None, *, mode: VideoMode = "sa2va") -> Prompted:
     """`features`: each request's `vision_features` where they are known already; no picture is then encoded.
 
-    Raises ValueError when a request has pictures but no `<image>` in its text, or the other way round."""
+    Raises ValueError when a request has pictures but no `<image>` in its first question, or the other way round, when the frames of a clip
+    differ in size, a mask prompt is empty or of another size than the picture, and when the text is longer than the context.
+    """
     template = prompts.TEMPLATES[model.config.template]
     opened = {frames: [transforms.open_image(ref) for ref in frames] for frames in dict.fromkeys(r.frames for r in requests)}
     tiles = {frames: seen_tiles(model, pictures, mode) for frames, pictures in opened.items()}
@@ -71,14 +151,21 @@ def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor]
     embeds = []
     for request in requests:
         pictures, cut = opened[request.frames], tiles[request.frames]
-        if (marks := request.text.count("<image>")) != bool(pictures):
+        text = "".join(template.user.format(input=q.strip()) + a + template.suffix + template.separator for q, a in request.past)
+        text += template.user.format(input=request.text.strip())
+        if (marks := text.count("<image>")) != bool(pictures):
             raise ValueError(
                 f"the text has {marks} <image> for {len(pictures)} frames: {request.text[:60]!r}; write it once, or give no frames"
             )
+        if len({picture.size for picture in pictures}) > 1:
+            sizes = sorted({f"{p.width} x {p.height}" for p in pictures})
+            raise ValueError(f"the frames of a clip differ in size ({', '.join(sizes)}); bring them to one size")
         regions = [_cells(model, m, pictures[0]) for m in request.mask_prompts]
         image = prompts.image_text(len(cut) * model.grid**2) if len(pictures) == 1 else prompts.image_text(model.grid**2, len(cut))
-        text = request.text.replace("<image>", image + prompts.region_text([int(r.sum()) for r in regions]))
-        ids = torch.tensor(model.tokenizer.encode(template.user.format(input=text.strip())), device=model.device)
+        text = text.replace("<image>", image + prompts.region_text([int(r.sum()) for r in regions]))
+        ids = torch.tensor(model.tokenizer.encode(text), device=model.device)
+        if len(ids) >= (limit := model.internvl.config.text_config.max_position_embeddings):
+            raise ValueError(f"{len(ids)} tokens, pictures included, in a context of {limit}: {request.text[:60]!r}; use a shorter text")
         if pictures:
             embeds.append(model.embed(ids[None], [projected[request.frames]], [regions])[0])
         else:
@@ -181,55 +268,48 @@ def spoken_segs(model: Sa2VA, prompted: Prompted, ids: list[list[int]]) -> list[
 
 
 def draw(
-    model: Sa2VA,
-    frames: Sequence[tuple[ImageRef, ...]],
-    images: list[list[Image.Image]],
-    embeddings: list[Float[Tensor, "_ C"]],
-    mode: VideoMode,
-) -> list[tuple[Masklet, ...]]:
-    """Masklets of every row: images in one batch, clips one after the other through the memory, each with the objects of all its rows. A
-    picture that several rows ask about is encoded once."""
-    masks: list[tuple[Masklet, ...]] = [()] * len(images)
+    model: Sa2VA, frames: Sequence[tuple[ImageRef, ...]], images: list[list[Image.Image]], embeddings: list[Float[Tensor, "_ C"]], way: Way
+) -> list[Float[Tensor, "N F h4 w4"]]:
+    """Low-resolution mask logits of every row: images in one batch, clips one after the other through the memory, each with the objects of
+    all its rows. A picture that several rows ask about is encoded once."""
+    side = model.sam2.image_size // 4
+    masks = [torch.zeros(0, len(pictures), side, side, device=model.device) for pictures in images]
     stills = [i for i, e in enumerate(embeddings) if len(e) and len(images[i]) == 1]
     if stills:
         shown = {frames[i]: images[i][0] for i in stills}
         place = {key: number for number, key in enumerate(shown)}
-        pixels = transforms.normalise(list(shown.values()), size=model.sam2.image_size).to(model.device)
+        features = model.sam2.encode(way.pixels(model, list(shown.values())))
         frame = torch.tensor([place[frames[i]] for i in stills for _ in embeddings[i]], device=model.device)
-        logits = model.sam2.decode(model.sam2.encode(pixels), frame, torch.cat([embeddings[i] for i in stills])).logits
+        logits = model.sam2.decode(features, frame, torch.cat([embeddings[i] for i in stills])).logits
         for i, own in zip(stills, logits.split([len(embeddings[i]) for i in stills]), strict=True):
-            masks[i] = tuple((_binary(model, z, images[i][0]),) for z in own)
+            masks[i] = own[:, None]
     clips: dict[tuple[ImageRef, ...], list[int]] = defaultdict(list)
     for i, embedding in enumerate(embeddings):
         if len(embedding) and len(images[i]) > 1:
             clips[frames[i]].append(i)
     for rows in clips.values():
-        pictures, objects = images[rows[0]], [embeddings[i] for i in rows]
-        logits = track(model, pictures, torch.cat(objects), mode)
+        objects = [embeddings[i] for i in rows]
+        logits = track(model, images[rows[0]], torch.cat(objects), way)
         for i, own in zip(rows, logits.split([len(o) for o in objects]), strict=True):
-            masks[i] = tuple(tuple(_binary(model, z, pictures[0]) for z in masklet) for masklet in own)
+            masks[i] = own
     return masks
 
 
-def track(model: Sa2VA, pictures: list[Image.Image], seg_embeddings: Float[Tensor, "N C"], mode: VideoMode) -> Float[Tensor, "N F h4 w4"]:
+def track(model: Sa2VA, pictures: list[Image.Image], seg_embeddings: Float[Tensor, "N C"], way: Way) -> Float[Tensor, "N F h4 w4"]:
     """Low-resolution mask logits of N objects in every frame of a clip.
 
     Mode `sa2va-i`: the seen frames are decoded each alone, as in training, and their masks, at the pictures' size, prompt the original
     SAM2 (kumuji/Sa2VA-i).
     """
-    features = model.sam2.encode(transforms.normalise(pictures, size=model.sam2.image_size).to(model.device))
-    seen = model.seen_frames(len(pictures), mode)
-    if mode == "sa2va":
+    features = model.sam2.encode(way.pixels(model, pictures))
+    seen = model.seen_frames(len(pictures), way.mode)
+    if way.mode == "sa2va":
         return model.sam2.track(features, seg_embeddings, conditioning=seen)
     frame = torch.tensor(seen, device=model.device).repeat(len(seg_embeddings))
     alone = model.sam2.decode(features, frame, seg_embeddings.repeat_interleave(len(seen), dim=0)).logits
     masks = F.interpolate(alone[None], size=(pictures[0].height, pictures[0].width), mode="bilinear")[0] > 0
     with model.sam2.original():
         return model.sam2.track_masks(features, masks.unflatten(0, (-1, len(seen))), conditioning=seen)
-
-
-def _binary(model: Sa2VA, logits: Float[Tensor, "h w"], picture: Image.Image) -> dict[str, object]:
-    return rle.encode(upsample(logits, size=model.sam2.image_size, height=picture.height, width=picture.width))
 
 
 def upsample(logits: Float[Tensor, "h w"], *, size: int, height: int, width: int) -> Bool[np.ndarray, "H W"]:

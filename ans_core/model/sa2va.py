@@ -6,17 +6,23 @@ Built from kept libraries: transformers' native InternVL (vision tower, projecto
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import InternVLConfig, InternVLForConditionalGeneration, PreTrainedTokenizerBase
 
-from ans_core import prompts
+from ans_core import media, prompts
 from ans_core.model.grounding import Grounding, GroundingConfig
+from ans_core.types import RLE, Request
+
+if TYPE_CHECKING:
+    from ans_core.model.predict import Answer, Constants
 
 VideoMode = Literal["sa2va", "sa2va-i"]
 """How masks go through a clip: the seen frames are decoded from the seg embedding and the trained decoder propagates them, or their masks
@@ -105,6 +111,44 @@ class Sa2VA(nn.Module):
         if attn_implementation is not None:
             model.internvl.set_attn_implementation(attn_implementation)
         return model
+
+    def predict(
+        self,
+        *,
+        text: str,
+        image: media.Picture | None = None,
+        video: Sequence[media.Picture] = (),
+        past: Sequence[tuple[str, str]] = (),
+        mask_prompts: Sequence[np.ndarray | RLE] = (),
+        max_tokens: int = 512,
+        video_mode: Literal[VideoMode, "auto"] = "auto",
+        constants: Constants = "fp32",
+    ) -> Answer:
+        """Upstream's `predict_forward`: an answer to `text` (`<image>` where the picture or the frames go) and a mask per `[SEG]` in it.
+
+        past: (question, answer) of the turns before, the first with `<image>`. mask_prompts: regions of the first frame, (H, W) of bool,
+        called region1, region2, ... in the text. constants: see `ans_core.model.predict.Constants`.
+        Raises ValueError for a question that makes no sense, naming what does not fit.
+        """
+        from ans_core.model.predict import request_of  # it uses Sa2VAs, so it imports this module
+
+        request = request_of(text=text, image=image, video=video, past=past, mask_prompts=mask_prompts)
+        return self.predict_many([request], max_tokens=max_tokens, video_mode=video_mode, constants=constants)[0]
+
+    def predict_many(
+        self,
+        requests: Sequence[Request],
+        *,
+        max_tokens: int = 512,
+        batch: int = 8,
+        video_mode: Literal[VideoMode, "auto"] = "auto",
+        constants: Constants = "fp32",
+    ) -> list[Answer]:
+        """As `predict`, for any mixture of pictures, clips and plain text (`ans_core.model.predict.request_of` makes requests)."""
+        from ans_core.model.predict import Way, answers, in_batches
+
+        way = Way(max_tokens=max_tokens, mode=self.video_mode(video_mode), constants=constants)
+        return in_batches(requests, batch, lambda some: answers(self, some, way))
 
     @property
     def device(self) -> torch.device:

@@ -1,0 +1,103 @@
+"""`Sa2VA.predict` against upstream's `predict_forward` (fp32, CPU, the reference's bf16 mean and deviation)."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ans_core.model import Sa2VA
+from ans_core.model import predict as ask
+from tests.golden import GOLDEN, arrays, error, needs_golden
+
+pytestmark = needs_golden
+
+
+@lru_cache
+def qwen2() -> tuple[Sa2VA, dict[str, Any], dict[str, torch.Tensor]]:
+    model = Sa2VA.from_pretrained(GOLDEN / "qwen2")
+    inputs = {k: v.numpy() for k, v in arrays("qwen2/inputs").items() if k.startswith("pf_")}
+    return model, inputs, arrays("qwen2/outputs")
+
+
+def question(name: str) -> dict[str, Any]:
+    _, inputs, _ = qwen2()
+    return {
+        "image": {"text": "<image>Please segment the cat.", "image": inputs["pf_image_uint8"]},
+        "video": {"text": "<image>Please segment the dog.", "video": list(inputs["pf_video_uint8"])},
+        "vp": {
+            "text": "<image>Can you describe region1?",
+            "image": Image.fromarray(inputs["pf_image_uint8"]),
+            "mask_prompts": [inputs["pf_mask_prompts"]],
+        },
+        "text": {"text": "Hello, who are you?"},
+    }[name]
+
+
+def reference() -> dict[str, Any]:
+    return json.loads((GOLDEN / "qwen2/predict_forward.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["image", "video", "vp", "text"])
+def test_the_same_words_and_masks(name: str):
+    model, _, outputs = qwen2()
+    answer, expected = model.predict(**question(name), max_tokens=24, constants="bf16"), reference()[name]
+    assert answer.text == expected["prediction"].removesuffix("<|im_end|>")
+    assert len(answer.masks) == expected["n_masks"]
+    for number, mask in enumerate(answer.masks):
+        other = outputs[f"pf_{name}_mask_{number}"].numpy()
+        assert (mask.shape, mask.dtype) == (other.shape, np.bool_)
+        assert (mask != other).mean() < 1e-3
+        assert error(answer.seg_embeddings[[number]], outputs[f"pf_{name}_seg_embed_{number}"]) < 1e-4
+
+
+def test_a_batch_of_everything_is_answered_as_one_by_one():
+    model, *_ = qwen2()
+    past = [("<image>Please segment the cat.", "Sure,[SEG].")]
+    asked = [question(name) for name in ("text", "image", "vp", "video", "image")]
+    asked[-1] |= {"text": "And the dog?", "past": past}
+    together = model.predict_many([ask.request_of(**q) for q in asked], max_tokens=8)
+    for one, q in zip(together, asked, strict=True):
+        alone = model.predict(**q, max_tokens=8)
+        assert one.text == alone.text
+        assert all((a != b).mean() < 1e-3 for a, b in zip(one.masks, alone.masks, strict=True))
+
+
+def test_earlier_turns_stand_before_the_question_as_training_wrote_them():
+    model, inputs, _ = qwen2()
+    request = ask.request_of(image=inputs["pf_image_uint8"], text="And the dog?", past=[("<image>Please segment the cat.", "Sure,[SEG].")])
+    with torch.no_grad():
+        found = ask.prompt(model, [request]).embeds[0]
+        first = ask.prompt(model, [ask.request_of(image=inputs["pf_image_uint8"], text="<image>Please segment the cat.")]).embeds[0]
+        rest = "Sure,[SEG].<|im_end|>\n<|im_start|>user\nAnd the dog?<|im_end|>\n<|im_start|>assistant\n"
+        second = model.internvl.get_input_embeddings()(torch.tensor(model.tokenizer.encode(rest)))
+    assert torch.equal(found, torch.cat([first, second]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"video": [np.zeros((8, 8, 3), np.uint8)]}, "an image and a video at once"),
+        ({"image": np.zeros((8, 8), np.uint8)}, r"a picture of shape \(8, 8\) and uint8; give \(height, width, 3\) of uint8"),
+        ({"image": None, "video": [np.zeros((8, 8, 3), np.uint8), np.zeros((8, 9, 3), np.uint8)]}, r"differ in size \(8 x 8, 9 x 8\)"),
+        ({"image": None}, "the text has 1 <image> for 0 frames"),
+        ({"text": "<image>" + "word " * 40_000}, r"\d+ tokens, pictures included, in a context of \d+"),
+        ({"video_mode": "sa2va-i"}, "SAM2's original mask decoder"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str):
+    model, _, _ = qwen2()
+    with pytest.raises(ValueError, match=message):
+        model.predict(**(question("image") | changes))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (10_000, 10)])
+def test_pictures_of_any_shape_are_answered_at_their_size(size: tuple[int, int]):
+    model, _, _ = qwen2()
+    answer = model.predict(text="<image>Please segment the cat.", image=Image.new("RGB", size, (90, 140, 20)), max_tokens=8)
+    assert [mask.shape for mask in answer.masks] == [(1, size[1], size[0])]
