@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor
+from transformers import Cache
 
 from ans_core import media, prompts, rle, transforms
 from ans_core.model.sa2va import Sa2VA, VideoMode
@@ -42,11 +44,30 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Prompted:
-    """B requests as left-padded embeddings, ready to be continued."""
+    """B requests, ready to be continued: P beginnings (up to the end of the pictures), which the language model has read already and which
+    requests about the same pictures share, and the rest of every request. Both are padded on the left."""
 
+    beginnings: Float[Tensor, "P K D"]
+    beginnings_attention: Bool[Tensor, "P K"]
+    read: Cache
+    """Keys and values of the beginnings."""
+    beginning: Int[Tensor, " B"]
+    """Which of them a request begins with."""
     embeds: Float[Tensor, "B L D"]
     attention: Bool[Tensor, "B L"]
     images: list[list[Image.Image]]
+
+    def row(self, number: int) -> Float[Tensor, "_ D"]:
+        """A whole request, without padding."""
+        start = int(self.beginning[number])
+        return torch.cat([self.beginnings[start][self.beginnings_attention[start]], self.embeds[number][self.attention[number]]])
+
+    def cache(self, rows: Int[Tensor, " R"]) -> Cache:
+        """Keys and values of these beginnings, one row each, free to be continued."""
+        own = copy.copy(self.read)
+        own.layers = [copy.copy(layer) for layer in self.read.layers]
+        own.batch_select_indices(rows)
+        return own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +169,9 @@ def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor]
     else:
         known = {request.frames: seen for request, seen in zip(requests, features, strict=True)}
     projected = {frames: model.project(seen) for frames, seen in known.items() if frames}
-    embeds = []
+    embeds, lengths, beginning = [], [], []
+    places: dict[object, int] = {}
+    image_end = model.tokenizer.convert_tokens_to_ids(prompts.IMG_END)
     for request in requests:
         pictures, cut = opened[request.frames], tiles[request.frames]
         text = "".join(template.user.format(input=q.strip()) + a + template.suffix + template.separator for q, a in request.past)
@@ -163,14 +186,36 @@ def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor]
         regions = [_cells(model, m, pictures[0]) for m in request.mask_prompts]
         image = prompts.image_text(len(cut) * model.grid**2) if len(pictures) == 1 else prompts.image_text(model.grid**2, len(cut))
         text = text.replace("<image>", image + prompts.region_text([int(r.sum()) for r in regions]))
-        ids = torch.tensor(model.tokenizer.encode(text), device=model.device)
+        ids = model.tokenizer.encode(text)
         if len(ids) >= (limit := model.internvl.config.text_config.max_position_embeddings):
             raise ValueError(f"{len(ids)} tokens, pictures included, in a context of {limit}: {request.text[:60]!r}; use a shorter text")
+        tensor = torch.tensor(ids, device=model.device)
         if pictures:
-            embeds.append(model.embed(ids[None], [projected[request.frames]], [regions])[0])
+            embeds.append(model.embed(tensor[None], [projected[request.frames]], [regions])[0])
         else:
-            embeds.append(model.internvl.get_input_embeddings()(ids))
-    return Prompted(images=[opened[r.frames] for r in requests], **left_padded(embeds))
+            embeds.append(model.internvl.get_input_embeddings()(tensor))
+        lengths.append(len(ids) - ids[::-1].index(image_end) if pictures else 1)
+        beginning.append(places.setdefault((request.frames, tuple(ids[: lengths[-1]])), len(places)))
+    first = [beginning.index(place) for place in range(len(places))]
+    beginnings = left_padded([embeds[i][: lengths[i]] for i in first])
+    read = model.internvl.model.language_model(
+        inputs_embeds=beginnings["embeds"],
+        attention_mask=beginnings["attention"].long(),
+        position_ids=_positions(beginnings["attention"]),
+        use_cache=True,
+    )
+    return Prompted(
+        beginnings=beginnings["embeds"],
+        beginnings_attention=beginnings["attention"],
+        read=read.past_key_values,
+        beginning=torch.tensor(beginning, device=model.device),
+        images=[opened[r.frames] for r in requests],
+        **left_padded([e[n:] for e, n in zip(embeds, lengths, strict=True)]),
+    )
+
+
+def _positions(attention: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+    return (attention.cumsum(1) - 1).clamp(min=0)
 
 
 def vision_features(model: Sa2VA, tiles: Sequence[Sequence[Image.Image]]) -> list[Tensor]:
@@ -217,15 +262,18 @@ def generate(model: Sa2VA, prompted: Prompted, *, max_tokens: int, samples: int 
     Never says IMG_CONTEXT: no picture could fill its slot when the answer is read again.
     """
     stops = stop_ids(model)
-    sampling = {"do_sample": True, "num_return_sequences": samples, "temperature": temperature, "top_p": 1.0, "top_k": 0} if samples else {}
+    sampling = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0} if samples else {"do_sample": False}
+    rows = torch.arange(len(prompted.embeds), device=model.device).repeat_interleave(samples or 1)
+    begun = prompted.beginning[rows]
     out = model.internvl.generate(
-        inputs_embeds=prompted.embeds,
-        attention_mask=prompted.attention.long(),
+        inputs_embeds=torch.cat([prompted.beginnings[begun], prompted.embeds[rows]], dim=1),
+        attention_mask=torch.cat([prompted.beginnings_attention[begun], prompted.attention[rows]], dim=1).long(),
+        past_key_values=prompted.cache(begun),
         max_new_tokens=max_tokens,
         eos_token_id=stops,
         pad_token_id=model.tokenizer.pad_token_id,
         suppress_tokens=[model.image_token_id],
-        **({"do_sample": False} | sampling),
+        **sampling,
     )
     return [next((row[: i + 1] for i, token in enumerate(row) if token in stops), row) for row in out.tolist()]
 
@@ -255,11 +303,17 @@ def spoken_segs(model: Sa2VA, prompted: Prompted, ids: list[list[int]]) -> list[
     if not rows:
         return found
     table = model.internvl.get_input_embeddings()
-    whole = [torch.cat([prompted.embeds[i][prompted.attention[i]], table(torch.tensor(ids[i], device=model.device))]) for i in rows]
-    padded = left_padded(whole)
-    mask = padded["attention"]
+    rest = left_padded(
+        [torch.cat([prompted.embeds[i][prompted.attention[i]], table(torch.tensor(ids[i], device=model.device))]) for i in rows]
+    )
+    begun = prompted.beginning[rows]
+    attention = torch.cat([prompted.beginnings_attention[begun], rest["attention"]], dim=1)
     hidden = model.internvl.model.language_model(
-        inputs_embeds=padded["embeds"], attention_mask=mask.long(), position_ids=(mask.cumsum(1) - 1).clamp(min=0), use_cache=False
+        inputs_embeds=rest["embeds"],
+        attention_mask=attention.long(),
+        position_ids=_positions(attention)[:, prompted.beginnings.shape[1] :],
+        past_key_values=prompted.cache(begun),
+        use_cache=True,
     ).last_hidden_state
     for place, i in enumerate(rows):
         answer = hidden[place, -len(ids[i]) :]

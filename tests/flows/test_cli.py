@@ -95,7 +95,7 @@ def test_predict_writes_the_answer_its_masks_and_overlays(tmp_path: Path, tiny_m
     model.keep_original_decoder()
     with torch.no_grad():
         prompted = ask.prompt(model, [Request(frames=tiny.clip(0).frames, text="<image>\nthe square")])
-        state = model.internvl.model.language_model(inputs_embeds=prompted.embeds).last_hidden_state[0, -1]
+        state = model.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[0, -1]
         model.internvl.lm_head.weight.zero_()
         model.internvl.lm_head.weight[model.seg_token_id] = state
     checkpoint.save(model, tmp_path / "model", metadata={})

@@ -200,7 +200,7 @@ def test_known_features_are_not_computed_again(talker: Sa2VA):
         one, other = ask.prompt(talker, REQUESTS[:1], features), ask.prompt(talker, REQUESTS[:1])
     handle.remove()
     assert len(calls) == 2
-    assert torch.equal(one.embeds, other.embeds)
+    assert torch.equal(one.row(0), other.row(0))
 
 
 def test_mask_logits_are_stretched_to_the_picture_and_cut_at_zero():
@@ -240,6 +240,10 @@ def test_a_picture_that_several_requests_ask_about_is_encoded_once(talker: Sa2VA
     together = ask.predict(talker, asked, max_tokens=8, batch=8)
     tiles = sum(len(ask.seen_tiles(talker, [transforms.open_image(asked[n].frames[0])])) for n in (0, 1))
     assert seen == [("vision", tiles), ("sam", 2)]
+    prompted = ask.prompt(talker, asked)
+    assert prompted.beginning.tolist() == [0, 1, 0, 1, 0]
+    assert len(prompted.beginnings) == 2
+    assert prompted.read.get_seq_length() == prompted.beginnings.shape[1]
     alone = [ask.predict(talker, [a], max_tokens=8, batch=1)[0] for a in asked]
     assert [a.text for a in together] == [a.text for a in alone]
     assert all(a.masks for a in together)

@@ -72,8 +72,8 @@ def test_earlier_turns_stand_before_the_question_as_training_wrote_them():
     model, inputs, _ = qwen2()
     request = ask.request_of(image=inputs["pf_image_uint8"], text="And the dog?", past=[("<image>Please segment the cat.", "Sure,[SEG].")])
     with torch.no_grad():
-        found = ask.prompt(model, [request]).embeds[0]
-        first = ask.prompt(model, [ask.request_of(image=inputs["pf_image_uint8"], text="<image>Please segment the cat.")]).embeds[0]
+        found = ask.prompt(model, [request]).row(0)
+        first = ask.prompt(model, [ask.request_of(image=inputs["pf_image_uint8"], text="<image>Please segment the cat.")]).row(0)
         rest = "Sure,[SEG].<|im_end|>\n<|im_start|>user\nAnd the dog?<|im_end|>\n<|im_start|>assistant\n"
         second = model.internvl.get_input_embeddings()(torch.tensor(model.tokenizer.encode(rest)))
     assert torch.equal(found, torch.cat([first, second]))

@@ -147,7 +147,7 @@ def test_the_log_probabilities_are_those_of_the_distribution_that_was_sampled_fr
         logps, _ = module._token_logps(rows, regions, dual_loop.Seen(vision=vision, frames=own_model.sam2.encode(data.pixels)))
         expected = []
         for i, ids in enumerate(said):
-            own = prompted.embeds[i // 3][prompted.attention[i // 3]]
+            own = prompted.row(i // 3)
             whole = torch.cat([own, own_model.internvl.get_input_embeddings()(torch.tensor(ids))])[None]
             hidden = own_model.internvl.model.language_model(inputs_embeds=whole).last_hidden_state[0]
             logits = own_model.internvl.lm_head(hidden[len(own) - 1 : -1]) / 0.7
