@@ -1,0 +1,116 @@
+"""What answering together saves: ratios of times, measured in turns in one run.
+
+    python perf/model.py [--model runs/tiny/model] [--repeats 5] [--device cpu] [--dtype float32]
+
+1. k = 8 expressions about one picture, together and one by one.
+2. Eight requests of every kind (pictures, regions, clips, plain text), together and one by one.
+3. Three objects through a clip of 16 frames: as here, every frame encoded once and the objects side by side; and as upstream's
+   algorithm has it, one object after the other, the frames encoded anew for each and the conditioning frames once more for the memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ans_core import prompts, rle
+from ans_core.data.clips import draw_clip
+from ans_core.data.scenes import draw_scene
+from ans_core.model import Sa2VA
+from ans_core.model import predict as ask
+from ans_core.types import Request
+
+SIDE, FRAMES, OBJECTS = 128, 16, 3
+THINGS = ("red circle", "blue square", "green star", "large one", "small one", "striped one", "leftmost one", "one at the top")
+
+
+def seconds(*ways: Callable[[], object], repeats: int) -> list[list[float]]:
+    """Of every way, in turns; a first turn is not counted."""
+    found: list[list[float]] = [[] for _ in ways]
+    for turn in range(repeats + 1):
+        for times, way in zip(found, ways, strict=True):
+            start_s = time.perf_counter()
+            way()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if turn:
+                times.append(time.perf_counter() - start_s)
+    return found
+
+
+def told(what: str, fast: list[float], slow: list[float]) -> None:
+    ratios = [b / a for a, b in zip(fast, slow, strict=True)]
+    print(
+        f"{what}: {statistics.median(fast):.3f} s against {statistics.median(slow):.3f} s,"
+        f" {statistics.median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})",
+        flush=True,
+    )
+
+
+def mixed() -> list[Request]:
+    scenes = [draw_scene(seed=7, split="val", index=i, image_size=SIDE) for i in range(4)]
+    clips = [draw_clip(seed=7, split="val", index=i, image_size=SIDE, frames=6) for i in range(2)]
+    asked = [ask.request_of(image=s.image, text=prompts.REFERRING_EVAL.format(text="the red circle")) for s in scenes[:2]]
+    asked += [ask.request_of(image=s.image, text=prompts.REGION_EVAL, mask_prompts=[rle.encode(s.masks[0])]) for s in scenes[2:]]
+    asked += [ask.request_of(video=list(c.frames), text=prompts.VIDEO_EVAL.format(text="the moving circle")) for c in clips]
+    return asked + [ask.request_of(text=text) for text in ("What is a circle?", "What is red?")]
+
+
+def as_upstream(model: Sa2VA, pictures: list, embeddings: torch.Tensor, way: ask.Way) -> int:
+    """Returns the number of frames that the image encoder saw."""
+    passes = 0
+    for embedding in embeddings:
+        frames = [*range(len(pictures)), *model.seen_frames(len(pictures), way.mode)]
+        pixels = way.pixels(model, pictures)
+        encoded = [model.sam2.encode(pixels[[i]]) for i in frames][: len(pictures)]
+        passes += len(frames)
+        features = type(encoded[0])(
+            fine=torch.cat([e.fine for e in encoded]),
+            middle=torch.cat([e.middle for e in encoded]),
+            coarse=torch.cat([e.coarse for e in encoded]),
+        )
+        model.sam2.track(features, embedding[None], conditioning=model.seen_frames(len(pictures), way.mode))
+    return passes
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--model", default="runs/tiny/model")
+    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--dtype", default="float32")
+    given = options.parse_args()
+    model = Sa2VA.from_pretrained(given.model, dtype=getattr(torch, given.dtype), device_map=given.device)
+    print(f"{given.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {given.device}, {torch.get_num_threads()} threads")
+    way = ask.Way(max_tokens=24)
+
+    def apart(requests: list[Request]) -> None:
+        for request in requests:
+            ask.answers(model, [request], way)
+
+    picture = draw_scene(seed=7, split="val", index=9, image_size=SIDE).image
+    eight = [ask.request_of(image=picture, text=prompts.REFERRING_EVAL.format(text=text)) for text in THINGS]
+    told("8 expressions of one picture", *seconds(lambda: ask.answers(model, eight, way), lambda: apart(eight), repeats=given.repeats))
+    every = mixed()
+    told("8 requests of every kind", *seconds(lambda: ask.answers(model, every, way), lambda: apart(every), repeats=given.repeats))
+
+    frames = [Image.fromarray(f) for f in draw_clip(seed=7, split="val", index=3, image_size=SIDE, frames=FRAMES).frames]
+    embeddings = torch.from_numpy(np.random.default_rng(0).standard_normal((OBJECTS, model.config.grounding.width), np.float32))
+    embeddings = embeddings.to(model.device, model.text_hidden_fcs[0].weight.dtype)
+    with torch.no_grad():
+        passes = as_upstream(model, frames, embeddings, way)
+        ours = lambda: ask.track(model, frames, embeddings, way)  # noqa: E731
+        told(
+            f"{OBJECTS} objects through {FRAMES} frames (image encoder: {FRAMES} passes against {passes})",
+            *seconds(ours, lambda: as_upstream(model, frames, embeddings, way), repeats=given.repeats),
+        )
+
+
+if __name__ == "__main__":
+    main()
