@@ -212,7 +212,7 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--max-tokens", type=int, default=64)
     it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/predictions/<name>, emptied first)")
     it.add_argument("--video-mode", choices=["auto", "sa2va", "sa2va-i"], default="auto", help="how masks go through a clip (README)")
-    it.add_argument("--fps", type=float, default=8, help="of a video's overlay (default: 8)")
+    it.add_argument("--fps", type=float, default=8.0, help="of a video's overlay (default: 8)")
     it = command("convert", convert)
     it.add_argument("source", metavar="SRC", help="a model folder, ours or upstream's, or a training state of upstream's (.pth)")
     it.add_argument("target", metavar="DST", nargs="?")

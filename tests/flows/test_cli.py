@@ -89,7 +89,9 @@ def test_the_installed_versions_are_those_of_the_lock() -> None:
 
 
 @pytest.mark.parametrize("what", ["picture", "video"])
-def test_predict_writes_the_answer_its_masks_and_overlays(tmp_path: Path, tiny_model: Sa2VA, what: str) -> None:
+def test_predict_writes_the_answer_its_masks_and_overlays(
+    tmp_path: Path, tiny_model: Sa2VA, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
     """A model that begins every answer with `[SEG]`: all other words have no weight, and after these words it is that token's."""
     model = copy.deepcopy(tiny_model)
     model.keep_original_decoder()
@@ -105,8 +107,9 @@ def test_predict_writes_the_answer_its_masks_and_overlays(tmp_path: Path, tiny_m
         (tmp_path / f"clip/{number:03d}.png").write_bytes(frame)
     source = tmp_path / "clip" / ("" if what == "video" else "000.png")
     out = tmp_path / "out"
-    done = ans("predict", str(source), "the square", "--model", str(tmp_path / "model"), "--max-tokens", "1", "--out", str(out))
-    assert done.returncode == 0, done.stderr
+    words = ["predict", str(source), "the square", "--model", str(tmp_path / "model"), "--max-tokens", "1", "--out", str(out)]
+    arguments = cli.parser().parse_args(words)
+    assert arguments.function(arguments) == 0
     told = json.loads((out / "answer.json").read_text())
     frames = 4 if what == "video" else 1
     said = told["text"].count("[SEG]")
@@ -117,4 +120,4 @@ def test_predict_writes_the_answer_its_masks_and_overlays(tmp_path: Path, tiny_m
     assert (mask == rle.decode(told["masks"][-1][-1])).all()
     with Image.open(out / ("overlay.gif" if what == "video" else "overlay.png")) as overlay:
         assert (overlay.size, getattr(overlay, "n_frames", 1)) == ((64, 64), frames)
-    assert ("4 frames, video mode sa2va-i" in done.stdout) == (what == "video")
+    assert ("4 frames, video mode sa2va-i" in capsys.readouterr().out) == (what == "video")
