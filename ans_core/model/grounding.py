@@ -7,8 +7,8 @@ embedding is appended to the sparse prompt tokens, and masks are not blanked whe
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,8 +71,16 @@ class Decoded:
     object_score: Float[Tensor, " B"]
 
 
+Prompts = dict[int, dict[str, Any]]
+"""What `step` gets beside the frame, by the index of the prompted frames."""
+
 Bank = dict[str, dict[int, dict[str, Any]]]
 """SAM2's memory bank: outputs of conditioning and of other frames, by frame index."""
+
+
+def in_order(prompts: Prompts, frames: int) -> list[int]:
+    """The order in which frames are processed: the prompted ones, then the others in order of time."""
+    return [*prompts, *(index for index in range(frames) if index not in prompts)]
 
 
 def _sine(width: int) -> PositionEmbeddingSine:
@@ -283,8 +291,7 @@ class Grounding(SAM2Base):
         propagation through the memory bank.
         `memory_dtype`: the reference stores memory features in bf16 even in fp32 runs.
         """
-        prompt = _seg_prompt(seg_embeddings)
-        return self._propagate(features, len(seg_embeddings), {index: {"prompt": prompt} for index in conditioning}, memory_dtype)
+        return self._all_frames(features, len(seg_embeddings), self.seg_prompts(seg_embeddings, conditioning), memory_dtype)
 
     def track_masks(
         self,
@@ -295,29 +302,51 @@ class Grounding(SAM2Base):
         memory_dtype: torch.dtype = torch.bfloat16,
     ) -> Float[Tensor, "N F h4 w4"]:
         """As `track`, with N objects whose masks in the K frames of `conditioning` are given, at any size (SAM2's `add_new_mask`)."""
+        return self._all_frames(features, len(masks), self.mask_prompts(masks, conditioning), memory_dtype)
+
+    def _all_frames(self, features: FrameFeatures, objects: int, prompts: Prompts, memory_dtype: torch.dtype) -> Float[Tensor, "N F h4 w4"]:
+        frames = len(features.coarse)
+        shown = ((index, features[[index]]) for index in in_order(prompts, frames))
+        found = dict(self.propagate(shown, prompts, objects=objects, frames=frames, memory_dtype=memory_dtype))
+        return torch.stack([found[index] for index in range(frames)], dim=1)
+
+    def seg_prompts(self, seg_embeddings: Float[Tensor, "N C"], conditioning: Sequence[int]) -> Prompts:
+        prompt = _seg_prompt(seg_embeddings)
+        return {index: {"prompt": prompt} for index in conditioning}
+
+    def mask_prompts(self, masks: Bool[Tensor, "N K H W"], conditioning: Sequence[int]) -> Prompts:
         side = (self.image_size, self.image_size)
         shown = masks.float()
         if masks.shape[-2:] != side:
             shown = (F.interpolate(shown, size=side, mode="bilinear", align_corners=False, antialias=True) >= 0.5).float()
-        prompts = {index: {"masks": mask} for index, mask in zip(conditioning, shown.split(1, dim=1), strict=True)}
-        return self._propagate(features, len(masks), prompts, memory_dtype)
+        return {index: {"masks": mask} for index, mask in zip(conditioning, shown.split(1, dim=1), strict=True)}
 
-    def _propagate(
-        self, features: FrameFeatures, objects: int, prompts: dict[int, dict[str, Any]], memory_dtype: torch.dtype
-    ) -> Float[Tensor, "N F h4 w4"]:
-        """`prompts`: what `step` gets on the frames that are prompted."""
-        frames = features.coarse.shape[0]
-        maps = self.maps(features)
+    def propagate(
+        self,
+        shown: Iterable[tuple[int, FrameFeatures]],
+        prompts: Prompts,
+        *,
+        objects: int,
+        frames: int,
+        original: bool = False,
+        memory_dtype: torch.dtype = torch.bfloat16,
+    ) -> Iterator[tuple[int, Float[Tensor, "N h4 w4"]]]:
+        """Mask logits of N objects, frame by frame as they are shown: (index, features of this one frame), in the order of `in_order`.
+
+        Keeps the prompted frames, and of the others no more than the memory looks back at. `frames`: of the whole clip. `original`: by SAM2
+        as it was before Sa2VA's training (`self.original`).
+        """
         bank: Bank = {"cond_frame_outputs": {}, "non_cond_frame_outputs": {}}
-        logits: dict[int, Tensor] = {}
-        for index in [*prompts, *(i for i in range(frames) if i not in prompts)]:
-            rows = torch.full((objects,), index, device=features.coarse.device)
-            out = self.step(maps, rows, index, bank, frames=frames, **prompts.get(index, {}))
+        prompted, others = bank["cond_frame_outputs"], bank["non_cond_frame_outputs"]
+        for index, features in shown:
+            rows = torch.zeros(objects, dtype=torch.long, device=features.coarse.device)
+            with self.original() if original else nullcontext():
+                out = self.step(self.maps(features), rows, index, bank, frames=frames, **prompts.get(index, {}))
             out["maskmem_features"] = out["maskmem_features"].to(memory_dtype).to(features.coarse.dtype)
-            bank["cond_frame_outputs" if index in prompts else "non_cond_frame_outputs"][index] = out
-            logits[index] = out["pred_masks"][:, 0]
-            bank["non_cond_frame_outputs"].pop(index - max(self.num_maskmem, self.max_obj_ptrs_in_encoder) - 1, None)
-        return torch.stack([logits[i] for i in range(frames)], dim=1)  # (N, F, 4h, 4w)
+            (prompted if index in prompts else others)[index] = out
+            for old in [i for i in others if i < index - max(self.num_maskmem, self.max_obj_ptrs_in_encoder)]:
+                del others[old]
+            yield index, out["pred_masks"][:, 0]
 
     def maps(self, features: FrameFeatures) -> list[Tensor]:
         """The three feature maps as SAM2's tracking wants them: decoder convolutions applied to the fine two."""

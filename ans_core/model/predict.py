@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
@@ -18,10 +18,14 @@ from torch import Tensor
 from transformers import Cache
 
 from ans_core import media, prompts, rle, transforms
+from ans_core.model.grounding import FrameFeatures, in_order
 from ans_core.model.sa2va import Sa2VA, VideoMode
 from ans_core.types import RLE, ImageRef, Prediction, Request
 
 Found = TypeVar("Found")
+
+AHEAD = 8
+"""Frames of a clip that are encoded in one batch."""
 
 Constants = Literal["fp32", "bf16"]
 """Mean and standard deviation that SAM2's pictures are normalised with. `bf16`: rounded, as the reference's inference does by accident (up
@@ -153,6 +157,39 @@ def answers(model: Sa2VA, requests: Sequence[Request], way: Way) -> list[Answer]
         )
         for row, drawn, embedding, pictures in zip(ids, logits, embeddings, prompted.images, strict=True)
     ]
+
+
+@torch.no_grad()
+def follow(model: Sa2VA, request: Request, way: Way) -> tuple[str, Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]]:
+    """As `answers`, for one clip of any length: the text, then (index, masks of its N `[SEG]`) frame by frame in order of time. Frames are
+    opened when they are needed, and forgotten; masks of the seen frames wait for their turn. Without `[SEG]` there are no frames."""
+    seen = model.seen_frames(len(request.frames), way.mode)
+    prompted = prompt(model, [replace(request, frames=tuple(request.frames[index] for index in seen))])
+    (ids,) = [said(model, row) for row in generate(model, prompted, max_tokens=way.max_tokens)]
+    (embeddings,) = spoken_segs(model, prompted, [ids])
+    return text_of(model, ids), _frame_by_frame(model, request.frames, embeddings, way)
+
+
+def _frame_by_frame(
+    model: Sa2VA, frames: Sequence[ImageRef], embeddings: Float[Tensor, "N C"], way: Way
+) -> Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]:
+    if not len(embeddings):
+        return
+    width, height = transforms.open_image(frames[0]).size
+
+    def picture(index: int) -> Image.Image:
+        opened = transforms.open_image(frames[index])
+        if opened.size != (width, height):
+            raise ValueError(f"frame {index} is {opened.width} x {opened.height}, the first {width} x {height}; bring them to one size")
+        return opened
+
+    waiting: dict[int, np.ndarray] = {}
+    due = 0
+    for index, logits in tracked(model, len(frames), picture, embeddings, way):
+        waiting[index] = np.stack([upsample(z, size=model.sam2.image_size, height=height, width=width) for z in logits])
+        while due in waiting:
+            yield due, waiting.pop(due)
+            due += 1
 
 
 def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor] | None = None, *, mode: VideoMode = "sa2va") -> Prompted:
@@ -350,20 +387,42 @@ def draw(
 
 
 def track(model: Sa2VA, pictures: list[Image.Image], seg_embeddings: Float[Tensor, "N C"], way: Way) -> Float[Tensor, "N F h4 w4"]:
-    """Low-resolution mask logits of N objects in every frame of a clip.
+    """Low-resolution mask logits of N objects in every frame of a clip."""
+    found = dict(tracked(model, len(pictures), lambda index: pictures[index], seg_embeddings, way))
+    return torch.stack([found[index] for index in range(len(pictures))], dim=1)
+
+
+@torch.no_grad()
+def tracked(
+    model: Sa2VA, frames: int, picture: Callable[[int], Image.Image], seg_embeddings: Float[Tensor, "N C"], way: Way
+) -> Iterator[tuple[int, Float[Tensor, "N h4 w4"]]]:
+    """(index, low-resolution mask logits of N objects): the seen frames, then the others in order of time. Every frame is asked for and
+    encoded once, AHEAD at a time, and forgotten with the next.
 
     Mode `sa2va-i`: the seen frames are decoded each alone, as in training, and their masks, at the pictures' size, prompt the original
     SAM2 (kumuji/Sa2VA-i).
     """
-    features = model.sam2.encode(way.pixels(model, pictures))
-    seen = model.seen_frames(len(pictures), way.mode)
+    seen = model.seen_frames(frames, way.mode)
+    first = [picture(index) for index in seen]
+    known = model.sam2.encode(way.pixels(model, first))
     if way.mode == "sa2va":
-        return model.sam2.track(features, seg_embeddings, conditioning=seen)
-    frame = torch.tensor(seen, device=model.device).repeat(len(seg_embeddings))
-    alone = model.sam2.decode(features, frame, seg_embeddings.repeat_interleave(len(seen), dim=0)).logits
-    masks = F.interpolate(alone[None], size=(pictures[0].height, pictures[0].width), mode="bilinear")[0] > 0
-    with model.sam2.original():
-        return model.sam2.track_masks(features, masks.unflatten(0, (-1, len(seen))), conditioning=seen)
+        prompts_of = model.sam2.seg_prompts(seg_embeddings, seen)
+    else:
+        frame = torch.tensor(range(len(seen)), device=model.device).repeat(len(seg_embeddings))
+        alone = model.sam2.decode(known, frame, seg_embeddings.repeat_interleave(len(seen), dim=0)).logits
+        masks = F.interpolate(alone[None], size=(first[0].height, first[0].width), mode="bilinear")[0] > 0
+        prompts_of = model.sam2.mask_prompts(masks.unflatten(0, (-1, len(seen))), seen)
+
+    def shown() -> Iterator[tuple[int, FrameFeatures]]:
+        yield from ((index, known[[place]]) for place, index in enumerate(seen))
+        rest = in_order(prompts_of, frames)[len(seen) :]
+        for start in range(0, len(rest), AHEAD):
+            chosen = rest[start : start + AHEAD]
+            features = model.sam2.encode(way.pixels(model, [picture(index) for index in chosen]))
+            yield from ((index, features[[place]]) for place, index in enumerate(chosen))
+
+    original = way.mode == "sa2va-i"
+    yield from model.sam2.propagate(shown(), prompts_of, objects=len(seg_embeddings), frames=frames, original=original)
 
 
 def upsample(logits: Float[Tensor, "h w"], *, size: int, height: int, width: int) -> Bool[np.ndarray, "H W"]:

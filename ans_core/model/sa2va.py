@@ -6,7 +6,7 @@ Built from kept libraries: transformers' native InternVL (vision tower, projecto
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -149,6 +149,23 @@ class Sa2VA(nn.Module):
 
         way = Way(max_tokens=max_tokens, mode=self.video_mode(video_mode), constants=constants)
         return in_batches(requests, batch, lambda some: answers(self, some, way))
+
+    def follow(
+        self,
+        *,
+        text: str,
+        video: Sequence[media.Picture],
+        past: Sequence[tuple[str, str]] = (),
+        mask_prompts: Sequence[np.ndarray | RLE] = (),
+        max_tokens: int = 512,
+        video_mode: Literal[VideoMode, "auto"] = "auto",
+        constants: Constants = "fp32",
+    ) -> tuple[str, Iterator[tuple[int, np.ndarray]]]:
+        """As `predict`, for a video too long to be held: the text, and (index, masks (N, H, W)) frame by frame. Give files, not pixels."""
+        from ans_core.model.predict import Way, follow, request_of
+
+        request = request_of(text=text, video=video, past=past, mask_prompts=mask_prompts)
+        return follow(self, request, Way(max_tokens=max_tokens, mode=self.video_mode(video_mode), constants=constants))
 
     @property
     def device(self) -> torch.device:

@@ -217,8 +217,10 @@ def test_questions_about_one_clip_are_drawn_in_one_pass_through_it(talker: Sa2VA
     clip, other = tiny.clip(0).frames, tiny.clip(1).frames
     asked = [Request(frames=f, text=f"<image>\nPlease segment {what}.") for what in ("this", "that one", "another") for f in (clip, other)]
     tracked: list[int] = []
-    track = talker.sam2.track
-    monkeypatch.setattr(talker.sam2, "track", lambda features, segs, **rest: tracked.append(len(segs)) or track(features, segs, **rest))
+    go = talker.sam2.propagate
+    monkeypatch.setattr(
+        talker.sam2, "propagate", lambda *given, objects, **rest: tracked.append(objects) or go(*given, objects=objects, **rest)
+    )
     together = ask.predict(talker, asked, max_tokens=12, batch=6)
     drawn = sum(len(p.masks) for p in together)
     assert len(tracked) == len({r.frames for r, p in zip(asked, together, strict=True) if p.masks})

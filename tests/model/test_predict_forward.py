@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from functools import lru_cache
 from typing import Any
@@ -13,6 +14,7 @@ from PIL import Image
 
 from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
+from ans_core.model.sa2va import VideoMode
 from tests.golden import GOLDEN, arrays, error, needs_golden
 
 pytestmark = needs_golden
@@ -66,6 +68,39 @@ def test_a_batch_of_everything_is_answered_as_one_by_one():
         alone = model.predict(**q, max_tokens=8)
         assert one.text == alone.text
         assert all((a != b).mean() < 1e-3 for a, b in zip(one.masks, alone.masks, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["sa2va", "sa2va-i"])
+def test_a_clip_is_followed_frame_by_frame_with_the_same_masks(mode: VideoMode):
+    """Every frame is encoded once; between two frames the model answers other questions as ever."""
+    model, inputs, _ = copy.deepcopy(qwen2())
+    model.keep_original_decoder()
+    with torch.no_grad():
+        model.sam2.original_mask_decoder.conv_s0.weight.mul_(1.5)
+    asked = question("video") | {"video": [*inputs["pf_video_uint8"], *inputs["pf_video_uint8"][::-1]]}
+    whole = model.predict(**asked, max_tokens=8, video_mode=mode)
+    picture = model.predict(**question("image"), max_tokens=8)
+    encoded: list[int] = []
+    handle = model.sam2.image_encoder.register_forward_pre_hook(lambda module, args: encoded.append(len(args[0])))
+    text, frames = model.follow(**asked, max_tokens=8, video_mode=mode)
+    assert text == whole.text
+    for expected, (index, masks) in enumerate(frames):
+        assert index == expected
+        assert (masks[0] != whole.masks[0][index]).mean() < 1e-3
+    handle.remove()
+    assert index == 13
+    assert sum(encoded) == 14
+    _, frames = model.follow(**asked, max_tokens=8, video_mode=mode)
+    next(frames)
+    assert (model.predict(**question("image"), max_tokens=8).masks[0] == picture.masks[0]).all()
+
+
+def test_frames_of_another_size_are_found_when_they_come():
+    model, inputs, _ = qwen2()
+    video = [*inputs["pf_video_uint8"], np.zeros((8, 9, 3), np.uint8)]
+    _, frames = model.follow(text="<image>Please segment the dog.", video=video, max_tokens=8)
+    with pytest.raises(ValueError, match="frame 7 is 9 x 8, the first 200 x 140"):
+        list(frames)
 
 
 def test_earlier_turns_stand_before_the_question_as_training_wrote_them():
