@@ -11,12 +11,12 @@ import argparse
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from peak import watched
 
 from ans_core.model import checkpoint, conversion, folder
 from ans_core.model.build import build_tiny, build_tokenizer, tiny_config
@@ -34,29 +34,13 @@ def write(path: Path, *, layers: int, shard: str) -> None:
     checkpoint.save(build_tiny(config, tokenizer, seed=0), path, max_shard=shard, metadata={})
 
 
-def anonymous() -> int:
-    """Bytes of this process that are no file's."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
-    return int(line.split()[1]) * 1024
-
-
 def measured(source: str, target: str, kind: conversion.Kind, shard: str) -> None:
     """In a process of its own, after a first conversion of something small: prints the bytes over those before, and seconds."""
     conversion.convert(Path(source).with_name("small"), f"{target} warm", to=kind, metadata={})
-    before, peak, done = anonymous(), 0, threading.Event()
-
-    def look() -> None:
-        nonlocal peak
-        while not done.wait(0.002):
-            peak = max(peak, anonymous() - before)
-
-    thread = threading.Thread(target=look)
-    thread.start()
     start_s = time.monotonic()
-    conversion.convert(source, target, to=kind, max_shard=shard, metadata={})
-    done.set()
-    thread.join()
-    print(peak, time.monotonic() - start_s)
+    with watched() as peak:
+        conversion.convert(source, target, to=kind, max_shard=shard, metadata={})
+    print(peak.grown, time.monotonic() - start_s)
 
 
 def sizes(path: Path) -> tuple[int, int, int]:

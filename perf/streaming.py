@@ -11,21 +11,16 @@ import argparse
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
+from peak import watched
 from PIL import Image
 
 from ans_core import prompts
 from ans_core.data.clips import draw_clip
 
 SIDE = 128
-
-
-def anonymous() -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
-    return int(line.split()[1]) * 1024
 
 
 def measured(model: str, folder: Path, frames: int, way: str) -> None:
@@ -35,27 +30,17 @@ def measured(model: str, folder: Path, frames: int, way: str) -> None:
     video = sorted(folder.iterdir())
     text = prompts.VIDEO_EVAL.format(text="the circle")
     loaded.predict(text=text, video=video[:16], max_tokens=24)
-    before, peak, done = anonymous(), 0, threading.Event()
-
-    def look() -> None:
-        nonlocal peak
-        while not done.wait(0.01):
-            peak = max(peak, anonymous() - before)
-
-    thread = threading.Thread(target=look)
-    thread.start()
     start_s = time.monotonic()
     shown = [video[i % len(video)] for i in range(frames)]
-    if way == "follow":
-        said, masks = loaded.follow(text=text, video=shown, max_tokens=24)
-        drawn = sum(len(mask) for _, mask in masks)
-    else:
-        answer = loaded.predict(text=text, video=shown, max_tokens=24)
-        said, drawn = answer.text, sum(len(mask) for mask in answer.masks)
-    done.set()
-    thread.join()
+    with watched() as peak:
+        if way == "follow":
+            said, masks = loaded.follow(text=text, video=shown, max_tokens=24)
+            drawn = sum(len(mask) for _, mask in masks)
+        else:
+            answer = loaded.predict(text=text, video=shown, max_tokens=24)
+            said, drawn = answer.text, sum(len(mask) for mask in answer.masks)
     took_s = time.monotonic() - start_s
-    print(f"{way}, {frames} frames: {peak / 1e6:.0f} MB, {took_s / frames * 1000:.0f} ms a frame ({drawn} masks, {said!r})")
+    print(f"{way}, {frames} frames: {peak.grown / 1e6:.0f} MB, {took_s / frames * 1000:.0f} ms a frame ({drawn} masks, {said!r})")
 
 
 def main() -> None:
