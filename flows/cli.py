@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -122,19 +123,22 @@ def convert(arguments: argparse.Namespace) -> int:
 def evaluate(arguments: argparse.Namespace) -> int:
     """The benchmarks of params.yaml on any checkpoint, outside the pipeline."""
     from ans_core.config import load
-    from ans_core.stages.evaluate import run as evaluate_stage
+    from ans_core.model.checkpoint import weights_hash
+    from ans_core.stages import evaluate as stage
     from tasks.process import held
 
     here, checkpoint = root(), Path(arguments.checkpoint).resolve()
     config = load(here / "params.yaml")
-    out = here / ".ans/eval" / checkpoint.name
-    scratch = here / ".ans/scratch" / config.profile / "eval" / checkpoint.name
+    asked = json.dumps([weights_hash(checkpoint), config.model_dump(mode="json")])  # what a killed run goes on with must be of the same
+    key = f"{checkpoint.name}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+    out, scratch = here / ".ans/eval" / key, here / ".ans/scratch" / config.profile / "eval" / key
     out.mkdir(parents=True, exist_ok=True)
     scratch.mkdir(parents=True, exist_ok=True)
     runs = here / "runs" / config.profile
     inputs = {"data": runs / "data", "base": runs / "base", "sft": runs / "sft", "model": checkpoint}
     with held(here / ".ans/stage.lock", "ans eval"):
-        metrics = evaluate_stage(config, inputs=inputs, out=out, scratch=scratch, log=lambda metrics, step: None, row="rl")
+        metrics = stage.run(config, inputs=inputs, out=out, scratch=scratch, log=lambda metrics, step: None, row="rl")
+    shutil.rmtree(scratch)
     for name, value in sorted(metrics.items()):
         print(f"{name:<48} {value:.4f}")
     print("predictions and overlays:", out)

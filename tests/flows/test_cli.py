@@ -1,3 +1,4 @@
+import argparse
 import copy
 import json
 import subprocess
@@ -13,6 +14,7 @@ from PIL import Image
 from ans_core import rle
 from ans_core.model import Sa2VA, checkpoint
 from ans_core.model import predict as ask
+from ans_core.stages import evaluate
 from ans_core.types import Request
 from flows import cli, doctor
 from flows.compare import table
@@ -121,3 +123,28 @@ def test_predict_writes_the_answer_its_masks_and_overlays(
     with Image.open(out / ("overlay.gif" if what == "video" else "overlay.png")) as overlay:
         assert (overlay.size, getattr(overlay, "n_frames", 1)) == ((64, 64), frames)
     assert ("4 frames, video mode sa2va-i" in capsys.readouterr().out) == (what == "video")
+
+
+def test_eval_never_goes_on_with_the_answers_of_another_model_or_of_other_settings(
+    tmp_path: Path, tiny_model: Sa2VA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two checkpoints of one name, then the first with other settings: each has its own scratch, which is gone afterwards."""
+    seen: list[Path] = []
+    monkeypatch.setattr(evaluate, "run", lambda config, *, scratch, **rest: seen.append(scratch) or {})
+    monkeypatch.setattr(cli, "root", lambda: tmp_path)
+    text = (ROOT / "params.yaml").read_text()
+    (tmp_path / "params.yaml").write_text(text)
+    other = copy.deepcopy(tiny_model)
+    with torch.no_grad():
+        other.text_hidden_fcs[0].bias.add_(1)
+    for folder, model in (("one", tiny_model), ("other", other)):
+        checkpoint.save(model, tmp_path / folder / "model", metadata={})
+        assert cli.evaluate(eval_of(tmp_path / folder)) == 0
+    (tmp_path / "params.yaml").write_text(text.replace("loop_samples: ", "loop_samples: 1"))
+    assert cli.evaluate(eval_of(tmp_path / "one")) == 0
+    assert len(set(seen)) == 3
+    assert not any(scratch.exists() for scratch in seen)
+
+
+def eval_of(folder: Path) -> argparse.Namespace:
+    return cli.parser().parse_args(["eval", str(folder / "model")])
