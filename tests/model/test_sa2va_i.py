@@ -16,9 +16,8 @@ from ans_core.model import Sa2VA, checkpoint, conversion
 from ans_core.model import predict as ask
 from tests import tiny
 from tests.golden import GOLDEN, arrays, error, needs_golden
+from tests.model.test_conversion import equal, tensors
 from tests.model.test_parity import clip, to_image_size
-
-TRAINED = "grounding_encoder.sam2_model.sam_mask_decoder_modified."
 
 
 @pytest.fixture(autouse=True)
@@ -118,11 +117,6 @@ def sam2_file(tmp_path: Path) -> Path:
     return tmp_path / "sam2_hiera_large.pt"
 
 
-def same_files(one: Path, other: Path) -> bool:
-    left, right = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
-    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) and left[k].dtype == right[k].dtype for k in left)
-
-
 @needs_golden
 def test_a_release_with_two_decoders_comes_back_byte_for_byte(tmp_path: Path, released: Path):
     told = conversion.account(released)
@@ -131,7 +125,7 @@ def test_a_release_with_two_decoders_comes_back_byte_for_byte(tmp_path: Path, re
     assert conversion.account(tmp_path / "ours").kind == "native"
     assert Sa2VA.from_pretrained(tmp_path / "ours").video_mode("auto") == "sa2va-i"
     conversion.convert(tmp_path / "ours", tmp_path / "back", to="sa2va-i", metadata={})
-    assert same_files(tmp_path / "back", released)
+    assert equal(tensors(tmp_path / "back"), tensors(released))
 
 
 @needs_golden
@@ -146,7 +140,7 @@ def test_the_original_decoder_is_added_from_sam2s_own_file(tmp_path: Path, relea
 @needs_golden
 def test_upstreams_layout_leaves_the_original_decoder_out(tmp_path: Path, released: Path):
     conversion.convert(released, tmp_path / "out", to="upstream", metadata={})
-    assert same_files(tmp_path / "out", GOLDEN / "qwen2")
+    assert equal(tensors(tmp_path / "out"), tensors(GOLDEN / "qwen2"))
 
 
 @needs_golden
