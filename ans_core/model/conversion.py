@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from ans_core import prompts
 from ans_core.model import checkpoint, layouts
 from ans_core.model import folder as folders
-from ans_core.model.grounding import Grounding, GroundingConfig
+from ans_core.model.grounding import GroundingConfig
 from ans_core.model.sa2va import Sa2VA, Sa2VAConfig
 
 Kind = Literal["native", "upstream", "sa2va-i"]
@@ -34,8 +34,8 @@ KINDS = {checkpoint.OUR_TYPE: "native", checkpoint.RELEASE_TYPE: "upstream", che
 OTHER_FAMILIES = ("qwen", "llava")
 """In the names of Sa2VA releases that are built on other models."""
 
-ORIGINAL = "sam2.original_mask_decoder."
-"""Our names of SAM2's mask decoder from before Sa2VA's training."""
+TRAINED, ORIGINAL = "sam2.sam_mask_decoder.", "sam2.original_mask_decoder."
+"""Our names of SAM2's mask decoder after and before Sa2VA's training."""
 
 LORA_ALPHA_PER_RANK = 2.0
 """Upstream trains with r = 128, alpha = 256; its state holds the rank alone."""
@@ -141,23 +141,22 @@ def convert(
         raise ValueError(f"{source} is an {told.kind}, half of a Sa2VA: import it together with SAM2 (base.internvl, base.sam2)")
     native = _to_native(reader.shapes, layouts.layout_of(config), told.kind)
     if sam2:
-        added = _original_decoder(checkpoint.sam2_file(sam2), checkpoint.empty(config, tokenizer).sam2, to)
+        wanted = {name: _made(recipe, reader.shapes).shape for name, recipe in native.items() if name.startswith(TRAINED)}
+        added = _original_decoder(checkpoint.sam2_file(sam2), wanted, config, to)
         config = replace(config, grounding=replace(config.grounding, original_decoder=True))
         reader.add(added)
-        native |= {name: ((name,), _as_it_is) for name in added}
+        native |= _unchanged(added)
     elif to == "sa2va-i" and not config.grounding.original_decoder:
         raise ValueError(f"{source} holds one mask decoder; sa2va-i needs SAM2's original one too: --sam2 sam2_hiera_large.pt")
-    recipes = {name: ((name,), _as_it_is) for name in reader.shapes} if told.kind == to else _from_native(native, config, to)
-    shapes = {name: make([reader.shapes[i] for i in inputs]) for name, (inputs, make) in recipes.items()}
+    recipes = _unchanged(reader.shapes) if told.kind == to else _from_native(native, config, to)
+    shapes = {name: _made(recipe, reader.shapes) for name, recipe in recipes.items()}
     plan = split_torch_state_dict_into_shards(shapes, max_shard_size=max_shard)
     total = sum(t.numel() * t.element_size() for t in shapes.values())
     with folders.written_whole(target, size=total) as unfinished:
         for file, names in plan.filename_to_tensors.items():
-            shard = {}
-            for name in names:
-                inputs, make = recipes[name]
-                shard[name] = make([reader[i] for i in inputs]).contiguous()
-            save_file(shard, unfinished / file, metadata={"format": "pt"})
+            inputs = {i for name in names for i in recipes[name][0]}
+            read = {i: reader[i] for i in inputs}  # views of the source's files: held for a shard, they take no memory
+            save_file({name: _made(recipes[name], read).contiguous() for name in names}, unfinished / file, metadata={"format": "pt"})
         if plan.is_sharded:
             index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
             (unfinished / folders.WEIGHTS_INDEX).write_text(json.dumps(index, indent=1) + "\n")
@@ -169,27 +168,31 @@ def convert(
         folders.write_manifest(unfinished, metadata)
 
 
-def _original_decoder(file: Path, model: Grounding, to: Kind) -> dict[str, Tensor]:
-    """The mask decoder of a SAM2 file by the names that it has in a model as the original one."""
-    if model.config.original_decoder:
+def _original_decoder(file: Path, wanted: Mapping[str, torch.Size], config: Sa2VAConfig, to: Kind) -> dict[str, Tensor]:
+    """The mask decoder of a SAM2 file by the names that it has in a model as the original one. `wanted`: the trained one's shapes."""
+    if config.grounding.original_decoder:
         raise ValueError(f"the source holds an original mask decoder already; leave --sam2 {file} out")
     if to == "upstream":
         raise ValueError("upstream's layout has one mask decoder; add SAM2's original one with --to native or --to sa2va-i")
-    wanted = model.sam_mask_decoder.state_dict()
     found = {k.removeprefix("sam_mask_decoder."): t for k, t in checkpoint.sam2_tensors(file) if k.startswith("sam_mask_decoder.")}
-    if problems := checkpoint.misfits({k: t.shape for k, t in wanted.items()}, {k: t.shape for k, t in found.items()}):
+    if problems := checkpoint.misfits({k.removeprefix(TRAINED): s for k, s in wanted.items()}, {k: t.shape for k, t in found.items()}):
         raise ValueError(f"the mask decoder of {file} does not fit: {'; '.join(problems)}")
     return {ORIGINAL + name: tensor for name, tensor in found.items()}
 
 
-def _as_it_is(parts: list[Tensor]) -> Tensor:
-    return parts[0]
+def _made(recipe: Recipe, tensors: Mapping[str, Tensor]) -> Tensor:
+    inputs, make = recipe
+    return make([tensors[i] for i in inputs])
+
+
+def _unchanged(names: Iterable[str]) -> dict[str, Recipe]:
+    return {name: ((name,), lambda parts: parts[0]) for name in names}
 
 
 def _to_native(shapes: Mapping[str, Tensor], layout: layouts.Layout, kind: str) -> dict[str, Recipe]:
     """How our tensors are made of the source's."""
     if kind == "native":
-        return {name: ((name,), _as_it_is) for name in shapes}
+        return _unchanged(shapes)
     return {name: ((key,), _cutting(key, place, layout)) for key in shapes for place, name in enumerate(layouts.native_names(key, layout))}
 
 
