@@ -247,8 +247,20 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    """argparse leaves words over that follow an option: of `ans profile tiny --force a=b` they are settings, anything else is an error."""
+    top = parser()
+    arguments, rest = top.parse_known_args(words)
+    unknown = [word for word in rest if word.startswith("-") or arguments.function is not profile]
+    if unknown:
+        top.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if rest:
+        arguments.settings += rest
+    return arguments
+
+
 def main() -> None:
-    arguments = parser().parse_args()
+    arguments = parse()
     os.environ.update(environment())
     try:
         sys.exit(arguments.function(arguments))

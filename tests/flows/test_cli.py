@@ -45,6 +45,28 @@ def test_an_unknown_profile_is_one_line_not_a_traceback() -> None:
     assert done.stderr.startswith("ans: no profile named 'tinny' (did you mean 'tiny'?)")
 
 
+@pytest.mark.parametrize("words", ["tiny a=1 b=2 --force", "--force tiny a=1 b=2", "tiny --force a=1 b=2", "tiny a=1 --force b=2"])
+def test_options_stand_anywhere_among_a_profiles_settings(words: str) -> None:
+    arguments = cli.parse(["profile", *words.split()])
+    assert (arguments.name, arguments.settings, arguments.force) == ("tiny", ["a=1", "b=2"], True)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("profile tiny --forse a=1", "--forse"),
+        ("profile --forse tiny a=1", "--forse"),
+        ("profile tiny --force a=1 --sett b=2", "--sett"),
+        ("stage sft --force rl", "rl"),
+        ("doctor --look-only now", "now"),
+    ],
+)
+def test_words_that_no_command_knows_are_named(capsys: pytest.CaptureFixture[str], words: str, named: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.parse(words.split())
+    assert capsys.readouterr().err.endswith(f"ans: error: unrecognized arguments: {named}\n")
+
+
 def test_what_is_wrong_with_the_input_is_one_line() -> None:
     done = ans("convert", "somewhere")
     assert (done.returncode, done.stdout) == (2, "")
