@@ -1,0 +1,73 @@
+"""What every judge can do, and the self-check that drafted questions must pass before any caption is asked them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Protocol, TypeVar, runtime_checkable
+
+from ans_core.rewards.judge.questions import Question, Questions
+
+Asked = Sequence[tuple[str, Questions]]
+"""(caption, the questions of its true caption)."""
+Choice = tuple[int, ...]
+"""The option chosen, question by question."""
+T = TypeVar("T")
+STATS = ("calls", "cached", "failed", "parse_failed", "tokens_in", "tokens_out", "cost", "latency_s")
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """What is asked comes back in the order asked, as a future: nobody waits but who wants the result. None: no judgement."""
+
+    def submit(self, asked: Asked) -> Future[list[float | None]]:
+        """Rewards in [0, 1]. A caption without words earns 0; where there are no questions there is no judgement."""
+        ...
+
+    def choose(self, asked: Asked) -> Future[list[Choice | None]]:
+        """The answers themselves."""
+        ...
+
+    def write(self, captions: Sequence[str], *, positives: int, negatives: int) -> Future[list[Questions | None]]:
+        """Drafts up to so many questions from each true caption, and one of recognition. Empty: nothing can be asked of it."""
+        ...
+
+    def stats(self) -> dict[str, float]:
+        """Since the last time it was asked, by the names of STATS. calls: requests answered or given up, retries not counted; cached:
+        answered without one; failed: no judgement for the endpoint's sake; parse_failed: replies nobody can read; cost: USD; latency_s:
+        mean of the answered calls."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def finished(values: list[T]) -> Future[list[T]]:
+    """What a judge that does not wait for anybody returns."""
+    future: Future[list[T]] = Future()
+    future.set_result(values)
+    return future
+
+
+def self_checked(judge: Judge, captions: Sequence[str], drafted: Sequence[Questions]) -> list[Questions]:
+    """Of every true caption the questions that it answers with a score of 1 and that saying nothing answers with at most 0.
+
+    None are left where the recognition or all positives are lost: the rest alone would pay for saying little. A caption that the judge
+    cannot answer for has none either.
+    """
+    asked = list(zip(captions, drafted, strict=True))
+    answers = judge.choose([*asked, *(("", questions) for questions in drafted)]).result()
+    of_truth, of_nothing = answers[: len(asked)], answers[len(asked) :]
+    return [_kept(*row) for row in zip(drafted, of_truth, of_nothing, strict=True)]
+
+
+def _kept(questions: Questions, of_truth: Choice | None, of_nothing: Choice | None) -> Questions:
+    if of_truth is None or of_nothing is None:
+        return ()
+    rows = zip(questions, of_truth, of_nothing, strict=True)
+    kept = tuple(question for question, true, empty in rows if _passes(question, true, empty))
+    kinds = {question.kind for question in kept}
+    return kept if {"recognition", "positive"} <= kinds else ()
+
+
+def _passes(question: Question, true: int, empty: int) -> bool:
+    return question.options[true].score == 1 and question.options[empty].score <= 0

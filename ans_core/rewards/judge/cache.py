@@ -1,0 +1,41 @@
+"""Replies of a model by the content of what it was asked, in a SQLite file that several processes may share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+BUSY_S = 30.0
+
+
+def key_of(*, model: str, prompt_version: str, parameters: dict[str, Any], content: Any) -> str:
+    """sha256 over all that decides a reply. `content`: what is asked, as JSON values."""
+    parts = [SCHEMA_VERSION, model, prompt_version, parameters, content]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+class Cache:
+    """Holds what was understood; failures and unreadable replies are never put in. Used from one thread at a time. The file lies on a
+    local disk: SQLite's write-ahead log does not work over a network file system."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._database = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = NORMAL")
+        self._database.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL, written_s REAL NOT NULL)")
+
+    def get(self, key: str) -> str | None:
+        row = self._database.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def put(self, key: str, reply: str) -> None:
+        self._database.execute("INSERT OR REPLACE INTO replies VALUES (?, ?, ?)", (key, reply, time.time()))
+
+    def close(self) -> None:
+        self._database.close()
