@@ -69,6 +69,11 @@ STAGES: tuple[Stage, ...] = (
         name="sft", version="1", inputs=("data", "base"), out="sft", sections=("sft", "seed"),
         distributed=True, timeout_s=14 * DAY_S,
     ),
+    # Not the whole section: how the endpoint is asked does not decide what is written.
+    Stage(
+        name="judge_questions", version="1", inputs=("data",), out="questions", gpu=False,
+        sections=("judge.model", "judge.positives", "judge.negatives"),
+    ),
     Stage(
         name="rl", version="1", inputs=("data", "base", "sft"), out="rl",
         sections=("rl", "sft.mask_points", "sft.mask_size", "sft.mask_weight", "sft.dice_weight", "seed"),

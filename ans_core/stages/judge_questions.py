@@ -1,0 +1,72 @@
+"""judge_questions: the true captions that RL trains on in, what the judge asks of sampled ones out (questions.jsonl)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ans_core import data
+from ans_core.config import Config
+from ans_core.rewards.judge.base import Judge, self_checked
+from ans_core.rewards.judge.questions import Questions, write_questions
+from ans_core.stages.judging import judge_of
+from ans_core.types import Log
+
+FILE = "questions.jsonl"
+CHUNK = 64
+"""Captions between two looks at whether the judge still answers."""
+CHUNK_DEADLINE_S = 1800.0
+"""No training step waits here: slow endpoints may take their time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Written:
+    """Of one caption."""
+
+    questions: Questions
+    drafted: int
+
+
+def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
+    """inputs: data. Captions alike are asked about alike. Started again after a failure, the judge's cache has what was done, so
+    `scratch` stays empty. RuntimeError where the endpoint fails."""
+    samples = [s for s in data.of_kind(data.sources(inputs["data"], "train"), "region_caption") if len(s.masks) == 1]
+    captions = list(dict.fromkeys(sample.text for sample in samples))
+    written: dict[str, _Written] = {}
+    with closing(judge_of(cfg, deadline_s=CHUNK_DEADLINE_S)) as judge, tqdm(total=len(captions), desc="questions") as bar:
+        for start in range(0, len(captions), CHUNK):
+            chunk = captions[start : start + CHUNK]
+            found = write_chunk(judge, chunk, positives=cfg.judge.positives, negatives=cfg.judge.negatives)
+            written |= dict(zip(chunk, found, strict=True))
+            stats = judge.stats()
+            log({f"judge/{name}": value for name, value in stats.items()}, start + len(chunk))
+            if stats["failed"]:
+                raise RuntimeError(
+                    f"the judge's endpoint gave no answer {stats['failed']:.0f} times; the log file says why. Run again to go on from here"
+                )
+            bar.update(len(chunk))
+    write_questions(out / FILE, {(sample.dataset, sample.sample_id): written[sample.text].questions for sample in samples})
+    return _metrics(len(samples), list(written.values()))
+
+
+def write_chunk(judge: Judge, captions: Sequence[str], *, positives: int, negatives: int) -> list[_Written]:
+    """Drafts that nobody can read count as none."""
+    drafted = [draft or () for draft in judge.write(captions, positives=positives, negatives=negatives).result()]
+    checked = self_checked(judge, captions, drafted)
+    return [_Written(questions=kept, drafted=len(draft)) for kept, draft in zip(checked, drafted, strict=True)]
+
+
+def _metrics(samples: int, written: Sequence[_Written]) -> dict[str, float]:
+    """Means over different captions. A caption without questions is paid by METEOR alone."""
+    drafted, kept = sum(w.drafted for w in written), sum(len(w.questions) for w in written)
+    return {
+        "samples": float(samples),
+        "captions": float(len(written)),
+        "captions_without_questions": float(sum(not w.questions for w in written)),
+        "questions_per_caption": kept / len(written) if written else 0.0,
+        "dropped_by_self_check": 1 - kept / drafted if drafted else 0.0,
+    }

@@ -1,0 +1,27 @@
+"""Settings -> the judge they name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ans_core import dist
+from ans_core.config import Config
+from ans_core.rewards.judge.base import Judge
+from ans_core.rewards.judge.chat import Price
+from ans_core.rewards.judge.endpoint import EndpointJudge
+from ans_core.rewards.judge.rules import RuleJudge
+
+
+def judge_of(cfg: Config, *, deadline_s: float | None = None) -> Judge:
+    """To be closed after use. `deadline_s` None: the setting's. Calls at a time and the cost limit are this process's share."""
+    settings = cfg.judge
+    if not settings.model:
+        return RuleJudge()
+    processes = dist.world_size()
+    limit = settings.max_cost_usd / processes
+    return EndpointJudge(
+        model=settings.model, base_url=settings.base_url, api_key_env=settings.api_key_env, cache=Path(settings.cache),
+        concurrency=max(1, settings.concurrency // processes), timeout_s=settings.timeout_s, retries=settings.retries,
+        deadline_s=settings.deadline_s if deadline_s is None else deadline_s,
+        price=Price(tokens_in=settings.price_in, tokens_out=settings.price_out, limit=limit),
+    )  # fmt: skip
