@@ -22,14 +22,15 @@ demo: setup  ## the whole pipeline: make demo [PROFILE=tiny|smoke]
 	$(BIN)/ans run
 
 test: setup  ## every test, also the slow ones
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 -q
+	$(BIN)/python -m pytest -m slow
 
 check: setup  ## lint, types, import contracts, fast tests (< 2 minutes)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -m "not slow and not gpu" -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 -q
 
 format: setup
 	$(BIN)/ruff check --fix .

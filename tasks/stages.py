@@ -58,6 +58,9 @@ def _evaluate(row: str) -> Stage:
     )  # fmt: skip
 
 
+JUDGED = ("judge.model", "judge.meteor_weight", "judge.judge_weight", "judge.on_failure")
+"""What of the judge decides a reward."""
+
 # fmt: off
 STAGES: tuple[Stage, ...] = (
     Stage(name="prepare", version="1", out="data", sections=("prepare", "seed"), gpu=False, retries=0),
@@ -75,8 +78,8 @@ STAGES: tuple[Stage, ...] = (
         sections=("judge.model", "judge.positives", "judge.negatives"),
     ),
     Stage(
-        name="rl", version="1", inputs=("data", "base", "sft"), out="rl",
-        sections=("rl", "sft.mask_points", "sft.mask_size", "sft.mask_weight", "sft.dice_weight", "seed"),
+        name="rl", version="2", inputs=("data", "base", "sft", "questions"), out="rl",
+        sections=("rl", *JUDGED, "sft.mask_points", "sft.mask_size", "sft.mask_weight", "sft.dice_weight", "seed"),
         distributed=True, timeout_s=14 * DAY_S,
     ),
     Stage(

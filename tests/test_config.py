@@ -1,9 +1,15 @@
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
-from ans_core.config import Config, ConfigError, load, resolve
+from ans_core.config import Config, ConfigError, LoopName, RewardName, Rl, TextRewardName, load, resolve
+from ans_core.rewards import CORPUS_REWARDS, REWARDS
+from ans_core.rl import grpo
+from ans_core.rl.curriculum import CURRICULA
+from ans_core.rl.dual_loop import LOOPS
+from ans_core.rl.mask_policy import MASK_POLICIES
 
 ROOT = Path(__file__).resolve().parents[1]
 PROFILES = ROOT / "profiles"
@@ -46,8 +52,27 @@ def test_an_unknown_key_inside_a_list_is_located(tmp_path: Path) -> None:
 
 def test_an_unknown_loop_is_refused(tmp_path: Path) -> None:
     values = resolve(PROFILES / "tiny.yaml")
-    with pytest.raises(ConfigError, match=r"rl.loops.captoin.*Input should be 'caption' or 'mask'"):
+    with pytest.raises(ConfigError, match=r"rl.loops.captoin.*Input should be 'caption', 'mask', 'describe' or 'vqa'"):
         load(written(tmp_path, rl=values["rl"] | {"loops": {"captoin": 1.0}}))
+
+
+def test_an_unknown_reward_is_refused(tmp_path: Path) -> None:
+    values = resolve(PROFILES / "tiny.yaml")
+    with pytest.raises(ConfigError, match=r"rl.rewards_caption.metoer.*Input should be 'iou', 'meteor'"):
+        load(written(tmp_path, rl=values["rl"] | {"rewards_caption": {"metoer": 1.0}}))
+
+
+def test_the_names_that_rl_can_be_set_to_are_those_that_there_are() -> None:
+    """Written down twice, so that reading settings loads no model code."""
+    assert set(get_args(LoopName)) == set(LOOPS)
+    assert set(get_args(RewardName)) == {*REWARDS, *CORPUS_REWARDS}
+    assert set(get_args(TextRewardName)) <= set(get_args(RewardName))
+    for field, known in (
+        ("mask_policy", set(MASK_POLICIES)),
+        ("curriculum", {"none", *CURRICULA}),
+        ("objective", set(get_args(grpo.Form))),
+    ):
+        assert set(get_args(Rl.model_fields[field].annotation)) == known
 
 
 def test_a_value_of_the_wrong_kind_is_refused_with_the_value(tmp_path: Path) -> None:

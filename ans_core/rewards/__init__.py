@@ -1,17 +1,27 @@
 """Rewards: (answer, truth) -> a number in [0, 1]; the truth itself earns 1. A new one is a file and a line here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from ans_core.rewards.cider import cider_of
+from ans_core.rewards.confidence import confidence
 from ans_core.rewards.format import well_formed
 from ans_core.rewards.iou import iou
+from ans_core.rewards.kinds import Reward
 from ans_core.rewards.meteor import meteor_nltk, meteor_surface
-from ans_core.types import Prediction
 
-Reward = Callable[[Prediction, Prediction], float]
+__all__ = ["CORPUS_REWARDS", "REWARDS", "Reward", "corpus_rewards"]
 
 REWARDS: dict[str, Reward] = {
     "iou": iou,
     "meteor": meteor_surface,
     "meteor_nltk": meteor_nltk,
     "format": well_formed,
+    "confidence": confidence,
 }
+
+CORPUS_REWARDS: dict[str, Callable[[Sequence[str]], Reward]] = {"cider": cider_of}
+"""Those that weigh words by how rare they are among the true texts."""
+
+
+def corpus_rewards(corpus: Sequence[str]) -> dict[str, Reward]:
+    return {name: made(corpus) for name, made in CORPUS_REWARDS.items()}

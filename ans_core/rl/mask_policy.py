@@ -1,13 +1,15 @@
-"""Masks as actions: mask logits of the policy -> G masks to try, and the log-probability of a tried one under any later policy.
+"""Masks as actions: what the policy draws -> G masks to try, and the log-probability of a tried one under any later policy.
 
-`grid_gaussian`: the action is a K x K grid of Gaussian numbers around the pooled logits, so that whole parts of a mask grow or shrink. A
-mask made from text by one `[SEG]` token has no randomness of its own: its token's log-probability teaches nothing about its shape.
+A mask made from text by one `[SEG]` token has no randomness of its own: its token's log-probability teaches nothing about its shape. Each
+policy here puts the randomness somewhere: a new one is a class and a line in MASK_POLICIES.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -15,49 +17,217 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 TARGET_IOU = (0.75, 0.92)
-"""Mean pairwise IoU of a group that sigma is steered to: different enough to learn from, near enough to be masks."""
-SIGMA_STEP = 0.05
+"""Mean pairwise IoU of a group that the width is steered to: different enough to learn from, near enough to be masks."""
+WIDTH_STEP = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """What a policy draws for B texts."""
+
+    embeddings: Float[Tensor, "B C"]
+    """Of the `[SEG]` tokens, as the mask decoder gets them."""
+    logits: Float[Tensor, "B h w"]
+    """Of the mask that counts: the one with the best predicted IoU."""
+    choices: Float[Tensor, "B M H W"]
+    """The decoder's M masks."""
+    ious: Float[Tensor, "B M"]
+    """Their predicted IoUs."""
+    words: Float[Tensor, " B"]
+    """Mean log-probability of the answer's tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskActions:
     """What was done, kept as it was: a later log-probability never draws anew."""
 
-    grid: Float[Tensor, "B G K K"]
-    """The Gaussian actions u."""
+    choice: Tensor
+    """(B, G, ...) the numbers that were drawn."""
     masks: Bool[Tensor, "B G h w"]
+    confidence: Float[Tensor, "B G"]
+    """Mean probability that the mask's pixels are foreground, 0.5 to 1; 0 where it is empty."""
     scale: float
-    sigma: float
+    width: float
 
 
-def pooled(logits: Float[Tensor, "B h w"], *, cells: int, scale: float) -> Float[Tensor, "B K K"]:
-    """The policy's mean: logits averaged over K x K cells, in units of the logit scale."""
-    return F.adaptive_avg_pool2d(logits[:, None], cells)[:, 0] / scale
+Decode = Callable[[Float[Tensor, "P C"]], Float[Tensor, "P h w"]]
+"""Embeddings, G for each of the B pictures in order -> mask logits by the decoder that acts."""
 
 
-def act(logits: Float[Tensor, "B h w"], *, group: int, cells: int, sigma: float, scale: float, generator: torch.Generator) -> MaskActions:
-    """G noisy versions of every mask: low-frequency Gaussian noise on the logits, thresholded. The detail within a cell is kept."""
-    mean = pooled(logits, cells=cells, scale=scale)
-    noise = torch.randn((len(logits), group, cells, cells), generator=generator, device=logits.device)
-    grid = mean[:, None] + sigma * noise
-    change = scale * sigma * F.interpolate(noise, size=logits.shape[-2:], mode="bilinear", align_corners=False)
-    return MaskActions(grid=grid, masks=logits[:, None] + change > 0, scale=scale, sigma=sigma)
+@runtime_checkable
+class MaskPolicy(Protocol):
+    explores: ClassVar[bool]
+    """Whether its width can be steered."""
+
+    def spread(self, drawn: Drawn) -> float:
+        """The unit that its width is measured in: a mean over samples."""
+
+    def act(
+        self, drawn: Drawn, *, width: float, scale: float, generators: Sequence[torch.Generator], group: int, decode: Decode
+    ) -> MaskActions:
+        """G masks of each sample, by the sample's generator."""
+
+    def log_prob(self, drawn: Drawn, actions: MaskActions) -> Float[Tensor, "B G"]:
+        """Of the stored actions, up to a constant, as mean over an action's numbers: a sum would make every ratio extreme."""
+
+    def kl(self, drawn: Drawn, reference: Drawn, actions: MaskActions) -> Float[Tensor, ""]:
+        """KL(policy || reference) of the distributions of actions, exact, per number, mean over samples."""
 
 
-def log_prob(logits: Float[Tensor, "B h w"], actions: MaskActions) -> Float[Tensor, "B G"]:
-    """Gaussian log-density of the actions up to a constant, as mean over the K x K numbers: a sum would make every ratio extreme."""
-    mean = pooled(logits, cells=actions.grid.shape[-1], scale=actions.scale)
-    return -(actions.grid - mean[:, None]).pow(2).mean((2, 3)) / (2 * actions.sigma**2)
+class _Gaussian:
+    """Gaussian noise around a mean that the gradient reaches."""
+
+    explores: ClassVar[bool] = True
+
+    def mean(self, drawn: Drawn) -> Tensor:
+        """(B, ...)"""
+        raise NotImplementedError
+
+    def log_prob(self, drawn: Drawn, actions: MaskActions) -> Float[Tensor, "B G"]:
+        mean = self.mean(drawn) / actions.scale
+        return -(actions.choice - mean[:, None]).pow(2).flatten(2).mean(2) / (2 * actions.width**2)
+
+    def kl(self, drawn: Drawn, reference: Drawn, actions: MaskActions) -> Float[Tensor, ""]:
+        difference = (self.mean(drawn) - self.mean(reference)) / actions.scale
+        return difference.pow(2).mean() / (2 * actions.width**2)
 
 
-def kl(logits: Float[Tensor, "B h w"], reference: Float[Tensor, "B h w"], actions: MaskActions) -> Float[Tensor, ""]:
-    """KL of the two Gaussians, exact, per number of the grid; mean over samples."""
-    cells = actions.grid.shape[-1]
-    difference = pooled(logits, cells=cells, scale=actions.scale) - pooled(reference, cells=cells, scale=actions.scale)
-    return difference.pow(2).mean() / (2 * actions.sigma**2)
+@dataclass(frozen=True)
+class GridGaussian(_Gaussian):
+    """The action is a cells x cells grid around the pooled logits, so that whole parts of a mask grow or shrink; the detail within a cell
+    is kept. Its gradient reaches all that draws, SAM2's mask decoder too."""
+
+    cells: int
+
+    def mean(self, drawn: Drawn) -> Float[Tensor, "B K K"]:
+        return F.adaptive_avg_pool2d(drawn.logits[:, None], self.cells)[:, 0]
+
+    def spread(self, drawn: Drawn) -> float:
+        return float(drawn.logits.flatten(1).std(1).mean())
+
+    def act(
+        self, drawn: Drawn, *, width: float, scale: float, generators: Sequence[torch.Generator], group: int, decode: Decode
+    ) -> MaskActions:
+        noise = _normal((group, self.cells, self.cells), generators, drawn.logits.device)
+        change = scale * width * F.interpolate(noise, size=drawn.logits.shape[-2:], mode="bilinear", align_corners=False)
+        choice = self.mean(drawn)[:, None] / scale + width * noise
+        return _actions(choice, drawn.logits[:, None] + change, scale=scale, width=width)
 
 
-def steered(sigma: float, pairwise_iou: float) -> float:
-    """The next step's sigma: wider where the group's masks are too alike, narrower where they are too different."""
+class SegGaussian(_Gaussian):
+    """The action is the `[SEG]` embedding; the mask decoder belongs to the environment and gets no gradient."""
+
+    def mean(self, drawn: Drawn) -> Float[Tensor, "B C"]:
+        return drawn.embeddings
+
+    def spread(self, drawn: Drawn) -> float:
+        return float(drawn.embeddings.std(1).mean())
+
+    def act(
+        self, drawn: Drawn, *, width: float, scale: float, generators: Sequence[torch.Generator], group: int, decode: Decode
+    ) -> MaskActions:
+        noise = _normal((group, drawn.embeddings.shape[1]), generators, drawn.logits.device)
+        choice = drawn.embeddings[:, None] / scale + width * noise
+        logits = decode((scale * choice).flatten(0, 1)).unflatten(0, (len(choice), group))
+        return _actions(choice, logits, scale=scale, width=width)
+
+
+class Bernoulli:
+    """Every pixel is drawn by itself with probability sigmoid(logit / width): the most exploration, and speckled masks."""
+
+    explores: ClassVar[bool] = True
+
+    def spread(self, drawn: Drawn) -> float:
+        return 1.0
+
+    def act(
+        self, drawn: Drawn, *, width: float, scale: float, generators: Sequence[torch.Generator], group: int, decode: Decode
+    ) -> MaskActions:
+        p = (drawn.logits / width).sigmoid()
+        draws = torch.stack([torch.rand((group, *p.shape[1:]), generator=g, device=p.device) for g in generators])
+        masks = draws < p[:, None]
+        chance = torch.where(masks, p[:, None], 0.0).sum((2, 3)) / masks.sum((2, 3)).clamp(min=1)
+        return MaskActions(choice=masks, masks=masks, confidence=chance, scale=scale, width=width)
+
+    def log_prob(self, drawn: Drawn, actions: MaskActions) -> Float[Tensor, "B G"]:
+        z = (drawn.logits / actions.width)[:, None]
+        return torch.where(actions.choice, F.logsigmoid(z), F.logsigmoid(-z)).mean((2, 3))
+
+    def kl(self, drawn: Drawn, reference: Drawn, actions: MaskActions) -> Float[Tensor, ""]:
+        z, fixed = drawn.logits / actions.width, reference.logits / actions.width
+        on = z.sigmoid()
+        each = on * (F.logsigmoid(z) - F.logsigmoid(fixed)) + (1 - on) * (F.logsigmoid(-z) - F.logsigmoid(-fixed))
+        return each.mean()
+
+
+class Multimask:
+    """The action is which of the decoder's masks counts, with its predicted IoUs / width as logits: exact discrete log-probabilities, and
+    no more masks to explore than there are."""
+
+    explores: ClassVar[bool] = True
+
+    def spread(self, drawn: Drawn) -> float:
+        return 1.0
+
+    def act(
+        self, drawn: Drawn, *, width: float, scale: float, generators: Sequence[torch.Generator], group: int, decode: Decode
+    ) -> MaskActions:
+        p = (drawn.ious / width).softmax(1)
+        choice = torch.stack([torch.multinomial(row, group, replacement=True, generator=g) for row, g in zip(p, generators, strict=True)])
+        logits = drawn.choices[torch.arange(len(p), device=p.device)[:, None], choice]
+        return _actions(choice, logits, scale=scale, width=width)
+
+    def log_prob(self, drawn: Drawn, actions: MaskActions) -> Float[Tensor, "B G"]:
+        return (drawn.ious / actions.width).log_softmax(1).gather(1, actions.choice)
+
+    def kl(self, drawn: Drawn, reference: Drawn, actions: MaskActions) -> Float[Tensor, ""]:
+        policy, fixed = (drawn.ious / actions.width).log_softmax(1), (reference.ious / actions.width).log_softmax(1)
+        return F.kl_div(fixed, policy, log_target=True, reduction="batchmean")
+
+
+class Token:
+    """The algorithm as first written down: the "action" is the answer's tokens, which are given. All masks of a group are one, every
+    advantage is 0 and so is the gradient. Kept to show just that."""
+
+    explores: ClassVar[bool] = False
+
+    def spread(self, drawn: Drawn) -> float:
+        return 1.0
+
+    def act(
+        self, drawn: Drawn, *, width: float, scale: float, generators: Sequence[torch.Generator], group: int, decode: Decode
+    ) -> MaskActions:
+        logits = drawn.logits[:, None].expand(-1, group, -1, -1)
+        return _actions(torch.zeros(logits.shape[:2], device=logits.device), logits, scale=scale, width=width)
+
+    def log_prob(self, drawn: Drawn, actions: MaskActions) -> Float[Tensor, "B G"]:
+        return drawn.words[:, None].expand(-1, actions.choice.shape[1])
+
+    def kl(self, drawn: Drawn, reference: Drawn, actions: MaskActions) -> Float[Tensor, ""]:
+        return 0.0 * drawn.words.sum()
+
+
+MASK_POLICIES: dict[str, Callable[[int], MaskPolicy]] = {
+    "grid_gaussian": GridGaussian,
+    "seg_gaussian": lambda cells: SegGaussian(),
+    "bernoulli": lambda cells: Bernoulli(),
+    "multimask": lambda cells: Multimask(),
+    "token": lambda cells: Token(),
+}
+"""Name -> its maker, from the number of cells on a side of the grid."""
+
+
+def _normal(shape: tuple[int, ...], generators: Sequence[torch.Generator], device: torch.device) -> Tensor:
+    return torch.stack([torch.randn(shape, generator=g, device=device) for g in generators])
+
+
+def _actions(choice: Tensor, logits: Float[Tensor, "B G h w"], *, scale: float, width: float) -> MaskActions:
+    masks = logits > 0
+    confidence = torch.where(masks, logits.sigmoid(), 0.0).sum((2, 3)) / masks.sum((2, 3)).clamp(min=1)
+    return MaskActions(choice=choice, masks=masks, confidence=confidence, scale=scale, width=width)
+
+
+def steered(width: float, pairwise_iou: float) -> float:
+    """The next step's width: wider where the group's masks are too alike, narrower where they are too different."""
     low, high = TARGET_IOU
-    return sigma * math.exp(SIGMA_STEP * ((pairwise_iou > high) - (pairwise_iou < low)))
+    return width * math.exp(WIDTH_STEP * ((pairwise_iou > high) - (pairwise_iou < low)))

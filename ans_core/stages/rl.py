@@ -8,49 +8,75 @@ Policy and teacher are two adapters over one backbone; adapters off is the refer
 from __future__ import annotations
 
 import json
+import logging
+import math
+import shutil
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar, cast
 
 from ans_core import data, dist, loop
 from ans_core.config import Config
 from ans_core.data.mixture import picture_key
 from ans_core.model import adapters, checkpoint
 from ans_core.model.parts import check_moved, hashes
+from ans_core.model.sa2va import Sa2VA
 from ans_core.model.stages import sft_model
-from ans_core.rl.dual_loop import DualLoop, RlBatch, Settings, collate
+from ans_core.rewards import REWARDS, corpus_rewards
+from ans_core.rewards.judge.questions import read_questions
+from ans_core.rl.caption_loop import is_region
+from ans_core.rl.curriculum import easiest_first, taking_part
+from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop
+from ans_core.rl.judging import Judging
 from ans_core.rl.loops import true_mask
+from ans_core.rl.round import RlBatch, Settings, collate
+from ans_core.stages.judging import judge_of
 from ans_core.stages.launch import last_means, machine_of, schedule_of
 from ans_core.types import Log, Sample
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """inputs: data, base, sft. Writes the policy's tensors (delta on SFT), curves.csv, rewards.json and moved.json to `out`."""
+    """inputs: data, base, sft, questions. Writes the policy's tensors (delta on SFT), curves.csv, rewards.json, moved.json and `samples`
+    (pictures of what was tried) to `out`."""
+    _check(cfg)
+    with ExitStack() as stack:
+        judging = None
+        if cfg.rl.use_llm_judge or cfg.rl.use_llm_judge_loop2:
+            judging = Judging(
+                judge=stack.enter_context(closing(judge_of(cfg))),
+                questions=read_questions(inputs["questions"] / "questions.jsonl"),
+                meteor_weight=cfg.judge.meteor_weight,
+                judge_weight=cfg.judge.judge_weight,
+                on_failure=cfg.judge.on_failure,
+            )
+        return _run(cfg, judging, inputs=inputs, out=out, scratch=scratch, log=log)
+
+
+def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     settings = cfg.rl
     machine = machine_of(cfg.launch)
-    model = sft_model(inputs["base"] / "base", inputs["sft"])
     sources = data.sources(inputs["data"], "train")
-    samples = [s for s in data.of_kind(sources, "region_caption") if len(s.masks) == 1]
-    if not samples:
-        raise ValueError(
-            "rl needs data sets of region captions (an image, one mask, its caption); prepare.sources or prepare.scenes give none"
-        )
-    expressions = expressions_of(samples, data.of_kind(sources, "referring"))
+    practice = practice_of([s for source in sources for s in source.samples], settings.loops)
+    model = sft_model(inputs["base"] / "base", inputs["sft"])
     modules = adapters.policy_modules(settings.loops)
     lora = adapters.rl_config(**settings.lora.model_dump(), modules=modules)
     policies = adapters.Policies(model, lora, seed=dist.seed_of(cfg.seed, "rl lora"))
     before = hashes(model)
-    weights = (cfg.sft.mask_weight, cfg.sft.dice_weight)
-    chosen = Settings(**{name: getattr(settings, name) for name in Settings.__dataclass_fields__})
-    module = DualLoop(policies, chosen, seed=cfg.seed, points=cfg.sft.mask_points, loss_weights=weights)
-
-    def make(step: int, micro: int) -> RlBatch:
-        rows = rows_of(len(samples), step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate, seed=cfg.seed)
-        number = step * settings.optim.accumulate + micro
-        rng = dist.rng_of(cfg.seed, "rl asked", number, dist.rank())
-        asked = [rng.choice(expressions[i] or [samples[i].text]) if rng.random() < settings.expressions else samples[i].text for i in rows]
-        return collate([samples[i] for i in rows], asked, model, mask_size=cfg.sft.mask_size, step=number)
-
+    module = DualLoop(
+        policies,
+        Settings(**{name: getattr(settings, name) for name in Settings.__dataclass_fields__}),
+        seed=cfg.seed,
+        points=cfg.sft.mask_points,
+        loss_weights=(cfg.sft.mask_weight, cfg.sft.dice_weight),
+        rewards=REWARDS | corpus_rewards([s.text for samples in practice.samples for s in samples]),
+        judging=judging,
+        log=log,
+        pictures_to=scratch / "samples",
+    )
+    make = Maker(cfg, practice, model, data.of_kind(sources, "referring"))
     curves = loop.train(
         module, make, name="rl", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
         after_step=module.after_step, scales=dict.fromkeys(modules, settings.modules_lr),
@@ -61,7 +87,110 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     loop.write_curves(out / "curves.csv", {"rl": curves})
     (out / "rewards.json").write_text(json.dumps(module.record))
     (out / "moved.json").write_text(json.dumps(moved, indent=1))
+    if (scratch / "samples").is_dir():
+        shutil.copytree(scratch / "samples", out / "samples")
     return last_means(curves)
+
+
+def _check(cfg: Config) -> None:
+    """Settings that do not go together, before anything is loaded."""
+    s = cfg.rl
+    if s.inner_steps > 1 and cfg.launch.processes > 1 and s.optim.save_every % s.inner_steps:
+        raise ValueError(
+            f"rl.optim.save_every {s.optim.save_every} must be a multiple of rl.inner_steps {s.inner_steps} on several processes:"
+            " rollouts that are still to be learned from are saved for the first process alone"
+        )
+    if s.optim.batch < cfg.launch.processes * s.optim.accumulate:
+        raise ValueError(
+            f"rl.optim.batch {s.optim.batch} gives {cfg.launch.processes} processes x {s.optim.accumulate} micro-batches less than a sample"
+            " each; raise it"
+        )
+    for flag, rewards in (("use_llm_judge", s.rewards_caption), ("use_llm_judge_loop2", s.rewards_mask)):
+        if getattr(s, flag) and "meteor" not in rewards:
+            raise ValueError(f"rl.{flag} pays by METEOR and judge together, in the part `meteor`, which the loop's rewards lack: add it")
+    if s.mask_policy == "token" and "mask" in s.loops:
+        logging.warning(
+            "rl.mask_policy token: every mask of a group is the same, so loop 2 has no policy gradient; it is there for comparison"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Practice:
+    """Samples by loop; loops that take the same ones share them."""
+
+    samples: list[list[Sample]]
+    of: dict[str, int]
+
+
+def practice_of(samples: Sequence[Sample], loops: Collection[str]) -> Practice:
+    """Raises ValueError for a loop that the data has no sample for."""
+    chosen: dict[Callable[[Sample], bool], int] = {}
+    found = Practice(samples=[], of={})
+    for name in loops:
+        takes = LOOPS[name].takes
+        if takes not in chosen:
+            chosen[takes] = len(found.samples)
+            found.samples.append([s for s in samples if takes(s)])
+        found.of[name] = chosen[takes]
+        if not found.samples[chosen[takes]]:
+            raise ValueError(
+                f"rl.loops has {name!r}, which needs {LOOPS[name].wants}; prepare.sources or prepare.scenes give none for training"
+            )
+    return found
+
+
+class Maker:
+    """Step and micro-batch -> this process's samples of every loop."""
+
+    def __init__(self, cfg: Config, practice: Practice, model: Sa2VA, referring: Sequence[Sample]) -> None:
+        self.cfg, self.practice, self.model = cfg, practice, model
+        self.expressions = [expressions_of(samples, referring) for samples in practice.samples]
+        """Of loop 2's samples; none for those of other loops."""
+        s = cfg.rl
+        self.order = [easiest_first(samples, s.curriculum) if s.curriculum != "none" else None for samples in practice.samples]
+
+    def __call__(self, step: int, micro: int) -> Batches:
+        s = self.cfg.rl
+        rollout = step // s.inner_steps
+        share = {"micro": micro, "micros": s.optim.accumulate}
+        return Batches(
+            batches=[self._batch(kind, rollout, share) for kind in range(len(self.practice.samples))],
+            of=self.practice.of,
+            learned=len(own_share(range(s.optim.batch), **share)),
+            rollout=rollout,
+            micro=micro,
+            inner=step % s.inner_steps,
+            step=step,
+        )
+
+    def _batch(self, kind: int, rollout: int, share: dict[str, int]) -> RlBatch:
+        cfg, s, samples = self.cfg, self.cfg.rl, self.practice.samples[kind]
+        candidates = math.ceil(s.optim.batch * (1 + s.oversample))
+        order = self.order[kind]
+        if order is None:
+            rows = rows_of(len(samples), rollout, batch=candidates, seed=cfg.seed)
+        else:
+            progress = rollout * s.inner_steps / s.optim.steps
+            pool = taking_part(len(samples), progress=progress, start=s.curriculum_start, until=s.curriculum_until)
+            rng = dist.rng_of(cfg.seed, "rl curriculum", kind, rollout)
+            rows = [
+                order[i] for i in (rng.sample(range(pool), candidates) if pool >= candidates else rng.choices(range(pool), k=candidates))
+            ]
+        own = own_share(rows, **share)
+        asked = []
+        for i in own:
+            rng = dist.rng_of(cfg.seed, "rl asked", rollout, samples[i].dataset, samples[i].sample_id)
+            others = self.expressions[kind][i]
+            asked.append(rng.choice(others) if others and rng.random() < s.expressions else samples[i].text)
+        return collate([samples[i] for i in own], asked, self.model, mask_size=cfg.sft.mask_size)
+
+
+Share = TypeVar("Share", bound=Sequence[int])
+
+
+def own_share(numbers: Share, *, micro: int, micros: int) -> Share:
+    """Of what all processes and micro-batches do together, this process's part in one micro-batch."""
+    return cast(Share, numbers[micro * dist.world_size() + dist.rank() :: micros * dist.world_size()])
 
 
 def expressions_of(samples: Sequence[Sample], referring: Sequence[Sample]) -> list[list[str]]:
@@ -70,7 +199,7 @@ def expressions_of(samples: Sequence[Sample], referring: Sequence[Sample]) -> li
     for sample in referring:
         if len(sample.masks) == 1:
             found[_thing(sample)].append(sample.text)
-    return [found.get(_thing(sample), []) for sample in samples]
+    return [found.get(_thing(sample), []) if is_region(sample) else [] for sample in samples]
 
 
 def _thing(sample: Sample) -> tuple[object, ...]:
@@ -78,12 +207,11 @@ def _thing(sample: Sample) -> tuple[object, ...]:
     return picture_key(sample), str(mask["size"]), mask["counts"]
 
 
-def rows_of(count: int, step: int, micro: int, *, batch: int, micros: int, seed: int) -> list[int]:
-    """Indices of this process's samples: shuffled epochs, decided by (seed, step) alone."""
-    numbers = range(step * batch, (step + 1) * batch)[micro * dist.world_size() + dist.rank() :: micros * dist.world_size()]
+def rows_of(count: int, step: int, *, batch: int, seed: int) -> list[int]:
+    """Indices of a step's samples: shuffled epochs, decided by (seed, step) alone."""
     orders: dict[int, list[int]] = {}
     chosen = []
-    for number in numbers:
+    for number in range(step * batch, (step + 1) * batch):
         epoch, place = divmod(number, count)
         if epoch not in orders:
             orders[epoch] = list(range(count))

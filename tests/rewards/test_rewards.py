@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 import torch
+from pycocoevalcap.cider.cider import Cider as PublicCider
 
 from ans_core import rle
-from ans_core.rewards import REWARDS
+from ans_core.rewards import REWARDS, corpus_rewards
+from ans_core.rewards.confidence import Drawing
 from ans_core.rewards.iou import hard_iou, iou, soft_iou
 from ans_core.types import Prediction
 
@@ -34,7 +36,30 @@ def test_the_truth_earns_exactly_one(name: str, objects: int):
 def test_every_reward_lies_between_zero_and_one_and_tells_answers_apart(name: str):
     values = [REWARDS[name](answer, truth) for answer in TRUTHS.values() for truth in TRUTHS.values()]
     assert all(0.0 <= value <= 1.0 for value in values)
-    assert min(values) < 0.5
+    assert min(values) < 0.5 or name == "confidence"  # which does not look at the truth
+
+
+def test_confidence_is_the_drawings_own():
+    assert REWARDS["confidence"](Drawing(text="", masks=((box(2, 9),),), confidence=0.75), TRUTHS[1]) == 0.75
+
+
+def test_cider_is_the_benchmarks_where_the_corpus_is_its_references():
+    """pycocoevalcap scores captions together, and weighs words by how many of their references hold them."""
+    references = ["a small red circle at the top", "a large blue square", "a red square at the top left", "two striped triangles"]
+    told = ["a red circle at the top", "a large blue square", "a circle", "two striped triangles at the top"]
+    reward = corpus_rewards(references)["cider"]
+    _, expected = PublicCider().compute_score({i: [r] for i, r in enumerate(references)}, {i: [t] for i, t in enumerate(told)})
+    _, best = PublicCider().compute_score({i: [r] for i, r in enumerate(references)}, {i: [r] for i, r in enumerate(references)})
+    found = [reward(Prediction(text=t), Prediction(text=r)) for t, r in zip(told, references, strict=True)]
+    assert found == pytest.approx([e / b for e, b in zip(expected, best, strict=True)])
+    assert found[1] == 1.0
+    assert 0 < found[2] < found[0] < 1
+    assert reward(Prediction(text=""), Prediction(text=references[0])) == 0.0
+
+
+def test_a_caption_like_all_others_is_worth_being_said_right():
+    reward = corpus_rewards(["a circle"] * 3)["cider"]
+    assert [reward(Prediction(text=text), Prediction(text="a circle")) for text in ("a circle", "A circle.", "a square")] == [1.0, 1.0, 0.0]
 
 
 def test_one_word_captions_reach_one_and_longer_ones_too():

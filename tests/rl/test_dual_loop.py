@@ -8,32 +8,56 @@ import torch
 from torch import Tensor
 
 from ans_core import prompts
+from ans_core.config import Rl
 from ans_core.model import Sa2VA, adapters, parts
 from ans_core.model import predict as ask
-from ans_core.rl import dual_loop
-from ans_core.rl.dual_loop import DualLoop, RlBatch, Settings, collate
+from ans_core.rewards import REWARDS
+from ans_core.rl import dual_loop, grpo, rollout, text_loop
+from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop
+from ans_core.rl.judging import Judging
 from ans_core.rl.loops import both_loops, caption_request, expression_of, loops_of_truth, mask_request, true_mask
-from ans_core.stages.rl import expressions_of, rows_of
-from ans_core.types import Prediction, Request
+from ans_core.rl.round import Round, Settings, collate
+from ans_core.stages.rl import expressions_of, own_share, rows_of
+from ans_core.types import Prediction, Request, Sample
 from tests import tiny
 
-SETTINGS = Settings(
-    loops={"caption": 1.0, "mask": 0.5}, group=3, temperature=1.0, max_tokens=5, clip_low=0.2, clip_high=0.28, kl=0.02, kl_words=1.0,
-    scale_rewards="batch", std_floor=0.02, ema=0.99, ema_warmup=True, rewards_caption={"iou": 1.0, "meteor": 1.0},
-    rewards_mask={"meteor": 1.0, "iou": 0.5}, mask_grid=4, mask_sigma=0.5, mask_weight=0.25,
-)  # fmt: skip
+SETTINGS = Settings(**{name: getattr(Rl(), name) for name in Settings.__dataclass_fields__} | {
+    "loops": {"caption": 1.0, "mask": 0.5}, "group": 3, "max_tokens": 5, "scale_rewards": "within", "mask_grid": 4, "samples_every": 0,
+})  # fmt: skip
 SAMPLES = (tiny.region(0, "a red square"), tiny.region(1, "a small green square", masks=((tiny.square(24, 24, 60, 60),),)))
 
 
-def loops(model: Sa2VA, **changes: object) -> DualLoop:
+def loops(model: Sa2VA, judging: Judging | None = None, **changes: object) -> DualLoop:
     both = adapters.Policies(
         model, adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=adapters.policy_modules(("caption", "mask"))), seed=0
     )
-    return DualLoop(both, dataclasses.replace(SETTINGS, **changes), seed=0, points=100, loss_weights=(2.0, 0.5))
+    settings = dataclasses.replace(SETTINGS, **changes)
+    return DualLoop(both, settings, seed=0, points=100, loss_weights=(2.0, 0.5), rewards=REWARDS, judging=judging)
 
 
-def batch(model: Sa2VA, step: int = 0) -> RlBatch:
-    return collate(SAMPLES, [s.text for s in SAMPLES], model, mask_size=32, step=step)
+def batch(
+    model: Sa2VA,
+    step: int = 0,
+    *,
+    inner_steps: int = 1,
+    samples: tuple[Sample, ...] = SAMPLES,
+    asked: tuple[str, ...] | None = None,
+    learned: int | None = None,
+    of: tuple[str, ...] = tuple(LOOPS),
+) -> Batches:
+    return Batches(
+        batches=[collate(samples, asked or [s.text for s in samples], model, mask_size=32)],
+        of=dict.fromkeys(of, 0),
+        learned=learned or len(samples),
+        rollout=step // inner_steps,
+        micro=0,
+        inner=step % inner_steps,
+        step=step,
+    )
+
+
+def a_round(module: DualLoop, loop: str = "caption", **words: object) -> Round:
+    return module._rounds(batch(module.model, **words))[loop]  # type: ignore[arg-type]
 
 
 def gradients(module: DualLoop) -> dict[str, Tensor]:
@@ -133,28 +157,27 @@ def test_frozen_encoders_run_once_per_batch_and_with_all_its_pictures(own_model:
 
 
 def test_the_log_probabilities_are_those_of_the_distribution_that_was_sampled_from(own_model: Sa2VA):
-    """Packed answers against the prompt as `generate` sees it, with the temperature."""
+    """Packed answers against the prompt as `generate` sees it, with the temperature; and against what sampling noted itself."""
     module = loops(own_model, temperature=0.7)
-    data = batch(own_model)
-    requests = [caption_request(s, true_mask(s)) for s in data.samples]
-    torch.manual_seed(0)
+    round = a_round(module)
+    requests = [caption_request(s, true_mask(s)) for s in SAMPLES]
     with torch.no_grad():
-        vision = list(own_model.vision_features(data.tiles).split(data.tiles_per_row))
-        prompted = ask.prompt(own_model, requests, vision)
-        said = ask.generate(own_model, prompted, max_tokens=5, samples=3, temperature=0.7)
-        rows = [module._row(s, 1, module._caption_branches(s, said[3 * i : 3 * i + 3])) for i, s in enumerate(data.samples)]
-        regions = [[module._cells(true_mask(s))] * 3 for s in data.samples]
-        logps, _ = module._token_logps(rows, regions, dual_loop.Seen(vision=vision, frames=own_model.sam2.encode(data.pixels)))
+        prompted = ask.prompt(own_model, requests, round.seen.vision)
+        said = round.say(requests, "captions")
+        done = text_loop.practised(round, requests, said)
+        packed, hidden, _ = round.hidden(done.groups, done.regions)
+        logps, _ = rollout.token_logps(own_model, packed, hidden, round.reader)
         expected = []
-        for i, ids in enumerate(said):
-            own = prompted.row(i // 3)
-            whole = torch.cat([own, own_model.internvl.get_input_embeddings()(torch.tensor(ids))])[None]
-            hidden = own_model.internvl.model.language_model(inputs_embeds=whole).last_hidden_state[0]
-            logits = own_model.internvl.lm_head(hidden[len(own) - 1 : -1]) / 0.7
+        for i, answer in enumerate(said):
+            own, ids = prompted.row(i // 3), torch.tensor(answer.ids)
+            whole = torch.cat([own, own_model.internvl.get_input_embeddings()(ids)])[None]
+            states = own_model.internvl.model.language_model(inputs_embeds=whole).last_hidden_state[0]
+            logits = own_model.internvl.lm_head(states[len(own) - 1 : -1]) / 0.7
             logits[:, own_model.image_token_id] = -torch.inf
-            p = logits.log_softmax(-1)
-            expected.append(p[torch.arange(len(ids)), ids])
+            expected.append(logits.log_softmax(-1)[torch.arange(len(ids)), ids])
     assert (logps - torch.cat(expected)).abs().max() < 1e-4
+    assert (logps - torch.tensor([p for answer in said for p in answer.logps])).abs().max() < 1e-4
+    assert module(batch(own_model))[1]["loop1/sampling_gap"] < 1e-4
 
 
 def test_a_sampled_image_token_does_not_stop_the_training(own_model: Sa2VA):
@@ -171,7 +194,7 @@ def test_a_sampled_image_token_does_not_stop_the_training(own_model: Sa2VA):
 
 def test_policy_teacher_and_reference_each_do_their_own_part(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
     module, read, spoken = loops(own_model), [], []
-    hidden, generate = own_model.hidden_states, ask.generate
+    hidden, generate = own_model.hidden_states, own_model.internvl.generate
 
     def reading(*args: object) -> Tensor:
         read.append(module.policies.active)
@@ -179,28 +202,29 @@ def test_policy_teacher_and_reference_each_do_their_own_part(own_model: Sa2VA, m
 
     def speaking(*args: object, **words: object) -> list[list[int]]:
         spoken.append(module.policies.active)
-        return generate(*args, **words)  # type: ignore[arg-type]
+        return generate(*args, **words)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(own_model, "hidden_states", reading)
-    monkeypatch.setattr(ask, "generate", speaking)
+    monkeypatch.setattr(own_model.internvl, "generate", speaking)
     torch.manual_seed(0)
     module(batch(own_model))
     assert spoken == ["policy", "teacher"]  # captions of loop 1, captions of the drawn masks of loop 2
-    assert read == ["teacher", "policy", "reference", "policy", "reference", "policy"]
+    assert read == ["teacher", "policy", "reference", "reference", "policy", "policy"]  # both loops act, are referred to, are learned
 
 
 def test_every_token_has_the_advantage_of_its_own_caption(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
-    said = [[5, 6], [7], [8, 9, 10], [11], [12, 13], [14]]
-    module, seen = loops(own_model, loops={"caption": 1.0}, scale_rewards="none"), []
-    clipped = dual_loop.grpo.clipped_loss
+    ids = [(5, 6), (7,), (8, 9, 10), (11,), (12, 13), (14,)]
+    said = [rollout.Said(ids=i, logps=(0.0,) * len(i), complete=True) for i in ids]
+    module, seen = loops(own_model, loops={"caption": 1.0}, scale_rewards="none", rewards_caption={"iou": 1.0}), []
+    policy_loss = grpo.policy_loss
 
-    def watching(logps: Tensor, behaviour: Tensor, advantage: Tensor, **words: float) -> tuple[Tensor, dict[str, float]]:
+    def watching(logps: Tensor, behaviour: Tensor, advantage: Tensor, *args: object, **words: object) -> tuple[Tensor, dict[str, float]]:
         seen.append(advantage)
-        return clipped(logps, behaviour, advantage, **words)
+        return policy_loss(logps, behaviour, advantage, *args, **words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ask, "generate", lambda *args, **words: said)
-    monkeypatch.setattr(module, "_rewards", lambda *args: (torch.tensor([[0.0, 1.0, 2.0], [10.0, 20.0, 60.0]]), {}))
-    monkeypatch.setattr(dual_loop.grpo, "clipped_loss", watching)
+    monkeypatch.setattr(Round, "say", lambda *args: said)
+    monkeypatch.setattr(Round, "score", lambda *args, **words: {"iou": torch.tensor([[0.0, 1.0, 2.0], [10.0, 20.0, 60.0]])})
+    monkeypatch.setattr(grpo, "policy_loss", watching)
     module(batch(own_model))
     assert seen[0].tolist() == [-1, -1, 0, 1, 1, 1, -20, -10, -10, 30]
 
@@ -214,7 +238,8 @@ def test_the_extra_state_comes_back(own_model: Sa2VA):
     module.after_step(0)
     again = loops(tiny.build())
     again.set_extra_state(module.get_extra_state())
-    assert (again.sigma, again.scale, again.updates, again.record) == (module.sigma, module.scale, 1, module.record)
+    assert (again.exploring, again.updates, again.record) == (module.exploring, 1, module.record)
+    assert again.mean_reward == module.mean_reward
     ours, theirs = module.policies.tensors("teacher"), again.policies.tensors("teacher")
     assert all(torch.equal(ours[k], theirs[k]) for k in ours)
     assert set(module.record) == {"loop1/iou", "loop1/meteor", "loop2/iou", "loop2/meteor"}
@@ -223,25 +248,25 @@ def test_the_extra_state_comes_back(own_model: Sa2VA):
 
 def test_rewards_are_those_of_the_sample_the_rollout_belongs_to(own_model: Sa2VA):
     """Captions right for sample 0 and wrong for sample 1, masks the other way round."""
-    module = loops(own_model, group=2)
+    round = a_round(loops(own_model, group=2))
     texts = ["a red square.", "zzz", "zzz", "zzz"]
     masks = [tiny.square(60, 60, 64, 64)] * 2 + [true_mask(SAMPLES[1]), tiny.square(24, 24, 60, 42)]
-    total, found = module._rewards("loop1", batch(own_model), texts, masks, {"iou": 1.0, "meteor": 10.0})
-    assert total[1].tolist() == [1.0, 0.5]
-    assert total[0, 0] > 9
-    assert total[0, 1] == 0
-    assert found["reward/iou"] == pytest.approx(1.5 / 4)
+    parts = round.score(texts, ("iou", "meteor", "confidence"), masks=masks, confidence=[0.9, 0.8, 0.7, 0.6])
+    assert parts["iou"].tolist() == [[0.0, 0.0], [1.0, 0.5]]
+    assert parts["meteor"].tolist() == [[1.0, 0.0], [0.0, 0.0]]
+    assert parts["confidence"].flatten().tolist() == pytest.approx([0.9, 0.8, 0.7, 0.6])
+    assert set(round.score(texts, ("meteor",))) == {"meteor"}
 
 
 def test_every_sample_of_an_epoch_comes_once_over_steps_and_processes(monkeypatch: pytest.MonkeyPatch):
-    alone = [rows_of(8, step, 0, batch=4, micros=1, seed=0) for step in range(4)]
+    alone = [rows_of(8, step, batch=4, seed=0) for step in range(4)]
     assert sorted(alone[0] + alone[1]) == sorted(alone[2] + alone[3]) == list(range(8))
     assert alone[0] + alone[1] != alone[2] + alone[3]
     monkeypatch.setenv("WORLD_SIZE", "2")
     shared = []
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
-        shared += [i for micro in (0, 1) for i in rows_of(8, 1, micro, batch=4, micros=2, seed=0)]
+        shared += [i for micro in (0, 1) for i in own_share(alone[1], micro=micro, micros=2)]
     assert sorted(shared) == sorted(alone[1])
 
 
@@ -261,12 +286,11 @@ def test_expressions_belong_to_the_region_with_their_picture_and_mask() -> None:
 
 def test_loop_2_draws_what_is_asked_and_is_judged_by_the_caption(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch) -> None:
     module, judged = loops(own_model, loops={"mask": 1.0}, rewards_mask={"meteor": 1.0}), []
-    monkeypatch.setitem(dual_loop.REWARDS, "meteor", lambda answer, truth: judged.append(truth.text) or 0.0)
+    module.rewards = {"meteor": lambda answer, truth: judged.append(truth.text) or 0.0}
     captions = [s.text for s in SAMPLES]
     losses = []
-    for asked in (captions, ["the red one", "the left one"]):
-        torch.manual_seed(0)
-        losses.append(float(module(collate(SAMPLES, asked, own_model, mask_size=32, step=0))[0].detach()))
+    for asked in (tuple(captions), ("the red one", "the left one")):
+        losses.append(float(module(batch(own_model, asked=asked))[0].detach()))
     assert set(judged) == set(captions)
     assert losses[0] != losses[1]
 
@@ -275,7 +299,7 @@ def test_the_gradient_is_the_weighted_sum_of_the_loops(own_model: Sa2VA) -> None
     module = loops(own_model, mask_weight=0.0)
 
     def gradient(**weights: float) -> Tensor:
-        module.settings, module.sigma, module.scale = dataclasses.replace(module.settings, loops=weights), 0.5, 0.0
+        module.settings, module.exploring = dataclasses.replace(module.settings, loops=weights), dual_loop.Exploring(width=0.5)
         module.zero_grad()
         torch.manual_seed(0)
         module(batch(own_model))[0].backward()

@@ -20,7 +20,7 @@ from ans_core.config import Config
 from ans_core.data import DatasetEntry, write_entries
 from ans_core.model import Sa2VA, checkpoint
 from ans_core.model import stages as handed_on
-from ans_core.stages import base, convert, evaluate, launch, prepare, rl, sft
+from ans_core.stages import base, convert, evaluate, judge_questions, launch, prepare, rl, sft
 from tests.workspace import ROOT
 
 OPTIM = {"steps": 2, "batch": 2, "lr": 1e-3, "save_every": 1}
@@ -256,10 +256,50 @@ def test_rl_without_region_captions_says_what_it_needs(runs: Path, tmp_path: Pat
     (tmp_path / "data").mkdir()
     write_entries(tmp_path / "data", entries)
     shutil.copytree(runs / "data" / "scenes" / "mevis", tmp_path / "data" / "scenes" / "mevis")
-    with pytest.raises(ValueError, match="rl needs data sets of region captions"):
+    with pytest.raises(ValueError, match=r"rl\.loops has 'caption', which needs region captions"):
         run(rl, tmp_path, "rl", {"data": tmp_path / "data", "base": runs / "base", "sft": runs / "sft"})
 
 
 def test_the_last_means_are_over_the_last_fifty_steps():
     curves = [(step, "loss", float(step)) for step in range(100)] + [(0, "early", 7.0)]
     assert launch.last_means(curves) == {"train/loss": sum(range(50, 100)) / 50}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"inner_steps": 3}, r"rl\.optim\.save_every 1 must be a multiple of rl\.inner_steps 3 on several processes"),
+        ({"use_llm_judge": True, "rewards_caption": {"iou": 1.0}}, r"rl\.use_llm_judge pays by METEOR and judge together"),
+        ({"use_llm_judge": True}, r"questions\.jsonl does not exist; run the stage `judge_questions` first"),
+    ],
+)
+def test_settings_of_rl_that_do_not_go_together_are_refused_before_anything_is_loaded(
+    settings: dict[str, object], message: str, runs: Path, tmp_path: Path
+):
+    values = CONFIG.model_dump()
+    values["rl"] |= settings
+    values["launch"]["processes"] = 2 if "inner_steps" in settings else 1
+    inputs = dict.fromkeys(("data", "base", "sft", "questions"), tmp_path / "nothing")
+    with pytest.raises(ValueError, match=message):
+        run(rl, tmp_path, "rl", inputs, Config.model_validate(values))
+
+
+def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_path: Path):
+    """All loops that the drawn world has samples for, a judge by rules, a curriculum, candidates, inner steps, another objective."""
+    values = CONFIG.model_dump()
+    values["rl"] |= {
+        "loops": {"caption": 1.0, "mask": 1.0, "describe": 0.5},
+        "rewards_caption": {"iou": 1.0, "meteor": 1.0, "confidence": 0.1, "cider": 0.5},
+        "use_llm_judge": True, "use_llm_judge_loop2": True, "curriculum": "area", "oversample": 0.5, "inner_steps": 2, "objective": "gspo",
+        "combine_rewards": "normalise_then_sum", "scale_rewards": "group", "adaptive_loops": 1.0, "entropy": 0.01, "mask_truncated": True,
+        "samples_every": 1, "monitor_every": 1,
+    }  # fmt: skip
+    config = Config.model_validate(values)
+    run(judge_questions, tmp_path, "questions", {"data": runs / "data"}, config)
+    inputs = {name: runs / name for name in ("data", "base", "sft")} | {"questions": tmp_path / "questions"}
+    found = run(rl, tmp_path, "rl", inputs, config)
+    for name in ("loop1/reward/judge", "loop1/reward/cider", "loop2/reward/judge", "describe/reward/meteor", "loop1/weight", "describe/kl"):
+        assert f"train/{name}" in found
+    assert any(name.startswith("train/grad_norm/") for name in found)
+    names = {path.name for path in (tmp_path / "rl" / "samples").iterdir()}
+    assert {f"000000-{loop}.{kind}" for loop in ("loop1", "loop2", "describe") for kind in ("png", "json")} <= names

@@ -1,0 +1,7 @@
+"""What a reward is: (answer, truth) -> a number in [0, 1]; the truth itself earns 1."""
+
+from collections.abc import Callable
+
+from ans_core.types import Prediction
+
+Reward = Callable[[Prediction, Prediction], float]

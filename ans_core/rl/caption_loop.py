@@ -1,0 +1,32 @@
+"""Loop 1: mask -> captions -> masks'. The policy tells what is in a mask; the inverse model draws what it reads."""
+
+from __future__ import annotations
+
+from ans_core.rl.loops import caption_request, true_mask
+from ans_core.rl.round import Experience, Loop, Round
+from ans_core.rl.text_loop import learn, practised, refer
+from ans_core.types import Sample
+
+
+def is_region(sample: Sample) -> bool:
+    return sample.task == "region_caption" and len(sample.masks) == 1
+
+
+def act(round: Round) -> Experience:
+    requests = [caption_request(sample, true_mask(sample)) for sample in round.batch.samples]
+    done = practised(round, requests, round.say(requests, "captions"))
+    done.masks, confidence = round.draws(done.texts)
+    done.rewards = round.score(done.texts, round.settings.rewards_caption, masks=done.masks, confidence=confidence)
+    return done
+
+
+LOOP = Loop(
+    prefix="loop1",
+    takes=is_region,
+    wants="region captions (an image, one mask, its caption)",
+    rewards=lambda settings: settings.rewards_caption,
+    judged=lambda settings: settings.use_llm_judge,
+    act=act,
+    refer=refer,
+    learn=learn,
+)

@@ -1,0 +1,155 @@
+"""What the policy said, as segments; sampled from the model, and read again as log-probabilities, through one and the same function.
+
+A rollout is a list of segments, each either said by the policy (trainable) or given to it: a question, a forced answer, a tool's reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from ans_core.data.collate import pack_row, pad_rows
+from ans_core.model.predict import Prompted, stop_ids
+from ans_core.model.sa2va import Packed, Sa2VA
+
+Guard = Literal["guard", "clip"]
+"""guard: logits that are not finite are replaced and counted, others are left alone. clip: also clamped to +-30, which takes the gradient
+from every token beyond (logits 35, 28, -40 give log p = -0.13 for the first instead of -0.0009)."""
+
+CLIP = 30.0
+REPLACED = 1e4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    ids: tuple[int, ...]
+    trainable: bool
+    """Said by the policy, so its log-probability is learned; otherwise given."""
+
+
+Rollout = tuple[Segment, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The G rollouts of one sample, all of which go on from its prefix (the picture)."""
+
+    prefix: tuple[int, ...]
+    rollouts: tuple[Rollout, ...]
+
+
+class Reader:
+    """Raw logits -> the logits of the distribution that the policy acts by. Used in sampling and for log-probabilities alike: what one of
+    them did alone would make the behaviour another policy than the one that learns. top_p is 1: a cut tail has no log-probability.
+    """
+
+    def __init__(self, *, temperature: float, forbidden: Sequence[int], guard: Guard) -> None:
+        self.temperature, self.guard = temperature, guard
+        self.forbidden = list(forbidden)
+        """Never said: IMG_CONTEXT, whose slot no picture could fill when the answer is read again."""
+        self.nonfinite = 0
+        """Logits replaced so far."""
+
+    def __call__(self, raw: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
+        """In fp32: bf16 logits alone put 5 % of noise on a ratio."""
+        logits = self.guarded(raw) / self.temperature
+        return logits.index_fill(1, torch.tensor(self.forbidden, device=raw.device, dtype=torch.long), -torch.inf)
+
+    def guarded(self, raw: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
+        """All finite, nothing forbidden, at temperature 1: for tokens that are given."""
+        logits = raw.float()
+        bad = ~logits.detach().isfinite()
+        if count := int(bad.sum()):
+            self.nonfinite += count
+            logits = torch.where(bad, torch.nan_to_num(logits.detach(), nan=-REPLACED, posinf=REPLACED, neginf=-REPLACED), logits)
+        return logits.clamp(-CLIP, CLIP) if self.guard == "clip" else logits
+
+
+class _Drawing(LogitsProcessor):
+    """Turns a greedy search into sampling: argmax(logits + Gumbel noise) is a draw from softmax(logits). Every row has a generator of its
+    own, so what it says depends neither on the rows beside it nor on the process it runs in."""
+
+    def __init__(self, reader: Reader, seeds: Sequence[int], device: torch.device) -> None:
+        self.reader = reader
+        self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self.logps: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        logits = self.reader(scores)
+        noise = torch.stack([torch.empty_like(logits[0]).exponential_(generator=g) for g in self.generators])
+        drawn = logits - noise.log()
+        self.logps.append(logits.log_softmax(1).gather(1, drawn.argmax(1, keepdim=True))[:, 0])
+        return drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """One sampled answer."""
+
+    ids: tuple[int, ...]
+    """With the end-of-turn token, where it came to one."""
+    logps: tuple[float, ...]
+    """Of every token, as it was drawn."""
+    complete: bool
+    """Ended by itself, not by max_tokens."""
+
+
+def check_cache(model: Sa2VA) -> None:
+    """Raises RuntimeError with gradient checkpointing on a model in training mode: transformers then drops the KV cache, with a warning
+    only, and what follows the shared beginnings would be read without them."""
+    if any(m.training and getattr(m, "gradient_checkpointing", False) for m in model.internvl.model.language_model.modules()):
+        raise RuntimeError("sampling needs the KV cache, which gradient checkpointing drops in training mode: call model.eval() first")
+
+
+@torch.no_grad()
+def sample(model: Sa2VA, prompted: Prompted, *, group: int, max_tokens: int, reader: Reader, seeds: Sequence[int]) -> list[Said]:
+    """`group` answers to each of the B requests, one after the other; `seeds`: one an answer (B x group)."""
+    rows = torch.arange(len(prompted.embeds), device=model.device).repeat_interleave(group)
+    begun, stops = prompted.beginning[rows], stop_ids(model)
+    drawing = _Drawing(reader, seeds, model.device)
+    out = model.internvl.generate(
+        inputs_embeds=torch.cat([prompted.beginnings[begun], prompted.embeds[rows]], dim=1),
+        attention_mask=torch.cat([prompted.beginnings_attention[begun], prompted.attention[rows]], dim=1).long(),
+        past_key_values=prompted.cache(begun),
+        max_new_tokens=max_tokens,
+        eos_token_id=stops,
+        pad_token_id=model.tokenizer.pad_token_id,
+        do_sample=False,
+        logits_processor=LogitsProcessorList([drawing]),
+    )
+    logps = torch.stack(drawing.logps, dim=1)  # (B G, L)
+    answers = []
+    for ids, chances in zip(out.tolist(), logps.tolist(), strict=True):
+        length = next((i + 1 for i, token in enumerate(ids) if token in stops), len(ids))
+        answers.append(Said(ids=tuple(ids[:length]), logps=tuple(chances[:length]), complete=ids[length - 1] in stops))
+    return answers
+
+
+def pack(groups: Sequence[Group], *, pad_id: int) -> tuple[dict[str, Tensor], Int[Tensor, " M"]]:
+    """Fields of `Packed` with one row a group (its prefix is read once for all its rollouts), and the rollout that each of the M trainable
+    tokens belongs to (counted through all groups), in the order of `loss_mask`."""
+    rows = []
+    for group in groups:
+        row = pack_row(list(group.prefix), [([], [i for segment in rollout for i in segment.ids]) for rollout in group.rollouts])
+        trainable = [segment.trainable for rollout in group.rollouts for segment in rollout for _ in segment.ids]
+        rows.append(replace(row, learned=[False] * len(group.prefix) + trainable))
+    fields = pad_rows(rows, pad_id=pad_id)
+    first = torch.tensor([0, *(len(group.rollouts) for group in groups)]).cumsum(0)
+    at, place = fields["loss_mask"].nonzero(as_tuple=True)
+    return fields, first[at] + fields["branch"][at, place] - 1
+
+
+def token_logps(
+    model: Sa2VA, packed: Packed, hidden: Float[Tensor, "B L D"], reader: Reader
+) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"]]:
+    """(log-probability, entropy of the distribution it was drawn from) of every trainable token."""
+    at, place = packed.loss_mask.nonzero(as_tuple=True)
+    logp = reader(model.logits(hidden[at, place - 1])).log_softmax(dim=1)
+    chosen = logp.gather(1, packed.input_ids[at, place][:, None])[:, 0]
+    return chosen, -(logp.exp() * logp.masked_fill(logp.isneginf(), 0.0)).sum(1)

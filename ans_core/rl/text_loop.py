@@ -1,0 +1,86 @@
+"""What loops whose action is a text share: sampled answers as rollouts, and GRPO on their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ans_core.dist import shared_mean
+from ans_core.rl import grpo
+from ans_core.rl.rollout import Said, Segment, token_logps
+from ans_core.rl.round import Experience, Round
+from ans_core.types import Request
+
+
+def practised(round: Round, requests: Sequence[Request], said: Sequence[Said]) -> Experience:
+    """Sampled answers as rollouts, without rewards yet."""
+    s, size = round.settings, round.settings.group
+    groups, regions = [], []
+    for i, request in enumerate(requests):
+        cells = [round.cells(mask) for mask in request.mask_prompts]
+        question = round.question(request.text.removeprefix("<image>").removeprefix("\n"), [int(c.sum()) for c in cells])
+        answers = said[i * size : (i + 1) * size]
+        learned = [Segment(ids=a.ids, trainable=a.complete or not s.mask_truncated) for a in answers]
+        groups.append(round.group_of(i, [(question, answer) for answer in learned]))
+        regions.append(cells * size)
+    texts = [round.text(a) for a in said]
+    lengths = [len(a.ids) for a in said]
+    metrics = {
+        "length": sum(lengths) / len(lengths),
+        "length_min": float(min(lengths)),
+        "length_max": float(max(lengths)),
+        "truncated": sum(not a.complete for a in said) / len(said),
+        "distinct": sum(len(set(texts[i : i + size])) for i in range(0, len(texts), size)) / len(texts),
+    }
+    drawn = [a.logps for a in said]
+    return Experience(groups=tuple(groups), regions=regions, texts=texts, masks=[], rewards={}, metrics=metrics, drawn_logps=drawn)
+
+
+def refer(round: Round, done: Experience) -> dict[str, Tensor]:
+    packed, hidden, _ = round.hidden(done.groups, done.regions)
+    return {"reference": token_logps(round.model, packed, hidden, round.reader)[0]}
+
+
+def learn(round: Round, done: Experience) -> tuple[Float[Tensor, ""], dict[str, float]]:
+    s, advantage = round.settings, done.advantage
+    assert advantage is not None, "advantages come before learning"
+    packed, hidden, rollout = round.hidden(done.groups, done.regions)
+    logps, entropies = token_logps(round.model, packed, hidden, round.reader)
+    if "behaviour" not in done.known:
+        done.known["behaviour"] = logps.detach()
+        done.metrics["sampling_gap"] = _sampling_gap(done, logps.detach())
+    tokens = shared_mean(float(len(logps)), logps.device)
+    loss, metrics = grpo.policy_loss(
+        logps,
+        done.known["behaviour"],
+        advantage.to(logps.device).flatten()[rollout],
+        rollout,
+        round.objective,
+        answers=advantage.numel(),
+        tokens=tokens,
+    )
+    kl_loss, kl = grpo.token_kl(logps, done.known["reference"])
+    share = len(logps) / max(tokens, 1.0)
+    loss = loss + s.kl * share * kl_loss
+    entropy = entropies.sum() / max(len(entropies), 1)
+    if s.entropy:
+        loss = loss - s.entropy * share * entropy
+    return loss, metrics | {"kl": kl, "entropy": float(entropy.detach())}
+
+
+def _sampling_gap(done: Experience, logps: Float[Tensor, " M"]) -> float:
+    """Largest difference between a token's log-probability as it was drawn and as it is learned: numerics alone, unless the two read the
+    model differently."""
+    learned = [segment.trainable for group in done.groups for rollout in group.rollouts for segment in rollout[1:]]
+    drawn = [p for ps, kept in zip(done.drawn_logps, learned, strict=True) if kept for p in ps]
+    return float((logps.cpu() - torch.tensor(drawn)).abs().max()) if drawn else 0.0
+
+
+def practise(round: Round, requests: Sequence[Request], what: str) -> Experience:
+    """Answers judged by their words alone. `what` names them: it is part of what seeds the sampling."""
+    done = practised(round, requests, round.say(requests, what))
+    done.rewards = round.score(done.texts, round.settings.rewards_text)
+    return done

@@ -1,0 +1,28 @@
+"""Questions about a picture or its regions -> answers, judged by their words."""
+
+from __future__ import annotations
+
+from ans_core.rl.round import Experience, Loop, Round
+from ans_core.rl.text_loop import learn, practise, refer
+from ans_core.types import Request, Sample
+
+
+def act(round: Round) -> Experience:
+    return practise(round, [request(sample) for sample in round.batch.samples], "answers")
+
+
+def request(sample: Sample) -> Request:
+    shown = tuple(masklet[0] for masklet in sample.masks if masklet[0] is not None)
+    gap = "" if shown else "\n"  # the sentence that lists regions brings its own
+    return Request(frames=sample.frames[:1], text=f"<image>{gap}{sample.question}", mask_prompts=shown)
+
+
+LOOP = Loop(
+    prefix="vqa",
+    takes=lambda sample: sample.task == "conversation" and len(sample.frames) == 1,
+    wants="questions about pictures with their answers",
+    rewards=lambda settings: settings.rewards_text,
+    act=act,
+    refer=refer,
+    learn=learn,
+)

@@ -1,0 +1,398 @@
+"""What a run of RL can be set to beside its defaults, and what it does when something is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ans_core.model import Sa2VA
+from ans_core.rewards.judge.rules import RuleJudge, questions_of
+from ans_core.rl import curriculum
+from ans_core.rl.dual_loop import LOOPS, DualLoop
+from ans_core.rl.judging import Judging
+from ans_core.rl.mask_policy import MASK_POLICIES
+from ans_core.rl.round import Round
+from ans_core.stages.rl import practice_of
+from ans_core.types import Sample
+from tests import tiny
+from tests.rl.test_dual_loop import SAMPLES, a_round, batch, gradients, loops
+
+
+def trained(module: DualLoop) -> list[torch.nn.Parameter]:
+    return [p for p in module.model.parameters() if p.requires_grad]
+
+
+def one_step(module: DualLoop, optimizer: torch.optim.Optimizer, step: int, inner_steps: int) -> dict[str, float]:
+    loss, found = module(batch(module.model, step, inner_steps=inner_steps))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return found | module.after_step(step)
+
+
+# Several updates on the same rollouts
+
+
+def test_inner_steps_learn_from_the_same_rollouts_against_the_policy_that_acted(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+    module, acted = loops(own_model, inner_steps=3), []
+    act = LOOPS["mask"].act
+    monkeypatch.setitem(LOOPS, "mask", dataclasses.replace(LOOPS["mask"], act=lambda round: acted.append(round.seeds) or act(round)))
+    optimizer = torch.optim.AdamW(trained(module), lr=3e-3)
+    found = [one_step(module, optimizer, step, 3) for step in range(4)]
+    assert [seeds[-1] for seeds in acted] == [0, 1]
+    for loop in ("loop1", "loop2"):
+        assert [f[f"{loop}/ratio"] == 1.0 and f[f"{loop}/ratio_max"] == 1.0 for f in found] == [True, False, False, True]
+        assert found[0][f"{loop}/reward"] == found[1][f"{loop}/reward"] == found[2][f"{loop}/reward"] != found[3][f"{loop}/reward"]
+    assert not loops(tiny.build()).waiting
+
+
+def test_a_run_killed_between_inner_steps_goes_on_to_the_same_bits(own_model: Sa2VA):
+    """State after step 0 of 3 (rollouts still to be learned from), through the bytes of a file that may hold no code."""
+
+    def to(module: DualLoop, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
+        for step in range(first, last):
+            torch.manual_seed(step)
+            one_step(module, optimizer, step, 3)
+
+    whole = loops(own_model, inner_steps=3)
+    optimizer = torch.optim.AdamW(trained(whole), lr=3e-3)
+    to(whole, optimizer, 0, 1)
+    assert whole.waiting
+    file = io.BytesIO()
+    state = {"model": whole.policies.tensors("policy"), "extra": whole.get_extra_state(), "optimizer": optimizer.state_dict()}
+    torch.save(state, file)
+    to(whole, optimizer, 1, 5)
+
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    again = loops(tiny.build(), inner_steps=3)
+    again.policies.load("policy", saved["model"])
+    again.set_extra_state(saved["extra"])
+    fresh = torch.optim.AdamW(trained(again), lr=3e-3)
+    fresh.load_state_dict(saved["optimizer"])
+    to(again, fresh, 1, 5)
+    for adapter in ("policy", "teacher"):
+        ours, theirs = whole.policies.tensors(adapter), again.policies.tensors(adapter)
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert whole.record == again.record
+    assert whole.exploring == again.exploring
+
+
+def test_rollouts_that_are_gone_are_an_error(own_model: Sa2VA):
+    with pytest.raises(RuntimeError, match="step 1 goes on with rollouts that are gone; start the stage anew"):
+        loops(own_model, inner_steps=2)(batch(own_model, 1, inner_steps=2))
+
+
+# Which rollouts are learned from
+
+
+def test_of_more_candidates_those_with_a_spread_are_learned_from(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+    """Three candidates for two places; the middle one's rewards are equal. What is learned is what the other two alone would teach."""
+    three = (SAMPLES[0], tiny.region(2, "a red square"), SAMPLES[1])
+    score = Round.score
+
+    def scored(round: Round, *args: object, **words: object) -> dict[str, Tensor]:
+        parts = score(round, *args, **words)  # type: ignore[arg-type]
+        for i, sample in enumerate(round.batch.samples):
+            parts["iou"][i] = 0.5 if sample.sample_id == three[1].sample_id else torch.tensor([0.0, 0.5, 1.0])
+        return parts
+
+    monkeypatch.setattr(Round, "score", scored)
+
+    def learned(**words: object) -> tuple[Tensor, dict[str, float]]:
+        module = loops(tiny.build(), loops={"caption": 1.0}, rewards_caption={"iou": 1.0})
+        loss, found = module(batch(module.model, **words))  # type: ignore[arg-type]
+        loss.backward()
+        return torch.cat([g.flatten() for _, g in sorted(gradients(module).items())]), found
+
+    chosen, found = learned(samples=three, learned=2)
+    alone, plain = learned(samples=(three[0], three[2]))
+    assert found["loop1/zero_spread"] == pytest.approx(1 / 3)
+    assert plain["loop1/zero_spread"] == 0
+    assert torch.allclose(chosen, alone, rtol=1e-3, atol=1e-6)
+
+
+def test_truncated_answers_can_be_left_out_of_the_loss(own_model: Sa2VA):
+    """With 5 tokens hardly any answer ends: left out, nothing is learned in loop 1, but the rewards are there."""
+    kept = a_round(loops(own_model, loops={"caption": 1.0}, max_tokens=2))
+    done = LOOPS["caption"].act(kept)
+    assert done.metrics["truncated"] == 1.0
+    assert all(r[1].trainable for g in done.groups for r in g.rollouts)
+    module = loops(tiny.build(), loops={"caption": 1.0}, max_tokens=2, mask_truncated=True, kl=0.0)
+    loss, found = module(batch(module.model))
+    assert found["loop1/reward/iou_std"] > 0
+    loss.backward()
+    assert gradients(module) == {}
+
+
+def test_an_entropy_bonus_makes_the_policy_less_sure(own_model: Sa2VA):
+    module = loops(own_model, loops={"caption": 1.0}, entropy=1.0, kl=0.0, rewards_caption={"iou": 0.0})
+    optimizer = torch.optim.AdamW(trained(module), lr=3e-3, weight_decay=0.0)
+    entropies = [one_step(module, optimizer, 0, 1)["loop1/entropy"] for _ in range(6)]
+    assert entropies[-1] > entropies[0] + 0.05
+
+
+@pytest.mark.parametrize("form", ["grpo", "dr_grpo", "bnpo", "gspo", "cispo"])
+def test_every_form_of_the_objective_trains_both_loops(own_model: Sa2VA, form: str):
+    module = loops(own_model, objective=form, mask_weight=0.0, kl=0.0, kl_words=0.0)
+    loss, _ = module(batch(own_model))
+    loss.backward()
+    found = gradients(module)
+    assert {n for n in found if "lora_B.policy" in n}
+    assert {n for n in found if "sam_mask_decoder" in n}
+
+
+def test_a_failed_reward_leaves_its_rollout_out_and_the_others_in(own_model: Sa2VA):
+    module = loops(own_model, loops={"caption": 1.0}, kl=0.0)
+    calls = iter([math.nan, 0.0, 1.0] + [math.nan] * 3)
+    module.rewards = {"iou": lambda answer, truth: next(calls), "meteor": lambda answer, truth: 0.0}
+    loss, found = module(batch(own_model))
+    loss.backward()
+    assert loss.isfinite()
+    assert found["loop1/failed"] == pytest.approx(4 / 6)
+    assert found["loop1/reward/iou"] == 0.5
+    assert gradients(module)
+
+
+# Loop weights, inverse models
+
+
+def test_adaptive_weights_go_to_the_loop_that_misses_more(own_model: Sa2VA):
+    module = loops(own_model, loops={"caption": 1.0, "mask": 1.0}, adaptive_loops=1.0)
+    module.mean_reward = {"caption": 0.9, "mask": 0.7}
+    assert module._weights() == pytest.approx({"caption": 0.5, "mask": 1.5})
+    _, found = module(batch(own_model))
+    assert found["loop1/weight"] + found["loop2/weight"] == pytest.approx(2.0)
+    assert module.mean_reward["caption"] < 0.9  # the tiny model's rewards are low
+    assert loops(tiny.build())._weights() == {"caption": 1.0, "mask": 0.5}
+
+
+@pytest.mark.parametrize("inverse", ["teacher", "policy", "reference"])
+def test_the_loops_are_closed_by_the_inverse_model_that_is_set(own_model: Sa2VA, inverse: str, monkeypatch: pytest.MonkeyPatch):
+    module, drew = loops(own_model, inverse=inverse), []
+    decoded = Round.decoded
+
+    def watching(round: Round, *args: object) -> object:
+        drew.append(module.policies.active)
+        return decoded(round, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Round, "decoded", watching)
+    module(batch(own_model))
+    assert drew[0] == inverse
+
+
+# Mask policies
+
+
+@pytest.mark.parametrize("name", MASK_POLICIES)
+def test_every_mask_policy_but_token_has_a_gradient_of_its_own(own_model: Sa2VA, name: str):
+    module = loops(own_model, loops={"mask": 1.0}, mask_policy=name, kl=0.0, kl_words=0.0, mask_weight=0.0, rewards_mask={"iou": 1.0})
+    module.exploring.width = 0.5 if name in ("grid_gaussian", "bernoulli") else 5.0
+    for step in range(3):
+        loss, found = module(batch(own_model, step))
+        loss.backward()
+    touched = gradients(module)
+    assert bool(touched) == (name != "token")
+    assert any("sam_mask_decoder" in n for n in touched) == (name in ("grid_gaussian", "bernoulli", "multimask"))
+    assert found["loop2/identical"] == float(name == "token") or name == "multimask"
+
+
+def test_a_run_without_two_different_masks_stops_and_says_why(own_model: Sa2VA):
+    module = loops(own_model, mask_policy="token", stop_identical=3)
+    for step in range(2):
+        module(batch(own_model, step))
+        module.after_step(step)
+    module(batch(own_model, 2))
+    with pytest.raises(RuntimeError, match=r"in 3 updates in a row every group of loop 2 had one mask only.*mask_policy is 'token'"):
+        module.after_step(2)
+
+
+# What can break
+
+
+def test_an_adapter_that_changes_before_the_backward_pass_is_caught(own_model: Sa2VA):
+    module = loops(own_model)
+    loss, _ = module(batch(own_model))
+    with module.policies.using("teacher"), pytest.raises(AssertionError, match="backward with the adapter 'teacher' active"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("loop", ["caption", "mask"])
+def test_gradient_checkpointing_changes_no_gradient(own_model: Sa2VA, loop: str):
+    """Layers run again in the backward pass, under the adapter that is active then; rollouts are made in eval mode."""
+    module = loops(own_model, loops={loop: 1.0})
+    done, rounds = module._act(batch(own_model), module._rounds(batch(own_model)))
+
+    def gradient() -> Tensor:
+        module.zero_grad()
+        LOOPS[loop].learn(rounds[loop], done[loop])[0].backward()
+        return torch.cat([g.flatten() for _, g in sorted(gradients(module).items())])
+
+    plain = gradient()
+    own_model.internvl.activation_checkpointing_enable()
+    own_model.internvl.model.language_model.train()
+    again = []
+    for layer in own_model.internvl.model.language_model.layers:
+        layer.self_attn.register_forward_hook(lambda *_: again.append(1))
+    assert torch.allclose(gradient(), plain, atol=1e-6)
+    assert len(again) == 2 * len(own_model.internvl.model.language_model.layers)  # forward, and again in backward
+    assert plain.abs().max() > 0
+
+
+def test_gradient_norms_are_told_by_part_and_an_exploding_one_stops_the_run(own_model: Sa2VA):
+    module = loops(own_model, monitor_every=2)
+    for step in range(2):
+        loss, _ = module(batch(own_model, step))
+        module.zero_grad()
+        loss.backward()
+        norms = {k.removeprefix("grad_norm/"): v for k, v in module.after_step(step).items() if k.startswith("grad_norm/")}
+        if step:
+            assert norms == {}
+        else:
+            assert set(norms) == {"projector", "language model", "text_hidden_fcs", "SAM2 mask decoder"}
+            square = sum(float(p.grad.pow(2).sum()) for n, p in own_model.named_parameters() if p.grad is not None and "sam2" in n)
+            assert norms["SAM2 mask decoder"] == pytest.approx(square**0.5, rel=1e-5)
+    module.monitor.limit = 1e-9
+    loss, _ = module(batch(own_model, 2))
+    loss.backward()
+    with pytest.raises(RuntimeError, match=r"at step 2 the gradient of the .* has norm .*, above rl.max_grad_norm 1e-09"):
+        module.after_step(2)
+
+
+def test_logits_that_are_not_finite_are_counted_and_do_not_stop_the_training(own_model: Sa2VA):
+    module = loops(own_model)
+    with torch.no_grad():
+        own_model.internvl.lm_head.weight[7] = torch.nan
+    loss, _ = module(batch(own_model))
+    assert loss.isfinite()
+    assert module.after_step(0)["nonfinite_logits"] > 0
+
+
+def test_two_trainable_sets_over_one_backbone_take_hardly_more_than_themselves(own_model: Sa2VA):
+    """Unique bytes of all parameters and buffers <= 1.02 x (model + policy + teacher + the originals that PEFT keeps)."""
+    bare = sum(p.numel() * p.element_size() for p in own_model.state_dict().values())
+    module = loops(own_model)
+    sets = sum(t.numel() * t.element_size() for a in ("policy", "teacher") for t in module.policies.tensors(a).values())
+    unique = {p.data_ptr(): p.numel() * p.element_size() for p in [*own_model.parameters(), *own_model.buffers()]}
+    assert sum(unique.values()) <= 1.02 * (bare + sets)
+    for loop in range(2):
+        module(batch(own_model, loop))
+        module.after_step(loop)
+    assert {p.data_ptr() for p in own_model.parameters()} == {p.data_ptr() for p in own_model.parameters()} & set(unique)
+
+
+# Other tasks
+
+
+def described() -> Sample:
+    return dataclasses.replace(tiny.region(0, "a red square"), task="grounded_caption")
+
+
+def asked(**words: object) -> Sample:
+    sample = dataclasses.replace(tiny.region(1, "green"), task="conversation", question="What colour is it?", **words)
+    return sample
+
+
+@pytest.mark.parametrize(("name", "sample"), [("describe", described()), ("vqa", asked()), ("vqa", asked(masks=()))])
+def test_loops_of_text_alone_train_on_samples_of_their_own(own_model: Sa2VA, name: str, sample: Sample):
+    assert LOOPS[name].takes(sample)
+    assert not LOOPS["caption"].takes(sample)
+    module = loops(own_model, loops={name: 1.0}, kl=0.0, max_tokens=8)
+    module.rewards = {"meteor": lambda answer, truth: float(len(answer.text) % 3)}
+    loss, found = module(batch(own_model, samples=(sample, sample)))
+    loss.backward()
+    assert found[f"{LOOPS[name].prefix}/reward/meteor_std"] > 0
+    touched = gradients(module)
+    assert touched
+    assert all("language_model" in n or "projector" in n for n in touched)
+
+
+def test_practice_is_the_samples_that_a_loop_takes_and_none_is_an_error():
+    samples = [*SAMPLES, described(), asked()]
+    found = practice_of(samples, ("caption", "mask", "describe"))
+    assert found.samples == [list(SAMPLES), [samples[2]]]
+    assert found.of == {"caption": 0, "mask": 0, "describe": 1}
+    with pytest.raises(ValueError, match=r"rl\.loops has 'vqa', which needs questions about pictures"):
+        practice_of(list(SAMPLES), ("caption", "vqa"))
+
+
+# Curriculum
+
+
+def test_easy_samples_come_first_and_all_take_part_in_the_end():
+    small = tiny.region(0, "a very long caption of a thing", masks=((tiny.square(0, 0, 4, 4),),))
+    large = tiny.region(1, "a thing", masks=((tiny.square(0, 0, 40, 40),),))
+    other = tiny.region(1, "a red thing", masks=((tiny.square(0, 0, 20, 20),),))
+    samples = [small, large, other]
+    assert curriculum.easiest_first(samples, "area") == [1, 2, 0]
+    assert curriculum.easiest_first(samples, "length") == [1, 2, 0]
+    assert curriculum.easiest_first(samples, "objects") == [0, 1, 2]
+    shares = [curriculum.taking_part(100, progress=p / 10, start=0.3, until=0.5) for p in range(11)]
+    assert shares == [30, 44, 58, 72, 86, 100, 100, 100, 100, 100, 100]
+    assert curriculum.taking_part(3, progress=0.0, start=0.1, until=0.5) == 1
+    assert curriculum.taking_part(3, progress=0.0, start=0.1, until=0.0) == 3
+
+
+# The judge
+
+
+def judging(judge: object, **words: object) -> Judging:
+    questions = {(s.dataset, s.sample_id): questions_of(s.text, positives=4, negatives=3) for s in SAMPLES}
+    return Judging(judge=judge, questions=questions, **{"meteor_weight": 0.25, "judge_weight": 0.75, "on_failure": "meteor"} | words)  # type: ignore[arg-type]
+
+
+def test_the_judge_pays_captions_beside_meteor(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+    module = loops(own_model, judging(RuleJudge()), loops={"caption": 1.0}, use_llm_judge=True, rewards_caption={"meteor": 1.0})
+    act = LOOPS["caption"].act
+
+    def saying(round: Round) -> object:
+        done = act(round)
+        done.texts = ["a red square", "a blue square", "", "a small green square", "a large green square", "a green circle"]
+        done.rewards = round.score(done.texts, ("meteor",))
+        return done
+
+    monkeypatch.setitem(LOOPS, "caption", dataclasses.replace(LOOPS["caption"], act=saying))
+    _, found = module(batch(own_model))
+    paid = module.record["loop1/meteor"][0]
+    assert paid[0] == paid[3] == 1.0
+    assert paid[2] == 0.0
+    assert 0 < paid[4] < 1
+    assert paid[1] < 1
+    assert found["loop1/judge/fell_back"] == 0
+    assert found["loop1/reward/judge"] > 0
+
+
+def test_a_judge_that_fails_for_one_caption_leaves_its_group_to_meteor(own_model: Sa2VA):
+    class Failing(RuleJudge):
+        def submit(self, asked):  # type: ignore[no-untyped-def]
+            future: Future[list[float | None]] = Future()
+            future.set_result([None, 1.0, 1.0, 0.5, 0.5, 0.5])
+            return future
+
+    module = loops(own_model, judging(Failing()), loops={"caption": 1.0}, use_llm_judge=True, rewards_caption={"meteor": 1.0})
+    _, found = module(batch(own_model))
+    assert found["loop1/judge/fell_back"] == 0.5
+    assert module.record["loop1/meteor"][0] == [0.0, 0.0, 0.0, 0.375, 0.375, 0.375]  # the tiny model's words earn no METEOR
+
+
+# Pictures
+
+
+def test_what_was_tried_is_drawn_for_people(own_model: Sa2VA, tmp_path: Path):
+    module = loops(own_model, samples_every=2)
+    module.pictures_to = tmp_path / "samples"
+    for step in range(3):
+        module(batch(own_model, step))
+    assert sorted(p.name for p in module.pictures_to.iterdir()) == [
+        f"{step:06d}-{loop}.{kind}" for step in (0, 2) for loop in ("loop1", "loop2") for kind in ("json", "png")
+    ]  # fmt: skip
+    with Image.open(module.pictures_to / "000000-loop1.png") as picture:
+        assert picture.width > 3 * picture.height / 2

@@ -1,0 +1,79 @@
+"""RL on two processes with DeepSpeed ZeRO-2 (gloo, CPU) against one plain process: the same rollouts, the same loss, the same policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workspace import launch
+
+SCRIPT = """
+import dataclasses, json, sys
+from pathlib import Path
+import torch
+from ans_core import dist, loop
+from ans_core.rl import dual_loop
+from ans_core.rl.dual_loop import LOOPS, Batches
+from ans_core.rl.round import collate
+from ans_core.stages.rl import own_share
+from tests import tiny
+from tests.rl.test_dual_loop import loops
+
+samples = [tiny.region(i, text, masks=((tiny.square(4 * i, 8, 4 * i + 30, 40),),)) for i, text in enumerate(
+    ("a red square", "a small green square", "a blue circle", "a square"))]
+module = loops(tiny.build(), scale_rewards=sys.argv[3], combine_rewards=sys.argv[4], temperature=0.8)
+rollouts = {}
+
+def noting(name):
+    act = LOOPS[name].act
+    def noted(round):
+        done = act(round)
+        for i, sample in enumerate(round.batch.samples):
+            rows = slice(3 * i, 3 * i + 3)
+            rollouts[f"{round.seeds} {sample.sample_id}"] = [done.texts[rows], [m["counts"] for m in done.masks[rows]]]
+        return done
+    return dataclasses.replace(LOOPS[name], act=noted)
+
+for name in ("caption", "mask"):
+    LOOPS[name] = noting(name)
+
+def make(step, micro):
+    own = own_share(list(range(4)), micro=micro, micros=1)
+    part = [samples[i] for i in own]
+    batch = collate(part, [s.text for s in part], module.model, mask_size=32)
+    return Batches(batches=[batch], of={"caption": 0, "mask": 0}, learned=len(own), rollout=step, micro=0, inner=0, step=step)
+
+machine = loop.Machine(device=torch.device("cpu"), deepspeed_stage=int(sys.argv[2]))
+schedule = loop.Schedule(steps=3, lr=2e-4, weight_decay=0.0, warmup=0.0, clip_grad=1.0, accumulate=1, save_every=10)
+curves = loop.train(module, make, name="rl", schedule=schedule, machine=machine, seed=0, scratch=Path(sys.argv[1]),
+                    log=lambda m, s: None, after_step=module.after_step)
+policy = {name: t.double().sum().item() for name, t in module.policies.tensors("policy").items()}
+found = {"rollouts": rollouts, "loss": [v for s, n, v in curves if n == "loss"], "policy": policy, "width": module.exploring.width}
+Path(sys.argv[1], f"{dist.rank()}.json").write_text(json.dumps(found))
+"""
+
+
+def run(folder: Path, *words: str, processes: int, stage: int) -> list[dict[str, Any]]:
+    folder.mkdir()
+    script = folder / "rl.py"
+    script.write_text(SCRIPT)
+    launch(script, str(folder), str(stage), *words, processes=processes)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
+
+
+@pytest.mark.slow
+def test_two_processes_roll_out_and_learn_as_one_does(tmp_path: Path) -> None:
+    (one,) = run(tmp_path / "one", "within", "normalise_then_sum", processes=1, stage=0)
+    two = run(tmp_path / "two", "within", "normalise_then_sum", processes=2, stage=2)
+    together = two[0]["rollouts"] | two[1]["rollouts"]
+    assert together.keys() == one["rollouts"].keys()
+    assert len(together) == 3 * 2 * 4
+    assert together == one["rollouts"]
+    mean = [(a + b) / 2 for a, b in zip(two[0]["loss"], two[1]["loss"], strict=True)]
+    assert mean == pytest.approx(one["loss"], abs=1e-4)
+    assert two[0]["width"] == two[1]["width"] == pytest.approx(one["width"])
+    for name, total in one["policy"].items():
+        assert two[0]["policy"][name] == two[1]["policy"][name] == pytest.approx(total, abs=1e-3), name
