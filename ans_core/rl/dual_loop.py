@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ans_core.data.collate import TensorBatch
-from ans_core.dist import rank, shared_mean, world_size
+from ans_core.dist import rank, world_size
 from ans_core.model.adapters import Policies
 from ans_core.model.parts import part_of
 from ans_core.rewards import Reward
@@ -236,14 +236,19 @@ class DualLoop(nn.Module):
         prefix, rewards = LOOPS[name].prefix, self._total_reward(name, experience)
         for part, values in experience.rewards.items():
             known = values[~values.isnan()]
-            experience.metrics |= {f"reward/{part}": float(known.mean()), f"reward/{part}_std": float(known.std())}
-            self.record[f"{prefix}/{part}"].append([round(float(v), 4) for v in values.flatten()])
-        mean = shared_mean(float(rewards.nanmean()), self.model.device)
+            if len(known):
+                experience.metrics |= {f"reward/{part}": float(known.mean()), f"reward/{part}_std": float(known.std(correction=0))}
+            self.record[f"{prefix}/{part}"].append([round(float(v), 4) for v in known])
+        known = rewards[~rewards.isnan()].double()
+        summed, count = _total(torch.tensor([float(known.sum()), float(len(known))], device=self.model.device)).tolist()
+        experience.metrics |= {"failed": 1 - len(known) / rewards.numel(), "zero_spread": grpo.zero_spread(rewards)}
+        if not count:  # all of all processes failed: nothing is known of this step
+            return
         best = sum(weight for weight in LOOPS[name].rewards(self.settings).values() if weight > 0) or 1.0
+        mean = summed / count
         before = self.mean_reward.get(name, mean / best)
         self.mean_reward[name] = REWARD_MEMORY * before + (1 - REWARD_MEMORY) * mean / best
-        failed, same = float(rewards.isnan().float().mean()), grpo.zero_spread(rewards)
-        experience.metrics |= {"reward": mean, "failed": failed, "zero_spread": same}
+        experience.metrics["reward"] = mean
 
     def _is_shown(self, batch: Batches) -> bool:
         every = self.settings.samples_every

@@ -1,0 +1,128 @@
+"""What each part of RL is good for: short runs from one SFT model with a part left out, judged by a frozen inverse model.
+
+    ans run                                                # makes runs/tiny, up to `sft` is enough
+    python perf/rl_ablation.py                             # 2 cores: about an hour; writes perf/results/rl-ablation-seed<N>.json as it goes
+    python perf/rl_ablation.py --table                     # only the table
+
+Every run is the profile's RL with `--steps` steps. Judged on held-out regions: IoU of loop 1 (the model captions, the frozen SFT model
+draws), METEOR of loop 2 (the model draws, the frozen SFT model captions), both paired by region with the SFT model's own, +- standard
+error; and gIoU of referring expressions. `self`: the model is its own inverse, which rises too where the two agree on a code of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ans_core import data
+from ans_core.benchmarks import BENCHMARKS
+from ans_core.config import Config, load
+from ans_core.model.predict import predict
+from ans_core.model.stages import rl_model, sft_model
+from ans_core.rl.loops import both_loops
+from ans_core.stages import rl
+from ans_core.stages.evaluate import remembering
+from ans_core.types import Predict, Sample
+
+RUNS: dict[str, dict[str, Any]] = {
+    "as in the profile": {},
+    "loop 1 alone": {"loops": {"caption": 1.0}},
+    "loop 2 alone": {"loops": {"mask": 0.2}},
+    "loop 2 alone, no supervised mask loss": {"loops": {"mask": 0.2}, "mask_weight": 0.0},
+    "loop 2 alone, no supervised mask loss, `token`": {
+        "loops": {"mask": 0.2}, "mask_weight": 0.0, "mask_policy": "token", "stop_identical": 0, "kl": 0.0, "kl_words": 0.0,
+    },
+    "teacher frozen at SFT": {"inverse": "reference"},
+    "no teacher: the policy is its own inverse": {"inverse": "policy"},
+    "no KL": {"kl": 0.0, "kl_words": 0.0},
+}  # fmt: skip
+"""Name -> what differs from the profile's `rl`."""
+
+LOOPS = {"loop1 IoU": 0, "loop2 METEOR": 1}
+
+
+def configured(cfg: Config, changes: dict[str, Any], steps: int) -> Config:
+    values = cfg.model_dump()
+    values["rl"] |= changes
+    values["rl"]["optim"]["steps"] = steps
+    values["rl"]["samples_every"] = 0
+    return Config.model_validate(values)
+
+
+def judged(ask: Predict, inverse: Predict, regions: Sequence[Sample], referring: Sequence[Sample]) -> dict[str, list[float]]:
+    """Region by region; `referring gIoU` as one number."""
+    found: dict[str, list[float]] = {}
+    for suffix, other in (("", inverse), (" self", ask)):
+        both_loops(regions, ask=ask, inverse=other)  # asked all at once, in batches; then remembered
+        each = [both_loops([region], ask=ask, inverse=other) for region in regions]
+        found |= {name + suffix: [one[place][2] for one in each] for name, place in LOOPS.items()}
+    benchmark = BENCHMARKS["referring"]
+    score = benchmark.score(referring, ask([benchmark.request(sample) for sample in referring]))
+    return found | {"referring gIoU": [float(score.metrics["gIoU"])]}
+
+
+def table(path: Path) -> str:
+    results = json.loads(path.read_text())
+    names = ["loop1 IoU", "loop2 METEOR", "loop1 IoU self", "loop2 METEOR self", "referring gIoU"]
+    lines = [f"| run | {' | '.join(names)} |", "|-" * (len(names) + 1) + "|"]
+    start = results["runs"]["SFT"]
+    lines.append("| SFT | " + " | ".join(f"{statistics.fmean(start[n]):.3f}" for n in names) + " |")
+    for run, found in results["runs"].items():
+        if run != "SFT":
+            lines.append(f"| {run} | " + " | ".join(gain(found[n], start[n]) for n in names) + " |")
+    return "\n".join(lines)
+
+
+def gain(found: Sequence[float], start: Sequence[float]) -> str:
+    differences = [a - b for a, b in zip(found, start, strict=True)]
+    error = f" ± {statistics.stdev(differences) / len(differences) ** 0.5:.4f}" if len(differences) > 1 else ""
+    return f"{statistics.fmean(differences):+.4f}{error}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--regions", type=int, default=800)
+    parser.add_argument("--only", nargs="*", default=list(RUNS), choices=list(RUNS))
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    cfg = load(Path("params.yaml"))
+    path = Path(f"perf/results/rl-ablation-seed{cfg.seed}.json")
+    if arguments.table:
+        print(table(path))
+        return
+    runs = Path("runs") / cfg.profile
+    inputs = {name: runs / name for name in ("data", "base", "sft", "questions")}
+    val = data.sources(inputs["data"], "val")
+    regions = [s for s in data.of_kind(val, "region_caption") if len(s.masks) == 1][: arguments.regions]
+    referring = data.of_kind(val, "referring")
+    results = {"seed": cfg.seed, "steps": arguments.steps, "regions": len(regions), "runs": {}}
+
+    def asking(model: Any) -> Predict:
+        return remembering(partial(predict, model, max_tokens=cfg.evaluate.max_tokens, batch=cfg.evaluate.batch))
+
+    start = asking(sft_model(inputs["base"] / "base", inputs["sft"]))
+    results["runs"]["SFT"] = judged(start, start, regions, referring)
+    for name in arguments.only:
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng():
+            out, scratch = Path(folder, "out"), Path(folder, "scratch")
+            changed = configured(cfg, RUNS[name], arguments.steps)
+            rl.run(changed, inputs=inputs, out=out, scratch=scratch, log=lambda metrics, step: None)
+            model = rl_model(inputs["base"] / "base", inputs["sft"], out)
+        results["runs"][name] = judged(asking(model), start, regions, referring)
+        path.write_text(json.dumps(results))
+        print(f"{name}: {time.perf_counter() - began:.0f} s\n{table(path)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
