@@ -55,7 +55,8 @@ def package_data(folder: Path) -> set[Path]:
 
 
 def code_files(module: str, root: Path = Path(), package: str = "ans_core") -> list[Path]:
-    """Files of `package` that importing `module` reads, relative to `root`, sorted; parents' __init__.py and package data too."""
+    """Files of `package` that importing `module` reads, relative to `root`, sorted; parents' __init__.py too, and the package data that
+    these modules name."""
     todo, files = [module], set[Path]()
     while todo:
         name = todo.pop()
@@ -68,7 +69,7 @@ def code_files(module: str, root: Path = Path(), package: str = "ans_core") -> l
                 continue
             files.add(file)
             todo += imported_names(file, root)
-    data = {path for folder in {file.parent for file in files} for path in package_data(folder)}
+    data = {path for file in files for path in package_data(file.parent) if path.name in file.read_text()}
     relative = {path.relative_to(root) for path in files | data}
     return sorted(path for path in relative - NOT_DEPENDENCIES if (root / path).stat().st_size > 0)
 

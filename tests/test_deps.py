@@ -27,11 +27,19 @@ def test_a_stage_has_its_files_and_lists_the_settings_it_reads(stage: Stage) -> 
     assert unlisted_settings(stage, ROOT) == set()
 
 
-def test_imports_are_followed_with_parents_relatives_and_package_data(tmp_path: Path) -> None:
+def test_imports_are_followed_with_parents_relatives_and_the_package_data_they_name(tmp_path: Path) -> None:
     root = package(tmp_path, {
-        "core/__init__.py": "'''root'''", "core/a.py": "def f():\n    from core.sub import b\n    import numpy",
-        "core/sub/__init__.py": "from . import c", "core/sub/b.py": "from .c import thing", "core/sub/c.py": "thing = 1",
-        "core/sub/words.txt": "w", "core/sub/lists/x.gz": "x", "core/alone.py": "y = 1", "core/config.py": "z = 1",
+        "core/__init__.py": "'''root'''",
+        "core/a.py": "def f():\n    from core.sub import b\n    import numpy",
+        "core/alone.py": "y = 1",
+        "core/config.py": "z = 1",
+        "core/sub/__init__.py": "from . import c",
+        "core/sub/b.py": "from .c import thing\nopen('lists/x.gz')",
+        "core/sub/c.py": "thing = open('words.txt')",
+        "core/sub/d.py": "open('page.html')",
+        "core/sub/words.txt": "w",
+        "core/sub/lists/x.gz": "x",
+        "core/sub/page.html": "p",
     })  # fmt: skip
     names = [path.as_posix() for path in code_files("core.a", root, package="core")]
     assert names == [

@@ -38,7 +38,8 @@ Rollout = tuple[Segment, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The G rollouts of one sample, all of which go on from its prefix (the picture)."""
+    """The G rollouts of one sample, all of which go on from its prefix: the picture and, but for its last token, what is asked of it. (That
+    one predicts what is said first, in each rollout for itself.)"""
 
     prefix: tuple[int, ...]
     rollouts: tuple[Rollout, ...]
@@ -107,9 +108,32 @@ def check_cache(model: Sa2VA) -> None:
         raise RuntimeError("sampling needs the KV cache, which gradient checkpointing drops in training mode: call model.eval() first")
 
 
+def _read(model: Sa2VA, prompted: Prompted) -> Prompted:
+    """The same requests with all but their last token read, once each: what is left is read by every answer."""
+    begun, length = prompted.beginning, prompted.beginnings.shape[1]
+    attention = torch.cat([prompted.beginnings_attention[begun], prompted.attention], dim=1)
+    read = model.internvl.model.language_model(
+        inputs_embeds=prompted.embeds[:, :-1],
+        attention_mask=attention[:, :-1].long(),
+        position_ids=(attention.cumsum(1) - 1).clamp(min=0)[:, length:-1],
+        past_key_values=prompted.cache(begun),
+        use_cache=True,
+    )
+    return Prompted(
+        beginnings=torch.cat([prompted.beginnings[begun], prompted.embeds[:, :-1]], dim=1),
+        beginnings_attention=attention[:, :-1],
+        read=read.past_key_values,
+        beginning=torch.arange(len(begun), device=begun.device),
+        embeds=prompted.embeds[:, -1:],
+        attention=prompted.attention[:, -1:],
+        images=prompted.images,
+    )
+
+
 @torch.no_grad()
 def sample(model: Sa2VA, prompted: Prompted, *, group: int, max_tokens: int, reader: Reader, seeds: Sequence[int]) -> list[Said]:
     """`group` answers to each of the B requests, one after the other; `seeds`: one an answer (B x group)."""
+    prompted = _read(model, prompted)
     rows = torch.arange(len(prompted.embeds), device=model.device).repeat_interleave(group)
     begun, stops = prompted.beginning[rows], stop_ids(model)
     drawing = _Drawing(reader, seeds, model.device)
@@ -147,9 +171,13 @@ def pack(groups: Sequence[Group], *, pad_id: int) -> tuple[dict[str, Tensor], In
 
 def token_logps(
     model: Sa2VA, packed: Packed, hidden: Float[Tensor, "B L D"], reader: Reader
-) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"]]:
-    """(log-probability, entropy of the distribution it was drawn from) of every trainable token."""
+) -> tuple[Float[Tensor, " M"], Float[Tensor, "M V"]]:
+    """Of every trainable token, and of all tokens that could have stood in its place."""
     at, place = packed.loss_mask.nonzero(as_tuple=True)
     logp = reader(model.logits(hidden[at, place - 1])).log_softmax(dim=1)
-    chosen = logp.gather(1, packed.input_ids[at, place][:, None])[:, 0]
-    return chosen, -(logp.exp() * logp.masked_fill(logp.isneginf(), 0.0)).sum(1)
+    return logp.gather(1, packed.input_ids[at, place][:, None])[:, 0], logp
+
+
+def entropies(logp: Float[Tensor, "M V"]) -> Float[Tensor, " M"]:
+    """A token that is never said has none, and takes no gradient."""
+    return -(logp.exp() * logp.masked_fill(logp.isneginf(), 0.0)).sum(1)

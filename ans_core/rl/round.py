@@ -282,9 +282,16 @@ class Round:
     # Tokens
 
     def group_of(self, index: int, rollouts: Sequence[Rollout]) -> Group:
+        """Rollouts that share the sample's picture."""
         tokens = self.batch.tiles_per_row[index] * self.model.grid**2
         prefix = prefix_ids(self.model.tokenizer, template=self.model.config.template, frame_tokens=[tokens])
         return Group(prefix=tuple(prefix), rollouts=tuple(rollouts))
+
+    def answers_of(self, index: int, question: Segment, answers: Sequence[Segment]) -> Group:
+        """Rollouts that share the question, too."""
+        picture = self.group_of(index, ())
+        last = replace(question, ids=question.ids[-1:])
+        return Group(prefix=picture.prefix + question.ids[:-1], rollouts=tuple((last, answer) for answer in answers))
 
     def question(self, text: str, cells: Sequence[int] = ()) -> Segment:
         """`text` without `<image>`."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ans_core.dist import shared_mean
 from ans_core.rl import grpo
-from ans_core.rl.rollout import Said, Segment, token_logps
+from ans_core.rl.rollout import Said, Segment, entropies, token_logps
 from ans_core.rl.round import Experience, Round
 from ans_core.types import Request
 
@@ -24,8 +24,8 @@ def practised(round: Round, requests: Sequence[Request], said: Sequence[Said]) -
         question = round.question(request.text.removeprefix("<image>").removeprefix("\n"), [int(c.sum()) for c in cells])
         answers = said[i * size : (i + 1) * size]
         learned = [Segment(ids=a.ids, trainable=a.complete or not s.mask_truncated) for a in answers]
-        groups.append(round.group_of(i, [(question, answer) for answer in learned]))
-        regions.append(cells * size)
+        groups.append(round.answers_of(i, question, learned))
+        regions.append(cells)
     texts = [round.text(a) for a in said]
     lengths = [len(a.ids) for a in said]
     metrics = {
@@ -48,7 +48,7 @@ def learn(round: Round, done: Experience) -> tuple[Float[Tensor, ""], dict[str, 
     s, advantage = round.settings, done.advantage
     assert advantage is not None, "advantages come before learning"
     packed, hidden, rollout = round.hidden(done.groups, done.regions)
-    logps, entropies = token_logps(round.model, packed, hidden, round.reader)
+    logps, logp = token_logps(round.model, packed, hidden, round.reader)
     if "behaviour" not in done.known:
         done.known["behaviour"] = logps.detach()
         done.metrics["sampling_gap"] = _sampling_gap(done, logps.detach())
@@ -65,7 +65,8 @@ def learn(round: Round, done: Experience) -> tuple[Float[Tensor, ""], dict[str, 
     kl_loss, kl = grpo.token_kl(logps, done.known["reference"])
     share = len(logps) / max(tokens, 1.0)
     loss = loss + s.kl * share * kl_loss
-    entropy = entropies.sum() / max(len(entropies), 1)
+    with torch.set_grad_enabled(bool(s.entropy)):
+        entropy = entropies(logp).sum() / max(len(logp), 1)
     if s.entropy:
         loss = loss - s.entropy * share * entropy
     return loss, metrics | {"kl": kl, "entropy": float(entropy.detach())}

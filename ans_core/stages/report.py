@@ -2,7 +2,8 @@
 
 Read, per stage: `evaluate/<row>/metrics.json` {"referring/val/gIoU": .7}, `evaluate/<row>/overlays/index.json` [{file, benchmark,
 sample_id, text, truth, score, verdict: right|wrong}], `<base|sft|rl>/curves.csv` (step,name,value), `rl/rewards.json` {name:
-[rewards of step 1, ...]}, and the file `versions` (JSON: git, dvc_lock, ...). What is missing is named as not there.
+[rewards of step 1, ...]}, `rl/samples/<rollout>-<loop>.png` and `.json`, and the file `versions` (JSON: git, dvc_lock, ...). What is
+missing is named as not there.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ SKIPPED = "skipped"
 OWN_CHART = ("grad_norm", SKIPPED)
 """Of sizes that would flatten the curves beside them."""
 LINES_PER_CHART = 6
+TRIED_PER_LOOP = 5
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
@@ -62,6 +64,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         rest=_rest(summary),
         curves={stage: _curves(inputs.get(stage)) for stage in TRAINED},
         rewards=_rewards(inputs.get("rl")),
+        tried=_tried(inputs.get("rl")),
         overlays={row: _overlays(inputs.get(f"evaluate/{row}"), cfg.report.overlays) for row in reversed(ROWS)},
         settings=yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False),
         versions=_versions(inputs.get("versions")),
@@ -181,6 +184,20 @@ def _rewards(folder: Path | None) -> list[Markup]:
         }
         drawn += [Markup(charts.band(f"{name}: reward, mean ± std", steps)), Markup(charts.histogram(f"{name}: rewards", ends))]
     return drawn
+
+
+def _tried(folder: Path | None) -> list[dict[str, str]]:
+    """Pictures of rollouts, in the order of training; of each loop at most as many as fit on a page: first, last, and evenly between."""
+    shown = []
+    paths = sorted((folder / "samples").glob("*.png")) if folder else []
+    for loop in sorted({path.stem.partition("-")[2] for path in paths}):
+        own = [path for path in paths if path.stem.partition("-")[2] == loop]
+        count = min(len(own), TRIED_PER_LOOP)
+        chosen = [own[i * (len(own) - 1) // max(count - 1, 1)] for i in range(count)]
+        for path in chosen:
+            asked = _json(path.with_suffix(".json"))["asked"]
+            shown.append({"loop": loop, "step": path.stem.partition("-")[0].lstrip("0") or "0", "asked": asked, "source": _data_uri(path)})
+    return shown
 
 
 def _overlays(folder: Path | None, limit: int) -> dict[str, dict[str, list[dict[str, Any]]]]:

@@ -77,6 +77,12 @@ def example(root: Path, *, pictures: int = 2) -> dict[str, Path]:
     rng = np.random.default_rng(0)
     steps = [np.clip(rng.normal(0.5 + 0.002 * step, 0.15, 48), 0, 1).round(3).tolist() for step in range(150)]
     (inputs["rl"] / "rewards.json").write_text(json.dumps({"loop1/iou": steps, "loop2/meteor": steps}))
+    (inputs["rl"] / "samples").mkdir()
+    for rollout in range(0, 200, 25):
+        for loop in ("loop1", "loop2"):
+            name = f"{rollout:06d}-{loop}"
+            Image.new("RGB", (70, 20), (rollout, 40, 40)).save(inputs["rl"] / "samples" / f"{name}.png")
+            (inputs["rl"] / "samples" / f"{name}.json").write_text(json.dumps({"asked": f"the <thing> of {name}"}))
     inputs["versions"] = root / "versions.json"
     inputs["versions"].write_text(json.dumps({"git": "0123abc", "dvc_lock": "d41d8cd98f00b204e9800998ecf8427e"}))
     return inputs
@@ -123,7 +129,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_the_page_loads_nothing_from_elsewhere(inputs: dict[str, Path], tmp_path: Path):
     page, _ = report(inputs, tmp_path)
-    assert len([s for s in page.sources if s.startswith("data:image/png")]) == 4 * 3 * 2
+    assert len([s for s in page.sources if s.startswith("data:image/png")]) == 4 * 3 * 2 + 10
     assert len([s for s in page.sources if s.startswith("data:image/gif")]) == 4 * 2
     assert all(source.startswith(("data:image/", "#")) for source in page.sources)
     text = (tmp_path / "report.html").read_text()
@@ -165,7 +171,15 @@ def test_missing_pieces_are_named_and_nothing_is_invented(inputs: dict[str, Path
 
 def test_the_number_of_pictures_follows_the_setting(inputs: dict[str, Path], tmp_path: Path):
     page, _ = report(inputs, tmp_path, report={"overlays": 1})
-    assert len([s for s in page.sources if s.startswith("data:image/")]) == 4 * 8  # at least one per benchmark and verdict
+    assert len([s for s in page.sources if s.startswith("data:image/")]) == 4 * 8 + 10  # at least one per benchmark and verdict
+
+
+def test_pictures_of_rollouts_are_the_first_the_last_and_some_between_of_each_loop(inputs: dict[str, Path], tmp_path: Path):
+    page, _ = report(inputs, tmp_path)
+    shown = [word for word in page.words if "asked: the <thing>" in word]
+    assert [word.split("of ")[1] for word in shown] == [
+        f"{rollout:06d}-{loop}" for loop in ("loop1", "loop2") for rollout in (0, 25, 75, 125, 175)
+    ]  # fmt: skip
 
 
 def test_two_reports_of_the_same_inputs_are_the_same_bytes(inputs: dict[str, Path], tmp_path: Path):
