@@ -131,16 +131,16 @@ class Own:
 
     @torch.no_grad()
     def say(self, ids: Tensor, turn: int) -> list[Said]:
-        """The prompts are shared but for their last token, from which each copy goes on."""
+        """As `predict.prompt` makes text requests: nothing but the first token is read beforehand."""
         embeds, there = self.model.internvl.get_input_embeddings()(ids), torch.ones_like(ids, dtype=torch.bool)
-        read = self.model.internvl.model.language_model(inputs_embeds=embeds[:, :-1], use_cache=True).past_key_values
+        read = self.model.internvl.model.language_model(inputs_embeds=embeds[:, :1], use_cache=True).past_key_values
         prompted = Prompted(
-            beginnings=embeds[:, :-1],
-            beginnings_attention=there[:, :-1],
+            beginnings=embeds[:, :1],
+            beginnings_attention=there[:, :1],
             read=read,
             beginning=torch.arange(len(ids)),
-            embeds=embeds[:, -1:],
-            attention=there[:, -1:],
+            embeds=embeds[:, 1:],
+            attention=there[:, 1:],
             images=[[] for _ in ids],
         )
         seeds = range(turn * 1000, turn * 1000 + len(ids) * GROUP)

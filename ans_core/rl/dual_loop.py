@@ -6,6 +6,7 @@ updates on the same rollouts. The first of them is on-policy: ratio 1. Frozen en
 
 from __future__ import annotations
 
+import resource
 from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -117,7 +118,8 @@ class DualLoop(nn.Module):
         decay = min(s.ema, (1 + self.updates) / (10 + self.updates)) if s.ema_warmup else s.ema
         metrics = {"teacher_distance": self.policies.ema(decay), "nonfinite_logits": float(self.reader.nonfinite)}
         if self.log is not None and rank() == 0:
-            self.log({f"rl/seconds/{name}": value for name, value in self.clock.seconds.items()} | self._judge_stats(), step)
+            spent = {f"rl/seconds/{name}": value for name, value in self.clock.seconds.items()}
+            self.log({**spent, **self._judge_stats(), "rl/peak_memory_mb": peak_memory_mb(self.model.device)}, step)
         self.clock.seconds.clear()
         if s.stop_identical and self.exploring.identical >= s.stop_identical:
             raise RuntimeError(
@@ -261,6 +263,13 @@ class DualLoop(nn.Module):
             return fixed
         wanting = {n: w * max(1 - self.mean_reward.get(n, 0.0), 1e-3) ** self.settings.adaptive_loops for n, w in fixed.items()}
         return {name: value * sum(fixed.values()) / sum(wanting.values()) for name, value in wanting.items()}
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Most that this process has held so far: on the GPU, or resident in main memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def _total(values: Tensor) -> Tensor:

@@ -289,6 +289,49 @@ def test_two_trainable_sets_over_one_backbone_take_hardly_more_than_themselves(o
     assert {p.data_ptr() for p in own_model.parameters()} == {p.data_ptr() for p in own_model.parameters()} & set(unique)
 
 
+def test_features_that_are_encoded_once_give_the_masks_and_gradients_of_features_encoded_anew(own_model: Sa2VA):
+    """They are kept from before `conv_s0` and `conv_s1`, which belong to the trained decoder, each adapter its own."""
+    module = loops(own_model, loops={"mask": 1.0})
+    done, rounds = module._act(batch(own_model), module._rounds(batch(own_model)))
+
+    def gradients_of(round: Round) -> dict[str, Tensor]:
+        module.zero_grad()
+        LOOPS["mask"].learn(round, done["mask"])[0].backward()
+        return {name: g.clone() for name, g in gradients(module).items() if "conv_s" in name}
+
+    cached = gradients_of(rounds["mask"])
+    pixels = rounds["mask"].batch.pixels
+    anew = gradients_of(
+        dataclasses.replace(rounds["mask"], seen=dataclasses.replace(rounds["mask"].seen, frames=own_model.sam2.encode(pixels)))
+    )
+    assert {name.split(".policy.")[1] for name in cached} == {f"conv_s{i}.{p}" for i in (0, 1) for p in ("weight", "bias")}
+    assert all(torch.equal(cached[name], anew[name]) for name in cached)
+    with module.policies.using("reference"), torch.no_grad():
+        before = own_model.sam2.high_res(rounds["mask"].seen.frames)[0]
+    with torch.no_grad():
+        for name, p in own_model.named_parameters():
+            if "conv_s0" in name and ".policy." in name:
+                p.add_(1.0)
+        moved = own_model.sam2.high_res(rounds["mask"].seen.frames)[0]
+        with module.policies.using("reference"):
+            still = own_model.sam2.high_res(rounds["mask"].seen.frames)[0]
+    assert torch.equal(before, still)
+    assert not torch.allclose(before, moved)
+
+
+def test_time_memory_and_judge_are_logged_apart_from_the_curves(own_model: Sa2VA):
+    """They differ from run to run, and curves are part of a result."""
+    module, logged = loops(own_model, judging(RuleJudge())), []
+    module.log = lambda metrics, step: logged.append(metrics)
+    _, found = module(batch(own_model))
+    found |= module.after_step(0)
+    assert {f"rl/seconds/{part}" for part in ("encode", "generate", "draw", "reward", "reference", "update")} <= set(logged[0])
+    assert logged[0]["rl/peak_memory_mb"] > 1
+    assert "rl/judge/latency_s" in logged[0]
+    assert not set(found) & set(logged[0])
+    assert not any("second" in name or "memory" in name for name in found)
+
+
 # Other tasks
 
 
