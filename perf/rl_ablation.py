@@ -44,9 +44,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "teacher frozen at SFT": {"inverse": "reference"},
     "no teacher: the policy is its own inverse": {"inverse": "policy"},
     "no KL": {"kl": 0.0, "kl_words": 0.0},
+    "reward parts normalised, then summed": {"combine_rewards": "normalise_then_sum"},
 }  # fmt: skip
 """Name -> what differs from the profile's `rl`."""
 
+NOTHING = "nothing moved, so the stage refused it"
 LOOPS = {"loop1 IoU": 0, "loop2 METEOR": 1}
 
 
@@ -78,7 +80,8 @@ def table(path: Path) -> str:
     lines.append("| SFT | " + " | ".join(f"{statistics.fmean(start[n]):.3f}" for n in names) + " |")
     for run, found in results["runs"].items():
         if run != "SFT":
-            lines.append(f"| {run} | " + " | ".join(gain(found[n], start[n]) for n in names) + " |")
+            cells = [gain(found[n], start[n]) for n in names] if found else [NOTHING, *[""] * (len(names) - 1)]
+            lines.append(f"| {run} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -97,6 +100,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cfg = load(Path("params.yaml"))
     path = Path(f"perf/results/rl-ablation-seed{cfg.seed}.json")
+    path.parent.mkdir(exist_ok=True)
     if arguments.table:
         print(table(path))
         return
@@ -117,9 +121,14 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng():
             out, scratch = Path(folder, "out"), Path(folder, "scratch")
             changed = configured(cfg, RUNS[name], arguments.steps)
-            rl.run(changed, inputs=inputs, out=out, scratch=scratch, log=lambda metrics, step: None)
-            model = rl_model(inputs["base"] / "base", inputs["sft"], out)
-        results["runs"][name] = judged(asking(model), start, regions, referring)
+            try:
+                rl.run(changed, inputs=inputs, out=out, scratch=scratch, log=lambda metrics, step: None)
+            except RuntimeError as error:
+                if not str(error).startswith("after training these parts"):
+                    raise
+                results["runs"][name] = {}  # a run that moved nothing is refused: the SFT model is what it left
+            else:
+                results["runs"][name] = judged(asking(rl_model(inputs["base"] / "base", inputs["sft"], out)), start, regions, referring)
         path.write_text(json.dumps(results))
         print(f"{name}: {time.perf_counter() - began:.0f} s\n{table(path)}", flush=True)
 
