@@ -26,6 +26,7 @@ import torch
 from ans_core import data
 from ans_core.benchmarks import BENCHMARKS
 from ans_core.config import Config, load
+from ans_core.data.regions import is_region
 from ans_core.model.predict import predict
 from ans_core.model.stages import rl_model, sft_model
 from ans_core.rl.loops import both_loops
@@ -107,7 +108,7 @@ def main() -> None:
     runs = Path("runs") / cfg.profile
     inputs = {name: runs / name for name in ("data", "base", "sft", "questions")}
     val = data.sources(inputs["data"], "val")
-    regions = [s for s in data.of_kind(val, "region_caption") if len(s.masks) == 1][: arguments.regions]
+    regions = [s for s in data.of_kind(val, "region_caption") if is_region(s)][: arguments.regions]
     referring = data.of_kind(val, "referring")
     results = {"seed": cfg.seed, "steps": arguments.steps, "regions": len(regions), "runs": {}}
 

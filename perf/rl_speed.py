@@ -48,6 +48,7 @@ from ans_core.rl.rollout import Group, Reader, Said, Segment, pack, sample, toke
 from ans_core.rl.round import Clock, Experience, Exploring, Round, Seen, Settings, collate
 from ans_core.transforms import grid_cells
 from ans_core.types import Prediction, Sample
+from tests.tiny import GROUNDING
 
 BATCH, GROUP = 4, 4
 WORDS, ANSWER, CAPTION = 2000, 32, 24
@@ -103,10 +104,7 @@ def text_model() -> Sa2VA:
     config = tiny_config(
         vision={"image_size": 16, "patch_size": 8, "hidden": 32, "layers": 1, "heads": 2, "mlp": 64},
         language={"hidden": 256, "layers": 4, "heads": 8, "kv_heads": 4, "mlp": 1024},
-        grounding=GroundingConfig(
-            image_size=64, embed=16, heads=1, stages=(1, 1, 2, 1), global_blocks=(3,), windows=(4, 2, 4, 2), width=32,
-            memory_layers=1, memory_feedforward=32, memory_width=16,
-        ),
+        grounding=GROUNDING,
         tokenizer=tokenizer,
         template="qwen_chat",
         video_frames=2,

@@ -1,5 +1,14 @@
 from __future__ import annotations
 
+# ruff: noqa: I001, F401
+# Third parties first: what ours import under jaxtyping's hook is looked up in a bytecode cache of its own and compiled anew (11 s).
+import datasets
+import nltk
+import openai
+import peft
+import torch._dynamo
+import transformers.models.internvl.modeling_internvl
+
 import pytest
 
 from ans_core.model import Sa2VA

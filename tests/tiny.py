@@ -20,6 +20,11 @@ from ans_core.types import RLE, Sample
 
 SIDE = 64
 """Pixels on a side of a drawn picture."""
+GROUNDING = GroundingConfig(
+    image_size=64, embed=16, heads=1, stages=(1, 1, 2, 1), global_blocks=(3,), windows=(4, 2, 4, 2), width=32,
+    memory_layers=1, memory_feedforward=32, memory_width=16,
+)  # fmt: skip
+"""As small as SAM2 gets."""
 TEXTS = ("a red circle left of a blue square", "Please segment the red square in this image.", "It is [SEG].", "a small green square")
 
 
@@ -29,10 +34,7 @@ def _model() -> Sa2VA:
     config = tiny_config(
         vision={"image_size": 64, "patch_size": 8, "hidden": 32, "layers": 2, "heads": 2, "mlp": 64},
         language={"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "mlp": 64},
-        grounding=GroundingConfig(
-            image_size=64, embed=16, heads=1, stages=(1, 1, 2, 1), global_blocks=(3,), windows=(4, 2, 4, 2), width=32,
-            memory_layers=1, memory_feedforward=32, memory_width=16,
-        ),
+        grounding=GROUNDING,
         tokenizer=tokenizer,
         template="qwen_chat",
         video_frames=2,

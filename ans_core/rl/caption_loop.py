@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
+from ans_core.data.regions import is_region
 from ans_core.rl.loops import caption_request, true_mask
 from ans_core.rl.round import Experience, Loop, Round
 from ans_core.rl.text_loop import learn, practised, refer
-from ans_core.types import Sample
-
-
-def is_region(sample: Sample) -> bool:
-    return sample.task == "region_caption" and len(sample.masks) == 1
 
 
 def act(round: Round) -> Experience:
@@ -24,6 +20,7 @@ LOOP = Loop(
     prefix="loop1",
     takes=is_region,
     wants="region captions (an image, one mask, its caption)",
+    draws=True,
     rewards=lambda settings: settings.rewards_caption,
     judged=lambda settings: settings.use_llm_judge,
     act=act,

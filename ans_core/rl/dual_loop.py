@@ -137,7 +137,6 @@ class DualLoop(nn.Module):
         s = self.settings
         self.monitor.on = bool(s.monitor_every) and batch.step % s.monitor_every == 0
         rounds = self._rounds(batch)
-        found: dict[str, dict[str, float]] = {name: {} for name in s.loops}
         done = self.waiting.pop(batch.micro, None)
         if batch.inner == 0:
             done, rounds = self._act(batch, rounds)
@@ -145,28 +144,33 @@ class DualLoop(nn.Module):
             raise RuntimeError(f"rl: step {batch.step} goes on with rollouts that are gone; start the stage anew")
         else:
             rounds = {name: round if (kept := done[name].kept) is None else round.take(kept) for name, round in rounds.items()}
-        weights = self._weights()
         total = batch.batches[0].pixels.new_zeros(())
-        for name, weight in weights.items():
+        found: dict[str, float] = {}
+        for name, weight in self._weights().items():
             with self.clock.part("update"):
                 loss, metrics = LOOPS[name].learn(rounds[name], done[name])
             total = total + weight * loss
-            found[name] |= done[name].metrics | metrics | ({"weight": weight} if s.adaptive_loops else {})
+            metrics = done[name].metrics | metrics | ({"weight": weight} if s.adaptive_loops else {})
+            found |= {f"{LOOPS[name].prefix}/{key}": value for key, value in metrics.items()}
         if batch.inner + 1 < s.inner_steps:
             self.waiting[batch.micro] = done
         if total.requires_grad:
             total.register_hook(self._check_active)
-        return total, {f"{LOOPS[name].prefix}/{key}": value for name, metrics in found.items() for key, value in metrics.items()}
+        return total, found
 
     def _check_active(self, gradient: Tensor) -> None:
         """With gradient checkpointing, layers run again in the backward pass: under another adapter the policy would get no gradient."""
         assert self.policies.active == "policy", f"backward with the adapter {self.policies.active!r} active; only the policy learns"
 
     def _rounds(self, batch: Batches) -> dict[str, Round]:
+        drawn_in = {batch.of[name] for name in self.settings.loops if LOOPS[name].draws}
         with torch.no_grad(), self.clock.part("encode"):
             seen = [
-                Seen(vision=list(self.model.vision_features(b.tiles).split(b.tiles_per_row)), frames=self.model.sam2.encode(b.pixels))
-                for b in batch.batches
+                Seen(
+                    vision=list(self.model.vision_features(b.tiles).split(b.tiles_per_row)),
+                    frames=self.model.sam2.encode(b.pixels) if i in drawn_in else None,
+                )
+                for i, b in enumerate(batch.batches)
             ]
         return {
             name: Round(

@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ans_core.data.regions import is_region
 from ans_core.dist import seed_everything, shared_mean
 from ans_core.losses import mask_losses
 from ans_core.model.supervised import mean_iou
 from ans_core.rl import grpo
-from ans_core.rl.caption_loop import is_region
-from ans_core.rl.mask_policy import Drawn, steered
+from ans_core.rl.mask_policy import Acting, Drawn, steered
 from ans_core.rl.rollout import Group
 from ans_core.rl.round import Experience, Loop, Round
 
@@ -45,14 +45,14 @@ def act(round: Round) -> Experience:
         before, _ = drawn(round, groups)
         spread = shared_mean(policy.spread(before), before.logits.device)
         exploring.scale = spread if not exploring.scale else 0.9 * exploring.scale + 0.1 * spread
-        actions = policy.act(
-            before,
+        acting = Acting(
             width=exploring.width,
             scale=exploring.scale,
             generators=round.generators("mask actions"),
             group=s.group,
             decode=lambda embeddings: round.decode(embeddings, each=s.group),
         )
+        actions = policy.act(before, acting)
     masks = [round.rle(mask.float() - 0.5, i) for i, some in enumerate(actions.masks) for mask in some]
     texts = round.captions(masks)
     rewards = round.score(texts, s.rewards_mask, masks=masks, confidence=actions.confidence.flatten().tolist())
@@ -109,6 +109,7 @@ LOOP = Loop(
     prefix="loop2",
     takes=is_region,
     wants="region captions (an image, one mask, its caption)",
+    draws=True,
     rewards=lambda settings: settings.rewards_mask,
     judged=lambda settings: settings.use_llm_judge_loop2,
     act=act,

@@ -7,6 +7,7 @@ policy here puts the randomness somewhere: a new one is a class and a line in MA
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
@@ -54,6 +55,32 @@ Decode = Callable[[Float[Tensor, "P C"]], Float[Tensor, "P h w"]]
 """Embeddings, G for each of the B pictures in order -> mask logits by the decoder that acts."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Acting:
+    """How a policy explores in one step."""
+
+    width: float
+    scale: float
+    generators: Sequence[torch.Generator]
+    """One a sample."""
+    group: int
+    decode: Decode
+
+    def normal(self, *shape: int) -> Float[Tensor, "B G *shape"]:
+        """Noise of the samples' generators."""
+        return torch.stack([torch.randn((self.group, *shape), generator=g, device=g.device) for g in self.generators])
+
+    def actions(self, choice: Tensor, logits: Float[Tensor, "B G h w"]) -> MaskActions:
+        masks = logits > 0
+        confidence = mean_probability(logits.sigmoid(), masks)
+        return MaskActions(choice=choice, masks=masks, confidence=confidence, scale=self.scale, width=self.width)
+
+
+def mean_probability(p: Float[Tensor, "*P h w"], masks: Bool[Tensor, "*P h w"]) -> Float[Tensor, "*P"]:
+    """Of the pixels in a mask; 0 where it is empty."""
+    return torch.where(masks, p, 0.0).sum((-2, -1)) / masks.sum((-2, -1)).clamp(min=1)
+
+
 @runtime_checkable
 class MaskPolicy(Protocol):
     explores: ClassVar[bool]
@@ -62,9 +89,7 @@ class MaskPolicy(Protocol):
     def spread(self, drawn: Drawn) -> float:
         """The unit that its width is measured in: a mean over samples."""
 
-    def act(
-        self, drawn: Drawn, *, width: float, scale: float, generators: Sequence[torch.Generator], group: int, decode: Decode
-    ) -> MaskActions:
+    def act(self, drawn: Drawn, how: Acting) -> MaskActions:
         """G masks of each sample, by the sample's generator."""
 
     def log_prob(self, drawn: Drawn, actions: MaskActions) -> Float[Tensor, "B G"]:
@@ -74,14 +99,14 @@ class MaskPolicy(Protocol):
         """KL(policy || reference) of the distributions of actions, exact, per number, mean over samples."""
 
 
-class _Gaussian:
+class _Gaussian(ABC):
     """Gaussian noise around a mean that the gradient reaches."""
 
     explores: ClassVar[bool] = True
 
+    @abstractmethod
     def mean(self, drawn: Drawn) -> Tensor:
         """(B, ...)"""
-        raise NotImplementedError
 
     def log_prob(self, drawn: Drawn, actions: MaskActions) -> Float[Tensor, "B G"]:
         mean = self.mean(drawn) / actions.scale
@@ -105,13 +130,11 @@ class GridGaussian(_Gaussian):
     def spread(self, drawn: Drawn) -> float:
         return float(drawn.logits.flatten(1).std(1).mean())
 
-    def act(
-        self, drawn: Drawn, *, width: float, scale: float, generators: Sequence[torch.Generator], group: int, decode: Decode
-    ) -> MaskActions:
-        noise = _normal((group, self.cells, self.cells), generators, drawn.logits.device)
-        change = scale * width * F.interpolate(noise, size=drawn.logits.shape[-2:], mode="bilinear", align_corners=False)
-        choice = self.mean(drawn)[:, None] / scale + width * noise
-        return _actions(choice, drawn.logits[:, None] + change, scale=scale, width=width)
+    def act(self, drawn: Drawn, how: Acting) -> MaskActions:
+        noise = how.normal(self.cells, self.cells)
+        change = how.scale * how.width * F.interpolate(noise, size=drawn.logits.shape[-2:], mode="bilinear", align_corners=False)
+        choice = self.mean(drawn)[:, None] / how.scale + how.width * noise
+        return how.actions(choice, drawn.logits[:, None] + change)
 
 
 class SegGaussian(_Gaussian):
@@ -123,13 +146,10 @@ class SegGaussian(_Gaussian):
     def spread(self, drawn: Drawn) -> float:
         return float(drawn.embeddings.std(1).mean())
 
-    def act(
-        self, drawn: Drawn, *, width: float, scale: float, generators: Sequence[torch.Generator], group: int, decode: Decode
-    ) -> MaskActions:
-        noise = _normal((group, drawn.embeddings.shape[1]), generators, drawn.logits.device)
-        choice = drawn.embeddings[:, None] / scale + width * noise
-        logits = decode((scale * choice).flatten(0, 1)).unflatten(0, (len(choice), group))
-        return _actions(choice, logits, scale=scale, width=width)
+    def act(self, drawn: Drawn, how: Acting) -> MaskActions:
+        choice = drawn.embeddings[:, None] / how.scale + how.width * how.normal(drawn.embeddings.shape[1])
+        logits = how.decode((how.scale * choice).flatten(0, 1)).unflatten(0, (len(choice), how.group))
+        return how.actions(choice, logits)
 
 
 class Bernoulli:
@@ -140,14 +160,12 @@ class Bernoulli:
     def spread(self, drawn: Drawn) -> float:
         return 1.0
 
-    def act(
-        self, drawn: Drawn, *, width: float, scale: float, generators: Sequence[torch.Generator], group: int, decode: Decode
-    ) -> MaskActions:
-        p = (drawn.logits / width).sigmoid()
-        draws = torch.stack([torch.rand((group, *p.shape[1:]), generator=g, device=p.device) for g in generators])
+    def act(self, drawn: Drawn, how: Acting) -> MaskActions:
+        p = (drawn.logits / how.width).sigmoid()
+        draws = torch.stack([torch.rand((how.group, *p.shape[1:]), generator=g, device=p.device) for g in how.generators])
         masks = draws < p[:, None]
-        chance = torch.where(masks, p[:, None], 0.0).sum((2, 3)) / masks.sum((2, 3)).clamp(min=1)
-        return MaskActions(choice=masks, masks=masks, confidence=chance, scale=scale, width=width)
+        confidence = mean_probability(p[:, None].expand_as(masks), masks)
+        return MaskActions(choice=masks, masks=masks, confidence=confidence, scale=how.scale, width=how.width)
 
     def log_prob(self, drawn: Drawn, actions: MaskActions) -> Float[Tensor, "B G"]:
         z = (drawn.logits / actions.width)[:, None]
@@ -169,13 +187,12 @@ class Multimask:
     def spread(self, drawn: Drawn) -> float:
         return 1.0
 
-    def act(
-        self, drawn: Drawn, *, width: float, scale: float, generators: Sequence[torch.Generator], group: int, decode: Decode
-    ) -> MaskActions:
-        p = (drawn.ious / width).softmax(1)
-        choice = torch.stack([torch.multinomial(row, group, replacement=True, generator=g) for row, g in zip(p, generators, strict=True)])
+    def act(self, drawn: Drawn, how: Acting) -> MaskActions:
+        p = (drawn.ious / how.width).softmax(1)
+        rows = zip(p, how.generators, strict=True)
+        choice = torch.stack([torch.multinomial(row, how.group, replacement=True, generator=g) for row, g in rows])
         logits = drawn.choices[torch.arange(len(p), device=p.device)[:, None], choice]
-        return _actions(choice, logits, scale=scale, width=width)
+        return how.actions(choice, logits)
 
     def log_prob(self, drawn: Drawn, actions: MaskActions) -> Float[Tensor, "B G"]:
         return (drawn.ious / actions.width).log_softmax(1).gather(1, actions.choice)
@@ -194,11 +211,9 @@ class Token:
     def spread(self, drawn: Drawn) -> float:
         return 1.0
 
-    def act(
-        self, drawn: Drawn, *, width: float, scale: float, generators: Sequence[torch.Generator], group: int, decode: Decode
-    ) -> MaskActions:
-        logits = drawn.logits[:, None].expand(-1, group, -1, -1)
-        return _actions(torch.zeros(logits.shape[:2], device=logits.device), logits, scale=scale, width=width)
+    def act(self, drawn: Drawn, how: Acting) -> MaskActions:
+        logits = drawn.logits[:, None].expand(-1, how.group, -1, -1)
+        return how.actions(torch.zeros(logits.shape[:2], device=logits.device), logits)
 
     def log_prob(self, drawn: Drawn, actions: MaskActions) -> Float[Tensor, "B G"]:
         return drawn.words[:, None].expand(-1, actions.choice.shape[1])
@@ -215,16 +230,6 @@ MASK_POLICIES: dict[str, Callable[[int], MaskPolicy]] = {
     "token": lambda cells: Token(),
 }
 """Name -> its maker, from the number of cells on a side of the grid."""
-
-
-def _normal(shape: tuple[int, ...], generators: Sequence[torch.Generator], device: torch.device) -> Tensor:
-    return torch.stack([torch.randn(shape, generator=g, device=device) for g in generators])
-
-
-def _actions(choice: Tensor, logits: Float[Tensor, "B G h w"], *, scale: float, width: float) -> MaskActions:
-    masks = logits > 0
-    confidence = torch.where(masks, logits.sigmoid(), 0.0).sum((2, 3)) / masks.sum((2, 3)).clamp(min=1)
-    return MaskActions(choice=choice, masks=masks, confidence=confidence, scale=scale, width=width)
 
 
 def steered(width: float, pairwise_iou: float) -> float:

@@ -26,7 +26,7 @@ from ans_core.rewards import Reward
 from ans_core.rewards.confidence import Drawing
 from ans_core.rl import grpo
 from ans_core.rl.loops import caption_request, expression_of, true_mask
-from ans_core.rl.mask_policy import MaskActions, MaskPolicy
+from ans_core.rl.mask_policy import MaskActions, MaskPolicy, mean_probability
 from ans_core.rl.rollout import Group, Guard, Reader, Rollout, Said, Segment, check_cache, pack, sample
 from ans_core.types import RLE, Prediction, Request, Sample
 
@@ -107,7 +107,11 @@ class Seen:
     """The frozen part of the work on a batch, done once."""
 
     vision: list[Float[Tensor, "_ n C"]]
-    frames: FrameFeatures
+    frames: FrameFeatures | None
+    """None where no loop draws in these pictures."""
+
+    def take(self, kept: Sequence[int]) -> Seen:
+        return Seen(vision=[self.vision[i] for i in kept], frames=None if self.frames is None else self.frames[list(kept)])
 
 
 @dataclass(kw_only=True)
@@ -228,6 +232,11 @@ class Round:
         s = self.settings
         return grpo.Objective(form=s.objective, clip_low=s.clip_low, clip_high=s.clip_high, max_tokens=s.max_tokens)
 
+    @property
+    def frames(self) -> FrameFeatures:
+        assert self.seen.frames is not None, "a loop that draws says so (Loop.draws)"
+        return self.seen.frames
+
     def take(self, kept: Sequence[int]) -> Round:
         batch = self.batch
         tiles = batch.tiles.split(batch.tiles_per_row)
@@ -239,7 +248,7 @@ class Round:
             pixels=batch.pixels[list(kept)],
             targets=batch.targets[list(kept)],
         )
-        return replace(self, batch=some, seen=Seen(vision=[self.seen.vision[i] for i in kept], frames=self.seen.frames[list(kept)]))
+        return replace(self, batch=some, seen=self.seen.take(kept))
 
     def seed(self, what: str, sample: int, rollout: int | None = None) -> int:
         chosen = self.batch.samples[sample]
@@ -321,12 +330,12 @@ class Round:
         """Every row's `[SEG]`s and the masks they draw."""
         at = (packed.input_ids == self.model.seg_token_id) & packed.loss_mask
         embeddings = self.model.seg_embeddings(hidden[at])
-        return embeddings, self.model.sam2.decode(self.seen.frames, at.nonzero()[:, 0], embeddings)
+        return embeddings, self.model.sam2.decode(self.frames, at.nonzero()[:, 0], embeddings)
 
     def decode(self, embeddings: Float[Tensor, "P C"], *, each: int) -> Float[Tensor, "P h w"]:
         """What `each` embeddings a sample draw."""
         frame = torch.arange(len(self.batch.samples), device=embeddings.device).repeat_interleave(each)
-        return self.model.sam2.decode(self.seen.frames, frame, embeddings).logits
+        return self.model.sam2.decode(self.frames, frame, embeddings).logits
 
     @torch.no_grad()
     def draws(self, texts: Sequence[str]) -> tuple[list[RLE], list[float]]:
@@ -338,8 +347,7 @@ class Round:
         with self.clock.part("draw"), self.policies.using(self.settings.inverse):
             packed, hidden, _ = self.hidden(groups, [])
             logits = self.decoded(packed, hidden)[1].logits
-        inside = logits > 0
-        confidence = torch.where(inside, logits.sigmoid(), 0.0).sum((1, 2)) / inside.sum((1, 2)).clamp(min=1)
+        confidence = mean_probability(logits.sigmoid(), logits > 0)
         return [self.rle(z, i // size) for i, z in enumerate(logits)], confidence.tolist()
 
     def rle(self, logits: Float[Tensor, "h w"], index: int) -> RLE:
@@ -375,6 +383,8 @@ class Loop:
     """The samples it can use."""
     wants: str
     """Those samples in words, for the error that there are none."""
+    draws: bool = False
+    """Whether masks are drawn in its pictures, so that SAM2 has to see them."""
     rewards: Callable[[Settings], Mapping[str, float]]
     """Weights of its reward parts."""
     act: Callable[[Round], Experience]

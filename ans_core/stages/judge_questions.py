@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from ans_core import data
 from ans_core.config import Config
+from ans_core.data.regions import is_region
 from ans_core.rewards.judge.base import Judge, self_checked
 from ans_core.rewards.judge.questions import Questions, write_questions
 from ans_core.stages.judging import judge_of
@@ -34,7 +35,7 @@ class _Written:
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """inputs: data. Captions alike are asked about alike. Started again after a failure, the judge's cache has what was done, so
     `scratch` stays empty. RuntimeError where the endpoint fails."""
-    samples = [s for s in data.of_kind(data.sources(inputs["data"], "train"), "region_caption") if len(s.masks) == 1]
+    samples = [s for source in data.sources(inputs["data"], "train") for s in source.samples if is_region(s)]
     captions = list(dict.fromkeys(sample.text for sample in samples))
     written: dict[str, _Written] = {}
     with closing(judge_of(cfg, deadline_s=CHUNK_DEADLINE_S)) as judge, tqdm(total=len(captions), desc="questions") as bar:

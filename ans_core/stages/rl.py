@@ -12,22 +12,21 @@ import logging
 import math
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
 
 from ans_core import data, dist, loop
 from ans_core.config import Config
 from ans_core.data.mixture import picture_key
+from ans_core.data.regions import is_region
 from ans_core.model import adapters, checkpoint
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.stages import sft_model
 from ans_core.rewards import REWARDS, corpus_rewards
 from ans_core.rewards.judge.questions import read_questions
-from ans_core.rl.caption_loop import is_region
 from ans_core.rl.curriculum import easiest_first, taking_part
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop
 from ans_core.rl.judging import Judging
@@ -42,17 +41,24 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     """inputs: data, base, sft, questions. Writes the policy's tensors (delta on SFT), curves.csv, rewards.json, moved.json and `samples`
     (pictures of what was tried) to `out`."""
     _check(cfg)
-    with ExitStack() as stack:
-        judging = None
-        if cfg.rl.use_llm_judge or cfg.rl.use_llm_judge_loop2:
-            judging = Judging(
-                judge=stack.enter_context(closing(judge_of(cfg))),
-                questions=read_questions(inputs["questions"] / "questions.jsonl"),
-                meteor_weight=cfg.judge.meteor_weight,
-                judge_weight=cfg.judge.judge_weight,
-                on_failure=cfg.judge.on_failure,
-            )
+    with _judging(cfg, inputs) as judging:
         return _run(cfg, judging, inputs=inputs, out=out, scratch=scratch, log=log)
+
+
+@contextmanager
+def _judging(cfg: Config, inputs: dict[str, Path]) -> Iterator[Judging | None]:
+    """None where no loop is judged."""
+    if not (cfg.rl.use_llm_judge or cfg.rl.use_llm_judge_loop2):
+        yield None
+        return
+    with closing(judge_of(cfg)) as judge:
+        yield Judging(
+            judge=judge,
+            questions=read_questions(inputs["questions"] / "questions.jsonl"),
+            meteor_weight=cfg.judge.meteor_weight,
+            judge_weight=cfg.judge.judge_weight,
+            on_failure=cfg.judge.on_failure,
+        )
 
 
 def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
@@ -185,12 +191,9 @@ class Maker:
         return collate([samples[i] for i in own], asked, self.model, mask_size=cfg.sft.mask_size)
 
 
-Share = TypeVar("Share", bound=Sequence[int])
-
-
-def own_share(numbers: Share, *, micro: int, micros: int) -> Share:
+def own_share(numbers: Sequence[int], *, micro: int, micros: int) -> Sequence[int]:
     """Of what all processes and micro-batches do together, this process's part in one micro-batch."""
-    return cast(Share, numbers[micro * dist.world_size() + dist.rank() :: micros * dist.world_size()])
+    return numbers[micro * dist.world_size() + dist.rank() :: micros * dist.world_size()]
 
 
 def expressions_of(samples: Sequence[Sample], referring: Sequence[Sample]) -> list[list[str]]:

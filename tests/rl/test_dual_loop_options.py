@@ -358,6 +358,14 @@ def test_loops_of_text_alone_train_on_samples_of_their_own(own_model: Sa2VA, nam
     assert all("language_model" in n or "projector" in n for n in touched)
 
 
+def test_sam2_does_not_look_at_pictures_that_nothing_is_drawn_in(own_model: Sa2VA):
+    module, looked = loops(own_model, loops={"describe": 1.0}), []
+    module.rewards = {"meteor": lambda answer, truth: 0.0}
+    own_model.sam2.image_encoder.register_forward_hook(lambda *_: looked.append(1))
+    module(batch(own_model, samples=(described(), described())))
+    assert looked == []
+
+
 def test_practice_is_the_samples_that_a_loop_takes_and_none_is_an_error():
     samples = [*SAMPLES, described(), asked()]
     found = practice_of(samples, ("caption", "mask", "describe"))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ans_core.rl import grpo, mask_policy
-from ans_core.rl.mask_policy import MASK_POLICIES, Drawn, GridGaussian, MaskActions, MaskPolicy, steered
+from ans_core.rl.mask_policy import MASK_POLICIES, Acting, Drawn, GridGaussian, MaskActions, MaskPolicy, steered
 
 Decoder = Callable[[Tensor], Tensor]
 
@@ -42,9 +42,13 @@ def drawn(z: Tensor, embeddings: Tensor | None = None) -> Drawn:
     return Drawn(embeddings=embeddings, logits=z, choices=choices, ious=ious, words=-torch.rand(len(z), generator=generator))
 
 
+def how(width: float, scale: float, generators: list[torch.Generator], group: int, decode: Decoder) -> Acting:
+    return Acting(width=width, scale=scale, generators=generators, group=group, decode=decode)
+
+
 def act(policy: MaskPolicy, what: Drawn, *, group: int = 4, width: float = 0.5, scale: float = 2.0, seed: int = 0) -> MaskActions:
     side = what.logits.shape[-1]
-    return policy.act(what, width=width, scale=scale, generators=generators(seed, len(what.logits)), group=group, decode=decoder(side))
+    return policy.act(what, how(width, scale, generators(seed, len(what.logits)), group, decoder(side)))
 
 
 def grid(cells: int = 4) -> MaskPolicy:
@@ -66,7 +70,7 @@ def test_actions_follow_the_generators_of_their_samples(policy: MaskPolicy):
     assert torch.equal(one.masks, again.masks)
     assert torch.equal(one.choice, other.choice) != policy.explores
     second = Drawn(**{name: value[1:] for name, value in vars(what).items()})
-    alone = policy.act(second, width=0.5, scale=2.0, generators=generators(0, 2)[1:], group=4, decode=decoder())
+    alone = policy.act(second, how(0.5, 2.0, generators(0, 2)[1:], 4, decoder()))
     assert torch.equal(alone.masks[0], one.masks[1])
 
 
@@ -204,7 +208,7 @@ def estimated(
 ) -> Tensor:
     """The gradient of the expected reward with respect to `own`, by GRPO's loss."""
     fixed = Drawn(**{name: value.detach() for name, value in vars(what).items()})
-    actions = policy.act(fixed, width=width, scale=1.0, generators=generators(seed, 1), group=group, decode=decode)
+    actions = policy.act(fixed, how(width, 1.0, generators(seed, 1), group, decode))
     advantage = grpo.advantages(reward(actions.masks, target), scale="none", std_floor=0.02).flatten()
     logps = policy.log_prob(what, actions).flatten()
     objective = grpo.Objective(form="dapo", clip_low=0.2, clip_high=0.28, max_tokens=1)
@@ -261,7 +265,7 @@ def test_the_policy_gradient_reaches_an_embedding_through_a_tiny_decoder(name: s
     def expected(at: Tensor) -> float:
         moved = F.adaptive_avg_pool2d(decode(at) - before, 3)[:, None]
         z = before + F.interpolate(moved, size=(12, 12), mode="bilinear", align_corners=False)[:, 0]
-        actions = policy.act(drawn(z, at), width=0.3, scale=1.0, generators=generators(1, 1), group=count, decode=decode)
+        actions = policy.act(drawn(z, at), how(0.3, 1.0, generators(1, 1), count, decode))
         return reward(actions.masks, target).mean().item()
 
     shift = step * torch.eye(8)[:, None]

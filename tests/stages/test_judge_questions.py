@@ -58,6 +58,16 @@ def test_every_region_of_the_training_split_gets_questions_by_which_its_caption_
     assert (tmp_path / "again/questions.jsonl").read_bytes() == (tmp_path / "questions.jsonl").read_bytes()
 
 
+def test_region_captions_of_another_data_set_are_asked_about_too(prepared: Path, tmp_path: Path):
+    source = {"name": "mine", "format": "region_arrow", "path": str(prepared / "scenes/region_captions")}
+    cfg = Config.model_validate({"profile": "tiny", "prepare": WORLD | {"scenes": 0, "val_scenes": 0, "sources": [source]}})
+    others = tmp_path / "data"
+    others.mkdir()
+    prepare.run(cfg, inputs={}, out=others, scratch=others, log=lambda metrics, step: None)
+    run(cfg, others, tmp_path)
+    assert list(read_questions(tmp_path / "questions.jsonl")) == [("mine", sample.sample_id) for sample in regions(prepared)]
+
+
 def drafts_and_answers(handler: Handler) -> None:
     """One question of each kind; the true caption is recognised by its words, and the negative one is always answered with `claimed`."""
     asked = handler.seen.asked
