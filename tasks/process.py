@@ -16,10 +16,10 @@ from types import FrameType
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """TERM for this process when the thread that started it dies (Linux). Without it a stage outlives a killed flow."""
+def die_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
+    """That signal for this process when the thread that started it dies (Linux). Without it a stage outlives a killed flow."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, by)
         if os.getppid() == 1 and "ANS_PARENT_PID" in os.environ:
             raise SystemExit("the process that started this stage is gone")
 

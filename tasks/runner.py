@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ans_core.config import Config, ConfigError, load
 from tasks import deps
 from tasks.process import die_with_parent, exit_on_term, held
 from tasks.stages import Stage, stage_named
-from tasks.tracking import StageRun, git_tags
+from tasks.tracking import StageRun, Tracker, git_tags, start_tracker
 
 USER_ERROR = 2
 """Exit code of a mistake that no retry mends."""
@@ -96,6 +97,11 @@ def launch_ranks(stage: Stage, config: Config) -> None:
     os.execv(sys.executable, [*command, "-m", f"tasks.{stage.task}", *([stage.row] if stage.row else [])])
 
 
+def stage_function(stage: Stage) -> Callable[..., dict[str, float]]:
+    function: Callable[..., dict[str, float]] = importlib.import_module(f"ans_core.stages.{stage.task}").run
+    return function
+
+
 def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> dict[str, float]:
     """Runs the function into `<out>.partial` and renames. `scratch` stays, marked done: DVC still has to record the output."""
     out = stage.out_path(config.profile, root)
@@ -103,12 +109,11 @@ def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> 
     scratch.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(out.name + ".partial")
     partial.mkdir(parents=True, exist_ok=True)
-    function = importlib.import_module(f"ans_core.stages.{stage.task}").run
     row = {"row": stage.row} if stage.row else {}
     inputs = stage.input_paths(config.profile, root)
     if stage.task == "report":
         inputs["versions"] = write_versions(scratch / "versions.json", root)
-    metrics: dict[str, float] = function(config, inputs=inputs, out=partial, scratch=scratch, log=log, **row)
+    metrics: dict[str, float] = stage_function(stage)(config, inputs=inputs, out=partial, scratch=scratch, log=log, **row)
     if int(os.environ.get("RANK", "0")) == 0:
         if out.exists():
             shutil.rmtree(out)
@@ -142,11 +147,12 @@ def use_threads(config: Config) -> None:
         os.environ["OMP_NUM_THREADS"] = str(config.launch.threads)
 
 
-def run_tracked(stage: Stage, config: Config, root: Path, log_file: Path) -> None:
+def run_tracked(stage: Stage, config: Config, root: Path, tracker: Tracker) -> None:
     key = state_key(stage, config, root)
     drop_done_scratch(root, keep=key)
     params = {"profile": config.profile, **settings_of(stage, config), "launch": config.launch.model_dump(mode="json")}
-    run = StageRun(root, stage=stage.name, version=stage.version, profile=config.profile, state_key=key, params=params)
+    stage_function(stage)  # what it imports takes as long as MLflow, which the tracker imports meanwhile
+    run = tracker.stage_run(root, stage=stage.name, version=stage.version, profile=config.profile, state_key=key, params=params)
     progress = Progress(run)
     ok, start_s = False, time.monotonic()
     try:
@@ -181,8 +187,8 @@ def main(name: str, root: Path = Path()) -> None:
         return
     log_file = start_log_file(stage, config.profile, root)
     try:
-        with held(root / ".ans/stage.lock", f"stage {name}"):
-            run_tracked(stage, config, root, log_file)
+        with start_tracker() as tracker, held(root / ".ans/stage.lock", f"stage {name}"):
+            run_tracked(stage, config, root, tracker)
     except Exception as error:  # noqa: BLE001  the boundary to the user: traceback into the log file, the message on the screen
         logging.error("%s", traceback.format_exc())
         print(f"\n{name} failed: {type(error).__name__}: {error}\n(traceback in {log_file})", file=sys.stderr)

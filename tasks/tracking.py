@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import time
+from importlib import import_module
+from multiprocessing.managers import BaseManager
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import psutil
+
+from tasks.process import die_with_parent
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -45,13 +51,13 @@ def experiment_id(mlflow: MlflowClient, root: Path) -> str:
     return mlflow.create_experiment(EXPERIMENT, artifact_location=(root.resolve() / ".ans/mlartifacts").as_uri() if local else None)
 
 
-def pipeline_key() -> str:
-    """What the stages of one pipeline run have in common: the flow run's id, or the `dvc` process that started them."""
+def pipeline_key(pid: int) -> str:
+    """What the stages of one pipeline run have in common: the flow run's id, or the `dvc` process that started the stage's, `pid`."""
     if key := os.environ.get("ANS_PIPELINE"):
         return key
-    ancestors = psutil.Process().parents()
-    started_by = [p for p in ancestors if any(Path(word).name == "dvc" for word in p.cmdline()[:4])]
-    top = started_by[-1] if started_by else psutil.Process()
+    stage = psutil.Process(pid)
+    started_by = [p for p in stage.parents() if any(Path(word).name == "dvc" for word in p.cmdline()[:4])]
+    top = started_by[-1] if started_by else stage
     return f"dvc-{top.pid}-{int(top.create_time())}"
 
 
@@ -97,16 +103,16 @@ def parent_run(mlflow: MlflowClient, experiment: str, key: str, profile: str, ro
 class StageRun:
     """The nested run of one stage. Metrics are buffered: one call to the store costs 50 ms, one metric in a batch 0.3 ms."""
 
-    def __init__(self, root: Path, *, stage: str, version: str, profile: str, state_key: str, params: dict[str, Any]) -> None:
+    def __init__(self, root: Path, *, stage: str, version: str, profile: str, state_key: str, params: dict[str, Any], pid: int) -> None:
         from mlflow.entities import Param
 
         self._mlflow = client(root)
         experiment = experiment_id(self._mlflow, root)
-        self._parent = parent_run(self._mlflow, experiment, pipeline_key(), profile, root)
+        self._parent = parent_run(self._mlflow, experiment, pipeline_key(pid), profile, root)
         if "ANS_PIPELINE" not in os.environ:  # bare `dvc repro`: no flow stands behind the parent, this stage does
-            self._mlflow.set_tag(self._parent, "ans.pid", str(os.getpid()))
+            self._mlflow.set_tag(self._parent, "ans.pid", str(pid))
         tags = {"mlflow.parentRunId": self._parent, "ans.kind": "stage", "ans.stage": stage, "ans.version": version}
-        tags |= {"ans.profile": profile, "ans.key": state_key, "ans.pid": str(os.getpid()), **git_tags(root)}
+        tags |= {"ans.profile": profile, "ans.key": state_key, "ans.pid": str(pid), **git_tags(root)}
         self.run_id = str(self._mlflow.create_run(experiment, tags=tags, run_name=f"{stage} ({profile})").info.run_id)
         self._mlflow.log_batch(self.run_id, params=[Param(key, value) for key, value in flat(params).items()])
         self._waiting: list[Metric] = []
@@ -139,6 +145,39 @@ class StageRun:
         self._mlflow.set_terminated(self.run_id, "FINISHED" if ok else "FAILED")
         if "ANS_PIPELINE" not in os.environ or not ok:  # a flow closes its own; a bare `dvc repro` has nobody else who could
             self._mlflow.set_terminated(self._parent, "FINISHED" if ok else "FAILED")
+
+
+_MLFLOW = Thread(target=import_module, args=("mlflow.store.tracking.sqlalchemy_store",), daemon=True)
+
+
+class Tracker(BaseManager):
+    """StageRuns live in a process of their own, which imports MLflow (3 s) while the stage's imports torch and all else."""
+
+    def stage_run(self, root: Path, **values: Any) -> StageRun:
+        """A proxy: what a method raises is raised here."""
+        made: StageRun = self.StageRun(root, pid=os.getpid(), **values)  # type: ignore[attr-defined]
+        return made
+
+
+def start_tracker() -> Tracker:
+    """Used as a context, it ends with the block."""
+    tracker = Tracker()
+    tracker.start(_prepare)
+    return tracker
+
+
+def _prepare() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the whole group gets it, and the stage has yet to close its run
+    die_with_parent(signal.SIGKILL)
+    _MLFLOW.start()
+
+
+def _stage_run(root: Path, **values: Any) -> StageRun:
+    _MLFLOW.join()  # a second thread that imports it meanwhile finds it half made
+    return StageRun(root, **values)
+
+
+Tracker.register("StageRun", _stage_run, exposed=("log", "log_files", "end"))
 
 
 def last_run(root: Path, tags: dict[str, str]) -> Any | None:

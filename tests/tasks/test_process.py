@@ -1,3 +1,5 @@
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -6,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.process import held
-from tasks.tracking import flat, metric_name, works_since
+from tasks.tracking import client, close_stuck_runs, experiment_id, find_runs, flat, metric_name, works_since
 
 HOLD = """
 import sys, time
@@ -54,3 +56,53 @@ def test_mlflow_gets_names_it_allows() -> None:
 
 def test_parameters_are_flattened_to_dotted_names() -> None:
     assert flat({"sft": {"optim": {"lr": 0.1}, "frames": 4}}) == {"sft.optim.lr": "0.1", "sft.frames": "4"}
+
+
+TRACKED = """
+import sys, time
+from pathlib import Path
+from tasks.process import exit_on_term
+from tasks.tracking import start_tracker
+exit_on_term()
+with start_tracker() as tracker:
+    run = tracker.stage_run(Path(sys.argv[1]), stage="sft", version="1", profile="tiny", state_key="k", params={"steps": 3})
+    run.log({"loss": 0.5}, 7)
+    try:
+        print("running", flush=True)
+        time.sleep(60)
+    finally:
+        run.end(ok=False)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGKILL])
+def test_what_a_stage_logged_outlives_it_and_its_tracker_does_not(tmp_path: Path, way: signal.Signals) -> None:
+    stage = subprocess.Popen([sys.executable, "-c", TRACKED, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True)
+    assert stage.stdout is not None
+    assert stage.stdout.readline() == b"running\n"
+    if way == signal.SIGTERM:
+        os.killpg(stage.pid, way)
+    else:
+        stage.kill()
+    stage.wait()
+    deadline_s = time.monotonic() + 10
+    while group_lives(stage.pid) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not group_lives(stage.pid)
+    mlflow = client(tmp_path)
+    (run,) = find_runs(mlflow, experiment_id(mlflow, tmp_path), {"ans.kind": "stage"})
+    assert run.data.tags["ans.pid"] == str(stage.pid)
+    assert run.data.params == {"steps": "3"}
+    if way == signal.SIGTERM:
+        assert (run.info.status, run.data.metrics) == ("FAILED", {"loss": 0.5})
+    else:
+        assert len(close_stuck_runs(tmp_path)) == 2  # the stage's and the pipeline's
+
+
+def group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
