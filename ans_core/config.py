@@ -157,7 +157,7 @@ class Sft(Section):
     """Side of the mask targets that points are sampled from (upstream: 256)."""
     max_length: Positive = 8192
     dtype: Literal["fp32", "bf16"] = "bf16"
-    """Of the forward pass (autocast); trained tensors are fp32 in any case."""
+    """Of the forward pass (autocast); trained tensors are fp32 in any case. fp32 also casts a base in half precision up."""
 
 
 LoopName = Literal["caption", "mask", "describe", "vqa"]
@@ -172,6 +172,8 @@ class Rl(Section):
     modules_lr: Annotated[float, Field(ge=0)] = 1.0
     """Factor on the learning rate of what is trained whole (projector, text_hidden_fcs, SAM2's mask decoder): LoRA stands a higher one."""
     lora: Lora = Lora()
+    dtype: Literal["fp32", "bf16"] = "bf16"
+    """Of the forward pass, rollouts included (autocast); log-probabilities and trained tensors are fp32 in any case."""
     loops: Annotated[dict[LoopName, Rate], Field(min_length=1)] = {"caption": 1.0, "mask": 1.0}
     """Weights. caption: mask -> caption -> mask' (loop 1). mask: caption -> mask -> caption' (loop 2), whose gradient is the noisier: a
     tiny model loses by it at equal weight what SFT learned of expressions (LOG). describe: picture -> caption. vqa: question -> answer."""

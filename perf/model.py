@@ -54,12 +54,23 @@ def told(what: str, fast: list[float], slow: list[float]) -> None:
 
 
 def mixed() -> list[Request]:
-    scenes = [draw_scene(seed=7, split="val", index=i, image_size=SIDE) for i in range(4)]
-    clips = [draw_clip(seed=7, split="val", index=i, image_size=SIDE, frames=6) for i in range(2)]
-    asked = [ask.request_of(image=s.image, text=prompts.REFERRING_EVAL.format(text="the red circle")) for s in scenes[:2]]
-    asked += [ask.request_of(image=s.image, text=prompts.REGION_EVAL, mask_prompts=[rle.encode(s.masks[0])]) for s in scenes[2:]]
-    asked += [ask.request_of(video=list(c.frames), text=prompts.VIDEO_EVAL.format(text="the moving circle")) for c in clips]
-    return asked + [ask.request_of(text=text) for text in ("What is a circle?", "What is red?")]
+    """One of every kind."""
+    scenes = [draw_scene(seed=7, split="val", index=i, image_size=SIDE) for i in range(6)]
+    clip = draw_clip(seed=7, split="val", index=0, image_size=SIDE, frames=6)
+    regions = [[rle.encode(mask) for mask in scene.masks] for scene in scenes]
+    dot = np.zeros((SIDE, SIDE), bool)
+    dot[SIDE // 2, SIDE // 2] = True
+    segment = prompts.REFERRING_EVAL.format(text="the red circle")
+    return [
+        ask.request_of(image=scenes[0].image, text=segment),
+        ask.request_of(image=scenes[1].image, text=prompts.GROUNDED_EVAL),
+        ask.request_of(image=scenes[2].image, text=prompts.REGION_EVAL, mask_prompts=regions[2][:1]),
+        ask.request_of(image=scenes[3].image, text=prompts.REGION_EVAL, mask_prompts=regions[3][:2]),
+        ask.request_of(image=scenes[4].image, text=prompts.REGION_EVAL, mask_prompts=[dot]),
+        ask.request_of(image=scenes[5].image, text="Please segment the large one.", past=[(segment, "Sure, [SEG].")]),
+        ask.request_of(text="What is a circle?"),
+        ask.request_of(video=list(clip.frames), text=prompts.VIDEO_EVAL.format(text="the moving circle")),
+    ]
 
 
 def as_upstream(model: Sa2VA, pictures: list, embeddings: torch.Tensor, way: ask.Way) -> int:

@@ -44,7 +44,8 @@ def save(model: Sa2VA, path: Path, *, max_shard: str = "5GB", metadata: dict[str
 
 
 def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
-    """A Sa2VA in eval mode from our folder or a release in upstream's layout. `dtype` None keeps each tensor's own.
+    """A Sa2VA in eval mode from our folder or a release in upstream's layout. `dtype` None keeps each tensor's own
+    (SAM2's norms are fp32 in any case).
 
     Raises ValueError for a damaged file, and for missing, unexpected or mis-shaped tensors (all are named).
     """
@@ -67,6 +68,7 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
         )
     model = empty(config, tokenizer)
     fill(model, state, where=str(path), dtype=dtype, device=device)
+    model.sam2.norms_in_fp32()
     return model.eval()
 
 

@@ -143,15 +143,16 @@ def in_batches(requests: Sequence[Request], batch: int, ask: Callable[[list[Requ
 @torch.no_grad()
 def answers(model: Sa2VA, requests: Sequence[Request], way: Way) -> list[Answer]:
     """All requests in one batch. Raises ValueError for one that makes no sense (see `prompt`)."""
-    prompted = prompt(model, requests, mode=way.mode)
-    ids = [said(model, row) for row in generate(model, prompted, max_tokens=way.max_tokens)]
-    embeddings = spoken_segs(model, prompted, ids)
-    logits = draw(model, [r.frames for r in requests], prompted.images, embeddings, way)
+    with model.own_precision():
+        prompted = prompt(model, requests, mode=way.mode)
+        ids = [said(model, row) for row in generate(model, prompted, max_tokens=way.max_tokens)]
+        embeddings = spoken_segs(model, prompted, ids)
+        logits = draw(model, [r.frames for r in requests], prompted.images, embeddings, way)
     return [
         Answer(
             text=text_of(model, row),
             mask_logits=drawn,
-            seg_embeddings=embedding,
+            seg_embeddings=embedding.float(),
             size=(pictures[0].height, pictures[0].width) if pictures else (0, 0),
             square=model.sam2.image_size,
         )
@@ -164,9 +165,10 @@ def follow(model: Sa2VA, request: Request, way: Way) -> tuple[str, Iterator[tupl
     """As `answers`, for one clip of any length: the text, then (index, masks of its N `[SEG]`) frame by frame in order of time. Frames are
     opened when they are needed, and forgotten; masks of the seen frames wait for their turn. Without `[SEG]` there are no frames."""
     seen = model.seen_frames(len(request.frames), way.mode)
-    prompted = prompt(model, [replace(request, frames=tuple(request.frames[index] for index in seen))])
-    (ids,) = [said(model, row) for row in generate(model, prompted, max_tokens=way.max_tokens)]
-    (embeddings,) = spoken_segs(model, prompted, [ids])
+    with model.own_precision():
+        prompted = prompt(model, [replace(request, frames=tuple(request.frames[index] for index in seen))])
+        (ids,) = [said(model, row) for row in generate(model, prompted, max_tokens=way.max_tokens)]
+        (embeddings,) = spoken_segs(model, prompted, [ids])
     return text_of(model, ids), _frame_by_frame(model, request.frames, embeddings, way)
 
 
@@ -404,14 +406,15 @@ def tracked(
     """
     seen = model.seen_frames(frames, way.mode)
     first = [picture(index) for index in seen]
-    known = model.sam2.encode(way.pixels(model, first))
-    if way.mode == "sa2va":
-        prompts_of = model.sam2.seg_prompts(seg_embeddings, seen)
-    else:
-        frame = torch.tensor(range(len(seen)), device=model.device).repeat(len(seg_embeddings))
-        alone = model.sam2.decode(known, frame, seg_embeddings.repeat_interleave(len(seen), dim=0)).logits
-        masks = F.interpolate(alone[None], size=(first[0].height, first[0].width), mode="bilinear")[0] > 0
-        prompts_of = model.sam2.mask_prompts(masks.unflatten(0, (-1, len(seen))), seen)
+    with model.own_precision():
+        known = model.sam2.encode(way.pixels(model, first))
+        if way.mode == "sa2va":
+            prompts_of = model.sam2.seg_prompts(seg_embeddings, seen)
+        else:
+            frame = torch.tensor(range(len(seen)), device=model.device).repeat(len(seg_embeddings))
+            alone = model.sam2.decode(known, frame, seg_embeddings.repeat_interleave(len(seen), dim=0)).logits
+            masks = F.interpolate(alone[None], size=(first[0].height, first[0].width), mode="bilinear")[0] > 0
+            prompts_of = model.sam2.mask_prompts(masks.unflatten(0, (-1, len(seen))), seen)
 
     def shown() -> Iterator[tuple[int, FrameFeatures]]:
         yield from ((index, known[[place]]) for place, index in enumerate(seen))
@@ -422,7 +425,13 @@ def tracked(
             yield from ((index, features[[place]]) for place, index in enumerate(chosen))
 
     original = way.mode == "sa2va-i"
-    yield from model.sam2.propagate(shown(), prompts_of, objects=len(seg_embeddings), frames=frames, original=original)
+    found = model.sam2.propagate(shown(), prompts_of, objects=len(seg_embeddings), frames=frames, original=original)
+    while True:
+        with model.own_precision():  # not around the `yield`: whoever takes a mask computes in a precision of their own
+            one = next(found, None)
+        if one is None:
+            return
+        yield one
 
 
 def upsample(logits: Float[Tensor, "h w"], *, size: int, height: int, width: int) -> Bool[np.ndarray, "H W"]:

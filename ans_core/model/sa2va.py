@@ -7,6 +7,7 @@ Built from kept libraries: transformers' native InternVL (vision tower, projecto
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 VideoMode = Literal["sa2va", "sa2va-i"]
 """How masks go through a clip: the seen frames are decoded from the seg embedding and the trained decoder propagates them, or their masks
 prompt SAM2 as it was before training (Sa2VA-i; scores higher with the same weights)."""
+
+
+WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,16 +102,16 @@ class Sa2VA(nn.Module):
         cls,
         path: str | Path,
         *,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         device_map: torch.device | str | None = None,
         attn_implementation: str | None = None,
     ) -> Sa2VA:
-        """From our folder or upstream's Hugging Face layout, in eval mode. `device_map`: one device; "auto" = a GPU if there is one.
-        `attn_implementation`: transformers' name ("sdpa", "eager"); None = its choice."""
+        """From our folder or upstream's Hugging Face layout, in eval mode. `dtype`: torch's or its name; None and "auto" = as it is stored.
+        `device_map`: one device; "auto" = a GPU if there is one. `attn_implementation`: transformers' name ("sdpa", "eager"); None = its
+        choice. Raises ValueError for a dtype that holds no weights, a device that is not there, and a folder that is no Sa2VA."""
         from ans_core.model import checkpoint  # it builds Sa2VAs, so it imports this module
 
-        device = ("cuda" if torch.cuda.is_available() else "cpu") if device_map == "auto" else device_map or "cpu"
-        model = checkpoint.load(path, dtype=dtype, device=device)
+        model = checkpoint.load(path, dtype=_weights_dtype(dtype), device=_present_device(device_map))
         if attn_implementation is not None:
             model.internvl.set_attn_implementation(attn_implementation)
         return model
@@ -181,6 +185,16 @@ class Sa2VA(nn.Module):
         """Cells on a side of one tile as the language model sees it (after pixel shuffle)."""
         patch = self.internvl.config.vision_config.patch_size
         return int(self.tile_size // (patch[0] if isinstance(patch, (list, tuple)) else patch) * self.internvl.config.downsample_ratio)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights as they came: the vision tower's, which nothing trains after the base. What was trained is fp32."""
+        found: torch.dtype = self.internvl.model.vision_tower.dtype
+        return found
+
+    def own_precision(self) -> AbstractContextManager[object]:
+        """Around inference: autocast where the weights are in half precision, since pixels, positions and trained parts are fp32."""
+        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, dtype=self.dtype)
 
     def video_mode(self, asked: Literal[VideoMode, "auto"]) -> VideoMode:
         """`auto` is `sa2va-i` where the model keeps SAM2's original mask decoder, else `sa2va`.
@@ -259,6 +273,28 @@ class Sa2VA(nn.Module):
     def seg_embeddings(self, hidden: Float[Tensor, "N D"]) -> Float[Tensor, "N C"]:
         """Hidden states where `[SEG]` is the *input* token -> prompts for SAM2."""
         return self.text_hidden_fcs(hidden)
+
+
+def _weights_dtype(asked: torch.dtype | str | None) -> torch.dtype | None:
+    if asked is None or asked == "auto":
+        return None
+    found = getattr(torch, asked, None) if isinstance(asked, str) else asked
+    if found not in WEIGHT_DTYPES:
+        raise ValueError(f"dtype {asked!r} holds no weights; use {', '.join(str(d).removeprefix('torch.') for d in WEIGHT_DTYPES)}")
+    return found
+
+
+def _present_device(asked: torch.device | str | None) -> torch.device:
+    gpus = torch.cuda.device_count()
+    if asked is None or asked == "auto":
+        return torch.device("cuda" if asked and gpus else "cpu")
+    try:
+        found = torch.device(asked)
+    except RuntimeError as error:
+        raise ValueError(f'device_map {asked!r} is no device; give one, as "cpu", "cuda" or "cuda:1", or "auto"') from error
+    if found.type == "cuda" and (found.index or 0) >= gpus:
+        raise ValueError(f'device_map {asked!r}: torch {torch.__version__} sees {gpus} GPUs here; give another device, or "auto"')
+    return found
 
 
 def branch_attention(branch: Int[Tensor, "B L"]) -> Bool[Tensor, "B L L"]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from ans_core import dist
 from ans_core.model import adapters, checkpoint
 from ans_core.model.sa2va import Sa2VA
 
 
-def sft_model(base: Path, sft: Path) -> Sa2VA:
+def sft_model(base: Path, sft: Path, *, dtype: torch.dtype | None = None) -> Sa2VA:
     """The base with SFT's tensors in place and its LoRA merged: what RL starts from. Raises ValueError when they do not belong together."""
     tensors, config = checkpoint.load_delta(sft, base_hash=checkpoint.weights_hash(base))
-    model = checkpoint.load(base)
+    model = checkpoint.load(base, dtype=dtype)
     tuner = adapters.prepare_sft(model, adapters.lora_config(**config["lora"]), seed=dist.seed_of(config["seed"], "sft lora"))
     adapters.load_trained(model, tensors)
     adapters.merge(tuner)

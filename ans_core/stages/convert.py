@@ -26,6 +26,9 @@ PROBES = 8
 """Held-out samples that both models are asked."""
 TOLERANCE = 2e-4
 """Largest difference of mask logits relative to their largest value; merging LoRA rounds once."""
+HALF_TOLERANCE, HALF_TEXTS = 0.1, 0.25
+"""The same, and the share of answers that may differ, where the weights are in half precision: merged ones are rounded to it. (tiny's, cast
+to bf16: 0.011 and none of 16.)"""
 BENCHMARK_DATA = ("regions", "videos")
 """Formats whose known sets are benchmark test items: a model trained on them is tagged so."""
 
@@ -38,10 +41,11 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     trained = outputs(policy_model(base, sft, rl).to(machine.device), asked, cfg.rl.max_tokens)
     metadata = {"stage": "convert", "profile": cfg.profile, "seed": cfg.seed}
     checkpoint.save(rl_model(base, sft, rl), out, max_shard=cfg.convert.max_shard, metadata=metadata)
-    converted = outputs(Sa2VA.from_pretrained(out).to(machine.device), asked, cfg.rl.max_tokens)
-    difference = compare(trained, converted)
-    if not difference["masks"] <= TOLERANCE or difference["texts"]:  # NaN is refused too
-        raise RuntimeError(f"the converted model is not the trained one: {difference}; relative tolerance {TOLERANCE}")
+    model = Sa2VA.from_pretrained(out).to(machine.device)
+    difference = compare(trained, outputs(model, asked, cfg.rl.max_tokens))
+    tolerance, texts = (HALF_TOLERANCE, HALF_TEXTS * difference["probes"]) if model.dtype != torch.float32 else (TOLERANCE, 0.0)
+    if not difference["masks"] <= tolerance or difference["texts"] > texts:  # NaN is refused too
+        raise RuntimeError(f"the converted model is not the trained one: {difference}; relative tolerance {tolerance}, answers {texts:.0f}")
     (out / "parity.json").write_text(json.dumps(difference, indent=1))
     (out / "README.md").write_text(model_card(cfg, inputs["data"], difference))
     return {f"parity/{key}": value for key, value in difference.items()}
@@ -59,13 +63,14 @@ def outputs(model: Sa2VA, requests: Sequence[Request], max_tokens: int) -> tuple
     """(token ids of every greedy answer, mask logits of every answer's `[SEG]`s)."""
     if not requests:
         return [], []
-    prompted = prompt(model, requests)
-    ids = generate(model, prompted, max_tokens=max_tokens)
-    pixels = transforms.normalise([row[0] for row in prompted.images], size=model.sam2.image_size)
-    frames = model.sam2.encode(pixels.to(model.device))
-    embeddings = spoken_segs(model, prompted, ids)
-    masks = [model.sam2.decode(frames, torch.full((len(e),), i, device=e.device), e).logits for i, e in enumerate(embeddings) if len(e)]
-    return ids, masks
+    with model.own_precision():
+        prompted = prompt(model, requests)
+        ids = generate(model, prompted, max_tokens=max_tokens)
+        pixels = transforms.normalise([row[0] for row in prompted.images], size=model.sam2.image_size)
+        frames = model.sam2.encode(pixels.to(model.device))
+        embeddings = spoken_segs(model, prompted, ids)
+        found = [(torch.full((len(e),), i, device=e.device), e) for i, e in enumerate(embeddings) if len(e)]
+        return ids, [model.sam2.decode(frames, frame, e).logits for frame, e in found]
 
 
 def compare(one: tuple[list[list[int]], list[torch.Tensor]], other: tuple[list[list[int]], list[torch.Tensor]]) -> dict[str, float]:

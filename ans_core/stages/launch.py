@@ -26,6 +26,11 @@ def machine_of(launch: Launch, dtype: str = "fp32") -> Machine:
     return Machine(device=pick_device(launch.device), dtype=dtype, deepspeed_stage=launch.deepspeed_stage, workers=launch.workers)
 
 
+def weights_dtype(dtype: str) -> torch.dtype | None:
+    """Of the weights that a forward pass of `dtype` reads: autocast takes them as they are stored."""
+    return torch.float32 if dtype == "fp32" else None
+
+
 def last_means(curves: Curves) -> dict[str, float]:
     """Mean of every curve over its last steps."""
     end = max(step for step, *_ in curves)

@@ -33,7 +33,7 @@ from ans_core.rl.judging import Judging
 from ans_core.rl.loops import true_mask
 from ans_core.rl.round import RlBatch, Settings, collate
 from ans_core.stages.judging import judge_of
-from ans_core.stages.launch import last_means, machine_of, schedule_of
+from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
 from ans_core.types import Log, Sample
 
 
@@ -63,10 +63,10 @@ def _judging(cfg: Config, inputs: dict[str, Path]) -> Iterator[Judging | None]:
 
 def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     settings = cfg.rl
-    machine = machine_of(cfg.launch)
+    machine = machine_of(cfg.launch, settings.dtype)
     sources = data.sources(inputs["data"], "train")
     practice = practice_of([s for source in sources for s in source.samples], settings.loops)
-    model = sft_model(inputs["base"] / "base", inputs["sft"])
+    model = sft_model(inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(settings.dtype))
     modules = adapters.policy_modules(settings.loops)
     lora = adapters.rl_config(**settings.lora.model_dump(), modules=modules)
     policies = adapters.Policies(model, lora, seed=dist.seed_of(cfg.seed, "rl lora"))

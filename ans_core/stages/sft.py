@@ -19,7 +19,7 @@ from ans_core.data.mixture import Mixture
 from ans_core.model import adapters, checkpoint
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.supervised import Supervised, layout_of
-from ans_core.stages.launch import last_means, machine_of, schedule_of
+from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
 from ans_core.types import Log
 
 
@@ -27,7 +27,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     """inputs: data, base. Writes the trained tensors (delta), curves.csv and moved.json to `out`."""
     settings, base = cfg.sft, inputs["base"] / "base"
     machine = machine_of(cfg.launch, settings.dtype)
-    model = checkpoint.load(base)
+    model = checkpoint.load(base, dtype=weights_dtype(settings.dtype))
     lora = adapters.lora_config(**settings.lora.model_dump())
     adapters.prepare_sft(model, lora, seed=dist.seed_of(cfg.seed, "sft lora"))
     before = hashes(model)

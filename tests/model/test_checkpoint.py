@@ -4,10 +4,12 @@ import dataclasses
 import json
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sam2.modeling.sam2_utils import LayerNorm2d
 from torch import nn
 
 from ans_core.model import Sa2VA, checkpoint, folder, layouts, published
@@ -85,10 +87,37 @@ def test_shards_load_as_one_file_does_and_a_missing_shard_is_named(tmp_path: Pat
         checkpoint.load(tmp_path / "m")
 
 
-def test_loading_in_another_dtype_casts_every_tensor(tmp_path: Path):
+def test_loading_in_another_dtype_casts_every_tensor_but_sam2s_norms(tmp_path: Path):
     checkpoint.save(tiny(), tmp_path / "m", metadata={})
     model = checkpoint.load(tmp_path / "m", dtype=torch.bfloat16)
-    assert {t.dtype for t in model.state_dict().values()} == {torch.bfloat16}
+    norms = {id(p) for m in model.sam2.modules() if isinstance(m, (nn.LayerNorm, LayerNorm2d)) for p in m.parameters()}
+    assert {p.dtype for p in model.parameters() if id(p) not in norms} == {torch.bfloat16}
+    assert {p.dtype for p in model.parameters() if id(p) in norms} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "float17"}, "dtype 'float17' holds no weights; use float32, bfloat16, float16"),
+        ({"dtype": torch.int8}, r"dtype torch\.int8 holds no weights"),
+        ({"dtype": "Tensor"}, "dtype 'Tensor' holds no weights"),
+        ({"device_map": "nowhere"}, "device_map 'nowhere' is no device"),
+        ({"device_map": "cuda:99"}, r"device_map 'cuda:99': torch .* sees \d+ GPUs here"),
+        ({"attn_implementation": "fast"}, "fast"),
+    ],
+)
+def test_a_wrong_dtype_or_device_is_named(tmp_path: Path, changes: dict[str, Any], message: str):
+    checkpoint.save(tiny(), tmp_path / "m", metadata={})
+    with pytest.raises(ValueError, match=message):
+        Sa2VA.from_pretrained(tmp_path / "m", **changes)
+
+
+def test_auto_takes_the_stored_dtype_and_a_device_that_is_there(tmp_path: Path):
+    checkpoint.save(tiny().to(torch.bfloat16), tmp_path / "m", metadata={})
+    model = Sa2VA.from_pretrained(tmp_path / "m", dtype="auto", device_map="auto")
+    assert model.dtype == torch.bfloat16
+    assert model.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert Sa2VA.from_pretrained(tmp_path / "m", dtype="float32").dtype == torch.float32
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip"])

@@ -58,6 +58,32 @@ def test_the_same_words_and_masks(name: str):
         assert error(answer.seg_embeddings[[number]], outputs[f"pf_{name}_seg_embed_{number}"]) < 1e-4
 
 
+@pytest.mark.parametrize("mode", ["sa2va", "sa2va-i"])
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.float16])
+def test_in_half_precision_the_answers_are_nearly_the_same(dtype: torch.dtype | str, mode: VideoMode):
+    exact, *_ = qwen2()
+    model = Sa2VA.from_pretrained(GOLDEN / "qwen2", dtype=dtype, device_map="cpu")
+    assert model.dtype == model.internvl.lm_head.weight.dtype == getattr(torch, str(dtype).removeprefix("torch."))
+    for one in (exact := copy.deepcopy(exact), model):
+        one.keep_original_decoder()
+    for name in ("image", "video", "vp"):
+        asked = question(name)
+        expected = exact.predict(**asked, max_tokens=8, video_mode=mode)
+        answer = model.predict(**asked, max_tokens=8, video_mode=mode)
+        assert answer.text == expected.text
+        assert answer.mask_logits.dtype == answer.seg_embeddings.dtype == torch.float32
+        assert relative(answer.seg_embeddings, expected.seg_embeddings) < 0.05
+        agree = [(a & b).sum() / max((a | b).sum(), 1) for a, b in zip(answer.masks, expected.masks, strict=True)]
+        assert min(agree, default=1.0) > 0.9
+    _, frames = model.follow(**question("video"), max_tokens=8, video_mode=mode)
+    next(frames)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def relative(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).norm() / other.norm().clamp(min=1e-6))
+
+
 def test_a_batch_of_everything_is_answered_as_one_by_one():
     model, *_ = qwen2()
     past = [("<image>Please segment the cat.", "Sure,[SEG].")]

@@ -39,7 +39,7 @@ CONFIG = Config.model_validate(
             "vision_words": OPTIM, "alignment": OPTIM, "sam_images": OPTIM, "sam_clips": OPTIM, "language_text": OPTIM,
         },
         "sft": {"optim": OPTIM, "lora": {"rank": 2, "alpha": 4}, "frames": 2, "mask_points": 50, "mask_size": 32},
-        "rl": {"optim": OPTIM, "lora": {"rank": 2, "alpha": 4}, "group": 2, "max_tokens": 4, "mask_grid": 4},
+        "rl": {"optim": OPTIM, "dtype": "fp32", "lora": {"rank": 2, "alpha": 4}, "group": 2, "max_tokens": 4, "mask_grid": 4},
         "evaluate": {"limit": 2, "batch": 4, "max_tokens": 4, "overlays": 2},
     }
 )  # fmt: skip
@@ -249,6 +249,22 @@ def test_every_row_is_evaluated_with_the_same_metrics(runs: Path, tmp_path: Path
 def test_published_bases_have_no_untrained_row(runs: Path, tmp_path: Path):
     shutil.copytree(runs / "base" / "base", tmp_path / "base" / "base")
     assert run(evaluate, tmp_path, "none", {"base": tmp_path / "base"}, row="untrained") == {}
+
+
+def test_a_base_in_bf16_is_trained_merged_and_evaluated(runs: Path, tmp_path: Path):
+    """As published weights are."""
+    model = checkpoint.load(runs / "base" / "base", dtype=torch.bfloat16)
+    checkpoint.save(model, tmp_path / "base" / "base", metadata={})
+    changes = {"sft": {"dtype": "bf16"}, "rl": {"dtype": "bf16"}}
+    cfg = CONFIG.model_copy(update={name: getattr(CONFIG, name).model_copy(update=values) for name, values in changes.items()})
+    (tmp_path / "data").symlink_to(runs / "data")
+    run(sft, tmp_path, "sft", {k: tmp_path / k for k in ("data", "base")}, cfg)
+    run(rl, tmp_path, "rl", {k: tmp_path / k for k in ("data", "base", "sft")}, cfg)
+    tensors, _ = checkpoint.load_delta(tmp_path / "rl", base_hash=checkpoint.weights_hash(tmp_path / "sft"))
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    run(convert, tmp_path, "model", {k: tmp_path / k for k in ("data", "base", "sft", "rl")}, cfg)
+    found = run(evaluate, tmp_path, "row", {k: tmp_path / k for k in ("data", "base", "sft", "model")}, cfg, row="rl")
+    assert math.isfinite(found["referring/val/gIoU"])
 
 
 def test_rl_without_region_captions_says_what_it_needs(runs: Path, tmp_path: Path):
