@@ -101,6 +101,8 @@ def convert(arguments: argparse.Namespace) -> int:
         print("\n".join(told.problems) or "every tensor is known, none is missing")
         return bool(told.problems)
     metadata = {"stage": "convert", "source": arguments.source}
+    if arguments.to == "adapter":
+        return write_adapter(source, Path(arguments.target), arguments.base)
     if source.is_file():
         if not (arguments.internvl and arguments.sam2) or arguments.to != "native":
             raise ValueError(
@@ -117,6 +119,20 @@ def convert(arguments: argparse.Namespace) -> int:
     print("wrote", arguments.target)
     if arguments.to != "native":
         print("for upstream's own classes, put the *.py files of a release of the same text model beside the weights")
+    return 0
+
+
+def write_adapter(source: Path, target: Path, base: str | None) -> int:
+    """Of a stage's output, beside which those of the stages before it lie."""
+    from ans_core.model import adapter_folder, checkpoint
+
+    if not (source / checkpoint.DELTA).exists():
+        raise ValueError(f"{source} holds no {checkpoint.DELTA}: an adapter is made of what SFT or RL trained (runs/<profile>/sft or rl)")
+    stage = json.loads((source / checkpoint.DELTA).read_text())["config"]["stage"]
+    sft = source.parent / "sft" if stage == "rl" else None
+    start = Path(base) if base else source.parent / "base/base"
+    adapter_folder.write_adapter(source, target, base=start, sft=sft)
+    print(f"wrote {target}, for PeftModel.from_pretrained(Sa2VA.from_pretrained({str(start)!r}), {str(target)!r})")
     return 0
 
 
@@ -218,10 +234,12 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--video-mode", choices=["auto", "sa2va", "sa2va-i"], default="auto", help="how masks go through a clip (README)")
     it.add_argument("--fps", type=float, default=8.0, help="of a video's overlay (default: 8)")
     it = command("convert", convert)
-    it.add_argument("source", metavar="SRC", help="a model folder, ours or upstream's, or a training state of upstream's (.pth)")
+    it.add_argument("source", metavar="SRC", help="a model folder, ours or upstream's; upstream's training state (.pth); a stage's output")
     it.add_argument("target", metavar="DST", nargs="?")
     it.add_argument("--check", action="store_true", help="only say what SRC is and which tensors are missing, unknown or mis-shaped")
-    it.add_argument("--to", choices=["native", "upstream", "sa2va-i"], default="native", help="layout of DST (default: native, ours)")
+    layouts = ["native", "upstream", "sa2va-i", "adapter"]
+    it.add_argument("--to", choices=layouts, default="native", help="layout of DST (default: native, ours); adapter: PEFT's")
+    it.add_argument("--base", help="of an adapter: the model that SFT started from (default: base/base beside SRC)")
     it.add_argument("--max-shard", default="5GB", help="largest weight file (default: 5GB)")
     it.add_argument("--internvl", help="of a training state: the InternVL2.5 it was trained from, folder or hub id")
     it.add_argument(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 
 from ans_core import data
@@ -21,6 +22,7 @@ from ans_core.data import DatasetEntry, write_entries
 from ans_core.model import Sa2VA, checkpoint
 from ans_core.model import stages as handed_on
 from ans_core.stages import base, convert, evaluate, judge_questions, launch, prepare, rl, sft
+from flows import cli
 from tests.workspace import ROOT
 
 OPTIM = {"steps": 2, "batch": 2, "lr": 1e-3, "save_every": 1}
@@ -244,6 +246,24 @@ def test_every_row_is_evaluated_with_the_same_metrics(runs: Path, tmp_path: Path
     assert sum(line["benchmark"] == "referring/val" for line in lines) == 2
     assert len({(line["benchmark"], line["dataset"], line["sample_id"]) for line in lines}) == len(lines)
     assert (tmp_path / row / "overlays" / "index.json").exists()
+
+
+def test_what_a_stage_trained_becomes_an_adapter_by_one_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for stage in ("sft", "rl"):
+        assert ans("convert", str(runs / stage), str(tmp_path / stage), "--to", "adapter") == 0
+        assert "PeftModel.from_pretrained" in capsys.readouterr().out
+        merged = PeftModel.from_pretrained(checkpoint.load(runs / "base" / "base"), tmp_path / stage).merge_and_unload()
+        expected = handed_on.sft_model(runs / "base" / "base", runs / "sft") if stage == "sft" else checkpoint.load(runs / "model")
+        assert all(
+            torch.allclose(a, b, atol=1e-5) for a, b in zip(merged.state_dict().values(), expected.state_dict().values(), strict=True)
+        )
+    with pytest.raises(ValueError, match=r"holds no delta\.json: an adapter is made of what SFT or RL trained"):
+        ans("convert", str(runs / "base"), str(tmp_path / "none"), "--to", "adapter")
+
+
+def ans(*words: str) -> int:
+    arguments = cli.parse(list(words))
+    return int(arguments.function(arguments))
 
 
 def test_published_bases_have_no_untrained_row(runs: Path, tmp_path: Path):
