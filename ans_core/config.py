@@ -103,7 +103,7 @@ class Base(Section):
     internvl: str = ""
     """published: hub id or local folder in the hub's layout of InternVL2.5 (or of a whole Sa2VA release, then `sam2` stays empty)."""
     sam2: str = ""
-    """published: hub id or file of SAM2 weights (sam2_hiera_large.pt)."""
+    """published: hub id, folder or file of SAM2 weights (sam2_hiera_large.pt)."""
     template: Literal["qwen_chat", "internlm2_chat", "phi3_chat"] = "qwen_chat"
     vision: Vision = Vision()
     language: Language = Language()

@@ -109,8 +109,8 @@ def dvc_stage(stage: Stage, root: Path) -> dict[str, Any]:
     return entry
 
 
-# The whole model that a row of `evaluate` starts from. It also tells DVC's rows apart: only `rl` waits for `convert`.
-ROW_MODEL = {"untrained": "base/untrained", "base": "base/base", "sft": "base/base", "rl": "model"}
+# A whole model that is there when a row of `evaluate` starts (published bases have no untrained one): only `rl` waits for `convert`.
+ROW_MODEL = {"untrained": "base/base", "base": "base/base", "sft": "base/base", "rl": "model"}
 
 
 def dvc_rows(rows: list[Stage], root: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@ from typing import get_args
 
 import pytest
 import yaml
+from huggingface_hub.utils import validate_repo_id
 
 from ans_core.config import Config, ConfigError, LoopName, RewardName, Rl, TextRewardName, load, resolve
 from ans_core.rewards import CORPUS_REWARDS, REWARDS
@@ -31,6 +32,14 @@ def test_a_profile_resolves_to_a_complete_valid_config(path: Path) -> None:
     assert values["profile"] == path.stem
     assert set(values) == set(Config.model_fields)
     assert Config.model_validate(values).model_dump(mode="json") == values
+
+
+@pytest.mark.parametrize("path", sorted(PROFILES.glob("sa2va-*.yaml")), ids=lambda path: path.stem)
+def test_a_published_base_is_named_as_the_hub_names_it(path: Path) -> None:
+    base = Config.model_validate(resolve(path)).base
+    for name in (base.internvl, base.sam2):
+        validate_repo_id(name)
+        assert name.count("/") == 1
 
 
 def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(tmp_path: Path) -> None:

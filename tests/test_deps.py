@@ -20,6 +20,12 @@ def test_dvc_yaml_is_what_the_table_and_the_imports_say() -> None:
     assert (ROOT / "dvc.yaml").read_text() == dvc_yaml(ROOT), "run `make dvc`"
 
 
+def test_rows_wait_for_folders_that_published_weights_have_too() -> None:
+    """An untrained model is there only where the base was trained here."""
+    rows = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["evaluate"]["foreach"]
+    assert rows == {"untrained": "base/base", "base": "base/base", "sft": "base/base", "rl": "model"}
+
+
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_a_stage_has_its_files_and_lists_the_settings_it_reads(stage: Stage) -> None:
     assert (ROOT / f"tasks/{stage.task}.py").is_file()
