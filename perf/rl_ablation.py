@@ -2,11 +2,11 @@
 
     ans run                                                # makes runs/tiny, up to `sft` is enough
     python perf/rl_ablation.py                             # 2 cores: about an hour; writes perf/results/rl-ablation-seed<N>.json as it goes
-    python perf/rl_ablation.py --table                     # only the table
+    python perf/rl_ablation.py --table                     # only the table, of all seeds that are there
 
 Every run is the profile's RL with `--steps` steps. Judged on held-out regions: IoU of loop 1 (the model captions, the frozen SFT model
-draws), METEOR of loop 2 (the model draws, the frozen SFT model captions), both paired by region with the SFT model's own, +- standard
-error; and gIoU of referring expressions. `self`: the model is its own inverse, which rises too where the two agree on a code of their own.
+draws), METEOR of loop 2 (the model draws, the frozen SFT model captions), both paired by region with the SFT model's own; and gIoU of
+referring expressions. `self`: the model is its own inverse, which rises too where the two agree on a code of their own.
 """
 
 from __future__ import annotations
@@ -67,29 +67,38 @@ def judged(ask: Predict, inverse: Predict, regions: Sequence[Sample], referring:
     for suffix, other in (("", inverse), (" self", ask)):
         both_loops(regions, ask=ask, inverse=other)  # asked all at once, in batches; then remembered
         each = [both_loops([region], ask=ask, inverse=other) for region in regions]
-        found |= {name + suffix: [one[place][2] for one in each] for name, place in LOOPS.items()}
+        found |= {name + suffix: [round(one[place][2], 5) for one in each] for name, place in LOOPS.items()}
     benchmark = BENCHMARKS["referring"]
     score = benchmark.score(referring, ask([benchmark.request(sample) for sample in referring]))
     return found | {"referring gIoU": [float(score.metrics["gIoU"])]}
 
 
-def table(path: Path) -> str:
-    results = json.loads(path.read_text())
-    names = ["loop1 IoU", "loop2 METEOR", "loop1 IoU self", "loop2 METEOR self", "referring gIoU"]
-    lines = [f"| run | {' | '.join(names)} |", "|-" * (len(names) + 1) + "|"]
-    start = results["runs"]["SFT"]
-    lines.append("| SFT | " + " | ".join(f"{statistics.fmean(start[n]):.3f}" for n in names) + " |")
-    for run, found in results["runs"].items():
-        if run != "SFT":
-            cells = [gain(found[n], start[n]) for n in names] if found else [NOTHING, *[""] * (len(names) - 1)]
+NAMES = ("loop1 IoU", "loop2 METEOR", "loop1 IoU self", "loop2 METEOR self", "referring gIoU")
+
+
+def table(paths: Sequence[Path]) -> str:
+    """One seed: gains +- standard error over regions; several: their mean +- deviation over seeds."""
+    seeds = [json.loads(path.read_text())["runs"] for path in paths]
+    lines = [f"| run | {' | '.join(NAMES)} |", "|-" * (len(NAMES) + 1) + "|"]
+    lines.append(
+        "| SFT | " + " | ".join(f"{statistics.fmean(statistics.fmean(runs['SFT'][n]) for runs in seeds):.3f}" for n in NAMES) + " |"
+    )
+    for run in seeds[0]:
+        if run != "SFT" and all(run in runs for runs in seeds):
+            moved = all(runs[run] for runs in seeds)
+            cells = [gain([differences(runs, run, n) for runs in seeds]) for n in NAMES] if moved else [NOTHING, *[""] * (len(NAMES) - 1)]
             lines.append(f"| {run} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def gain(found: Sequence[float], start: Sequence[float]) -> str:
-    differences = [a - b for a, b in zip(found, start, strict=True)]
-    error = f" ± {statistics.stdev(differences) / len(differences) ** 0.5:.4f}" if len(differences) > 1 else ""
-    return f"{statistics.fmean(differences):+.4f}{error}"
+def differences(runs: dict[str, dict[str, list[float]]], run: str, name: str) -> list[float]:
+    return [after - before for after, before in zip(runs[run][name], runs["SFT"][name], strict=True)]
+
+
+def gain(seeds: Sequence[Sequence[float]]) -> str:
+    means = [statistics.fmean(one) for one in seeds]
+    spread = statistics.stdev(means) if len(means) > 1 else statistics.stdev(seeds[0]) / len(seeds[0]) ** 0.5 if len(seeds[0]) > 1 else None
+    return f"{statistics.fmean(means):+.4f}" + ("" if spread is None else f" ± {spread:.4f}")
 
 
 def main() -> None:
@@ -103,7 +112,7 @@ def main() -> None:
     path = Path(f"perf/results/rl-ablation-seed{cfg.seed}.json")
     path.parent.mkdir(exist_ok=True)
     if arguments.table:
-        print(table(path))
+        print(table(sorted(path.parent.glob("rl-ablation-seed*.json"))))
         return
     runs = Path("runs") / cfg.profile
     inputs = {name: runs / name for name in ("data", "base", "sft", "questions")}
@@ -131,7 +140,7 @@ def main() -> None:
             else:
                 results["runs"][name] = judged(asking(rl_model(inputs["base"] / "base", inputs["sft"], out)), start, regions, referring)
         path.write_text(json.dumps(results))
-        print(f"{name}: {time.perf_counter() - began:.0f} s\n{table(path)}", flush=True)
+        print(f"{name}: {time.perf_counter() - began:.0f} s\n{table([path])}", flush=True)
 
 
 if __name__ == "__main__":
