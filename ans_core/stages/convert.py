@@ -60,7 +60,7 @@ def probes(prepared: Path, split: str) -> list[Request]:
 
 @torch.no_grad()
 def outputs(model: Sa2VA, requests: Sequence[Request], max_tokens: int) -> tuple[list[list[int]], list[torch.Tensor]]:
-    """(token ids of every greedy answer, mask logits of every answer's `[SEG]`s)."""
+    """Of every greedy answer: its token ids, and mask logits of its `[SEG]`s."""
     if not requests:
         return [], []
     with model.own_precision():
@@ -69,15 +69,16 @@ def outputs(model: Sa2VA, requests: Sequence[Request], max_tokens: int) -> tuple
         pixels = transforms.normalise([row[0] for row in prompted.images], size=model.sam2.image_size)
         frames = model.sam2.encode(pixels.to(model.device))
         embeddings = spoken_segs(model, prompted, ids)
-        found = [(torch.full((len(e),), i, device=e.device), e) for i, e in enumerate(embeddings) if len(e)]
-        return ids, [model.sam2.decode(frames, frame, e).logits for frame, e in found]
+        frame = [torch.full((len(e),), i, device=e.device) for i, e in enumerate(embeddings)]
+        return ids, [model.sam2.decode(frames, f, e).logits if len(e) else e for f, e in zip(frame, embeddings, strict=True)]
 
 
 def compare(one: tuple[list[list[int]], list[torch.Tensor]], other: tuple[list[list[int]], list[torch.Tensor]]) -> dict[str, float]:
-    """texts: answers that differ; masks: largest relative difference of mask logits; probes: answers compared."""
-    differing = sum(a != b for a, b in zip(one[0], other[0], strict=True))
-    relative = [(a - b).abs().max() / a.abs().max().clamp(min=1) for a, b in zip(one[1], other[1], strict=False) if a.shape == b.shape]
-    return {"texts": float(differing), "masks": float(torch.stack(relative).max()) if relative else 0.0, "probes": float(len(one[0]))}
+    """texts: answers that differ; masks: largest relative difference of mask logits in the others; probes: answers compared."""
+    same = [a == b for a, b in zip(one[0], other[0], strict=True)]
+    drawn = [(a, b) for alike, a, b in zip(same, one[1], other[1], strict=True) if alike and len(a)]
+    relative = [(a - b).abs().max() / a.abs().max().clamp(min=1) for a, b in drawn]
+    return {"texts": float(same.count(False)), "masks": float(torch.stack(relative).max()) if relative else 0.0, "probes": float(len(same))}
 
 
 def model_card(cfg: Config, prepared: Path, difference: dict[str, float]) -> str:

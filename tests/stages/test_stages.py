@@ -215,10 +215,13 @@ def test_a_converted_model_that_is_not_the_trained_one_is_refused(runs: Path, tm
         run(convert, tmp_path, "model", {k: runs / k for k in ("data", "base", "sft", "rl")})
 
 
-def test_answers_that_differ_are_counted():
-    masks = [torch.ones(1, 2, 2), torch.full((1, 2, 2), 4.0)]
-    assert convert.compare(([[1], [2]], masks), ([[1], [3]], [masks[0], masks[1] * 1.5])) == {"texts": 1.0, "masks": 0.5, "probes": 2.0}
-    assert math.isnan(convert.compare(([[1], [1]], masks), ([[1], [1]], [masks[0], masks[1] * math.nan]))["masks"])
+def test_answers_that_differ_are_counted_and_masks_compared_where_answers_are_alike():
+    masks = [torch.ones(1, 2, 2), torch.full((1, 2, 2), 4.0), torch.zeros(0, 8)]
+    texts = [[1], [2], [5]]
+    harmed = [masks[0], masks[1] * 1.5, masks[2]]
+    assert convert.compare((texts, masks), (texts, harmed)) == {"texts": 0.0, "masks": 0.5, "probes": 3.0}
+    assert convert.compare((texts, masks), ([[1], [3], [5]], harmed)) == {"texts": 1.0, "masks": 0.0, "probes": 3.0}
+    assert math.isnan(convert.compare((texts, masks), (texts, [masks[0], masks[1] * math.nan, masks[2]]))["masks"])
 
 
 @pytest.mark.parametrize(("format", "tagged"), [("regions", True), ("videos", True), ("refcoco", False)])
