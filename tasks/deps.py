@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,13 @@ def module_file(module: str, root: Path) -> Path | None:
 
 def imported_names(file: Path, root: Path) -> set[str]:
     """Dotted names that `file` may import, also inside functions. `from a import b` gives `a` and `a.b`."""
-    package = file.relative_to(root).parent.parts
+    return _imported(file.read_text(), file.relative_to(root).parent.parts)
+
+
+@functools.cache
+def _imported(text: str, package: tuple[str, ...]) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(), filename=str(file))):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

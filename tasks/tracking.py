@@ -32,11 +32,22 @@ MAX_ARTIFACT_BYTES = 20_000_000
 MAX_ARTIFACTS = 60
 
 
+_IMPORT = Thread(target=import_module, args=("mlflow.store.tracking.sqlalchemy_store",), daemon=True)
+
+
+def import_ahead() -> None:
+    """MLflow takes 3 s to import: for a process that waits for something else meanwhile. Once, and nothing else may import it before
+    `client` did."""
+    _IMPORT.start()
+
+
 def client(root: Path) -> MlflowClient:
     """The store that MLFLOW_TRACKING_URI names, else .ans/mlflow.db of this checkout."""
     import logging
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    if _IMPORT.is_alive():
+        _IMPORT.join()  # a second thread that imports it meanwhile finds it half made
     from mlflow import MlflowClient
 
     (root / ".ans").mkdir(exist_ok=True)
@@ -104,9 +115,9 @@ class StageRun:
     """The nested run of one stage. Metrics are buffered: one call to the store costs 50 ms, one metric in a batch 0.3 ms."""
 
     def __init__(self, root: Path, *, stage: str, version: str, profile: str, state_key: str, params: dict[str, Any], pid: int) -> None:
+        self._mlflow = client(root)
         from mlflow.entities import Param
 
-        self._mlflow = client(root)
         experiment = experiment_id(self._mlflow, root)
         self._parent = parent_run(self._mlflow, experiment, pipeline_key(pid), profile, root)
         if "ANS_PIPELINE" not in os.environ:  # bare `dvc repro`: no flow stands behind the parent, this stage does
@@ -147,9 +158,6 @@ class StageRun:
             self._mlflow.set_terminated(self._parent, "FINISHED" if ok else "FAILED")
 
 
-_MLFLOW = Thread(target=import_module, args=("mlflow.store.tracking.sqlalchemy_store",), daemon=True)
-
-
 class Tracker(BaseManager):
     """StageRuns live in a process of their own, which imports MLflow (3 s) while the stage's imports torch and all else."""
 
@@ -169,15 +177,10 @@ def start_tracker() -> Tracker:
 def _prepare() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the whole group gets it, and the stage has yet to close its run
     die_with_parent(signal.SIGKILL)
-    _MLFLOW.start()
+    import_ahead()
 
 
-def _stage_run(root: Path, **values: Any) -> StageRun:
-    _MLFLOW.join()  # a second thread that imports it meanwhile finds it half made
-    return StageRun(root, **values)
-
-
-Tracker.register("StageRun", _stage_run, exposed=("log", "log_files", "end"))
+Tracker.register("StageRun", StageRun, exposed=("log", "log_files", "end"))
 
 
 def last_run(root: Path, tags: dict[str, str]) -> Any | None:
