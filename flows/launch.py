@@ -60,9 +60,6 @@ def run_pipeline(here: Path) -> int:
     start_s = time.monotonic()
     from flows.child import StageFailedError
     from flows.pipeline import full_pipeline
-    from tasks.tracking import import_ahead
-
-    import_ahead()  # while Prefect's server starts
 
     try:
         rows = full_pipeline()

@@ -97,8 +97,12 @@ def differences(runs: dict[str, dict[str, list[float]]], run: str, name: str) ->
 
 def gain(seeds: Sequence[Sequence[float]]) -> str:
     means = [statistics.fmean(one) for one in seeds]
-    spread = statistics.stdev(means) if len(means) > 1 else statistics.stdev(seeds[0]) / len(seeds[0]) ** 0.5 if len(seeds[0]) > 1 else None
-    return f"{statistics.fmean(means):+.4f}" + ("" if spread is None else f" ± {spread:.4f}")
+    told = f"{statistics.fmean(means):+.4f}"
+    if len(means) > 1:
+        return f"{told} ± {statistics.stdev(means):.4f}"
+    if len(seeds[0]) > 1:
+        return f"{told} ± {statistics.stdev(seeds[0]) / len(seeds[0]) ** 0.5:.4f}"
+    return told
 
 
 def main() -> None:

@@ -32,22 +32,22 @@ def module_file(module: str, root: Path) -> Path | None:
     return path.with_suffix(".py") if path.with_suffix(".py").is_file() else None
 
 
-def imported_names(file: Path, root: Path) -> set[str]:
+def imported_names(file: Path, root: Path) -> frozenset[str]:
     """Dotted names that `file` may import, also inside functions. `from a import b` gives `a` and `a.b`."""
-    return _imported(file.read_text(), file.relative_to(root).parent.parts)
+    return _imported(file, file.read_text(), file.relative_to(root).parent.parts)
 
 
 @functools.cache
-def _imported(text: str, package: tuple[str, ...]) -> set[str]:
+def _imported(file: Path, text: str, package: tuple[str, ...]) -> frozenset[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(ast.parse(text, filename=str(file))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             anchor = package[: len(package) - node.level + 1] if node.level else ()
             source = ".".join((*anchor, *([node.module] if node.module else [])))
             names |= {source} | {f"{source}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 def package_data(folder: Path) -> set[Path]:

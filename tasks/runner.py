@@ -46,7 +46,7 @@ class Progress:
 
 def inputs_md5(stage: Stage, profile: str, root: Path) -> dict[str, str]:
     """What DVC recorded for each input folder when the stage before wrote it."""
-    lock = yaml.load((root / "dvc.lock").read_text(), yaml.CSafeLoader)["stages"] if (root / "dvc.lock").exists() else {}
+    lock = yaml.safe_load((root / "dvc.lock").read_text())["stages"] if (root / "dvc.lock").exists() else {}
     recorded = {out["path"]: out["md5"] for entry in lock.values() for out in entry.get("outs", [])}
     paths = {name: path.as_posix() for name, path in stage.input_paths(profile).items()}
     if missing := [path for path in paths.values() if path not in recorded]:

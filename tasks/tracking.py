@@ -33,12 +33,7 @@ MAX_ARTIFACTS = 60
 
 
 _IMPORT = Thread(target=import_module, args=("mlflow.store.tracking.sqlalchemy_store",), daemon=True)
-
-
-def import_ahead() -> None:
-    """MLflow takes 3 s to import: for a process that waits for something else meanwhile. Once, and nothing else may import it before
-    `client` did."""
-    _IMPORT.start()
+"""Started by the tracker's process alone."""
 
 
 def client(root: Path) -> MlflowClient:
@@ -177,7 +172,7 @@ def start_tracker() -> Tracker:
 def _prepare() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the whole group gets it, and the stage has yet to close its run
     die_with_parent(signal.SIGKILL)
-    import_ahead()
+    _IMPORT.start()
 
 
 Tracker.register("StageRun", StageRun, exposed=("log", "log_files", "end"))

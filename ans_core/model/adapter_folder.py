@@ -20,6 +20,8 @@ WEIGHTS = "adapter_model.safetensors"
 """PEFT's name."""
 PREFIX = "base_model.model."
 """Of every tensor in such a file."""
+MODULES = ("embed_tokens", "lm_head", *adapters.SHARED, *adapters.DRAWING)
+"""What SFT trains whole."""
 
 
 def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -> None:
@@ -28,11 +30,12 @@ def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -
     Two LoRAs become one of the sum of their ranks: W + s1 B1 A1 + s2 B2 A2 = W + [s1 B1, s2 B2] [A1; A2]. What RL trained whole takes the
     place of SFT's. Raises ValueError for a folder of something else, and where the parts were not trained one on the other.
     """
+    base_hash = checkpoint.weights_hash(base)
     if sft is None:
-        tensors, config = checkpoint.load_delta(source, base_hash=checkpoint.weights_hash(base))
+        tensors, config = checkpoint.load_delta(source, base_hash=base_hash)
         rank, alpha, found = config["lora"]["rank"], config["lora"]["alpha"], _plain(tensors)
     else:
-        before, first = checkpoint.load_delta(sft, base_hash=checkpoint.weights_hash(base))
+        before, first = checkpoint.load_delta(sft, base_hash=base_hash)
         after, second = checkpoint.load_delta(source, base_hash=checkpoint.weights_hash(sft))
         rank = alpha = first["lora"]["rank"] + second["lora"]["rank"]
         found = _joined(_plain(before), _plain(after), _scale(first), _scale(second))
@@ -44,11 +47,7 @@ def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -
     with folders.written_whole(target, size=size) as unfinished:
         save_file({PREFIX + name: tensor.contiguous() for name, tensor in found.items()}, unfinished / WEIGHTS, metadata={"format": "pt"})
         peft.save_pretrained(str(unfinished))
-        folders.write_manifest(unfinished, {"stage": "convert", "source": str(source), "base": checkpoint.weights_hash(base)})
-
-
-MODULES = ("embed_tokens", "lm_head", *adapters.SHARED, *adapters.DRAWING)
-"""What SFT trains whole."""
+        folders.write_manifest(unfinished, {"stage": "convert", "source": str(source), "base": base_hash})
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

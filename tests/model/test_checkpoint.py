@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from functools import lru_cache
@@ -113,7 +114,7 @@ def test_a_wrong_dtype_or_device_is_named(tmp_path: Path, changes: dict[str, Any
 
 
 def test_auto_takes_the_stored_dtype_and_a_device_that_is_there(tmp_path: Path):
-    checkpoint.save(tiny().to(torch.bfloat16), tmp_path / "m", metadata={})
+    checkpoint.save(copy.deepcopy(tiny()).to(torch.bfloat16), tmp_path / "m", metadata={})
     model = Sa2VA.from_pretrained(tmp_path / "m", dtype="auto", device_map="auto")
     assert model.dtype == torch.bfloat16
     assert model.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
