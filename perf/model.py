@@ -3,8 +3,9 @@
     python perf/model.py [--model runs/tiny/model] [--repeats 5] [--device cpu] [--dtype float32]
 
 1. k = 8 expressions about one picture, together and one by one.
-2. Eight requests of every kind (pictures, regions, clips, plain text), together and one by one.
-3. Three objects through a clip of 16 frames: as here, every frame encoded once and the objects side by side; and as upstream's
+2. Eight requests, one of every kind (pictures, regions, a clip, plain text), together and one by one.
+3. Twelve of each kind, every kind in a batch of its own, and all one by one: what batching can give at most.
+4. Three objects through a clip of 16 frames: as here, every frame encoded once and the objects side by side; and as upstream's
    algorithm has it, one object after the other, the frames encoded anew for each and the conditioning frames once more for the memory.
 """
 
@@ -26,7 +27,7 @@ from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
 from ans_core.types import Request
 
-SIDE, FRAMES, OBJECTS = 128, 16, 3
+SIDE, FRAMES, OBJECTS, LIKE = 128, 16, 3, 12
 THINGS = ("red circle", "blue square", "green star", "large one", "small one", "striped one", "leftmost one", "one at the top")
 
 
@@ -53,10 +54,10 @@ def told(what: str, fast: list[float], slow: list[float]) -> None:
     )
 
 
-def mixed() -> list[Request]:
-    """One of every kind."""
-    scenes = [draw_scene(seed=7, split="val", index=i, image_size=SIDE) for i in range(6)]
-    clip = draw_clip(seed=7, split="val", index=0, image_size=SIDE, frames=6)
+def mixed(number: int = 0) -> list[Request]:
+    """One of every kind; other pictures with every number."""
+    scenes = [draw_scene(seed=7, split="val", index=6 * number + i, image_size=SIDE) for i in range(6)]
+    clip = draw_clip(seed=7, split="val", index=number, image_size=SIDE, frames=6)
     regions = [[rle.encode(mask) for mask in scene.masks] for scene in scenes]
     dot = np.zeros((SIDE, SIDE), bool)
     dot[SIDE // 2, SIDE // 2] = True
@@ -110,6 +111,17 @@ def main() -> None:
     told("8 expressions of one picture", *seconds(lambda: ask.answers(model, eight, way), lambda: apart(eight), repeats=given.repeats))
     every = mixed()
     told("8 requests of every kind", *seconds(lambda: ask.answers(model, every, way), lambda: apart(every), repeats=given.repeats))
+    kinds = [list(kind) for kind in zip(*(mixed(number) for number in range(LIKE)), strict=True)]
+
+    def by_kind() -> None:
+        for kind in kinds:
+            ask.answers(model, kind, way)
+
+    def all_apart() -> None:
+        for kind in kinds:
+            apart(kind)
+
+    told(f"{LIKE} of each kind, a batch a kind", *seconds(by_kind, all_apart, repeats=given.repeats))
 
     frames = [Image.fromarray(f) for f in draw_clip(seed=7, split="val", index=3, image_size=SIDE, frames=FRAMES).frames]
     embeddings = torch.from_numpy(np.random.default_rng(0).standard_normal((OBJECTS, model.config.grounding.width), np.float32))

@@ -250,7 +250,8 @@ class Grounding(SAM2Base):
         return self.sam_prompt_encoder(points=(at[:, None], torch.ones(len(at), 1, device=at.device)), boxes=None, masks=None)[0][:, 0]
 
     def _forward_sam_heads(self, backbone_features, point_inputs=None, mask_inputs=None, high_res_features=None, multimask_output=False):
-        """SAM2Base's method with the seg embedding as last sparse token, and blanking only on request. Same seven outputs."""
+        """SAM2Base's method with the seg embedding as last sparse token, and blanking only on request. Same seven outputs, but masks
+        at their low resolution alone: the picture's size (4 MB a mask at 1024 pixels) is for the memory, and `step` makes it."""
         size, device = backbone_features.size(0), backbone_features.device
         prompt = point_inputs or {}
         coords = prompt.get("point_coords")
@@ -276,13 +277,12 @@ class Grounding(SAM2Base):
         if self.blank_absent:
             low = torch.where(present[:, None, None], low, NO_OBJ_SCORE)
         low = low.float()
-        high = F.interpolate(low, size=(self.image_size, self.image_size), mode="bilinear", align_corners=False)
         best = ious.argmax(dim=-1) if multimask_output else torch.zeros(size, dtype=torch.long, device=device)
         rows = torch.arange(size, device=device)
         pointer = self.obj_ptr_proj(tokens[rows, best if tokens.size(1) > 1 else 0])
         gate = present.float()
         pointer = gate * pointer + (1 - gate) * self.no_obj_ptr
-        return low, high, ious, low[rows, best][:, None], high[rows, best][:, None], pointer, score
+        return low, None, ious, low[rows, best][:, None], None, pointer, score
 
     def track(
         self,
@@ -345,12 +345,15 @@ class Grounding(SAM2Base):
         """
         bank: Bank = {"cond_frame_outputs": {}, "non_cond_frame_outputs": {}}
         prompted, others = bank["cond_frame_outputs"], bank["non_cond_frame_outputs"]
+        readers = in_order(prompts, frames)[len(prompts) :]  # of the memory; none of them reads the last
         for index, features in shown:
             rows = torch.zeros(objects, dtype=torch.long, device=features.coarse.device)
+            remember = bool(readers) and index != readers[-1]
             with self.original() if original else nullcontext():
-                out = self.step(self.maps(features), rows, index, bank, frames=frames, **prompts.get(index, {}))
-            out["maskmem_features"] = out["maskmem_features"].to(memory_dtype).to(features.coarse.dtype)
-            (prompted if index in prompts else others)[index] = out
+                out = self.step(self.maps(features), rows, index, bank, frames=frames, remember=remember, **prompts.get(index, {}))
+            if remember:
+                out["maskmem_features"] = out["maskmem_features"].to(memory_dtype).to(features.coarse.dtype)
+                (prompted if index in prompts else others)[index] = out
             for old in [i for i in others if i < index - max(self.num_maskmem, self.max_obj_ptrs_in_encoder)]:
                 del others[old]
             yield index, out["pred_masks"][:, 0]
@@ -369,24 +372,28 @@ class Grounding(SAM2Base):
         prompt: dict[str, Tensor] | None = None,
         masks: Float[Tensor, "N 1 S S"] | None = None,
         frames: int,
+        remember: bool = True,
     ) -> dict[str, Any]:
         """Frame `index` of N objects as SAM2's `track_step` runs it; object n sees row `rows[n]` of the maps (of its own clip).
 
         Returns SAM2's record of the frame (pred_masks, obj_ptr, memory features, all in the graph) and what losses need of the heads:
         all_logits, ious, object_score. A prompted frame (by points, seg embeddings or masks) is a conditioning frame; others read the bank.
+        `remember`: whether a later frame will read this one; else its memory features are None.
         """
         here = [x[rows] for x in maps]
-        places = [self.image_encoder.neck.position_encoding(x) for x in here]
         flat = [x.flatten(2).permute(2, 0, 1) for x in here]  # (h*w, N, C)
         sizes = [tuple(x.shape[-2:]) for x in here]
         given = prompt is not None or masks is not None
-        flat_places = [x.flatten(2).permute(2, 0, 1) for x in places]
-        out, heads, _, _ = self._track_step(index, given, flat, flat_places, sizes, prompt, masks, bank, frames, False, None)
-        every, _, ious, low, high, pointer, score = heads
+        places = self.image_encoder.neck.position_encoding(here[-1]).flatten(2).permute(2, 0, 1)
+        out, heads, _, _ = self._track_step(index, given, flat, [places], sizes, prompt, masks, bank, frames, False, None)
+        every, _, ious, low, _, pointer, score = heads
         out |= {"pred_masks": low, "obj_ptr": pointer, "all_logits": every, "ious": ious, "object_score": score[:, 0]}
-        if masks is not None:  # SAM2 remembers a given mask as it comes back from its low resolution
-            high = F.interpolate(low, size=(self.image_size, self.image_size), mode="bilinear", align_corners=False)
-        self._encode_memory_in_output(flat, sizes, prompt, True, high, score, out)
+        high = None
+        if remember:  # a given mask, too, as it comes back from its low resolution
+            # All masks and then the best, as upstream: one alone differs in the last bit, which the memory's rounding to bf16 makes 2e-4.
+            whole = F.interpolate(every, size=(self.image_size, self.image_size), mode="bilinear", align_corners=False)
+            high = whole[torch.arange(len(whole), device=whole.device), ious.argmax(dim=1)][:, None]
+        self._encode_memory_in_output(flat, sizes, prompt, remember, high, score, out)
         return out
 
 

@@ -27,6 +27,9 @@ Found = TypeVar("Found")
 AHEAD = 8
 """Frames of a clip that are encoded in one batch."""
 
+ALIKE = 1.5
+"""Beginnings are read in one batch while the longest is at most so many times the shortest."""
+
 Constants = Literal["fp32", "bf16"]
 """Mean and standard deviation that SAM2's pictures are normalised with. `bf16`: rounded, as the reference's inference does by accident (up
 to 0.008 off), for numbers equal to its own; `fp32` is what SAM2, and the reference in training, uses."""
@@ -236,21 +239,48 @@ def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor]
         lengths.append(len(ids) - ids[::-1].index(image_end) if pictures else 1)
         beginning.append(places.setdefault((request.frames, tuple(ids[: lengths[-1]])), len(places)))
     first = [beginning.index(place) for place in range(len(places))]
-    beginnings = left_padded([embeds[i][: lengths[i]] for i in first])
-    read = model.internvl.model.language_model(
-        inputs_embeds=beginnings["embeds"],
-        attention_mask=beginnings["attention"].long(),
-        position_ids=_positions(beginnings["attention"]),
-        use_cache=True,
-    )
+    begun = [embeds[i][: lengths[i]] for i in first]
+    beginnings = left_padded(begun)
     return Prompted(
         beginnings=beginnings["embeds"],
         beginnings_attention=beginnings["attention"],
-        read=read.past_key_values,
+        read=_read(model, begun),
         beginning=torch.tensor(beginning, device=model.device),
         images=[opened[r.frames] for r in requests],
         **left_padded([e[n:] for e, n in zip(embeds, lengths, strict=True)]),
     )
+
+
+def _read(model: Sa2VA, rows: Sequence[Float[Tensor, "_ D"]]) -> Cache:
+    """Keys and values of rows, padded on the left. Each is read beside those of its length: a line of text beside a tiled picture would
+    cost as much as the picture."""
+    alike: list[list[int]] = []
+    for number in sorted(range(len(rows)), key=lambda i: len(rows[i])):
+        if alike and len(rows[number]) <= ALIKE * len(rows[alike[-1][0]]):
+            alike[-1].append(number)
+        else:
+            alike.append([number])
+    caches = []
+    for numbers in alike:
+        padded = left_padded([rows[i] for i in numbers])
+        read = model.internvl.model.language_model(
+            inputs_embeds=padded["embeds"],
+            attention_mask=padded["attention"].long(),
+            position_ids=_positions(padded["attention"]),
+            use_cache=True,
+        )
+        caches.append(read.past_key_values)
+    order = torch.tensor([i for numbers in alike for i in numbers], device=model.device).argsort()
+    whole = caches[-1]  # of the longest rows
+    for number, layer in enumerate(whole.layers):
+        layer.keys = _stacked([cache.layers[number].keys for cache in caches])[order]
+        layer.values = _stacked([cache.layers[number].values for cache in caches])[order]
+    return whole
+
+
+def _stacked(parts: Sequence[Float[Tensor, "_ H _ d"]]) -> Float[Tensor, "P H K d"]:
+    """Padded on the left to the length of the last."""
+    return torch.cat([F.pad(part, (0, 0, parts[-1].shape[2] - part.shape[2], 0)) for part in parts])
 
 
 def _positions(attention: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:

@@ -118,7 +118,9 @@ class Promptable(nn.Module):
         prompt = {"point_coords": batch.coordinates, "point_labels": batch.labels}
         bank["cond_frame_outputs"][0] = self.sam2.step(maps, batch.rows[:, 0], 0, bank, prompt=prompt, frames=frames)
         for index in range(1, frames):
-            out = bank["non_cond_frame_outputs"][index] = self.sam2.step(maps, batch.rows[:, index], index, bank, frames=frames)
+            remember = index < frames - 1
+            out = self.sam2.step(maps, batch.rows[:, index], index, bank, frames=frames, remember=remember)
+            bank["non_cond_frame_outputs"][index] = out
             yield out
 
 

@@ -38,10 +38,10 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     machine = machine_of(cfg.launch)
     base, sft, rl = inputs["base"] / "base", inputs["sft"], inputs["rl"]
     asked = probes(inputs["data"], cfg.evaluate.split)
-    trained = outputs(policy_model(base, sft, rl).to(machine.device), asked, cfg.rl.max_tokens)
+    trained = outputs(policy_model(base, sft, rl, device=machine.device), asked, cfg.rl.max_tokens)
     metadata = {"stage": "convert", "profile": cfg.profile, "seed": cfg.seed}
-    checkpoint.save(rl_model(base, sft, rl), out, max_shard=cfg.convert.max_shard, metadata=metadata)
-    model = Sa2VA.from_pretrained(out).to(machine.device)
+    checkpoint.save(rl_model(base, sft, rl, device=machine.device), out, max_shard=cfg.convert.max_shard, metadata=metadata)
+    model = Sa2VA.from_pretrained(out, device_map=machine.device)
     difference = compare(trained, outputs(model, asked, cfg.rl.max_tokens))
     tolerance, texts = (HALF_TOLERANCE, HALF_TEXTS * difference["probes"]) if model.dtype != torch.float32 else (TOLERANCE, 0.0)
     if not difference["masks"] <= tolerance or difference["texts"] > texts:  # NaN is refused too

@@ -43,7 +43,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     if row == "untrained" and not (inputs["base"] / "untrained").exists():
         (out / "metrics.json").write_text("{}")  # published weights: there is no untrained model
         return {}
-    model = load_row(row, inputs).to(machine.device)
+    model = load_row(row, inputs, machine.device)
     mode = model.video_mode(settings.video_mode)
     logging.info("row %s: clips in video mode %s", row, mode)
     ask = remembering(partial(predict, model, max_tokens=settings.max_tokens, batch=settings.batch, video_mode=mode))
@@ -64,7 +64,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
         if regions:
             inverse = ask
             if row != "sft":
-                frozen = sft_model(inputs["base"] / "base", inputs["sft"]).to(machine.device)
+                frozen = sft_model(inputs["base"] / "base", inputs["sft"], device=machine.device)
                 inverse = remembering(partial(predict, frozen, max_tokens=settings.max_tokens, batch=settings.batch))
             metrics |= loop_metrics(ask, inverse, regions, split=settings.split, truth=row == "sft")
     (out / "metrics.json").write_text(json.dumps(metrics, indent=1, sort_keys=True))
@@ -85,14 +85,14 @@ def remembering(ask: Predict) -> Predict:
     return answer
 
 
-def load_row(row: str, inputs: dict[str, Path]) -> Sa2VA:
+def load_row(row: str, inputs: dict[str, Path], device: torch.device) -> Sa2VA:
     match row:
         case "untrained" | "base":
-            return checkpoint.load(inputs["base"] / row)
+            return checkpoint.load(inputs["base"] / row, device=device)
         case "sft":
-            return sft_model(inputs["base"] / "base", inputs["sft"])
+            return sft_model(inputs["base"] / "base", inputs["sft"], device=device)
         case "rl":
-            return checkpoint.load(inputs["model"])
+            return checkpoint.load(inputs["model"], device=device)
     raise ValueError(f"no row {row!r}; rows are untrained, base, sft, rl")
 
 

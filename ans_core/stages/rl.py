@@ -66,7 +66,7 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
     machine = machine_of(cfg.launch, settings.dtype)
     sources = data.sources(inputs["data"], "train")
     practice = practice_of([s for source in sources for s in source.samples], settings.loops)
-    model = sft_model(inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(settings.dtype))
+    model = sft_model(inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(settings.dtype), device=machine.device)
     modules = adapters.policy_modules(settings.loops)
     lora = adapters.rl_config(**settings.lora.model_dump(), modules=modules)
     policies = adapters.Policies(model, lora, seed=dist.seed_of(cfg.seed, "rl lora"))

@@ -27,7 +27,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     """inputs: data, base. Writes the trained tensors (delta), curves.csv and moved.json to `out`."""
     settings, base = cfg.sft, inputs["base"] / "base"
     machine = machine_of(cfg.launch, settings.dtype)
-    model = checkpoint.load(base, dtype=weights_dtype(settings.dtype))
+    model = checkpoint.load(base, dtype=weights_dtype(settings.dtype), device=machine.device)
     lora = adapters.lora_config(**settings.lora.model_dump())
     adapters.prepare_sft(model, lora, seed=dist.seed_of(cfg.seed, "sft lora"))
     before = hashes(model)

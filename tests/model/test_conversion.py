@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -45,11 +46,7 @@ def test_a_release_comes_back_with_the_same_bytes(tmp_path: Path, max_shard: str
 
 
 def test_our_own_model_survives_upstreams_layout_in_its_dtype(tmp_path: Path):
-    own = tiny().to(torch.bfloat16)
-    try:
-        checkpoint.save(own, tmp_path / "own", metadata={})
-    finally:
-        tiny().float()
+    checkpoint.save(copy.deepcopy(tiny()).to(torch.bfloat16), tmp_path / "own", metadata={})
     conversion.convert(tmp_path / "own", tmp_path / "up", to="upstream", metadata={})
     conversion.convert(tmp_path / "up", tmp_path / "again", to="native", metadata={})
     assert equal(tensors(tmp_path / "own"), tensors(tmp_path / "again"))

@@ -250,3 +250,24 @@ def test_a_picture_that_several_requests_ask_about_is_encoded_once(talker: Sa2VA
     assert [a.text for a in together] == [a.text for a in alone]
     assert all(a.masks for a in together)
     assert together == alone
+
+
+def test_beginnings_are_read_beside_those_of_their_length(talker: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+    sizes: list[torch.Size] = []
+    language = talker.internvl.model.language_model
+    read = language.forward
+    monkeypatch.setattr(
+        language, "forward", lambda *a, inputs_embeds, **k: sizes.append(inputs_embeds.shape[:2]) or read(inputs_embeds=inputs_embeds, **k)
+    )
+    with torch.no_grad():
+        together = ask.prompt(talker, REQUESTS)
+        slots, tokens = sum(rows * width for rows, width in sizes), int(together.beginnings_attention.sum())
+        assert len(sizes) > 1
+        assert tokens <= slots <= ask.ALIKE * tokens < together.beginnings_attention.numel()
+        for number, request in enumerate(REQUESTS):
+            alone = ask.prompt(talker, [request])
+            row, length = together.beginning[number], alone.beginnings.shape[1]
+            assert together.beginnings_attention[row].sum() == length
+            for layer, own in zip(together.read.layers, alone.read.layers, strict=True):
+                assert (layer.keys[row, :, -length:] - own.keys[0]).abs().max() < 1e-5
+                assert (layer.values[row, :, -length:] - own.values[0]).abs().max() < 1e-5

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,6 +58,19 @@ def test_the_same_words_and_masks(name: str):
         assert (mask.shape, mask.dtype) == (other.shape, np.bool_)
         assert (mask != other).mean() < 1e-3
         assert error(answer.seg_embeddings[[number]], outputs[f"pf_{name}_seg_embed_{number}"]) < 1e-4
+
+
+def test_a_release_on_internvl3_is_read_as_one_on_internvl2_5(tmp_path: Path):
+    """The same parts; its configuration stretches positions beyond the context it was trained with, and has the field's two names."""
+    shutil.copytree(GOLDEN / "qwen2", tmp_path / "release")
+    config = json.loads((GOLDEN / "qwen2/config.json").read_text())
+    config["llm_config"]["rope_scaling"] = {"factor": 2.0, "rope_type": "dynamic", "type": "dynamic"}
+    (tmp_path / "release/config.json").write_text(json.dumps(config))
+    model = Sa2VA.from_pretrained(tmp_path / "release")
+    assert model.internvl.config.text_config.rope_parameters["rope_type"] == "dynamic"
+    found, expected = (one.predict(**question("image"), max_tokens=24) for one in (model, qwen2()[0]))
+    assert found.text == expected.text
+    assert torch.equal(found.mask_logits, expected.mask_logits)
 
 
 @pytest.mark.parametrize("mode", ["sa2va", "sa2va-i"])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from ans_core import rle
@@ -77,7 +78,7 @@ def test_a_clip_with_an_expression_is_asked_as_a_video():
 
 def test_an_unknown_row_names_the_known_ones():
     with pytest.raises(ValueError, match="no row 'sfft'; rows are untrained, base, sft, rl"):
-        load_row("sfft", {})
+        load_row("sfft", {}, torch.device("cpu"))
 
 
 def test_what_is_drawn_is_the_answer_or_the_region_that_was_asked_about():

@@ -203,8 +203,8 @@ def test_a_killed_stage_started_again_ends_with_the_same_bits(runs: Path, tmp_pa
 def test_a_converted_model_that_is_not_the_trained_one_is_refused(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: float):
     real = convert.rl_model
 
-    def other(*paths: Path) -> Sa2VA:
-        model = real(*paths)
+    def other(*paths: Path, device: torch.device) -> Sa2VA:
+        model = real(*paths, device=device)
         with torch.no_grad():
             model.text_hidden_fcs[2].bias.add_(harm)
         return model
