@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from ans_core.data.collate import pack_row, pad_rows
@@ -99,6 +100,18 @@ class Said:
     """Of every token, as it was drawn."""
     complete: bool
     """Ended by itself, not by max_tokens."""
+
+
+class _Fp32Head(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.autocast(input.device.type, enabled=False):
+            return F.linear(input.float(), self.weight.float(), None if self.bias is None else self.bias.float())
+
+
+def exact_head(model: Sa2VA) -> None:
+    """Makes the model's head compute in fp32 under autocast, too, for sampling and learning alike: logits that are rounded to bf16 put 0.1
+    on a log-probability. SFT leaves it in fp32, so nothing is copied."""
+    model.internvl.lm_head.__class__ = _Fp32Head
 
 
 def check_cache(model: Sa2VA) -> None:
