@@ -49,6 +49,8 @@ def reference(picture: Picture) -> ImageRef:
         return Path(picture)
     if isinstance(picture, Image.Image):
         return _png(picture)
+    if not isinstance(picture, np.ndarray):
+        raise ValueError(f"a picture is a file, encoded bytes, PIL's or an array, not {type(picture).__name__}; give one picture")
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
         raise ValueError(f"a picture of shape {picture.shape} and {picture.dtype}; give (height, width, 3) of uint8")
     return _png(Image.fromarray(picture))

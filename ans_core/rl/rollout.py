@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from ans_core.data.collate import pack_row, pad_rows
-from ans_core.model.predict import Prompted, stop_ids
+from ans_core.model.predict import Prompted, ended, stopping
 from ans_core.model.sa2va import Packed, Sa2VA
 
 Guard = Literal["guard", "clip"]
@@ -148,23 +148,22 @@ def sample(model: Sa2VA, prompted: Prompted, *, group: int, max_tokens: int, rea
     """`group` answers to each of the B requests, one after the other; `seeds`: one an answer (B x group)."""
     prompted = _read(model, prompted)
     rows = torch.arange(len(prompted.embeds), device=model.device).repeat_interleave(group)
-    begun, stops = prompted.beginning[rows], stop_ids(model)
+    begun = prompted.beginning[rows]
     drawing = _Drawing(reader, seeds, model.device)
     out = model.internvl.generate(
         inputs_embeds=torch.cat([prompted.beginnings[begun], prompted.embeds[rows]], dim=1),
         attention_mask=torch.cat([prompted.beginnings_attention[begun], prompted.attention[rows]], dim=1).long(),
         past_key_values=prompted.cache(begun),
         max_new_tokens=max_tokens,
-        eos_token_id=stops,
-        pad_token_id=model.tokenizer.pad_token_id,
+        **stopping(model),
         do_sample=False,
         logits_processor=LogitsProcessorList([drawing]),
     )
     logps = torch.stack(drawing.logps, dim=1)  # (B G, L)
     answers = []
-    for ids, chances in zip(out.tolist(), logps.tolist(), strict=True):
-        length = next((i + 1 for i, token in enumerate(ids) if token in stops), len(ids))
-        answers.append(Said(ids=tuple(ids[:length]), logps=tuple(chances[:length]), complete=ids[length - 1] in stops))
+    for generated, chances in zip(out.tolist(), logps.tolist(), strict=True):
+        ids, complete = ended(model, generated)
+        answers.append(Said(ids=tuple(ids), logps=tuple(chances[: len(ids)]), complete=complete))
     return answers
 
 

@@ -337,7 +337,8 @@ class Round:
         """Packed tokens, their hidden states under the active adapter, and the rollout of every trainable token."""
         fields, rollout = pack(groups, pad_id=self.model.tokenizer.pad_token_id or 0)
         device = self.model.device
-        packed = Packed(**{k: v.to(device) for k, v in fields.items()}, regions=regions)
+        moved: dict[str, Any] = {name: values.to(device) for name, values in fields.items()}
+        packed = Packed(**moved, regions=regions)
         return packed, self.model.hidden_states(packed, [self.model.project(v) for v in self.seen.vision]), rollout.to(device)
 
     # Drawing

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -104,10 +105,13 @@ def test_loading_in_another_dtype_casts_every_tensor_but_sam2s_norms(tmp_path: P
         ({"dtype": "Tensor"}, "dtype 'Tensor' holds no weights"),
         ({"device_map": "nowhere"}, "device_map 'nowhere' is no device"),
         ({"device_map": "cuda:99"}, r"device_map 'cuda:99': torch .* sees \d+ GPUs here"),
+        ({"device_map": "meta"}, 'device_map \'meta\': only "cpu" and "cuda" are supported'),
+        ({"device_map": {"": "cpu"}}, "names several devices; a Sa2VA lies on one"),
         ({"attn_implementation": "fast"}, "fast"),
     ],
 )
-def test_a_wrong_dtype_or_device_is_named(tmp_path: Path, changes: dict[str, Any], message: str):
+def test_a_wrong_dtype_or_device_is_named(tmp_path: Path, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # users have no such check of types
     checkpoint.save(tiny(), tmp_path / "m", metadata={})
     with pytest.raises(ValueError, match=message):
         Sa2VA.from_pretrained(tmp_path / "m", **changes)
