@@ -55,6 +55,11 @@ def reference(picture: Picture) -> ImageRef:
 
 
 def _png(picture: Image.Image) -> bytes:
+    """In 16 bits where a picture of grey has them: `open_image` makes 8 of them."""
     file = io.BytesIO()
-    picture.convert("RGB").save(file, "PNG", compress_level=1)
+    if picture.mode.startswith("I"):
+        picture = Image.fromarray(np.asarray(picture).clip(0, 65535).astype(np.uint16))
+    else:
+        picture = picture.convert("RGB")
+    picture.save(file, "PNG", compress_level=1)
     return file.getvalue()
