@@ -121,7 +121,7 @@ def request_of(
 ) -> Request:
     """video: a file, a folder of frames, or the frames. mask_prompts: each (H, W), or (N, H, W) as upstream has them, of what numpy takes,
     or RLE. None is nothing, as for upstream. Raises ValueError for a picture and a video at once, and for what is none of these."""
-    shots = media.frames(Path(video)) if isinstance(video, (str, Path)) else tuple(media.reference(p) for p in video or ())
+    shots = media.held(Path(video)) if isinstance(video, (str, Path)) else tuple(media.reference(p) for p in video or ())
     if image is not None and shots:
         raise ValueError("an image and a video at once; ask about one of them")
     if isinstance(past, str):
