@@ -93,7 +93,7 @@ def convert(arguments: argparse.Namespace) -> int:
     source = Path(arguments.source)
     if not (arguments.check or arguments.target):
         raise ValueError("ans convert SRC DST: DST is missing (--check SRC alone looks at a folder)")
-    from ans_core.model import checkpoint, conversion
+    from ans_core.model import checkpoint, conversion, folder
 
     if arguments.check:
         told = conversion.account(source)
@@ -101,6 +101,7 @@ def convert(arguments: argparse.Namespace) -> int:
         print("\n".join(told.problems) or "every tensor is known, none is missing")
         return bool(told.problems)
     metadata = {"stage": "convert", "source": arguments.source}
+    folder.refuse_to_replace(Path(arguments.target))
     if arguments.to == "adapter":
         return write_adapter(source, Path(arguments.target), arguments.base)
     if source.is_file():

@@ -130,9 +130,10 @@ def convert(
     `sam2`: a published SAM2 (file, folder or hub id), whose mask decoder is added as the original one. `to="upstream"` leaves an original
     one out. An upstream folder needs the code files of a release beside the weights to be loaded by upstream's own classes.
     Raises ValueError for a damaged source, one with a tensor that is not known, missing or mis-shaped (all are listed), and where an
-    original decoder is wanted but not there, or there twice.
+    original decoder is wanted but not there, or there twice, and for a target that holds something else than a former output.
     """
     source, target = Path(source), Path(target)
+    folders.refuse_to_replace(target)
     folders.verify(source)
     told, config, tokenizer, reader = _account(source)
     if told.problems:

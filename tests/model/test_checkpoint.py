@@ -59,7 +59,7 @@ def test_a_saved_model_loads_with_the_same_bits_config_and_tokenizer(tmp_path: P
     assert again.seg_token_id == tiny().seg_token_id
     assert not again.training
     assert folder.read_manifest(tmp_path / "m")["metadata"] == {"stage": "base"}
-    assert not (tmp_path / "m.partial").exists()
+    assert [f.name for f in tmp_path.iterdir()] == ["m"]
 
 
 def test_a_loaded_model_computes_what_the_saved_one_does(tmp_path: Path):
@@ -166,6 +166,18 @@ def test_a_folder_that_is_no_sa2va_is_refused(tmp_path: Path):
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="model_type 'llava' is no Sa2VA"):
         checkpoint.load(tmp_path)
+
+
+def test_an_edited_file_is_told_with_what_to_do(tmp_path: Path):
+    checkpoint.save(tiny(), tmp_path / "m", metadata={})
+    file = tmp_path / "m/config.json"
+    file.write_text(file.read_text().replace('"video_frames": 3', '"video_frames": 4'))
+    with pytest.raises(ValueError, match=r"config\.json is damaged, or was edited: .* take the line of config\.json out of manifest\.json"):
+        checkpoint.load(tmp_path / "m")
+    manifest = json.loads((tmp_path / "m/manifest.json").read_text())
+    del manifest["sha256"]["config.json"]
+    (tmp_path / "m/manifest.json").write_text(json.dumps(manifest))
+    assert checkpoint.load(tmp_path / "m").config.video_frames == 4
 
 
 def test_a_checkpoint_that_does_not_fit_the_disk_is_refused_before_writing(tmp_path: Path):

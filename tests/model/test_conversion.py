@@ -104,6 +104,24 @@ def test_every_tensor_that_is_not_as_it_should_be_is_listed(tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_target_with_something_else_in_it_is_refused(tmp_path: Path):
+    checkpoint.save(tiny(), tmp_path / "m", metadata={})
+    (tmp_path / "models/precious").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    (tmp_path / "other.partial").mkdir()
+    with pytest.raises(ValueError, match=r"models holds precious, which no earlier conversion wrote; give another folder"):
+        conversion.convert(tmp_path / "m", tmp_path / "models", to="native", metadata={})
+    with pytest.raises(ValueError, match=r"file is a file"):
+        conversion.convert(tmp_path / "m", tmp_path / "file", to="native", metadata={})
+    for _ in range(2):  # into nothing, and over what was written
+        conversion.convert(tmp_path / "m", tmp_path / "other", to="native", metadata={})
+    (tmp_path / "other/notes.txt").touch()
+    with pytest.raises(ValueError, match=r"other holds notes\.txt"):
+        conversion.convert(tmp_path / "m", tmp_path / "other", to="native", metadata={})
+    assert {f.name for f in tmp_path.iterdir()} == {"m", "models", "file", "other", "other.partial"}
+    assert (tmp_path / "models/precious").is_dir()
+
+
 def test_a_file_that_was_cut_short_is_named(tmp_path: Path):
     checkpoint.save(tiny(), tmp_path / "m", metadata={})
     file = tmp_path / "m/model.safetensors"
