@@ -188,8 +188,10 @@ _SHARED_TEXT_KEYS = (
 _TEXT_KEYS = {
     "qwen2": ("use_sliding_window", "sliding_window", "max_window_layers"),
     "internlm2": (),
-    "phi3": ("sliding_window", "original_max_position_embeddings", "resid_pdrop", "embd_pdrop"),
+    "phi3": ("original_max_position_embeddings", "resid_pdrop", "embd_pdrop"),
 }
+SCALINGS = {"su": "longrope"}
+"""Of rotary positions, as Phi3's first code calls them."""
 SAM_KEYS = {
     "image_size": "image_size", "embed": "embed_dim", "heads": "num_heads",
     "stages": "stages", "global_blocks": "global_att_blocks",
@@ -223,15 +225,28 @@ def vision_config(upstream: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_config(upstream: Mapping[str, Any]) -> dict[str, Any]:
-    """Upstream's `llm_config` -> transformers' Qwen2Config, LlamaConfig (for InternLM2) or Phi3Config as a dict."""
+    """Upstream's `llm_config` -> transformers' Qwen2Config, LlamaConfig (for InternLM2) or Phi3Config as a dict.
+
+    Phi3's sliding window is left out: transformers counts padding as tokens in it, so answers of a batch would differ from answers one by
+    one. Without it the numbers are the same up to `sliding_window` tokens, so the context ends there. (InternVL2-4B's Phi-3-mini-128k has a
+    window of 262,144 tokens in a context of 131,072: nothing changes. Phi-3-mini-4k has 2,047 in 4,096.) Both are remembered as
+    `upstream_*`, for the way back.
+    """
     kind = upstream.get("model_type")
     if kind not in TEXT_MODELS:
         raise ValueError(f"text model {kind!r} is not supported; {', '.join(TEXT_MODELS)} are")
     config = {key: upstream[key] for key in (*_SHARED_TEXT_KEYS, *_TEXT_KEYS[kind]) if key in upstream}
     scaling = dict(upstream.get("rope_scaling") or {"type": "default"})
-    rope = {"rope_type": scaling.pop("type", None) or scaling.pop("rope_type"), "rope_theta": upstream["rope_theta"], **scaling}
+    rope_type = scaling.pop("type", None) or scaling.pop("rope_type")
+    rope = {"rope_type": SCALINGS.get(rope_type, rope_type), "rope_theta": upstream["rope_theta"], **scaling}
     if kind == "internlm2":
         config |= {"attention_bias": upstream["bias"], "mlp_bias": False}
+    if kind == "phi3":
+        window, context = upstream.get("sliding_window"), upstream["max_position_embeddings"]
+        if window and window < context and rope_type != "default":
+            raise ValueError(f"sliding_window {window} in a context of {context} with rope_scaling {rope_type!r} is not supported")
+        config |= {"sliding_window": None, "max_position_embeddings": min(window or context, context)}
+        config |= {"upstream_sliding_window": window, "upstream_max_position_embeddings": context}
     return {**config, "model_type": {"internlm2": "llama"}.get(kind, kind), "rope_parameters": rope, "tie_word_embeddings": False}
 
 

@@ -109,6 +109,9 @@ def _text(ours: Mapping[str, Any]) -> dict[str, Any]:
     theta, scaling = rope.pop("rope_theta"), rope.pop("rope_type")
     dropped = ("rope_parameters", "attention_bias", "mlp_bias")
     config = {key: value for key, value in ours.items() if key not in dropped}
+    if kind == "phi3":
+        config |= {name: config.pop(f"upstream_{name}", config.get(name)) for name in ("sliding_window", "max_position_embeddings")}
     config |= {"model_type": kind, "architectures": [classes[kind]], "rope_theta": theta}
-    config["rope_scaling"] = None if scaling == "default" else {"type": scaling, **rope}
+    named = {new: old for old, new in layouts.SCALINGS.items()}.get(scaling, scaling)
+    config["rope_scaling"] = None if scaling == "default" else {"type": named, **rope}
     return config | ({"bias": ours.get("attention_bias", False)} if kind == "internlm2" else {})

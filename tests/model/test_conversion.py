@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ans_core.model import Sa2VA, checkpoint, conversion, folder, layouts, upstream_files
 from ans_core.model.build import build_tiny
+from ans_core.types import Request
 from tests.golden import GOLDEN, needs_golden
 from tests.model.test_checkpoint import same, tiny
 
@@ -203,6 +204,49 @@ def test_a_target_with_something_else_in_it_is_refused(tmp_path: Path):
         conversion.convert(tmp_path / "m", tmp_path / "other", to="native", metadata={})
     assert {f.name for f in tmp_path.iterdir()} == {"m", "models", "file", "other", "other.partial"}
     assert (tmp_path / "models/precious").is_dir()
+
+
+# Phi3
+
+
+def phi3(**changes: object) -> dict[str, object]:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 64}
+    tokenizer = tiny().tokenizer
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    values = {"model_type": "phi3", "vocab_size": len(tokenizer), "max_position_embeddings": 2048, "rope_theta": 1e4, "rope_scaling": None}
+    return {**values, **sizes, **ends, "sliding_window": 2047, **changes}
+
+
+@pytest.mark.parametrize(("window", "context"), [(262144, 2048), (40, 40), (None, 2048)])
+def test_phi3s_window_ends_the_context_and_comes_back(window: int | None, context: int):
+    config = layouts.text_config(phi3(sliding_window=window))
+    assert (config["sliding_window"], config["max_position_embeddings"]) == (None, context)
+    back = upstream_files.upstream_config(replace(tiny().config, internvl=tiny().config.internvl | {"text_config": config}))["llm_config"]
+    assert (back["sliding_window"], back["max_position_embeddings"]) == (window, 2048)
+    assert layouts.text_config(back) == config
+
+
+def test_answers_with_phi3_do_not_depend_on_the_batch():
+    """20 and 47 tokens are asked and 10 are said: in a batch, with a window of 48, padding would push the first token out of the window."""
+    config = copy.deepcopy(tiny().config)
+    config.internvl["text_config"] = layouts.text_config(phi3(sliding_window=48))
+    model = Sa2VA(config, tiny().tokenizer).eval()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for p in model.internvl.parameters():
+            if p.ndim == 2:
+                p.copy_(0.6 * torch.randn(p.shape, generator=generator))
+    asked = [Request(frames=(), text=text) for text in ("a", "a red circle left of a blue square, " * 3)]
+    alone, together = (model.predict_many(asked, max_tokens=10, batch=batch) for batch in (1, 2))
+    assert [a.text for a in alone] == [a.text for a in together]
+
+
+def test_phi3s_first_name_of_long_rope_is_read_and_written():
+    scaling = {"type": "su", "long_factor": [2.0] * 4, "short_factor": [1.0] * 4}
+    config = layouts.text_config(phi3(rope_scaling=scaling, sliding_window=262144, original_max_position_embeddings=512))
+    assert config["rope_parameters"]["rope_type"] == "longrope"
+    back = upstream_files.upstream_config(replace(tiny().config, internvl=tiny().config.internvl | {"text_config": config}))["llm_config"]
+    assert back["rope_scaling"] == scaling
 
 
 def test_a_file_that_was_cut_short_is_named(tmp_path: Path):
