@@ -74,31 +74,30 @@ def convert(arguments: argparse.Namespace) -> int:
     source = Path(arguments.source)
     if not (arguments.check or arguments.target):
         raise ValueError("ans convert SRC DST: DST is missing (--check SRC alone looks at a folder)")
-    from ans_core.model import checkpoint, conversion
+    from ans_core.model import checkpoint, conversion, folder
 
     if arguments.check:
         told = conversion.account(source)
         print(f"{told.kind}: {told.tensors} tensors, {told.parameters:,} parameters, {', '.join(told.dtypes)}")
         print("\n".join(told.problems) or "every tensor is known, none is missing")
         return bool(told.problems)
-    metadata = {"stage": "convert", "source": arguments.source}
+    metadata, target = {"stage": "convert", "source": arguments.source}, Path(arguments.target)
+    folder.refuse_to_replace(target)
     if arguments.to == "adapter":
-        return write_adapter(source, Path(arguments.target), arguments.base)
-    if source.is_file():
+        return write_adapter(source, target, arguments.base)
+    if conversion.training_file(source):
         if not (arguments.internvl and arguments.sam2) or arguments.to != "native":
             raise ValueError(
-                f"{source} is a file: a training state needs --internvl and --sam2, its bases, and becomes our layout (--to native)"
+                f"{source} is a training state: it needs --internvl and --sam2, its bases, and becomes our layout (--to native)"
             )
         model = conversion.from_training_state(
             source, internvl=arguments.internvl, sam2=arguments.sam2, template=arguments.template, alpha_per_rank=arguments.alpha_per_rank
         )
-        checkpoint.save(model, Path(arguments.target), max_shard=arguments.max_shard, metadata=metadata)
+        checkpoint.save(model, target, max_shard=arguments.max_shard, metadata=metadata)
     else:
-        conversion.convert(
-            source, arguments.target, to=arguments.to, sam2=arguments.sam2 or "", max_shard=arguments.max_shard, metadata=metadata
-        )
-    print("wrote", arguments.target)
-    if arguments.to != "native":
+        conversion.convert(source, target, to=arguments.to, sam2=arguments.sam2 or "", max_shard=arguments.max_shard, metadata=metadata)
+    print("wrote", target)
+    if arguments.to != "native" and not list(target.glob("*.py")):
         print("for upstream's own classes, put the *.py files of a release of the same text model beside the weights")
     return 0
 
@@ -215,7 +214,11 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--video-mode", choices=["auto", "sa2va", "sa2va-i"], default="auto", help="how masks go through a clip (README)")
     it.add_argument("--fps", type=float, default=8.0, help="of a video's overlay, 0.002 to 100 (default: 8)")
     it = command("convert", convert)
-    it.add_argument("source", metavar="SRC", help="a model folder, ours or upstream's; upstream's training state (.pth); a stage's output")
+    it.add_argument(
+        "source",
+        metavar="SRC",
+        help="a model folder, ours or upstream's; upstream's training state (.pth, or such a folder); a stage's output",
+    )
     it.add_argument("target", metavar="DST", nargs="?")
     it.add_argument("--check", action="store_true", help="only say what SRC is and which tensors are missing, unknown or mis-shaped")
     layouts = ["native", "upstream", "sa2va-i", "adapter"]

@@ -82,6 +82,17 @@ def test_converting_nonsense_says_what_to_give(tmp_path: Path) -> None:
             arguments.function(arguments)
 
 
+def test_a_conversion_takes_nothing_away(tmp_path: Path) -> None:
+    """Whatever is converted: the target is looked at before anything is read."""
+    (tmp_path / "models/precious").mkdir(parents=True)
+    (tmp_path / "iter.pth").touch()
+    for words in ([str(tmp_path)], [str(tmp_path / "iter.pth"), "--internvl", "i", "--sam2", "s"], [str(tmp_path), "--to", "adapter"]):
+        arguments = cli.parser().parse_args(["convert", words[0], str(tmp_path / "models"), *words[1:]])
+        with pytest.raises(ValueError, match="models holds precious"):
+            arguments.function(arguments)
+    assert (tmp_path / "models/precious").is_dir()
+
+
 def test_two_summaries_are_compared_metric_by_metric(tmp_path: Path) -> None:
     for name, value in (("a", 0.5), ("b", 0.75)):
         (tmp_path / f"{name}.json").write_text(json.dumps({"sft": {"referring/val/gIoU": value, name: 1}}))
