@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -161,7 +162,7 @@ class Sft(Section):
 
 
 LoopName = Literal["caption", "mask", "describe", "vqa"]
-RewardName = Literal["iou", "meteor", "meteor_nltk", "format", "confidence", "cider"]
+RewardName = Literal["iou", "soft_iou", "meteor", "meteor_nltk", "format", "confidence", "cider"]
 TextRewardName = Literal["meteor", "meteor_nltk", "format", "cider"]
 
 
@@ -204,7 +205,7 @@ class Rl(Section):
     kl_words: Annotated[float, Field(ge=0)] = 1.0
     """Of the words around `[SEG]` in loop 2, to the reference (exact, summed over an answer): they are given, so no reward holds them, and
     without it what is asked for is more often said not to be there (LOG)."""
-    entropy: float = 0.0
+    entropy: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the mean entropy of the tokens said, as a bonus."""
     mask_truncated: bool = False
     """Leaves answers out of the loss that max_tokens cut off."""
@@ -219,9 +220,9 @@ class Rl(Section):
     ema_warmup: bool = True
     """Decays of the first updates are smaller, (1 + n) / (10 + n): the teacher follows closely from the start. Over a short run it then is
     the policy of some steps ago, and the two agree on captions that nobody else reads better (LOG); without, it stays near SFT."""
-    rewards_caption: dict[RewardName, float] = {"iou": 1.0, "meteor": 1.0}
-    rewards_mask: dict[RewardName, float] = {"meteor": 1.0, "iou": 0.5}
-    rewards_text: dict[TextRewardName, float] = {"meteor": 1.0}
+    rewards_caption: Annotated[dict[RewardName, float], Field(min_length=1)] = {"iou": 1.0, "meteor": 1.0}
+    rewards_mask: Annotated[dict[RewardName, float], Field(min_length=1)] = {"meteor": 1.0, "iou": 0.5}
+    rewards_text: Annotated[dict[TextRewardName, float], Field(min_length=1)] = {"meteor": 1.0}
     """Of the loops describe and vqa."""
     use_llm_judge: bool = False
     """Loop 1's captions are also judged by questions (section `judge`): its part `meteor` becomes METEOR and judgement together."""
@@ -233,7 +234,7 @@ class Rl(Section):
     """grid_gaussian: cells on a side of the grid that mask actions live on."""
     mask_sigma: Rate = 0.5
     """Width that exploration starts with; it is then steered so that a group's masks overlap by 0.75 to 0.92."""
-    mask_weight: float = 0.25
+    mask_weight: Annotated[float, Field(ge=0)] = 0.25
     """Of the supervised mask loss beside loop 2."""
     stop_identical: Count = 50
     """Updates in a row in which every group of loop 2 has one mask only, after which the run stops; 0 = never."""
@@ -243,6 +244,15 @@ class Rl(Section):
     """A part's gradient norm, before clipping, at which a monitored step stops the run; 0 = never."""
     samples_every: Count = 25
     """Rollouts between pictures of what was tried and what it earned; 0 = none."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Rl:
+        if self.lora.dropout:
+            raise ValueError(f"lora.dropout is {self.lora.dropout:g}: what samples would be another policy than what learns; it must be 0")
+        for name in ("rewards_caption", "rewards_mask", "rewards_text"):
+            if not any(getattr(self, name).values()):
+                raise ValueError(f"{name}: all weights are 0, so nothing is rewarded")
+        return self
 
 
 class Judge(Section):
@@ -279,6 +289,9 @@ class Judge(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Judge:
+        address = urlsplit(self.base_url)
+        if address.username or address.password or address.query:
+            raise ValueError("base_url holds a user, a password or a query, which would stand in logs; give a key by judge.api_key_env")
         if self.base_url and not self.model:
             raise ValueError("base_url is set and model is empty: name the model at that endpoint")
         if self.max_cost_usd and not (self.price_in or self.price_out):
@@ -415,6 +428,8 @@ def _explain(fault: Any, source: Path) -> str:
     if fault["type"] == "extra_forbidden":
         known = _keys(location[:-1])
         return f"{where}: unknown setting{_nearest(location[-1], known)}; there are {known}"
+    if isinstance(fault["input"], dict):  # a whole section: what is wrong stands in the message, and the rest may be long, or a secret
+        return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
     return f"{where} = {fault['input']!r}: {fault['msg']}"
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import imageio.v3 as iio
@@ -17,28 +20,54 @@ PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 VIDEOS = (".mp4", ".mov", ".mkv", ".avi", ".webm", ".gif")
 
 
-def frames(source: Path) -> tuple[ImageRef, ...]:
-    """One frame of a picture, all of a video (as lossless PNG), a folder's pictures in the order of their names.
+SCRATCH = ".frames-"
+"""How the folders begin that `frames` unpacks videos into."""
 
+
+@contextmanager
+def frames(source: Path, *, scratch: Path) -> Iterator[tuple[Path, ...]]:
+    """One frame of a picture, all of a video, a folder's pictures in the order of their names.
+
+    A video's frames are lossless PNG files in a folder of their own in `scratch`, removed at the end: none is held in memory.
     Raises FileNotFoundError, and ValueError for what is none of these or can't be decoded.
     """
     if source.is_dir():
         pictures = tuple(sorted(p for p in source.iterdir() if p.suffix.lower() in PICTURES))
         if not pictures:
             raise ValueError(f"{source} holds no pictures ({', '.join(PICTURES)})")
-        return pictures
-    if not source.is_file():
+        yield pictures
+    elif not source.is_file():
         raise FileNotFoundError(f"no picture, video or folder of frames {source}")
-    if source.suffix.lower() not in VIDEOS:
-        return (source,)
-    try:
-        shots = iio.imiter(source, plugin="pillow" if source.suffix.lower() == ".gif" else "pyav")
-        found = tuple(_png(Image.fromarray(shot)) for shot in shots)
-    except (OSError, ValueError, IndexError) as error:
-        raise ValueError(f"cannot read the video {source}: {error}; is it cut short? (`ffmpeg -i` tells)") from error
+    elif source.suffix.lower() not in VIDEOS:
+        yield (source,)
+    else:
+        scratch.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=scratch) as folder:
+            found = []
+            for number, shot in enumerate(_shots(source)):
+                found.append(Path(folder) / f"{number:06d}.png")
+                found[-1].write_bytes(_png(Image.fromarray(shot)))
+            if not found:
+                raise ValueError(f"the video {source} has no frames")
+            yield tuple(found)
+
+
+def held(source: Path) -> tuple[ImageRef, ...]:
+    """As `frames`, with the frames of a video in memory."""
+    if not source.is_file() or source.suffix.lower() not in VIDEOS:
+        with frames(source, scratch=source) as files:  # nothing is unpacked
+            return files
+    found = tuple(_png(Image.fromarray(shot)) for shot in _shots(source))
     if not found:
         raise ValueError(f"the video {source} has no frames")
     return found
+
+
+def _shots(source: Path) -> Iterator[np.ndarray]:
+    try:
+        yield from iio.imiter(source, plugin="pillow" if source.suffix.lower() == ".gif" else "pyav")
+    except (OSError, ValueError, IndexError, Image.DecompressionBombError) as error:
+        raise ValueError(f"cannot read the video {source}: {error}; is it cut short? (`ffmpeg -i` tells)") from error
 
 
 def reference(picture: Picture) -> ImageRef:
@@ -49,12 +78,19 @@ def reference(picture: Picture) -> ImageRef:
         return Path(picture)
     if isinstance(picture, Image.Image):
         return _png(picture)
+    if not isinstance(picture, np.ndarray):
+        raise ValueError(f"a picture is a file, encoded bytes, PIL's or an array, not {type(picture).__name__}; give one picture")
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
         raise ValueError(f"a picture of shape {picture.shape} and {picture.dtype}; give (height, width, 3) of uint8")
     return _png(Image.fromarray(picture))
 
 
 def _png(picture: Image.Image) -> bytes:
+    """In 16 bits where a picture of grey has them: `open_image` makes 8 of them."""
     file = io.BytesIO()
-    picture.convert("RGB").save(file, "PNG", compress_level=1)
+    if picture.mode.startswith("I"):
+        picture = Image.fromarray(np.asarray(picture).clip(0, 65535).astype(np.uint16))
+    else:
+        picture = picture.convert("RGB")
+    picture.save(file, "PNG", compress_level=1)
     return file.getvalue()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
-from PIL import Image, ImageDraw, ImageFont
+from PIL import GifImagePlugin, Image, ImageDraw, ImageFont
 
 from ans_core import rle
 from ans_core.types import RLE
@@ -22,6 +24,13 @@ OPACITY = 0.25
 """Low, so that one still sees what colour the object has."""
 PANEL_WIDTH = 320
 """Pixels that small pictures are enlarged to (nearest neighbour) in `side_by_side`, so that its words can be read."""
+SLOWEST_FPS, FASTEST_FPS = 0.002, 100.0
+LONGEST_MS = 655_350
+"""That a frame of a GIF can last."""
+SAMPLED_PIXELS = 2**15
+"""Of a picture, for a palette."""
+TRANSPARENT = 255
+"""Place in an animation's palette."""
 
 
 def draw(image: Image.Image, masks: Sequence[RLE | None]) -> Image.Image:
@@ -73,12 +82,71 @@ def side_by_side(
     return sheet
 
 
-def save_animation(frames: Sequence[Image.Image], path: Path, *, fps: float) -> None:
-    """An endless GIF. All frames share one palette, taken from all of them: colours don't flicker."""
-    strip = Image.fromarray(np.concatenate([np.asarray(frame.convert("RGB")) for frame in frames]))
-    palette = strip.quantize(256)
-    indexed = [frame.convert("RGB").quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
-    indexed[0].save(path, format="GIF", save_all=True, append_images=indexed[1:], duration=round(1000 / fps), loop=0)
+def save_animation(frames: Iterable[Image.Image], path: Path, *, sample: Iterable[Image.Image], fps: float) -> None:
+    """An endless GIF, written frame by frame: a frame and the one before it are held. All share one palette, so colours don't flicker:
+    COLOURS and white as they are, the rest from `sample`. A frame equal to the one before it makes that one last longer.
+
+    Raises ValueError without frames, and for a rate that a GIF can't have.
+    """
+    check_fps(fps)
+    palette = _palette(sample)
+    frame_ms = round(1000 / fps)
+    with path.open("wb") as file:
+        before: np.ndarray | None = None
+        waiting: dict[str, Any] = {}  # what is written once it is known how long it lasts
+        for frame in frames:
+            indexed = frame.convert("RGB").quantize(palette=palette, dither=Image.Dither.NONE)
+            pixels = np.asarray(indexed)
+            if before is None:
+                file.writelines(_header(indexed))
+                waiting = {"im": indexed, "offset": (0, 0), "duration": frame_ms}
+            elif (changed := pixels != before).any() or waiting["duration"] + frame_ms > LONGEST_MS:
+                file.writelines(GifImagePlugin.getdata(**waiting))
+                part, corner = _changes(pixels, changed)
+                waiting = {"im": part, "offset": corner, "duration": frame_ms, "transparency": TRANSPARENT}
+            else:
+                waiting["duration"] += frame_ms
+            before = pixels
+        if not waiting:
+            raise ValueError(f"no frames for {path}")
+        file.writelines(GifImagePlugin.getdata(**waiting))
+        file.write(b";")
+
+
+def check_fps(fps: float) -> None:
+    """Raises ValueError for a rate that a GIF can't have: it counts hundredths of a second, in 16 bits."""
+    if not SLOWEST_FPS <= fps <= FASTEST_FPS:
+        raise ValueError(f"fps {fps:g}: a GIF shows {SLOWEST_FPS} to {FASTEST_FPS:g} frames a second; give a rate between them")
+
+
+def _palette(sample: Iterable[Image.Image]) -> Image.Image:
+    """At most 255 colours. Large pictures are thinned, to SAMPLED_PIXELS or fewer each."""
+    thin = []
+    for picture in sample:
+        step = math.ceil(math.sqrt(picture.width * picture.height / SAMPLED_PIXELS))
+        thin.append(np.asarray(picture.convert("RGB"))[::step, ::step].copy())  # a view would hold the picture
+    fixed = [*COLOURS, (255, 255, 255)]
+    found = Image.fromarray(np.concatenate(thin)).quantize(TRANSPARENT - len(fixed)).getpalette("RGB")
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*(found or []), *(level for colour in fixed for level in colour)])
+    return palette
+
+
+def _header(first: Image.Image) -> list[bytes]:
+    """With a palette of all 256 places, TRANSPARENT's too."""
+    whole = Image.new("P", first.size)
+    levels = first.getpalette("RGB") or []
+    whole.putpalette(levels + [0] * (768 - len(levels)))
+    return GifImagePlugin.getheader(whole, info={"loop": 0})[0]
+
+
+def _changes(pixels: np.ndarray, changed: Bool[np.ndarray, "H W"]) -> tuple[Image.Image, tuple[int, int]]:
+    """The part of a frame that differs from the one before it (a pixel where nothing does), transparent where it does not, which packs
+    to half; and its upper left corner (x, y)."""
+    rows, columns = (np.flatnonzero(changed.any(axis)) if changed.any() else np.zeros(1, int) for axis in (1, 0))
+    part = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    shown = np.where(changed[part], pixels[part], np.uint8(TRANSPARENT))
+    return Image.fromarray(shown, "P"), (int(columns[0]), int(rows[0]))
 
 
 def _grown(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:

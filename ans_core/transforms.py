@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,12 +21,34 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def open_image(ref: ImageRef) -> Image.Image:
-    """RGB picture of a file or of encoded bytes. Raises ValueError naming the file when it is missing, truncated or no picture."""
+    """RGB picture of a file or of encoded bytes. Raises ValueError naming the file when it is missing, truncated, no picture or too large.
+
+    Deviation on purpose: 16 bits of grey (0..65535) become 8, the high byte, as Pillow reads 16 bits of colour. Upstream's `convert("RGB")`
+    clips them at 255, which leaves white.
+    """
+    with _opened(ref) as image:
+        if not image.mode.startswith("I"):  # "I", "I;16", "I;16B"
+            return image.convert("RGB")
+        return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
+
+
+def image_size(ref: ImageRef) -> tuple[int, int]:
+    """(width, height), without reading the pixels. Raises ValueError as `open_image` does."""
+    with _opened(ref) as image:
+        return image.size
+
+
+@contextmanager
+def _opened(ref: ImageRef) -> Iterator[Image.Image]:
+    where = f"{len(ref)} bytes" if isinstance(ref, bytes) else str(Path(ref))
     try:
         with Image.open(io.BytesIO(ref) if isinstance(ref, bytes) else ref) as image:
-            return image.convert("RGB")
+            yield image
+    except Image.DecompressionBombError as error:
+        assert Image.MAX_IMAGE_PIXELS, "Pillow raises this only where there is a limit"
+        limit = 2 * Image.MAX_IMAGE_PIXELS
+        raise ValueError(f"the image {where} has more than {limit:,} pixels, the most that are read; scale it down") from error
     except (OSError, SyntaxError) as error:
-        where = f"{len(ref)} bytes" if isinstance(ref, bytes) else str(Path(ref))
         raise ValueError(f"cannot read the image {where}: {error}; replace the file or drop its record") from error
 
 

@@ -60,6 +60,12 @@ class Request:
     """Regions of the first frame, named region1, region2, ... in the text."""
     past: tuple[tuple[str, str], ...] = ()
     """Turns before this one: (question, answer). The first question then holds `<image>`."""
+    clip: bool = False
+    """That a single frame is a clip of one, which is not tiled as a picture is. Several are a clip in any case."""
+
+    @property
+    def is_clip(self) -> bool:
+        return self.clip or len(self.frames) > 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -53,38 +53,19 @@ def newest_model() -> Path:
 
 def predict(arguments: argparse.Namespace) -> int:
     """A picture, a video (file or folder of frames) and a text: prints the answer, writes it with masks (RLE, PNG) and overlays."""
-    from PIL import Image
-
-    from ans_core import media, overlay, rle, transforms
-    from ans_core.model import Sa2VA
-    from ans_core.model.predict import predict as answer
-    from ans_core.types import Request
+    from flows.answer import write_answer
 
     source = Path(arguments.source)
-    frames = media.frames(source)
-    text = arguments.text if "<image>" in arguments.text else f"<image>\n{arguments.text}"
-    model = Sa2VA.from_pretrained(arguments.model or newest_model(), device_map="auto")
-    mode = model.video_mode(arguments.video_mode)
-    if len(frames) > 1:
-        print(f"{len(frames)} frames, video mode {mode}")
-    (prediction,) = answer(model, [Request(frames=frames, text=text)], max_tokens=arguments.max_tokens, batch=1, video_mode=mode)
-    out = Path(arguments.out or root() / ".ans/predictions" / source.stem)
-    if not arguments.out:
-        shutil.rmtree(out, ignore_errors=True)  # of an earlier question
-    (out / "masks").mkdir(parents=True, exist_ok=True)
-    told = {"source": str(source), "asked": text, "text": prediction.text, "masks": prediction.masks}
-    (out / "answer.json").write_text(json.dumps(told | ({"video_mode": mode} if len(frames) > 1 else {})))
-    for number, masklet in enumerate(prediction.masks, start=1):
-        for frame, mask in enumerate(m for m in masklet if m is not None):
-            Image.fromarray(rle.decode(mask)).save(out / "masks" / f"object{number}_frame{frame:05d}.png")
-    drawn = [overlay.draw(transforms.open_image(f), [m[i] for m in prediction.masks]) for i, f in enumerate(frames)]
-    picture = out / ("overlay.gif" if len(frames) > 1 else "overlay.png")
-    if len(frames) > 1:
-        overlay.save_animation(drawn, picture, fps=arguments.fps)
-    else:
-        drawn[0].save(picture)
-    print(prediction.text)
-    print(f"{len(prediction.masks)} masks; {picture}, {out / 'answer.json'}, {out / 'masks'}")
+    told = write_answer(
+        source,
+        arguments.text if "<image>" in arguments.text else f"<image>\n{arguments.text}",
+        checkpoint=Path(arguments.model or newest_model()),
+        out=Path(arguments.out or root() / ".ans/predictions" / source.stem),
+        max_tokens=arguments.max_tokens,
+        video_mode=arguments.video_mode,
+        fps=arguments.fps,
+    )
+    print(told)
     return 0
 
 
@@ -93,31 +74,30 @@ def convert(arguments: argparse.Namespace) -> int:
     source = Path(arguments.source)
     if not (arguments.check or arguments.target):
         raise ValueError("ans convert SRC DST: DST is missing (--check SRC alone looks at a folder)")
-    from ans_core.model import checkpoint, conversion
+    from ans_core.model import checkpoint, conversion, folder
 
     if arguments.check:
         told = conversion.account(source)
         print(f"{told.kind}: {told.tensors} tensors, {told.parameters:,} parameters, {', '.join(told.dtypes)}")
         print("\n".join(told.problems) or "every tensor is known, none is missing")
         return bool(told.problems)
-    metadata = {"stage": "convert", "source": arguments.source}
+    metadata, target = {"stage": "convert", "source": arguments.source}, Path(arguments.target)
+    folder.refuse_to_replace(target)
     if arguments.to == "adapter":
-        return write_adapter(source, Path(arguments.target), arguments.base)
-    if source.is_file():
+        return write_adapter(source, target, arguments.base)
+    if conversion.training_file(source):
         if not (arguments.internvl and arguments.sam2) or arguments.to != "native":
             raise ValueError(
-                f"{source} is a file: a training state needs --internvl and --sam2, its bases, and becomes our layout (--to native)"
+                f"{source} is a training state: it needs --internvl and --sam2, its bases, and becomes our layout (--to native)"
             )
         model = conversion.from_training_state(
             source, internvl=arguments.internvl, sam2=arguments.sam2, template=arguments.template, alpha_per_rank=arguments.alpha_per_rank
         )
-        checkpoint.save(model, Path(arguments.target), max_shard=arguments.max_shard, metadata=metadata)
+        checkpoint.save(model, target, max_shard=arguments.max_shard, metadata=metadata)
     else:
-        conversion.convert(
-            source, arguments.target, to=arguments.to, sam2=arguments.sam2 or "", max_shard=arguments.max_shard, metadata=metadata
-        )
-    print("wrote", arguments.target)
-    if arguments.to != "native":
+        conversion.convert(source, target, to=arguments.to, sam2=arguments.sam2 or "", max_shard=arguments.max_shard, metadata=metadata)
+    print("wrote", target)
+    if arguments.to != "native" and not list(target.glob("*.py")):
         print("for upstream's own classes, put the *.py files of a release of the same text model beside the weights")
     return 0
 
@@ -230,11 +210,15 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("text")
     it.add_argument("--model", help="checkpoint folder (default: runs/<profile>/model)")
     it.add_argument("--max-tokens", type=int, default=64)
-    it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/predictions/<name>, emptied first)")
+    it.add_argument("--out", metavar="FOLDER", help="where to write; an earlier answer there is removed (default: .ans/predictions/<name>)")
     it.add_argument("--video-mode", choices=["auto", "sa2va", "sa2va-i"], default="auto", help="how masks go through a clip (README)")
-    it.add_argument("--fps", type=float, default=8.0, help="of a video's overlay (default: 8)")
+    it.add_argument("--fps", type=float, default=8.0, help="of a video's overlay, 0.002 to 100 (default: 8)")
     it = command("convert", convert)
-    it.add_argument("source", metavar="SRC", help="a model folder, ours or upstream's; upstream's training state (.pth); a stage's output")
+    it.add_argument(
+        "source",
+        metavar="SRC",
+        help="a model folder, ours or upstream's; upstream's training state (.pth, or such a folder); a stage's output",
+    )
     it.add_argument("target", metavar="DST", nargs="?")
     it.add_argument("--check", action="store_true", help="only say what SRC is and which tensors are missing, unknown or mis-shaped")
     layouts = ["native", "upstream", "sa2va-i", "adapter"]

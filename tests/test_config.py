@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -67,7 +68,7 @@ def test_an_unknown_loop_is_refused(tmp_path: Path) -> None:
 
 def test_an_unknown_reward_is_refused(tmp_path: Path) -> None:
     values = resolve(PROFILES / "tiny.yaml")
-    with pytest.raises(ConfigError, match=r"rl.rewards_caption.metoer.*Input should be 'iou', 'meteor'"):
+    with pytest.raises(ConfigError, match=r"rl.rewards_caption.metoer.*Input should be 'iou', 'soft_iou', 'meteor'"):
         load(written(tmp_path, rl=values["rl"] | {"rewards_caption": {"metoer": 1.0}}))
 
 
@@ -136,3 +137,21 @@ def test_a_mistyped_word_is_refused(word: str, message: str) -> None:
 def test_a_free_table_in_a_profile_replaces_the_default_one(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("sft: {mixture: {video: 1.0}}")
     assert resolve(tmp_path / "mine.yaml")["sft"]["mixture"] == {"video": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"rl": {"lora": {"dropout": 0.1}}}, "lora.dropout is 0.1: what samples would be another policy than what learns"),
+        ({"rl": {"rewards_caption": {}}}, "rl.rewards_caption"),
+        ({"rl": {"rewards_mask": {"iou": 0.0}}}, "rewards_mask: all weights are 0"),
+        ({"rl": {"entropy": -1}}, "rl.entropy"),
+        ({"judge": {"model": "m", "base_url": "http://me:secret@host/v1"}}, "give a key by judge.api_key_env"),
+        ({"judge": {"model": "m", "base_url": "https://host/v1?api_key=secret"}}, "give a key by judge.api_key_env"),
+    ],
+)
+def test_rewards_and_judges_that_make_no_sense_are_refused(tmp_path: Path, changes: dict[str, object], told: str):
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(changes))
+    with pytest.raises(ConfigError, match=re.escape(told)) as refused:
+        resolve(tmp_path / "mine.yaml")
+    assert "secret" not in str(refused.value)

@@ -22,17 +22,38 @@ def test_a_video_is_its_frames_in_order(tmp_path: Path, shots: list[np.ndarray],
         iio.imwrite(tmp_path / name, np.stack(shots), plugin="pyav", codec="mpeg4", fps=8)
     else:
         iio.imwrite(tmp_path / name, np.stack(shots), plugin="pillow")
-    found = [np.asarray(transforms.open_image(f)) for f in media.frames(tmp_path / name)]
+    with media.frames(tmp_path / name, scratch=tmp_path / "scratch") as frames:
+        found = [np.asarray(transforms.open_image(f)) for f in frames]
     assert [f.shape for f in found] == [(48, 64, 3)] * 6
     assert all(abs(f.astype(int).mean((0, 1)) - shot.mean((0, 1))).max() < 8 for f, shot in zip(found, shots, strict=True))
 
 
+def test_a_videos_frames_are_files_and_gone_afterwards(tmp_path: Path, shots: list[np.ndarray]) -> None:
+    iio.imwrite(tmp_path / "clip.mp4", np.stack(shots), plugin="pyav", codec="mpeg4", fps=8)
+    scratch = tmp_path / "scratch"
+    with media.frames(tmp_path / "clip.mp4", scratch=scratch) as frames:
+        assert all(frame.is_file() and scratch in frame.parents for frame in frames)
+        assert [folder.name.startswith(media.SCRATCH) for folder in scratch.iterdir()] == [True]
+    assert list(scratch.iterdir()) == []
+
+
 def test_a_folder_is_its_pictures_by_name_and_a_picture_is_itself(tmp_path: Path, shots: list[np.ndarray]) -> None:
+    scratch = tmp_path / "scratch"
     for name in ("00002.jpg", "00010.jpg", "00001.PNG", "notes.txt"):
         (tmp_path / name).touch()
-    assert media.frames(tmp_path) == (tmp_path / "00001.PNG", tmp_path / "00002.jpg", tmp_path / "00010.jpg")
+    with media.frames(tmp_path, scratch=scratch) as frames:
+        assert frames == (tmp_path / "00001.PNG", tmp_path / "00002.jpg", tmp_path / "00010.jpg")
     Image.fromarray(shots[0]).save(tmp_path / "one.png")
-    assert media.frames(tmp_path / "one.png") == (tmp_path / "one.png",)
+    with media.frames(tmp_path / "one.png", scratch=scratch) as frames:
+        assert frames == (tmp_path / "one.png",)
+    assert not scratch.exists()
+
+
+def test_a_picture_of_16_bits_of_grey_keeps_its_greys() -> None:
+    """25000 = 97 * 256 + 168; -1 and 70000 are outside of 16 bits."""
+    for values, greys in (([0, 25000, 65535], [0, 97, 255]), ([-1, 25000, 70000], [0, 97, 255])):
+        picture = Image.fromarray(np.array([values], np.uint16 if min(values) >= 0 else np.int32))
+        assert np.asarray(transforms.open_image(media.reference(picture)))[0, :, 0].tolist() == greys
 
 
 def test_what_is_no_video_is_named(tmp_path: Path, shots: list[np.ndarray]) -> None:
@@ -40,11 +61,22 @@ def test_what_is_no_video_is_named(tmp_path: Path, shots: list[np.ndarray]) -> N
     whole = (tmp_path / "cut.mp4").read_bytes()
     (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "empty.gif").touch()
+    scratch = tmp_path / "scratch"
     for name in ("cut.mp4", "empty.gif"):
-        with pytest.raises(ValueError, match=f"cannot read the video .*{name}"):
-            media.frames(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match="no picture, video or folder of frames"):
-        media.frames(tmp_path / "absent.mp4")
+        with pytest.raises(ValueError, match=f"cannot read the video .*{name}"), media.frames(tmp_path / name, scratch=scratch):
+            pass
+        assert list(scratch.iterdir()) == []
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(ValueError, match="holds no pictures"):
-        media.frames(tmp_path / "nothing")
+    for name, kind, said in (
+        ("absent.mp4", FileNotFoundError, "no picture, video or folder of frames"),
+        ("nothing", ValueError, "holds no pictures"),
+    ):
+        with pytest.raises(kind, match=said), media.frames(tmp_path / name, scratch=scratch):
+            pass
+
+
+def test_a_gif_of_too_many_pixels_is_named(tmp_path: Path, shots: list[np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+    iio.imwrite(tmp_path / "clip.gif", np.stack(shots), plugin="pillow")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ValueError, match=r"cannot read the video .*clip\.gif"), media.frames(tmp_path / "clip.gif", scratch=tmp_path):
+        pass

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,46 @@ def test_a_truncated_jpeg_and_a_missing_file_are_named(tmp_path: Path):
         transforms.open_image(file)
     with pytest.raises(ValueError, match=r"absent\.png"):
         transforms.open_image(tmp_path / "absent.png")
+
+
+@pytest.mark.parametrize("kind", ["png", "tiff", "pgm"])
+def test_16_bits_of_grey_become_8_instead_of_white(tmp_path: Path, kind: str):
+    """A pixel of 0, 255, 256, 25000 and 65535: the high byte is 0, 0, 1, 97 (25000 = 97 * 256 + 168) and 255."""
+    values = np.array([[0, 255, 256, 25000, 65535]], np.uint16)
+    file = tmp_path / f"depth.{kind}"
+    if kind == "pgm":
+        file.write_bytes(b"P5 5 1 65535\n" + values.astype(">u2").tobytes())
+    else:
+        Image.fromarray(values).save(file)
+    with Image.open(file) as stored:
+        assert stored.mode == ("I" if kind == "pgm" else "I;16")
+    opened = transforms.open_image(file)
+    assert opened.mode == "RGB"
+    assert np.asarray(opened).tolist() == [[[v] * 3 for v in (0, 0, 1, 97, 255)]]
+
+
+def test_a_truncated_png_of_16_bits_is_named(tmp_path: Path):
+    file = tmp_path / "depth.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 65536, (64, 64), dtype=np.uint16)).save(file)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ValueError, match=r"cannot read the image .*depth\.png"):
+        transforms.open_image(file)
+
+
+@pytest.mark.parametrize("read", [transforms.open_image, transforms.image_size])
+def test_a_picture_of_too_many_pixels_is_named_with_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable):
+    """Pillow refuses more than twice its limit: 2 * 8 = 16 pixels, and here are 20."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8)
+    Image.new("L", (5, 4)).save(tmp_path / "map.png")
+    with pytest.raises(ValueError, match=r"map\.png has more than 16 pixels, the most that are read; scale it down"):
+        read(tmp_path / "map.png")
+
+
+def test_a_size_is_told_without_reading_the_pixels(tmp_path: Path):
+    file = tmp_path / "photo.png"
+    Image.new("RGB", (64, 48)).save(file)
+    file.write_bytes(file.read_bytes()[:60])
+    assert transforms.image_size(file) == (64, 48)
 
 
 # Visual prompts

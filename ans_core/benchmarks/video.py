@@ -12,7 +12,7 @@ from ans_core.types import RLE, Prediction, Request, Sample
 
 
 def request(sample: Sample) -> Request:
-    return Request(frames=sample.frames, text=VIDEO_EVAL.format(text=sample.text))
+    return Request(frames=sample.frames, text=VIDEO_EVAL.format(text=sample.text), clip=True)
 
 
 def truth(sample: Sample) -> Prediction:

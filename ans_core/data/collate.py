@@ -74,6 +74,7 @@ class Batch(TensorBatch):
     branch: Int[Tensor, "B L"]
     loss_mask: Bool[Tensor, "B L"]
     regions: list[list[Bool[Tensor, "grid grid"]]]
+    clips: list[bool]
     tiles: Float[Tensor, "T 3 s s"]
     tiles_per_row: list[int]
     sam_frames: Float[Tensor, "Q 3 S S"]
@@ -212,6 +213,7 @@ def collate(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Lay
     return Batch(
         **pad_rows(encoded, pad_id=tokenizer.pad_token_id or 0),
         regions=regions,
+        clips=[len(row.frames) > 1 for row in rows],
         tiles=transforms.normalise(tiles, size=layout.tile_size),
         tiles_per_row=tiles_per_row,
         sam_frames=transforms.normalise(sam_frames, size=size) if sam_frames else torch.zeros(0, 3, size, size),

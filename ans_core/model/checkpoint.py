@@ -20,10 +20,15 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2
 
 from ans_core import prompts
 from ans_core.model import folder as folders
-from ans_core.model import layouts, sentencepiece
-from ans_core.model.sa2va import Sa2VA, Sa2VAConfig
+from ans_core.model import layouts, pickled, sentencepiece
+from ans_core.model.grounding import GroundingConfig
+from ans_core.model.sa2va import WEIGHT_DTYPES, Sa2VA, Sa2VAConfig
 
 OUR_TYPE, RELEASE_TYPE, BASE_TYPE = "ans_sa2va", "sa2va_chat", "internvl_chat"
+OTHER_FAMILIES = ("qwen", "llava")
+"""In the names of Sa2VA releases that are built on other models."""
+DTYPES = (*WEIGHT_DTYPES, torch.float64)
+"""Of tensors that are taken for weights."""
 DELTA, DELTA_WEIGHTS = "delta.json", "delta.safetensors"
 
 
@@ -51,21 +56,18 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
     """
     path = Path(path)
     values = read_config(path)
+    if values["model_type"] == BASE_TYPE:
+        raise ValueError(
+            f"{path}/config.json: model_type {BASE_TYPE!r} is no Sa2VA ({OUR_TYPE}, {RELEASE_TYPE});"
+            " an InternVL base is imported together with SAM2 (base.internvl, base.sam2)"
+        )
     folders.verify(path)
     tokenizer = read_tokenizer(path)
     files = folders.weight_files(path)
+    config = described(path, values, tokenizer, keys=(key for key, _ in folders.tensors(files)))
     state = folders.tensors(files)
-    if values["model_type"] == OUR_TYPE:
-        config = Sa2VAConfig.from_dict(values)
-    elif values["model_type"] == RELEASE_TYPE:
-        two = layouts.has_two_decoders(key for key, _ in folders.tensors(files))
-        config = layouts.from_upstream_config(values, tokenizer, two_decoders=two)
+    if values["model_type"] == RELEASE_TYPE:
         state = layouts.to_native(state, layouts.layout_of(config))
-    else:
-        raise ValueError(
-            f"{path}/config.json: model_type {values['model_type']!r} is no Sa2VA ({OUR_TYPE}, {RELEASE_TYPE});"
-            + (" an InternVL base is imported together with SAM2 (base.internvl, base.sam2)" if values["model_type"] == BASE_TYPE else "")
-        )
     model = empty(config, tokenizer)
     fill(model, state, where=str(path), dtype=dtype, device=device)
     model.sam2.norms_in_fp32()
@@ -77,27 +79,62 @@ def weights_hash(path: str | Path) -> str:
     path = Path(path)
     manifest = folders.read_manifest(path)
     files = folders.weight_files(path)
-    sums = [manifest["sha256"][f.name] if manifest else folders.file_hash(f) for f in files]
+    known = manifest["sha256"] if manifest else {}
+    sums = [known.get(f.name) or folders.file_hash(f) for f in files]
     return hashlib.sha256("\n".join(sums).encode()).hexdigest()
 
 
 def read_config(path: Path) -> dict[str, Any]:
+    """config.json, of a model type that is known. Raises ValueError for another one, saying why it is not read."""
     file = path / "config.json"
     if not file.exists():
         raise ValueError(f"{path} is no model folder: it has no config.json")
-    try:
-        values = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file}: not JSON ({error})") from error
+    with folders.reading(file):
+        values = dict(json.loads(file.read_text()))
     if "model_type" not in values:
         raise ValueError(f"{file} has no model_type; a Sa2VA's says {OUR_TYPE} or {RELEASE_TYPE}")
+    known = (OUR_TYPE, RELEASE_TYPE, BASE_TYPE)
+    if values["model_type"] not in known:
+        family = next((name for name in OTHER_FAMILIES if name in json.dumps(values).lower()), None)
+        because = f"it is built on {family}, and only InternVL's are read" if family else f"known are {', '.join(known)}"
+        raise ValueError(f"{file}: model_type {values['model_type']!r} is no Sa2VA that is read here: {because}")
     return values
+
+
+def described(
+    path: Path,
+    values: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    keys: Iterable[str] = (),
+    template: str | None = None,
+    sam2: GroundingConfig | None = None,
+) -> Sa2VAConfig:
+    """The model that config.json's `values` tell of, in any layout. `keys`: names of the tensors, which alone tell a Sa2VA-i. `template`
+    and `sam2`: for a base, which has neither. Raises ValueError naming file and key of what is missing, malformed or not supported."""
+    with folders.reading(path / "config.json"):
+        if values["model_type"] == OUR_TYPE:
+            config = Sa2VAConfig.from_dict(dict(values))
+        else:
+            two = layouts.has_two_decoders(keys)
+            config = layouts.from_upstream_config(values, tokenizer, template=template, sam2=sam2, two_decoders=two)
+        vision, text = config.internvl["vision_config"], config.internvl["text_config"]
+        if not (isinstance(vision, dict) and isinstance(text, dict)):
+            raise ValueError("'vision_config' and 'text_config' are to be the sizes of a model")
+        if config.template not in prompts.TEMPLATES:
+            raise ValueError(f"no 'template' {config.template!r}; there are {', '.join(prompts.TEMPLATES)}")
+        window = text.get("sliding_window") if text.get("use_sliding_window", text["model_type"] != "qwen2") else None
+        if window and window < text["max_position_embeddings"]:
+            raise ValueError(f"'sliding_window' {window}: attention that forgets is not supported")
+    return config
 
 
 def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """From tokenizer.json, Qwen2's vocab.json, or SentencePiece's tokenizer.model; code that a folder brings for it is not run."""
-    if (path / "tokenizer.json").exists():
-        return PreTrainedTokenizerFast.from_pretrained(path)
+    if (file := path / "tokenizer.json").exists():
+        with folders.reading(file):
+            json.loads(file.read_text())["model"]["vocab"]  # the library's own errors name neither file nor key
+            return PreTrainedTokenizerFast.from_pretrained(path)
     if (path / "vocab.json").exists():
         return Qwen2Tokenizer.from_pretrained(path)
     if (path / "tokenizer.model").exists():
@@ -122,9 +159,9 @@ def fill(
     """Puts tensors into the model, each copied once: all of its names or ValueError."""
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     taken: dict[str, Tensor] = {}
-    found: dict[str, torch.Size] = {}
+    found: dict[str, Tensor] = {}
     for name, tensor in state:
-        found[name] = tensor.shape
+        found[name] = tensor.to("meta")
         if shapes.get(name) == tensor.shape:
             wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
             taken[name] = tensor.to(device, wanted, copy=True, memory_format=torch.contiguous_format)
@@ -135,12 +172,15 @@ def fill(
         buffer.data = buffer.data.to(device)
 
 
-def misfits(wanted: Mapping[str, torch.Size], found: Mapping[str, torch.Size]) -> list[str]:
-    """What keeps tensors from fitting a model, every name told: at most one line each for missing, unexpected and mis-shaped ones."""
+def misfits(wanted: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> list[str]:
+    """What keeps tensors from fitting a model, every name told: at most one line each for missing, unexpected and mis-shaped ones, and for
+    those of a dtype that holds no weights."""
+    both = [(name, tensor) for name, tensor in found.items() if name in wanted]
     kinds = {
         "missing": [name for name in wanted if name not in found],
         "unexpected": [name for name in found if name not in wanted],
-        "mis-shaped": [f"{n} {tuple(s)} for {tuple(wanted[n])}" for n, s in found.items() if n in wanted and s != wanted[n]],
+        "mis-shaped": [f"{name} {tuple(t.shape)} for {tuple(wanted[name])}" for name, t in both if t.shape != wanted[name]],
+        "not of floating point": [f"{name} {str(t.dtype).removeprefix('torch.')}" for name, t in both if t.dtype not in DTYPES],
     }
     return [f"{len(names)} {kind}: {', '.join(sorted(names))}" for kind, names in kinds.items() if names]
 
@@ -195,9 +235,11 @@ def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: 
     sizes_file = file.with_name("tiny_sam2_config.json")  # beside small test weights; the published file is hiera-large
     tokenizer = read_tokenizer(folder)
     tokenizer.add_tokens(list(prompts.SA2VA_TOKENS), special_tokens=True)
-    values["llm_config"]["vocab_size"] = len(tokenizer)
-    sizes = json.loads(sizes_file.read_text()) if sizes_file.exists() else None
-    config = layouts.from_upstream_config(values, tokenizer, template=template, sam2=sizes)
+    with folders.reading(folder / "config.json"):
+        values["llm_config"]["vocab_size"] = len(tokenizer)
+    with folders.reading(sizes_file):
+        sizes = layouts.grounding_config(json.loads(sizes_file.read_text()) if sizes_file.exists() else None)
+    config = described(folder, values, tokenizer, template=template, sam2=sizes)
     model = empty(config, tokenizer)
     generator = torch.Generator().manual_seed(seed)
     folders.verify(folder)
@@ -237,10 +279,10 @@ def sam2_tensors(file: Path) -> Iterable[tuple[str, Tensor]]:
     """Of a published SAM2 file, by SAM2's names; no pickle code is run. Raises ValueError for a file of something else."""
     if file.suffix == ".safetensors":
         return folders.tensors([file])
-    state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    state = pickled.read(file, entry="model")
     if not isinstance(state, dict) or "model" not in state:
         raise ValueError(f"{file} is no SAM2 checkpoint: it has no entry 'model'")
-    return state["model"].items()
+    return pickled.tensors(file, state["model"])
 
 
 def _grown(name: str, tensor: Tensor, rows: int, generator: torch.Generator) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,17 +23,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ans_core import prompts
-from ans_core.model import checkpoint, layouts
+from ans_core.model import checkpoint, layouts, pickled, upstream_files
 from ans_core.model import folder as folders
-from ans_core.model.grounding import GroundingConfig
 from ans_core.model.sa2va import Sa2VA, Sa2VAConfig
 
 Kind = Literal["native", "upstream", "sa2va-i"]
 """Ours; upstream's releases, with one mask decoder; kumuji's Sa2VA-i, which has SAM2's original one beside it."""
 KINDS = {checkpoint.OUR_TYPE: "native", checkpoint.RELEASE_TYPE: "upstream", checkpoint.BASE_TYPE: "InternVL base"}
-OTHER_FAMILIES = ("qwen", "llava")
-"""In the names of Sa2VA releases that are built on other models."""
-
 TRAINED, ORIGINAL = "sam2.sam_mask_decoder.", "sam2.original_mask_decoder."
 """Our names of SAM2's mask decoder after and before Sa2VA's training."""
 
@@ -86,22 +82,16 @@ def account(source: str | Path) -> Account:
 
 def _account(source: Path) -> tuple[Account, Sa2VAConfig, PreTrainedTokenizerBase, Reader]:
     values = checkpoint.read_config(source)
-    kind = KINDS.get(values["model_type"], "")
-    if not kind:
-        family = next((name for name in OTHER_FAMILIES if name in json.dumps(values).lower()), None)
-        because = f"it is built on {family}, and only InternVL's are read" if family else f"known are {', '.join(KINDS)}"
-        raise ValueError(f"{source}/config.json: model_type {values['model_type']!r}: {because}")
+    kind = KINDS[values["model_type"]]
     tokenizer, reader = checkpoint.read_tokenizer(source), Reader(source)
-    if kind == "native":
-        config = Sa2VAConfig.from_dict(values)
-        found = list(reader.shapes.items())
-    else:
-        if kind == "InternVL base":
-            tokenizer.add_tokens(list(prompts.SA2VA_TOKENS), special_tokens=True)
-        two = layouts.has_two_decoders(reader.shapes)
-        kind = "sa2va-i" if two else kind
-        config = layouts.from_upstream_config(values, tokenizer, template=values.get("template", "qwen_chat"), two_decoders=two)
-        found = list(layouts.to_native(reader.shapes.items(), layouts.layout_of(config)))
+    if kind == "InternVL base":
+        tokenizer.add_tokens(list(prompts.SA2VA_TOKENS), special_tokens=True)
+    template = "qwen_chat" if kind == "InternVL base" else None  # a base has none of ours, and its tensors don't depend on it
+    config = checkpoint.described(source, values, tokenizer, keys=reader.shapes, template=template)
+    found = list(reader.shapes.items())
+    if kind != "native":
+        found = list(layouts.to_native(found, layouts.layout_of(config)))
+        kind = "sa2va-i" if config.grounding.original_decoder else kind
     shapes = {name: tensor.shape for name, tensor in checkpoint.empty(config, tokenizer).state_dict().items()}
     if kind == "InternVL base":
         shapes = {name: shape for name, shape in shapes.items() if name.startswith("internvl.")}
@@ -111,7 +101,7 @@ def _account(source: Path) -> tuple[Account, Sa2VAConfig, PreTrainedTokenizerBas
         tensors=len(reader.shapes),
         parameters=sum(t.numel() for t in sizes),
         dtypes=tuple(sorted({str(t.dtype).removeprefix("torch.") for t in sizes})),
-        problems=tuple(checkpoint.misfits(shapes, {name: tensor.shape for name, tensor in found})),
+        problems=tuple(checkpoint.misfits(shapes, dict(found))),
     )
     return told, config, tokenizer, reader
 
@@ -128,11 +118,14 @@ def convert(
     """Writes `target`, whole or not at all; dtypes are kept. The same layout as before: shards are written anew.
 
     `sam2`: a published SAM2 (file, folder or hub id), whose mask decoder is added as the original one. `to="upstream"` leaves an original
-    one out. An upstream folder needs the code files of a release beside the weights to be loaded by upstream's own classes.
-    Raises ValueError for a damaged source, one with a tensor that is not known, missing or mis-shaped (all are listed), and where an
-    original decoder is wanted but not there, or there twice.
+    one out. From a release to upstream's layouts, the files beside the weights are copied as they are (Python code only where it reads the
+    layout: not from Sa2VA to Sa2VA-i or back). Our layout keeps none of them, so from ours config.json and tokenizer are written anew, and
+    upstream's own classes need the code files of a release beside them.
+    Raises ValueError for a damaged source, one with a tensor that is not known, missing or mis-shaped (all are listed), where an original
+    decoder is wanted but not there, or there twice, and for a target that holds something else than a former output.
     """
     source, target = Path(source), Path(target)
+    folders.refuse_to_replace(target)
     folders.verify(source)
     told, config, tokenizer, reader = _account(source)
     if told.problems:
@@ -160,10 +153,15 @@ def convert(
         if plan.is_sharded:
             index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
             (unfinished / folders.WEIGHTS_INDEX).write_text(json.dumps(index, indent=1) + "\n")
-        tokenizer.save_pretrained(unfinished)
-        written = (
-            config.as_dict() if to == "native" else checkpoint.read_config(source) if told.kind != "native" else upstream_config(config)
-        )
+        if to == "native":
+            written = config.as_dict()
+            tokenizer.save_pretrained(unfinished)
+        elif told.kind == "native":
+            written = upstream_files.upstream_config(config)
+            upstream_files.write_tokenizer(tokenizer, unfinished)
+        else:
+            written = checkpoint.read_config(source)
+            upstream_files.copy_release(source, unfinished, code=told.kind == to)
         (unfinished / "config.json").write_text(json.dumps(written, indent=1) + "\n")
         folders.write_manifest(unfinished, metadata)
 
@@ -175,7 +173,7 @@ def _original_decoder(file: Path, wanted: Mapping[str, torch.Size], config: Sa2V
     if to == "upstream":
         raise ValueError("upstream's layout has one mask decoder; add SAM2's original one with --to native or --to sa2va-i")
     found = {k.removeprefix("sam_mask_decoder."): t for k, t in checkpoint.sam2_tensors(file) if k.startswith("sam_mask_decoder.")}
-    if problems := checkpoint.misfits({k.removeprefix(TRAINED): s for k, s in wanted.items()}, {k: t.shape for k, t in found.items()}):
+    if problems := checkpoint.misfits({k.removeprefix(TRAINED): s for k, s in wanted.items()}, found):
         raise ValueError(f"the mask decoder of {file} does not fit: {'; '.join(problems)}")
     return {ORIGINAL + name: tensor for name, tensor in found.items()}
 
@@ -217,128 +215,87 @@ def _joining(key: str, parts: list[Recipe], layout: layouts.Layout) -> Recipe:
     return tuple(name for names, _ in parts for name in names), make
 
 
-def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
-    """Our configuration -> upstream's config.json, as `layouts.from_upstream_config` reads it and upstream's classes need it."""
-    vision, text = config.internvl["vision_config"], config.internvl["text_config"]
-    side = vision["image_size"][0]
-    grounding = {theirs: getattr(config.grounding, ours) for ours, theirs in layouts.SAM_KEYS.items()}
-    return {
-        "model_type": checkpoint.RELEASE_TYPE,
-        "architectures": ["Sa2VAChatModel"],
-        "auto_map": {
-            "AutoConfig": "configuration_sa2va_chat.Sa2VAChatConfig",
-            "AutoModel": "modeling_sa2va_chat.Sa2VAChatModel",
-            "AutoModelForCausalLM": "modeling_sa2va_chat.Sa2VAChatModel",
-        },
-        "vision_config": _upstream_vision(vision),
-        "llm_config": _upstream_text(text),
-        "template": config.template,
-        "dynamic_image_size": config.max_tiles > 1,
-        "max_dynamic_patch": config.max_tiles,
-        "min_dynamic_patch": 1,
-        "use_thumbnail": True,
-        "force_image_size": side,
-        "downsample_ratio": config.internvl["downsample_ratio"],
-        "ps_version": "v2",
-        "select_layer": -1,
-        "pad2square": False,
-        "use_backbone_lora": 0,
-        "use_llm_lora": 0,
-        "hidden_size": text["hidden_size"],
-        "tie_word_embeddings": False,
-    } | ({} if replace(config.grounding, original_decoder=False) == GroundingConfig() else {"tiny_sam2_config": grounding})
-
-
-def _upstream_vision(ours: Mapping[str, Any]) -> dict[str, Any]:
-    copied = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    return {
-        **{key: ours[key] for key in copied},
-        "hidden_act": ours.get("hidden_act", "gelu"),
-        "norm_type": ours.get("norm_type", "layer_norm"),
-        "layer_norm_eps": ours.get("layer_norm_eps", 1e-6),
-        "model_type": "intern_vit_6b",
-        "architectures": ["InternVisionModel"],
-        "image_size": ours["image_size"][0],
-        "patch_size": ours["patch_size"][0],
-        "num_channels": 3,
-        "qkv_bias": ours["attention_bias"],
-        "qk_normalization": ours.get("use_qk_norm", False),
-        "use_flash_attn": False,
-        "dropout": 0.0,
-        "drop_path_rate": 0.0,
-        "attention_dropout": 0.0,
-    }
-
-
-def _upstream_text(ours: Mapping[str, Any]) -> dict[str, Any]:
-    kind = {"llama": "internlm2"}.get(ours["model_type"], ours["model_type"])
-    classes = {"qwen2": "Qwen2ForCausalLM", "internlm2": "InternLM2ForCausalLM", "phi3": "Phi3ForCausalLM"}
-    rope = dict(ours["rope_parameters"])
-    theta, scaling = rope.pop("rope_theta"), rope.pop("rope_type")
-    dropped = ("rope_parameters", "attention_bias", "mlp_bias")
-    config = {key: value for key, value in ours.items() if key not in dropped}
-    config |= {"model_type": kind, "architectures": [classes[kind]], "rope_theta": theta}
-    config["rope_scaling"] = None if scaling == "default" else {"type": scaling, **rope}
-    return config | ({"bias": ours.get("attention_bias", False)} if kind == "internlm2" else {})
-
-
 # Upstream's training states
+
+TRAINED_PARTS = ("mlp1.", "text_hidden_fcs.", f"{layouts.UP_SAM}.sam_mask_decoder.")
+WORDS = re.compile(r"language_model\.(model\.(embed_tokens|tok_embeddings)|lm_head|output)\.weight")
+LAYERS = "language_model.model.layers."
+"""Upstream trains its parts and the words' vectors whole, and LoRA on every matrix of these."""
+DEEPSPEED_FILE = "mp_rank_00_model_states.pt"
+"""What `iter_1000.pth` holds where it is a folder."""
+
+
+def training_file(source: Path) -> Path | None:
+    """The file of a training state: `source` itself, or the one in a folder of DeepSpeed's. None for a folder of something else."""
+    file = source / DEEPSPEED_FILE if source.is_dir() else source
+    return file if file.is_file() else None
 
 
 def from_training_state(
     state: str | Path, *, internvl: str | Path, sam2: str | Path, template: str, alpha_per_rank: float = LORA_ALPHA_PER_RANK
 ) -> Sa2VA:
-    """What upstream's training saved (.pth or .safetensors: trained tensors alone with LoRA unmerged, or a whole model under the same
-    names) on the bases it was trained from. LoRA is merged: W + alpha / r * B A.
+    """What upstream's training saved (.pth, a folder of DeepSpeed's, or .safetensors: trained tensors alone with LoRA unmerged, or a whole
+    model under the same names) on the bases it was trained from. LoRA is merged: W + alpha / r * B A.
 
-    Raises ValueError listing keys that fit nothing of the bases, LoRA halves without the other, and mis-shaped tensors.
+    Raises ValueError listing keys that fit nothing of the bases, mis-shaped tensors, and what is missing: the bases stand in for no tensor
+    that upstream trains. A state with anything beside those is a whole model. LoRA is on every matrix of the layers, or on none.
     """
+    file = training_file(Path(state))
+    if file is None:
+        raise ValueError(f"{state} is no training state: neither a file nor a folder with {DEEPSPEED_FILE}")
     model = checkpoint.import_base(internvl, sam2, template)
     layout = replace(layouts.layout_of(model.config), two_decoders=False)
     state_of = model.state_dict()
     kept = {name: tensor for name, tensor in state_of.items() if name.startswith(ORIGINAL)}
     merged = dict(layouts.to_upstream({name: tensor for name, tensor in state_of.items() if name not in kept}, layout))
-    halves: dict[str, dict[str, Tensor]] = {}
-    wanted: dict[str, torch.Size] = {}
-    found: dict[str, torch.Size] = {}
-    for saved, tensor in _training_tensors(Path(state)):
+    found: dict[str, Tensor] = {}
+    for saved, tensor in _training_tensors(file):
         if ".original_module." in saved:
             continue  # PEFT's copy of the base beside the module that was trained
         key = _plain_key(saved)
-        if match := re.fullmatch(r"(.+)\.lora_([AB])\.(?:\w+\.)?weight", key):
-            halves.setdefault(f"{match[1]}.weight", {})[match[2]] = tensor
-            continue
-        found[saved] = tensor.shape
-        if key in merged:
-            wanted[saved] = merged[key].shape
-            merged[key] = tensor
-    for key, pair in halves.items():
-        if key not in merged or pair.keys() != {"A", "B"}:
-            found[f"LoRA of {key}"] = torch.Size()
-        else:
-            change = alpha_per_rank * pair["B"].float() @ pair["A"].float()
-            merged[key] = (merged[key].float() + change).to(merged[key].dtype)
+        known = key not in found and (key in merged or key.endswith((".lora_A", ".lora_B")))
+        found[key if known else saved] = tensor  # what is unknown, or there twice, is told by the name that the file has
+    wanted = _wanted_of_state({key: tensor.shape for key, tensor in merged.items()}, found)
     if problems := checkpoint.misfits(wanted, found):
         raise ValueError(f"{state} does not fit {internvl} with {sam2}: {'; '.join(problems)}")
+    merged |= {key: tensor for key, tensor in found.items() if key in merged}
+    for down in (key for key in found if key.endswith(".lora_A")):
+        key, up = f"{down.removesuffix('.lora_A')}.weight", f"{down.removesuffix('A')}B"
+        change = alpha_per_rank * found[up].float() @ found[down].float()
+        merged[key] = (merged[key].float() + change).to(merged[key].dtype)
     checkpoint.fill(model, (*layouts.to_native(merged.items(), layout), *kept.items()), where=str(state))
     return model.eval()
 
 
-def _training_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+def _wanted_of_state(whole: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """Names and shapes that a training state with `found` is to have. `whole`: those of the model. LoRA's rank is each matrix's own."""
+    trained = {key: shape for key, shape in whole.items() if key.startswith(TRAINED_PARTS) or WORDS.fullmatch(key)}
+    wanted = dict(whole if any(key in whole and key not in trained for key in found) else trained)
+    adapted = {key.rpartition(".lora_")[0] for key in found if key.endswith((".lora_A", ".lora_B"))}
+    if adapted:
+        adapted |= {key.removesuffix(".weight") for key, shape in whole.items() if key.startswith(LAYERS) and len(shape) == 2}
+    for matrix in adapted:
+        if (shape := whole.get(f"{matrix}.weight")) and len(shape) == 2:
+            down, up = found.get(f"{matrix}.lora_A"), found.get(f"{matrix}.lora_B")
+            rank = down.shape[0] if down is not None and down.ndim else up.shape[-1] if up is not None and up.ndim else 0
+            wanted |= {f"{matrix}.lora_A": torch.Size((rank, shape[1])), f"{matrix}.lora_B": torch.Size((shape[0], rank))}
+    return wanted
+
+
+def _training_tensors(file: Path) -> Iterable[tuple[str, Tensor]]:
     if file.suffix == ".safetensors":
-        yield from folders.tensors([file])
-        return
-    state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    for name in ("state_dict", "module"):
+        return folders.tensors([file])
+    state = pickled.read(file, entry="state_dict")
+    for name in ("state_dict", "module"):  # mmengine's, DeepSpeed's
         state = state[name] if isinstance(state, dict) and name in state else state
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{file} holds no state dict of tensors")
-    yield from state.items()
+    return pickled.tensors(file, state)
 
 
 def _plain_key(key: str) -> str:
-    """The name in a release: without the wrappers of training (mmengine's `mllm.model.`, PEFT's), SAM2's gamma as upstream calls it."""
+    """The name in a release: without the wrappers of training (mmengine's `mllm.model.`, PEFT's), SAM2's gamma as upstream calls it; LoRA's
+    halves are called as their matrix, with `.lora_A` and `.lora_B`."""
     key = key.removeprefix("mllm.model.").removeprefix("mllm.")
     key = key.replace("language_model.base_model.model.", "language_model.")
     key = re.sub(r"\.(base_layer|modules_to_save\.default)\.", ".", key)
+    key = re.sub(r"(\.lora_[AB])\.(?:\w+\.)?weight$", r"\1", key)
     return re.sub(r"(fuser\.layers\.\d+)\.gamma$", r"\1.g_weight", key)

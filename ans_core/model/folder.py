@@ -15,12 +15,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 MANIFEST = "manifest.json"
+AGAIN = "copy or download it again (a stage's output: `dvc checkout`)"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 
 
 @contextmanager
 def written_whole(path: Path, *, size: int) -> Iterator[Path]:
-    """Gives `<path>.partial` to write into; on leaving it is synced and replaces `path`. After an error `path` is as before.
+    """Gives `.<name>.partial`, beside `path`, to write into; on leaving it is synced and replaces `path`, whatever that holds
+    (`refuse_to_replace` looks before). After an error `path` is as before.
 
     Raises OSError before anything is written when the disk has less than `size` bytes (and 1 % for the small files) left.
     """
@@ -28,7 +30,7 @@ def written_whole(path: Path, *, size: int) -> Iterator[Path]:
     free = shutil.disk_usage(path.parent).free
     if free < size * 1.01:
         raise OSError(f"{path} needs {size / 1e9:.2f} GB, its disk has {free / 1e9:.2f} GB left; free some or write elsewhere")
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f".{path.name}.partial")  # hidden: a name that no folder of the user's has
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     yield partial
@@ -38,6 +40,34 @@ def written_whole(path: Path, *, size: int) -> Iterator[Path]:
     if path.exists():
         shutil.rmtree(path)
     partial.rename(path)
+
+
+def refuse_to_replace(path: Path) -> None:
+    """Raises ValueError where writing to `path` would take something away that is no former output: a file, or a folder with anything
+    in it that its manifest, ours, does not list."""
+    if path.is_file():
+        raise ValueError(f"{path} is a file, and a folder is to be written there; give another name, or delete it")
+    if not path.exists():
+        return
+    manifest = read_manifest(path)
+    listed = {MANIFEST, *manifest["sha256"]} if manifest else set()
+    if others := sorted(entry.name for entry in path.iterdir() if entry.name not in listed):
+        raise ValueError(f"{path} holds {others[0]}, which no earlier conversion wrote; give another folder, or delete this one")
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Around what reads the JSON of `file` and makes sense of it: what a malformed one raises becomes a ValueError naming file and key."""
+    try:
+        yield
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: not JSON ({error}); copy or download it again") from error
+    except KeyError as error:
+        raise ValueError(f"{file} has no {error}; copy or download it again") from error
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is malformed ({error}); copy or download it again") from error
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
 def file_hash(file: Path) -> str:
@@ -56,34 +86,40 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     file = folder / MANIFEST
     if not file.exists():
         return None
-    try:
+    with reading(file):
         manifest = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file} is damaged: not JSON ({error})") from error
-    return manifest if "sha256" in manifest else None
+        if "sha256" not in manifest:
+            return None
+        if not all(isinstance(value, str) for value in dict(manifest["sha256"]).values()):
+            raise ValueError("'sha256' holds something else than sums; copy or download it again")
+        return dict(manifest)
 
 
 def verify(folder: Path) -> None:
-    """Raises ValueError naming the first file that is missing or differs from the manifest; does nothing without one."""
+    """Raises ValueError naming the first file that is missing or differs from the manifest; does nothing without one. A file that the
+    manifest does not list is not looked at."""
     manifest = read_manifest(folder)
     if manifest is None:
         return
     for name, expected in manifest["sha256"].items():
         file = folder / name
         if not file.exists():
-            raise ValueError(f"{file} is missing (its manifest lists it); restore the folder, e.g. with `dvc checkout`")
+            raise ValueError(f"{file} is missing ({MANIFEST} lists it); {AGAIN}")
         if (actual := file_hash(file)) != expected:
             raise ValueError(
-                f"{file} is damaged: {file.stat().st_size} bytes with SHA-256 {actual[:12]}, the manifest says {expected[:12]};"
-                " restore the folder, e.g. with `dvc checkout`"
+                f"{file} is damaged, or was edited: {file.stat().st_size} bytes with SHA-256 {actual[:12]}, {MANIFEST} says"
+                f" {expected[:12]}; {AGAIN}, or, if the edit was intended, take the line of {name} out of {MANIFEST}"
             )
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model folder: those its index names, else all. Raises ValueError for a missing one."""
     index = folder / WEIGHTS_INDEX
-    names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else None
-    files = sorted(folder.glob("*.safetensors")) if names is None else [folder / name for name in names]
+    if index.exists():
+        with reading(index):
+            files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{folder} holds no .safetensors file; a model has model.safetensors or shards with {WEIGHTS_INDEX}")
     if missing := [f.name for f in files if not f.exists()]:

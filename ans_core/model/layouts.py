@@ -25,7 +25,7 @@ TEXT_MODELS = ("qwen2", "internlm2", "phi3")
 
 _UP_VIT, _VIT = "vision_model.encoder.layers.{n}", "internvl.model.vision_tower.encoder.layer.{n}"
 _UP_LM, _LM = "language_model.model", "internvl.model.language_model"
-_UP_SAM = "grounding_encoder.sam2_model"
+UP_SAM = "grounding_encoder.sam2_model"
 _UP_TRAINED_DECODER = "sam_mask_decoder_modified"
 """As Sa2VA-i calls it, whose `sam_mask_decoder` is SAM2's own again."""
 
@@ -48,12 +48,12 @@ _COMMON: dict[str, tuple[str, ...]] = {
     "mlp1.1.{p}": ("internvl.model.multi_modal_projector.linear_1.{p}",),
     "mlp1.3.{p}": ("internvl.model.multi_modal_projector.linear_2.{p}",),
     "text_hidden_fcs.{rest}": ("text_hidden_fcs.{rest}",),
-    f"{_UP_SAM}.memory_encoder.fuser.layers.{{n}}.g_weight": ("sam2.memory_encoder.fuser.layers.{n}.gamma",),
-    f"{_UP_SAM}.{{rest}}": ("sam2.{rest}",),
+    f"{UP_SAM}.memory_encoder.fuser.layers.{{n}}.g_weight": ("sam2.memory_encoder.fuser.layers.{n}.gamma",),
+    f"{UP_SAM}.{{rest}}": ("sam2.{rest}",),
 }
 _TWO_DECODERS: dict[str, tuple[str, ...]] = {
-    f"{_UP_SAM}.{_UP_TRAINED_DECODER}.{{rest}}": ("sam2.sam_mask_decoder.{rest}",),
-    f"{_UP_SAM}.sam_mask_decoder.{{rest}}": ("sam2.original_mask_decoder.{rest}",),
+    f"{UP_SAM}.{_UP_TRAINED_DECODER}.{{rest}}": ("sam2.sam_mask_decoder.{rest}",),
+    f"{UP_SAM}.sam_mask_decoder.{{rest}}": ("sam2.original_mask_decoder.{rest}",),
 }
 _SAME_NAMES: dict[str, tuple[str, ...]] = {
     f"{_UP_LM}.{{rest}}": (f"{_LM}.{{rest}}",),
@@ -132,8 +132,7 @@ def upstream_name(name: str, layout: Layout) -> str:
 
 def split(key: str, tensor: Tensor, layout: Layout) -> list[Tensor]:
     """Upstream's tensor cut into ours, in the order of native_names (views where possible)."""
-    parts = len(native_names(key, layout))
-    if parts < 2:
+    if len(native_names(key, layout)) < 2:
         return [tensor]
     if "wqkv" not in key:
         return list(tensor.chunk(3))
@@ -154,9 +153,19 @@ def join(key: str, parts: list[Tensor], layout: Layout) -> Tensor:
 
 
 def to_native(state: Iterable[tuple[str, Tensor]], layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    """Upstream's tensors one by one -> ours. Unknown keys keep their name, so that loading lists them as unexpected."""
+    """Upstream's tensors one by one -> ours. Keys that are unknown, or whose rows are no whole number of heads, keep their name, so that
+    loading lists them as unexpected."""
     for key, tensor in state:
-        yield from zip(native_names(key, layout) or (key,), split(key, tensor, layout), strict=True)
+        names = native_names(key, layout)
+        if len(names) > 1 and not _is_cut(key, tensor, layout):
+            yield f"{key} {tuple(tensor.shape)}, which can't be cut into queries, keys and values", tensor
+        else:
+            yield from zip(names or (key,), split(key, tensor, layout), strict=True)
+
+
+def _is_cut(key: str, tensor: Tensor, layout: Layout) -> bool:
+    unit = (layout.queries_per_key + 2) * layout.head_width if "wqkv" in key else 3
+    return tensor.ndim > 0 and len(tensor) > 0 and len(tensor) % unit == 0
 
 
 def to_upstream(state: Mapping[str, Tensor], layout: Layout) -> Iterator[tuple[str, Tensor]]:
@@ -179,8 +188,10 @@ _SHARED_TEXT_KEYS = (
 _TEXT_KEYS = {
     "qwen2": ("use_sliding_window", "sliding_window", "max_window_layers"),
     "internlm2": (),
-    "phi3": ("sliding_window", "original_max_position_embeddings", "resid_pdrop", "embd_pdrop"),
+    "phi3": ("original_max_position_embeddings", "resid_pdrop", "embd_pdrop"),
 }
+SCALINGS = {"su": "longrope"}
+"""Of rotary positions, as Phi3's first code calls them."""
 SAM_KEYS = {
     "image_size": "image_size", "embed": "embed_dim", "heads": "num_heads",
     "stages": "stages", "global_blocks": "global_att_blocks",
@@ -214,15 +225,28 @@ def vision_config(upstream: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_config(upstream: Mapping[str, Any]) -> dict[str, Any]:
-    """Upstream's `llm_config` -> transformers' Qwen2Config, LlamaConfig (for InternLM2) or Phi3Config as a dict."""
+    """Upstream's `llm_config` -> transformers' Qwen2Config, LlamaConfig (for InternLM2) or Phi3Config as a dict.
+
+    Phi3's sliding window is left out: transformers counts padding as tokens in it, so answers of a batch would differ from answers one by
+    one. Without it the numbers are the same up to `sliding_window` tokens, so the context ends there. (InternVL2-4B's Phi-3-mini-128k has a
+    window of 262,144 tokens in a context of 131,072: nothing changes. Phi-3-mini-4k has 2,047 in 4,096.) Both are remembered as
+    `upstream_*`, for the way back.
+    """
     kind = upstream.get("model_type")
     if kind not in TEXT_MODELS:
         raise ValueError(f"text model {kind!r} is not supported; {', '.join(TEXT_MODELS)} are")
     config = {key: upstream[key] for key in (*_SHARED_TEXT_KEYS, *_TEXT_KEYS[kind]) if key in upstream}
     scaling = dict(upstream.get("rope_scaling") or {"type": "default"})
-    rope = {"rope_type": scaling.pop("type", None) or scaling.pop("rope_type"), "rope_theta": upstream["rope_theta"], **scaling}
+    rope_type = scaling.pop("type", None) or scaling.pop("rope_type")
+    rope = {"rope_type": SCALINGS.get(rope_type, rope_type), "rope_theta": upstream["rope_theta"], **scaling}
     if kind == "internlm2":
         config |= {"attention_bias": upstream["bias"], "mlp_bias": False}
+    if kind == "phi3":
+        window, context = upstream.get("sliding_window"), upstream["max_position_embeddings"]
+        if window and window < context and rope_type != "default":
+            raise ValueError(f"sliding_window {window} in a context of {context} with rope_scaling {rope_type!r} is not supported")
+        config |= {"sliding_window": None, "max_position_embeddings": min(window or context, context)}
+        config |= {"upstream_sliding_window": window, "upstream_max_position_embeddings": context}
     return {**config, "model_type": {"internlm2": "llama"}.get(kind, kind), "rope_parameters": rope, "tie_word_embeddings": False}
 
 
@@ -237,7 +261,7 @@ def grounding_config(sizes: Mapping[str, Any] | None, *, two_decoders: bool = Fa
 
 def has_two_decoders(keys: Iterable[str]) -> bool:
     """Whether upstream keys are a Sa2VA-i's. Its config.json does not say so."""
-    return any(key.startswith(f"{_UP_SAM}.{_UP_TRAINED_DECODER}.") for key in keys)
+    return any(key.startswith(f"{UP_SAM}.{_UP_TRAINED_DECODER}.") for key in keys)
 
 
 def from_upstream_config(
@@ -245,11 +269,17 @@ def from_upstream_config(
     tokenizer: PreTrainedTokenizerBase,
     *,
     template: str | None = None,
-    sam2: Mapping[str, Any] | None = None,
+    sam2: GroundingConfig | None = None,
     two_decoders: bool = False,
 ) -> Sa2VAConfig:
-    """config.json of an upstream folder -> ours. A base InternVL has neither `template` nor `sam2`'s sizes: give them.
+    """config.json of an upstream folder -> ours. A base InternVL has neither `template` nor `sam2`: give them.
     `two_decoders`: see `has_two_decoders`."""
+    for key in ("vision_config", "llm_config"):
+        if not isinstance(values[key], Mapping):
+            raise ValueError(f"{key!r} is {values[key]!r}, not the sizes of a model")
+    for key, supported in (("select_layer", -1), ("ps_version", "v2")):
+        if (given := values[key]) != supported:
+            raise ValueError(f"{key!r} is {given!r}; only {supported!r}, as in every release, is supported")
     vision = values["vision_config"]
     ratio, side = values["downsample_ratio"], vision["image_size"] // vision["patch_size"]
     internvl = {
@@ -262,7 +292,7 @@ def from_upstream_config(
     }
     return Sa2VAConfig(
         internvl=internvl,
-        grounding=grounding_config(sam2 if sam2 is not None else values.get("tiny_sam2_config"), two_decoders=two_decoders),
+        grounding=sam2 or grounding_config(values.get("tiny_sam2_config"), two_decoders=two_decoders),
         template=template or values["template"],
         max_tiles=values["max_dynamic_patch"] if values["dynamic_image_size"] else 1,
         frame_choice="first",

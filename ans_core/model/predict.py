@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -23,6 +25,9 @@ from ans_core.model.sa2va import Sa2VA, VideoMode
 from ans_core.types import RLE, ImageRef, Prediction, Request
 
 Found = TypeVar("Found")
+
+Region = np.ndarray | Tensor | Image.Image | RLE
+"""A mask prompt; what is not 0 is in it."""
 
 AHEAD = 8
 """Frames of a clip that are encoded in one batch."""
@@ -42,6 +47,10 @@ class Way:
     max_tokens: int
     mode: VideoMode = "sa2va"
     constants: Constants = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.constants not in get_args(Constants):
+            raise ValueError(f"constants {self.constants!r}; there are {', '.join(get_args(Constants))}")
 
     def pixels(self, model: Sa2VA, pictures: Sequence[Image.Image]) -> Float[Tensor, "B 3 S S"]:
         """What SAM2 sees of pictures."""
@@ -106,21 +115,34 @@ def request_of(
     *,
     text: str,
     image: media.Picture | None = None,
-    video: Sequence[media.Picture] = (),
-    past: Sequence[tuple[str, str]] = (),
-    mask_prompts: Sequence[np.ndarray | RLE] = (),
+    video: str | Path | Sequence[media.Picture] | None = None,
+    past: Sequence[tuple[str, str]] | None = None,
+    mask_prompts: Sequence[Region] | np.ndarray | None = None,
 ) -> Request:
-    """mask_prompts: (H, W), or (N, H, W) as upstream has them, of bool; or RLE. Raises ValueError for a picture and a video at once."""
-    if image is not None and len(video):
+    """video: a file, a folder of frames, or the frames. mask_prompts: each (H, W), or (N, H, W) as upstream has them, of what numpy takes,
+    or RLE. None is nothing, as for upstream. Raises ValueError for a picture and a video at once, and for what is none of these."""
+    shots = media.held(Path(video)) if isinstance(video, (str, Path)) else tuple(media.reference(p) for p in video or ())
+    if image is not None and shots:
         raise ValueError("an image and a video at once; ask about one of them")
-    regions: list[RLE] = []
-    for mask in mask_prompts:
-        if isinstance(mask, np.ndarray):
-            regions += [rle.encode(one.astype(bool)) for one in mask.reshape(-1, *mask.shape[-2:])]
-        else:
-            regions.append(mask)
-    pictures = [image] if image is not None else video
-    return Request(frames=tuple(media.reference(p) for p in pictures), text=text, mask_prompts=tuple(regions), past=tuple(past))
+    if isinstance(past, str):
+        raise ValueError("past is a text; give the turns before as (question, answer) pairs, without the template's tokens")
+    return Request(
+        frames=shots if image is None else (media.reference(image),),
+        text=text,
+        mask_prompts=() if mask_prompts is None else tuple(region for given in mask_prompts for region in _regions(given)),
+        past=tuple(past or ()),
+        clip=bool(shots),
+    )
+
+
+def _regions(given: Region) -> list[RLE]:
+    if isinstance(given, dict):
+        height, width = given["size"]
+        return [rle.from_annotation(given, height=height, width=width, where="mask_prompts")]
+    masks = np.asarray(given)
+    if masks.ndim not in (2, 3):
+        raise ValueError(f"a mask prompt of shape {masks.shape}; give a list of (height, width) or (N, height, width), or of RLE")
+    return [rle.encode(mask != 0) for mask in masks.reshape(-1, *masks.shape[-2:])]
 
 
 def predict(
@@ -150,7 +172,7 @@ def answers(model: Sa2VA, requests: Sequence[Request], way: Way) -> list[Answer]
         prompted = prompt(model, requests, mode=way.mode)
         ids = [said(model, row) for row in generate(model, prompted, max_tokens=way.max_tokens)]
         embeddings = spoken_segs(model, prompted, ids)
-        logits = draw(model, [r.frames for r in requests], prompted.images, embeddings, way)
+        logits = draw(model, requests, prompted.images, embeddings, way)
     return [
         Answer(
             text=text_of(model, row),
@@ -169,7 +191,7 @@ def follow(model: Sa2VA, request: Request, way: Way) -> tuple[str, Iterator[tupl
     opened when they are needed, and forgotten; masks of the seen frames wait for their turn. Without `[SEG]` there are no frames."""
     seen = model.seen_frames(len(request.frames), way.mode)
     with model.own_precision():
-        prompted = prompt(model, [replace(request, frames=tuple(request.frames[index] for index in seen))])
+        prompted = prompt(model, [replace(request, frames=tuple(request.frames[index] for index in seen), clip=True)])
         (ids,) = [said(model, row) for row in generate(model, prompted, max_tokens=way.max_tokens)]
         (embeddings,) = spoken_segs(model, prompted, [ids])
     return text_of(model, ids), _frame_by_frame(model, request.frames, embeddings, way)
@@ -201,21 +223,21 @@ def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor]
     """`features`: each request's `vision_features` where they are known already; no picture is then encoded.
 
     Raises ValueError when a request has pictures but no `<image>` in its first question, or the other way round, when the frames of a clip
-    differ in size, a mask prompt is empty or of another size than the picture, and when the text is longer than the context.
+    differ in size, a mask prompt is empty, of another size than the picture or of none, and when the text is longer than the context.
     """
     template = prompts.TEMPLATES[model.config.template]
     opened = {frames: [transforms.open_image(ref) for ref in frames] for frames in dict.fromkeys(r.frames for r in requests)}
-    tiles = {frames: seen_tiles(model, pictures, mode) for frames, pictures in opened.items()}
+    tiles = {seen: seen_tiles(model, opened[seen[0]], mode, clip=seen[1]) for seen in dict.fromkeys(map(_seen, requests))}
     if features is None:
         known = dict(zip(tiles, vision_features(model, list(tiles.values())), strict=True))
     else:
-        known = {request.frames: seen for request, seen in zip(requests, features, strict=True)}
-    projected = {frames: model.project(seen) for frames, seen in known.items() if frames}
+        known = {_seen(request): given for request, given in zip(requests, features, strict=True)}
+    projected = {seen: model.project(found) for seen, found in known.items() if seen[0]}
     embeds, lengths, beginning = [], [], []
     places: dict[object, int] = {}
     image_end = model.tokenizer.convert_tokens_to_ids(prompts.IMG_END)
     for request in requests:
-        pictures, cut = opened[request.frames], tiles[request.frames]
+        pictures, cut = opened[request.frames], tiles[_seen(request)]
         text = "".join(template.user.format(input=q.strip()) + a + template.suffix + template.separator for q, a in request.past)
         text += template.user.format(input=request.text.strip())
         if (marks := text.count("<image>")) != bool(pictures):
@@ -225,19 +247,23 @@ def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor]
         if len({picture.size for picture in pictures}) > 1:
             sizes = sorted({f"{p.width} x {p.height}" for p in pictures})
             raise ValueError(f"the frames of a clip differ in size ({', '.join(sizes)}); bring them to one size")
+        if request.mask_prompts and not pictures:
+            raise ValueError(
+                f"{len(request.mask_prompts)} mask prompts without a picture: {request.text[:60]!r}; give the picture they are in"
+            )
         regions = [_cells(model, m, pictures[0]) for m in request.mask_prompts]
-        image = prompts.image_text(len(cut) * model.grid**2) if len(pictures) == 1 else prompts.image_text(model.grid**2, len(cut))
+        image = prompts.image_text(model.grid**2, len(cut)) if request.is_clip else prompts.image_text(len(cut) * model.grid**2)
         text = text.replace("<image>", image + prompts.region_text([int(r.sum()) for r in regions]))
         ids = model.tokenizer.encode(text)
         if len(ids) >= (limit := model.internvl.config.text_config.max_position_embeddings):
             raise ValueError(f"{len(ids)} tokens, pictures included, in a context of {limit}: {request.text[:60]!r}; use a shorter text")
         tensor = torch.tensor(ids, device=model.device)
         if pictures:
-            embeds.append(model.embed(tensor[None], [projected[request.frames]], [regions])[0])
+            embeds.append(model.embed(tensor[None], [projected[_seen(request)]], [regions], clips=[request.is_clip])[0])
         else:
             embeds.append(model.internvl.get_input_embeddings()(tensor))
         lengths.append(len(ids) - ids[::-1].index(image_end) if pictures else 1)
-        beginning.append(places.setdefault((request.frames, tuple(ids[: lengths[-1]])), len(places)))
+        beginning.append(places.setdefault((_seen(request), tuple(ids[: lengths[-1]])), len(places)))
     first = [beginning.index(place) for place in range(len(places))]
     begun = [embeds[i][: lengths[i]] for i in first]
     beginnings = left_padded(begun)
@@ -249,6 +275,11 @@ def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor]
         images=[opened[r.frames] for r in requests],
         **left_padded([e[n:] for e, n in zip(embeds, lengths, strict=True)]),
     )
+
+
+def _seen(request: Request) -> tuple[tuple[ImageRef, ...], bool]:
+    """What the language model sees: requests that agree in it share it."""
+    return request.frames, request.is_clip
 
 
 def _read(model: Sa2VA, rows: Sequence[Float[Tensor, "_ D"]]) -> Cache:
@@ -296,11 +327,11 @@ def vision_features(model: Sa2VA, tiles: Sequence[Sequence[Image.Image]]) -> lis
     return list(found.split([len(row) for row in tiles]))
 
 
-def seen_tiles(model: Sa2VA, pictures: list[Image.Image], mode: VideoMode = "sa2va") -> list[Image.Image]:
+def seen_tiles(model: Sa2VA, pictures: list[Image.Image], mode: VideoMode = "sa2va", *, clip: bool = False) -> list[Image.Image]:
     """An image is tiled; of a clip the language model sees the chosen frames, a tile each."""
     if not pictures:
         return []
-    if len(pictures) == 1:
+    if not clip:
         return transforms.tiles(pictures[0], size=model.tile_size, max_tiles=model.config.max_tiles)
     return [pictures[i] for i in model.seen_frames(len(pictures), mode)]
 
@@ -330,7 +361,6 @@ def generate(model: Sa2VA, prompted: Prompted, *, max_tokens: int, samples: int 
 
     Never says IMG_CONTEXT: no picture could fill its slot when the answer is read again.
     """
-    stops = stop_ids(model)
     sampling = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0} if samples else {"do_sample": False}
     rows = torch.arange(len(prompted.embeds), device=model.device).repeat_interleave(samples or 1)
     begun = prompted.beginning[rows]
@@ -339,28 +369,60 @@ def generate(model: Sa2VA, prompted: Prompted, *, max_tokens: int, samples: int 
         attention_mask=torch.cat([prompted.beginnings_attention[begun], prompted.attention[rows]], dim=1).long(),
         past_key_values=prompted.cache(begun),
         max_new_tokens=max_tokens,
-        eos_token_id=stops,
-        pad_token_id=model.tokenizer.pad_token_id,
         suppress_tokens=[model.image_token_id],
+        **stopping(model),
         **sampling,
     )
-    return [next((row[: i + 1] for i, token in enumerate(row) if token in stops), row) for row in out.tolist()]
+    return [ended(model, row)[0] for row in out.tolist()]
 
 
 def stop_ids(model: Sa2VA) -> list[int]:
-    ids: Any = model.tokenizer.convert_tokens_to_ids(list(prompts.TEMPLATES[model.config.template].stop_words))
-    return [i for i in ids if i is not None and i != model.tokenizer.unk_token_id]
+    """The tokenizer's end of text, and the template's stop words that are a token."""
+    tokenizer = model.tokenizer
+    ids: Any = tokenizer.convert_tokens_to_ids(
+        [w for w in prompts.TEMPLATES[model.config.template].stop_words if w not in _stop_texts(model)]
+    )
+    return sorted({*ids, tokenizer.eos_token_id} - {None, tokenizer.unk_token_id})
 
 
-def text_of(model: Sa2VA, ids: list[int]) -> str:
-    """Special tokens kept."""
+def _stop_texts(model: Sa2VA) -> list[str]:
+    """The template's stop words that are several tokens: those of `phi3_chat` for Sa2VA-4B's Qwen tokenizer."""
+    words = prompts.TEMPLATES[model.config.template].stop_words
+    return [word for word in words if len(model.tokenizer.encode(word, add_special_tokens=False)) > 1]
+
+
+def stopping(model: Sa2VA) -> dict[str, Any]:
+    """For transformers' `generate`: where an answer ends."""
+    texts = _stop_texts(model)
+    words = {"stop_strings": texts, "tokenizer": model.tokenizer} if texts else {}
+    return {"eos_token_id": stop_ids(model), "pad_token_id": model.tokenizer.pad_token_id, **words}
+
+
+def ended(model: Sa2VA, ids: list[int]) -> tuple[list[int], bool]:
+    """Generated ids up to the end of the answer, what ends it included, and whether it came to one."""
+    stops, texts = stop_ids(model), _stop_texts(model)
+
+    def holds_stop(length: int) -> bool:
+        told = text_of(model, ids[:length], whole=True)
+        return any(text in told for text in texts)
+
+    by_text = bisect_left(range(len(ids)), True, key=lambda place: holds_stop(place + 1)) if texts else len(ids)
+    end = next((place for place, token in enumerate(ids[:by_text]) if token in stops), by_text)
+    return ids[: end + 1], end < len(ids)
+
+
+def text_of(model: Sa2VA, ids: list[int], *, whole: bool = False) -> str:
+    """Special tokens kept; a stop word that is several tokens is cut from the end, unless the text is wanted whole."""
     text = model.tokenizer.decode(ids)
     assert isinstance(text, str)
+    if not whole:
+        for stop in _stop_texts(model):
+            text = text.removesuffix(stop)
     return text
 
 
 def said(model: Sa2VA, ids: list[int]) -> list[int]:
-    """The answer without its end-of-turn token."""
+    """The answer without its end-of-turn token. (One of several tokens stays: its first may hold the answer's last letters.)"""
     return ids[:-1] if ids and ids[-1] in stop_ids(model) else ids
 
 
@@ -391,13 +453,15 @@ def spoken_segs(model: Sa2VA, prompted: Prompted, ids: list[list[int]]) -> list[
 
 
 def draw(
-    model: Sa2VA, frames: Sequence[tuple[ImageRef, ...]], images: list[list[Image.Image]], embeddings: list[Float[Tensor, "_ C"]], way: Way
+    model: Sa2VA, requests: Sequence[Request], images: list[list[Image.Image]], embeddings: list[Float[Tensor, "_ C"]], way: Way
 ) -> list[Float[Tensor, "N F h4 w4"]]:
     """Low-resolution mask logits of every row: images in one batch, clips one after the other through the memory, each with the objects of
     all its rows. A picture that several rows ask about is encoded once."""
     side = model.sam2.image_size // 4
     masks = [torch.zeros(0, len(pictures), side, side, device=model.device) for pictures in images]
-    stills = [i for i, e in enumerate(embeddings) if len(e) and len(images[i]) == 1]
+    frames = [request.frames for request in requests]
+    drawing = [i for i, e in enumerate(embeddings) if len(e) and images[i]]
+    stills = [i for i in drawing if not requests[i].is_clip]
     if stills:
         shown = {frames[i]: images[i][0] for i in stills}
         place = {key: number for number, key in enumerate(shown)}
@@ -407,8 +471,8 @@ def draw(
         for i, own in zip(stills, logits.split([len(embeddings[i]) for i in stills]), strict=True):
             masks[i] = own[:, None]
     clips: dict[tuple[ImageRef, ...], list[int]] = defaultdict(list)
-    for i, embedding in enumerate(embeddings):
-        if len(embedding) and len(images[i]) > 1:
+    for i in drawing:
+        if requests[i].is_clip:
             clips[frames[i]].append(i)
     for rows in clips.values():
         objects = [embeddings[i] for i in rows]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -20,10 +20,10 @@ from transformers import InternVLConfig, InternVLForConditionalGeneration, PreTr
 
 from ans_core import media, prompts
 from ans_core.model.grounding import Grounding, GroundingConfig
-from ans_core.types import RLE, Request
+from ans_core.types import Request
 
 if TYPE_CHECKING:
-    from ans_core.model.predict import Answer, Constants
+    from ans_core.model.predict import Answer, Constants, Region
 
 VideoMode = Literal["sa2va", "sa2va-i"]
 """How masks go through a clip: the seen frames are decoded from the seg embedding and the trained decoder propagates them, or their masks
@@ -73,6 +73,8 @@ class Packed:
     """True where the token is to be learned (as a target)."""
     regions: list[list[Bool[Tensor, "grid grid"]]] = field(default_factory=list)
     """Visual prompts of every row, in the order of their `<vp>` tokens."""
+    clips: list[bool] = field(default_factory=list)
+    """Which rows show a clip: its visual prompts are of the first frame. Empty = none."""
 
 
 class Sa2VA(nn.Module):
@@ -121,17 +123,18 @@ class Sa2VA(nn.Module):
         *,
         text: str,
         image: media.Picture | None = None,
-        video: Sequence[media.Picture] = (),
-        past: Sequence[tuple[str, str]] = (),
-        mask_prompts: Sequence[np.ndarray | RLE] = (),
+        video: str | Path | Sequence[media.Picture] | None = None,
+        past: Sequence[tuple[str, str]] | None = None,
+        mask_prompts: Sequence[Region] | np.ndarray | None = None,
         max_tokens: int = 512,
         video_mode: Literal[VideoMode, "auto"] = "auto",
         constants: Constants = "fp32",
     ) -> Answer:
         """Upstream's `predict_forward`: an answer to `text` (`<image>` where the picture or the frames go) and a mask per `[SEG]` in it.
 
-        past: (question, answer) of the turns before, the first with `<image>`. mask_prompts: regions of the first frame, (H, W) of bool,
-        called region1, region2, ... in the text. constants: see `ans_core.model.predict.Constants`.
+        video: its frames, or a file or folder of them. past: (question, answer) of the turns before, the first with `<image>`.
+        mask_prompts: regions of the first frame, (H, W), called region1, region2, ... in the text.
+        constants: see `ans_core.model.predict.Constants`.
         Raises ValueError for a question that makes no sense, naming what does not fit.
         """
         from ans_core.model.predict import request_of  # it uses Sa2VAs, so it imports this module
@@ -158,9 +161,9 @@ class Sa2VA(nn.Module):
         self,
         *,
         text: str,
-        video: Sequence[media.Picture],
-        past: Sequence[tuple[str, str]] = (),
-        mask_prompts: Sequence[np.ndarray | RLE] = (),
+        video: str | Path | Sequence[media.Picture],
+        past: Sequence[tuple[str, str]] | None = None,
+        mask_prompts: Sequence[Region] | np.ndarray | None = None,
         max_tokens: int = 512,
         video_mode: Literal[VideoMode, "auto"] = "auto",
         constants: Constants = "fp32",
@@ -199,7 +202,9 @@ class Sa2VA(nn.Module):
     def video_mode(self, asked: Literal[VideoMode, "auto"]) -> VideoMode:
         """`auto` is `sa2va-i` where the model keeps SAM2's original mask decoder, else `sa2va`.
 
-        Raises ValueError where `sa2va-i` is asked for without that decoder."""
+        Raises ValueError for another mode, and where `sa2va-i` is asked for without that decoder."""
+        if asked not in ("auto", *get_args(VideoMode)):
+            raise ValueError(f"video mode {asked!r}; there are {', '.join(get_args(VideoMode))}, and auto")
         if asked == "auto":
             return "sa2va-i" if self.sam2.config.original_decoder else "sa2va"
         if asked == "sa2va-i" and not self.sam2.config.original_decoder:
@@ -235,16 +240,22 @@ class Sa2VA(nn.Module):
         return self.internvl.model.multi_modal_projector(features)
 
     def embed(
-        self, input_ids: Int[Tensor, "B L"], tiles: list[Float[Tensor, "_ n D"]], regions: list[list[Bool[Tensor, "grid grid"]]]
+        self,
+        input_ids: Int[Tensor, "B L"],
+        tiles: list[Float[Tensor, "_ n D"]],
+        regions: list[list[Bool[Tensor, "grid grid"]]],
+        clips: Sequence[bool] = (),
     ) -> Float[Tensor, "B L D"]:
-        """Token embeddings with every IMG_CONTEXT slot filled: a row's tiles in order, then its regions' cells of the last tile.
+        """Token embeddings with every IMG_CONTEXT slot filled: a row's tiles in order, then its regions' cells: of the last tile, which
+        shows the whole picture, or of a clip's first frame.
 
         Raises ValueError when slots and image tokens do not agree: a picture without `<image>`, or `<image>` without a picture.
         """
         embeds = self.internvl.get_input_embeddings()(input_ids)
         filling = []
         for row, (ids, tile) in enumerate(zip(input_ids, tiles, strict=True)):
-            cells = [tile[-1][r.flatten()] for r in (regions[row] if regions else [])]
+            shown = 0 if clips and clips[row] else -1
+            cells = [tile[shown][r.flatten()] for r in (regions[row] if regions else [])]
             tokens = torch.cat([tile.flatten(0, 1), *cells])
             slots = int((ids == self.image_token_id).sum())
             if slots != len(tokens):
@@ -257,7 +268,7 @@ class Sa2VA(nn.Module):
 
     def hidden_states(self, packed: Packed, tiles: list[Float[Tensor, "_ n D"]]) -> Float[Tensor, "B L D"]:
         """Last hidden state (after the final norm) of a packed batch."""
-        embeds = self.embed(packed.input_ids, tiles, packed.regions)
+        embeds = self.embed(packed.input_ids, tiles, packed.regions, packed.clips)
         out = self.internvl.model.language_model(
             inputs_embeds=embeds,
             attention_mask=branch_attention(packed.branch)[:, None],
@@ -286,12 +297,16 @@ def _weights_dtype(asked: torch.dtype | str | None) -> torch.dtype | None:
 
 def _present_device(asked: torch.device | str | None) -> torch.device:
     gpus = torch.cuda.device_count()
+    if isinstance(asked, dict):
+        raise ValueError(f'device_map {asked} names several devices; a Sa2VA lies on one: give "cpu", "cuda" or "cuda:1", or "auto"')
     if asked is None or asked == "auto":
         return torch.device("cuda" if asked and gpus else "cpu")
     try:
         found = torch.device(asked)
     except RuntimeError as error:
         raise ValueError(f'device_map {asked!r} is no device; give one, as "cpu", "cuda" or "cuda:1", or "auto"') from error
+    if found.type not in ("cpu", "cuda"):
+        raise ValueError(f'device_map {asked!r}: only "cpu" and "cuda" are supported')
     if found.type == "cuda" and (found.index or 0) >= gpus:
         raise ValueError(f'device_map {asked!r}: torch {torch.__version__} sees {gpus} GPUs here; give another device, or "auto"')
     return found

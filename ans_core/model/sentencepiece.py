@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, processors
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import generate_merges, import_protobuf
@@ -22,7 +22,8 @@ CONTROL, USER_DEFINED = 3, 4
 
 
 def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Ids are SentencePiece's; a special token that tokenizer_config.json puts at an id takes the place of the piece there."""
+    """Ids are SentencePiece's, with the beginning-of-text token in front unless `add_bos_token` says no; a special token that
+    tokenizer_config.json puts at an id takes the place of the piece there."""
     proto = import_protobuf().ModelProto()
     proto.ParseFromString((folder / "tokenizer.model").read_bytes())
     if proto.trainer_spec.model_type != BPE_MODEL:
@@ -44,10 +45,15 @@ def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     user_defined = [n for n, p in zip(names, proto.pieces, strict=True) if p.type == USER_DEFINED and n not in special.values()]
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name in user_defined])
     tokenizer.add_special_tokens([AddedToken(special[place], normalized=False) for place in sorted(special)])
+    names_of = _names(settings)
+    if settings.get("add_bos_token", True) and (begin := names_of.get("bos_token")):  # InternLM2Tokenizer's default
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[begin, "$A"], pair=[begin, "$A", "$B"], special_tokens=[(begin, tokenizer.token_to_id(begin))]
+        )
     wrong = {name: tokenizer.token_to_id(name) for place, name in special.items() if tokenizer.token_to_id(name) != place}
     if wrong:
         raise ValueError(f"{folder}/tokenizer_config.json: added_tokens_decoder leaves gaps in the ids; these would move: {wrong}")
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **_names(settings))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names_of)
 
 
 def _names(settings: dict[str, Any]) -> dict[str, str]:

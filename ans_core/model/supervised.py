@@ -60,6 +60,7 @@ def packed(batch: Batch) -> Packed:
         branch=batch.branch,
         loss_mask=batch.loss_mask,
         regions=batch.regions,
+        clips=batch.clips,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from ans_core.rewards.cider import cider_of
 from ans_core.rewards.confidence import confidence
 from ans_core.rewards.format import well_formed
-from ans_core.rewards.iou import iou
+from ans_core.rewards.iou import iou, soft
 from ans_core.rewards.kinds import Reward
 from ans_core.rewards.meteor import meteor_nltk, meteor_surface
 
@@ -13,6 +13,7 @@ __all__ = ["CORPUS_REWARDS", "REWARDS", "Reward", "corpus_rewards"]
 
 REWARDS: dict[str, Reward] = {
     "iou": iou,
+    "soft_iou": soft,
     "meteor": meteor_surface,
     "meteor_nltk": meteor_nltk,
     "format": well_formed,

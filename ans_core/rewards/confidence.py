@@ -14,6 +14,8 @@ class Drawing(Prediction):
 
     confidence: float = 1.0
     """Mean over the drawn pixels, 0.5 to 1; 0 where nothing is drawn."""
+    soft_iou: float | None = None
+    """Of the probabilities with the true mask."""
 
 
 def confidence(answer: Prediction, truth: Prediction) -> float:

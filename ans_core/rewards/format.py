@@ -11,8 +11,8 @@ _TAGS = re.compile(f"{re.escape(P_START)}|{re.escape(P_END)}")
 
 
 def well_formed(answer: Prediction, truth: Prediction) -> float:
-    """As many `[SEG]` as the truth has, a mask for each, and every `<p>` closed before the next one opens."""
+    """As many `[SEG]` and as many masks as the truth has, and every `<p>` closed before the next one opens."""
     segs = answer.text.count(SEG)
     tags = _TAGS.findall(answer.text)
     paired = tags == [P_START, P_END] * (len(tags) // 2)
-    return float(segs == truth.text.count(SEG) == len(answer.masks) and paired)
+    return float(segs == truth.text.count(SEG) and len(answer.masks) == len(truth.masks) and paired)

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ans_core.metrics.mask import Counts, counts
+from ans_core.rewards.confidence import Drawing
 from ans_core.types import Prediction
 
 
@@ -21,6 +22,12 @@ def iou(answer: Prediction, truth: Prediction) -> float:
         pooled = [counts(d, r) for d, r in zip(drawn, real, strict=True) if d is not None and r is not None]
         total += sum(pooled, start=Counts()).iou
     return total / slots
+
+
+def soft(answer: Prediction, truth: Prediction) -> float:
+    """`soft_iou` of an answer whose probabilities are known; of a given mask, whose pixels are 0 or 1, the hard one."""
+    known = answer.soft_iou if isinstance(answer, Drawing) else None
+    return iou(answer, truth) if known is None else known
 
 
 def hard_iou(masks: Bool[Tensor, "*batch H W"], truth: Bool[Tensor, "*batch H W"]) -> Float[Tensor, "*batch"]:

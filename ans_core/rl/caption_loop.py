@@ -11,8 +11,9 @@ from ans_core.rl.text_loop import learn, practised, refer
 def act(round: Round) -> Experience:
     requests = [caption_request(sample, true_mask(sample)) for sample in round.batch.samples]
     done = practised(round, requests, round.say(requests, "captions"))
-    done.masks, confidence = round.draws(done.texts)
-    done.rewards = round.score(done.texts, round.settings.rewards_caption, masks=done.masks, confidence=confidence)
+    drawings = round.draws(done.texts)
+    done.masks = [mask for drawing in drawings for masklet in drawing.masks for mask in masklet if mask is not None]
+    done.rewards = round.score(drawings, round.settings.rewards_caption)
     return done
 
 

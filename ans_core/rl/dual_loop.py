@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -25,8 +26,8 @@ from ans_core.model.parts import part_of
 from ans_core.rewards import Reward
 from ans_core.rl import caption_loop, describe_loop, grpo, mask_loop, pictures, vqa_loop
 from ans_core.rl.judging import Judging
-from ans_core.rl.mask_policy import MASK_POLICIES
-from ans_core.rl.rollout import Reader
+from ans_core.rl.mask_policy import MASK_POLICIES, steered
+from ans_core.rl.rollout import Reader, exact_head
 from ans_core.rl.round import Clock, Experience, Exploring, Loop, RlBatch, Round, Seen, Settings
 from ans_core.types import Log
 
@@ -92,6 +93,11 @@ class DualLoop(nn.Module):
         """Micro-batch -> loop -> what is still to be learned from."""
         self.monitor = GradientMonitor(self.model, settings.max_grad_norm)
         self.clock = Clock()
+        self.alike: list[float] = []
+        """Mean overlap of a group's masks, by micro-batch of this step that rolled out."""
+        self.identical: list[float] = []
+        """Share of groups with one mask only, by micro-batch."""
+        exact_head(self.model)
 
     # State
 
@@ -115,18 +121,23 @@ class DualLoop(nn.Module):
         """The teacher follows the policy, only after a real step. Raises RuntimeError where the run can't learn any more, or breaks."""
         self.updates += 1
         s = self.settings
+        self.clock.stop("update")
+        self.clock.stop("step")
+        if self.alike and self.mask_policy.explores:
+            self.exploring.width = steered(self.exploring.width, fmean(self.alike))
+        if self.identical:
+            self.exploring.identical = self.exploring.identical + 1 if min(self.identical) == 1 else 0
         decay = min(s.ema, (1 + self.updates) / (10 + self.updates)) if s.ema_warmup else s.ema
         metrics = {"teacher_distance": self.policies.ema(decay), "nonfinite_logits": float(self.reader.nonfinite)}
         if self.log is not None and rank() == 0:
             spent = {f"rl/seconds/{name}": value for name, value in self.clock.seconds.items()}
             self.log({**spent, **self._judge_stats(), "rl/peak_memory_mb": peak_memory_mb(self.model.device)}, step)
-        self.clock.seconds.clear()
         if s.stop_identical and self.exploring.identical >= s.stop_identical:
             raise RuntimeError(
                 f"rl: in {self.exploring.identical} updates in a row every group of loop 2 had one mask only, so it has no gradient;"
                 f" mask_policy is {s.mask_policy!r} with width {self.exploring.width:.3g}: use another, or raise rl.mask_sigma"
             )
-        return metrics | self.monitor.found(step)
+        return metrics | self.monitor.found(step, self.model.device)
 
     def _judge_stats(self) -> dict[str, float]:
         return {} if self.judging is None else {f"rl/judge/{name}": value for name, value in self.judging.judge.stats().items()}
@@ -134,7 +145,12 @@ class DualLoop(nn.Module):
     # A step
 
     def forward(self, batch: Batches) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        """The clock's part `update` ends with the next micro-batch, or after the step: backward pass and optimizer belong to it."""
         s = self.settings
+        self.clock.stop("update")
+        if batch.micro == 0:  # also after a step that was skipped, which no `after_step` ended
+            self._forget_step()
+            self.clock.start("step")
         self.monitor.on = bool(s.monitor_every) and batch.step % s.monitor_every == 0
         rounds = self._rounds(batch)
         done = self.waiting.pop(batch.micro, None)
@@ -146,17 +162,26 @@ class DualLoop(nn.Module):
             rounds = {name: round if (kept := done[name].kept) is None else round.take(kept) for name, round in rounds.items()}
         total = batch.batches[0].pixels.new_zeros(())
         found: dict[str, float] = {}
+        self.clock.start("update")
         for name, weight in self._weights().items():
-            with self.clock.part("update"):
-                loss, metrics = LOOPS[name].learn(rounds[name], done[name])
+            loss, metrics = LOOPS[name].learn(rounds[name], done[name])
             total = total + weight * loss
             metrics = done[name].metrics | metrics | ({"weight": weight} if s.adaptive_loops else {})
             found |= {f"{LOOPS[name].prefix}/{key}": value for key, value in metrics.items()}
+        for experience in done.values():
+            self.identical += [v for k, v in experience.metrics.items() if k == "identical"]
+            self.alike += [v for k, v in experience.metrics.items() if k == "group_pairwise_iou" and batch.inner == 0]
         if batch.inner + 1 < s.inner_steps:
             self.waiting[batch.micro] = done
         if total.requires_grad:
             total.register_hook(self._check_active)
         return total, found
+
+    def _forget_step(self) -> None:
+        self.clock.clear()
+        self.monitor.squares.clear()
+        self.alike.clear()
+        self.identical.clear()
 
     def _check_active(self, gradient: Tensor) -> None:
         """With gradient checkpointing, layers run again in the backward pass: under another adapter the policy would get no gradient."""
@@ -218,7 +243,7 @@ class DualLoop(nn.Module):
                 combine=s.combine_rewards,
                 scale=s.scale_rewards,
                 std_floor=s.std_floor,
-                total=_total,
+                total=self._total,
             )
             if self.pictures_to is not None and self._is_shown(batch):
                 pictures.save(self.pictures_to, f"{batch.rollout:06d}-{LOOPS[name].prefix}", rounds[name], experience)
@@ -246,7 +271,7 @@ class DualLoop(nn.Module):
                 experience.metrics |= {f"reward/{part}": float(known.mean()), f"reward/{part}_std": float(known.std(correction=0))}
             self.record[f"{prefix}/{part}"].append([round(float(v), 4) for v in known])
         known = rewards[~rewards.isnan()].double()
-        summed, count = _total(torch.tensor([float(known.sum()), float(len(known))], device=self.model.device)).tolist()
+        summed, count = self._total(torch.tensor([float(known.sum()), float(len(known))])).tolist()
         experience.metrics |= {"failed": 1 - len(known) / rewards.numel(), "zero_spread": grpo.zero_spread(rewards)}
         if not count:  # all of all processes failed: nothing is known of this step
             return
@@ -255,6 +280,14 @@ class DualLoop(nn.Module):
         before = self.mean_reward.get(name, mean / best)
         self.mean_reward[name] = REWARD_MEMORY * before + (1 - REWARD_MEMORY) * mean / best
         experience.metrics["reward"] = mean
+
+    def _total(self, values: Tensor) -> Tensor:
+        """Summed over all processes, on the model's device: NCCL knows no other."""
+        if world_size() == 1:
+            return values
+        summed = values.to(self.model.device)
+        torch.distributed.all_reduce(summed)
+        return summed.to(values.device)
 
     def _is_shown(self, batch: Batches) -> bool:
         every = self.settings.samples_every
@@ -276,23 +309,20 @@ def peak_memory_mb(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
-def _total(values: Tensor) -> Tensor:
-    """Summed over all processes."""
-    if world_size() > 1:
-        torch.distributed.all_reduce(values)
-    return values
-
-
 class GradientMonitor:
-    """Gradient norms by part of the model, in the steps where it is on; they are read before the optimizer clears them."""
+    """Gradient norms by part of the model, in the steps where it is on; they are read before the optimizer clears them. Of several
+    processes the largest: each sees its own samples' gradient, before they are averaged."""
 
     def __init__(self, model: nn.Module, limit: float) -> None:
         self.limit, self.on = limit, False
+        self.parts: set[str] = set()
         self.squares: dict[str, dict[str, float]] = defaultdict(dict)
         """Part -> parameter -> squared norm of its gradient, so far."""
         for name, p in model.named_parameters():
             if ".policy." in name:
-                p.register_post_accumulate_grad_hook(self._hook(part_of(name.replace("base_model.model.", "")), name))
+                part = part_of(name.replace("base_model.model.", ""))
+                self.parts.add(part)
+                p.register_post_accumulate_grad_hook(self._hook(part, name))
 
     def _hook(self, part: str, name: str) -> Any:
         def note(p: Tensor) -> None:
@@ -301,10 +331,13 @@ class GradientMonitor:
 
         return note
 
-    def found(self, step: int) -> dict[str, float]:
-        """`grad_norm/<part>`, before clipping. Raises RuntimeError where one is above the limit (0 = no limit)."""
-        norms = {part: sum(found.values()) ** 0.5 for part, found in self.squares.items()}
-        self.squares.clear()
+    def found(self, step: int, device: torch.device) -> dict[str, float]:
+        """`grad_norm/<part>`, before clipping; all processes call it. Raises RuntimeError where one is above the limit (0 = none)."""
+        norms = {part: sum(self.squares[part].values()) ** 0.5 for part in sorted(self.parts)} if self.on else {}
+        if norms and world_size() > 1:
+            largest = torch.tensor(list(norms.values()), device=device)
+            torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
+            norms = dict(zip(norms, largest.tolist(), strict=True))
         if self.limit and (high := {part: norm for part, norm in norms.items() if not norm <= self.limit}):
             worst = max(high, key=lambda part: high[part])
             raise RuntimeError(

@@ -71,8 +71,9 @@ def advantages_of_parts(
     TRL's epsilon: it is made of normalised numbers)."""
     if combine == "sum_then_normalise":
         return advantages(weighted_sum(parts, weights), scale=scale, std_floor=std_floor, total=total)
-    single = {name: advantages(values, scale=scale, std_floor=std_floor, total=total) for name, values in parts.items()}
-    known = ~weighted_sum(parts, weights).isnan()
+    known = ~weighted_sum(parts, weights).isnan()  # who lacks one part is in no baseline of another
+    both = {name: torch.where(known, values, torch.nan) for name, values in parts.items()}
+    single = {name: advantages(values, scale=scale, std_floor=std_floor, total=total) for name, values in both.items()}
     summed = torch.where(known, weighted_sum(single, weights), 0.0)
     mean, std = _over_all(summed[known], total)
     return torch.where(known & summed.ne(0), (summed - mean) / max(std, 1e-4), 0.0)
@@ -163,11 +164,14 @@ def policy_loss(
     else:
         each = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
     with torch.no_grad():
+        below, above = (ratio < low) & (advantage < 0), (ratio > high) & (advantage > 0)
+        if objective.form == "cispo":
+            below, above = torch.zeros_like(below), ratio > high
         metrics = {
             "ratio": float(ratio.mean()),
             "ratio_max": float(ratio.max()),
-            "clip_low": float(((ratio < low) & (advantage < 0)).float().mean()),
-            "clip_high": float(((ratio > high) & (advantage > 0)).float().mean()),
+            "clip_low": float(below.float().mean()),
+            "clip_high": float(above.float().mean()),
         }
     return _aggregate(each, answer, lengths, objective, tokens), metrics
 
@@ -210,10 +214,10 @@ def exact_kl(logits: Float[Tensor, "M V"], reference: Float[Tensor, "M V"]) -> F
 
 
 def pairwise_iou(masks: Bool[Tensor, "B G H W"]) -> Float[Tensor, " B"]:
-    """Mean IoU of two different masks of each group: 1 = the policy does not explore. Both empty counts 1."""
-    flat = masks.flatten(2).float()
-    both = flat @ flat.transpose(1, 2)  # (B, G, G)
-    size = flat.sum(2)
+    """Mean IoU of two different masks of each group: 1 = the policy does not explore. Both empty counts 1. Pixels are counted as integers:
+    a product of matrices would be rounded under autocast."""
+    both = (masks[:, :, None] & masks[:, None]).flatten(3).sum(3)  # (B, G, G)
+    size = both.diagonal(dim1=1, dim2=2)
     either = size[:, :, None] + size[:, None, :] - both
     iou = torch.where(either > 0, both / either.clamp(min=1), 1.0)
     off = ~torch.eye(masks.shape[1], dtype=torch.bool, device=masks.device)

@@ -14,8 +14,9 @@ from ans_core.data.regions import is_region
 from ans_core.dist import seed_everything, shared_mean
 from ans_core.losses import mask_losses
 from ans_core.model.supervised import mean_iou
+from ans_core.rewards.confidence import Drawing
 from ans_core.rl import grpo
-from ans_core.rl.mask_policy import Acting, Drawn, steered
+from ans_core.rl.mask_policy import Acting, Drawn
 from ans_core.rl.rollout import Group
 from ans_core.rl.round import Experience, Loop, Round
 
@@ -28,11 +29,13 @@ def drawn(round: Round, groups: tuple[Group, ...]) -> tuple[Drawn, Float[Tensor,
     words = round.reader.guarded(round.model.logits(hidden[at, place - 1]))
     logp = words.log_softmax(1).gather(1, packed.input_ids[at, place][:, None])[:, 0]
     total = torch.zeros(len(groups), device=logp.device).index_add(0, rollout, logp)
+    # DistributedDataParallel waits for a gradient of all that is trained, and few losses read these two heads.
+    unread = 0.0 * (decoded.ious.sum() + decoded.object_score.sum())
     what = Drawn(
-        embeddings=embeddings,
-        logits=decoded.logits,
+        embeddings=embeddings.float(),
+        logits=decoded.logits + unread,
         choices=decoded.all_logits,
-        ious=decoded.ious,
+        ious=decoded.ious.float(),
         words=total / rollout.bincount(minlength=len(groups)),
     )
     return what, words
@@ -55,14 +58,15 @@ def act(round: Round) -> Experience:
         actions = policy.act(before, acting)
     masks = [round.rle(mask.float() - 0.5, i) for i, some in enumerate(actions.masks) for mask in some]
     texts = round.captions(masks)
-    rewards = round.score(texts, s.rewards_mask, masks=masks, confidence=actions.confidence.flatten().tolist())
+    sure = actions.confidence.flatten().tolist()
+    drawings = [Drawing(text=t, masks=((m,),), confidence=c) for t, m, c in zip(texts, masks, sure, strict=True)]
+    rewards = round.score(drawings, s.rewards_mask)
     alike = grpo.pairwise_iou(actions.masks)
-    identical = (alike == 1).float().mean()
-    mean = shared_mean(float(alike.mean()), alike.device)
-    if policy.explores:
-        exploring.width = steered(exploring.width, mean)
-    exploring.identical = exploring.identical + 1 if shared_mean(float(identical), alike.device) == 1 else 0
-    metrics = {"group_pairwise_iou": mean, "identical": float(identical), "sigma": exploring.width}
+    metrics = {
+        "group_pairwise_iou": shared_mean(float(alike.mean()), alike.device),
+        "identical": shared_mean(float((alike == 1).float().mean()), alike.device),
+        "sigma": exploring.width,
+    }
     return Experience(groups=groups, regions=[], texts=texts, masks=masks, rewards=rewards, actions=actions, metrics=metrics)
 
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from ans_core.data.collate import pack_row, pad_rows
-from ans_core.model.predict import Prompted, stop_ids
+from ans_core.model.predict import Prompted, ended, stopping
 from ans_core.model.sa2va import Packed, Sa2VA
 
 Guard = Literal["guard", "clip"]
@@ -101,6 +102,18 @@ class Said:
     """Ended by itself, not by max_tokens."""
 
 
+class _Fp32Head(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.autocast(input.device.type, enabled=False):
+            return F.linear(input.float(), self.weight.float(), None if self.bias is None else self.bias.float())
+
+
+def exact_head(model: Sa2VA) -> None:
+    """Makes the model's head compute in fp32 under autocast, too, for sampling and learning alike: logits that are rounded to bf16 put 0.1
+    on a log-probability. SFT leaves it in fp32, so nothing is copied."""
+    model.internvl.lm_head.__class__ = _Fp32Head
+
+
 def check_cache(model: Sa2VA) -> None:
     """Raises RuntimeError with gradient checkpointing on a model in training mode: transformers then drops the KV cache, with a warning
     only, and what follows the shared beginnings would be read without them."""
@@ -135,23 +148,22 @@ def sample(model: Sa2VA, prompted: Prompted, *, group: int, max_tokens: int, rea
     """`group` answers to each of the B requests, one after the other; `seeds`: one an answer (B x group)."""
     prompted = _read(model, prompted)
     rows = torch.arange(len(prompted.embeds), device=model.device).repeat_interleave(group)
-    begun, stops = prompted.beginning[rows], stop_ids(model)
+    begun = prompted.beginning[rows]
     drawing = _Drawing(reader, seeds, model.device)
     out = model.internvl.generate(
         inputs_embeds=torch.cat([prompted.beginnings[begun], prompted.embeds[rows]], dim=1),
         attention_mask=torch.cat([prompted.beginnings_attention[begun], prompted.attention[rows]], dim=1).long(),
         past_key_values=prompted.cache(begun),
         max_new_tokens=max_tokens,
-        eos_token_id=stops,
-        pad_token_id=model.tokenizer.pad_token_id,
+        **stopping(model),
         do_sample=False,
         logits_processor=LogitsProcessorList([drawing]),
     )
     logps = torch.stack(drawing.logps, dim=1)  # (B G, L)
     answers = []
-    for ids, chances in zip(out.tolist(), logps.tolist(), strict=True):
-        length = next((i + 1 for i, token in enumerate(ids) if token in stops), len(ids))
-        answers.append(Said(ids=tuple(ids[:length]), logps=tuple(chances[:length]), complete=ids[length - 1] in stops))
+    for generated, chances in zip(out.tolist(), logps.tolist(), strict=True):
+        ids, complete = ended(model, generated)
+        answers.append(Said(ids=tuple(ids), logps=tuple(chances[: len(ids)]), complete=complete))
     return answers
 
 

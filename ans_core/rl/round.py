@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from ans_core.model.grounding import Decoded, FrameFeatures
 from ans_core.model.sa2va import Packed, Sa2VA
 from ans_core.rewards import Reward
 from ans_core.rewards.confidence import Drawing
+from ans_core.rewards.iou import soft_iou
 from ans_core.rl import grpo
 from ans_core.rl.loops import caption_request, expression_of, true_mask
 from ans_core.rl.mask_policy import MaskActions, MaskPolicy, mean_probability
@@ -177,12 +179,25 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._open: dict[str, float] = {}
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        start = self._now()
+        self.start(name)
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - start
+        self.stop(name)
+
+    def start(self, name: str) -> None:
+        self._open[name] = self._now()
+
+    def stop(self, name: str) -> None:
+        """Of a part that was not started, nothing."""
+        now = self._now()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._open.pop(name, now)
+
+    def clear(self) -> None:
+        self.seconds.clear()
+        self._open.clear()
 
     @staticmethod
     def _now() -> float:
@@ -281,6 +296,7 @@ class Round:
         if not asked:
             return texts
         requests = [caption_request(self.batch.samples[i // group], masks[i]) for i in asked]
+        check_cache(self.model)
         with self.clock.part("generate"), self.policies.using(self.settings.inverse):
             prompted = ask.prompt(self.model, requests, [self.seen.vision[i // group] for i in asked])
             answers = ask.generate(self.model, prompted, max_tokens=self.settings.max_tokens)
@@ -321,7 +337,8 @@ class Round:
         """Packed tokens, their hidden states under the active adapter, and the rollout of every trainable token."""
         fields, rollout = pack(groups, pad_id=self.model.tokenizer.pad_token_id or 0)
         device = self.model.device
-        packed = Packed(**{k: v.to(device) for k, v in fields.items()}, regions=regions)
+        moved: dict[str, Any] = {name: values.to(device) for name, values in fields.items()}
+        packed = Packed(**moved, regions=regions)
         return packed, self.model.hidden_states(packed, [self.model.project(v) for v in self.seen.vision]), rollout.to(device)
 
     # Drawing
@@ -338,8 +355,8 @@ class Round:
         return self.model.sam2.decode(self.frames, frame, embeddings).logits
 
     @torch.no_grad()
-    def draws(self, texts: Sequence[str]) -> tuple[list[RLE], list[float]]:
-        """The inverse model's masks of G texts a sample, all of a picture's texts in one packed row; and their confidence."""
+    def draws(self, texts: Sequence[str]) -> list[Drawing]:
+        """The inverse model's masks of G texts a sample, all of a picture's texts in one packed row."""
         size = self.settings.group
         groups = [
             self.group_of(i, [self.asked_for(text) for text in texts[i * size : (i + 1) * size]]) for i in range(len(self.batch.samples))
@@ -348,7 +365,12 @@ class Round:
             packed, hidden, _ = self.hidden(groups, [])
             logits = self.decoded(packed, hidden)[1].logits
         confidence = mean_probability(logits.sigmoid(), logits > 0)
-        return [self.rle(z, i // size) for i, z in enumerate(logits)], confidence.tolist()
+        targets = self.batch.targets.repeat_interleave(size, dim=0)
+        overlap = soft_iou(F.interpolate(logits[:, None], size=targets.shape[-2:], mode="bilinear")[:, 0].sigmoid(), targets)
+        return [
+            Drawing(text=text, masks=((self.rle(z, i // size),),), confidence=float(confidence[i]), soft_iou=float(overlap[i]))
+            for i, (text, z) in enumerate(zip(texts, logits, strict=True))
+        ]
 
     def rle(self, logits: Float[Tensor, "h w"], index: int) -> RLE:
         chosen = self.batch.samples[index]
@@ -356,19 +378,15 @@ class Round:
 
     # Rewards
 
-    def score(
-        self, texts: Sequence[str], weights: Collection[str], *, masks: Sequence[RLE] = (), confidence: Sequence[float] = ()
-    ) -> dict[str, Float[Tensor, "B G"]]:
-        """Every reward part of B x G answers, (text, mask) or text alone, judged against the sample's own."""
+    def score(self, answers: Sequence[Prediction], weights: Collection[str]) -> dict[str, Float[Tensor, "B G"]]:
+        """Every reward part of B x G answers, of a text and a mask or of text alone, judged against the sample's own."""
         size = self.settings.group
         with self.clock.part("reward"):
-            truths = [Prediction(text=s.text, masks=((true_mask(s),),) if masks else ()) for s in self.batch.samples]
-            answers = [
-                Drawing(text=t.rstrip("."), masks=((masks[i],),), confidence=confidence[i]) if masks else Prediction(text=t.rstrip("."))
-                for i, t in enumerate(texts)
-            ]
+            drawn = bool(answers[0].masks)
+            truths = [Prediction(text=s.text, masks=((true_mask(s),),) if drawn else ()) for s in self.batch.samples]
+            judged = [replace(answer, text=answer.text.rstrip(".")) for answer in answers]
             return {
-                name: torch.tensor([self.rewards[name](a, truths[i // size]) for i, a in enumerate(answers)]).view(-1, size)
+                name: torch.tensor([self.rewards[name](a, truths[i // size]) for i, a in enumerate(judged)]).view(-1, size)
                 for name in weights
             }
 

@@ -12,7 +12,7 @@ from ans_core.dist import shared_mean
 from ans_core.rl import grpo
 from ans_core.rl.rollout import Said, Segment, entropies, token_logps
 from ans_core.rl.round import Experience, Round
-from ans_core.types import Request
+from ans_core.types import Prediction, Request
 
 
 def practised(round: Round, requests: Sequence[Request], said: Sequence[Said]) -> Experience:
@@ -83,5 +83,5 @@ def _sampling_gap(done: Experience, logps: Float[Tensor, " M"]) -> float:
 def practise(round: Round, requests: Sequence[Request], what: str) -> Experience:
     """Answers judged by their words alone. `what` names them: it is part of what seeds the sampling."""
     done = practised(round, requests, round.say(requests, what))
-    done.rewards = round.score(done.texts, round.settings.rewards_text)
+    done.rewards = round.score([Prediction(text=text) for text in done.texts], round.settings.rewards_text)
     return done

@@ -77,7 +77,7 @@ def remembering(ask: Predict) -> Predict:
     known: dict[object, Prediction] = {}
 
     def answer(requests: Sequence[Request]) -> list[Prediction]:
-        keys = [(r.frames, r.text, repr(r.mask_prompts)) for r in requests]
+        keys = [(r.frames, r.text, repr(r.mask_prompts), r.is_clip) for r in requests]
         new = {key: request for key, request in zip(keys, requests, strict=True) if key not in known}
         known.update(zip(new, ask(list(new.values())), strict=True))
         return [known[key] for key in keys]

@@ -6,19 +6,13 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from ans_core import rle
 from ans_core.model import Sa2VA, checkpoint
-from ans_core.model import predict as ask
 from ans_core.stages import evaluate
-from ans_core.types import Request
 from flows import cli, doctor
 from flows.compare import table
-from tests import tiny
 from tests.workspace import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,6 +82,17 @@ def test_converting_nonsense_says_what_to_give(tmp_path: Path) -> None:
             arguments.function(arguments)
 
 
+def test_a_conversion_takes_nothing_away(tmp_path: Path) -> None:
+    """Whatever is converted: the target is looked at before anything is read."""
+    (tmp_path / "models/precious").mkdir(parents=True)
+    (tmp_path / "iter.pth").touch()
+    for words in ([str(tmp_path)], [str(tmp_path / "iter.pth"), "--internvl", "i", "--sam2", "s"], [str(tmp_path), "--to", "adapter"]):
+        arguments = cli.parser().parse_args(["convert", words[0], str(tmp_path / "models"), *words[1:]])
+        with pytest.raises(ValueError, match="models holds precious"):
+            arguments.function(arguments)
+    assert (tmp_path / "models/precious").is_dir()
+
+
 def test_two_summaries_are_compared_metric_by_metric(tmp_path: Path) -> None:
     for name, value in (("a", 0.5), ("b", 0.75)):
         (tmp_path / f"{name}.json").write_text(json.dumps({"sft": {"referring/val/gIoU": value, name: 1}}))
@@ -110,41 +115,6 @@ def test_versions_that_break_each_other_are_found(monkeypatch: pytest.MonkeyPatc
 def test_the_installed_versions_are_those_of_the_lock() -> None:
     finding = doctor.locked(ROOT)
     assert finding.ok, finding.what
-
-
-@pytest.mark.parametrize("what", ["picture", "video"])
-def test_predict_writes_the_answer_its_masks_and_overlays(
-    tmp_path: Path, tiny_model: Sa2VA, capsys: pytest.CaptureFixture[str], what: str
-) -> None:
-    """A model that begins every answer with `[SEG]`: all other words have no weight, and after these words it is that token's."""
-    model = copy.deepcopy(tiny_model)
-    model.keep_original_decoder()
-    with torch.no_grad():
-        prompted = ask.prompt(model, [Request(frames=tiny.clip(0).frames, text="<image>\nthe square")])
-        state = model.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[0, -1]
-        model.internvl.lm_head.weight.zero_()
-        model.internvl.lm_head.weight[model.seg_token_id] = state
-    checkpoint.save(model, tmp_path / "model", metadata={})
-    (tmp_path / "clip").mkdir()
-    for number, frame in enumerate(tiny.clip(0).frames):
-        assert isinstance(frame, bytes)
-        (tmp_path / f"clip/{number:03d}.png").write_bytes(frame)
-    source = tmp_path / "clip" / ("" if what == "video" else "000.png")
-    out = tmp_path / "out"
-    words = ["predict", str(source), "the square", "--model", str(tmp_path / "model"), "--max-tokens", "1", "--out", str(out)]
-    arguments = cli.parser().parse_args(words)
-    assert arguments.function(arguments) == 0
-    told = json.loads((out / "answer.json").read_text())
-    frames = 4 if what == "video" else 1
-    said = told["text"].count("[SEG]")
-    assert said == 1
-    assert (len(told["masks"]), len(told["masks"][0])) == (said, frames)
-    assert len(list((out / "masks").iterdir())) == said * frames
-    mask = np.asarray(Image.open(out / f"masks/object{said}_frame{frames - 1:05d}.png"))
-    assert (mask == rle.decode(told["masks"][-1][-1])).all()
-    with Image.open(out / ("overlay.gif" if what == "video" else "overlay.png")) as overlay:
-        assert (overlay.size, getattr(overlay, "n_frames", 1)) == ((64, 64), frames)
-    assert ("4 frames, video mode sa2va-i" in capsys.readouterr().out) == (what == "video")
 
 
 def test_eval_never_goes_on_with_the_answers_of_another_model_or_of_other_settings(

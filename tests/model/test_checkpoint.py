@@ -3,17 +3,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
+import shutil
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sam2.modeling.sam2_utils import LayerNorm2d
 from torch import nn
 
-from ans_core.model import Sa2VA, checkpoint, folder, layouts, published
+from ans_core.model import Sa2VA, checkpoint, conversion, folder, layouts, published
 from ans_core.model.build import build_tiny, build_tokenizer, tiny_config
 from ans_core.model.grounding import GroundingConfig
 from tests.golden import GOLDEN, needs_golden
@@ -59,7 +62,7 @@ def test_a_saved_model_loads_with_the_same_bits_config_and_tokenizer(tmp_path: P
     assert again.seg_token_id == tiny().seg_token_id
     assert not again.training
     assert folder.read_manifest(tmp_path / "m")["metadata"] == {"stage": "base"}
-    assert not (tmp_path / "m.partial").exists()
+    assert [f.name for f in tmp_path.iterdir()] == ["m"]
 
 
 def test_a_loaded_model_computes_what_the_saved_one_does(tmp_path: Path):
@@ -104,10 +107,13 @@ def test_loading_in_another_dtype_casts_every_tensor_but_sam2s_norms(tmp_path: P
         ({"dtype": "Tensor"}, "dtype 'Tensor' holds no weights"),
         ({"device_map": "nowhere"}, "device_map 'nowhere' is no device"),
         ({"device_map": "cuda:99"}, r"device_map 'cuda:99': torch .* sees \d+ GPUs here"),
+        ({"device_map": "meta"}, 'device_map \'meta\': only "cpu" and "cuda" are supported'),
+        ({"device_map": {"": "cpu"}}, "names several devices; a Sa2VA lies on one"),
         ({"attn_implementation": "fast"}, "fast"),
     ],
 )
-def test_a_wrong_dtype_or_device_is_named(tmp_path: Path, changes: dict[str, Any], message: str):
+def test_a_wrong_dtype_or_device_is_named(tmp_path: Path, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # users have no such check of types
     checkpoint.save(tiny(), tmp_path / "m", metadata={})
     with pytest.raises(ValueError, match=message):
         Sa2VA.from_pretrained(tmp_path / "m", **changes)
@@ -166,6 +172,115 @@ def test_a_folder_that_is_no_sa2va_is_refused(tmp_path: Path):
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="model_type 'llava' is no Sa2VA"):
         checkpoint.load(tmp_path)
+
+
+def test_another_family_is_refused_by_name(tmp_path: Path):
+    for model_type, family in (("sa2va_qwen2_5_vl", "qwen"), ("sa2va_llava", "llava")):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        with pytest.raises(ValueError, match=rf"model_type '{model_type}' .* built on {family}, and only InternVL's are read"):
+            Sa2VA.from_pretrained(tmp_path)
+
+
+def test_an_edited_file_is_told_with_what_to_do(tmp_path: Path):
+    checkpoint.save(tiny(), tmp_path / "m", metadata={})
+    file = tmp_path / "m/config.json"
+    file.write_text(file.read_text().replace('"video_frames": 3', '"video_frames": 4'))
+    with pytest.raises(ValueError, match=r"config\.json is damaged, or was edited: .* take the line of config\.json out of manifest\.json"):
+        checkpoint.load(tmp_path / "m")
+    manifest = json.loads((tmp_path / "m/manifest.json").read_text())
+    del manifest["sha256"]["config.json"]
+    (tmp_path / "m/manifest.json").write_text(json.dumps(manifest))
+    assert checkpoint.load(tmp_path / "m").config.video_frames == 4
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("config.json", "3", "config.json is malformed"),
+        ("config.json", "{", "config.json: not JSON"),
+        ("manifest.json", "3", "manifest.json is malformed"),
+        ("manifest.json", '{"sha256": 3}', "manifest.json is malformed"),
+        ("tokenizer.json", "{}", "tokenizer.json has no 'model'"),
+        ("tokenizer.json", "[", "tokenizer.json: not JSON"),
+        ("model.safetensors.index.json", "{}", "model.safetensors.index.json has no 'weight_map'"),
+        ("model.safetensors.index.json", "x", "model.safetensors.index.json: not JSON"),
+        ("model.safetensors.index.json", '{"weight_map": {"x": 3}}', "model.safetensors.index.json is malformed"),
+    ],
+)
+def test_a_malformed_file_is_named(tmp_path: Path, file: str, text: str, said: str):
+    checkpoint.save(tiny(), tmp_path / "m", metadata={})
+    (tmp_path / "m/manifest.json").unlink()
+    (tmp_path / "m" / file).write_text(text)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        checkpoint.load(tmp_path / "m")
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("upstream")
+    checkpoint.save(tiny(), folder / "own", metadata={})
+    conversion.convert(folder / "own", folder / "up", to="upstream", metadata={})
+    (folder / "up/manifest.json").unlink()
+    return folder / "up"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("template", None, "has no 'template'"),
+        ("template", "vicuna", "no 'template' 'vicuna'; there are qwen_chat, internlm2_chat, phi3_chat"),
+        ("vision_config", None, "has no 'vision_config'"),
+        ("vision_config", 3, "'vision_config' is 3"),
+        ("vision_config.patch_size", None, "has no 'patch_size'"),
+        ("llm_config.rope_theta", None, "has no 'rope_theta'"),
+        ("llm_config.use_sliding_window", True, "'sliding_window' 16"),
+        ("downsample_ratio", None, "has no 'downsample_ratio'"),
+        ("tiny_sam2_config.embed_dim", None, "has no 'embed_dim'"),
+        ("select_layer", -2, "'select_layer' is -2; only -1"),
+        ("ps_version", "v1", "'ps_version' is 'v1'; only 'v2'"),
+    ],
+)
+def test_what_is_wrong_in_an_upstream_config_is_named(upstream: Path, tmp_path: Path, key: str, value: object, said: str):
+    shutil.copytree(upstream, tmp_path / "up")
+    values = json.loads((upstream / "config.json").read_text())
+    values["llm_config"]["sliding_window"] = 16
+    change(values, key, value)
+    (tmp_path / "up/config.json").write_text(json.dumps(values))
+    for read in (checkpoint.load, conversion.account):
+        with pytest.raises(ValueError, match=r"config\.json:? .*" + re.escape(said)):
+            read(tmp_path / "up")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("template", None, "template"),
+        ("template", "vicuna", "no 'template' 'vicuna'; there are qwen_chat, internlm2_chat, phi3_chat"),
+        ("grounding", None, "has no 'grounding'"),
+        ("internvl.vision_config", None, "has no 'vision_config'"),
+        ("internvl.text_config", 3, "'vision_config' and 'text_config' are to be the sizes"),
+    ],
+)
+def test_what_is_wrong_in_our_config_is_named(tmp_path: Path, key: str, value: object, said: str):
+    checkpoint.save(tiny(), tmp_path / "m", metadata={})
+    (tmp_path / "m/manifest.json").unlink()
+    values = json.loads((tmp_path / "m/config.json").read_text())
+    change(values, key, value)
+    (tmp_path / "m/config.json").write_text(json.dumps(values))
+    for read in (checkpoint.load, conversion.account):
+        with pytest.raises(ValueError, match=r"config\.json:? .*" + re.escape(said)):
+            read(tmp_path / "m")
+
+
+def change(values: dict[str, Any], key: str, value: object) -> None:
+    """`key` with dots for what lies deeper; None takes it out."""
+    *outer, last = key.split(".")
+    for name in outer:
+        values = values[name]
+    if value is None:
+        del values[last]
+    else:
+        values[last] = value
 
 
 def test_a_checkpoint_that_does_not_fit_the_disk_is_refused_before_writing(tmp_path: Path):

@@ -5,15 +5,20 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ans_core.model import Sa2VA, checkpoint, conversion, folder, layouts
+from ans_core.model import Sa2VA, checkpoint, conversion, folder, layouts, upstream_files
+from ans_core.model.build import build_tiny
+from ans_core.types import Request
 from tests.golden import GOLDEN, needs_golden
 from tests.model.test_checkpoint import same, tiny
 
@@ -69,7 +74,7 @@ def test_a_configuration_comes_back_from_upstreams(name: str):
     """All that ours holds; what upstream's has beside it are defaults of its classes."""
     values = json.loads((GOLDEN / name / "config.json").read_text())
     config = layouts.from_upstream_config(values, checkpoint.read_tokenizer(GOLDEN / name))
-    written = conversion.upstream_config(config)
+    written = upstream_files.upstream_config(config)
     assert layouts.from_upstream_config(written, checkpoint.read_tokenizer(GOLDEN / name)) == config
     for part in (written, written["vision_config"], written["llm_config"]):
         theirs = values if part is written else values["vision_config"] if part is written["vision_config"] else values["llm_config"]
@@ -102,6 +107,146 @@ def test_every_tensor_that_is_not_as_it_should_be_is_listed(tmp_path: Path):
     with pytest.raises(ValueError, match=r"1 unexpected: mlp1\.9\.weight"):
         conversion.convert(tmp_path / "m", tmp_path / "out", to="native", metadata={})
     assert not (tmp_path / "out").exists()
+
+
+def as_internlm2() -> Sa2VA:
+    """Of the tiny sizes, with InternLM2's text model, whose attention is one matrix in upstream's layout."""
+    config = copy.deepcopy(tiny().config)
+    config.internvl["text_config"] |= {"model_type": "llama", "attention_bias": False, "mlp_bias": False}
+    return build_tiny(replace(config, template="internlm2_chat"), tiny().tokenizer, seed=0)
+
+
+@pytest.mark.parametrize("rows", [31, 32])
+def test_a_packed_matrix_of_other_rows_is_named(tmp_path: Path, rows: int):
+    """Of 64 rows: 4 queries, 2 keys, 2 values of 8 each. 32 can be cut, into less; 31 can't."""
+    checkpoint.save(as_internlm2(), tmp_path / "own", metadata={})
+    conversion.convert(tmp_path / "own", tmp_path / "up", to="upstream", metadata={})
+    (tmp_path / "up/manifest.json").unlink()
+    state = load_file(tmp_path / "up/model.safetensors")
+    key = "language_model.model.layers.0.attention.wqkv.weight"
+    assert state[key].shape == (64, 32)
+    save_file(state | {key: torch.zeros(rows, 32)}, tmp_path / "up/model.safetensors")
+    said = "; ".join(conversion.account(tmp_path / "up").problems)
+    assert (key in said) if rows != 32 else ("mis-shaped" in said and "layers.0.self_attn.q_proj.weight (16, 32) for (32, 32)" in said)
+    with pytest.raises(ValueError, match="does not fit the model"):
+        checkpoint.load(tmp_path / "up")
+
+
+def test_whole_numbers_are_no_weights(tmp_path: Path):
+    checkpoint.save(tiny(), tmp_path / "m", metadata={})
+    (tmp_path / "m/manifest.json").unlink()
+    state = load_file(tmp_path / "m/model.safetensors")
+    state["text_hidden_fcs.0.weight"] = state["text_hidden_fcs.0.weight"].to(torch.int8)
+    save_file(state, tmp_path / "m/model.safetensors")
+    assert conversion.account(tmp_path / "m").problems == ("1 not of floating point: text_hidden_fcs.0.weight int8",)
+    with pytest.raises(ValueError, match=r"1 not of floating point: text_hidden_fcs\.0\.weight int8"):
+        checkpoint.load(tmp_path / "m")
+
+
+# Beside the weights
+
+
+@needs_golden
+def test_a_release_keeps_its_files_in_upstreams_layout(tmp_path: Path):
+    """Byte by byte, but for weights, their index, config.json and the manifest. Code that reads one layout does not go into the other."""
+    shutil.copytree(GOLDEN / "qwen2", tmp_path / "release")
+    (tmp_path / "release/modeling_sa2va_chat.py").write_text("raise SystemExit('ran')")
+    (tmp_path / "release/generation_config.json").write_text("{ }")
+    conversion.convert(tmp_path / "release", tmp_path / "again", to="upstream", max_shard="100KB", metadata={})
+    written_anew = {"model.safetensors", "config.json", "manifest.json"}
+    kept = {f.name for f in (tmp_path / "release").iterdir()} - written_anew
+    assert kept >= {
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "modeling_sa2va_chat.py",
+        "generation_config.json",
+    }
+    assert all((tmp_path / "again" / name).read_bytes() == (tmp_path / "release" / name).read_bytes() for name in kept)
+    assert not (tmp_path / "again/model.safetensors").exists()
+    assert same(checkpoint.load(tmp_path / "again"), checkpoint.load(GOLDEN / "qwen2"))
+    conversion.convert(tmp_path / "release", tmp_path / "native", to="native", metadata={})
+    assert not (tmp_path / "native/modeling_sa2va_chat.py").exists()
+
+
+def test_upstreams_libraries_know_the_tokenizer_that_is_written(tmp_path: Path):
+    """transformers 4.42 has no TokenizersBackend, and tokenizers 0.19 reads merges as strings. We read both."""
+    model = copy.deepcopy(tiny())
+    model.tokenizer.add_special_tokens({"additional_special_tokens": ["<extra>"]})
+    model.tokenizer.save_pretrained(tmp_path / "plain")
+    upstream_files.write_tokenizer(model.tokenizer, tmp_path / "up")
+    settings = json.loads((tmp_path / "up/tokenizer_config.json").read_text())
+    assert (settings["tokenizer_class"], settings["additional_special_tokens"]) == ("PreTrainedTokenizerFast", ["<extra>"])
+    assert settings.keys().isdisjoint({"backend", "extra_special_tokens"})
+    merges = json.loads((tmp_path / "up/tokenizer.json").read_text())["model"]["merges"]
+    assert "r e" in merges
+    assert len(merges) == len(json.loads((tmp_path / "plain/tokenizer.json").read_text())["model"]["merges"])
+    one, other = checkpoint.read_tokenizer(tmp_path / "plain"), checkpoint.read_tokenizer(tmp_path / "up")
+    assert one.get_vocab() == other.get_vocab()
+    text = "a red circle[SEG]<extra> left\nof é"
+    assert one.encode(text) == other.encode(text)
+    assert one.special_tokens_map == other.special_tokens_map
+
+
+def test_a_target_with_something_else_in_it_is_refused(tmp_path: Path):
+    checkpoint.save(tiny(), tmp_path / "m", metadata={})
+    (tmp_path / "models/precious").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    (tmp_path / "other.partial").mkdir()
+    with pytest.raises(ValueError, match=r"models holds precious, which no earlier conversion wrote; give another folder"):
+        conversion.convert(tmp_path / "m", tmp_path / "models", to="native", metadata={})
+    with pytest.raises(ValueError, match=r"file is a file"):
+        conversion.convert(tmp_path / "m", tmp_path / "file", to="native", metadata={})
+    for _ in range(2):  # into nothing, and over what was written
+        conversion.convert(tmp_path / "m", tmp_path / "other", to="native", metadata={})
+    (tmp_path / "other/notes.txt").touch()
+    with pytest.raises(ValueError, match=r"other holds notes\.txt"):
+        conversion.convert(tmp_path / "m", tmp_path / "other", to="native", metadata={})
+    assert {f.name for f in tmp_path.iterdir()} == {"m", "models", "file", "other", "other.partial"}
+    assert (tmp_path / "models/precious").is_dir()
+
+
+# Phi3
+
+
+def phi3(**changes: object) -> dict[str, object]:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 64}
+    tokenizer = tiny().tokenizer
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    values = {"model_type": "phi3", "vocab_size": len(tokenizer), "max_position_embeddings": 2048, "rope_theta": 1e4, "rope_scaling": None}
+    return {**values, **sizes, **ends, "sliding_window": 2047, **changes}
+
+
+@pytest.mark.parametrize(("window", "context"), [(262144, 2048), (40, 40), (None, 2048)])
+def test_phi3s_window_ends_the_context_and_comes_back(window: int | None, context: int):
+    config = layouts.text_config(phi3(sliding_window=window))
+    assert (config["sliding_window"], config["max_position_embeddings"]) == (None, context)
+    back = upstream_files.upstream_config(replace(tiny().config, internvl=tiny().config.internvl | {"text_config": config}))["llm_config"]
+    assert (back["sliding_window"], back["max_position_embeddings"]) == (window, 2048)
+    assert layouts.text_config(back) == config
+
+
+def test_answers_with_phi3_do_not_depend_on_the_batch():
+    """20 and 47 tokens are asked and 10 are said: in a batch, with a window of 48, padding would push the first token out of the window."""
+    config = copy.deepcopy(tiny().config)
+    config.internvl["text_config"] = layouts.text_config(phi3(sliding_window=48))
+    model = Sa2VA(config, tiny().tokenizer).eval()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for p in model.internvl.parameters():
+            if p.ndim == 2:
+                p.copy_(0.6 * torch.randn(p.shape, generator=generator))
+    asked = [Request(frames=(), text=text) for text in ("a", "a red circle left of a blue square, " * 3)]
+    alone, together = (model.predict_many(asked, max_tokens=10, batch=batch) for batch in (1, 2))
+    assert [a.text for a in alone] == [a.text for a in together]
+
+
+def test_phi3s_first_name_of_long_rope_is_read_and_written():
+    scaling = {"type": "su", "long_factor": [2.0] * 4, "short_factor": [1.0] * 4}
+    config = layouts.text_config(phi3(rope_scaling=scaling, sliding_window=262144, original_max_position_embeddings=512))
+    assert config["rope_parameters"]["rope_type"] == "longrope"
+    back = upstream_files.upstream_config(replace(tiny().config, internvl=tiny().config.internvl | {"text_config": config}))["llm_config"]
+    assert back["rope_scaling"] == scaling
 
 
 def test_a_file_that_was_cut_short_is_named(tmp_path: Path):
@@ -181,10 +326,114 @@ def test_keys_of_a_training_state_that_fit_nothing_are_listed(tmp_path: Path):
     state["text_hidden_fcs.0.bias"] = torch.zeros(2)
     save_file(state, tmp_path / "bad.safetensors")
     with pytest.raises(
-        ValueError, match=r"2 unexpected: LoRA of language_model\.model\.layers\.1\.mlp\.up_proj\.weight, mllm\.model\.mlp9\.weight; 1 mis"
+        ValueError,
+        match=r"1 missing: language_model\.model\.layers\.1\.mlp\.up_proj\.lora_B; 1 unexpected: mllm\.model\.mlp9\.weight; 1 mis",
     ) as told:
         trained(tmp_path / "bad.safetensors")
     assert "text_hidden_fcs.0.bias (2,) for (64,)" in str(told.value)
+
+
+@needs_golden
+@pytest.mark.parametrize(
+    ("left_out", "count", "named"),
+    [
+        ("text_hidden_fcs", 4, "text_hidden_fcs.2.weight"),
+        ("mlp1.", 6, "mlp1.0.bias"),
+        ("embed_tokens", 1, "language_model.model.embed_tokens.weight"),
+        ("lm_head", 1, "language_model.lm_head.weight"),
+        ("model.layers.1.", 14, "language_model.model.layers.1.mlp.down_proj.lora_A"),
+        ("q_proj.lora", 4, "language_model.model.layers.0.self_attn.q_proj.lora_B"),
+        ("sam_mask_decoder", 131, "grounding_encoder.sam2_model.sam_mask_decoder.conv_s0.bias"),
+        ("", 143, "mlp1.3.weight"),
+    ],
+)
+def test_what_a_training_state_lacks_is_listed(tmp_path: Path, left_out: str, count: int, named: str):
+    state = load_file(PAIR / "training_state_dict.safetensors")
+    torch.save({"state_dict": {k: v for k, v in state.items() if left_out not in k}}, tmp_path / "iter_1.pth")
+    with pytest.raises(ValueError, match=rf"{count} missing: ") as told:
+        trained(tmp_path / "iter_1.pth")
+    missing = str(told.value).split("missing: ")[1].split(", ")
+    assert len(missing) == count
+    assert named in missing
+
+
+@needs_golden
+def test_a_whole_state_is_whole(tmp_path: Path):
+    """With one tensor of what upstream freezes in it, all are wanted."""
+    state = load_file(PAIR / "merged_hf/model.safetensors")
+    del state["vision_model.encoder.layers.0.ls1"], state["language_model.model.norm.weight"]
+    torch.save(state, tmp_path / "whole.pth")
+    with pytest.raises(ValueError, match=r"2 missing: language_model\.model\.norm\.weight, vision_model\.encoder\.layers\.0\.ls1$"):
+        trained(tmp_path / "whole.pth")
+
+
+@needs_golden
+def test_mis_shaped_halves_of_lora_are_listed(tmp_path: Path):
+    state = load_file(PAIR / "training_state_dict.safetensors")
+    prefix = "mllm.model.language_model.base_model.model.model.layers."
+    state[f"{prefix}0.mlp.up_proj.lora_A.default.weight"] = torch.zeros(8, 3)
+    state[f"{prefix}1.mlp.up_proj.lora_B.default.weight"] = torch.zeros(128, 4)
+    state[f"{prefix}1.self_attn.q_proj.lora_B.default.weight"] = torch.zeros(64, 8, dtype=torch.int8)
+    save_file(state, tmp_path / "bad.safetensors")
+    name = r"language_model\.model\.layers\."
+    said = rf"2 mis-shaped: {name}0\.mlp\.up_proj\.lora_A \(8, 3\) for \(8, 64\), {name}1\.mlp\.up_proj\.lora_B \(128, 4\) for \(128, 8\);"
+    with pytest.raises(ValueError, match=said + rf" 1 not of floating point: {name}1\.self_attn\.q_proj\.lora_B int8"):
+        trained(tmp_path / "bad.safetensors")
+
+
+def pickled_history(monkeypatch: pytest.MonkeyPatch) -> object:
+    """An object whose pickle is that of mmengine's curves: a class of another package with numpy arrays and its own methods in it. The
+    class is gone from the modules when the file is read, and would fail the test if it were called."""
+    module = types.ModuleType("mmengine.logging.history_buffer")
+
+    class HistoryBuffer:
+        def mean(self) -> float:
+            return 0.0
+
+        def __getstate__(self) -> dict[str, object]:
+            history = {"_log_history": np.array([0.5, 0.25]), "_count_history": np.array([1, 1]), "last": np.float64(0.25)}
+            return {"max_length": 10, "statistics_methods": {"mean": HistoryBuffer.mean}, **history}
+
+        def __setstate__(self, state: object) -> None:
+            raise AssertionError("foreign code ran")
+
+    for thing in (HistoryBuffer, HistoryBuffer.mean):
+        thing.__module__, thing.__qualname__ = module.__name__, thing.__qualname__.rpartition("<locals>.")[2]
+    module.HistoryBuffer = HistoryBuffer  # type: ignore[attr-defined]
+    for name in ("mmengine", "mmengine.logging"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return HistoryBuffer()
+
+
+@needs_golden
+@pytest.mark.parametrize("folder_of_deepspeed", [False, True])
+def test_what_upstreams_training_loop_saves_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_of_deepspeed: bool):
+    """mmengine's file with its curves; DeepSpeed's folder of that name, with the weights under `module`."""
+    state = load_file(PAIR / "training_state_dict.safetensors")
+    with monkeypatch.context() as patch:
+        beside = {"meta": {"iter": 10}, "message_hub": {"log_scalars": {"loss": pickled_history(patch)}}}
+        if folder_of_deepspeed:
+            (tmp_path / "iter_10.pth").mkdir()
+            torch.save({"module": state, "ds_version": "0.16", **beside}, tmp_path / "iter_10.pth/mp_rank_00_model_states.pt")
+        else:
+            torch.save({"state_dict": state, **beside}, tmp_path / "iter_10.pth")
+    ours, theirs = trained(tmp_path / "iter_10.pth").state_dict(), checkpoint.load(PAIR / "merged_hf").state_dict()
+    assert all(torch.allclose(ours[name], tensor, atol=1e-6) for name, tensor in theirs.items())
+
+
+@needs_golden
+@pytest.mark.parametrize("harm", ["cut", "garbage", "empty", "old format"])
+def test_a_training_state_or_sam2_that_cant_be_read_is_named(tmp_path: Path, harm: str):
+    file = tmp_path / "iter_1.pth"
+    torch.save({"x": torch.zeros(100)}, file, _use_new_zipfile_serialization=harm != "old format")
+    data = {"cut": file.read_bytes()[:-30], "garbage": b"garbage" * 9, "empty": b"", "old format": file.read_bytes()}
+    file.write_bytes(data[harm])
+    with pytest.raises(ValueError, match=r"iter_1\.pth is no file that torch.save .* cut short; copy it again, or save its tensors alone"):
+        trained(file)
+    file.rename(tmp_path / "sam2.pt")
+    with pytest.raises(ValueError, match=r'sam2\.pt is no file .*torch\.save\(\{"model"'):
+        list(checkpoint.sam2_tensors(tmp_path / "sam2.pt"))
 
 
 @needs_golden
@@ -194,5 +443,5 @@ def test_no_pickled_code_of_a_training_state_is_run(tmp_path: Path):
             return (print, ("ran",))
 
     torch.save({"state_dict": {"x": Evil()}}, tmp_path / "evil.pth")
-    with pytest.raises(Exception, match=r"(?i)weights_only|unsupported"):
+    with pytest.raises(ValueError, match=r"evil\.pth names print, code that is not run; save its tensors alone"):
         trained(tmp_path / "evil.pth")

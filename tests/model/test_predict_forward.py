@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import shutil
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from ans_core import rle
 from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
 from ans_core.model.sa2va import VideoMode
@@ -164,12 +167,104 @@ def test_earlier_turns_stand_before_the_question_as_training_wrote_them():
         ({"image": None}, "the text has 1 <image> for 0 frames"),
         ({"text": "<image>" + "word " * 40_000}, r"\d+ tokens, pictures included, in a context of \d+"),
         ({"video_mode": "sa2va-i"}, "SAM2's original mask decoder"),
+        ({"video_mode": "sa2va_i"}, "video mode 'sa2va_i'; there are sa2va, sa2va-i, and auto"),
+        ({"constants": "bfloat16"}, "constants 'bfloat16'; there are fp32, bf16"),
+        ({"past": "<|im_start|>user"}, "past is a text; give the turns before as"),
+        ({"image": [np.zeros((8, 8, 3), np.uint8)]}, "not list; give one picture"),
+        ({"mask_prompts": [np.ones(8, bool)]}, r"a mask prompt of shape \(8,\); give a list"),
+        ({"image": None, "text": "What?", "mask_prompts": [np.ones((8, 8), bool)]}, "1 mask prompts without a picture"),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str):
+def test_a_question_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # users have no such check of types
     model, _, _ = qwen2()
     with pytest.raises(ValueError, match=message):
         model.predict(**(question("image") | changes))
+
+
+def test_what_upstream_leaves_out_is_nothing_and_masks_come_in_any_form():
+    model, inputs, _ = qwen2()
+    plain = model.predict(**question("image"), max_tokens=8)
+    assert model.predict(**question("image"), video=None, past=None, mask_prompts=None, max_tokens=8).text == plain.text
+    mask = inputs["pf_mask_prompts"][0]
+    expected = ask.request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=[mask]).mask_prompts
+    counted = rle.encode(mask.astype(bool))
+    runs = np.diff(np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int).T.flatten(), [2]]))) + 0, prepend=0).tolist()
+    forms = [
+        mask[None],
+        torch.from_numpy(mask),
+        Image.fromarray(mask.astype(np.uint8) * 255),
+        counted,
+        {"size": counted["size"], "counts": runs},
+    ]
+    for form in forms:
+        assert ask.request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=[form]).mask_prompts == expected
+    assert (
+        ask.request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=inputs["pf_mask_prompts"]).mask_prompts[:1] == expected
+    )
+
+
+def test_a_video_may_be_a_file_or_a_folder_of_frames(tmp_path: Path):
+    model, inputs, _ = qwen2()
+    for number, frame in enumerate(inputs["pf_video_uint8"]):
+        Image.fromarray(frame).save(tmp_path / f"{number}.png")
+    asked = question("video")
+    found = model.predict(**asked | {"video": str(tmp_path)}, max_tokens=8)
+    assert torch.equal(found.mask_logits, model.predict(**asked, max_tokens=8).mask_logits)
+
+
+def test_regions_of_a_clip_are_those_of_its_first_frame():
+    model, inputs, _ = qwen2()
+    frames = list(inputs["pf_video_uint8"])
+    mask = np.ones(frames[0].shape[:2], bool)
+
+    def prompted(changed: int | None) -> torch.Tensor:
+        shown = [255 - f if i == changed else f for i, f in enumerate(frames)]
+        with torch.no_grad():
+            return ask.prompt(model, [ask.request_of(text="<image>What is region1?", video=shown, mask_prompts=[mask])]).row(0)
+
+    plain, cells = prompted(None), model.grid**2
+    for changed, expected in ((0, 2 * cells), (model.seen_frames(len(frames))[-1], cells)):  # frame and region, frame alone
+        assert int((prompted(changed) != plain).any(dim=1).sum()) == expected
+
+
+def test_a_clip_of_one_frame_is_one_tile_and_is_followed_as_it_is_predicted():
+    model, inputs, _ = copy.deepcopy(qwen2())
+    model.keep_original_decoder()
+    with torch.no_grad():
+        model.sam2.original_mask_decoder.conv_s0.weight.mul_(1.5)
+        asked = question("video") | {"video": list(inputs["pf_video_uint8"][:1])}
+        tokens = len(ask.prompt(model, [ask.request_of(**asked)]).row(0))
+        assert tokens < len(ask.prompt(model, [ask.request_of(text=asked["text"], image=asked["video"][0])]).row(0))
+    whole = model.predict(**asked, max_tokens=8, video_mode="sa2va-i")
+    text, frames = model.follow(**asked, max_tokens=8, video_mode="sa2va-i")
+    assert text == whole.text
+    assert [(masks == [m[0] for m in whole.masks]).all() for _, masks in frames] == [True]
+
+
+def test_an_answer_ends_at_a_stop_word_of_several_tokens():
+    """Sa2VA-4B: phi3_chat with a tokenizer that does not know `<|end|>`. The end of text stops, too."""
+    model, *_ = copy.deepcopy(qwen2())
+    model.config = dataclasses.replace(model.config, template="phi3_chat")
+    told = model.tokenizer.encode("Sure,[SEG].<|end|> and more", add_special_tokens=False)
+    assert len(told) > 8
+    drawn = told[: told.index(model.seg_token_id) + 1]
+    for script, expected in ((told, "Sure,[SEG]."), ([*drawn, model.tokenizer.eos_token_id, *told], "Sure,[SEG]")):
+        steps: list[int] = []
+
+        def say(module: object, given: object, logits: torch.Tensor, script: list[int] = script, steps: list[int] = steps) -> torch.Tensor:
+            steps.append(script[len(steps)])
+            return torch.zeros_like(logits).index_fill_(-1, torch.tensor(steps[-1:]), 1.0)
+
+        handle = model.internvl.lm_head.register_forward_hook(say)
+        answer = model.predict(**question("image"), max_tokens=len(script))
+        handle.remove()
+        assert answer.text == expected
+        assert len(answer.masks) == 1
+        assert len(steps) < len(script)
+    ids, complete = ask.ended(model, told)
+    assert (complete, model.tokenizer.decode(ids)) == (True, "Sure,[SEG].<|end|>")
+    assert ask.ended(model, told[:3]) == (told[:3], False)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (10_000, 10)])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from transformers.convert_slow_tokenizer import import_protobuf
 
+from ans_core.data.collate import prefix_ids
 from ans_core.model import checkpoint
 
 BYTES = [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
@@ -44,6 +45,19 @@ def test_no_space_is_put_before_the_text_where_the_file_says_so(tmp_path: Path):
     tokenizer = checkpoint.read_tokenizer(tmp_path)
     assert tokenizer.encode("red red", add_special_tokens=False) == [261, 262]
     assert tokenizer.decode([261, 262]) == "red red"
+
+
+def test_texts_begin_with_the_token_that_begins_them_as_in_training(tmp_path: Path):
+    """InternLM2Tokenizer adds it unless tokenizer_config.json says no; training rows bring it themselves."""
+    write(tmp_path, prefix=True, added={1: "<s>", 2: "</s>"})
+    tokenizer = checkpoint.read_tokenizer(tmp_path)
+    assert tokenizer.encode("red a") == [1, 262, 259]
+    assert prefix_ids(tokenizer, template="internlm2_chat", frame_tokens=[]) == tokenizer.encode("<|im_start|>user\n")
+    tokenizer.save_pretrained(tmp_path / "ours")
+    assert checkpoint.read_tokenizer(tmp_path / "ours").encode("red a") == [1, 262, 259]
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"add_bos_token": False}))
+    assert checkpoint.read_tokenizer(tmp_path).encode("red a") == [262, 259]
 
 
 def test_a_special_token_beyond_a_gap_is_refused(tmp_path: Path):

@@ -143,7 +143,14 @@ def test_prose_and_broken_json_are_understood(make: Make, reply: str):
         assert make(server.url).submit(DOG).result() == [0.5]
 
 
-@pytest.mark.parametrize("reply", ["", None, "I would rather not.", '{"q1": "a"}', '{"q1": "a", "q2": "x"}'])
+NUMBER = "1" * 5000
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["", None, "I would rather not.", '{"q1": "a"}', '{"q1": "a", "q2": "x"}', "[" * 100_000, f'{{"q{NUMBER}": "a", "x": "b"}}'],
+    ids=["empty", "none", "refusal", "one", "letter", "nested", "number"],
+)
 def test_an_unreadable_reply_is_no_judgement_and_never_cached(make: Make, reply: str | None):
     with serving(says(reply), says(RIGHT)) as server:
         judge = make(server.url)
@@ -153,12 +160,31 @@ def test_an_unreadable_reply_is_no_judgement_and_never_cached(make: Make, reply:
 
 @pytest.mark.parametrize(
     "respond",
-    [body("<html>busy</html>", "text/html"), body("{", "application/json"), body("[]"), body("{}"), body('{"choices": [{"message": 3}]}')],
-    ids=["html", "broken", "array", "empty", "odd"],
+    [
+        body("<html>busy</html>", "text/html"),
+        body("{", "application/json"),
+        body("[]"),
+        body("{}"),
+        body('{"choices": [{"message": 3}]}'),
+        body("[" * 100_000),
+    ],
+    ids=["html", "broken", "array", "empty", "odd", "nested"],
 )
 def test_a_body_that_is_no_completion_is_no_judgement(make: Make, respond: Callable[[Handler], None]):
     with serving(respond) as server:
         assert make(server.url).submit(DOG).result() == [None]
+
+
+@pytest.mark.parametrize("usage", [{"prompt_tokens": "many", "completion_tokens": -5}, {"prompt_tokens": None}, 3])
+def test_tokens_that_a_server_does_not_count_are_estimated(make: Make, usage: object):
+    message = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": RIGHT}}
+    completion = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [message], "usage": usage}
+    with serving(body(json.dumps(completion))) as server:
+        judge = make(server.url)
+        assert judge.submit(DOG).result() == [1.0]
+        found = judge.stats()
+    assert found["tokens_in"] > 20
+    assert found["tokens_out"] == len(RIGHT) // 4
 
 
 def test_a_server_without_schemas_is_asked_without_from_then_on(make: Make):

@@ -117,6 +117,9 @@ def test_format_wants_the_right_number_of_masks_and_closed_phrases():
     good = TRUTHS[1]
     assert reward(Prediction(text="Sure, [SEG].", masks=good.masks), good) == 1.0
     assert reward(Prediction(text="Sure, [SEG]."), good) == 0.0
+    region = Prediction(text="a dog", masks=good.masks)  # as in the loops: a mask beside a text that does not ask for one
+    assert reward(region, region) == 1.0
+    assert reward(Prediction(text="a dog"), region) == 0.0
     assert reward(Prediction(text="[SEG][SEG]", masks=good.masks * 2), good) == 0.0
     assert reward(Prediction(text="<p> a [SEG]", masks=good.masks), good) == 0.0
     assert reward(Prediction(text="<p> a <p> b </p> </p> [SEG]", masks=good.masks), good) == 0.0

@@ -12,6 +12,7 @@ from ans_core.config import Rl
 from ans_core.model import Sa2VA, adapters, parts
 from ans_core.model import predict as ask
 from ans_core.rewards import REWARDS
+from ans_core.rewards.confidence import Drawing
 from ans_core.rl import dual_loop, grpo, rollout, text_loop
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop
 from ans_core.rl.judging import Judging
@@ -251,11 +252,28 @@ def test_rewards_are_those_of_the_sample_the_rollout_belongs_to(own_model: Sa2VA
     round = a_round(loops(own_model, group=2))
     texts = ["a red square.", "zzz", "zzz", "zzz"]
     masks = [tiny.square(60, 60, 64, 64)] * 2 + [true_mask(SAMPLES[1]), tiny.square(24, 24, 60, 42)]
-    parts = round.score(texts, ("iou", "meteor", "confidence"), masks=masks, confidence=[0.9, 0.8, 0.7, 0.6])
+    sure = [0.9, 0.8, 0.7, 0.6]
+    drawn = [Drawing(text=t, masks=((m,),), confidence=c) for t, m, c in zip(texts, masks, sure, strict=True)]
+    parts = round.score(drawn, ("iou", "meteor", "confidence"))
     assert parts["iou"].tolist() == [[0.0, 0.0], [1.0, 0.5]]
     assert parts["meteor"].tolist() == [[1.0, 0.0], [0.0, 0.0]]
     assert parts["confidence"].flatten().tolist() == pytest.approx([0.9, 0.8, 0.7, 0.6])
-    assert set(round.score(texts, ("meteor",))) == {"meteor"}
+    assert set(round.score([Prediction(text=t) for t in texts], ("meteor",))) == {"meteor"}
+
+
+def test_true_answers_earn_every_reward_in_full(own_model: Sa2VA):
+    round = a_round(loops(own_model, group=2))
+    truth = [Drawing(text=s.text, masks=((true_mask(s),),)) for s in round.batch.samples for _ in range(2)]
+    assert len(REWARDS) > 5
+    assert all(values.eq(1).all() for values in round.score(truth, REWARDS).values())
+
+
+def test_soft_iou_is_that_of_the_probabilities_drawn(own_model: Sa2VA):
+    round = a_round(loops(own_model, group=2))
+    drawn = round.draws([s.text for s in round.batch.samples for _ in range(2)])
+    soft = round.score(drawn, ("soft_iou",))["soft_iou"]
+    assert ((soft > 0) & (soft < 1)).all()
+    assert soft.flatten().tolist() == pytest.approx([one.soft_iou for one in drawn])
 
 
 def test_every_sample_of_an_epoch_comes_once_over_steps_and_processes(monkeypatch: pytest.MonkeyPatch):

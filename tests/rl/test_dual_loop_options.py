@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -18,10 +19,10 @@ from ans_core.rewards.judge.rules import RuleJudge, questions_of
 from ans_core.rl import curriculum
 from ans_core.rl.dual_loop import LOOPS, DualLoop
 from ans_core.rl.judging import Judging
-from ans_core.rl.mask_policy import MASK_POLICIES
+from ans_core.rl.mask_policy import MASK_POLICIES, steered
 from ans_core.rl.round import Round
 from ans_core.stages.rl import practice_of
-from ans_core.types import Sample
+from ans_core.types import Prediction, Sample
 from tests import tiny
 from tests.rl.test_dual_loop import SAMPLES, a_round, batch, gradients, loops
 
@@ -215,7 +216,81 @@ def test_a_run_without_two_different_masks_stops_and_says_why(own_model: Sa2VA):
         module.after_step(2)
 
 
+@pytest.mark.parametrize("name", MASK_POLICIES)
+def test_every_mask_policy_learns_under_autocast(own_model: Sa2VA, name: str):
+    module = loops(own_model, loops={"mask": 1.0}, mask_policy=name)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, found = module(batch(own_model))
+    loss.backward()
+    assert loss.isfinite()
+    assert found["loop2/ratio"] == 1.0
+    assert found["loop2/group_pairwise_iou"] <= 1.0
+    assert found["loop2/identical"] == 1.0 or name != "token"
+
+
+def test_exploration_moves_once_an_update_by_all_its_micro_batches(own_model: Sa2VA):
+    module = loops(own_model, loops={"mask": 1.0}, mask_policy="grid_gaussian", mask_sigma=1e-6, stop_identical=0)
+    for micro in range(3):
+        module(dataclasses.replace(batch(own_model), micro=micro))
+        assert module.exploring.width == 1e-6
+    module.after_step(0)
+    assert (module.exploring.width, module.exploring.identical) == (steered(1e-6, 1.0), 1)
+    module(batch(own_model, 1))  # is skipped, so no `after_step` follows, and nothing of it counts
+    module(batch(own_model, 2))
+    module.after_step(2)
+    assert module.exploring.identical == 2
+
+
+def test_rollouts_that_are_learned_from_again_move_no_width_but_count_as_an_update(own_model: Sa2VA):
+    module = loops(own_model, loops={"mask": 1.0}, mask_sigma=1e-6, inner_steps=2, stop_identical=0)
+    for step in range(2):
+        module(batch(own_model, step, inner_steps=2))
+        module.after_step(step)
+    assert (module.exploring.width, module.exploring.identical) == (steered(1e-6, 1.0), 2)
+
+
 # What can break
+
+
+def test_all_that_is_trained_gets_a_gradient(own_model: Sa2VA):
+    """DistributedDataParallel waits for it."""
+    module = loops(own_model)
+    module(batch(own_model))[0].backward()
+    assert [n for n, p in own_model.named_parameters() if p.requires_grad and p.grad is None] == []
+
+
+def test_a_step_that_was_skipped_leaves_nothing_to_the_next(own_model: Sa2VA):
+    module = loops(own_model, monitor_every=2, max_grad_norm=1e6)
+    loss, _ = module(batch(own_model, 2))
+    (loss * torch.nan).backward()
+    module.zero_grad()
+    loss, _ = module(batch(own_model, 3))
+    loss.backward()
+    assert "grad_norm/projector" not in module.after_step(3)
+
+
+def test_the_time_of_an_update_holds_its_backward_pass(own_model: Sa2VA):
+    logged: dict[str, float] = {}
+    module = loops(own_model)
+    module.log = lambda metrics, step: logged.update(metrics)
+    loss, _ = module(batch(own_model))
+    so_far = time.perf_counter()
+    loss.backward()
+    time.sleep(0.1)
+    spent = time.perf_counter() - so_far
+    module.after_step(0)
+    assert logged["rl/seconds/update"] > spent
+    assert logged["rl/seconds/step"] > logged["rl/seconds/update"] + logged["rl/seconds/generate"]
+
+
+def test_logits_are_fp32_under_autocast(own_model: Sa2VA):
+    module = loops(own_model)
+    hidden = torch.randn(3, own_model.internvl.lm_head.in_features)
+    exact = own_model.logits(hidden)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(own_model.logits(hidden), exact)
+        _, found = module(batch(own_model))
+    assert found["loop1/ratio"] == 1.0
 
 
 def test_an_adapter_that_changes_before_the_backward_pass_is_caught(own_model: Sa2VA):
@@ -407,7 +482,7 @@ def test_the_judge_pays_captions_beside_meteor(own_model: Sa2VA, monkeypatch: py
     def saying(round: Round) -> object:
         done = act(round)
         done.texts = ["a red square", "a blue square", "", "a small green square", "a large green square", "a green circle"]
-        done.rewards = round.score(done.texts, ("meteor",))
+        done.rewards = round.score([Prediction(text=text) for text in done.texts], ("meteor",))
         return done
 
     monkeypatch.setitem(LOOPS, "caption", dataclasses.replace(LOOPS["caption"], act=saying))

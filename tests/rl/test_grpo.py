@@ -290,6 +290,9 @@ def test_a_rollout_with_a_failed_part_is_left_out():
     parts = {"a": torch.tensor([[0.0, 1.0, 2.0]]), "b": torch.tensor([[0.0, math.nan, 0.0]])}
     found = grpo.advantages_of_parts(parts, {"a": 1.0, "b": 1.0}, combine="sum_then_normalise", scale="none", std_floor=0.02)
     assert found.tolist() == [[-1.0, 0.0, 1.0]]
+    parts = {"a": torch.tensor([[1.0, 9.0, 2.0]]), "b": torch.tensor([[1.0, math.nan, 2.0]])}
+    found = grpo.advantages_of_parts(parts, {"a": 1.0, "b": 1.0}, combine="normalise_then_sum", scale="group", std_floor=0.02)
+    assert found.tolist() == [[pytest.approx(-(0.5**0.5)), 0.0, pytest.approx(0.5**0.5)]]
 
 
 def test_groups_with_a_spread_are_learned_from_first():
@@ -350,6 +353,17 @@ def test_pairwise_iou_by_hand():
     masks[0, 0, 0, :] = True
     masks[0, 1, 0, :2] = True
     assert grpo.pairwise_iou(masks).tolist() == [0.5, 1.0]
+
+
+def test_pairwise_iou_counts_pixels_exactly_under_autocast():
+    """Areas that bf16 does not hold: 1001 of 64 x 64 pixels, and one less."""
+    masks = torch.zeros(2, 3, 64, 64, dtype=torch.bool)
+    masks.flatten(2)[:, :, :1001] = True
+    masks[1, 0, 0, 0] = False
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = grpo.pairwise_iou(masks)
+    assert found[0] == 1.0
+    assert found[1].item() == pytest.approx((1 + 2 * 1000 / 1001) / 3)
 
 
 def test_the_exact_kl_is_that_of_torchs_distributions_and_pulls_back_to_the_reference():

@@ -1,4 +1,4 @@
-"""RL on two processes with DeepSpeed ZeRO-2 (gloo, CPU) against one plain process: the same rollouts, the same loss, the same policy."""
+"""RL on two processes (gloo, CPU), plain and with ZeRO-2, against one: the same rollouts, the same loss, the same policy."""
 
 from __future__ import annotations
 
@@ -65,9 +65,10 @@ def run(folder: Path, *words: str, processes: int, stage: int) -> list[dict[str,
 
 
 @pytest.mark.slow
-def test_two_processes_roll_out_and_learn_as_one_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [0, 2])
+def test_two_processes_roll_out_and_learn_as_one_does(tmp_path: Path, stage: int) -> None:
     (one,) = run(tmp_path / "one", "within", "normalise_then_sum", processes=1, stage=0)
-    two = run(tmp_path / "two", "within", "normalise_then_sum", processes=2, stage=2)
+    two = run(tmp_path / "two", "within", "normalise_then_sum", processes=2, stage=stage)
     together = two[0]["rollouts"] | two[1]["rollouts"]
     assert together.keys() == one["rollouts"].keys()
     assert len(together) == 3 * 2 * 4

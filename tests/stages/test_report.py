@@ -51,7 +51,7 @@ def write_evaluation(folder: Path, level: int, *, pictures: int) -> None:
             if benchmark == "video":
                 start = rng.integers(1000)
                 frames = [picture(np.random.default_rng(start), right=right, shift=4 * t) for t in range(4)]
-                save_animation(frames, folder / "overlays" / file, fps=4.0)
+                save_animation(frames, folder / "overlays" / file, sample=frames, fps=4.0)
             else:
                 picture(rng, right=right).save(folder / "overlays" / file)
             score, verdict = (0.91, "right") if right else (0.07, "wrong")

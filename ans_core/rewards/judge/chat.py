@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
 import openai
@@ -124,7 +124,7 @@ class Chat:
             except asyncio.CancelledError:  # the deadline: of a server that hangs nothing else is seen
                 self._breaker.failed()
                 raise
-            except (openai.OpenAIError, ValueError) as error:  # ValueError: a body that is no JSON
+            except (openai.OpenAIError, ValueError, RecursionError) as error:  # a body that is no JSON, or nested too deeply
                 self._breaker.failed()
                 raise Unavailable(self._tell(error)) from None
             self._breaker.succeeded()
@@ -167,8 +167,9 @@ class Chat:
 
     def _count(self, completion: ChatCompletion, request: Request, text: str) -> None:
         usage = completion.usage
-        tokens_in = (usage and usage.prompt_tokens) or len(request.system + request.user) // CHARACTERS_PER_TOKEN
-        tokens_out = (usage and usage.completion_tokens) or len(text) // CHARACTERS_PER_TOKEN
+        told_in, told_out = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
+        tokens_in = told_in if _is_count(told_in) else len(request.system + request.user) // CHARACTERS_PER_TOKEN
+        tokens_out = told_out if _is_count(told_out) else len(text) // CHARACTERS_PER_TOKEN
         cost = (tokens_in * self._price.tokens_in + tokens_out * self._price.tokens_out) / 1e6
         self._spent += cost
         self.usage.tokens_in += tokens_in
@@ -199,6 +200,11 @@ def is_local(base_url: str) -> bool:
         return ipaddress.ip_address(host).is_private
     except ValueError:
         return host == "localhost"
+
+
+def _is_count(told: object) -> TypeGuard[int]:
+    """The client does not check what it receives."""
+    return isinstance(told, int) and told > 0
 
 
 def _text(completion: ChatCompletion) -> str:

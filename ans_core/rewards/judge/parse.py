@@ -56,6 +56,8 @@ def json_value(text: str) -> Any:
             return decoder.raw_decode(text, start.start())[0]
         except ValueError:
             continue
+        except RecursionError:  # nested too deeply, and so it would be from every bracket on
+            return None
     return None
 
 
@@ -73,7 +75,7 @@ def _pieces(text: str, count: int) -> list[str | None]:
     if isinstance(value, dict) and len(value) == 1 and isinstance(next(iter(value.values())), list | dict):
         value = next(iter(value.values()))  # {"answers": [...]}
     if isinstance(value, dict):
-        numbered = {int(number[0]): _text(answer) for key, answer in value.items() if (number := re.findall(r"\d+", str(key)))}
+        numbered = {int(number[0]): _text(answer) for key, answer in value.items() if (number := re.findall(r"\d{1,4}", str(key)))}
         if numbered:
             return [numbered.get(i + 1) for i in range(count)]
     if isinstance(value, list) and len(value) == count:

@@ -1,0 +1,194 @@
+"""`ans predict`: what it writes, what it refuses, and how much it holds."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import weakref
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ans_core import media, overlay, rle, transforms
+from ans_core.model import Sa2VA, checkpoint
+from ans_core.model import predict as ask
+from ans_core.types import Request
+from flows import cli
+from tests import tiny
+
+
+@pytest.fixture
+def model(tmp_path: Path, tiny_model: Sa2VA) -> Path:
+    """A model that begins every answer with `[SEG]`: all other words have no weight, and after these words it is that token's."""
+    talker = copy.deepcopy(tiny_model)
+    talker.keep_original_decoder()
+    with torch.no_grad():
+        prompted = ask.prompt(talker, [Request(frames=tiny.clip(0).frames, text="<image>\nthe square")])
+        state = talker.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[0, -1]
+        talker.internvl.lm_head.weight.zero_()
+        talker.internvl.lm_head.weight[talker.seg_token_id] = state
+    checkpoint.save(talker, tmp_path / "model", metadata={})
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    """A folder of four frames."""
+    folder = tmp_path / "clip"
+    folder.mkdir()
+    for number, frame in enumerate(tiny.clip(0).frames):
+        assert isinstance(frame, bytes)
+        (folder / f"{number:03d}.png").write_bytes(frame)
+    return folder
+
+
+def predict(source: Path, model: Path, out: Path, *options: str) -> dict:
+    """answer.json."""
+    words = ["predict", str(source), "the square", "--model", str(model), "--max-tokens", "1", "--out", str(out), *options]
+    arguments = cli.parse(words)
+    assert arguments.function(arguments) == 0
+    return json.loads((out / "answer.json").read_text())
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("what", ["picture", "video"])
+def test_predict_writes_the_answer_its_masks_and_overlays(
+    tmp_path: Path, model: Path, clip: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    out = tmp_path / "out"
+    told = predict(clip / ("" if what == "video" else "000.png"), model, out)
+    frames = 4 if what == "video" else 1
+    said = told["text"].count("[SEG]")
+    assert said == 1
+    assert (len(told["masks"]), len(told["masks"][0])) == (said, frames)
+    assert len(list((out / "masks").iterdir())) == said * frames
+    mask = np.asarray(Image.open(out / f"masks/object{said}_frame{frames - 1:05d}.png"))
+    assert (mask == rle.decode(told["masks"][-1][-1])).all()
+    with Image.open(out / ("overlay.gif" if what == "video" else "overlay.png")) as drawn:
+        assert (drawn.size, getattr(drawn, "n_frames", 1)) == ((64, 64), frames)
+    assert ("4 frames, video mode sa2va-i" in capsys.readouterr().out) == (what == "video")
+
+
+@pytest.mark.parametrize("mode", ["sa2va", "sa2va-i"])
+def test_a_clips_answer_is_that_of_the_model(tmp_path: Path, model: Path, clip: Path, mode: str) -> None:
+    told = predict(clip, model, tmp_path / "out", "--video-mode", mode)
+    (expected,) = ask.predict(
+        Sa2VA.from_pretrained(model),
+        [Request(frames=tuple(sorted(clip.iterdir())), text="<image>\nthe square")],
+        max_tokens=1,
+        batch=1,
+        video_mode=mode,
+    )
+    assert told == {
+        "source": str(clip), "asked": "<image>\nthe square", "text": expected.text,
+        "masks": [list(masklet) for masklet in expected.masks], "video_mode": mode,
+    }  # fmt: skip
+
+
+def test_a_video_file_is_answered_as_its_frames_are_and_leaves_none_of_them(tmp_path: Path, model: Path) -> None:
+    """Lossless, so that the file's pixels are the frames'."""
+    shots = [np.kron(np.random.default_rng(i).integers(0, 2, (8, 8, 1)), np.full((8, 8, 3), 255)).astype(np.uint8) for i in range(3)]
+    iio.imwrite(tmp_path / "clip.gif", np.stack(shots), plugin="pillow")
+    (tmp_path / "frames").mkdir()
+    for number, shot in enumerate(shots):
+        Image.fromarray(shot).save(tmp_path / f"frames/{number}.png")
+    of_file, of_frames = (predict(tmp_path / name, model, tmp_path / f"out-{name}") for name in ("clip.gif", "frames"))
+    assert of_file["masks"] == of_frames["masks"]
+    assert files(tmp_path / "out-clip.gif") == files(tmp_path / "out-frames")
+    assert not list((tmp_path / "out-clip.gif").glob(f"{media.SCRATCH}*"))
+
+
+def test_an_answer_without_masks_is_written_with_the_frames_as_they_are(
+    tmp_path: Path, model: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sa2VA, "follow", lambda self, **asked: ("There is none.", iter(())))
+    out = tmp_path / "out"
+    assert predict(clip, model, out)["masks"] == []
+    assert files(out) == {"answer.json", "overlay.gif"}
+
+
+def test_a_long_clip_is_never_held(tmp_path: Path, model: Path, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 60 frames at most as many are held as the model encodes at a time, and the two it sees."""
+    for number in range(4, 60):
+        os.link(clip / f"{number % 4:03d}.png", clip / f"{number:03d}.png")
+    opened: list[weakref.ref[Image.Image]] = []
+    most = 0
+
+    def watched(ref: Path) -> Image.Image:
+        nonlocal most
+        found = open_image(ref)
+        opened.append(weakref.ref(found))
+        most = max(most, sum(one() is not None for one in opened))
+        return found
+
+    open_image = transforms.open_image
+    monkeypatch.setattr(transforms, "open_image", watched)
+    told = predict(clip, model, tmp_path / "out")
+    assert len(told["masks"][0]) == 60
+    assert len(opened) > 120  # followed and drawn
+    assert most <= 2 * ask.AHEAD + 2
+
+
+@pytest.mark.parametrize("fps", ["0", "-8", "nan"])
+def test_an_impossible_frame_rate_is_refused_before_the_model_is_loaded(tmp_path: Path, clip: Path, fps: str) -> None:
+    with pytest.raises(ValueError, match=r"a GIF shows 0\.002 to 100 frames a second"):
+        predict(clip, tmp_path / "no-model", tmp_path / "out", "--fps", fps)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_earlier_answer_in_the_folder_is_removed_and_nothing_else(tmp_path: Path, model: Path, clip: Path) -> None:
+    out = tmp_path / "out"
+    (out / "masks").mkdir(parents=True)
+    own = {"notes.txt", "overlay.jpg", "masks/object1.png", "masks/truth_frame00000.png", "masks/object1_frame00009.txt", "frames-1/a.png"}
+    of_killed = f"{media.SCRATCH}abc/000000.png"
+    for name in (*own, "overlay.gif", "masks/object3_frame00000.png", "masks/object1_frame00123.png", of_killed):
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("earlier")
+    predict(clip / "000.png", model, out)
+    assert files(out) == own | {"answer.json", "overlay.png", "masks/object1_frame00000.png"}
+    assert all((out / name).read_text() == "earlier" for name in own)
+
+
+def test_an_earlier_answer_stays_while_the_new_one_fails(tmp_path: Path, model: Path, clip: Path) -> None:
+    out = tmp_path / "out"
+    predict(clip, model, out)
+    before = files(out)
+    with pytest.raises(ValueError, match="no-model"):
+        predict(clip, tmp_path / "no-model", out)
+    assert files(out) == before
+
+
+@pytest.mark.parametrize("asked", ["overlay.gif", "masks", "masks/object1_frame00000.png"])
+def test_a_question_about_an_earlier_answers_own_files_is_refused(tmp_path: Path, model: Path, clip: Path, asked: str) -> None:
+    """They would be removed before they are read."""
+    out = tmp_path / "out"
+    predict(clip, model, out)
+    before = files(out)
+    with pytest.raises(ValueError, match="what an earlier question left there, and would be removed; give another --out"):
+        predict(out / asked, model, out)
+    assert files(out) == before
+    assert predict(out / asked, model, tmp_path / "other")["masks"]
+
+
+def test_frames_of_different_sizes_are_named_before_the_model_is_loaded(tmp_path: Path, clip: Path) -> None:
+    Image.new("RGB", (32, 64)).save(clip / "002.png")
+    with pytest.raises(ValueError, match=r"002\.png is 32 x 64, .*000\.png 64 x 64; bring the frames to one size"):
+        predict(clip, tmp_path / "no-model", tmp_path / "out")
+
+
+def test_the_masks_of_the_gif_are_those_of_the_answer(tmp_path: Path, model: Path, clip: Path) -> None:
+    """With so few frames its palette comes from all of them: what is left is rounding to 255 colours."""
+    told = predict(clip, model, tmp_path / "out")
+    with Image.open(tmp_path / "out/overlay.gif") as gif:
+        for i, path in enumerate(sorted(clip.iterdir())):
+            gif.seek(i)
+            expected = overlay.draw(transforms.open_image(path), [masklet[i] for masklet in told["masks"]])
+            assert np.abs(np.asarray(gif.convert("RGB")).astype(int) - np.asarray(expected)).mean() < 8
