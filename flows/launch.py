@@ -28,6 +28,7 @@ def quiet_prefect(here: Path) -> None:
     os.environ.setdefault("PREFECT_HOME", str(here / ".ans/prefect"))
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")  # 20 s are too few on a loaded machine
+    os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "15")  # 60: one request in some runs is never answered, and asked again then
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")  # a stage says itself what went wrong; Prefect would add tracebacks
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
