@@ -31,43 +31,47 @@ def frames(source: Path, *, scratch: Path) -> Iterator[tuple[Path, ...]]:
     A video's frames are lossless PNG files in a folder of their own in `scratch`, removed at the end: none is held in memory.
     Raises FileNotFoundError, and ValueError for what is none of these or can't be decoded.
     """
-    if source.is_dir():
-        pictures = tuple(sorted(p for p in source.iterdir() if p.suffix.lower() in PICTURES))
-        if not pictures:
-            raise ValueError(f"{source} holds no pictures ({', '.join(PICTURES)})")
-        yield pictures
-    elif not source.is_file():
-        raise FileNotFoundError(f"no picture, video or folder of frames {source}")
-    elif source.suffix.lower() not in VIDEOS:
-        yield (source,)
-    else:
-        scratch.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=scratch) as folder:
-            found = []
-            for number, shot in enumerate(_shots(source)):
-                found.append(Path(folder) / f"{number:06d}.png")
-                found[-1].write_bytes(_png(Image.fromarray(shot)))
-            if not found:
-                raise ValueError(f"the video {source} has no frames")
-            yield tuple(found)
+    if (files := _files(source)) is not None:
+        yield files
+        return
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=scratch) as folder:
+        found = []
+        for number, png in enumerate(_video(source)):
+            found.append(Path(folder) / f"{number:06d}.png")
+            found[-1].write_bytes(png)
+        yield tuple(found)
 
 
 def held(source: Path) -> tuple[ImageRef, ...]:
     """As `frames`, with the frames of a video in memory."""
-    if not source.is_file() or source.suffix.lower() not in VIDEOS:
-        with frames(source, scratch=source) as files:  # nothing is unpacked
-            return files
-    found = tuple(_png(Image.fromarray(shot)) for shot in _shots(source))
-    if not found:
-        raise ValueError(f"the video {source} has no frames")
-    return found
+    files = _files(source)
+    return tuple(_video(source)) if files is None else files
 
 
-def _shots(source: Path) -> Iterator[np.ndarray]:
+def _files(source: Path) -> tuple[Path, ...] | None:
+    """A picture, or those of a folder; None for a video."""
+    if source.is_dir():
+        pictures = tuple(sorted(p for p in source.iterdir() if p.suffix.lower() in PICTURES))
+        if not pictures:
+            raise ValueError(f"{source} holds no pictures ({', '.join(PICTURES)})")
+        return pictures
+    if not source.is_file():
+        raise FileNotFoundError(f"no picture, video or folder of frames {source}")
+    return None if source.suffix.lower() in VIDEOS else (source,)
+
+
+def _video(source: Path) -> Iterator[bytes]:
+    """Its frames as PNG."""
+    empty = True
     try:
-        yield from iio.imiter(source, plugin="pillow" if source.suffix.lower() == ".gif" else "pyav")
+        for shot in iio.imiter(source, plugin="pillow" if source.suffix.lower() == ".gif" else "pyav"):
+            empty = False
+            yield _png(Image.fromarray(shot))
     except (OSError, ValueError, IndexError, Image.DecompressionBombError) as error:
         raise ValueError(f"cannot read the video {source}: {error}; is it cut short? (`ffmpeg -i` tells)") from error
+    if empty:
+        raise ValueError(f"the video {source} has no frames")
 
 
 def reference(picture: Picture) -> ImageRef:

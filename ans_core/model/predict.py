@@ -403,7 +403,7 @@ def ended(model: Sa2VA, ids: list[int]) -> tuple[list[int], bool]:
     stops, texts = stop_ids(model), _stop_texts(model)
 
     def holds_stop(length: int) -> bool:
-        told = text_of(model, ids[:length], whole=True)
+        told = str(model.tokenizer.decode(ids[:length]))
         return any(text in told for text in texts)
 
     by_text = bisect_left(range(len(ids)), True, key=lambda place: holds_stop(place + 1)) if texts else len(ids)
@@ -411,13 +411,12 @@ def ended(model: Sa2VA, ids: list[int]) -> tuple[list[int], bool]:
     return ids[: end + 1], end < len(ids)
 
 
-def text_of(model: Sa2VA, ids: list[int], *, whole: bool = False) -> str:
-    """Special tokens kept; a stop word that is several tokens is cut from the end, unless the text is wanted whole."""
+def text_of(model: Sa2VA, ids: list[int]) -> str:
+    """Special tokens kept; a stop word that is several tokens is cut from the end."""
     text = model.tokenizer.decode(ids)
     assert isinstance(text, str)
-    if not whole:
-        for stop in _stop_texts(model):
-            text = text.removesuffix(stop)
+    for stop in _stop_texts(model):
+        text = text.removesuffix(stop)
     return text
 
 

@@ -169,8 +169,10 @@ class DualLoop(nn.Module):
             metrics = done[name].metrics | metrics | ({"weight": weight} if s.adaptive_loops else {})
             found |= {f"{LOOPS[name].prefix}/{key}": value for key, value in metrics.items()}
         for experience in done.values():
-            self.identical += [v for k, v in experience.metrics.items() if k == "identical"]
-            self.alike += [v for k, v in experience.metrics.items() if k == "group_pairwise_iou" and batch.inner == 0]
+            if "identical" in experience.metrics:
+                self.identical.append(experience.metrics["identical"])
+                if batch.inner == 0:
+                    self.alike.append(experience.metrics["group_pairwise_iou"])
         if batch.inner + 1 < s.inner_steps:
             self.waiting[batch.micro] = done
         if total.requires_grad:
