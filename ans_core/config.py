@@ -114,7 +114,7 @@ class Base(Section):
     alignment: Optim = Optim(steps=300, batch=32, lr=3e-3, weight_decay=0.01)
     """Word embeddings and projector: image tokens near the words for what they show."""
     sam_images: Optim = Optim(steps=600, batch=16, lr=8e-4, weight_decay=0.01)
-    sam_clips: Optim = Optim(steps=150, batch=4, lr=4e-4, weight_decay=0.01)
+    sam_clips: Optim = Optim(steps=300, batch=4, lr=2e-4, weight_decay=0.01)
     """Clips a step; twice as many pictures come beside them."""
     language_text: Optim = Optim(steps=600, batch=16, lr=1e-3)
     questions_per_image: Positive = 8

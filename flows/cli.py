@@ -76,8 +76,12 @@ def convert(arguments: argparse.Namespace) -> int:
         raise ValueError("ans convert SRC DST: DST is missing (--check SRC alone looks at a folder)")
     from ans_core.model import checkpoint, conversion, folder
 
+    state = conversion.training_file(source) is not None
+    if state and not (arguments.internvl and arguments.sam2):
+        raise ValueError(f"{source} is a training state: it needs --internvl and --sam2, its bases")
+    bases = {"internvl": arguments.internvl, "sam2": arguments.sam2, "template": arguments.template}
     if arguments.check:
-        told = conversion.account(source)
+        told = conversion.training_account(source, **bases) if state else conversion.account(source)
         print(f"{told.kind}: {told.tensors} tensors, {told.parameters:,} parameters, {', '.join(told.dtypes)}")
         print("\n".join(told.problems) or "every tensor is known, none is missing")
         return bool(told.problems)
@@ -85,14 +89,10 @@ def convert(arguments: argparse.Namespace) -> int:
     folder.refuse_to_replace(target)
     if arguments.to == "adapter":
         return write_adapter(source, target, arguments.base)
-    if conversion.training_file(source):
-        if not (arguments.internvl and arguments.sam2) or arguments.to != "native":
-            raise ValueError(
-                f"{source} is a training state: it needs --internvl and --sam2, its bases, and becomes our layout (--to native)"
-            )
-        model = conversion.from_training_state(
-            source, internvl=arguments.internvl, sam2=arguments.sam2, template=arguments.template, alpha_per_rank=arguments.alpha_per_rank
-        )
+    if state:
+        if arguments.to != "native":
+            raise ValueError(f"{source} is a training state and becomes our layout first (--to native); from there, --to {arguments.to}")
+        model = conversion.from_training_state(source, **bases, alpha_per_rank=arguments.alpha_per_rank)
         checkpoint.save(model, target, max_shard=arguments.max_shard, metadata=metadata)
     else:
         conversion.convert(source, target, to=arguments.to, sam2=arguments.sam2 or "", max_shard=arguments.max_shard, metadata=metadata)

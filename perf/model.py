@@ -25,9 +25,10 @@ from ans_core.data.clips import draw_clip
 from ans_core.data.scenes import draw_scene
 from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
+from ans_core.model.drawing import Way, track
 from ans_core.types import Request
 
-SIDE, FRAMES, OBJECTS, LIKE = 128, 16, 3, 12
+SIDE, FRAMES, OBJECTS, LIKE, LONGEST = 128, 16, 3, 12, 24
 THINGS = ("red circle", "blue square", "green star", "large one", "small one", "striped one", "leftmost one", "one at the top")
 
 
@@ -74,7 +75,7 @@ def mixed(number: int = 0) -> list[Request]:
     ]
 
 
-def as_upstream(model: Sa2VA, pictures: list, embeddings: torch.Tensor, way: ask.Way) -> int:
+def as_upstream(model: Sa2VA, pictures: list, embeddings: torch.Tensor, way: Way) -> int:
     """Returns the number of frames that the image encoder saw."""
     passes = 0
     for embedding in embeddings:
@@ -100,22 +101,25 @@ def main() -> None:
     given = options.parse_args()
     model = Sa2VA.from_pretrained(given.model, dtype=getattr(torch, given.dtype), device_map=given.device)
     print(f"{given.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {given.device}, {torch.get_num_threads()} threads")
-    way = ask.Way(max_tokens=24)
+    way = Way()
+
+    def together(requests: list[Request]) -> None:
+        ask.answers(model, requests, way, max_tokens=LONGEST)
 
     def apart(requests: list[Request]) -> None:
         for request in requests:
-            ask.answers(model, [request], way)
+            together([request])
 
     picture = draw_scene(seed=7, split="val", index=9, image_size=SIDE).image
     eight = [ask.request_of(image=picture, text=prompts.REFERRING_EVAL.format(text=text)) for text in THINGS]
-    told("8 expressions of one picture", *seconds(lambda: ask.answers(model, eight, way), lambda: apart(eight), repeats=given.repeats))
+    told("8 expressions of one picture", *seconds(lambda: together(eight), lambda: apart(eight), repeats=given.repeats))
     every = mixed()
-    told("8 requests of every kind", *seconds(lambda: ask.answers(model, every, way), lambda: apart(every), repeats=given.repeats))
+    told("8 requests of every kind", *seconds(lambda: together(every), lambda: apart(every), repeats=given.repeats))
     kinds = [list(kind) for kind in zip(*(mixed(number) for number in range(LIKE)), strict=True)]
 
     def by_kind() -> None:
         for kind in kinds:
-            ask.answers(model, kind, way)
+            together(kind)
 
     def all_apart() -> None:
         for kind in kinds:
@@ -128,7 +132,7 @@ def main() -> None:
     embeddings = embeddings.to(model.device, model.text_hidden_fcs[0].weight.dtype)
     with torch.no_grad():
         passes = as_upstream(model, frames, embeddings, way)
-        ours = lambda: ask.track(model, frames, embeddings, way)  # noqa: E731
+        ours = lambda: track(model, frames, embeddings, way)  # noqa: E731
         told(
             f"{OBJECTS} objects through {FRAMES} frames (image encoder: {FRAMES} passes against {passes})",
             *seconds(ours, lambda: as_upstream(model, frames, embeddings, way), repeats=given.repeats),

@@ -1,6 +1,6 @@
 """Checkpoint folders of one layout -> folders of the other, tensor by tensor, and upstream's training states -> models.
 
-    ans convert --check SRC            what a folder is, and whether every tensor is known
+    ans convert --check SRC            what a checkpoint is, and whether every tensor is known
     ans convert SRC DST [--to upstream|sa2va-i] [--sam2 sam2_hiera_large.pt]
 
 Only the output shard at hand is in memory. No pickle code is ever run.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -39,7 +39,7 @@ LORA_ALPHA_PER_RANK = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What a checkpoint folder is. `problems` empty: every tensor is known, none is missing, all have their shape."""
+    """What a checkpoint is. `problems` empty: every tensor is known, none is missing, all have their shape."""
 
     kind: str
     tensors: int
@@ -95,15 +95,17 @@ def _account(source: Path) -> tuple[Account, Sa2VAConfig, PreTrainedTokenizerBas
     shapes = {name: tensor.shape for name, tensor in checkpoint.empty(config, tokenizer).state_dict().items()}
     if kind == "InternVL base":
         shapes = {name: shape for name, shape in shapes.items() if name.startswith("internvl.")}
-    sizes = reader.shapes.values()
-    told = Account(
+    return _told(kind, reader.shapes.values(), checkpoint.misfits(shapes, dict(found))), config, tokenizer, reader
+
+
+def _told(kind: str, tensors: Collection[Tensor], problems: Iterable[str]) -> Account:
+    return Account(
         kind=kind,
-        tensors=len(reader.shapes),
-        parameters=sum(t.numel() for t in sizes),
-        dtypes=tuple(sorted({str(t.dtype).removeprefix("torch.") for t in sizes})),
-        problems=tuple(checkpoint.misfits(shapes, dict(found))),
+        tensors=len(tensors),
+        parameters=sum(t.numel() for t in tensors),
+        dtypes=tuple(sorted({str(t.dtype).removeprefix("torch.") for t in tensors})),
+        problems=tuple(problems),
     )
-    return told, config, tokenizer, reader
 
 
 # Between the layouts
@@ -225,6 +227,13 @@ DEEPSPEED_FILE = "mp_rank_00_model_states.pt"
 """What `iter_1000.pth` holds where it is a folder."""
 
 
+def _file_of(state: str | Path) -> Path:
+    file = training_file(Path(state))
+    if file is None:
+        raise ValueError(f"{state} is no training state: neither a file nor a folder with {DEEPSPEED_FILE}")
+    return file
+
+
 def training_file(source: Path) -> Path | None:
     """The file of a training state: `source` itself, or the one in a folder of DeepSpeed's. None for a folder of something else."""
     file = source / DEEPSPEED_FILE if source.is_dir() else source
@@ -240,23 +249,11 @@ def from_training_state(
     Raises ValueError listing keys that fit nothing of the bases, mis-shaped tensors, and what is missing: the bases stand in for no tensor
     that upstream trains. A state with anything beside those is a whole model. LoRA is on every matrix of the layers, or on none.
     """
-    file = training_file(Path(state))
-    if file is None:
-        raise ValueError(f"{state} is no training state: neither a file nor a folder with {DEEPSPEED_FILE}")
+    file = _file_of(state)
     model = checkpoint.import_base(internvl, sam2, template)
-    layout = replace(layouts.layout_of(model.config), two_decoders=False)
-    state_of = model.state_dict()
-    kept = {name: tensor for name, tensor in state_of.items() if name.startswith(ORIGINAL)}
-    merged = dict(layouts.to_upstream({name: tensor for name, tensor in state_of.items() if name not in kept}, layout))
-    found: dict[str, Tensor] = {}
-    for saved, tensor in _training_tensors(file):
-        if ".original_module." in saved:
-            continue  # PEFT's copy of the base beside the module that was trained
-        key = _plain_key(saved)
-        known = key not in found and (key in merged or key.endswith((".lora_A", ".lora_B")))
-        found[key if known else saved] = tensor  # what is unknown, or there twice, is told by the name that the file has
-    wanted = _wanted_of_state({key: tensor.shape for key, tensor in merged.items()}, found)
-    if problems := checkpoint.misfits(wanted, found):
+    merged, kept, layout = _by_release_names(model)
+    found = _state_tensors(file, known=merged)
+    if problems := _state_problems(merged, found):
         raise ValueError(f"{state} does not fit {internvl} with {sam2}: {'; '.join(problems)}")
     merged |= {key: tensor for key, tensor in found.items() if key in merged}
     for down in (key for key in found if key.endswith(".lora_A")):
@@ -265,6 +262,39 @@ def from_training_state(
         merged[key] = (merged[key].float() + change).to(merged[key].dtype)
     checkpoint.fill(model, (*layouts.to_native(merged.items(), layout), *kept.items()), where=str(state))
     return model.eval()
+
+
+def training_account(state: str | Path, *, internvl: str | Path, sam2: str | Path, template: str) -> Account:
+    """As `account`, of a training state beside its bases (which are read for it)."""
+    file = _file_of(state)
+    merged, _, _ = _by_release_names(checkpoint.import_base(internvl, sam2, template))
+    found = _state_tensors(file, known=merged)
+    kind = "training state with LoRA unmerged" if any(key.endswith(".lora_A") for key in found) else "training state"
+    return _told(kind, found.values(), _state_problems(merged, found))
+
+
+def _by_release_names(model: Sa2VA) -> tuple[dict[str, Tensor], dict[str, Tensor], layouts.Layout]:
+    """A model's tensors as a release with one mask decoder names them, by our names what it has beside these, and that layout."""
+    layout = replace(layouts.layout_of(model.config), two_decoders=False)
+    state = model.state_dict()
+    kept = {name: tensor for name, tensor in state.items() if name.startswith(ORIGINAL)}
+    return dict(layouts.to_upstream({name: tensor for name, tensor in state.items() if name not in kept}, layout)), kept, layout
+
+
+def _state_tensors(file: Path, *, known: Container[str]) -> dict[str, Tensor]:
+    """Of a training state, by the names of a release where these are `known`."""
+    found: dict[str, Tensor] = {}
+    for saved, tensor in _training_tensors(file):
+        if ".original_module." in saved:
+            continue  # PEFT's copy of the base beside the module that was trained
+        key = _plain_key(saved)
+        fits = key not in found and (key in known or key.endswith((".lora_A", ".lora_B")))
+        found[key if fits else saved] = tensor  # what is unknown, or there twice, is told by the name that the file has
+    return found
+
+
+def _state_problems(merged: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    return checkpoint.misfits(_wanted_of_state({key: tensor.shape for key, tensor in merged.items()}, found), found)
 
 
 def _wanted_of_state(whole: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> dict[str, torch.Size]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from transformers import Cache
 
 from ans_core import media, prompts, rle, transforms
-from ans_core.model.grounding import FrameFeatures, in_order
+from ans_core.model.drawing import Way, draw, frame_by_frame, upsample
 from ans_core.model.sa2va import Sa2VA, VideoMode
 from ans_core.types import RLE, ImageRef, Prediction, Request
 
@@ -29,33 +28,8 @@ Found = TypeVar("Found")
 Region = np.ndarray | Tensor | Image.Image | RLE
 """A mask prompt; what is not 0 is in it."""
 
-AHEAD = 8
-"""Frames of a clip that are encoded in one batch."""
-
 ALIKE = 1.5
 """Beginnings are read in one batch while the longest is at most so many times the shortest."""
-
-Constants = Literal["fp32", "bf16"]
-"""Mean and standard deviation that SAM2's pictures are normalised with. `bf16`: rounded, as the reference's inference does by accident (up
-to 0.008 off), for numbers equal to its own; `fp32` is what SAM2, and the reference in training, uses."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Way:
-    """How questions are answered."""
-
-    max_tokens: int
-    mode: VideoMode = "sa2va"
-    constants: Constants = "fp32"
-
-    def __post_init__(self) -> None:
-        if self.constants not in get_args(Constants):
-            raise ValueError(f"constants {self.constants!r}; there are {', '.join(get_args(Constants))}")
-
-    def pixels(self, model: Sa2VA, pictures: Sequence[Image.Image]) -> Float[Tensor, "B 3 S S"]:
-        """What SAM2 sees of pictures."""
-        constants = torch.bfloat16 if self.constants == "bf16" else torch.float32
-        return transforms.normalise(pictures, size=model.sam2.image_size, constants=constants).to(model.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +58,15 @@ class Prompted:
         own.layers = [copy.copy(layer) for layer in self.read.layers]
         own.batch_select_indices(rows)
         return own
+
+    def begun(self, rows: Int[Tensor, " R"]) -> dict[str, Any]:
+        """What transformers' `generate` goes on from, for these requests."""
+        start = self.beginning[rows]
+        return {
+            "inputs_embeds": torch.cat([self.beginnings[start], self.embeds[rows]], dim=1),
+            "attention_mask": torch.cat([self.beginnings_attention[start], self.attention[rows]], dim=1).long(),
+            "past_key_values": self.cache(start),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +132,8 @@ def predict(
     model: Sa2VA, requests: Sequence[Request], *, max_tokens: int, batch: int, video_mode: Literal[VideoMode, "auto"] = "auto"
 ) -> list[Prediction]:
     """`answers` as benchmarks want them, masks as RLE."""
-    way = Way(max_tokens=max_tokens, mode=model.video_mode(video_mode))
-    return in_batches(requests, batch, lambda some: [answer.prediction() for answer in answers(model, some, way)])
+    way = Way(mode=model.video_mode(video_mode))
+    return in_batches(requests, batch, lambda some: [a.prediction() for a in answers(model, some, way, max_tokens=max_tokens)])
 
 
 def in_batches(requests: Sequence[Request], batch: int, ask: Callable[[list[Request]], list[Found]]) -> list[Found]:
@@ -166,11 +149,11 @@ def in_batches(requests: Sequence[Request], batch: int, ask: Callable[[list[Requ
 
 
 @torch.no_grad()
-def answers(model: Sa2VA, requests: Sequence[Request], way: Way) -> list[Answer]:
+def answers(model: Sa2VA, requests: Sequence[Request], way: Way, *, max_tokens: int) -> list[Answer]:
     """All requests in one batch. Raises ValueError for one that makes no sense (see `prompt`)."""
     with model.own_precision():
         prompted = prompt(model, requests, mode=way.mode)
-        ids = [said(model, row) for row in generate(model, prompted, max_tokens=way.max_tokens)]
+        ids = [said(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
         embeddings = spoken_segs(model, prompted, ids)
         logits = draw(model, requests, prompted.images, embeddings, way)
     return [
@@ -186,37 +169,15 @@ def answers(model: Sa2VA, requests: Sequence[Request], way: Way) -> list[Answer]
 
 
 @torch.no_grad()
-def follow(model: Sa2VA, request: Request, way: Way) -> tuple[str, Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]]:
+def follow(model: Sa2VA, request: Request, way: Way, *, max_tokens: int) -> tuple[str, Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]]:
     """As `answers`, for one clip of any length: the text, then (index, masks of its N `[SEG]`) frame by frame in order of time. Frames are
     opened when they are needed, and forgotten; masks of the seen frames wait for their turn. Without `[SEG]` there are no frames."""
     seen = model.seen_frames(len(request.frames), way.mode)
     with model.own_precision():
         prompted = prompt(model, [replace(request, frames=tuple(request.frames[index] for index in seen), clip=True)])
-        (ids,) = [said(model, row) for row in generate(model, prompted, max_tokens=way.max_tokens)]
+        (ids,) = [said(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
         (embeddings,) = spoken_segs(model, prompted, [ids])
-    return text_of(model, ids), _frame_by_frame(model, request.frames, embeddings, way)
-
-
-def _frame_by_frame(
-    model: Sa2VA, frames: Sequence[ImageRef], embeddings: Float[Tensor, "N C"], way: Way
-) -> Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]:
-    if not len(embeddings):
-        return
-    width, height = transforms.open_image(frames[0]).size
-
-    def picture(index: int) -> Image.Image:
-        opened = transforms.open_image(frames[index])
-        if opened.size != (width, height):
-            raise ValueError(f"frame {index} is {opened.width} x {opened.height}, the first {width} x {height}; bring them to one size")
-        return opened
-
-    waiting: dict[int, np.ndarray] = {}
-    due = 0
-    for index, logits in tracked(model, len(frames), picture, embeddings, way):
-        waiting[index] = np.stack([upsample(z, size=model.sam2.image_size, height=height, width=width) for z in logits])
-        while due in waiting:
-            yield due, waiting.pop(due)
-            due += 1
+    return text_of(model, ids), frame_by_frame(model, request.frames, embeddings, way)
 
 
 def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor] | None = None, *, mode: VideoMode = "sa2va") -> Prompted:
@@ -355,23 +316,17 @@ def left_padded(rows: Sequence[Float[Tensor, "_ D"]]) -> dict[str, Tensor]:
     return {"embeds": embeds, "attention": attention}
 
 
-def generate(model: Sa2VA, prompted: Prompted, *, max_tokens: int, samples: int = 0, temperature: float = 1.0) -> list[list[int]]:
-    """Token ids of every answer, its end-of-turn token included where it came to one. samples = G > 0 draws G per row
-    from torch's generator.
+def generate(model: Sa2VA, prompted: Prompted, *, max_tokens: int) -> list[list[int]]:
+    """Token ids of every answer, by greedy search, its end-of-turn token included where it came to one.
 
     Never says IMG_CONTEXT: no picture could fill its slot when the answer is read again.
     """
-    sampling = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0} if samples else {"do_sample": False}
-    rows = torch.arange(len(prompted.embeds), device=model.device).repeat_interleave(samples or 1)
-    begun = prompted.beginning[rows]
     out = model.internvl.generate(
-        inputs_embeds=torch.cat([prompted.beginnings[begun], prompted.embeds[rows]], dim=1),
-        attention_mask=torch.cat([prompted.beginnings_attention[begun], prompted.attention[rows]], dim=1).long(),
-        past_key_values=prompted.cache(begun),
+        **prompted.begun(torch.arange(len(prompted.embeds), device=model.device)),
+        **stopping(model),
         max_new_tokens=max_tokens,
         suppress_tokens=[model.image_token_id],
-        **stopping(model),
-        **sampling,
+        do_sample=False,
     )
     return [ended(model, row)[0] for row in out.tolist()]
 
@@ -449,85 +404,3 @@ def spoken_segs(model: Sa2VA, prompted: Prompted, ids: list[list[int]]) -> list[
         answer = hidden[place, -len(ids[i]) :]
         found[i] = model.seg_embeddings(answer[torch.tensor(ids[i], device=model.device) == model.seg_token_id])
     return found
-
-
-def draw(
-    model: Sa2VA, requests: Sequence[Request], images: list[list[Image.Image]], embeddings: list[Float[Tensor, "_ C"]], way: Way
-) -> list[Float[Tensor, "N F h4 w4"]]:
-    """Low-resolution mask logits of every row: images in one batch, clips one after the other through the memory, each with the objects of
-    all its rows. A picture that several rows ask about is encoded once."""
-    side = model.sam2.image_size // 4
-    masks = [torch.zeros(0, len(pictures), side, side, device=model.device) for pictures in images]
-    frames = [request.frames for request in requests]
-    drawing = [i for i, e in enumerate(embeddings) if len(e) and images[i]]
-    stills = [i for i in drawing if not requests[i].is_clip]
-    if stills:
-        shown = {frames[i]: images[i][0] for i in stills}
-        place = {key: number for number, key in enumerate(shown)}
-        features = model.sam2.encode(way.pixels(model, list(shown.values())))
-        frame = torch.tensor([place[frames[i]] for i in stills for _ in embeddings[i]], device=model.device)
-        logits = model.sam2.decode(features, frame, torch.cat([embeddings[i] for i in stills])).logits
-        for i, own in zip(stills, logits.split([len(embeddings[i]) for i in stills]), strict=True):
-            masks[i] = own[:, None]
-    clips: dict[tuple[ImageRef, ...], list[int]] = defaultdict(list)
-    for i in drawing:
-        if requests[i].is_clip:
-            clips[frames[i]].append(i)
-    for rows in clips.values():
-        objects = [embeddings[i] for i in rows]
-        logits = track(model, images[rows[0]], torch.cat(objects), way)
-        for i, own in zip(rows, logits.split([len(o) for o in objects]), strict=True):
-            masks[i] = own
-    return masks
-
-
-def track(model: Sa2VA, pictures: list[Image.Image], seg_embeddings: Float[Tensor, "N C"], way: Way) -> Float[Tensor, "N F h4 w4"]:
-    """Low-resolution mask logits of N objects in every frame of a clip."""
-    found = dict(tracked(model, len(pictures), lambda index: pictures[index], seg_embeddings, way))
-    return torch.stack([found[index] for index in range(len(pictures))], dim=1)
-
-
-@torch.no_grad()
-def tracked(
-    model: Sa2VA, frames: int, picture: Callable[[int], Image.Image], seg_embeddings: Float[Tensor, "N C"], way: Way
-) -> Iterator[tuple[int, Float[Tensor, "N h4 w4"]]]:
-    """(index, low-resolution mask logits of N objects): the seen frames, then the others in order of time. Every frame is asked for and
-    encoded once, AHEAD at a time, and forgotten with the next.
-
-    Mode `sa2va-i`: the seen frames are decoded each alone, as in training, and their masks, at the pictures' size, prompt the original
-    SAM2 (kumuji/Sa2VA-i).
-    """
-    seen = model.seen_frames(frames, way.mode)
-    first = [picture(index) for index in seen]
-    with model.own_precision():
-        known = model.sam2.encode(way.pixels(model, first))
-        if way.mode == "sa2va":
-            prompts_of = model.sam2.seg_prompts(seg_embeddings, seen)
-        else:
-            frame = torch.tensor(range(len(seen)), device=model.device).repeat(len(seg_embeddings))
-            alone = model.sam2.decode(known, frame, seg_embeddings.repeat_interleave(len(seen), dim=0)).logits
-            masks = F.interpolate(alone[None], size=(first[0].height, first[0].width), mode="bilinear")[0] > 0
-            prompts_of = model.sam2.mask_prompts(masks.unflatten(0, (-1, len(seen))), seen)
-
-    def shown() -> Iterator[tuple[int, FrameFeatures]]:
-        yield from ((index, known[[place]]) for place, index in enumerate(seen))
-        rest = in_order(prompts_of, frames)[len(seen) :]
-        for start in range(0, len(rest), AHEAD):
-            chosen = rest[start : start + AHEAD]
-            features = model.sam2.encode(way.pixels(model, [picture(index) for index in chosen]))
-            yield from ((index, features[[place]]) for place, index in enumerate(chosen))
-
-    original = way.mode == "sa2va-i"
-    found = model.sam2.propagate(shown(), prompts_of, objects=len(seg_embeddings), frames=frames, original=original)
-    while True:
-        with model.own_precision():  # not around the `yield`: whoever takes a mask computes in a precision of their own
-            one = next(found, None)
-        if one is None:
-            return
-        yield one
-
-
-def upsample(logits: Float[Tensor, "h w"], *, size: int, height: int, width: int) -> Bool[np.ndarray, "H W"]:
-    """Upstream's two bilinear steps (to the model's square, then to the picture) and its threshold sigmoid > 0.5."""
-    square = F.interpolate(logits[None, None].float(), size=(size, size), mode="bilinear", align_corners=False)
-    return (F.interpolate(square, size=(height, width), mode="bilinear", align_corners=False)[0, 0] > 0).cpu().numpy()

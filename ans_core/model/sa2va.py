@@ -23,7 +23,8 @@ from ans_core.model.grounding import Grounding, GroundingConfig
 from ans_core.types import Request
 
 if TYPE_CHECKING:
-    from ans_core.model.predict import Answer, Constants, Region
+    from ans_core.model.drawing import Constants
+    from ans_core.model.predict import Answer, Region
 
 VideoMode = Literal["sa2va", "sa2va-i"]
 """How masks go through a clip: the seen frames are decoded from the seg embedding and the trained decoder propagates them, or their masks
@@ -134,7 +135,7 @@ class Sa2VA(nn.Module):
 
         video: its frames, or a file or folder of them. past: (question, answer) of the turns before, the first with `<image>`.
         mask_prompts: regions of the first frame, (H, W), called region1, region2, ... in the text.
-        constants: see `ans_core.model.predict.Constants`.
+        constants: see `ans_core.model.drawing.Constants`.
         Raises ValueError for a question that makes no sense, naming what does not fit.
         """
         from ans_core.model.predict import request_of  # it uses Sa2VAs, so it imports this module
@@ -152,10 +153,11 @@ class Sa2VA(nn.Module):
         constants: Constants = "fp32",
     ) -> list[Answer]:
         """As `predict`, for any mixture of pictures, clips and plain text (`ans_core.model.predict.request_of` makes requests)."""
-        from ans_core.model.predict import Way, answers, in_batches
+        from ans_core.model.drawing import Way
+        from ans_core.model.predict import answers, in_batches
 
-        way = Way(max_tokens=max_tokens, mode=self.video_mode(video_mode), constants=constants)
-        return in_batches(requests, batch, lambda some: answers(self, some, way))
+        way = Way(mode=self.video_mode(video_mode), constants=constants)
+        return in_batches(requests, batch, lambda some: answers(self, some, way, max_tokens=max_tokens))
 
     def follow(
         self,
@@ -169,10 +171,11 @@ class Sa2VA(nn.Module):
         constants: Constants = "fp32",
     ) -> tuple[str, Iterator[tuple[int, np.ndarray]]]:
         """As `predict`, for a video too long to be held: the text, and (index, masks (N, H, W)) frame by frame. Give files, not pixels."""
-        from ans_core.model.predict import Way, follow, request_of
+        from ans_core.model.drawing import Way
+        from ans_core.model.predict import follow, request_of
 
         request = request_of(text=text, video=video, past=past, mask_prompts=mask_prompts)
-        return follow(self, request, Way(max_tokens=max_tokens, mode=self.video_mode(video_mode), constants=constants))
+        return follow(self, request, Way(mode=self.video_mode(video_mode), constants=constants), max_tokens=max_tokens)
 
     @property
     def device(self) -> torch.device:

@@ -148,14 +148,11 @@ def sample(model: Sa2VA, prompted: Prompted, *, group: int, max_tokens: int, rea
     """`group` answers to each of the B requests, one after the other; `seeds`: one an answer (B x group)."""
     prompted = _read(model, prompted)
     rows = torch.arange(len(prompted.embeds), device=model.device).repeat_interleave(group)
-    begun = prompted.beginning[rows]
     drawing = _Drawing(reader, seeds, model.device)
     out = model.internvl.generate(
-        inputs_embeds=torch.cat([prompted.beginnings[begun], prompted.embeds[rows]], dim=1),
-        attention_mask=torch.cat([prompted.beginnings_attention[begun], prompted.attention[rows]], dim=1).long(),
-        past_key_values=prompted.cache(begun),
-        max_new_tokens=max_tokens,
+        **prompted.begun(rows),
         **stopping(model),
+        max_new_tokens=max_tokens,
         do_sample=False,
         logits_processor=LogitsProcessorList([drawing]),
     )

@@ -21,6 +21,7 @@ from ans_core.data.collate import TensorBatch, prefix_ids, question_ids, resize_
 from ans_core.dist import seed_of
 from ans_core.model import predict as ask
 from ans_core.model.adapters import Policies
+from ans_core.model.drawing import upsample
 from ans_core.model.grounding import Decoded, FrameFeatures
 from ans_core.model.sa2va import Packed, Sa2VA
 from ans_core.rewards import Reward
@@ -374,7 +375,7 @@ class Round:
 
     def rle(self, logits: Float[Tensor, "h w"], index: int) -> RLE:
         chosen = self.batch.samples[index]
-        return rle.encode(ask.upsample(logits, size=self.model.sam2.image_size, height=chosen.height, width=chosen.width))
+        return rle.encode(upsample(logits, size=self.model.sam2.image_size, height=chosen.height, width=chosen.width))
 
     # Rewards
 

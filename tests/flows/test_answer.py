@@ -17,6 +17,7 @@ from PIL import Image
 from ans_core import media, overlay, rle, transforms
 from ans_core.model import Sa2VA, checkpoint
 from ans_core.model import predict as ask
+from ans_core.model.drawing import AHEAD
 from ans_core.types import Request
 from flows import cli
 from tests import tiny
@@ -134,7 +135,7 @@ def test_a_long_clip_is_never_held(tmp_path: Path, model: Path, clip: Path, monk
     told = predict(clip, model, tmp_path / "out")
     assert len(told["masks"][0]) == 60
     assert len(opened) > 120  # followed and drawn
-    assert most <= 2 * ask.AHEAD + 2
+    assert most <= 2 * AHEAD + 2
 
 
 @pytest.mark.parametrize("fps", ["0", "-8", "nan"])

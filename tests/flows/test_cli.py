@@ -75,6 +75,8 @@ def test_converting_nonsense_says_what_to_give(tmp_path: Path) -> None:
     for words, said in (
         (["--check", str(tmp_path)], "model_type 'bert'"),
         ([str(state), str(tmp_path / "out")], "needs --internvl and --sam2"),
+        (["--check", str(state)], "needs --internvl and --sam2"),
+        ([str(state), str(tmp_path / "out"), "--internvl", "i", "--sam2", "s", "--to", "upstream"], "becomes our layout first"),
         ([str(tmp_path / "absent"), str(tmp_path / "out")], "is no model folder"),
     ):
         arguments = cli.parser().parse_args(["convert", *words])

@@ -10,6 +10,7 @@ from peft import PeftModel
 
 from ans_core.model import adapter_folder, adapters, checkpoint
 from ans_core.model import predict as ask
+from ans_core.model.drawing import Way
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.stages import rl_model, sft_model
 from ans_core.types import Request
@@ -47,7 +48,7 @@ def outputs(model: Sa2VA) -> list[torch.Tensor]:
         prompted = ask.prompt(model, [request])
         ids = model.tokenizer.encode("It is [SEG].")
         (embedding,) = ask.spoken_segs(model, prompted, [ids])
-        frames = model.sam2.encode(ask.Way(max_tokens=1).pixels(model, prompted.images[0]))
+        frames = model.sam2.encode(Way().pixels(model, prompted.images[0]))
         return [embedding, model.sam2.decode(frames, torch.zeros(1, dtype=torch.long), embedding).logits]
 
 

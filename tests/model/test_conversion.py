@@ -334,6 +334,28 @@ def test_keys_of_a_training_state_that_fit_nothing_are_listed(tmp_path: Path):
 
 
 @needs_golden
+def test_a_training_state_is_accounted_for_beside_its_bases(tmp_path: Path):
+    bases = {"internvl": PAIR / "base_internvl", "sam2": PAIR / "base_sam2", "template": "qwen_chat"}
+    state = load_file(PAIR / "training_state_dict.safetensors")
+    whole = load_file(PAIR / "merged_hf/model.safetensors")
+    told = conversion.training_account(PAIR / "training_state_dict.safetensors", **bases)
+    assert told == conversion.Account(
+        kind="training state with LoRA unmerged",
+        tensors=len(state),
+        parameters=sum(t.numel() for t in state.values()),
+        dtypes=("float32",),
+        problems=(),
+    )
+    torch.save(whole, tmp_path / "whole.pth")
+    assert conversion.training_account(tmp_path / "whole.pth", **bases) == conversion.Account(
+        kind="training state", tensors=len(whole), parameters=sum(t.numel() for t in whole.values()), dtypes=("float32",), problems=()
+    )
+    del state["text_hidden_fcs.0.bias"]
+    torch.save(state | {"odd": torch.zeros(2)}, tmp_path / "bad.pth")
+    assert conversion.training_account(tmp_path / "bad.pth", **bases).problems == ("1 missing: text_hidden_fcs.0.bias", "1 unexpected: odd")
+
+
+@needs_golden
 @pytest.mark.parametrize(
     ("left_out", "count", "named"),
     [

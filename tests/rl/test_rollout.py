@@ -93,6 +93,16 @@ def test_what_a_rollout_says_depends_on_its_seed_alone(own_model: Sa2VA):
     assert len({a.ids for a in told[:3]}) > 1
 
 
+def test_what_is_drawn_without_heat_is_what_greedy_search_says(own_model: Sa2VA):
+    """Each request's answers after one another."""
+    cold = Reader(temperature=1e-6, forbidden=[own_model.image_token_id], guard="guard")
+    told = sample(own_model, prompted(own_model), group=3, max_tokens=6, reader=cold, seeds=range(6))
+    with torch.no_grad():
+        greedy = ask.generate(own_model, prompted(own_model), max_tokens=6)
+    assert greedy[0] != greedy[1]
+    assert [list(a.ids) for a in told] == [greedy[0]] * 3 + [greedy[1]] * 3
+
+
 def test_an_answer_ends_with_its_end_of_turn_and_is_complete_only_then(own_model: Sa2VA):
     stops = ask.stop_ids(own_model)
     with torch.no_grad():
