@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -42,6 +44,19 @@ def shared_mean(value: float, device: torch.device) -> float:
     total = torch.tensor(value, device=device)
     torch.distributed.all_reduce(total)
     return float(total) / world_size()
+
+
+def shared_means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of every name over the mappings that have it, those of all processes together: the same on each. All of them must call it."""
+    found: list[Sequence[Mapping[str, float]]] = [values] * world_size()
+    if world_size() > 1:
+        torch.distributed.all_gather_object(found, values)
+    every: dict[str, list[float]] = defaultdict(list)
+    for own in found:
+        for mapping in own:
+            for name, value in mapping.items():
+                every[name].append(value)
+    return {name: sum(some) / len(some) for name, some in every.items()}
 
 
 def pick_device(name: str) -> torch.device:

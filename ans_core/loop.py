@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from ans_core.dist import rank, seed_everything, world_size
+from ans_core.dist import rank, seed_everything, shared_means, world_size
 from ans_core.optim import adamw, lr_factor
 from ans_core.types import Log
 
@@ -87,7 +87,7 @@ def train(
     after_step: Callable[[int], dict[str, float]] | None = None,
     scales: Mapping[str, float] | None = None,
 ) -> Curves:
-    """Runs `loss_module(batch) -> (loss, metrics)` for `schedule.steps` optimizer steps and returns the curves.
+    """Runs `loss_module(batch) -> (loss, metrics)` for `schedule.steps` optimizer steps and returns the curves, means over the processes.
 
     make_batch(step, micro) gives this process's share of micro-batch `micro`. State beside parameters and optimizer is what
     `loss_module.get_extra_state` keeps (saved and restored by name).
@@ -115,7 +115,7 @@ def train(
                 f"{name}: {skipped} steps in a row had a non-finite loss or gradient, the last is step {step}; lower the learning rate"
             )
         if after_step is not None and finite:
-            metrics |= after_step(step)
+            metrics |= shared_means([after_step(step)])
         metrics["skipped"] = float(not finite)
         curves += [(step, key, value) for key, value in metrics.items()]
         if rank() == 0:
@@ -150,10 +150,10 @@ def _accelerator(machine: Machine, schedule: Schedule) -> Accelerator:
 def _step(
     accelerator: Accelerator, wrapped: Any, optimizer: Any, batches: Iterator[Any], schedule: Schedule, machine: Machine
 ) -> tuple[dict[str, float], bool]:
-    """(means over the micro-batches, whether the weights were moved). DeepSpeed divides, clips and steps inside `backward`: there a loss
-    that is not finite ends the run before it can spoil the weights.
+    """(means over those micro-batches of all processes that have the value; whether the weights were moved, on all of them or on none).
+    DeepSpeed divides, clips and steps inside `backward`: there a loss that is not finite ends the run before it can spoil the weights.
     """
-    totals: dict[str, float] = {}
+    found: list[dict[str, float]] = []
     for _ in range(schedule.accumulate):
         batch = next(batches)
         with accelerator.accumulate(wrapped):
@@ -161,8 +161,8 @@ def _step(
                 loss, metrics = wrapped(batch.to(machine.device))
             _check_for_deepspeed(loss, machine)
             accelerator.backward(loss)  # divides by the number of micro-batches
-        for key, value in {"loss": loss.detach(), **metrics}.items():
-            totals[key] = totals.get(key, 0.0) + float(value) / schedule.accumulate
+        found.append({"loss": float(loss.detach()), **metrics})
+    totals = shared_means(found)
     if machine.deepspeed_stage:
         totals["grad_norm"] = float(wrapped.get_global_grad_norm() or math.nan)
         return totals, True

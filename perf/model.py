@@ -1,17 +1,23 @@
 """What answering together saves: ratios of times, measured in turns in one run.
 
-    python perf/model.py [--model runs/tiny/model] [--repeats 5] [--device cpu] [--dtype float32]
+    python perf/model.py [--model runs/tiny/model] [--repeats 5] [--device cpu] [--dtype float32] [--side 128]
+    python perf/model.py --random sa2va-4b --side 896 --device cuda --dtype bfloat16
 
 1. k = 8 expressions about one picture, together and one by one.
 2. Eight requests, one of every kind (pictures, regions, a clip, plain text), together and one by one.
 3. Twelve of each kind, every kind in a batch of its own, and all one by one: what batching can give at most.
 4. Three objects through a clip of 16 frames: as here, every frame encoded once and the objects side by side; and as upstream's
    algorithm has it, one object after the other, the frames encoded anew for each and the conditioning frames once more for the memory.
+
+And per second of the eight together: tokens and masks; at last the most memory that was held. `--random`: a published size with random
+weights, which need no download. What such a model says is nonsense, so its head is made to say `[SEG]` as every answer's second word.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -19,16 +25,18 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from ans_core import prompts, rle
 from ans_core.data.clips import draw_clip
 from ans_core.data.scenes import draw_scene
-from ans_core.model import Sa2VA
+from ans_core.model import Sa2VA, checkpoint, published
 from ans_core.model import predict as ask
 from ans_core.model.drawing import Way, track
 from ans_core.types import Request
 
-SIDE, FRAMES, OBJECTS, LIKE, LONGEST = 128, 16, 3, 12, 24
+FRAMES, OBJECTS, LIKE, LONGEST = 16, 3, 12, 24
 THINGS = ("red circle", "blue square", "green star", "large one", "small one", "striped one", "leftmost one", "one at the top")
 
 
@@ -55,13 +63,36 @@ def told(what: str, fast: list[float], slow: list[float]) -> None:
     )
 
 
-def mixed(number: int = 0) -> list[Request]:
+def random_model(name: str, *, device: str, dtype: torch.dtype) -> Sa2VA:
+    """Of a published size. It ends no answer by itself, and says `[SEG]` as the second word."""
+    model = published.build_meta(name)
+    stops = {word: 1 + place for place, word in enumerate(prompts.TEMPLATES[model.config.template].stop_words)}
+    special = published.special_token_ids(model.config.internvl["text_config"]["vocab_size"])
+    words_of = Tokenizer(models.WordLevel({"<unk>": 0, **stops, **special}, unk_token="<unk>"))
+    words_of.pre_tokenizer = pre_tokenizers.Whitespace()
+    words_of.add_special_tokens([*stops, *special])
+    model.tokenizer = PreTrainedTokenizerFast(tokenizer_object=words_of)
+    shapes = {key: tensor.shape for key, tensor in model.state_dict().items()}
+    drawn = ((key, torch.randn(shape, dtype=dtype, device=device) * 0.02) for key, shape in shapes.items())
+    checkpoint.fill(model, drawn, where=name, device=device)
+    model.sam2.norms_in_fp32()
+    words = itertools.count()
+
+    def say(head: torch.nn.Module, given: object, logits: torch.Tensor) -> torch.Tensor:
+        return logits.index_fill(-1, seg, 1e4 if next(words) % LONGEST == 1 else -1e4)
+
+    seg = torch.tensor([model.seg_token_id], device=device)
+    model.internvl.lm_head.register_forward_hook(say)
+    return model.eval()
+
+
+def mixed(side: int, number: int = 0) -> list[Request]:
     """One of every kind; other pictures with every number."""
-    scenes = [draw_scene(seed=7, split="val", index=6 * number + i, image_size=SIDE) for i in range(6)]
-    clip = draw_clip(seed=7, split="val", index=number, image_size=SIDE, frames=6)
+    scenes = [draw_scene(seed=7, split="val", index=6 * number + i, image_size=side) for i in range(6)]
+    clip = draw_clip(seed=7, split="val", index=number, image_size=side, frames=6)
     regions = [[rle.encode(mask) for mask in scene.masks] for scene in scenes]
-    dot = np.zeros((SIDE, SIDE), bool)
-    dot[SIDE // 2, SIDE // 2] = True
+    dot = np.zeros((side, side), bool)
+    dot[side // 2, side // 2] = True
     segment = prompts.REFERRING_EVAL.format(text="the red circle")
     return [
         ask.request_of(image=scenes[0].image, text=segment),
@@ -98,9 +129,16 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--device", default="cpu")
     options.add_argument("--dtype", default="float32")
+    options.add_argument("--random", choices=sorted(published.PUBLISHED), help="a published size with random weights, instead of --model")
+    options.add_argument("--side", type=int, default=128, help="of pictures, in pixels")
     given = options.parse_args()
-    model = Sa2VA.from_pretrained(given.model, dtype=getattr(torch, given.dtype), device_map=given.device)
-    print(f"{given.model}, {sum(p.numel() for p in model.parameters()):,} parameters, {given.device}, {torch.get_num_threads()} threads")
+    dtype = getattr(torch, given.dtype)
+    if given.random:
+        model = random_model(given.random, device=given.device, dtype=dtype)
+    else:
+        model = Sa2VA.from_pretrained(given.model, dtype=dtype, device_map=given.device)
+    size = sum(p.numel() for p in model.parameters())
+    print(f"{given.random or given.model}, {size:,} parameters, {given.device}, {torch.get_num_threads()} threads")
     way = Way()
 
     def together(requests: list[Request]) -> None:
@@ -110,12 +148,18 @@ def main() -> None:
         for request in requests:
             together([request])
 
-    picture = draw_scene(seed=7, split="val", index=9, image_size=SIDE).image
+    picture = draw_scene(seed=7, split="val", index=9, image_size=given.side).image
     eight = [ask.request_of(image=picture, text=prompts.REFERRING_EVAL.format(text=text)) for text in THINGS]
     told("8 expressions of one picture", *seconds(lambda: together(eight), lambda: apart(eight), repeats=given.repeats))
-    every = mixed()
-    told("8 requests of every kind", *seconds(lambda: together(every), lambda: apart(every), repeats=given.repeats))
-    kinds = [list(kind) for kind in zip(*(mixed(number) for number in range(LIKE)), strict=True)]
+    every = mixed(given.side)
+    at_once, one_by_one = seconds(lambda: together(every), lambda: apart(every), repeats=given.repeats)
+    told("8 requests of every kind", at_once, one_by_one)
+    answers = ask.answers(model, every, way, max_tokens=LONGEST)
+    tokens = len(every) * LONGEST if given.random else sum(len(model.tokenizer.encode(answer.text)) for answer in answers)
+    masks = sum(len(answer.mask_logits) * answer.mask_logits.shape[1] for answer in answers)
+    took_s = statistics.median(at_once)
+    print(f"8 requests of every kind: {tokens / took_s:.0f} tokens/s, {masks / took_s:.1f} masks/s (a frame's counts as one)", flush=True)
+    kinds = [list(kind) for kind in zip(*(mixed(given.side, number) for number in range(LIKE)), strict=True)]
 
     def by_kind() -> None:
         for kind in kinds:
@@ -127,7 +171,7 @@ def main() -> None:
 
     told(f"{LIKE} of each kind, a batch a kind", *seconds(by_kind, all_apart, repeats=given.repeats))
 
-    frames = [Image.fromarray(f) for f in draw_clip(seed=7, split="val", index=3, image_size=SIDE, frames=FRAMES).frames]
+    frames = [Image.fromarray(f) for f in draw_clip(seed=7, split="val", index=3, image_size=given.side, frames=FRAMES).frames]
     embeddings = torch.from_numpy(np.random.default_rng(0).standard_normal((OBJECTS, model.config.grounding.width), np.float32))
     embeddings = embeddings.to(model.device, model.text_hidden_fcs[0].weight.dtype)
     with torch.no_grad():
@@ -137,6 +181,8 @@ def main() -> None:
             f"{OBJECTS} objects through {FRAMES} frames (image encoder: {FRAMES} passes against {passes})",
             *seconds(ours, lambda: as_upstream(model, frames, embeddings, way), repeats=given.repeats),
         )
+    peak = torch.cuda.max_memory_allocated() if given.device != "cpu" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(f"most memory: {peak / 1e9:.1f} GB")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ schedule = loop.Schedule(steps=6, lr=0.05, weight_decay=0.0, warmup=0.0, clip_gr
 curves = loop.train(module, make, name="t", schedule=schedule, machine=machine, seed=0, scratch=Path(sys.argv[1]), log=lambda m, s: None)
 if dist.rank() == 0:
     norms = [v for s, n, v in curves if n == "grad_norm"]
-    result = {"w": module.body.weight.detach().flatten().tolist(), "norms": norms}
+    losses = [v for s, n, v in curves if n == "loss"]
+    result = {"w": module.body.weight.detach().flatten().tolist(), "norms": norms, "losses": losses}
     Path(sys.argv[1], "result.json").write_text(json.dumps(result))
 """
 
@@ -61,4 +62,5 @@ def test_two_processes_with_zero_2_train_as_one_process_does(tmp_path: Path) -> 
     one = run(tmp_path / "one", script, processes=1, stage=0)
     two = run(tmp_path / "two", script, processes=2, stage=2)
     assert two["w"] == pytest.approx(one["w"], abs=1e-5)
+    assert two["losses"] == pytest.approx(one["losses"], rel=1e-4)  # of all processes, not the first one's
     assert two["norms"] == pytest.approx(one["norms"], rel=1e-3)
