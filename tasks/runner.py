@@ -25,6 +25,8 @@ from tasks.process import die_with_parent, exit_on_term, held
 from tasks.stages import Stage, stage_named
 from tasks.tracking import StageRun, Tracker, git_tags, start_tracker
 
+SPINS = "3000"
+"""Of an idle thread of libgomp, which torch brings, before it sleeps."""
 USER_ERROR = 2
 """Exit code of a mistake that no retry mends."""
 STAGE_FAILED = 1
@@ -141,8 +143,10 @@ def drop_done_scratch(root: Path, keep: str) -> None:
 
 
 def use_threads(config: Config) -> None:
-    """Must come before torch is imported. Idle threads sleep: spinning, they starve any second program and are starved by it."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    """Must come before torch is imported. Idle threads spin for some microseconds, as small operations follow one another, and then sleep:
+    spinning longer, as they do by default, they starve any second program and are starved by it (LOG)."""
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = SPINS
     if config.launch.threads:
         os.environ["OMP_NUM_THREADS"] = str(config.launch.threads)
 
