@@ -37,13 +37,19 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def shared_mean(value: float, device: torch.device) -> float:
-    """Over all processes, the same on each; one alone gets its value back. All of them must call it."""
+def shared_sum(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Over all processes, the same on each; one alone gets its values back. All of them must call it. `device`: the model's, since NCCL
+    knows no other; the sum is where the values were."""
     if world_size() == 1:
-        return value
-    total = torch.tensor(value, device=device)
+        return values
+    total = values.to(device, copy=True)
     torch.distributed.all_reduce(total)
-    return float(total) / world_size()
+    return total.to(values.device)
+
+
+def shared_mean(value: float, device: torch.device) -> float:
+    """As `shared_sum`."""
+    return float(shared_sum(torch.tensor(value, dtype=torch.float64), device)) / world_size()
 
 
 def shared_means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:

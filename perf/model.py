@@ -25,8 +25,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from ans_core import prompts, rle
 from ans_core.data.clips import draw_clip
@@ -66,12 +64,6 @@ def told(what: str, fast: list[float], slow: list[float]) -> None:
 def random_model(name: str, *, device: str, dtype: torch.dtype) -> Sa2VA:
     """Of a published size. It ends no answer by itself, and says `[SEG]` as the second word."""
     model = published.build_meta(name)
-    stops = {word: 1 + place for place, word in enumerate(prompts.TEMPLATES[model.config.template].stop_words)}
-    special = published.special_token_ids(model.config.internvl["text_config"]["vocab_size"])
-    words_of = Tokenizer(models.WordLevel({"<unk>": 0, **stops, **special}, unk_token="<unk>"))
-    words_of.pre_tokenizer = pre_tokenizers.Whitespace()
-    words_of.add_special_tokens([*stops, *special])
-    model.tokenizer = PreTrainedTokenizerFast(tokenizer_object=words_of)
     shapes = {key: tensor.shape for key, tensor in model.state_dict().items()}
     drawn = ((key, torch.randn(shape, dtype=dtype, device=device) * 0.02) for key, shape in shapes.items())
     checkpoint.fill(model, drawn, where=name, device=device)

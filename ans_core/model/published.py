@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from ans_core import prompts
@@ -83,10 +83,14 @@ PUBLISHED = MappingProxyType(
 
 
 def build_meta(name: str) -> Sa2VA:
-    """The model with every shape and no memory. Its tokenizer knows the special tokens alone, at their published ids."""
+    """The model with every shape and no memory. Its tokenizer knows the special tokens, at their published ids, and where answers end; all
+    other words are one."""
     if name not in PUBLISHED:
         raise ValueError(f"no published size {name!r}; there are {', '.join(PUBLISHED)}")
     config = PUBLISHED[name]
     ids = special_token_ids(config.internvl["text_config"]["vocab_size"])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(ids)))
-    return checkpoint.empty(config, tokenizer)
+    ids |= {word: 1 + place for place, word in enumerate(prompts.TEMPLATES[config.template].stop_words)}
+    words = Tokenizer(models.WordLevel({"<unk>": 0, **ids}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.add_special_tokens(list(ids))
+    return checkpoint.empty(config, PreTrainedTokenizerFast(tokenizer_object=words))

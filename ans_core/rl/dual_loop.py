@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ans_core.data.collate import TensorBatch
-from ans_core.dist import rank, world_size
+from ans_core.dist import rank, shared_sum, world_size
 from ans_core.model.adapters import Policies
 from ans_core.model.parts import part_of
 from ans_core.rewards import Reward
@@ -245,7 +246,7 @@ class DualLoop(nn.Module):
                 combine=s.combine_rewards,
                 scale=s.scale_rewards,
                 std_floor=s.std_floor,
-                total=self._total,
+                total=partial(shared_sum, device=self.model.device),
             )
             if self.pictures_to is not None and self._is_shown(batch):
                 pictures.save(self.pictures_to, f"{batch.rollout:06d}-{LOOPS[name].prefix}", rounds[name], experience)
@@ -273,7 +274,7 @@ class DualLoop(nn.Module):
                 experience.metrics |= {f"reward/{part}": float(known.mean()), f"reward/{part}_std": float(known.std(correction=0))}
             self.record[f"{prefix}/{part}"].append([round(float(v), 4) for v in known])
         known = rewards[~rewards.isnan()].double()
-        summed, count = self._total(torch.tensor([float(known.sum()), float(len(known))])).tolist()
+        summed, count = shared_sum(torch.tensor([float(known.sum()), float(len(known))]), self.model.device).tolist()
         experience.metrics |= {"failed": 1 - len(known) / rewards.numel(), "zero_spread": grpo.zero_spread(rewards)}
         if not count:  # all of all processes failed: nothing is known of this step
             return
@@ -282,14 +283,6 @@ class DualLoop(nn.Module):
         before = self.mean_reward.get(name, mean / best)
         self.mean_reward[name] = REWARD_MEMORY * before + (1 - REWARD_MEMORY) * mean / best
         experience.metrics["reward"] = mean
-
-    def _total(self, values: Tensor) -> Tensor:
-        """Summed over all processes, on the model's device: NCCL knows no other."""
-        if world_size() == 1:
-            return values
-        summed = values.to(self.model.device)
-        torch.distributed.all_reduce(summed)
-        return summed.to(values.device)
 
     def _is_shown(self, batch: Batches) -> bool:
         every = self.settings.samples_every

@@ -387,6 +387,11 @@ def test_published_special_tokens_have_their_published_ids():
     assert (ids["<IMG_CONTEXT>"], ids["[SEG]"], ids["</vp>"]) == (92546, 92553, 92557)
 
 
+def test_a_published_sizes_tokenizer_reads_any_text():
+    encoded = published.build_meta("sa2va-4b").tokenizer.encode("Sure, [SEG].<|end|>")
+    assert encoded == [0, 0, 151674, 0, 1]
+
+
 def test_an_unknown_published_size_names_the_known_ones():
     with pytest.raises(ValueError, match="no published size 'sa2va-2b'; there are sa2va-1b"):
         published.build_meta("sa2va-2b")
