@@ -27,11 +27,12 @@ import torch
 from PIL import Image
 
 from ans_core import prompts, rle
+from ans_core.checkpoints import checkpoint, published
 from ans_core.data.clips import draw_clip
 from ans_core.data.scenes import draw_scene
-from ans_core.model import Sa2VA, checkpoint, published
+from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
-from ans_core.model.drawing import Way, track
+from ans_core.model.masks import Way, track
 from ans_core.types import Request
 
 FRAMES, OBJECTS, LIKE, LONGEST = 16, 3, 12, 24

@@ -19,8 +19,9 @@ from torch import Tensor
 from transformers import Cache
 
 from ans_core import media, prompts, rle, transforms
-from ans_core.model.drawing import Way, draw, frame_by_frame, upsample
-from ans_core.model.sa2va import Sa2VA, VideoMode
+from ans_core.model.config import VideoMode
+from ans_core.model.masks import Way, draw, frame_by_frame, upsample
+from ans_core.model.sa2va import Sa2VA
 from ans_core.types import RLE, ImageRef, Prediction, Request
 
 Found = TypeVar("Found")

@@ -7,9 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ans_core.data.collate import Batch, Layout
-from ans_core.losses import mask_losses, text_loss
-from ans_core.model.promptable import mean_iou
-from ans_core.model.sa2va import Packed, Sa2VA
+from ans_core.losses import mask_losses, mean_iou, text_loss
+from ans_core.model.packing import Packed
+from ans_core.model.sa2va import Sa2VA
 
 
 class Supervised(nn.Module):

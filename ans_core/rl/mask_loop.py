@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ans_core.data.regions import is_region
 from ans_core.dist import seed_everything, shared_mean
-from ans_core.losses import mask_losses
-from ans_core.model.supervised import mean_iou
+from ans_core.losses import mask_losses, mean_iou
 from ans_core.rewards.confidence import Drawing
 from ans_core.rl import grpo
 from ans_core.rl.mask_policy import Acting, Drawn

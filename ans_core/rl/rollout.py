@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from ans_core.data.collate import pack_row, pad_rows
+from ans_core.model.packing import Packed
 from ans_core.model.predict import Prompted, ended, stopping
-from ans_core.model.sa2va import Packed, Sa2VA
+from ans_core.model.sa2va import Sa2VA
 
 Guard = Literal["guard", "clip"]
 """guard: logits that are not finite are replaced and counted, others are left alone. clip: also clamped to +-30, which takes the gradient

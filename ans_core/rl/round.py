@@ -21,9 +21,10 @@ from ans_core.data.collate import TensorBatch, prefix_ids, question_ids, resize_
 from ans_core.dist import seed_of
 from ans_core.model import predict as ask
 from ans_core.model.adapters import Policies
-from ans_core.model.drawing import upsample
 from ans_core.model.grounding import Decoded, FrameFeatures
-from ans_core.model.sa2va import Packed, Sa2VA
+from ans_core.model.masks import upsample
+from ans_core.model.packing import Packed
+from ans_core.model.sa2va import Sa2VA
 from ans_core.rewards import Reward
 from ans_core.rewards.confidence import Drawing
 from ans_core.rewards.iou import soft_iou

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ans_core import data, dist, loop
+from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config
 from ans_core.data.mixture import picture_key
 from ans_core.data.regions import is_region
-from ans_core.model import adapters, checkpoint
+from ans_core.model import adapters
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.sa2va import Sa2VA
-from ans_core.model.stages import sft_model
 from ans_core.rewards import REWARDS, corpus_rewards
 from ans_core.rewards.judge.questions import read_questions
 from ans_core.rl.curriculum import easiest_first, taking_part

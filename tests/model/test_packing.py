@@ -15,7 +15,7 @@ from ans_core.data import collate as data
 from ans_core.data.collate import Batch, Row, collate, encode_row, pack_row, pad_rows
 from ans_core.data.conversation import Turn, turn
 from ans_core.model import Sa2VA
-from ans_core.model.sa2va import Packed, branch_attention
+from ans_core.model.packing import Packed, branch_attention
 from ans_core.model.supervised import Supervised, packed, project_tiles
 from tests import tiny
 

@@ -9,7 +9,7 @@ from ans_core.data.collate import collate
 from ans_core.data.conversation import Turn
 from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
-from ans_core.model.drawing import upsample
+from ans_core.model.masks import upsample
 from ans_core.model.supervised import packed, project_tiles
 from ans_core.types import Prediction, Request
 from tests import tiny

@@ -19,7 +19,7 @@ from PIL import Image
 from ans_core import rle
 from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
-from ans_core.model.sa2va import VideoMode
+from ans_core.model.config import VideoMode
 from tests.golden import GOLDEN, arrays, error, needs_golden
 
 pytestmark = needs_golden

@@ -8,11 +8,12 @@ import pytest
 import torch
 from peft import PeftModel
 
-from ans_core.model import adapter_folder, adapters, checkpoint
+from ans_core.checkpoints import adapter, checkpoint
+from ans_core.checkpoints.trained import rl_model, sft_model
+from ans_core.model import adapters
 from ans_core.model import predict as ask
-from ans_core.model.drawing import Way
+from ans_core.model.masks import Way
 from ans_core.model.sa2va import Sa2VA
-from ans_core.model.stages import rl_model, sft_model
 from ans_core.types import Request
 from tests import tiny
 
@@ -55,7 +56,7 @@ def outputs(model: Sa2VA) -> list[torch.Tensor]:
 @pytest.mark.parametrize("stage", ["sft", "rl"])
 def test_peft_loads_the_adapter_onto_the_base(runs: Path, tmp_path: Path, stage: str):
     sft = runs / "sft" if stage == "rl" else None
-    adapter_folder.write_adapter(runs / stage, tmp_path / "adapter", base=runs / "base", sft=sft)
+    adapter.write_adapter(runs / stage, tmp_path / "adapter", base=runs / "base", sft=sft)
     base = Sa2VA.from_pretrained(runs / "base")
     before = outputs(base)
     loaded = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
@@ -69,7 +70,7 @@ def test_peft_loads_the_adapter_onto_the_base(runs: Path, tmp_path: Path, stage:
 
 def test_what_was_trained_on_something_else_is_refused(runs: Path, tmp_path: Path):
     with pytest.raises(ValueError, match="was trained on the base"):
-        adapter_folder.write_adapter(runs / "rl", tmp_path / "adapter", base=runs / "base", sft=None)
+        adapter.write_adapter(runs / "rl", tmp_path / "adapter", base=runs / "base", sft=None)
     with pytest.raises(ValueError, match=r"holds no delta\.json"):
-        adapter_folder.write_adapter(runs / "base", tmp_path / "adapter", base=runs / "base", sft=None)
+        adapter.write_adapter(runs / "base", tmp_path / "adapter", base=runs / "base", sft=None)
     assert not (tmp_path / "adapter").exists()

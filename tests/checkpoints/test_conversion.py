@@ -16,11 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ans_core.model import Sa2VA, checkpoint, conversion, folder, layouts, upstream_files
-from ans_core.model.build import build_tiny
+from ans_core.checkpoints import bases, checkpoint, conversion, folder, layouts, upstream_files
+from ans_core.model import Sa2VA
+from ans_core.pretrain.build import build_tiny
 from ans_core.types import Request
+from tests.checkpoints.test_checkpoint import same, tiny
 from tests.golden import GOLDEN, needs_golden
-from tests.model.test_checkpoint import same, tiny
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
@@ -300,7 +301,7 @@ def test_a_training_state_on_its_bases_is_the_merged_release(tmp_path: Path, wri
     else:
         torch.save({"state_dict": state, "meta": {"iter": 1}}, file)
     model = trained(file)
-    base = checkpoint.import_base(PAIR / "base_internvl", PAIR / "base_sam2", "qwen_chat").sam2
+    base = bases.import_base(PAIR / "base_internvl", PAIR / "base_sam2", "qwen_chat").sam2
     expected.sam2.original_mask_decoder, expected.sam2.config = base.original_mask_decoder, base.config
     assert model.config == replace(expected.config, grounding=base.config)
     ours, theirs = model.state_dict(), expected.state_dict()
@@ -455,7 +456,7 @@ def test_a_training_state_or_sam2_that_cant_be_read_is_named(tmp_path: Path, har
         trained(file)
     file.rename(tmp_path / "sam2.pt")
     with pytest.raises(ValueError, match=r'sam2\.pt is no file .*torch\.save\(\{"model"'):
-        list(checkpoint.sam2_tensors(tmp_path / "sam2.pt"))
+        list(bases.sam2_tensors(tmp_path / "sam2.pt"))
 
 
 @needs_golden

@@ -13,20 +13,22 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from huggingface_hub import save_torch_state_dict, snapshot_download
+from huggingface_hub import save_torch_state_dict
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from ans_core import prompts
-from ans_core.model import folder as folders
-from ans_core.model import layouts, pickled, sentencepiece
+from ans_core.checkpoints import folder as folders
+from ans_core.checkpoints import layouts, sentencepiece
+from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
-from ans_core.model.sa2va import WEIGHT_DTYPES, Sa2VA, Sa2VAConfig
+from ans_core.model.sa2va import Sa2VA
 
 OUR_TYPE, RELEASE_TYPE, BASE_TYPE = "ans_sa2va", "sa2va_chat", "internvl_chat"
 OTHER_FAMILIES = ("qwen", "llava")
 """In the names of Sa2VA releases that are built on other models."""
+WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*WEIGHT_DTYPES, torch.float64)
 """Of tensors that are taken for weights."""
 DELTA, DELTA_WEIGHTS = "delta.json", "delta.safetensors"
@@ -72,6 +74,42 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
     fill(model, state, where=str(path), dtype=dtype, device=device)
     model.sam2.norms_in_fp32()
     return model.eval()
+
+
+def from_pretrained(
+    path: str | Path, *, dtype: torch.dtype | str | None, device_map: torch.device | str | None, attn_implementation: str | None
+) -> Sa2VA:
+    """What `Sa2VA.from_pretrained` does."""
+    model = load(path, dtype=_weights_dtype(dtype), device=_present_device(device_map))
+    if attn_implementation is not None:
+        model.internvl.set_attn_implementation(attn_implementation)
+    return model
+
+
+def _weights_dtype(asked: torch.dtype | str | None) -> torch.dtype | None:
+    if asked is None or asked == "auto":
+        return None
+    found = getattr(torch, asked, None) if isinstance(asked, str) else asked
+    if found not in WEIGHT_DTYPES:
+        raise ValueError(f"dtype {asked!r} holds no weights; use {', '.join(str(d).removeprefix('torch.') for d in WEIGHT_DTYPES)}")
+    return found
+
+
+def _present_device(asked: torch.device | str | None) -> torch.device:
+    gpus = torch.cuda.device_count()
+    if isinstance(asked, dict):
+        raise ValueError(f'device_map {asked} names several devices; a Sa2VA lies on one: give "cpu", "cuda" or "cuda:1", or "auto"')
+    if asked is None or asked == "auto":
+        return torch.device("cuda" if asked and gpus else "cpu")
+    try:
+        found = torch.device(asked)
+    except RuntimeError as error:
+        raise ValueError(f'device_map {asked!r} is no device; give one, as "cpu", "cuda" or "cuda:1", or "auto"') from error
+    if found.type not in ("cpu", "cuda"):
+        raise ValueError(f'device_map {asked!r}: only "cpu" and "cuda" are supported')
+    if found.type == "cuda" and (found.index or 0) >= gpus:
+        raise ValueError(f'device_map {asked!r}: torch {torch.__version__} sees {gpus} GPUs here; give another device, or "auto"')
+    return found
 
 
 def weights_hash(path: str | Path) -> str:
@@ -212,93 +250,3 @@ def load_delta(path: str | Path, *, base_hash: str) -> tuple[dict[str, Tensor], 
             f"{path} was trained on the base {values['base_hash'][:12]}, not on {base_hash[:12]}; use its own base or train again"
         )
     return {name: tensor.clone() for name, tensor in folders.tensors([path / DELTA_WEIGHTS])}, values["config"]
-
-
-# Published bases
-
-
-def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: int = 0) -> Sa2VA:
-    """The model that SFT starts from: an InternVL2.5 (hub's layout) joined with a SAM2, or a whole Sa2VA release (`sam2` empty).
-
-    Both are hub ids or local: a folder, for SAM2 also a file. The tokenizer gets `[SEG] <p> </p> <vp> </vp>`; their embeddings, and
-    `text_hidden_fcs`, which no base has, are drawn from `seed`. Raises ValueError as `load` does.
-    """
-    folder = local_folder(internvl)
-    values = read_config(folder)
-    if values["model_type"] == RELEASE_TYPE:
-        if str(sam2):
-            raise ValueError(f"{internvl} is a whole Sa2VA and holds its own SAM2; leave base.sam2 empty (it is {str(sam2)!r})")
-        return load(folder)
-    if values["model_type"] != BASE_TYPE:
-        raise ValueError(f"{folder}/config.json: model_type {values['model_type']!r}; a base is {BASE_TYPE} or {RELEASE_TYPE}")
-    file = sam2_file(sam2)
-    sizes_file = file.with_name("tiny_sam2_config.json")  # beside small test weights; the published file is hiera-large
-    tokenizer = read_tokenizer(folder)
-    tokenizer.add_tokens(list(prompts.SA2VA_TOKENS), special_tokens=True)
-    with folders.reading(folder / "config.json"):
-        values["llm_config"]["vocab_size"] = len(tokenizer)
-    with folders.reading(sizes_file):
-        sizes = layouts.grounding_config(json.loads(sizes_file.read_text()) if sizes_file.exists() else None)
-    config = described(folder, values, tokenizer, template=template, sam2=sizes)
-    model = empty(config, tokenizer)
-    generator = torch.Generator().manual_seed(seed)
-    folders.verify(folder)
-    base = layouts.to_native(folders.tensors(folders.weight_files(folder)), layouts.layout_of(config))
-    grown = ((name, _grown(name, tensor, len(tokenizer), generator)) for name, tensor in base)
-    grounding = ((f"sam2.{key}", tensor) for key, tensor in sam2_tensors(file))
-    fresh = ((f"text_hidden_fcs.{key}", tensor) for key, tensor in _fresh_head(model.text_hidden_fcs, generator))
-    fill(model, (*grown, *grounding, *fresh), where=f"{internvl} with {sam2}")
-    model.keep_original_decoder()
-    return model.eval()
-
-
-def local_folder(source: str | Path, patterns: tuple[str, ...] = ("*.json", "*.safetensors", "*.txt", "*.model")) -> Path:
-    """A local folder as it is; anything else is a hub id, whose files of these patterns are fetched into the hub's cache."""
-    if Path(source).is_dir():
-        return Path(source)
-    if str(source).startswith(("/", ".", "~")) or not str(source):
-        raise ValueError(f"no folder {str(source)!r}; give a local folder or a hub id such as OpenGVLab/InternVL2_5-4B")
-    return Path(snapshot_download(str(source), allow_patterns=list(patterns)))
-
-
-def sam2_file(source: str | Path) -> Path:
-    """The file of SAM2 weights: `source` itself, the only .pt (else .safetensors) in that folder, or a hub repository's .pt."""
-    if Path(source).is_file():
-        return Path(source)
-    folder = local_folder(source, ("*.pt",))
-    for ending in ("*.pt", "*.safetensors"):
-        files = sorted(folder.glob(ending))
-        if len(files) == 1:
-            return files[0]
-        if files:
-            raise ValueError(f"{folder} holds {len(files)} files {ending} ({files[0].name}, ...); name the one of SAM2")
-    raise ValueError(f"{folder} holds no SAM2 weights (.pt or .safetensors)")
-
-
-def sam2_tensors(file: Path) -> Iterable[tuple[str, Tensor]]:
-    """Of a published SAM2 file, by SAM2's names; no pickle code is run. Raises ValueError for a file of something else."""
-    if file.suffix == ".safetensors":
-        return folders.tensors([file])
-    state = pickled.read(file, entry="model")
-    if not isinstance(state, dict) or "model" not in state:
-        raise ValueError(f"{file} is no SAM2 checkpoint: it has no entry 'model'")
-    return pickled.tensors(file, state["model"])
-
-
-def _grown(name: str, tensor: Tensor, rows: int, generator: torch.Generator) -> Tensor:
-    """Embedding and head with rows for the new tokens, drawn as transformers draws embeddings (std 0.02)."""
-    if not name.endswith(("embed_tokens.weight", "lm_head.weight")) or len(tensor) >= rows:
-        return tensor
-    new = torch.randn(rows - len(tensor), tensor.shape[1], generator=generator) * 0.02
-    return torch.cat([tensor, new.to(tensor.dtype)])
-
-
-def _fresh_head(head: nn.Module, generator: torch.Generator) -> list[tuple[str, Tensor]]:
-    """torch's own start of a Linear: uniform within 1 / sqrt(inputs), weights and biases alike."""
-    drawn = []
-    for name, layer in head.named_children():
-        if isinstance(layer, nn.Linear):
-            bound = layer.in_features**-0.5
-            for key, shape in (("weight", layer.weight.shape), ("bias", layer.bias.shape)):
-                drawn.append((f"{name}.{key}", (torch.rand(shape, generator=generator) * 2 - 1) * bound))
-    return drawn

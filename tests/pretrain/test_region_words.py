@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ans_core.model.build import frequency_filters, sine_positions
-from ans_core.model.region_words import RegionWords, words_batch
 from ans_core.model.sa2va import Sa2VA
+from ans_core.pretrain.build import frequency_filters, sine_positions
+from ans_core.pretrain.region_words import RegionWords, words_batch
 from tests import tiny
 
 

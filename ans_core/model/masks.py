@@ -15,8 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from ans_core import transforms
+from ans_core.model.config import VideoMode
 from ans_core.model.grounding import FrameFeatures, in_order
-from ans_core.model.sa2va import Sa2VA, VideoMode
+from ans_core.model.sa2va import Sa2VA
 from ans_core.types import ImageRef, Request
 
 AHEAD = 8

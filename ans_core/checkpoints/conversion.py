@@ -23,9 +23,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ans_core import prompts
-from ans_core.model import checkpoint, layouts, pickled, upstream_files
-from ans_core.model import folder as folders
-from ans_core.model.sa2va import Sa2VA, Sa2VAConfig
+from ans_core.checkpoints import bases, checkpoint, layouts, pickles, upstream_files
+from ans_core.checkpoints import folder as folders
+from ans_core.model.config import Sa2VAConfig
+from ans_core.model.sa2va import Sa2VA
 
 Kind = Literal["native", "upstream", "sa2va-i"]
 """Ours; upstream's releases, with one mask decoder; kumuji's Sa2VA-i, which has SAM2's original one beside it."""
@@ -137,7 +138,7 @@ def convert(
     native = _to_native(reader.shapes, layouts.layout_of(config), told.kind)
     if sam2:
         wanted = {name: _made(recipe, reader.shapes).shape for name, recipe in native.items() if name.startswith(TRAINED)}
-        added = _original_decoder(checkpoint.sam2_file(sam2), wanted, config, to)
+        added = _original_decoder(bases.sam2_file(sam2), wanted, config, to)
         config = replace(config, grounding=replace(config.grounding, original_decoder=True))
         reader.add(added)
         native |= _unchanged(added)
@@ -174,7 +175,7 @@ def _original_decoder(file: Path, wanted: Mapping[str, torch.Size], config: Sa2V
         raise ValueError(f"the source holds an original mask decoder already; leave --sam2 {file} out")
     if to == "upstream":
         raise ValueError("upstream's layout has one mask decoder; add SAM2's original one with --to native or --to sa2va-i")
-    found = {k.removeprefix("sam_mask_decoder."): t for k, t in checkpoint.sam2_tensors(file) if k.startswith("sam_mask_decoder.")}
+    found = {k.removeprefix("sam_mask_decoder."): t for k, t in bases.sam2_tensors(file) if k.startswith("sam_mask_decoder.")}
     if problems := checkpoint.misfits({k.removeprefix(TRAINED): s for k, s in wanted.items()}, found):
         raise ValueError(f"the mask decoder of {file} does not fit: {'; '.join(problems)}")
     return {ORIGINAL + name: tensor for name, tensor in found.items()}
@@ -250,7 +251,7 @@ def from_training_state(
     that upstream trains. A state with anything beside those is a whole model. LoRA is on every matrix of the layers, or on none.
     """
     file = _file_of(state)
-    model = checkpoint.import_base(internvl, sam2, template)
+    model = bases.import_base(internvl, sam2, template)
     merged, kept, layout = _by_release_names(model)
     found = _state_tensors(file, known=merged)
     if problems := _state_problems(merged, found):
@@ -267,7 +268,7 @@ def from_training_state(
 def training_account(state: str | Path, *, internvl: str | Path, sam2: str | Path, template: str) -> Account:
     """As `account`, of a training state beside its bases (which are read for it)."""
     file = _file_of(state)
-    merged, _, _ = _by_release_names(checkpoint.import_base(internvl, sam2, template))
+    merged, _, _ = _by_release_names(bases.import_base(internvl, sam2, template))
     found = _state_tensors(file, known=merged)
     kind = "training state with LoRA unmerged" if any(key.endswith(".lora_A") for key in found) else "training state"
     return _told(kind, found.values(), _state_problems(merged, found))
@@ -315,10 +316,10 @@ def _wanted_of_state(whole: Mapping[str, torch.Size], found: Mapping[str, Tensor
 def _training_tensors(file: Path) -> Iterable[tuple[str, Tensor]]:
     if file.suffix == ".safetensors":
         return folders.tensors([file])
-    state = pickled.read(file, entry="state_dict")
+    state = pickles.read(file, entry="state_dict")
     for name in ("state_dict", "module"):  # mmengine's, DeepSpeed's
         state = state[name] if isinstance(state, dict) and name in state else state
-    return pickled.tensors(file, state)
+    return pickles.tensors(file, state)
 
 
 def _plain_key(key: str) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from transformers.convert_slow_tokenizer import import_protobuf
 
+from ans_core.checkpoints import checkpoint
 from ans_core.data.collate import prefix_ids
-from ans_core.model import checkpoint
 
 BYTES = [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
 PIECES = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), *BYTES]  # ids 0-258

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ans_core import rle, transforms
 from ans_core.data.collate import TensorBatch, resize_mask
-from ans_core.losses import promptable_loss
+from ans_core.losses import mean_iou, promptable_loss
 from ans_core.model.grounding import Bank, FrameFeatures, Grounding
 from ans_core.types import ImageRef, Masklet
 
@@ -136,11 +136,3 @@ class Memory(nn.Module):
         loss, metrics = self.promptable(batch.clips)
         picture_loss, found = self.promptable(batch.pictures)
         return loss + picture_loss, metrics | {"iou_picture": found["iou_last"]}
-
-
-@torch.no_grad()
-def mean_iou(logits: Float[Tensor, "N h w"], target: Bool[Tensor, "N S T"]) -> float:
-    """Mean over objects at the target's size; both empty counts 1."""
-    drawn = nn.functional.interpolate(logits[:, None].float(), size=target.shape[-2:], mode="bilinear")[:, 0] > 0
-    both, either = (drawn & target).flatten(1).sum(1), (drawn | target).flatten(1).sum(1)
-    return float(torch.where(either > 0, both / either.clamp(min=1), 1.0).mean()) if len(target) else 0.0

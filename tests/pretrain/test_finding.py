@@ -7,9 +7,10 @@ import torch
 
 from ans_core.data.collate import Batch, Row, cell_shares, collate
 from ans_core.data.conversation import Turn
-from ans_core.model.finding import Finding, first_looks, look_weights
-from ans_core.model.sa2va import Sa2VA, branch_attention
+from ans_core.model.packing import branch_attention
+from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised, project_tiles
+from ans_core.pretrain.finding import Finding, first_looks, look_weights
 from ans_core.types import RLE
 from tests import tiny
 

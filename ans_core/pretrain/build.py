@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from ans_core import prompts
-from ans_core.model.finding import middle_attention
+from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
-from ans_core.model.sa2va import Sa2VA, Sa2VAConfig
+from ans_core.model.sa2va import Sa2VA
+from ans_core.pretrain.finding import middle_attention
 
 CHAT_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
 from ans_core.data.collate import Batch
-from ans_core.model.sa2va import Sa2VA, branch_attention
+from ans_core.model.packing import branch_attention
+from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised
 
 

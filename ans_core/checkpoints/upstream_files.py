@@ -11,10 +11,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ans_core.model import checkpoint, layouts
-from ans_core.model import folder as folders
+from ans_core.checkpoints import checkpoint, layouts
+from ans_core.checkpoints import folder as folders
+from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
-from ans_core.model.sa2va import Sa2VAConfig
 
 NEW_SETTINGS = ("backend", "is_local", "local_files_only", "extra_special_tokens")
 """Of a tokenizer, in transformers 5 alone."""

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ans_core.model import adapters, checkpoint
-from ans_core.model import folder as folders
+from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints import folder as folders
+from ans_core.model import adapters
 
 WEIGHTS = "adapter_model.safetensors"
 """PEFT's name."""

@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ans_core import rle, transforms
 from ans_core.data.collate import TensorBatch, cell_shares
-from ans_core.model.region_words import NOT_SAID
 from ans_core.model.sa2va import Sa2VA
+from ans_core.pretrain.region_words import NOT_SAID
 from ans_core.types import ImageRef, Sample
 
 FIRST_SCALE = 5.0

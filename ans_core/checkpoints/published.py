@@ -12,9 +12,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from ans_core import prompts
-from ans_core.model import checkpoint
+from ans_core.checkpoints import checkpoint
+from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
-from ans_core.model.sa2va import Sa2VA, Sa2VAConfig
+from ans_core.model.sa2va import Sa2VA
 
 
 def _vit_300m() -> dict[str, Any]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from ans_core import dist
-from ans_core.model import adapters, checkpoint
+from ans_core.checkpoints import checkpoint
+from ans_core.model import adapters
 from ans_core.model.sa2va import Sa2VA
 
 

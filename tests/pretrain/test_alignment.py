@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from ans_core.data.collate import cell_shares
-from ans_core.model.alignment import Alignment, AlignmentBatch, alignment_batch
-from ans_core.model.build import match_by_content
-from ans_core.model.finding import middle_attention
 from ans_core.model.sa2va import Sa2VA
+from ans_core.pretrain.alignment import Alignment, AlignmentBatch, alignment_batch
+from ans_core.pretrain.build import match_by_content
+from ans_core.pretrain.finding import middle_attention
 from tests import tiny
 
 

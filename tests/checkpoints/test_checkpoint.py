@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from sam2.modeling.sam2_utils import LayerNorm2d
 from torch import nn
 
-from ans_core.model import Sa2VA, checkpoint, conversion, folder, layouts, published
-from ans_core.model.build import build_tiny, build_tokenizer, tiny_config
+from ans_core.checkpoints import bases, checkpoint, conversion, folder, layouts, published
+from ans_core.model import Sa2VA
 from ans_core.model.grounding import GroundingConfig
+from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
 from tests.golden import GOLDEN, needs_golden
 
 
@@ -403,7 +404,7 @@ def test_an_unknown_published_size_names_the_known_ones():
 @needs_golden
 def test_a_base_joins_internvl_and_sam2_and_adds_the_tokens():
     pair = GOLDEN / "training_pth"
-    model = checkpoint.import_base(pair / "base_internvl", pair / "base_sam2", "qwen_chat", seed=3)
+    model = bases.import_base(pair / "base_internvl", pair / "base_sam2", "qwen_chat", seed=3)
     whole = Sa2VA.from_pretrained(pair / "merged_hf")
     whole.sam2.sam_mask_decoder.load_state_dict(model.sam2.sam_mask_decoder.state_dict())
     whole.keep_original_decoder()  # a base keeps SAM2's own, which is its only one so far
@@ -418,8 +419,8 @@ def test_a_base_joins_internvl_and_sam2_and_adds_the_tokens():
     base = dict(folder.tensors([pair / "base_internvl" / "model.safetensors"]))
     assert torch.equal(ours["internvl.lm_head.weight"][:270], base["language_model.lm_head.weight"])
     assert 0.01 < ours["internvl.lm_head.weight"][270:].std() < 0.03
-    again = checkpoint.import_base(pair / "base_internvl", pair / "base_sam2", "qwen_chat", seed=3)
-    other = checkpoint.import_base(pair / "base_internvl", pair / "base_sam2", "qwen_chat", seed=4)
+    again = bases.import_base(pair / "base_internvl", pair / "base_sam2", "qwen_chat", seed=3)
+    other = bases.import_base(pair / "base_internvl", pair / "base_sam2", "qwen_chat", seed=4)
     assert same(model, again)
     assert not torch.equal(ours["text_hidden_fcs.0.weight"], other.state_dict()["text_hidden_fcs.0.weight"])
 
@@ -428,7 +429,7 @@ def test_a_base_joins_internvl_and_sam2_and_adds_the_tokens():
 def test_a_base_with_trained_tensors_on_top_is_upstreams_merged_model():
     """W + alpha/r * B A for the text model's linears (alpha/r = 2), every other trained tensor as it is."""
     pair = GOLDEN / "training_pth"
-    model = checkpoint.import_base(pair / "base_internvl", pair / "base_sam2", "qwen_chat")
+    model = bases.import_base(pair / "base_internvl", pair / "base_sam2", "qwen_chat")
     layout = dataclasses.replace(layouts.layout_of(model.config), two_decoders=False)
     prefix = "language_model.base_model.model."
     trained = {
@@ -453,20 +454,20 @@ def test_sam2_is_read_from_its_published_pt_file_without_running_pickle_code(tmp
     state = load_file(pair / "base_sam2" / "model.safetensors")
     torch.save({"model": state}, tmp_path / "sam2_hiera_large.pt")
     (tmp_path / "tiny_sam2_config.json").write_bytes((pair / "base_sam2" / "tiny_sam2_config.json").read_bytes())
-    one = checkpoint.import_base(pair / "base_internvl", tmp_path / "sam2_hiera_large.pt", "qwen_chat")
-    assert same(one, checkpoint.import_base(pair / "base_internvl", pair / "base_sam2", "qwen_chat"))
+    one = bases.import_base(pair / "base_internvl", tmp_path / "sam2_hiera_large.pt", "qwen_chat")
+    assert same(one, bases.import_base(pair / "base_internvl", pair / "base_sam2", "qwen_chat"))
     torch.save(state, tmp_path / "other.pt")
     with pytest.raises(ValueError, match=r"other\.pt is no SAM2 checkpoint: it has no entry 'model'"):
-        checkpoint.import_base(pair / "base_internvl", tmp_path / "other.pt", "qwen_chat")
+        bases.import_base(pair / "base_internvl", tmp_path / "other.pt", "qwen_chat")
 
 
 @needs_golden
 def test_a_release_is_a_whole_base_and_takes_no_sam2():
-    assert same(checkpoint.import_base(GOLDEN / "qwen2", "", "qwen_chat"), Sa2VA.from_pretrained(GOLDEN / "qwen2"))
+    assert same(bases.import_base(GOLDEN / "qwen2", "", "qwen_chat"), Sa2VA.from_pretrained(GOLDEN / "qwen2"))
     with pytest.raises(ValueError, match="holds its own SAM2"):
-        checkpoint.import_base(GOLDEN / "qwen2", "facebook/sam2-hiera-large", "qwen_chat")
+        bases.import_base(GOLDEN / "qwen2", "facebook/sam2-hiera-large", "qwen_chat")
 
 
 def test_a_base_folder_that_does_not_exist_is_not_taken_for_a_hub_id():
     with pytest.raises(ValueError, match="no folder '/nowhere'"):
-        checkpoint.import_base("/nowhere", "", "qwen_chat")
+        bases.import_base("/nowhere", "", "qwen_chat")
