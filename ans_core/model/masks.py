@@ -29,7 +29,7 @@ to 0.008 off), for numbers equal to its own; `fp32` is what SAM2, and the refere
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class VideoOptions:
     """How clips are seen and masks drawn."""
 
     mode: VideoMode = "sa2va"
@@ -45,45 +45,51 @@ class Way:
         return transforms.normalise(pictures, size=model.sam2.image_size, constants=constants).to(model.device)
 
 
-def draw(
-    model: Sa2VA, requests: Sequence[Request], images: list[list[Image.Image]], embeddings: list[Float[Tensor, "_ C"]], way: Way
+def decode_masks(
+    model: Sa2VA,
+    requests: Sequence[Request],
+    images: list[list[Image.Image]],
+    embeddings: list[Float[Tensor, "_ C"]],
+    options: VideoOptions,
 ) -> list[Float[Tensor, "N F h4 w4"]]:
     """Low-resolution mask logits of every row: images in one batch, clips one after the other through the memory, each with the objects of
     all its rows. A picture that several rows ask about is encoded once."""
     side = model.sam2.image_size // 4
     masks = [torch.zeros(0, len(pictures), side, side, device=model.device) for pictures in images]
     frames = [request.frames for request in requests]
-    drawing = [i for i, e in enumerate(embeddings) if len(e) and images[i]]
-    stills = [i for i in drawing if not requests[i].is_clip]
+    with_segs = [i for i, e in enumerate(embeddings) if len(e) and images[i]]
+    stills = [i for i in with_segs if not requests[i].is_clip]
     if stills:
         shown = {frames[i]: images[i][0] for i in stills}
         place = {key: number for number, key in enumerate(shown)}
-        features = model.sam2.encode(way.pixels(model, list(shown.values())))
+        features = model.sam2.encode(options.pixels(model, list(shown.values())))
         frame = torch.tensor([place[frames[i]] for i in stills for _ in embeddings[i]], device=model.device)
         logits = model.sam2.decode(features, frame, torch.cat([embeddings[i] for i in stills])).logits
         for i, own in zip(stills, logits.split([len(embeddings[i]) for i in stills]), strict=True):
             masks[i] = own[:, None]
     clips: dict[tuple[ImageRef, ...], list[int]] = defaultdict(list)
-    for i in drawing:
+    for i in with_segs:
         if requests[i].is_clip:
             clips[frames[i]].append(i)
     for rows in clips.values():
         objects = [embeddings[i] for i in rows]
-        logits = track(model, images[rows[0]], torch.cat(objects), way)
+        logits = track(model, images[rows[0]], torch.cat(objects), options)
         for i, own in zip(rows, logits.split([len(o) for o in objects]), strict=True):
             masks[i] = own
     return masks
 
 
-def track(model: Sa2VA, pictures: list[Image.Image], seg_embeddings: Float[Tensor, "N C"], way: Way) -> Float[Tensor, "N F h4 w4"]:
+def track(
+    model: Sa2VA, pictures: list[Image.Image], seg_embeddings: Float[Tensor, "N C"], options: VideoOptions
+) -> Float[Tensor, "N F h4 w4"]:
     """Low-resolution mask logits of N objects in every frame of a clip."""
-    found = dict(tracked(model, len(pictures), lambda index: pictures[index], seg_embeddings, way))
+    found = dict(track_frames(model, len(pictures), lambda index: pictures[index], seg_embeddings, options))
     return torch.stack([found[index] for index in range(len(pictures))], dim=1)
 
 
 @torch.no_grad()
-def tracked(
-    model: Sa2VA, frames: int, picture: Callable[[int], Image.Image], seg_embeddings: Float[Tensor, "N C"], way: Way
+def track_frames(
+    model: Sa2VA, frames: int, picture: Callable[[int], Image.Image], seg_embeddings: Float[Tensor, "N C"], options: VideoOptions
 ) -> Iterator[tuple[int, Float[Tensor, "N h4 w4"]]]:
     """(index, low-resolution mask logits of N objects): the seen frames, then the others in order of time. Every frame is asked for and
     encoded once, AHEAD at a time, and forgotten with the next.
@@ -91,11 +97,11 @@ def tracked(
     Mode `sa2va-i`: the seen frames are decoded each alone, as in training, and their masks, at the pictures' size, prompt the original
     SAM2 (kumuji/Sa2VA-i).
     """
-    seen = model.seen_frames(frames, way.mode)
+    seen = model.seen_frames(frames, options.mode)
     first = [picture(index) for index in seen]
     with model.own_precision():
-        known = model.sam2.encode(way.pixels(model, first))
-        if way.mode == "sa2va":
+        known = model.sam2.encode(options.pixels(model, first))
+        if options.mode == "sa2va":
             prompts_of = model.sam2.seg_prompts(seg_embeddings, seen)
         else:
             frame = torch.tensor(range(len(seen)), device=model.device).repeat(len(seg_embeddings))
@@ -108,10 +114,10 @@ def tracked(
         rest = in_order(prompts_of, frames)[len(seen) :]
         for start in range(0, len(rest), AHEAD):
             chosen = rest[start : start + AHEAD]
-            features = model.sam2.encode(way.pixels(model, [picture(index) for index in chosen]))
+            features = model.sam2.encode(options.pixels(model, [picture(index) for index in chosen]))
             yield from ((index, features[[place]]) for place, index in enumerate(chosen))
 
-    original = way.mode == "sa2va-i"
+    original = options.mode == "sa2va-i"
     found = model.sam2.propagate(shown(), prompts_of, objects=len(seg_embeddings), frames=frames, original=original)
     while True:
         with model.own_precision():  # not around the `yield`: whoever takes a mask computes in a precision of their own
@@ -127,8 +133,8 @@ def upsample(logits: Float[Tensor, "h w"], *, size: int, height: int, width: int
     return (F.interpolate(square, size=(height, width), mode="bilinear", align_corners=False)[0, 0] > 0).cpu().numpy()
 
 
-def frame_by_frame(
-    model: Sa2VA, frames: Sequence[ImageRef], embeddings: Float[Tensor, "N C"], way: Way
+def stream_masks(
+    model: Sa2VA, frames: Sequence[ImageRef], embeddings: Float[Tensor, "N C"], options: VideoOptions
 ) -> Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]:
     """(index, masks) of a clip in order of time. Frames are opened when they are needed; masks of the seen frames wait for their turn.
     Without `[SEG]` there are no frames. Raises ValueError for a frame of another size than the first."""
@@ -144,7 +150,7 @@ def frame_by_frame(
 
     waiting: dict[int, np.ndarray] = {}
     due = 0
-    for index, logits in tracked(model, len(frames), picture, embeddings, way):
+    for index, logits in track_frames(model, len(frames), picture, embeddings, options):
         waiting[index] = np.stack([upsample(z, size=model.sam2.image_size, height=height, width=width) for z in logits])
         while due in waiting:
             yield due, waiting.pop(due)

@@ -101,11 +101,11 @@ class Sa2VA(nn.Module):
         constants: Constants = "fp32",
     ) -> list[Answer]:
         """As `predict`, for any mixture of pictures, clips and plain text (`ans_core.model.predict.request_of` makes requests)."""
-        from ans_core.model.masks import Way
+        from ans_core.model.masks import VideoOptions
         from ans_core.model.predict import answers, in_batches
 
-        way = Way(mode=self.video_mode(video_mode), constants=constants)
-        return in_batches(requests, batch, lambda some: answers(self, some, way, max_tokens=max_tokens))
+        options = VideoOptions(mode=self.video_mode(video_mode), constants=constants)
+        return in_batches(requests, batch, lambda some: answers(self, some, options, max_tokens=max_tokens))
 
     def follow(
         self,
@@ -119,11 +119,11 @@ class Sa2VA(nn.Module):
         constants: Constants = "fp32",
     ) -> tuple[str, Iterator[tuple[int, np.ndarray]]]:
         """As `predict`, for a video too long to be held: the text, and (index, masks (N, H, W)) frame by frame. Give files, not pixels."""
-        from ans_core.model.masks import Way
+        from ans_core.model.masks import VideoOptions
         from ans_core.model.predict import follow, request_of
 
         request = request_of(text=text, video=video, past=past, mask_prompts=mask_prompts)
-        return follow(self, request, Way(mode=self.video_mode(video_mode), constants=constants), max_tokens=max_tokens)
+        return follow(self, request, VideoOptions(mode=self.video_mode(video_mode), constants=constants), max_tokens=max_tokens)
 
     @property
     def device(self) -> torch.device:

@@ -12,7 +12,7 @@ from ans_core.checkpoints import adapter, checkpoint
 from ans_core.checkpoints.trained import rl_model, sft_model
 from ans_core.model import adapters
 from ans_core.model import predict as ask
-from ans_core.model.masks import Way
+from ans_core.model.masks import VideoOptions
 from ans_core.model.sa2va import Sa2VA
 from ans_core.types import Request
 from tests import tiny
@@ -48,8 +48,8 @@ def outputs(model: Sa2VA) -> list[torch.Tensor]:
     with torch.no_grad():
         prompted = ask.prompt(model, [request])
         ids = model.tokenizer.encode("It is [SEG].")
-        (embedding,) = ask.spoken_segs(model, prompted, [ids])
-        frames = model.sam2.encode(Way().pixels(model, prompted.images[0]))
+        (embedding,) = ask.seg_embeddings_of(model, prompted, [ids])
+        frames = model.sam2.encode(VideoOptions().pixels(model, prompted.images[0]))
         return [embedding, model.sam2.decode(frames, torch.zeros(1, dtype=torch.long), embedding).logits]
 
 

@@ -75,7 +75,7 @@ def test_seen_frames_keep_the_masks_that_they_have_as_pictures(own_model: Sa2VA)
     own_model.sam2.original_mask_decoder.pred_obj_score_head.layers[-1].bias -= 1e4
     pictures = [transforms.open_image(f) for f in tiny.clip(3).frames]
     embeddings = torch.randn(2, own_model.config.grounding.width, generator=torch.Generator().manual_seed(1)) * 3
-    through = masks.track(own_model, pictures, embeddings, masks.Way(mode="sa2va-i"))
+    through = masks.track(own_model, pictures, embeddings, masks.VideoOptions(mode="sa2va-i"))
     seen = own_model.seen_frames(4, "sa2va-i")
     pixels = transforms.normalise([pictures[i] for i in seen], size=own_model.sam2.image_size)
     frames = torch.tensor([0, 1, 0, 1])
@@ -84,7 +84,7 @@ def test_seen_frames_keep_the_masks_that_they_have_as_pictures(own_model: Sa2VA)
     assert ((through[:, seen] > 0) == (alone > 0)).float().mean() > 0.97
     rest = [i for i in range(4) if i not in seen]
     assert (through[:, rest] == -1024).all()
-    assert (masks.track(own_model, pictures, embeddings, masks.Way())[:, rest] > -1024).all()
+    assert (masks.track(own_model, pictures, embeddings, masks.VideoOptions())[:, rest] > -1024).all()
 
 
 def test_a_model_that_keeps_the_original_decoder_is_saved_with_it(tmp_path: Path, own_model: Sa2VA):

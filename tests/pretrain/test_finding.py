@@ -17,7 +17,7 @@ from tests import tiny
 
 def batch(model: Sa2VA, *masks: RLE | None) -> Batch:
     turns = tuple(
-        Turn(question=f"Where is the {word} square?", answer="at the top.", meant=m) for word, m in zip("abcd", masks, strict=False)
+        Turn(question=f"Where is the {word} square?", answer="at the top.", target=m) for word, m in zip("abcd", masks, strict=False)
     )
     other = (Turn(question="Describe the image.", answer="a red square."),)
     rows = [Row(name="x", frames=tiny.region().frames, turns=t) for t in (turns, other + turns[:1])]
@@ -38,7 +38,7 @@ def test_what_stands_before_an_answer_and_its_first_token_look_at_what_is_asked_
 
 def test_every_word_about_a_shown_region_looks_at_it(tiny_model: Sa2VA) -> None:
     mask = tiny.square(8, 40, 24, 56)
-    turns = (Turn(question="Describe region1.", answer="a red square.", shown=(mask,), meant=mask),)
+    turns = (Turn(question="Describe region1.", answer="a red square.", regions=(mask,), target=mask),)
     found = collate([tiny.row(*turns)], tiny_model.tokenizer, tiny.layout(tiny_model))
     assert found.looks[:, 1].tolist() == (found.loss_mask[0].nonzero()[:, 0] - 1).tolist()
     assert found.looks[:, 2].tolist() == [0] * len(found.looks)

@@ -21,17 +21,17 @@ from ans_core.data.collate import TensorBatch, prefix_ids, question_ids, resize_
 from ans_core.dist import seed_of
 from ans_core.model import predict as ask
 from ans_core.model.adapters import Policies
-from ans_core.model.grounding import Decoded, FrameFeatures
+from ans_core.model.grounding import FrameFeatures, MaskOutput
 from ans_core.model.masks import upsample
 from ans_core.model.packing import Packed
 from ans_core.model.sa2va import Sa2VA
 from ans_core.rewards import Reward
-from ans_core.rewards.confidence import Drawing
+from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rewards.iou import soft_iou
 from ans_core.rl import grpo
 from ans_core.rl.loops import caption_request, expression_of, true_mask
 from ans_core.rl.mask_policy import MaskActions, MaskPolicy, mean_probability
-from ans_core.rl.rollout import Group, Guard, Reader, Rollout, Said, Segment, check_cache, pack, sample
+from ans_core.rl.rollout import Group, Guard, Reader, Rollout, SampledAnswer, Segment, check_cache, pack, sample
 from ans_core.types import RLE, Prediction, Request, Sample
 
 MASK_ANSWER = prompts.REFERRING_ANSWERS[0]
@@ -94,7 +94,7 @@ class RlBatch(TensorBatch):
 
 def collate(samples: Sequence[Sample], asked: Sequence[str], model: Sa2VA, *, mask_size: int) -> RlBatch:
     images = [transforms.open_image(s.frames[0]) for s in samples]
-    tiles = [ask.seen_tiles(model, [image]) for image in images]
+    tiles = [ask.visible_tiles(model, [image]) for image in images]
     empty = torch.zeros(mask_size, mask_size, dtype=torch.bool)
     return RlBatch(
         samples=tuple(samples),
@@ -107,15 +107,15 @@ def collate(samples: Sequence[Sample], asked: Sequence[str], model: Sa2VA, *, ma
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class EncodedImages:
     """The frozen part of the work on a batch, done once."""
 
     vision: list[Float[Tensor, "_ n C"]]
     frames: FrameFeatures | None
     """None where no loop draws in these pictures."""
 
-    def take(self, kept: Sequence[int]) -> Seen:
-        return Seen(vision=[self.vision[i] for i in kept], frames=None if self.frames is None else self.frames[list(kept)])
+    def take(self, kept: Sequence[int]) -> EncodedImages:
+        return EncodedImages(vision=[self.vision[i] for i in kept], frames=None if self.frames is None else self.frames[list(kept)])
 
 
 @dataclass(kw_only=True)
@@ -133,7 +133,7 @@ class Experience:
     """Reward parts."""
     kept: list[int] | None = None
     """Which of the batch's candidates these samples are; None = all."""
-    drawn_logps: list[tuple[float, ...]] = field(default_factory=list)
+    sampled_logps: list[tuple[float, ...]] = field(default_factory=list)
     """B x G: of the tokens said, as they were sampled."""
     actions: MaskActions | None = None
     advantage: Float[Tensor, "B G"] | None = None
@@ -156,7 +156,7 @@ class Experience:
             regions=[self.regions[i] for i in kept] if self.regions else [],
             texts=[self.texts[i * group + g] for i in kept for g in range(group)],
             masks=[self.masks[i * group + g] for i in kept for g in range(group)] if self.masks else [],
-            drawn_logps=[self.drawn_logps[i * group + g] for i in kept for g in range(group)] if self.drawn_logps else [],
+            sampled_logps=[self.sampled_logps[i * group + g] for i in kept for g in range(group)] if self.sampled_logps else [],
             rewards={name: values[list(kept)] for name, values in self.rewards.items()},
             actions=actions,
         )
@@ -176,7 +176,7 @@ class Experience:
         return Experience(**{**state, "groups": groups, "actions": actions})
 
 
-class Clock:
+class StepTimer:
     """Seconds spent in the named parts of a step."""
 
     def __init__(self) -> None:
@@ -209,7 +209,7 @@ class Clock:
 
 
 @dataclass(kw_only=True)
-class Exploring:
+class Exploration:
     """How far loop 2 explores, over the steps."""
 
     width: float
@@ -221,24 +221,24 @@ class Exploring:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
+class RolloutStep:
     """A batch in the hands of the policies."""
 
     policies: Policies
     settings: Settings
     reader: Reader
     batch: RlBatch
-    seen: Seen
+    encoded: EncodedImages
     rewards: Mapping[str, Reward]
     mask_policy: MaskPolicy
-    exploring: Exploring
+    exploration: Exploration
     mask_points: int
     """Of the supervised mask loss, as in SFT, ..."""
     mask_losses: tuple[float, float]
     """... and the weights of its BCE and dice."""
     seeds: tuple[object, ...]
-    """(run seed, step): with the loop, the sample and the rollout they decide all that is drawn."""
-    clock: Clock
+    """(run seed, step): with the loop, the sample and the rollout they decide everything random."""
+    timer: StepTimer
 
     @property
     def model(self) -> Sa2VA:
@@ -251,10 +251,10 @@ class Round:
 
     @property
     def frames(self) -> FrameFeatures:
-        assert self.seen.frames is not None, "a loop that draws says so (Loop.draws)"
-        return self.seen.frames
+        assert self.encoded.frames is not None, "a loop that draws says so (Loop.decodes_masks)"
+        return self.encoded.frames
 
-    def take(self, kept: Sequence[int]) -> Round:
+    def take(self, kept: Sequence[int]) -> RolloutStep:
         batch = self.batch
         tiles = batch.tiles.split(batch.tiles_per_row)
         some = RlBatch(
@@ -265,7 +265,7 @@ class Round:
             pixels=batch.pixels[list(kept)],
             targets=batch.targets[list(kept)],
         )
-        return replace(self, batch=some, seen=self.seen.take(kept))
+        return replace(self, batch=some, encoded=self.encoded.take(kept))
 
     def seed(self, what: str, sample: int, rollout: int | None = None) -> int:
         chosen = self.batch.samples[sample]
@@ -277,20 +277,20 @@ class Round:
 
     # Asking in words
 
-    def say(self, requests: Sequence[Request], what: str) -> list[Said]:
+    def sample_answers(self, requests: Sequence[Request], what: str) -> list[SampledAnswer]:
         """G sampled answers of the policy to a request about every sample."""
         group = self.settings.group
         check_cache(self.model)
         seeds = [self.seed(what, i, g) for i in range(len(requests)) for g in range(group)]
-        with torch.no_grad(), self.clock.part("generate"):
-            prompted = ask.prompt(self.model, requests, self.seen.vision)
+        with torch.no_grad(), self.timer.part("generate"):
+            prompted = ask.prompt(self.model, requests, self.encoded.vision)
             return sample(self.model, prompted, group=group, max_tokens=self.settings.max_tokens, reader=self.reader, seeds=seeds)
 
-    def text(self, said: Said) -> str:
-        return ask.text_of(self.model, ask.said(self.model, list(said.ids)))
+    def text(self, said: SampledAnswer) -> str:
+        return ask.text_of(self.model, ask.spoken_ids(self.model, list(said.ids)))
 
     @torch.no_grad()
-    def captions(self, masks: Sequence[RLE]) -> list[str]:
+    def inverse_captions(self, masks: Sequence[RLE]) -> list[str]:
         """The inverse model's greedy captions of G masks a sample; an empty mask has nothing to tell of and gets an empty text."""
         group = self.settings.group
         asked = [i for i, mask in enumerate(masks) if rle.area(mask)]
@@ -299,11 +299,11 @@ class Round:
             return texts
         requests = [caption_request(self.batch.samples[i // group], masks[i]) for i in asked]
         check_cache(self.model)
-        with self.clock.part("generate"), self.policies.using(self.settings.inverse):
-            prompted = ask.prompt(self.model, requests, [self.seen.vision[i // group] for i in asked])
+        with self.timer.part("generate"), self.policies.using(self.settings.inverse):
+            prompted = ask.prompt(self.model, requests, [self.encoded.vision[i // group] for i in asked])
             answers = ask.generate(self.model, prompted, max_tokens=self.settings.max_tokens)
         for i, ids in zip(asked, answers, strict=True):
-            texts[i] = ask.text_of(self.model, ask.said(self.model, ids))
+            texts[i] = ask.text_of(self.model, ask.spoken_ids(self.model, ids))
         return texts
 
     # Tokens
@@ -325,7 +325,7 @@ class Round:
         ids = question_ids(self.model.tokenizer, text, template=self.model.config.template, cells=cells)
         return Segment(ids=tuple(ids), trainable=False)
 
-    def asked_for(self, text: str) -> Rollout:
+    def referring_rollout(self, text: str) -> Rollout:
         """The question for what a text means, and the answer that draws it."""
         question = prompts.REFERRING_EVAL.removeprefix("<image>\n").format(text=expression_of(text))
         answer = MASK_ANSWER + prompts.TEMPLATES[self.model.config.template].suffix
@@ -341,11 +341,11 @@ class Round:
         device = self.model.device
         moved: dict[str, Any] = {name: values.to(device) for name, values in fields.items()}
         packed = Packed(**moved, regions=regions)
-        return packed, self.model.hidden_states(packed, [self.model.project(v) for v in self.seen.vision]), rollout.to(device)
+        return packed, self.model.hidden_states(packed, [self.model.project(v) for v in self.encoded.vision]), rollout.to(device)
 
-    # Drawing
+    # Masks
 
-    def decoded(self, packed: Packed, hidden: Float[Tensor, "B L D"]) -> tuple[Float[Tensor, "P C"], Decoded]:
+    def decoded(self, packed: Packed, hidden: Float[Tensor, "B L D"]) -> tuple[Float[Tensor, "P C"], MaskOutput]:
         """Every row's `[SEG]`s and the masks they draw."""
         at = (packed.input_ids == self.model.seg_token_id) & packed.loss_mask
         embeddings = self.model.seg_embeddings(hidden[at])
@@ -357,20 +357,21 @@ class Round:
         return self.model.sam2.decode(self.frames, frame, embeddings).logits
 
     @torch.no_grad()
-    def draws(self, texts: Sequence[str]) -> list[Drawing]:
+    def inverse_masks(self, texts: Sequence[str]) -> list[MaskPrediction]:
         """The inverse model's masks of G texts a sample, all of a picture's texts in one packed row."""
         size = self.settings.group
         groups = [
-            self.group_of(i, [self.asked_for(text) for text in texts[i * size : (i + 1) * size]]) for i in range(len(self.batch.samples))
+            self.group_of(i, [self.referring_rollout(text) for text in texts[i * size : (i + 1) * size]])
+            for i in range(len(self.batch.samples))
         ]
-        with self.clock.part("draw"), self.policies.using(self.settings.inverse):
+        with self.timer.part("draw"), self.policies.using(self.settings.inverse):
             packed, hidden, _ = self.hidden(groups, [])
             logits = self.decoded(packed, hidden)[1].logits
         confidence = mean_probability(logits.sigmoid(), logits > 0)
         targets = self.batch.targets.repeat_interleave(size, dim=0)
         overlap = soft_iou(F.interpolate(logits[:, None], size=targets.shape[-2:], mode="bilinear")[:, 0].sigmoid(), targets)
         return [
-            Drawing(text=text, masks=((self.rle(z, i // size),),), confidence=float(confidence[i]), soft_iou=float(overlap[i]))
+            MaskPrediction(text=text, masks=((self.rle(z, i // size),),), confidence=float(confidence[i]), soft_iou=float(overlap[i]))
             for i, (text, z) in enumerate(zip(texts, logits, strict=True))
         ]
 
@@ -383,7 +384,7 @@ class Round:
     def score(self, answers: Sequence[Prediction], weights: Collection[str]) -> dict[str, Float[Tensor, "B G"]]:
         """Every reward part of B x G answers, of a text and a mask or of text alone, judged against the sample's own."""
         size = self.settings.group
-        with self.clock.part("reward"):
+        with self.timer.part("reward"):
             drawn = bool(answers[0].masks)
             truths = [Prediction(text=s.text, masks=((true_mask(s),),) if drawn else ()) for s in self.batch.samples]
             judged = [replace(answer, text=answer.text.rstrip(".")) for answer in answers]
@@ -403,15 +404,15 @@ class Loop:
     """The samples it can use."""
     wants: str
     """Those samples in words, for the error that there are none."""
-    draws: bool = False
+    decodes_masks: bool = False
     """Whether masks are drawn in its pictures, so that SAM2 has to see them."""
     rewards: Callable[[Settings], Mapping[str, float]]
     """Weights of its reward parts."""
-    act: Callable[[Round], Experience]
+    act: Callable[[RolloutStep], Experience]
     """Under no_grad: rollouts and rewards."""
     judged: Callable[[Settings], bool] = lambda settings: False
     """Whether its captions are also paid by the judge, in the part `meteor`."""
-    refer: Callable[[Round, Experience], dict[str, Tensor]]
+    read_reference: Callable[[RolloutStep, Experience], dict[str, Tensor]]
     """Under no_grad with the reference active: what the KL needs."""
-    learn: Callable[[Round, Experience], tuple[Float[Tensor, ""], dict[str, float]]]
+    learn: Callable[[RolloutStep, Experience], tuple[Float[Tensor, ""], dict[str, float]]]
     """The loss, with a gradient to the policy, and metrics."""
