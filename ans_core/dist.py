@@ -65,6 +65,12 @@ def shared_means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(some) / len(some) for name, some in every.items()}
 
 
+def wait_for_all() -> None:
+    """Return once every process is here. All of them must call it."""
+    if world_size() > 1:
+        torch.distributed.barrier()
+
+
 def pick_device(name: str) -> torch.device:
     """auto = this process's GPU when there is one. Raises RuntimeError when a GPU is asked for and there is none."""
     if name == "cuda" and not torch.cuda.is_available():

@@ -9,14 +9,15 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import logging
 import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from accelerate import Accelerator
@@ -25,12 +26,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from ans_core.dist import rank, seed_everything, shared_means, world_size
+from ans_core.dist import rank, seed_everything, shared_means, wait_for_all, world_size
 from ans_core.optim import adamw, lr_factor
 from ans_core.types import Log
 
 Curves = list[tuple[int, str, float]]
 """(step, name, value) rows of curves.csv."""
+
+KEPT_STATES = 2
+"""Newest training states that are kept: one that turns out damaged leaves the one before."""
 
 MAX_SKIPPED = 10
 """Steps with a non-finite loss or gradient in a row after which the run stops."""
@@ -56,6 +60,16 @@ class Machine:
     """fp32 or bf16 autocast of the forward pass."""
     deepspeed_stage: int = 0
     workers: int = 0
+
+
+@runtime_checkable
+class WholeStep(Protocol):
+    """A loss module that sees all of this process's micro-batches of a step before the first of them is computed.
+
+    What `forward` gives for them then adds up, over micro-batches and processes, to the step's loss. Losses of other modules are averaged.
+    """
+
+    def begin_step(self, batches: Sequence[Any]) -> list[Any]: ...
 
 
 class _Steps(Dataset[Any]):
@@ -108,7 +122,7 @@ def train(
         seed_everything(seed, name, step, rank())
         for group in optimizer.param_groups:
             group["lr"] = schedule.lr * group["scale"] * lr_factor(step, steps=schedule.steps, warmup=schedule.warmup)
-        metrics, finite = _step(accelerator, wrapped, optimizer, batches, schedule, machine)
+        metrics, finite = _step(accelerator, loss_module, wrapped, optimizer, batches, schedule, machine)
         skipped = 0 if finite else skipped + 1
         if skipped > MAX_SKIPPED:
             raise RuntimeError(
@@ -148,17 +162,30 @@ def _accelerator(machine: Machine, schedule: Schedule) -> Accelerator:
 
 
 def _step(
-    accelerator: Accelerator, wrapped: Any, optimizer: Any, batches: Iterator[Any], schedule: Schedule, machine: Machine
+    accelerator: Accelerator,
+    module: nn.Module,
+    wrapped: Any,
+    optimizer: Any,
+    batches: Iterator[Any],
+    schedule: Schedule,
+    machine: Machine,
 ) -> tuple[dict[str, float], bool]:
-    """(means over those micro-batches of all processes that have the value; whether the weights were moved, on all of them or on none).
-    DeepSpeed divides, clips and steps inside `backward`: there a loss that is not finite ends the run before it can spoil the weights.
+    """(the step's loss and means over those micro-batches of all processes that have the value; whether the weights were moved, on all of
+    them or on none). DeepSpeed divides, clips and steps inside `backward`: there a loss that is not finite ends the run before it can spoil
+    the weights.
     """
     found: list[dict[str, float]] = []
-    for _ in range(schedule.accumulate):
-        batch = next(batches)
+    micros = [next(batches) for _ in range(schedule.accumulate)]
+    parts = 1
+    if isinstance(module, WholeStep):
+        parts = schedule.accumulate * world_size()  # undoes the two means, of accelerate and of DDP or DeepSpeed
+        with _autocast(machine):
+            micros = module.begin_step(micros)
+    for batch in micros:
         with accelerator.accumulate(wrapped):
-            with torch.autocast(machine.device.type, dtype=torch.bfloat16, enabled=machine.dtype == "bf16"):
+            with _autocast(machine):
                 loss, metrics = wrapped(batch.to(machine.device))
+                loss = loss * parts
             _check_for_deepspeed(loss, machine)
             accelerator.backward(loss)  # divides by the number of micro-batches
         found.append({"loss": float(loss.detach()), **metrics})
@@ -172,6 +199,10 @@ def _step(
         optimizer.step()
     optimizer.zero_grad()
     return totals, finite
+
+
+def _autocast(machine: Machine) -> torch.autocast:
+    return torch.autocast(machine.device.type, dtype=torch.bfloat16, enabled=machine.dtype == "bf16")
 
 
 def _check_for_deepspeed(loss: Tensor, machine: Machine) -> None:
@@ -190,13 +221,15 @@ def _state(module: nn.Module) -> dict[str, Any]:
 
 
 def _save(folder: Path, step: int, module: nn.Module, optimizer: Any, wrapped: Any, curves: Curves, machine: Machine) -> None:
-    """`<folder>/step-N` with a manifest, renamed whole; the one before goes only then."""
+    """Write `<folder>/step-N` with a manifest, renamed whole; then those before the last KEPT_STATES go."""
     final, partial = folder / f"step-{step:07d}", folder / f"step-{step:07d}.partial"
     if rank() == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     if machine.deepspeed_stage:
+        wait_for_all()  # for the folder
         wrapped.save_checkpoint(str(partial), tag="deepspeed", exclude_frozen_parameters=True)
+        wait_for_all()  # for everybody's part
     if rank() == 0:
         state = {"trained": trained_tensors(module), "extra": _state(module)}
         if not machine.deepspeed_stage:
@@ -204,23 +237,44 @@ def _save(folder: Path, step: int, module: nn.Module, optimizer: Any, wrapped: A
         torch.save(state, partial / "state.pt")
         (partial / "curves.json").write_text(json.dumps(curves))
         files = {str(p.relative_to(partial)): sha256(p) for p in sorted(partial.rglob("*")) if p.is_file()}
-        (partial / "manifest.json").write_text(json.dumps({"step": step, "processes": world_size(), "files": files}))
+        facts = {"step": step, "processes": world_size(), "deepspeed_stage": machine.deepspeed_stage, "files": files}
+        (partial / "manifest.json").write_text(json.dumps(facts))
         for path in partial.rglob("*"):
             _sync(path)
-        shutil.rmtree(final, ignore_errors=True)  # a damaged one that was passed over
         partial.replace(final)
         _sync(folder)
-        for old in folder.glob("step-*"):
-            if old != final:
-                shutil.rmtree(old)
+        for old in _states(folder)[:-KEPT_STATES]:
+            shutil.rmtree(old)
 
 
 def _resume(folder: Path, module: nn.Module, optimizer: Any, wrapped: Any, machine: Machine) -> tuple[int, Curves]:
-    """(step to go on from, curves so far); (0, []) when nothing usable is there."""
-    for path in sorted(folder.glob("step-*[0-9]"), reverse=True):
+    """(step to go on from, curves so far); (0, []) when nothing is there. A damaged state is put aside, and the one before it is used.
+
+    A state of another number of processes goes on with the same global batch: rows are functions of the step, so only rounding and what
+    each process draws at random differ. DeepSpeed's optimizer is cut to the processes: there it is refused.
+    """
+    for path in reversed(_states(folder)):
         manifest = _manifest(path)
-        if manifest is None or manifest["processes"] != world_size():
+        wait_for_all()  # all have looked before one of them moves it
+        if manifest is None:
+            if rank() == 0:
+                aside = path.with_name(path.name + ".damaged")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.replace(aside)
+                logging.warning("%s is damaged (a file is missing or differs from its hash) and was put aside as %s", path, aside.name)
             continue
+        before = (manifest["processes"], manifest.get("deepspeed_stage", 0))
+        if before != (now := (world_size(), machine.deepspeed_stage)):
+            if before[1] or now[1]:
+                raise RuntimeError(
+                    f"{path} was written by {before[0]} processes with launch.deepspeed_stage {before[1]}, this run has {now[0]} with"
+                    f" {now[1]}: DeepSpeed's state fits no other number. Start it as before, or delete {folder} to begin anew"
+                )
+            logging.warning(
+                "%d processes go on from a state of %d: the same rows at every step, other rounding, so not the same bits",
+                now[0],
+                before[0],
+            )
         state = torch.load(path / "state.pt", map_location=machine.device, weights_only=True)
         own = dict(module.named_parameters())
         with torch.no_grad():
@@ -233,6 +287,11 @@ def _resume(folder: Path, module: nn.Module, optimizer: Any, wrapped: Any, machi
             optimizer.load_state_dict(state["optimizer"])
         return int(manifest["step"]), [tuple(row) for row in json.loads((path / "curves.json").read_text())]
     return 0, []
+
+
+def _states(folder: Path) -> list[Path]:
+    """Whole training states, the oldest first."""
+    return sorted(folder.glob("step-*[0-9]"))
 
 
 def _manifest(path: Path) -> dict[str, Any] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -9,8 +11,8 @@ from torch import Tensor
 
 
 def text_loss(logits: Float[Tensor, "M V"], target: Int[Tensor, " M"]) -> Float[Tensor, ""]:
-    """Cross-entropy in fp32, mean over the M learned tokens of the batch."""
-    return F.cross_entropy(logits.float(), target)
+    """Cross-entropy in fp32, mean over the M learned tokens of the batch; 0 where there are none."""
+    return F.cross_entropy(logits.float(), target) if len(target) else logits.float().sum()
 
 
 def point_sample(maps: Float[Tensor, "N H W"], points: Float[Tensor, "N P 2"]) -> Float[Tensor, "N P"]:
@@ -20,32 +22,57 @@ def point_sample(maps: Float[Tensor, "N H W"], points: Float[Tensor, "N P 2"]) -
 
 @torch.no_grad()
 def uncertain_points(
-    logits: Float[Tensor, "N H W"], *, points: int, oversample: float = 3.0, importance: float = 0.75
+    logits: Float[Tensor, "N H W"],
+    *,
+    points: int,
+    seeds: Sequence[int] | None = None,
+    oversample: float = 3.0,
+    importance: float = 0.75,
 ) -> Float[Tensor, "N P 2"]:
-    """Mask2Former's sampling: of oversample * points uniform points keep the share `importance` nearest to logit 0; fill up."""
-    count = len(logits)
-    candidates = torch.rand(count, int(points * oversample), 2, device=logits.device)
+    """Sample points as Mask2Former does: of oversample * points uniform points keep the share `importance` nearest to logit 0; fill up.
+
+    `seeds`: one a mask, so that a mask's points do not depend on what else is in the batch; None = torch's global generator.
+    """
+    count, generators = len(logits), [torch.Generator(logits.device).manual_seed(seed) for seed in seeds or ()]
+
+    def uniform(number: int) -> Float[Tensor, "N K 2"]:
+        if seeds is None:
+            return torch.rand(count, number, 2, device=logits.device)
+        return torch.stack([torch.rand(number, 2, device=logits.device, generator=generator) for generator in generators])
+
+    candidates = uniform(int(points * oversample))
     uncertainty = -point_sample(logits.float(), candidates).abs()
     chosen = int(importance * points)
     best = uncertainty.topk(chosen, dim=1).indices
     kept = candidates.gather(1, best[:, :, None].expand(-1, -1, 2))
-    return torch.cat([kept, torch.rand(count, points - chosen, 2, device=logits.device)], dim=1)
+    return torch.cat([kept, uniform(points - chosen)], dim=1)
 
 
 def mask_losses(
-    logits: Float[Tensor, "N H W"], targets: Bool[Tensor, "N S T"], *, points: int
+    logits: Float[Tensor, "N H W"],
+    targets: Bool[Tensor, "N S T"],
+    *,
+    points: int,
+    seeds: Sequence[int] | None = None,
+    total: float | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """(BCE, dice) at the same `points` sampled points per mask; both are means over masks, weights not applied. N >= 1."""
+    """Compute (BCE, dice) at the same `points` sampled points per mask; sums over masks divided by `total`, weights not applied. N >= 1."""
     logits = logits.float()
-    where = uncertain_points(logits, points=points)
-    return point_losses(point_sample(logits, where), point_sample(targets.float(), where))
+    where = uncertain_points(logits, points=points, seeds=seeds)
+    return point_losses(point_sample(logits, where), point_sample(targets.float(), where), total=total)
 
 
-def point_losses(logits: Float[Tensor, "N P"], target: Float[Tensor, "N P"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Upstream's two mask losses before their weights (2.0 and 0.5): its averaging factors N*P and N carry +1e-4."""
+def point_losses(
+    logits: Float[Tensor, "N P"], target: Float[Tensor, "N P"], *, total: float | None = None
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Compute upstream's two mask losses before their weights (2.0 and 0.5): its averaging factors N*P and N carry +1e-4.
+
+    `total` stands for N where these masks are a part of a step's: the parts then add up to the step's loss. None = N.
+    """
     count, points = logits.shape
-    bce = F.binary_cross_entropy_with_logits(logits, target, reduction="sum") / (count * points + 1e-4)
-    return bce, dice(logits.sigmoid(), target).sum() / (count + 1e-4)
+    masks = count if total is None else total
+    bce = F.binary_cross_entropy_with_logits(logits, target, reduction="sum") / (masks * points + 1e-4)
+    return bce, dice(logits.sigmoid(), target).sum() / (masks + 1e-4)
 
 
 def dice(p: Float[Tensor, "N P"], target: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:

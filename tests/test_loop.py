@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -143,7 +144,7 @@ def test_a_stopped_training_goes_on_from_its_last_state_in_the_same_process_too(
     curves = run(whole, tmp_path / "a")
     with pytest.raises(Stop):
         run(first, tmp_path / "b", stopping_at(5))
-    assert [p.name for p in (tmp_path / "b" / "fit").iterdir()] == ["step-0000004"]
+    assert sorted(p.name for p in (tmp_path / "b" / "fit").iterdir()) == ["step-0000002", "step-0000004"]
     assert run(second, tmp_path / "b") == curves
     assert equal(weights(whole), weights(second))
     assert second.seen == 8
@@ -157,19 +158,12 @@ def test_a_finished_training_started_again_computes_nothing(tmp_path: Path):
 
 
 @pytest.mark.parametrize("harm", ["truncated", "no manifest", "half a manifest", "missing file"])
-def test_a_damaged_state_is_passed_over_for_the_older_one_and_replaced(tmp_path: Path, harm: str):
-    """As after a power cut between a new state and the removal of the one before."""
+def test_a_damaged_state_is_put_aside_for_the_older_one(tmp_path: Path, harm: str):
     whole, module = Regression(), Regression()
     curves = run(whole, tmp_path / "whole")
     folder = tmp_path / "cut" / "fit"
     with pytest.raises(Stop):
-        run(Regression(), tmp_path / "cut", stopping_at(3))
-    older = {p.name: p.read_bytes() for p in (folder / "step-0000002").iterdir()}
-    with pytest.raises(Stop):
         run(Regression(), tmp_path / "cut", stopping_at(5))
-    (folder / "step-0000002").mkdir()
-    for name, content in older.items():
-        (folder / "step-0000002" / name).write_bytes(content)
     newer = folder / "step-0000004"
     match harm:
         case "truncated":
@@ -189,6 +183,7 @@ def test_a_damaged_state_is_passed_over_for_the_older_one_and_replaced(tmp_path:
     assert run(module, tmp_path / "cut", make) == curves
     assert asked == [2, 3, 4, 5, 6, 7]
     assert equal(weights(whole), weights(module))
+    assert sorted(p.name for p in folder.iterdir()) == ["step-0000004.damaged", "step-0000006", "step-0000008"]
 
 
 def test_a_state_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -208,14 +203,32 @@ def test_a_state_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     whole, module = Regression(), Regression()
     assert run(module, tmp_path) == run(whole, tmp_path / "whole")
     assert equal(weights(whole), weights(module))
-    assert [p.name for p in (tmp_path / "fit").iterdir()] == ["step-0000008"]
+    assert sorted(p.name for p in (tmp_path / "fit").iterdir()) == ["step-0000006", "step-0000008"]
 
 
-def test_a_state_of_another_number_of_processes_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run(Regression(), tmp_path)
-    monkeypatch.setattr(loop, "world_size", lambda: 2)
+def told_by_two(folder: Path, deepspeed_stage: int) -> None:
+    """Makes the manifests of one process say that two wrote them."""
+    for path in folder.glob("step-*/manifest.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"processes": 2, "deepspeed_stage": deepspeed_stage}))
+
+
+def test_a_state_of_another_number_of_processes_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    whole, module = Regression(), Regression()
+    curves = run(whole, tmp_path / "whole")
     with pytest.raises(Stop):
-        run(Regression(), tmp_path, stopping_at(0))
+        run(Regression(), tmp_path / "cut", stopping_at(5))
+    told_by_two(tmp_path / "cut" / "fit", 0)
+    assert run(module, tmp_path / "cut") == curves
+    assert "1 processes go on from a state of 2" in caplog.text
+
+
+def test_a_deepspeed_state_of_another_number_of_processes_is_refused_and_kept(tmp_path: Path):
+    with pytest.raises(Stop):
+        run(Regression(), tmp_path, stopping_at(5))
+    told_by_two(tmp_path / "fit", 2)
+    with pytest.raises(RuntimeError, match=r"written by 2 processes with launch.deepspeed_stage 2, this run has 1 with 0"):
+        run(Regression(), tmp_path)
+    assert sorted(p.name for p in (tmp_path / "fit").iterdir()) == ["step-0000002", "step-0000004"]
 
 
 def test_a_step_with_a_loss_that_is_no_number_moves_nothing_and_is_counted(tmp_path: Path):

@@ -117,7 +117,7 @@ def launch(script: Path, *words: str, processes: int = 2) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
     done = subprocess.run(
         [sys.executable, *launcher, str(script), *words], env=os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=200,
+        capture_output=True, text=True, check=False, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ans_core import prompts, rle, transforms
 from ans_core.data.conversation import Turn
+from ans_core.dist import seed_of
 from ans_core.types import RLE, ImageRef
 
 
@@ -43,6 +44,8 @@ class Row:
     turns: tuple[Turn, ...]
     mask_frames: tuple[int, ...] = (0,)
     """Which frames of the turns' masklets these frames are."""
+    seed: int = 0
+    """Of everything random that a loss does with this row."""
 
 
 AnyBatch = TypeVar("AnyBatch", bound="TensorBatch")
@@ -84,6 +87,10 @@ class Batch(TensorBatch):
     pair_frame: Int[Tensor, " P"]
     """... and into sam_frames."""
     targets: Bool[Tensor, "P M M"]
+    pair_seeds: list[int]
+    """One a pair: a mask's random points depend on its row alone, not on the rows beside it."""
+    totals: Mapping[str, float] = field(default_factory=dict)
+    """What losses are divided by: learned `tokens` and `masks` of all micro-batches and processes of the step. Empty = this batch's own."""
     looks: Int[Tensor, "K 3"]
     """(row, place, thing) of the tokens that should look at something known (`Turn.target`), in order: the one before the answer and the
     answer's first; where a region is described, all that predict the answer ..."""
@@ -181,6 +188,7 @@ def collate(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Lay
     tiles: list[Image.Image] = []
     sam_frames: list[Image.Image] = []
     tiles_per_row, pairs, targets, regions = [], [], [], []
+    seeds: list[int] = []
     looks: list[tuple[int, int, int]] = []
     things: list[Tensor] = []
     boxes: list[Tensor] = []
@@ -201,6 +209,7 @@ def collate(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Lay
         if any(turn.masks for turn in row.turns):
             first = len(sam_frames)
             sam_frames += images
+            own = 0  # `[SEG]`s of this row so far
             for turn in row.turns:
                 for masklet in turn.masks:
                     for place, frame in enumerate(row.mask_frames):
@@ -208,10 +217,13 @@ def collate(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Lay
                         if mask is not None:
                             pairs.append((segs, first + place))
                             targets.append(resize_mask(rle.decode(mask), layout.mask_size))
+                            seeds.append(seed_of(row.seed, own, place))
                     segs += 1
+                    own += 1
     size = layout.sam_size
+    packed: dict[str, Any] = pad_rows(encoded, pad_id=tokenizer.pad_token_id or 0)
     return Batch(
-        **pad_rows(encoded, pad_id=tokenizer.pad_token_id or 0),
+        **packed,
         regions=regions,
         clips=[len(row.frames) > 1 for row in rows],
         tiles=transforms.normalise(tiles, size=layout.tile_size),
@@ -220,6 +232,7 @@ def collate(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Lay
         pair_seg=torch.tensor([p[0] for p in pairs], dtype=torch.long),
         pair_frame=torch.tensor([p[1] for p in pairs], dtype=torch.long),
         targets=torch.stack(targets) if targets else torch.zeros(0, layout.mask_size, layout.mask_size, dtype=torch.bool),
+        pair_seeds=seeds,
         looks=torch.tensor(looks, dtype=torch.long).view(-1, 3),
         things=torch.stack(things) if things else torch.zeros(0, layout.grid**2),
         boxes=torch.stack(boxes) if boxes else torch.zeros(0, 4),

@@ -11,7 +11,7 @@ from random import Random
 
 from ans_core.data.collate import Row
 from ans_core.data.conversation import Turn
-from ans_core.dist import rank, rng_of, world_size
+from ans_core.dist import rank, rng_of, seed_of, world_size
 from ans_core.types import Sample
 
 MakeTurn = Callable[[Sample, Random], Turn]
@@ -82,7 +82,8 @@ class Mixture:
             frames = tuple(sorted(rng.sample(range(length), min(self.frames, length))))
         refs = tuple(chosen[0].frames[f] for f in frames)
         where = f"{chosen[0].dataset}/{chosen[0].image_id}"
-        return Row(name=where, frames=refs, turns=tuple(self.turn(s, rng) for s in chosen), mask_frames=frames)
+        turns = tuple(self.turn(s, rng) for s in chosen)
+        return Row(name=where, frames=refs, turns=turns, mask_frames=frames, seed=seed_of(self.seed, "points", number))
 
     def _order(self, pool: str, epoch: int) -> list[int]:
         """The permutation of an epoch, kept while it lasts."""

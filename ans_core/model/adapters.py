@@ -26,14 +26,18 @@ def lora_config(*, rank: int, alpha: int, dropout: float, modules_to_save: list[
 def prepare_sft(model: Sa2VA, config: LoraConfig, *, seed: int) -> LoraModel:
     """Freezes the model, adds LoRA (drawn from `seed`) and opens what the family trains fully; trained tensors become fp32.
 
-    Trained: LoRA on all linears of the text model, embeddings and head, projector, text_hidden_fcs, SAM2's mask decoder.
-    Frozen: vision tower, SAM2's image encoder, prompt encoder and memory.
+    Trained: LoRA on all linears of the text model, embeddings and head, projector, text_hidden_fcs, SAM2's mask decoder but for its scores.
+    Frozen: vision tower, SAM2's image encoder, prompt encoder and memory, and the decoder's two scores (predicted IoU, presence), which no
+    loss of SFT reads: several processes would wait for their gradients.
     """
     model.requires_grad_(False)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         tuner = LoraModel(model, {"default": config}, "default")
     open_fully([m for _, m in full_modules(model)])
+    decoder = model.sam2.sam_mask_decoder
+    for scores in (decoder.iou_prediction_head, decoder.pred_obj_score_head):
+        scores.requires_grad_(False)
     for p in model.parameters():
         if p.requires_grad:
             p.data = p.data.float()

@@ -203,6 +203,12 @@ class Grounding(SAM2Base):
         fine, middle, coarse = self.image_encoder(pixels)["backbone_fpn"]
         return FrameFeatures(fine=fine, middle=middle, coarse=coarse)
 
+    def blank_features(self, like: Tensor) -> FrameFeatures:
+        """Features of one frame in which there is nothing, with the device and dtype of `like`."""
+        side, width = self.image_size // 4, self.config.width
+        fine, middle, coarse = (like.new_zeros(1, width, side // scale, side // scale) for scale in (1, 2, 4))
+        return FrameFeatures(fine=fine, middle=middle, coarse=coarse)
+
     def high_res(self, features: FrameFeatures) -> list[Tensor]:
         """The two fine maps through the mask decoder's own 1x1 convolutions (trained, so never cached)."""
         return [self.sam_mask_decoder.conv_s0(features.fine), self.sam_mask_decoder.conv_s1(features.middle)]

@@ -8,6 +8,8 @@ warmed up on its way to SAM2 as projectors are before their fine-tuning: it lear
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,6 +39,11 @@ class Finding(Supervised):
         self.box_head = nn.Linear(model.internvl.config.text_config.hidden_size, 4)
         self._attention = middle_attention(model)
 
+    def begin_step(self, batches: Sequence[Batch]) -> list[Batch]:
+        told = super().begin_step(batches)
+        things = float(sum(len(batch.things) for batch in batches))
+        return [replace(batch, totals={**batch.totals, "things": things}) for batch in told]
+
     def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], dict[str, float]]:
         seen: dict[str, Any] = {}
         language = self.model.internvl.model.language_model
@@ -63,7 +70,8 @@ class Finding(Supervised):
         on_target = (weights * (attended.detach().exp() * (target > 0)).sum(2).mean(1)).sum()
         metrics |= {"attention": float(divergence.detach()), "attention_on_target": float(on_target)}
         metrics |= {"box": float(off.detach()), "click": float(missed.detach())}
-        return loss + self.attention_weight * divergence + self.box_weight * off + self.click_weight * missed, metrics
+        share = len(batch.things) / batch.totals.get("things", len(batch.things))
+        return loss + share * (self.attention_weight * divergence + self.box_weight * off + self.click_weight * missed), metrics
 
     def attended(self, hidden: Float[Tensor, "B L D"], rotary: tuple[Tensor, Tensor], batch: Batch) -> Float[Tensor, "K heads cells"]:
         """Log-probability of attention from every look to every cell of its row's image; what is missing to 1 goes to text.

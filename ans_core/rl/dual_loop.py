@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import resource
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -92,6 +92,8 @@ class DualLoop(nn.Module):
         self.updates = 0
         self.waiting: dict[int, dict[str, Experience]] = {}
         """Micro-batch -> loop -> what is still to be learned from."""
+        self.acted: dict[int, dict[str, RolloutStep]] = {}
+        """Micro-batch -> loop -> the pictures that it was done with, encoded, from `begin_step` to `forward`."""
         self.monitor = GradientMonitor(self.model, settings.max_grad_norm)
         self.timer = StepTimer()
         self.alike: list[float] = []
@@ -145,22 +147,66 @@ class DualLoop(nn.Module):
 
     # A step
 
+    def begin_step(self, batches: Sequence[Batches]) -> list[Batches]:
+        """Act in all micro-batches of a step, before the policy learns from the first of them: advantages and losses count them all."""
+        self._forget_step()  # also after a step that was skipped, which no `after_step` ended
+        self.timer.start("step")
+        moved = [batch.to(self.model.device) for batch in batches]
+        self.monitor.on = bool(self.settings.monitor_every) and moved[0].step % self.settings.monitor_every == 0
+        for batch in moved:
+            steps = self._rollout_steps(batch)
+            if batch.inner == 0:
+                self.waiting[batch.micro], steps = self._act(batch, steps)
+            elif (done := self.waiting.get(batch.micro)) is None:
+                raise RuntimeError(f"rl: step {batch.step} goes on with rollouts that are gone; start the stage anew")
+            else:
+                steps = {name: step if (kept := done[name].kept) is None else step.take(kept) for name, step in steps.items()}
+            self.acted[batch.micro] = steps
+        if moved[0].inner == 0:
+            self._set_advantages(moved)
+        self._set_totals(moved)
+        return moved
+
+    def _set_advantages(self, batches: Sequence[Batches]) -> None:
+        """Compare the rewards of all micro-batches and processes."""
+        s = self.settings
+        for name in s.loops:
+            own = [self.waiting[batch.micro][name] for batch in batches]
+            advantage = grpo.advantages_of_parts(
+                {part: torch.cat([done.rewards[part] for done in own]) for part in own[0].rewards},
+                LOOPS[name].rewards(s),
+                combine=s.combine_rewards,
+                scale=s.scale_rewards,
+                std_floor=s.std_floor,
+                total=partial(shared_sum, device=self.model.device),
+            )
+            for done, part in zip(own, advantage.split([len(done.groups) for done in own]), strict=True):
+                done.advantage = part
+            if self.pictures_to is not None and self._is_shown(batches[0]):
+                first = batches[0]
+                pictures.save(self.pictures_to, f"{first.rollout:06d}-{LOOPS[name].prefix}", self.acted[first.micro][name], own[0])
+
+    def _set_totals(self, batches: Sequence[Batches]) -> None:
+        """Tell every loop's step what is counted over all micro-batches and processes."""
+        names = list(self.settings.loops)
+        counts = torch.zeros(len(names), 3, dtype=torch.float64)
+        for row, name in enumerate(names):
+            for done in (self.waiting[batch.micro][name] for batch in batches):
+                counts[row] += torch.tensor([len(done.groups), len(done.groups) * self.settings.group, done.learned_tokens()])
+        micro_batches = float(len(batches) * world_size())
+        for name, (samples, answers, tokens) in zip(names, shared_sum(counts, self.model.device).tolist(), strict=True):
+            totals = grpo.Totals(samples=samples, answers=answers, tokens=tokens, micro_batches=micro_batches)
+            for batch in batches:
+                self.acted[batch.micro][name] = replace(self.acted[batch.micro][name], totals=totals)
+
     def forward(self, batch: Batches) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """The timer's part `update` ends with the next micro-batch, or after the step: backward pass and optimizer belong to it."""
+        """This micro-batch's part of the step's loss, by what `begin_step` did.
+
+        The timer's part `update` ends with the next micro-batch, or after the step: backward pass and optimizer belong to it.
+        """
         s = self.settings
         self.timer.stop("update")
-        if batch.micro == 0:  # also after a step that was skipped, which no `after_step` ended
-            self._forget_step()
-            self.timer.start("step")
-        self.monitor.on = bool(s.monitor_every) and batch.step % s.monitor_every == 0
-        steps = self._rollout_steps(batch)
-        done = self.waiting.pop(batch.micro, None)
-        if batch.inner == 0:
-            done, steps = self._act(batch, steps)
-        elif done is None:
-            raise RuntimeError(f"rl: step {batch.step} goes on with rollouts that are gone; start the stage anew")
-        else:
-            steps = {name: step if (kept := done[name].kept) is None else step.take(kept) for name, step in steps.items()}
+        steps, done = self.acted.pop(batch.micro), self.waiting.pop(batch.micro)
         total = batch.batches[0].pixels.new_zeros(())
         found: dict[str, float] = {}
         self.timer.start("update")
@@ -181,6 +227,7 @@ class DualLoop(nn.Module):
         return total, found
 
     def _forget_step(self) -> None:
+        self.acted.clear()
         self.timer.clear()
         self.monitor.squares.clear()
         self.alike.clear()
@@ -220,8 +267,10 @@ class DualLoop(nn.Module):
 
     @torch.no_grad()
     def _act(self, batch: Batches, steps: dict[str, RolloutStep]) -> tuple[dict[str, Experience], dict[str, RolloutStep]]:
-        """Rollouts, what the reference says of them, rewards and advantages. While a judge reads captions, the other loops act and the
-        reference reads; of more candidates than are learned from, those with a spread stay, and the reference reads them alone.
+        """Roll out and reward one micro-batch, and let the reference read what was done.
+
+        While a judge reads captions, the other loops act and the reference reads. Of more candidates than are learned from, those with a
+        spread stay, and the reference reads them alone.
         """
         done, judged = {}, {}
         for name, step in steps.items():
@@ -238,18 +287,6 @@ class DualLoop(nn.Module):
                 done[name], steps[name] = experience.take(kept), steps[name].take(kept)
         if choose:
             self._read_reference(steps, done)
-        for name, experience in done.items():
-            s = self.settings
-            experience.advantage = grpo.advantages_of_parts(
-                experience.rewards,
-                LOOPS[name].rewards(s),
-                combine=s.combine_rewards,
-                scale=s.scale_rewards,
-                std_floor=s.std_floor,
-                total=partial(shared_sum, device=self.model.device),
-            )
-            if self.pictures_to is not None and self._is_shown(batch):
-                pictures.save(self.pictures_to, f"{batch.rollout:06d}-{LOOPS[name].prefix}", steps[name], experience)
         return done, steps
 
     def _read_reference(self, steps: Mapping[str, RolloutStep], done: Mapping[str, Experience]) -> None:

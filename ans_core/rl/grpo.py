@@ -20,10 +20,10 @@ Combine = Literal["sum_then_normalise", "normalise_then_sum"]
 that a part of small spread is not drowned by another."""
 
 Form = Literal["dapo", "grpo", "dr_grpo", "bnpo", "gspo", "cispo"]
-"""dapo: mean over the tokens of all processes. bnpo: mean over this process's tokens. grpo: mean over each answer's tokens, then over
-answers (short ones weigh more). dr_grpo: sum over answers x longest answer allowed. gspo: one ratio an answer (mean log-ratio), then as
-grpo. cispo: the clipped ratio as a constant weight, then as dapo. Names and formulas as TRL 1.16's `loss_type`; gspo is its
-`importance_sampling_level="sequence"` with `loss_type="grpo"`. With micro-batches each is the mean of theirs."""
+"""dapo: mean over the tokens of the step. bnpo: mean over a micro-batch's tokens, then over micro-batches and processes. grpo: mean over
+each answer's tokens, then over answers (short ones weigh more). dr_grpo: sum over answers x longest answer allowed. gspo: one ratio an
+answer (mean log-ratio), then as grpo. cispo: the clipped ratio as a constant weight, then as dapo. Names and formulas as TRL 1.16's
+`loss_type`; gspo is its `importance_sampling_level="sequence"` with `loss_type="grpo"`."""
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +-20 before exp (verl, OpenRLHF)."""
@@ -48,6 +48,17 @@ class Objective:
     """Ratios are clipped to [1 - low, 1 + high]; cispo: to at most 1 + high."""
     max_tokens: int
     """Longest answer that can be said (dr_grpo's constant)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """What a step's losses are divided by: counts over all its micro-batches and processes, whose losses then add up."""
+
+    samples: float
+    answers: float
+    tokens: float
+    """Of the policy's own, that are learned from."""
+    micro_batches: float = 1.0
 
 
 # Advantages
@@ -142,13 +153,13 @@ def policy_loss(
     objective: Objective,
     *,
     answers: int,
-    tokens: float | None = None,
+    totals: Totals | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, float]]:
     """The loss of M tokens (or, with one token an answer, of M masks) that were sampled by `behaviour`.
 
     answer: which of `answers` answers a token belongs to; answers without a token in the loss count in grpo's, gspo's and dr_grpo's means.
-    The ratio is against the policy that acted, never against the reference. tokens: mean number of tokens of a process, for dapo and cispo;
-    None = this one's own. M = 0 gives 0 with a graph to nothing. Metrics: mean ratio, and shares of tokens held back by each clip.
+    The ratio is against the policy that acted, never against the reference. totals: of the step that the tokens belong to; None = they are
+    all. M = 0 gives 0 with a graph to nothing. Metrics: mean ratio, and shares of tokens held back by each clip.
     """
     if not len(logps):
         return logps.sum(), {}
@@ -173,19 +184,20 @@ def policy_loss(
             "clip_low": float(below.float().mean()),
             "clip_high": float(above.float().mean()),
         }
-    return _aggregate(each, answer, lengths, objective, tokens), metrics
+    whole = totals or Totals(samples=1.0, answers=float(answers), tokens=float(len(logps)))
+    return _aggregate(each, answer, lengths, objective, whole), metrics
 
 
 def _aggregate(
-    each: Float[Tensor, " M"], answer: Int[Tensor, " M"], lengths: Float[Tensor, " K"], objective: Objective, tokens: float | None
+    each: Float[Tensor, " M"], answer: Int[Tensor, " M"], lengths: Float[Tensor, " K"], objective: Objective, totals: Totals
 ) -> Float[Tensor, ""]:
     if objective.form in ("grpo", "gspo"):
-        return (each / lengths[answer]).sum() / len(lengths)
+        return (each / lengths[answer]).sum() / totals.answers
     if objective.form == "dr_grpo":
-        return each.sum() / (len(lengths) * objective.max_tokens)
-    if objective.form == "bnpo" or tokens is None:
-        return each.mean()
-    return each.sum() / max(tokens, 1.0)
+        return each.sum() / (totals.answers * objective.max_tokens)
+    if objective.form == "bnpo":
+        return each.mean() / totals.micro_batches
+    return each.sum() / max(totals.tokens, 1.0)
 
 
 # KL to the reference

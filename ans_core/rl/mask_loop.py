@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ans_core.data.regions import is_region
-from ans_core.dist import seed_everything, shared_mean
+from ans_core.dist import shared_mean
 from ans_core.losses import mask_losses, mean_iou
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import grpo
@@ -84,8 +84,10 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
     behaviour = known.setdefault("behaviour", logps.detach())
     each = torch.arange(len(logps), device=logps.device)
     objective = replace(step.objective, max_tokens=1)
+    totals = replace(step.totals, tokens=step.totals.answers)  # an answer is one action
+    share = len(done.groups) / totals.samples  # of the step: what follows are means over this batch's samples
     loss, metrics = grpo.policy_loss(
-        logps, behaviour, done.advantage.to(logps.device).flatten(), each, objective, answers=len(logps), tokens=float(len(logps))
+        logps, behaviour, done.advantage.to(logps.device).flatten(), each, objective, answers=len(logps), totals=totals
     )
     kl = policy.kl(output, reference, done.actions)
     words_kl = grpo.exact_kl(words, known["said"]) / len(done.groups)
@@ -95,17 +97,14 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
         "words_kl": float(words_kl.detach()),
         "iou_mean": mean_iou(output.logits.detach(), batch.targets),
     }
-    return loss + s.kl * kl + s.kl_words * words_kl + s.mask_weight * supervised, metrics
+    return loss + share * (s.kl * kl + s.kl_words * words_kl + s.mask_weight * supervised), metrics
 
 
 def _supervised(step: RolloutStep, logits: Float[Tensor, "B h w"]) -> Float[Tensor, ""]:
-    """BCE and dice, weighted as in SFT; each sample's points are drawn by its own seed, wherever it is computed."""
-    total = logits.new_zeros(())
-    for i, (z, target) in enumerate(zip(logits.split(1), step.batch.targets.split(1), strict=True)):
-        seed_everything(step.seed("mask points", i))
-        bce, dice = mask_losses(z, target, points=step.mask_points)
-        total = total + step.mask_losses[0] * bce + step.mask_losses[1] * dice
-    return total / len(logits)
+    """BCE and dice, weighted as in SFT; a sample's random points have its own seed, wherever it is computed."""
+    seeds = [step.seed("mask points", i) for i in range(len(logits))]
+    bce, dice = mask_losses(logits, step.batch.targets, points=step.mask_points, seeds=seeds)
+    return step.mask_losses[0] * bce + step.mask_losses[1] * dice
 
 
 LOOP = Loop(

@@ -161,6 +161,10 @@ class Experience:
             actions=actions,
         )
 
+    def learned_tokens(self) -> int:
+        """Tokens of the policy's own that the loss counts."""
+        return sum(len(s.ids) for group in self.groups for rollout in group.rollouts for s in rollout if s.trainable)
+
     def state(self) -> dict[str, Any]:
         """In plain containers and tensors, as a checkpoint takes them."""
         groups = [(g.prefix, [[(s.ids, s.trainable) for s in r] for r in g.rollouts]) for g in self.groups]
@@ -239,6 +243,8 @@ class RolloutStep:
     seeds: tuple[object, ...]
     """(run seed, step): with the loop, the sample and the rollout they decide everything random."""
     timer: StepTimer
+    totals: grpo.Totals = field(default_factory=lambda: grpo.Totals(samples=1.0, answers=1.0, tokens=1.0))
+    """Known when all of the step's micro-batches have acted."""
 
     @property
     def model(self) -> Sa2VA:

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ans_core.dist import shared_mean
 from ans_core.rl import grpo
 from ans_core.rl.rollout import SampledAnswer, Segment, entropies, token_logps
 from ans_core.rl.step import Experience, RolloutStep
@@ -52,7 +51,6 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
     if "behaviour" not in done.known:
         done.known["behaviour"] = logps.detach()
         done.metrics["sampling_gap"] = _sampling_gap(done, logps.detach())
-    tokens = shared_mean(float(len(logps)), logps.device)
     loss, metrics = grpo.policy_loss(
         logps,
         done.known["behaviour"],
@@ -60,10 +58,10 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
         rollout,
         step.objective,
         answers=advantage.numel(),
-        tokens=tokens,
+        totals=step.totals,
     )
     kl_loss, kl = grpo.token_kl(logps, done.known["reference"])
-    share = len(logps) / max(tokens, 1.0)
+    share = len(logps) / max(step.totals.tokens, 1.0)
     loss = loss + s.kl * share * kl_loss
     with torch.set_grad_enabled(bool(s.entropy)):
         entropy = entropies(logp).sum() / max(len(logp), 1)

@@ -58,7 +58,9 @@ def test_fine_tuning_trains_what_the_family_trains_and_nothing_else(own_model: S
     for name, p in own_model.named_parameters():
         (trained if p.requires_grad else frozen).add(parts.part_of(name))
     assert trained == {"projector", "embeddings", "language model", "head", "text_hidden_fcs", "SAM2 mask decoder"}
-    assert frozen == {"vision tower", "language model", "SAM2 image encoder", "SAM2 prompt encoder", "SAM2 memory"}
+    assert frozen == {"vision tower", "language model", "SAM2 image encoder", "SAM2 prompt encoder", "SAM2 memory", "SAM2 mask decoder"}
+    closed = {name.split(".")[2] for name, p in own_model.named_parameters() if "mask_decoder" in name and not p.requires_grad}
+    assert closed == {"iou_prediction_head", "pred_obj_score_head"}  # no loss reads the scores
     inside = {name for name, p in own_model.named_parameters() if p.requires_grad and parts.part_of(name) == "language model"}
     assert all(".lora_" in name for name in inside)
     assert len(inside) == 2 * 7 * 2  # A and B of seven linears in two layers
@@ -124,8 +126,7 @@ def test_a_training_step_gives_every_trained_tensor_a_gradient_and_moves_no_froz
     loss, _ = Supervised(own_model, mask_weight=2.0, dice_weight=0.5, points=200)(batch)
     loss.backward()
     missing = [n for n, p in own_model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
-    # No part of the family's loss: the scores, and the masks of the decoder that were not chosen.
-    unused = {"iou_prediction_head", "pred_obj_score_head", "obj_score_token", "iou_token", "output_hypernetworks_mlps"}
+    unused = {"obj_score_token", "iou_token", "output_hypernetworks_mlps"}  # of the masks that were not chosen
     assert all(parts.part_of(n) == "SAM2 mask decoder" and n.split(".")[2] in unused for n in missing)
     assert all(p.grad is None for p in own_model.parameters() if not p.requires_grad)
     optimizer = torch.optim.AdamW([p for p in own_model.parameters() if p.requires_grad], lr=1e-3)

@@ -99,7 +99,7 @@ def test_the_loss_of_packed_rows_is_that_of_separate_ones(tiny_model: Sa2VA, mon
     from ans_core import losses
 
     fixed = torch.rand(1, 500, 2, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(losses, "uncertain_points", lambda logits, points: fixed.expand(len(logits), -1, -1))
+    monkeypatch.setattr(losses, "uncertain_points", lambda logits, points, seeds: fixed.expand(len(logits), -1, -1))
     layout, module = tiny.layout(tiny_model), Supervised(tiny_model, mask_weight=2.0, dice_weight=0.5, points=500)
     turns = (TURNS[0], dataclasses.replace(TURNS[0], question="Can you segment it?", masks=((tiny.square(30, 30, 50, 64),),)))
     both, found = module(collate([tiny.row(*turns)], tiny_model.tokenizer, layout))

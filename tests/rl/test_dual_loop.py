@@ -57,6 +57,12 @@ def batch(
     )
 
 
+def compute(module: DualLoop, *micros: Batches) -> tuple[Tensor, dict[str, float]]:
+    """A step's loss, and the metrics of its last micro-batch."""
+    found = [module(micro) for micro in module.begin_step(micros)]
+    return torch.stack([loss for loss, _ in found]).sum(), found[-1][1]
+
+
 def a_round(module: DualLoop, loop: str = "caption", **words: object) -> RolloutStep:
     return module._rollout_steps(batch(module.model, **words))[loop]  # type: ignore[arg-type]
 
@@ -71,7 +77,7 @@ def test_a_step_moves_the_policy_alone_and_the_teacher_only_by_its_average(own_m
     before, teacher = parts.hashes(own_model), {k: v.clone() for k, v in module.policies.tensors("teacher").items()}
     optimizer = torch.optim.AdamW([p for p in own_model.parameters() if p.requires_grad], lr=1e-2)
     torch.manual_seed(0)
-    loss, _ = module(batch(own_model))
+    loss, _ = compute(module, batch(own_model))
     loss.backward()
     optimizer.step()
     assert all(torch.equal(v, teacher[k]) for k, v in module.policies.tensors("teacher").items())
@@ -89,7 +95,7 @@ def test_a_step_moves_the_policy_alone_and_the_teacher_only_by_its_average(own_m
 def test_the_loop_of_captions_has_a_gradient_of_its_own(own_model: Sa2VA):
     module = loops(own_model, loops={"caption": 1.0}, kl=0.0)
     torch.manual_seed(0)
-    loss, found = module(batch(own_model))
+    loss, found = compute(module, batch(own_model))
     loss.backward()
     assert found["loop1/reward/iou_std"] > 0
     assert {n for n in gradients(module) if ".lora_B.policy." in n}
@@ -100,7 +106,7 @@ def test_the_loop_of_masks_has_a_gradient_without_the_supervised_loss_and_the_kl
     """The original algorithm has none here."""
     module = loops(own_model, loops={"mask": 1.0}, kl=0.0, kl_words=0.0, mask_weight=0.0)
     torch.manual_seed(0)
-    loss, found = module(batch(own_model))
+    loss, found = compute(module, batch(own_model))
     loss.backward()
     assert found["loop2/reward/iou_std"] > 0
     touched = {parts.part_of(n.replace("base_model.model.", "")) for n in gradients(module)}
@@ -112,7 +118,7 @@ def test_equal_rewards_leave_only_the_regularisers(own_model: Sa2VA):
     """No answer scores: without KL and supervised loss the gradient is exactly zero."""
     module = loops(own_model, kl=0.0, kl_words=0.0, mask_weight=0.0, rewards_caption={"iou": 0.0}, rewards_mask={"iou": 0.0})
     torch.manual_seed(0)
-    loss, found = module(batch(own_model))
+    loss, found = compute(module, batch(own_model))
     loss.backward()
     assert gradients(module) == {}
     assert (found["loop1/zero_spread"], found["loop2/zero_spread"]) == (1.0, 1.0)
@@ -120,7 +126,7 @@ def test_equal_rewards_leave_only_the_regularisers(own_model: Sa2VA):
 
 def test_at_first_ratio_is_one_and_kl_is_zero(own_model: Sa2VA):
     torch.manual_seed(0)
-    _, found = loops(own_model)(batch(own_model))
+    _, found = compute(loops(own_model), batch(own_model))
     assert found["loop1/ratio"] == found["loop2/ratio"] == 1.0
     assert abs(found["loop1/kl"]) < 1e-9
     assert abs(found["loop2/kl"]) < 1e-9
@@ -137,7 +143,7 @@ def test_the_kl_pulls_a_policy_that_moved_back_to_the_reference(own_model: Sa2VA
     kls = []
     for step in range(16):
         torch.manual_seed(step)
-        loss, found = module(batch(own_model, step))
+        loss, found = compute(module, batch(own_model, step))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -153,7 +159,7 @@ def test_frozen_encoders_run_once_per_batch_and_with_all_its_pictures(own_model:
     own_model.internvl.model.vision_tower.register_forward_hook(lambda m, i, o: calls.update(vision=1))
     own_model.sam2.image_encoder.register_forward_hook(lambda m, i, o: calls.update(sam=1))
     torch.manual_seed(0)
-    module(batch(own_model))
+    compute(module, batch(own_model))
     assert calls == {"vision": 1, "sam": 1}
 
 
@@ -178,7 +184,7 @@ def test_the_log_probabilities_are_those_of_the_distribution_that_was_sampled_fr
             expected.append(logits.log_softmax(-1)[torch.arange(len(ids)), ids])
     assert (logps - torch.cat(expected)).abs().max() < 1e-4
     assert (logps - torch.tensor([p for answer in said for p in answer.logps])).abs().max() < 1e-4
-    assert module(batch(own_model))[1]["loop1/sampling_gap"] < 1e-4
+    assert compute(module, batch(own_model))[1]["loop1/sampling_gap"] < 1e-4
 
 
 def test_a_sampled_image_token_does_not_stop_the_training(own_model: Sa2VA):
@@ -188,7 +194,7 @@ def test_a_sampled_image_token_does_not_stop_the_training(own_model: Sa2VA):
     module = loops(own_model, group=8, max_tokens=24)
     for step in range(4):
         torch.manual_seed(step)
-        loss, found = module(batch(own_model, step))
+        loss, found = compute(module, batch(own_model, step))
         assert loss.isfinite()
         assert found["loop1/entropy"] > 0
 
@@ -208,7 +214,7 @@ def test_policy_teacher_and_reference_each_do_their_own_part(own_model: Sa2VA, m
     monkeypatch.setattr(own_model, "hidden_states", reading)
     monkeypatch.setattr(own_model.internvl, "generate", speaking)
     torch.manual_seed(0)
-    module(batch(own_model))
+    compute(module, batch(own_model))
     assert spoken == ["policy", "teacher"]  # captions of loop 1, captions of the drawn masks of loop 2
     assert read == ["teacher", "policy", "reference", "reference", "policy", "policy"]  # both loops act, are referred to, are learned
 
@@ -226,14 +232,14 @@ def test_every_token_has_the_advantage_of_its_own_caption(own_model: Sa2VA, monk
     monkeypatch.setattr(RolloutStep, "sample_answers", lambda *args: said)
     monkeypatch.setattr(RolloutStep, "score", lambda *args, **words: {"iou": torch.tensor([[0.0, 1.0, 2.0], [10.0, 20.0, 60.0]])})
     monkeypatch.setattr(grpo, "policy_loss", watching)
-    module(batch(own_model))
+    compute(module, batch(own_model))
     assert seen[0].tolist() == [-1, -1, 0, 1, 1, 1, -20, -10, -10, 30]
 
 
 def test_the_extra_state_comes_back(own_model: Sa2VA):
     module = loops(own_model)
     torch.manual_seed(0)
-    loss, _ = module(batch(own_model))
+    loss, _ = compute(module, batch(own_model))
     loss.backward()
     torch.optim.AdamW([p for p in own_model.parameters() if p.requires_grad], lr=1e-2).step()
     module.after_step(0)
@@ -308,7 +314,7 @@ def test_loop_2_draws_what_is_asked_and_is_judged_by_the_caption(own_model: Sa2V
     captions = [s.text for s in SAMPLES]
     losses = []
     for asked in (tuple(captions), ("the red one", "the left one")):
-        losses.append(float(module(batch(own_model, asked=asked))[0].detach()))
+        losses.append(float(compute(module, batch(own_model, asked=asked))[0].detach()))
     assert set(judged) == set(captions)
     assert losses[0] != losses[1]
 
@@ -320,7 +326,7 @@ def test_the_gradient_is_the_weighted_sum_of_the_loops(own_model: Sa2VA) -> None
         module.settings, module.exploration = dataclasses.replace(module.settings, loops=weights), dual_loop.Exploration(width=0.5)
         module.zero_grad()
         torch.manual_seed(0)
-        module(batch(own_model))[0].backward()
+        compute(module, batch(own_model))[0].backward()
         return torch.cat([g.flatten() for name, g in sorted(gradients(module).items()) if "lora_B" in name])
 
     caption, mask = gradient(caption=1.0), gradient(mask=1.0)
@@ -382,7 +388,7 @@ def test_the_words_around_a_mask_are_held_to_the_reference(own_model: Sa2VA):
     """A policy that has come to deny what is asked for: the words' KL is above zero, and its gradient alone leads back."""
     module = loops(own_model, loops={"mask": 1.0}, kl_words=1.0, kl=0.0, mask_weight=0.0)
     torch.manual_seed(0)
-    _, before = module(batch(own_model))
+    _, before = compute(module, batch(own_model))
     assert before["loop2/words_kl"] == pytest.approx(0.0, abs=1e-4)
     with torch.no_grad():
         for name, p in own_model.named_parameters():
@@ -392,7 +398,7 @@ def test_the_words_around_a_mask_are_held_to_the_reference(own_model: Sa2VA):
     optimizer = torch.optim.Adam([p for n, p in own_model.named_parameters() if ".policy." in n and "lora_" in n], lr=0.02)
     for _ in range(8):
         torch.manual_seed(0)
-        loss, metrics = module(batch(own_model))
+        loss, metrics = compute(module, batch(own_model))
         found.append(metrics["loop2/words_kl"])
         optimizer.zero_grad()
         loss.backward()

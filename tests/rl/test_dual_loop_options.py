@@ -24,7 +24,7 @@ from ans_core.rl.step import RolloutStep
 from ans_core.stages.rl import samples_by_loop
 from ans_core.types import Prediction, Sample
 from tests import tiny
-from tests.rl.test_dual_loop import SAMPLES, a_round, batch, gradients, loops
+from tests.rl.test_dual_loop import SAMPLES, a_round, batch, compute, gradients, loops
 
 
 def trained(module: DualLoop) -> list[torch.nn.Parameter]:
@@ -32,7 +32,7 @@ def trained(module: DualLoop) -> list[torch.nn.Parameter]:
 
 
 def one_step(module: DualLoop, optimizer: torch.optim.Optimizer, step: int, inner_steps: int) -> dict[str, float]:
-    loss, found = module(batch(module.model, step, inner_steps=inner_steps))
+    loss, found = compute(module, batch(module.model, step, inner_steps=inner_steps))
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -89,7 +89,7 @@ def test_a_run_killed_between_inner_steps_goes_on_to_the_same_bits(own_model: Sa
 
 def test_rollouts_that_are_gone_are_an_error(own_model: Sa2VA):
     with pytest.raises(RuntimeError, match="step 1 goes on with rollouts that are gone; start the stage anew"):
-        loops(own_model, inner_steps=2)(batch(own_model, 1, inner_steps=2))
+        compute(loops(own_model, inner_steps=2), batch(own_model, 1, inner_steps=2))
 
 
 # Which rollouts are learned from
@@ -110,7 +110,7 @@ def test_of_more_candidates_those_with_a_spread_are_learned_from(own_model: Sa2V
 
     def learned(**words: object) -> tuple[Tensor, dict[str, float]]:
         module = loops(tiny.build(), loops={"caption": 1.0}, rewards_caption={"iou": 1.0})
-        loss, found = module(batch(module.model, **words))  # type: ignore[arg-type]
+        loss, found = compute(module, batch(module.model, **words))  # type: ignore[arg-type]
         loss.backward()
         return torch.cat([g.flatten() for _, g in sorted(gradients(module).items())]), found
 
@@ -128,7 +128,7 @@ def test_truncated_answers_can_be_left_out_of_the_loss(own_model: Sa2VA):
     assert done.metrics["truncated"] == 1.0
     assert all(r[1].trainable for g in done.groups for r in g.rollouts)
     module = loops(tiny.build(), loops={"caption": 1.0}, max_tokens=2, mask_truncated=True, kl=0.0)
-    loss, found = module(batch(module.model))
+    loss, found = compute(module, batch(module.model))
     assert found["loop1/reward/iou_std"] > 0
     loss.backward()
     assert gradients(module) == {}
@@ -144,7 +144,7 @@ def test_an_entropy_bonus_makes_the_policy_less_sure(own_model: Sa2VA):
 @pytest.mark.parametrize("form", ["grpo", "dr_grpo", "bnpo", "gspo", "cispo"])
 def test_every_form_of_the_objective_trains_both_loops(own_model: Sa2VA, form: str):
     module = loops(own_model, objective=form, mask_weight=0.0, kl=0.0, kl_words=0.0)
-    loss, _ = module(batch(own_model))
+    loss, _ = compute(module, batch(own_model))
     loss.backward()
     found = gradients(module)
     assert {n for n in found if "lora_B.policy" in n}
@@ -155,7 +155,7 @@ def test_a_failed_reward_leaves_its_rollout_out_and_the_others_in(own_model: Sa2
     module = loops(own_model, loops={"caption": 1.0}, kl=0.0)
     calls = iter([math.nan, 0.0, 1.0] + [math.nan] * 3)
     module.rewards = {"iou": lambda answer, truth: next(calls), "meteor": lambda answer, truth: 0.0}
-    loss, found = module(batch(own_model))
+    loss, found = compute(module, batch(own_model))
     loss.backward()
     assert loss.isfinite()
     assert found["loop1/failed"] == pytest.approx(4 / 6)
@@ -170,7 +170,7 @@ def test_adaptive_weights_go_to_the_loop_that_misses_more(own_model: Sa2VA):
     module = loops(own_model, loops={"caption": 1.0, "mask": 1.0}, adaptive_loops=1.0)
     module.mean_reward = {"caption": 0.9, "mask": 0.7}
     assert module._weights() == pytest.approx({"caption": 0.5, "mask": 1.5})
-    _, found = module(batch(own_model))
+    _, found = compute(module, batch(own_model))
     assert found["loop1/weight"] + found["loop2/weight"] == pytest.approx(2.0)
     assert module.mean_reward["caption"] < 0.9  # the tiny model's rewards are low
     assert loops(tiny.build())._weights() == {"caption": 1.0, "mask": 0.5}
@@ -186,7 +186,7 @@ def test_the_loops_are_closed_by_the_inverse_model_that_is_set(own_model: Sa2VA,
         return decoded(step, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(RolloutStep, "decoded", watching)
-    module(batch(own_model))
+    compute(module, batch(own_model))
     assert drew[0] == inverse
 
 
@@ -198,7 +198,7 @@ def test_every_mask_policy_but_token_has_a_gradient_of_its_own(own_model: Sa2VA,
     module = loops(own_model, loops={"mask": 1.0}, mask_policy=name, kl=0.0, kl_words=0.0, mask_weight=0.0, rewards_mask={"iou": 1.0})
     module.exploration.width = 0.5 if name in ("grid_gaussian", "bernoulli") else 5.0
     for step in range(3):
-        loss, found = module(batch(own_model, step))
+        loss, found = compute(module, batch(own_model, step))
         loss.backward()
     touched = gradients(module)
     assert bool(touched) == (name != "token")
@@ -209,9 +209,9 @@ def test_every_mask_policy_but_token_has_a_gradient_of_its_own(own_model: Sa2VA,
 def test_a_run_without_two_different_masks_stops_and_says_why(own_model: Sa2VA):
     module = loops(own_model, mask_policy="token", stop_identical=3)
     for step in range(2):
-        module(batch(own_model, step))
+        compute(module, batch(own_model, step))
         module.after_step(step)
-    module(batch(own_model, 2))
+    compute(module, batch(own_model, 2))
     with pytest.raises(RuntimeError, match=r"in 3 updates in a row every group of loop 2 had one mask only.*mask_policy is 'token'"):
         module.after_step(2)
 
@@ -220,7 +220,7 @@ def test_a_run_without_two_different_masks_stops_and_says_why(own_model: Sa2VA):
 def test_every_mask_policy_learns_under_autocast(own_model: Sa2VA, name: str):
     module = loops(own_model, loops={"mask": 1.0}, mask_policy=name)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss, found = module(batch(own_model))
+        loss, found = compute(module, batch(own_model))
     loss.backward()
     assert loss.isfinite()
     assert found["loop2/ratio"] == 1.0
@@ -230,13 +230,12 @@ def test_every_mask_policy_learns_under_autocast(own_model: Sa2VA, name: str):
 
 def test_exploration_moves_once_an_update_by_all_its_micro_batches(own_model: Sa2VA):
     module = loops(own_model, loops={"mask": 1.0}, mask_policy="grid_gaussian", mask_sigma=1e-6, stop_identical=0)
-    for micro in range(3):
-        module(dataclasses.replace(batch(own_model), micro=micro))
-        assert module.exploration.width == 1e-6
+    compute(module, *(dataclasses.replace(batch(own_model), micro=micro) for micro in range(3)))
+    assert module.exploration.width == 1e-6
     module.after_step(0)
     assert (module.exploration.width, module.exploration.identical) == (steered(1e-6, 1.0), 1)
-    module(batch(own_model, 1))  # is skipped, so no `after_step` follows, and nothing of it counts
-    module(batch(own_model, 2))
+    compute(module, batch(own_model, 1))  # is skipped, so no `after_step` follows, and nothing of it counts
+    compute(module, batch(own_model, 2))
     module.after_step(2)
     assert module.exploration.identical == 2
 
@@ -244,7 +243,7 @@ def test_exploration_moves_once_an_update_by_all_its_micro_batches(own_model: Sa
 def test_rollouts_that_are_learned_from_again_move_no_width_but_count_as_an_update(own_model: Sa2VA):
     module = loops(own_model, loops={"mask": 1.0}, mask_sigma=1e-6, inner_steps=2, stop_identical=0)
     for step in range(2):
-        module(batch(own_model, step, inner_steps=2))
+        compute(module, batch(own_model, step, inner_steps=2))
         module.after_step(step)
     assert (module.exploration.width, module.exploration.identical) == (steered(1e-6, 1.0), 2)
 
@@ -255,16 +254,16 @@ def test_rollouts_that_are_learned_from_again_move_no_width_but_count_as_an_upda
 def test_all_that_is_trained_gets_a_gradient(own_model: Sa2VA):
     """DistributedDataParallel waits for it."""
     module = loops(own_model)
-    module(batch(own_model))[0].backward()
+    compute(module, batch(own_model))[0].backward()
     assert [n for n, p in own_model.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
 def test_a_step_that_was_skipped_leaves_nothing_to_the_next(own_model: Sa2VA):
     module = loops(own_model, monitor_every=2, max_grad_norm=1e6)
-    loss, _ = module(batch(own_model, 2))
+    loss, _ = compute(module, batch(own_model, 2))
     (loss * torch.nan).backward()
     module.zero_grad()
-    loss, _ = module(batch(own_model, 3))
+    loss, _ = compute(module, batch(own_model, 3))
     loss.backward()
     assert "grad_norm/projector" not in module.after_step(3)
 
@@ -273,7 +272,7 @@ def test_the_time_of_an_update_holds_its_backward_pass(own_model: Sa2VA):
     logged: dict[str, float] = {}
     module = loops(own_model)
     module.log = lambda metrics, step: logged.update(metrics)
-    loss, _ = module(batch(own_model))
+    loss, _ = compute(module, batch(own_model))
     so_far = time.perf_counter()
     loss.backward()
     time.sleep(0.1)
@@ -289,13 +288,13 @@ def test_logits_are_fp32_under_autocast(own_model: Sa2VA):
     exact = own_model.logits(hidden)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(own_model.logits(hidden), exact)
-        _, found = module(batch(own_model))
+        _, found = compute(module, batch(own_model))
     assert found["loop1/ratio"] == 1.0
 
 
 def test_an_adapter_that_changes_before_the_backward_pass_is_caught(own_model: Sa2VA):
     module = loops(own_model)
-    loss, _ = module(batch(own_model))
+    loss, _ = compute(module, batch(own_model))
     with module.policies.using("teacher"), pytest.raises(AssertionError, match="backward with the adapter 'teacher' active"):
         loss.backward()
 
@@ -304,7 +303,8 @@ def test_an_adapter_that_changes_before_the_backward_pass_is_caught(own_model: S
 def test_gradient_checkpointing_changes_no_gradient(own_model: Sa2VA, loop: str):
     """Layers run again in the backward pass, under the adapter that is active then; rollouts are made in eval mode."""
     module = loops(own_model, loops={loop: 1.0})
-    done, steps = module._act(batch(own_model), module._rollout_steps(batch(own_model)))
+    module.begin_step([batch(own_model)])
+    done, steps = module.waiting[0], module.acted[0]
 
     def gradient() -> Tensor:
         module.zero_grad()
@@ -325,7 +325,7 @@ def test_gradient_checkpointing_changes_no_gradient(own_model: Sa2VA, loop: str)
 def test_gradient_norms_are_told_by_part_and_an_exploding_one_stops_the_run(own_model: Sa2VA):
     module = loops(own_model, monitor_every=2)
     for step in range(2):
-        loss, _ = module(batch(own_model, step))
+        loss, _ = compute(module, batch(own_model, step))
         module.zero_grad()
         loss.backward()
         norms = {k.removeprefix("grad_norm/"): v for k, v in module.after_step(step).items() if k.startswith("grad_norm/")}
@@ -336,7 +336,7 @@ def test_gradient_norms_are_told_by_part_and_an_exploding_one_stops_the_run(own_
             square = sum(float(p.grad.pow(2).sum()) for n, p in own_model.named_parameters() if p.grad is not None and "sam2" in n)
             assert norms["SAM2 mask decoder"] == pytest.approx(square**0.5, rel=1e-5)
     module.monitor.limit = 1e-9
-    loss, _ = module(batch(own_model, 2))
+    loss, _ = compute(module, batch(own_model, 2))
     loss.backward()
     with pytest.raises(RuntimeError, match=r"at step 2 the gradient of the .* has norm .*, above rl.max_grad_norm 1e-09"):
         module.after_step(2)
@@ -346,7 +346,7 @@ def test_logits_that_are_not_finite_are_counted_and_do_not_stop_the_training(own
     module = loops(own_model)
     with torch.no_grad():
         own_model.internvl.lm_head.weight[7] = torch.nan
-    loss, _ = module(batch(own_model))
+    loss, _ = compute(module, batch(own_model))
     assert loss.isfinite()
     assert module.after_step(0)["nonfinite_logits"] > 0
 
@@ -359,7 +359,7 @@ def test_two_trainable_sets_over_one_backbone_take_hardly_more_than_themselves(o
     unique = {p.data_ptr(): p.numel() * p.element_size() for p in [*own_model.parameters(), *own_model.buffers()]}
     assert sum(unique.values()) <= 1.02 * (bare + sets)
     for loop in range(2):
-        module(batch(own_model, loop))
+        compute(module, batch(own_model, loop))
         module.after_step(loop)
     assert {p.data_ptr() for p in own_model.parameters()} == {p.data_ptr() for p in own_model.parameters()} & set(unique)
 
@@ -367,7 +367,8 @@ def test_two_trainable_sets_over_one_backbone_take_hardly_more_than_themselves(o
 def test_features_that_are_encoded_once_give_the_masks_and_gradients_of_features_encoded_anew(own_model: Sa2VA):
     """They are kept from before `conv_s0` and `conv_s1`, which belong to the trained decoder, each adapter its own."""
     module = loops(own_model, loops={"mask": 1.0})
-    done, steps = module._act(batch(own_model), module._rollout_steps(batch(own_model)))
+    module.begin_step([batch(own_model)])
+    done, steps = module.waiting[0], module.acted[0]
 
     def gradients_of(step: RolloutStep) -> dict[str, Tensor]:
         module.zero_grad()
@@ -398,7 +399,7 @@ def test_time_memory_and_judge_are_logged_apart_from_the_curves(own_model: Sa2VA
     """They differ from run to run, and curves are part of a result."""
     module, logged = loops(own_model, judging(RuleJudge())), []
     module.log = lambda metrics, step: logged.append(metrics)
-    _, found = module(batch(own_model))
+    _, found = compute(module, batch(own_model))
     found |= module.after_step(0)
     assert {f"rl/seconds/{part}" for part in ("encode", "generate", "draw", "reward", "reference", "update")} <= set(logged[0])
     assert logged[0]["rl/peak_memory_mb"] > 1
@@ -425,7 +426,7 @@ def test_loops_of_text_alone_train_on_samples_of_their_own(own_model: Sa2VA, nam
     assert not LOOPS["caption"].takes(sample)
     module = loops(own_model, loops={name: 1.0}, kl=0.0, max_tokens=8)
     module.rewards = {"meteor": lambda answer, truth: float(len(answer.text) % 3)}
-    loss, found = module(batch(own_model, samples=(sample, sample)))
+    loss, found = compute(module, batch(own_model, samples=(sample, sample)))
     loss.backward()
     assert found[f"{LOOPS[name].prefix}/reward/meteor_std"] > 0
     touched = gradients(module)
@@ -437,7 +438,7 @@ def test_sam2_does_not_look_at_pictures_that_nothing_is_drawn_in(own_model: Sa2V
     module, looked = loops(own_model, loops={"describe": 1.0}), []
     module.rewards = {"meteor": lambda answer, truth: 0.0}
     own_model.sam2.image_encoder.register_forward_hook(lambda *_: looked.append(1))
-    module(batch(own_model, samples=(described(), described())))
+    compute(module, batch(own_model, samples=(described(), described())))
     assert looked == []
 
 
@@ -486,7 +487,7 @@ def test_the_judge_pays_captions_beside_meteor(own_model: Sa2VA, monkeypatch: py
         return done
 
     monkeypatch.setitem(LOOPS, "caption", dataclasses.replace(LOOPS["caption"], act=saying))
-    _, found = module(batch(own_model))
+    _, found = compute(module, batch(own_model))
     paid = module.record["loop1/meteor"][0]
     assert paid[0] == paid[3] == 1.0
     assert paid[2] == 0.0
@@ -504,7 +505,7 @@ def test_a_judge_that_fails_for_one_caption_leaves_its_group_to_meteor(own_model
             return future
 
     module = loops(own_model, judging(Failing()), loops={"caption": 1.0}, use_llm_judge=True, rewards_caption={"meteor": 1.0})
-    _, found = module(batch(own_model))
+    _, found = compute(module, batch(own_model))
     assert found["loop1/judge/fell_back"] == 0.5
     assert module.record["loop1/meteor"][0] == [0.0, 0.0, 0.0, 0.375, 0.375, 0.375]  # the tiny model's words earn no METEOR
 
@@ -516,7 +517,7 @@ def test_what_was_tried_is_drawn_for_people(own_model: Sa2VA, tmp_path: Path):
     module = loops(own_model, samples_every=2)
     module.pictures_to = tmp_path / "samples"
     for step in range(3):
-        module(batch(own_model, step))
+        compute(module, batch(own_model, step))
     assert sorted(p.name for p in module.pictures_to.iterdir()) == [
         f"{step:06d}-{loop}.{kind}" for step in (0, 2) for loop in ("loop1", "loop2") for kind in ("json", "png")
     ]  # fmt: skip

@@ -238,11 +238,15 @@ def test_forms_by_hand(form: grpo.Form, loss: float):
     assert found.item() == pytest.approx(loss)
 
 
-def test_a_processs_tokens_weigh_by_the_mean_number_of_all():
-    """dapo: a process with 1 token of a mean of 2 has half the weight, so that the mean over processes is the mean over tokens."""
-    logps = torch.tensor([-1.0])
-    found, _ = grpo.policy_loss(logps, logps, torch.ones(1), torch.zeros(1, dtype=torch.long), objective(), answers=1, tokens=2.0)
-    assert found.item() == pytest.approx(-0.5)
+@pytest.mark.parametrize("form", ["dapo", "grpo", "dr_grpo", "gspo", "cispo"])
+def test_the_losses_of_a_steps_parts_add_up_to_the_whole(form: grpo.Form):
+    """Two answers of 1 and 2 tokens, apart and together; the tokens of a step are 3, not 1.5 for each of two parts."""
+    logps, advantage = torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([1.0, -0.25, -0.25])
+    whole, _ = grpo.policy_loss(logps, logps - 0.1, advantage, torch.tensor([0, 1, 1]), objective(form), answers=2)
+    totals = grpo.Totals(samples=1.0, answers=2.0, tokens=3.0, micro_batches=2.0)
+    first, _ = grpo.policy_loss(logps[:1], logps[:1] - 0.1, advantage[:1], torch.tensor([0]), objective(form), answers=1, totals=totals)
+    rest, _ = grpo.policy_loss(logps[1:], logps[1:] - 0.1, advantage[1:], torch.tensor([0, 0]), objective(form), answers=1, totals=totals)
+    assert (first + rest).item() == pytest.approx(whole.item())
 
 
 @pytest.mark.parametrize(("scale", "theirs"), [("group", "group"), ("batch", "batch"), ("none", "none")])

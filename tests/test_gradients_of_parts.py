@@ -1,0 +1,79 @@
+"""SFT on unlike rows: several processes and micro-batches must give the gradient of one process with all the rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.workspace import launch
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+from ans_core import dist, loop
+from ans_core.data.collate import collate
+from ans_core.data.conversation import Turn
+from ans_core.model import adapters
+from ans_core.model.supervised import Supervised
+from tests import tiny
+
+folder, stage, accumulate = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+box = (tiny.square(8, 8, 24, 24),)
+segment = Turn(question="Please segment the red square in this image.", answer="It is [SEG].", masks=(box,))
+both = Turn(question="Please segment the red square.", answer="It is [SEG] left of [SEG].", masks=((tiny.square(30, 30, 50, 60),), box))
+describe = Turn(question="Describe region1.", answer="a small green square left of a blue square.", regions=(tiny.square(0, 0, 40, 40),))
+short = Turn(question="Describe region1.", answer="a red circle.", regions=box)
+# Rows 0 and 2 draw, 1 and 3 only describe: of two processes, or micro-batches, one has all the masks.
+rows = [tiny.row(*turns, number=i, seed=i) for i, turns in enumerate([(segment,), (describe, short), (both, segment), (short,)])]
+
+model = tiny.build()
+adapters.prepare_sft(model, adapters.lora_config(rank=4, alpha=8, dropout=0.0), seed=0)
+with torch.no_grad():
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            p.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
+
+def sgd(module, *, lr, weight_decay, scales):
+    return torch.optim.SGD([{"params": [p for p in module.parameters() if p.requires_grad], "scale": 1.0}], lr=lr)
+
+loop.adamw = sgd  # its step is the gradient itself; AdamW's hardly depends on the gradient's size
+before = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+
+def make(step, micro):
+    share = rows[micro * dist.world_size() + dist.rank() :: accumulate * dist.world_size()]
+    return collate(share, model.tokenizer, tiny.layout(model))
+
+machine = loop.Machine(device=torch.device("cpu"), deepspeed_stage=stage)
+schedule = loop.Schedule(steps=1, lr=1.0, weight_decay=0.0, warmup=0.0, clip_grad=1e9, accumulate=accumulate, save_every=10)
+curves = loop.train(Supervised(model, mask_weight=2.0, dice_weight=0.5, points=64), make, name="t", schedule=schedule, machine=machine,
+                    seed=0, scratch=folder, log=lambda m, s: None)
+if dist.rank() == 0:
+    moved = {n: p.detach() - before[n] for n, p in model.named_parameters() if n in before}
+    facts = {n: [v for _, m, v in curves if m == n] for n in ("loss", "grad_norm")}
+    torch.save({"moved": moved, **facts}, folder / "result.pt")
+"""
+
+
+def run(folder: Path, *, processes: int, stage: int, accumulate: int) -> dict[str, dict[str, torch.Tensor]]:
+    folder.mkdir()
+    script = folder / "sft.py"
+    script.write_text(SCRIPT)
+    launch(script, str(folder), str(stage), str(accumulate), processes=processes)
+    return torch.load(folder / "result.pt")
+
+
+@pytest.mark.slow
+def test_parts_of_a_step_have_the_gradient_of_the_whole(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", processes=1, stage=0, accumulate=1)
+    for part in ("lora_A", "embed_tokens", "lm_head", "projector", "text_hidden_fcs", "sam_mask_decoder.transformer"):
+        assert any(values.abs().max() > 0 for name, values in whole["moved"].items() if part in name), part
+    for processes, stage, accumulate in ((1, 0, 2), (2, 0, 1), (2, 2, 1), (2, 2, 2)):
+        parts = run(tmp_path / f"{processes}-{stage}-{accumulate}", processes=processes, stage=stage, accumulate=accumulate)
+        where = f"{processes} processes, ZeRO {stage}, {accumulate} micro-batches"
+        assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-5), where
+        assert parts["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-5), where
+        for name, values in whole["moved"].items():
+            assert (parts["moved"][name] - values).norm() <= 1e-5 * values.norm() + 1e-6, f"{where}: {name}"
