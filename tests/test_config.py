@@ -67,6 +67,13 @@ def test_a_published_base_is_named_as_the_hub_names_it(path: Path) -> None:
         assert name.count("/") == 1
 
 
+@pytest.mark.parametrize("path", sorted(PROFILES.glob("sa2va-*.yaml")), ids=lambda path: path.stem)
+def test_a_full_size_profile_has_what_rl_learned_on_tiny_models(path: Path) -> None:
+    full, tiny = resolve(path)["rl"], resolve(PROFILES / "tiny.yaml")["rl"]
+    for name in ("modules_lr", "loops", "ema", "ema_warmup", "kl_words"):
+        assert full[name] == tiny[name]
+
+
 def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(tmp_path: Path) -> None:
     path = written(tmp_path)
     lines = path.read_text().splitlines()
