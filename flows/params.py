@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from ans_core.config import PROFILES, ConfigError, DataSource, load, resolve
+from ans_core.config import PROFILES, ConfigError, DataSource, completed, dump, load, read_yaml, resolve
 
 MARK = "# unchanged since written: "
 PICTURES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
@@ -20,33 +19,48 @@ def digest(values: dict[str, Any]) -> str:
 
 
 def render(values: dict[str, Any], words: tuple[str, ...]) -> str:
-    command = " ".join(["ans", "profile", values["profile"], *words])
+    command = shlex.join(["ans", "profile", values["profile"], *words])
     lines = [
         f"# Every setting of every stage, as written by `{command}`. Edit at will; what stands here is what runs.",
         "# ans_core/config/ says what each one means.",
         MARK + digest(values),
     ]
-    return "\n".join(lines) + "\n" + yaml.safe_dump(values, sort_keys=False, width=132)
+    return "\n".join(lines) + "\n" + dump(values)
 
 
 def edited_keys(path: Path) -> list[str]:
-    """Settings that differ from those that were written; empty if params.yaml is as `ans profile` left it."""
-    text = path.read_text(encoding="utf-8")
-    values = yaml.safe_load(text)
-    written = [line.removeprefix(MARK) for line in text.splitlines() if line.startswith(MARK)]
-    if isinstance(values, dict) and written == [digest(values)]:
+    """Settings that differ from those that were written; empty if params.yaml is as `ans profile` left it. A setting that the file does
+    not have yet is no edit."""
+    values = read_yaml(path).values
+    if marked(path) == digest(values):
         return []
+    plain = as_written(path, values)
+    return ["(all)"] if plain is None else differing(plain, completed(values, path.parent)[0]) or ["(written by hand)"]
+
+
+def marked(path: Path) -> str | None:
+    """The digest in params.yaml of what was written."""
+    found = [line.removeprefix(MARK) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith(MARK)]
+    return found[0] if len(found) == 1 else None
+
+
+def as_written(path: Path, values: dict[str, Any]) -> dict[str, Any] | None:
+    """What `ans profile`, with the words that params.yaml was written with, gives today; None where it gives nothing."""
     try:
-        plain = resolve(path.parent / PROFILES / f"{values['profile']}.yaml", words_of(text))
-    except (ConfigError, KeyError, TypeError):
-        return ["(all)"]
-    return differing(plain, values) or ["(written by hand)"]
+        return resolve(path.parent / PROFILES / f"{values.get('profile')}.yaml", words_of(path.read_text(encoding="utf-8")))
+    except ConfigError:
+        return None
 
 
 def words_of(text: str) -> tuple[str, ...]:
     """The `key=value` words that params.yaml was written with."""
-    first = text.splitlines()[0]
-    return tuple(word for word in first.split("`")[1].split()[3:] if "=" in word) if first.count("`") >= 2 else ()
+    first = text.partition("\n")[0]
+    if first.count("`") < 2:
+        return ()
+    try:
+        return tuple(word for word in shlex.split(first.split("`")[1])[3:] if "=" in word)
+    except ValueError as error:
+        raise ConfigError(f"params.yaml:1: the command that wrote it can't be read: {error}") from None
 
 
 def differing(one: Any, other: Any, prefix: str = "") -> list[str]:
@@ -70,17 +84,17 @@ def write(name: str, root: Path, words: tuple[str, ...] = (), *, force: bool = F
 
 
 def write_if_needed(name: str, root: Path) -> str:
-    """Keeps a params.yaml of this profile that has own settings; else writes it (missing, another profile, older defaults)."""
+    """Keep what a params.yaml of this profile was given by hand and by words, and add what it lacks; else write it anew."""
     path = root / "params.yaml"
-    if not path.exists() or yaml.safe_load(path.read_text(encoding="utf-8")).get("profile") != name:
+    if not path.exists() or read_yaml(path).values.get("profile") != name:
         write(name, root)
         return f"params.yaml: profile {name}"
     if edits := edited_keys(path):
+        rewrite(root, load(path).model_dump(mode="json"))
         return f"params.yaml: profile {name} with your edits kept ({', '.join(edits[:8])}); `ans profile {name} --force` drops them"
-    if words := words_of(path.read_text(encoding="utf-8")):
-        return f"params.yaml: profile {name} with {' '.join(words)} kept; `ans profile {name}` drops them"
-    write(name, root)
-    return f"params.yaml: profile {name}"
+    words = words_of(path.read_text(encoding="utf-8"))
+    write(name, root, words)
+    return f"params.yaml: profile {name}" + (f" with {shlex.join(words)} kept; `ans profile {name}` drops them" if words else "")
 
 
 # What a folder holds -> its format's name in ans_core/data/formats.
@@ -142,9 +156,10 @@ def fingerprint(path: Path) -> str:
 
 
 def rewrite(root: Path, values: dict[str, Any]) -> None:
-    """params.yaml with these values, marked as edited; untouched where they are its own."""
+    """params.yaml with these values, marked as edited where they are not what its command gives; untouched where they are its own."""
     path = root / "params.yaml"
-    if values != load(path).model_dump(mode="json"):
+    if values != read_yaml(path).values:
         written = render(values, words_of(path.read_text(encoding="utf-8")))
-        path.write_text(written.replace(MARK + digest(values), MARK + "edited"), encoding="utf-8")
+        edited = values != as_written(path, values)
+        path.write_text(written.replace(MARK + digest(values), MARK + "edited") if edited else written, encoding="utf-8")
         load(path)

@@ -2,17 +2,19 @@
 
 from ans_core.config.base import Base, Language, Sam, Vision
 from ans_core.config.convert import Convert
-from ans_core.config.evaluate import Evaluate
+from ans_core.config.evaluate import Evaluate, require_samples
 from ans_core.config.judge import Judge
 from ans_core.config.launch import Launch
+from ans_core.config.names import LoopName, RewardName, TextRewardName
 from ans_core.config.prepare import DataSource, Prepare
-from ans_core.config.read import PROFILES, ConfigError, load, resolve
+from ans_core.config.read import PROFILES, completed, load, resolve
 from ans_core.config.report import Report
-from ans_core.config.rl import LoopName, RewardName, Rl, TextRewardName
-from ans_core.config.section import Section
+from ans_core.config.rl import Rl
+from ans_core.config.section import ConfigError, Section
 from ans_core.config.sft import Sft
 from ans_core.config.training import Lora, Optim
 from ans_core.config.whole import Config
+from ans_core.config.yaml_file import dump, read_yaml
 
 __all__ = [
     "PROFILES",
@@ -37,6 +39,10 @@ __all__ = [
     "Sft",
     "TextRewardName",
     "Vision",
+    "completed",
+    "dump",
     "load",
+    "read_yaml",
+    "require_samples",
     "resolve",
 ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import model_validator
 
-from ans_core.config.section import Positive, Section
+from ans_core.config.names import StillKind
+from ans_core.config.section import Count, Impossible, Listed, Positive, Section, Weight, divides, some_weight
 from ans_core.config.training import Optim
 
 
@@ -20,6 +21,15 @@ class Vision(Section):
     heads: Positive = 4
     mlp: Positive = 384
 
+    @model_validator(mode="after")
+    def _possible(self) -> Vision:
+        divides(2 * self.patch_size, self.image_size, key="image_size", why="it is cut into patches, of which 2 x 2 make one image token")
+        divides(self.heads, self.hidden, key="hidden", why="heads share it")
+        divides(4, self.hidden, key="hidden", why="sines and cosines of rows and columns fill it")
+        if self.hidden > 3 * self.patch_size**2:
+            raise Impossible("hidden", f"{self.hidden} is more than the {3 * self.patch_size**2} values of a patch")
+        return self
+
 
 class Language(Section):
     hidden: Positive = 160
@@ -28,6 +38,12 @@ class Language(Section):
     kv_heads: Positive = 2
     mlp: Positive = 448
 
+    @model_validator(mode="after")
+    def _possible(self) -> Language:
+        divides(2 * self.heads, self.hidden, key="hidden", why="heads share it, each an even part, which rotary positions turn in pairs")
+        divides(self.kv_heads, self.heads, key="kv_heads", why="it must divide heads")
+        return self
+
 
 class Sam(Section):
     """SAM2. The decoder's width stays 256: its 8 heads are hard-coded and narrower ones did not learn (LOG)."""
@@ -35,13 +51,26 @@ class Sam(Section):
     image_size: Positive = 128
     embed: Positive = 32
     heads: Positive = 1
-    stages: tuple[int, int, int, int] = (1, 2, 3, 1)
-    global_blocks: tuple[int, ...] = (4,)
-    windows: tuple[int, int, int, int] = (8, 4, 8, 4)
+    stages: Annotated[tuple[Positive, Positive, Positive, Positive], Listed] = (1, 2, 3, 1)
+    global_blocks: Annotated[tuple[Count, ...], Listed] = (4,)
+    windows: Annotated[tuple[Positive, Positive, Positive, Positive], Listed] = (8, 4, 8, 4)
     width: Positive = 256
     memory_layers: Positive = 2
     memory_width: Positive = 64
     max_object_pointers: Positive = 16
+
+    @model_validator(mode="after")
+    def _possible(self) -> Sam:
+        divides(32, self.image_size, key="image_size", why="the image encoder halves it five times")
+        divides(4 * self.windows[0], self.image_size, key="image_size", why="windows[0] x windows[0] cells of 4 pixels tile the picture")
+        divides(self.heads, self.embed, key="embed", why="heads share it")
+        divides(16, self.width, key="width", why="the mask decoder's 8 heads share half of it")
+        divides(4, self.memory_width, key="memory_width", why="sines and cosines of rows and columns fill it")
+        divides(self.memory_width, self.width, key="memory_width", why="object pointers of `width` are cut into such pieces")
+        for place, block in enumerate(self.global_blocks):
+            if block >= sum(self.stages):
+                raise Impossible(f"global_blocks.{place}", f"there is no block {block}; stages have {sum(self.stages)}, counted from 0")
+        return self
 
 
 class Base(Section):
@@ -65,14 +94,21 @@ class Base(Section):
     """Clips a step; twice as many pictures come beside them."""
     language_text: Optim = Optim(steps=600, batch=16, lr=1e-3)
     questions_per_image: Positive = 8
-    mixture: dict[str, Annotated[float, Field(ge=0)]] = {"referring": 0.6, "region_caption": 0.3, "grounded_caption": 0.1}
+    mixture: dict[StillKind, Weight] = {"referring": 0.6, "region_caption": 0.3, "grounded_caption": 0.1}
     """Shares of the language side's pre-training: places and boxes of expressions, captions of regions and of pictures."""
-    attention_weight: Annotated[float, Field(ge=0)] = 4.0
+    attention_weight: Weight = 4.0
     """Of supervised attention beside the language side's text loss: looking at what a question names (LOG)."""
-    box_weight: Annotated[float, Field(ge=0)] = 4.0
+    box_weight: Weight = 4.0
     """Of the box head beside it: where that is."""
-    click_weight: Annotated[float, Field(ge=0)] = 4.0
+    click_weight: Weight = 4.0
     """Of the warm-up of text_hidden_fcs beside it: where SAM2 would have to be clicked. 0 leaves it untrained."""
     dtype: Literal["fp32", "bf16"] = "bf16"
     """Of the language side's forward pass (autocast): half the time on a CPU or GPU with bf16 instructions, slower without; weights are
     fp32. The other phases run in fp32: on a CPU their convolutions are faster so (LOG)."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Base:
+        some_weight(self.mixture.values(), key="mixture", why="nothing is asked")
+        if self.source == "published" and not self.internvl:
+            raise Impossible("internvl", "internvl is empty: base.source is published, so name a hub id or a folder")
+        return self

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Collection
+from typing import Annotated, Literal
 
+from pydantic import model_validator
+
+from ans_core.config.names import BenchmarkName
 from ans_core.config.prepare import DataSource
-from ans_core.config.section import Count, Positive, Section
+from ans_core.config.section import ConfigError, Count, Impossible, Listed, Name, Positive, Section
 
 
 class Evaluate(Section):
-    benchmarks: tuple[str, ...] = ("referring", "region_caption", "grounded_caption", "video", "loops")
-    split: str = "val"
+    benchmarks: Annotated[tuple[BenchmarkName, ...], Listed] = ("referring", "region_caption", "grounded_caption", "video", "loops")
+    """Each needs samples in `split`, in a drawn set or one of the user's, or in evaluate.sources."""
+    optional: Annotated[tuple[BenchmarkName, ...], Listed] = ()
+    """Those that are left out, not refused, where there are no samples for them."""
+    split: Name = "val"
     limit: Count = 0
     """Samples per benchmark; 0 = all."""
     loop_samples: Positive = 300
@@ -20,5 +27,22 @@ class Evaluate(Section):
     batch: Positive = 32
     max_tokens: Positive = 48
     overlays: Count = 24
-    sources: tuple[DataSource, ...] = ()
+    sources: Annotated[tuple[DataSource, ...], Listed] = ()
     """Evaluated only, never trained on (format `videos`, `regions`, ...)."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Evaluate:
+        for place, name in enumerate(self.benchmarks):
+            if name in self.benchmarks[:place]:
+                raise Impossible(f"benchmarks.{place}", f"{name!r} stands there twice")
+        return self
+
+
+def require_samples(settings: Evaluate, found: Collection[str]) -> None:
+    """Raise ConfigError for benchmarks that none of the data has samples for (`found` names those it has), unless they are optional."""
+    missing = [name for name in settings.benchmarks if name not in found and name not in settings.optional]
+    if missing:
+        raise ConfigError(
+            f"no data set has samples of split {settings.split!r} for {', '.join(missing)} of evaluate.benchmarks: add data, name them in "
+            "evaluate.optional, or take them out"
+        )

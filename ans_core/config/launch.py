@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from ans_core.config.section import Count, Positive, Section
 
@@ -12,7 +14,7 @@ class Launch(Section):
 
     processes: Positive = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    deepspeed_stage: Literal[0, 1, 2, 3] = 0
+    deepspeed_stage: Annotated[int, Field(ge=0, le=3)] = 0
     deterministic: bool = True
     threads: Count = 0
     """CPU threads; 0 = all."""

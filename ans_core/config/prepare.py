@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from ans_core.config.section import Count, Positive, Section
+from typing import Annotated
+
+from ans_core.config.names import FormatName
+from ans_core.config.section import Count, Listed, Name, Positive, Section
 
 
 class DataSource(Section):
     """One annotated data set on disk, in one of the formats of ans_core/data/formats."""
 
-    name: str
-    format: str
-    path: str
-    split: str = "train"
+    name: Name
+    format: FormatName
+    path: Name
+    split: Name = "train"
     repeats: Positive = 1
     files: str = ""
     """Fingerprint of the files as `ans run` saw them last, which writes it: by this DVC notices that they changed."""
@@ -29,5 +32,5 @@ class Prepare(Section):
     clip_frames: Positive = 8
     image_size: Positive = 128
     """Pixels on a side of a drawn scene."""
-    sources: tuple[DataSource, ...] = ()
+    sources: Annotated[tuple[DataSource, ...], Listed] = ()
     """Real data sets beside (or instead of) the drawn ones: trained on together, evaluated apart."""

@@ -2,53 +2,86 @@
 
 from __future__ import annotations
 
-import difflib
+import functools
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
-from ans_core.config.whole import Config
+from ans_core.config.section import ConfigError, Impossible, nearest
+from ans_core.config.whole import PROFILE_NAME, Config
+from ans_core.config.yaml_file import YamlFile, parse, read_yaml
 
 PROFILES = Path("profiles")
 FREE_TABLES = frozenset({"mixture", "loops", "rewards_caption", "rewards_mask", "rewards_text"})
 
 
-class ConfigError(ValueError):
-    """A setting that is unknown, mistyped or impossible. The message names the file, the line, the key and the remedy."""
-
-
 def load(path: Path) -> Config:
-    """Reads a complete params.yaml. Every key must be there: what ran is what is written, defaults fill in nothing."""
-    values = _read(path)
-    config = _validate(values, source=path)
-    missing = sorted(set(_flat(config.model_dump(mode="json"))) - set(_flat(values)))
-    if missing:
-        raise ConfigError(
-            f"{path}: lacks {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}: write it anew with `ans profile {config.profile}`"
-        )
+    """Read params.yaml. Keys that it lacks, as one of an older version may, get the profile's values, and a line on stderr names them."""
+    file = read_yaml(path)
+    values, lacking = completed(file.values, path.parent)
+    config = _validate(values, Origin(files=(file,)))
+    if lacking:
+        names = f"{', '.join(lacking[:8])}{f' and {len(lacking) - 8} more' if len(lacking) > 8 else ''}"
+        _tell_once(f"{path} lacks {names}: taken from profile {config.profile}; `ans profile {config.profile} --if-needed` writes them in")
     return config
 
 
-def resolve(profile: Path, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+def completed(values: dict[str, Any], root: Path) -> tuple[dict[str, Any], list[str]]:
+    """`values` with what they lack of their profile's (of the plain defaults, where the profile is not there); the names of that."""
+    profile = values.get("profile")
+    defaults = Config(profile="none").model_dump(mode="json", exclude={"profile"})
+    given = set(_flat(values))
+    lacking = [name for name in _flat(defaults) if name not in given]
+    if not lacking:
+        return values, []
+    if isinstance(profile, str) and re.match(PROFILE_NAME, profile) and (root / PROFILES / f"{profile}.yaml").is_file():
+        defaults = resolve(root / PROFILES / f"{profile}.yaml")
+    return _merge(defaults, values), lacking
+
+
+def resolve(profile: Path, words: tuple[str, ...] = ()) -> dict[str, Any]:
     """Defaults + profiles/NAME.yaml + `key=value` words (dotted keys, YAML values): the validated, plain values of params.yaml."""
-    if not profile.is_file():
-        names = sorted(path.stem for path in profile.parent.glob("*.yaml"))
-        raise ConfigError(f"no profile named {profile.stem!r}{_nearest(profile.stem, names)}; {profile.parent} has {names}")
-    values = _merge(Config(profile=profile.stem).model_dump(mode="json"), _read(profile))
-    for word in overrides:
-        key, equals, text = word.partition("=")
-        if not equals:
-            raise ConfigError(f"{word!r} is no setting: write key=value, as in rl.kl=0.05")
-        *sections, leaf = key.split(".")
-        at = values
-        for section in sections:
-            if not isinstance(at.get(section), dict):
-                raise ConfigError(f"{word!r}: there is no section {section!r}{_nearest(section, list(at))}")
-            at = at[section]
-        at[leaf] = yaml.safe_load(text)
-    return _validate(values, source=profile).model_dump(mode="json")
+    files = _profile_files(profile)
+    values = Config(profile="none").model_dump(mode="json") | {"profile": profile.stem}
+    for file in reversed(files):
+        values = _merge(values, {key: value for key, value in file.values.items() if key != "extends"})
+    for word in words:
+        _set(values, word)
+    return _validate(values, Origin(files=files, words=words)).model_dump(mode="json")
+
+
+def _profile_files(path: Path, before: tuple[Path, ...] = ()) -> tuple[YamlFile, ...]:
+    """The profile and those that it extends, nearest first."""
+    if not path.is_file():
+        names = sorted(other.stem for other in path.parent.glob("*.yaml"))
+        raise ConfigError(f"no profile named {path.stem!r}{nearest(path.stem, names)}; {path.parent} has {names}")
+    if path in before:
+        raise ConfigError(f"{path} extends itself, by {[other.stem for other in before]}")
+    file = read_yaml(path)
+    base = file.values.get("extends")
+    if base is None:
+        return (file,)
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}:{file.lines['extends',]}: extends = {base!r}: name one profile")
+    return (file, *_profile_files(path.with_name(f"{base}.yaml"), (*before, path)))
+
+
+def _set(values: dict[str, Any], word: str) -> None:
+    key, equals, text = word.partition("=")
+    if not equals:
+        raise ConfigError(f"{word!r} is no setting: write key=value, as in rl.kl=0.05")
+    *sections, leaf = key.split(".")
+    at = values
+    for section in sections:
+        if not isinstance(at.get(section), dict):
+            raise ConfigError(f"{word!r}: there is no section {section!r}{nearest(section, at)}")
+        at = at[section]
+    at[leaf], _ = parse(text, source=repr(word))
 
 
 def _merge(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -60,68 +93,69 @@ def _merge(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path} is not there: write it with `ans profile tiny`") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold `key: value` lines, it holds {type(values).__name__}")
-    return values
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where values come from: files, the one that counts most first, and words that count more than any."""
+
+    files: tuple[YamlFile, ...]
+    words: tuple[str, ...] = ()
+
+    def of(self, keys: tuple[str, ...]) -> str:
+        """`params.yaml:12`, the file and the line of the key or, where no file has it, of the section around it."""
+        for word in self.words:
+            named = tuple(word.partition("=")[0].split("."))
+            if keys[: len(named)] == named:
+                return repr(word)
+        for length in range(len(keys), 0, -1):
+            for file in self.files:
+                if keys[:length] in file.lines:
+                    return f"{file.path}:{file.lines[keys[:length]]}"
+        return f"{self.files[0].path}:1"
 
 
-def _validate(values: dict[str, Any], source: Path) -> Config:
+def _validate(values: dict[str, Any], origin: Origin) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(fault, source) for fault in error.errors())) from None
+        raise ConfigError("\n".join(_explain(fault, origin) for fault in error.errors())) from None
 
 
-def _explain(fault: Any, source: Path) -> str:
-    location = [str(part) for part in fault["loc"]]
-    where = f"{source}{_line(source, location)}: {'.'.join(location)}"
+def _explain(fault: Any, origin: Origin) -> str:
+    keys = tuple(str(part) for part in fault["loc"] if part != "[key]")
+    reason = fault.get("ctx", {}).get("error")
+    if isinstance(reason, Impossible):
+        keys += tuple(reason.keys)
+    where = f"{origin.of(keys)}: {'.'.join(keys)}"
+    message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "extra_forbidden":
-        known = _keys(location[:-1])
-        return f"{where}: unknown setting{_nearest(location[-1], known)}; there are {known}"
-    if isinstance(fault["input"], dict):  # a whole section: what is wrong stands in the message, and the rest may be long, or a secret
-        return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
-    return f"{where} = {fault['input']!r}: {fault['msg']}"
+        known = _keys(keys[:-1])
+        return f"{where}: unknown setting{nearest(keys[-1], known)}; there are {known}"
+    if isinstance(fault["input"], dict | tuple | BaseModel) or fault["type"] == "missing":
+        return f"{where}: {message}"  # the value is long, or a secret
+    if fault["type"] == "literal_error":
+        message += nearest(str(fault["input"]), re.findall(r"'([^']*)'", fault["ctx"]["expected"]))
+    return f"{where} = {_shortened(repr(fault['input']))}: {message}"
 
 
-def _keys(sections: list[str]) -> list[str]:
+def _shortened(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:60]} ... ({len(text)} characters)"
+
+
+def _keys(sections: Sequence[str]) -> list[str]:
     """Names that are valid in a section, given as the path of keys that leads there (list positions among them)."""
     model: Any = Config
     for section in sections:
         if section.isdigit():
             continue
-        annotation = model.model_fields[section].annotation
-        inner = [part for part in get_args(annotation) if isinstance(part, type) and issubclass(part, BaseModel)]
-        model = inner[0] if inner else annotation
+        model = model.model_fields[section].annotation
+        if get_origin(model) is tuple:
+            model = get_args(model)[0]
     return list(model.model_fields)
 
 
-def _nearest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def _line(path: Path, keys: list[str]) -> str:
-    """`:12`, the line of a key in a YAML file, or nothing where the file does not have it (an override, a default)."""
-    node = yaml.compose(path.read_text(encoding="utf-8"))
-    line = None
-    for key in keys:
-        if isinstance(node, yaml.MappingNode):
-            found = [(name, value) for name, value in node.value if name.value == key]
-        elif isinstance(node, yaml.SequenceNode) and key.isdigit() and int(key) < len(node.value):
-            found = [(node.value[int(key)], node.value[int(key)])]
-        else:
-            found = []
-        if not found:
-            return ""
-        line, node = found[0][0].start_mark.line + 1, found[0][1]
-    return f":{line}" if line else ""
+@functools.cache
+def _tell_once(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> list[str]:

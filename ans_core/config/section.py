@@ -1,16 +1,55 @@
-"""What every section of the settings is made of: its base class and the ranges of numbers."""
+"""What every section of the settings is made of: its base class, the ranges of numbers, and the errors of values that can't be."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-Positive = Annotated[int, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
+LARGEST = 10**9
+"""Of every whole number: more steps, pixels or samples than anybody has are a slip of the key."""
+
+Positive = Annotated[int, Field(gt=0, le=LARGEST)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0)]
+Name = Annotated[str, Field(min_length=1)]
+Listed = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+"""Beside a tuple type: YAML knows lists only."""
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    """`strict`: `true` is no number, 3.0 no count and "3" neither. Infinite numbers and NaN are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=True, allow_inf_nan=False)
+
+
+class ConfigError(ValueError):
+    """A setting that is unknown, mistyped or impossible. The message names the file, the line, the key and the remedy."""
+
+
+class Impossible(ValueError):
+    """What a validator of a section raises about one of its keys (dotted from the section), so that its line can be told."""
+
+    def __init__(self, key: str, why: str) -> None:
+        super().__init__(why)
+        self.keys = key.split(".")
+
+
+def divides(part: int, whole: int, *, key: str, why: str) -> None:
+    if whole % part:
+        raise Impossible(key, f"{whole} is no multiple of {part}: {why}")
+
+
+def some_weight(weights: Iterable[float], *, key: str, why: str) -> None:
+    if not any(weights):
+        raise Impossible(key, f"{key}: all weights are 0, so {why}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` (did you mean 'this'?)`, or nothing where no known name is near."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from ans_core.config.section import Positive, Rate, Section, Share
+from ans_core.config.section import Impossible, Positive, Rate, Section, Share, Weight
 
 
 class Optim(Section):
@@ -15,13 +15,21 @@ class Optim(Section):
     steps: Positive
     batch: Positive
     """Images (or clips) per optimizer step, over all processes."""
-    lr: Rate
-    weight_decay: Annotated[float, Field(ge=0)] = 0.05
+    lr: Annotated[float, Field(gt=0, le=1)]
+    weight_decay: Weight = 0.05
     warmup: Share = 0.05
     clip_grad: Rate = 1.0
     accumulate: Positive = 1
     save_every: Positive = 100
     """Steps between resumable training states."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Optim:
+        if self.batch < self.accumulate:
+            raise Impossible(
+                "batch", f"{self.batch} is less than a sample for each of {self.accumulate} micro-batches (accumulate); raise it"
+            )
+        return self
 
 
 class Lora(Section):

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
 from ans_core.config.base import Base
 from ans_core.config.convert import Convert
 from ans_core.config.evaluate import Evaluate
 from ans_core.config.judge import Judge
 from ans_core.config.launch import Launch
+from ans_core.config.names import DATA_KINDS
 from ans_core.config.prepare import Prepare
 from ans_core.config.report import Report
 from ans_core.config.rl import Rl
-from ans_core.config.section import Section
+from ans_core.config.section import Impossible, Section, nearest
 from ans_core.config.sft import Sft
+
+PROFILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
+"""It names files and folders."""
 
 
 class Config(Section):
-    profile: str
-    seed: int = 0
+    profile: Annotated[str, Field(pattern=PROFILE_NAME)]
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     prepare: Prepare = Prepare()
     base: Base = Base()
     sft: Sft = Sft()
@@ -26,3 +34,64 @@ class Config(Section):
     evaluate: Evaluate = Evaluate()
     report: Report = Report()
     launch: Launch = Launch()
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Config:
+        self._check_data_names()
+        self._check_evaluation()
+        self._check_processes()
+        return self
+
+    def _check_data_names(self) -> None:
+        names = list(DATA_KINDS)
+        for section in ("prepare", "evaluate"):
+            for place, source in enumerate(getattr(self, section).sources):
+                if source.name in names:
+                    what = "a kind of data" if source.name in DATA_KINDS else "another data set"
+                    raise Impossible(f"{section}.sources.{place}.name", f"{source.name!r} is the name of {what}; give it one of its own")
+                names.append(source.name)
+        mixed = [*DATA_KINDS, *(source.name for source in self.prepare.sources)]
+        for name in self.sft.mixture:
+            if name not in mixed:
+                raise Impossible(
+                    f"sft.mixture.{name}", f"no kind of data and no name in prepare.sources{nearest(name, mixed)}; there are {mixed}"
+                )
+
+    def _check_evaluation(self) -> None:
+        """Refuse splits and benchmarks that the data can't have; which samples data sets of the user's have, only `prepare` sees."""
+        splits = list(dict.fromkeys(["train", "val", "test", *(source.split for source in self.prepare.sources)]))
+        prepare, split = self.prepare, self.evaluate.split
+        if split not in splits:
+            raise Impossible("evaluate.split", f"no data set has a split {split!r}{nearest(split, splits)}; there are {splits}")
+        if not (prepare.scenes or prepare.clips or prepare.sources):
+            raise Impossible(
+                "prepare.scenes",
+                "prepare.scenes, prepare.clips and prepare.sources are all empty: there is nothing to train on; set one of them",
+            )
+        if prepare.sources or self.evaluate.sources:
+            return
+        scenes = {"train": prepare.scenes, "val": prepare.val_scenes, "test": prepare.test_scenes}[split] if prepare.scenes else 0
+        clips = {"train": prepare.clips, "val": prepare.val_clips, "test": 0}[split] if prepare.clips else 0
+        for place, name in enumerate(self.evaluate.benchmarks):
+            if not (clips if name == "video" else scenes) and name not in self.evaluate.optional:
+                raise Impossible(
+                    f"evaluate.benchmarks.{place}",
+                    f"{name!r} has no samples: prepare draws no {'clips' if name == 'video' else 'scenes'} of split {split!r}; "
+                    "draw some, name it in evaluate.optional, or take it out",
+                )
+
+    def _check_processes(self) -> None:
+        for section in ("sft", "rl"):
+            optim = getattr(self, section).optim
+            if optim.batch < self.launch.processes * optim.accumulate:
+                raise Impossible(
+                    f"{section}.optim.batch",
+                    f"{optim.batch} is less than a sample for each of {optim.accumulate} micro-batches (accumulate) on each of "
+                    f"{self.launch.processes} processes (launch); raise it",
+                )
+        if self.rl.inner_steps > 1 and self.launch.processes > 1 and self.rl.optim.save_every % self.rl.inner_steps:
+            raise Impossible(
+                "rl.optim.save_every",
+                f"{self.rl.optim.save_every} must be a multiple of rl.inner_steps {self.rl.inner_steps} on several processes: rollouts "
+                "that are still to be learned from are saved for the first process alone",
+            )

@@ -61,7 +61,6 @@ def test_a_full_size_run_draws_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({"name": "mine", "format": "annotation", "path": "."}, "no format 'annotation'"),
         ({"name": "scenes_single", "format": "regions", "path": "."}, "the name 'scenes_single' is taken"),
         ({"name": "mine", "format": "regions", "path": "nowhere"}, "nowhere does not exist"),
     ],

@@ -1,12 +1,13 @@
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from ans_core.config import ConfigError, load
-from flows.params import add_sources, edited_keys, watch_sources, write, write_if_needed
+from flows.params import MARK, add_sources, digest, edited_keys, marked, watch_sources, write, write_if_needed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,6 +54,46 @@ def test_if_needed_keeps_edits_and_words_of_the_same_profile_and_says_so(workspa
     assert "your edits kept (seed)" in write_if_needed("tiny", workspace)
     with pytest.raises(ConfigError, match="edited by hand"):
         write_if_needed("smoke", workspace)
+
+
+def drop(root: Path, line: str) -> None:
+    """As a version that did not know the setting wrote the file: without it, and with the digest of what it wrote."""
+    edit(root, line, "")
+    text = (root / "params.yaml").read_text()
+    mark = f"{MARK}{marked(root / 'params.yaml')}"
+    (root / "params.yaml").write_text(text.replace(mark, MARK + digest(yaml.safe_load(text))))
+
+
+def test_a_file_of_an_older_version_is_written_anew_and_keeps_its_words(workspace: Path) -> None:
+    write("tiny", workspace, ("rl.kl=0.5", "sft.mixture={video: 1.0, referring: 2.0}"))
+    new = (workspace / "params.yaml").read_text()
+    drop(workspace, "  ema_warmup: false\n")
+    assert edited_keys(workspace / "params.yaml") == []
+    assert "with rl.kl=0.5 'sft.mixture={video: 1.0, referring: 2.0}' kept" in write_if_needed("tiny", workspace)
+    assert (workspace / "params.yaml").read_text() == new
+
+
+@pytest.mark.parametrize("upgrade", [lambda root: write_if_needed("tiny", root), watch_sources])
+def test_an_edited_file_of_an_older_version_keeps_its_edits_and_gets_what_it_lacks(
+    workspace: Path, upgrade: Callable[[Path], object]
+) -> None:
+    write("tiny", workspace)
+    drop(workspace, "  ema_warmup: false\n")
+    edit(workspace, "seed: 0", "seed: 3")
+    assert edited_keys(workspace / "params.yaml") == ["seed"]  # a setting that is not there is no edit
+    upgrade(workspace)
+    values = yaml.safe_load((workspace / "params.yaml").read_text())
+    assert (values["seed"], values["rl"]["ema_warmup"]) == (3, False)
+    assert edited_keys(workspace / "params.yaml") == ["seed"]
+
+
+def test_a_setting_that_is_gone_is_refused_with_the_nearest_name_and_the_file_stays(workspace: Path) -> None:
+    write("tiny", workspace)
+    edit(workspace, "  ema_warmup: false", "  ema_warm_up: true")
+    text = (workspace / "params.yaml").read_text()
+    with pytest.raises(ConfigError, match=r"params.yaml:\d+: rl.ema_warm_up: unknown setting .did you mean 'ema_warmup'"):
+        write_if_needed("tiny", workspace)
+    assert (workspace / "params.yaml").read_text() == text
 
 
 def test_added_data_is_a_source_once_and_counts_as_an_edit(workspace: Path) -> None:

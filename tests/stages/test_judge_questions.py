@@ -19,10 +19,11 @@ from tests.rewards.chat_server import Handler, fails, says, serving
 from tests.workspace import ROOT
 
 WORLD = {"scenes": 3, "val_scenes": 1, "test_scenes": 0, "clips": 0, "image_size": 64}
+STILLS = {"benchmarks": ["region_caption"]}
 
 
 def config(**judge: object) -> Config:
-    return Config.model_validate({"profile": "tiny", "prepare": WORLD, "judge": judge})
+    return Config.model_validate({"profile": "tiny", "evaluate": STILLS, "prepare": WORLD, "judge": judge})
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,9 @@ def test_every_region_of_the_training_split_gets_questions_by_which_its_caption_
 
 def test_region_captions_of_another_data_set_are_asked_about_too(prepared: Path, tmp_path: Path):
     source = {"name": "mine", "format": "region_arrow", "path": str(prepared / "scenes/region_captions")}
-    cfg = Config.model_validate({"profile": "tiny", "prepare": WORLD | {"scenes": 0, "val_scenes": 0, "sources": [source]}})
+    cfg = Config.model_validate(
+        {"profile": "tiny", "evaluate": STILLS, "prepare": WORLD | {"scenes": 0, "val_scenes": 0, "sources": [source]}}
+    )
     others = tmp_path / "data"
     others.mkdir()
     prepare.run(cfg, inputs={}, out=others, scratch=others, log=lambda metrics, step: None)

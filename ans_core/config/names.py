@@ -1,0 +1,33 @@
+"""Names that settings may hold and that other packages register. Written down twice, so that reading settings loads no model code;
+tests/test_config.py compares them with the registries."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
+
+from ans_core.config.section import nearest
+
+
+def one_of(names: tuple[str, ...]) -> AfterValidator:
+    def known(name: str) -> str:
+        if name not in names:
+            raise ValueError(f"no such name{nearest(name, names)}; there are {list(names)}")
+        return name
+
+    return AfterValidator(known)
+
+
+STILL_KINDS = ("referring", "region_caption", "grounded_caption")
+DATA_KINDS = (*STILL_KINDS, "video", "extra")
+"""ans_core/data: what a data set is to a mixture."""
+FORMATS = ("annotations", "grandf", "grefcoco", "mevis", "refcoco", "region_arrow", "regions", "videos")
+"""ans_core/data/formats."""
+BENCHMARKS = (*STILL_KINDS, "video", "loops")
+"""ans_core/benchmarks, and the two loops."""
+
+StillKind = Annotated[str, one_of(STILL_KINDS)]
+FormatName = Annotated[str, one_of(FORMATS)]
+BenchmarkName = Annotated[str, one_of(BENCHMARKS)]
+LoopName = Literal["caption", "mask", "describe", "vqa"]
+RewardName = Literal["iou", "soft_iou", "meteor", "meteor_nltk", "format", "confidence", "cider"]
+TextRewardName = Literal["meteor", "meteor_nltk", "format", "cider"]
