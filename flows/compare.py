@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from ans_core.report.metrics import short
 from tasks.stages import HEADLINE, ROWS, SUMMARY
 from tasks.tracking import metric_name
 
+Metrics = dict[str, float]
 WHAT = "is no summary.json, no folder like runs/<profile>, no git revision and no MLflow run id"
 
 
-def flat_metrics(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    found: dict[str, float] = {}
+def flat_metrics(values: dict[str, Any], prefix: str = "") -> Metrics:
+    found: Metrics = {}
     for key, value in values.items():
         found |= flat_metrics(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: float(value)}
     return found
 
 
-def metrics_of(name: str, root: Path) -> dict[str, float]:
+def metrics_of(name: str, root: Path) -> Metrics:
     """Raises FileNotFoundError where `name` is nothing that has metrics."""
     path = Path(name)
     if path.is_file():
@@ -36,7 +39,7 @@ def metrics_of(name: str, root: Path) -> dict[str, float]:
     return found
 
 
-def of_folder(folder: Path) -> dict[str, float]:
+def of_folder(folder: Path) -> Metrics:
     """Of runs/<profile>, what `evaluate` wrote last, also where the report is of before."""
     files = {row: folder / "evaluate" / row / "metrics.json" for row in ROWS}
     there = {row: json.loads(file.read_text(encoding="utf-8")) for row, file in files.items() if file.exists()}
@@ -49,7 +52,7 @@ def is_revision(name: str, root: Path) -> bool:
     return git(root, "rev-parse", "--quiet", "--verify", f"{name}^{{commit}}").returncode == 0
 
 
-def of_revision(name: str, root: Path) -> dict[str, float]:
+def of_revision(name: str, root: Path) -> Metrics:
     """Every metric, where the DVC cache has them; else the headline, which git keeps."""
     import dvc.api
 
@@ -68,7 +71,7 @@ def git(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
 
 
-def of_mlflow_run(name: str, root: Path) -> dict[str, float]:
+def of_mlflow_run(name: str, root: Path) -> Metrics:
     """Of a pipeline's run, the metrics of its stages, the later try of two."""
     from mlflow.exceptions import MlflowException
 
@@ -95,12 +98,12 @@ def stage_metric(stage: str, name: str) -> str:
 
 
 def table(one: str, other: str, root: Path) -> str:
-    """Only what both have can be compared; the rest is listed with a `-`. Raises ValueError where nothing is in both."""
-    left, right = metrics_of(one, root), metrics_of(other, root)
-    if not left.keys() & right.keys():  # MLflow spells some names otherwise, and a headline leaves out the split
-        left, right = ({metric_name(key): value for key, value in found.items()} for found in (left, right))
+    """A line per metric, `-` where one lacks it. Raises ValueError where they have none in common."""
+    left, right = in_common(metrics_of(one, root), metrics_of(other, root))
     if not left.keys() & right.keys():
-        raise ValueError(f"{one} and {other} have no metric in common: {sorted(left)[:3]} ... and {sorted(right)[:3]} ...")
+        raise ValueError(
+            f"{one} and {other} have no metric in common: {', '.join(sorted(left)[:3])} ... and {', '.join(sorted(right)[:3])} ..."
+        )
     width = max(len(name) for name in {*left, *right})
     lines = [f"{'metric':<{width}}  {one[-12:]:>12}  {other[-12:]:>12}  {'difference':>12}"]
     for name in sorted({*left, *right}):
@@ -109,3 +112,23 @@ def table(one: str, other: str, root: Path) -> str:
         difference = "-" if a is None or b is None else f"{b - a:+.4f}"
         lines.append(f"{name:<{width}}  {cells[0]:>12}  {cells[1]:>12}  {difference:>12}")
     return "\n".join(lines)
+
+
+def in_common(left: Metrics, right: Metrics) -> tuple[Metrics, Metrics]:
+    """Under the same names: of one spelling (MLflow's J_F is J&F); of other splits, or a headline and a summary, by the names without
+    the split, and only what both have."""
+    spelt = {metric_name(name): name for name in (*left, *right) if metric_name(name) != name}
+    left, right = ({spelt.get(name, name): value for name, value in found.items()} for found in (left, right))
+    if left.keys() & right.keys():
+        return left, right
+    left, right = without_splits(left), without_splits(right)
+    both = left.keys() & right.keys()
+    return ({name: left[name] for name in both}, {name: right[name] for name in both}) if both else (left, right)
+
+
+def without_splits(found: Metrics) -> Metrics:
+    by_row: dict[str, Metrics] = defaultdict(dict)
+    for name, value in found.items():
+        row, _, rest = name.partition("/")
+        by_row[row][rest] = value
+    return {f"{row}/{name}": value for row, metrics in by_row.items() for name, value in short(metrics).items()}

@@ -66,11 +66,12 @@ def parse(name: str) -> MetricName:
 
 
 def short(metrics: Mapping[str, float]) -> dict[str, float]:
-    """By `<task>/<metric>`, without the names of data sets and split: the mean over the data sets that have it."""
+    """By `<task>/<metric>`, without the names of data sets and split: the mean over the data sets that have it.
+    Other names stay."""
     values: dict[str, list[float]] = defaultdict(list)
     for name, value in metrics.items():
         parts = parse(name)
-        values[f"{parts.task}/{parts.metric}"].append(value)
+        values[f"{parts.task}/{parts.metric}" if parts.task and parts.metric else name].append(value)
     return {name: sum(listed) / len(listed) for name, listed in values.items()}
 
 
