@@ -5,7 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ans_core.report.changes import changes, paired_interval, read_answers
+from ans_core.benchmarks import BENCHMARKS
+from ans_core.report.changes import SCORED_BY, changes, paired_interval, read_answers
+from ans_core.types import Prediction
+from tests.benchmarks.test_benchmarks import sample
 
 
 def test_an_interval_of_equal_differences_is_that_difference():
@@ -57,3 +60,12 @@ def test_a_broken_prediction_is_named_by_file_and_line(tmp_path: Path, line: str
         file.write(line)
     with pytest.raises(ValueError, match=r"predictions\.jsonl line 2: .*run its evaluate stage again"):
         read_answers(folder)
+
+
+@pytest.mark.parametrize("task", BENCHMARKS)
+def test_the_metric_of_a_benchmark_is_the_mean_of_its_scores(task: str):
+    """One answer right, one wrong, one wrong because nothing was meant or all of it right for that."""
+    benchmark, asked = BENCHMARKS[task], [sample(objects, frames=2 if task == "video" else 1) for objects in (1, 3, 0)]
+    score = benchmark.score(asked, [benchmark.truth(asked[0]), Prediction(text="a cow"), Prediction(text="a bird")])
+    assert score.metrics[SCORED_BY[task]] == pytest.approx(np.mean(score.per_sample))
+    assert 0 < score.metrics[SCORED_BY[task]] < 1

@@ -281,7 +281,7 @@ def test_the_verdict_comes_first_and_says_what_got_better_and_what_did_not_move(
     page, _ = report(inputs, tmp_path)
     assert [tag["id"] for tag in page.tags["section"]][:3] == ["verdict", "metrics", "gallery"]
     text = (tmp_path / "report.html").read_text()
-    lines = {verdict: re.findall(rf'data-verdict="{verdict}">(.*?)</li>', text, re.DOTALL)[0] for verdict in ("better", "worse", "unclear")}
+    lines = {verdict: re.findall(rf'data-verdict="{verdict}">(.*?)</ul>', text, re.DOTALL)[0] for verdict in ("better", "worse", "unclear")}
     moved = ("Referring segmentation · val, gIoU_all", "Region captions · val, METEOR", "Grounded captions · val, mIoU_all_objects")
     assert all(name in lines["better"] for name in moved)
     assert "nothing beyond chance" in lines["worse"]
