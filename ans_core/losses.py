@@ -84,3 +84,11 @@ def promptable_loss(
     iou_error = (ious - actual).abs().mean(1)
     shape_loss = ((cost.min(1).values + iou_error) * present).sum() / present.sum().clamp(min=1)
     return shape_loss + F.binary_cross_entropy_with_logits(object_score, present.float())
+
+
+@torch.no_grad()
+def mean_iou(logits: Float[Tensor, "N h w"], target: Bool[Tensor, "N S T"]) -> float:
+    """Mean over objects at the target's size; both empty counts 1."""
+    drawn = F.interpolate(logits[:, None].float(), size=target.shape[-2:], mode="bilinear")[:, 0] > 0
+    both, either = (drawn & target).flatten(1).sum(1), (drawn | target).flatten(1).sum(1)
+    return float(torch.where(either > 0, both / either.clamp(min=1), 1.0).mean()) if len(target) else 0.0

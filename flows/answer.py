@@ -15,7 +15,7 @@ from PIL import Image
 
 from ans_core import media, overlay, rle, transforms
 from ans_core.model import Sa2VA
-from ans_core.model.sa2va import VideoMode
+from ans_core.model.config import VideoMode
 from ans_core.types import RLE
 
 MASK = re.compile(r"object\d+_frame\d{5,}\.png")

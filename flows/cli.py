@@ -74,7 +74,7 @@ def convert(arguments: argparse.Namespace) -> int:
     source = Path(arguments.source)
     if not (arguments.check or arguments.target):
         raise ValueError("ans convert SRC DST: DST is missing (--check SRC alone looks at a folder)")
-    from ans_core.model import checkpoint, conversion, folder
+    from ans_core.checkpoints import checkpoint, conversion, folder
 
     state = conversion.training_file(source) is not None
     if state and not (arguments.internvl and arguments.sam2):
@@ -104,22 +104,22 @@ def convert(arguments: argparse.Namespace) -> int:
 
 def write_adapter(source: Path, target: Path, base: str | None) -> int:
     """Of a stage's output, beside which those of the stages before it lie."""
-    from ans_core.model import adapter_folder, checkpoint
+    from ans_core.checkpoints import adapter, checkpoint
 
     if not (source / checkpoint.DELTA).exists():
         raise ValueError(f"{source} holds no {checkpoint.DELTA}: an adapter is made of what SFT or RL trained (runs/<profile>/sft or rl)")
     stage = json.loads((source / checkpoint.DELTA).read_text())["config"]["stage"]
     sft = source.parent / "sft" if stage == "rl" else None
     start = Path(base) if base else source.parent / "base/base"
-    adapter_folder.write_adapter(source, target, base=start, sft=sft)
+    adapter.write_adapter(source, target, base=start, sft=sft)
     print(f"wrote {target}, for PeftModel.from_pretrained(Sa2VA.from_pretrained({str(start)!r}), {str(target)!r})")
     return 0
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
     """The benchmarks of params.yaml on any checkpoint, outside the pipeline."""
+    from ans_core.checkpoints.checkpoint import weights_hash
     from ans_core.config import load
-    from ans_core.model.checkpoint import weights_hash
     from ans_core.stages import evaluate as stage
     from tasks.process import held
 

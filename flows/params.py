@@ -23,7 +23,7 @@ def render(values: dict[str, Any], words: tuple[str, ...]) -> str:
     command = " ".join(["ans", "profile", values["profile"], *words])
     lines = [
         f"# Every setting of every stage, as written by `{command}`. Edit at will; what stands here is what runs.",
-        "# ans_core/config.py says what each one means.",
+        "# ans_core/config/ says what each one means.",
         MARK + digest(values),
     ]
     return "\n".join(lines) + "\n" + yaml.safe_dump(values, sort_keys=False, width=132)

@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from peak import watched
 
-from ans_core.model import checkpoint, conversion, folder
-from ans_core.model.build import build_tiny, build_tokenizer, tiny_config
+from ans_core.checkpoints import checkpoint, conversion, folder
 from ans_core.model.grounding import GroundingConfig
+from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
 
 SMALL = {"image_size": 32, "patch_size": 8, "hidden": 32, "layers": 1, "heads": 2, "mlp": 32}
 

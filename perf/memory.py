@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ans_core.model.published import PUBLISHED, build_meta
+from ans_core.checkpoints.published import PUBLISHED, build_meta
 from ans_core.model.sa2va import Sa2VA
 
 GB = 1e9

@@ -27,11 +27,12 @@ import torch
 from PIL import Image
 
 from ans_core import prompts, rle
+from ans_core.checkpoints import checkpoint, published
 from ans_core.data.clips import draw_clip
 from ans_core.data.scenes import draw_scene
-from ans_core.model import Sa2VA, checkpoint, published
+from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
-from ans_core.model.drawing import Way, track
+from ans_core.model.masks import VideoOptions, track
 from ans_core.types import Request
 
 FRAMES, OBJECTS, LIKE, LONGEST = 16, 3, 12, 24
@@ -98,7 +99,7 @@ def mixed(side: int, number: int = 0) -> list[Request]:
     ]
 
 
-def as_upstream(model: Sa2VA, pictures: list, embeddings: torch.Tensor, way: Way) -> int:
+def as_upstream(model: Sa2VA, pictures: list, embeddings: torch.Tensor, way: VideoOptions) -> int:
     """Returns the number of frames that the image encoder saw."""
     passes = 0
     for embedding in embeddings:
@@ -131,7 +132,7 @@ def main() -> None:
         model = Sa2VA.from_pretrained(given.model, dtype=dtype, device_map=given.device)
     size = sum(p.numel() for p in model.parameters())
     print(f"{given.random or given.model}, {size:,} parameters, {given.device}, {torch.get_num_threads()} threads")
-    way = Way()
+    way = VideoOptions()
 
     def together(requests: list[Request]) -> None:
         ask.answers(model, requests, way, max_tokens=LONGEST)

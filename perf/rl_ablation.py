@@ -25,11 +25,11 @@ import torch
 
 from ans_core import data
 from ans_core.benchmarks import BENCHMARKS
+from ans_core.checkpoints.trained import rl_model, sft_model
 from ans_core.config import Config, load
 from ans_core.data.regions import is_region
 from ans_core.model.predict import predict
-from ans_core.model.stages import rl_model, sft_model
-from ans_core.rl.loops import both_loops
+from ans_core.rl.loops import score_loops
 from ans_core.stages import rl
 from ans_core.stages.evaluate import remembering
 from ans_core.types import Predict, Sample
@@ -65,8 +65,8 @@ def judged(ask: Predict, inverse: Predict, regions: Sequence[Sample], referring:
     """Region by region; `referring gIoU` as one number."""
     found: dict[str, list[float]] = {}
     for suffix, other in (("", inverse), (" self", ask)):
-        both_loops(regions, ask=ask, inverse=other)  # asked all at once, in batches; then remembered
-        each = [both_loops([region], ask=ask, inverse=other) for region in regions]
+        score_loops(regions, ask=ask, inverse=other)  # asked all at once, in batches; then remembered
+        each = [score_loops([region], ask=ask, inverse=other) for region in regions]
         found |= {name + suffix: [round(one[place][2], 5) for one in each] for name, place in LOOPS.items()}
     benchmark = BENCHMARKS["referring"]
     score = benchmark.score(referring, ask([benchmark.request(sample) for sample in referring]))

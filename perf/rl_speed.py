@@ -36,16 +36,17 @@ from ans_core.data.collate import prefix_ids, question_ids
 from ans_core.data.scene_text import region_caption
 from ans_core.data.scenes import draw_scene
 from ans_core.model.adapters import LORA_TARGETS, Policies, lora_config, policy_modules, rl_config
-from ans_core.model.build import CHAT_TOKENS, build_tiny, build_tokenizer, tiny_config
 from ans_core.model.grounding import GroundingConfig
-from ans_core.model.predict import Prompted, stop_ids, text_of
-from ans_core.model.sa2va import Packed, Sa2VA
+from ans_core.model.packing import Packed
+from ans_core.model.predict import PrefilledBatch, stop_ids, text_of
+from ans_core.model.sa2va import Sa2VA
+from ans_core.pretrain.build import CHAT_TOKENS, build_tiny, build_tokenizer, tiny_config
 from ans_core.rewards import REWARDS
 from ans_core.rl import grpo, text_loop
 from ans_core.rl.loops import caption_request, true_mask
 from ans_core.rl.mask_policy import MASK_POLICIES
-from ans_core.rl.rollout import Group, Reader, Said, Segment, pack, sample, token_logps
-from ans_core.rl.round import Clock, Experience, Exploring, Round, Seen, Settings, collate
+from ans_core.rl.rollout import Group, Reader, SampledAnswer, Segment, pack, sample, token_logps
+from ans_core.rl.step import EncodedImages, Experience, Exploration, RolloutStep, Settings, StepTimer, collate
 from ans_core.transforms import grid_cells
 from ans_core.types import Prediction, Sample
 from tests.tiny import GROUNDING
@@ -128,15 +129,15 @@ class Own:
         return torch.tensor([self.model.tokenizer.encode(text) for text in asked])
 
     @torch.no_grad()
-    def say(self, ids: Tensor, turn: int) -> list[Said]:
+    def sample_answers(self, ids: Tensor, turn: int) -> list[SampledAnswer]:
         """As `predict.prompt` makes text requests: nothing but the first token is read beforehand."""
         embeds, there = self.model.internvl.get_input_embeddings()(ids), torch.ones_like(ids, dtype=torch.bool)
         read = self.model.internvl.model.language_model(inputs_embeds=embeds[:, :1], use_cache=True).past_key_values
-        prompted = Prompted(
-            beginnings=embeds[:, :1],
-            beginnings_attention=there[:, :1],
+        prompted = PrefilledBatch(
+            prefixes=embeds[:, :1],
+            prefix_attention=there[:, :1],
             read=read,
-            beginning=torch.arange(len(ids)),
+            prefix_of=torch.arange(len(ids)),
             embeds=embeds[:, 1:],
             attention=there[:, 1:],
             images=[[] for _ in ids],
@@ -164,7 +165,7 @@ class Own:
     def step(self, length: int, turn: int) -> int:
         """The number of tokens said."""
         ids = self.ids(drawn(length, turn))
-        said = self.say(ids, turn)
+        said = self.sample_answers(ids, turn)
         texts = [self.model.tokenizer.decode(s.ids, skip_special_tokens=True) for s in said]
         advantage = advantages(distinct(texts))
         packed, rollout = self.packed(ids, [s.ids for s in said])
@@ -243,7 +244,7 @@ def difference(own: Own, trl: Trl, length: int) -> tuple[float, float, float]:
     """Largest differences of the policy's and of the reference's log-probabilities, and of gradients (as a share of the largest), for the
     same answers and advantages."""
     trainer, ids = trl.trainer, own.ids(drawn(length, turn=0))
-    answers = torch.tensor([s.ids for s in own.say(ids, turn=0)])
+    answers = torch.tensor([s.ids for s in own.sample_answers(ids, turn=0)])
     assert answers.shape == (BATCH * GROUP, ANSWER), answers.shape
     advantage = advantages([i % 3 / 2 for i in range(BATCH * GROUP)])
     packed, rollout = own.packed(ids, answers.tolist())
@@ -333,29 +334,29 @@ class Captions:
         self.frames = self.model.sam2.encode(self.batch.pixels)
         """Nothing is drawn from them."""
 
-    def round(self, turn: int) -> Round:
+    def round(self, turn: int) -> RolloutStep:
         with torch.no_grad():
             vision = list(self.model.vision_features(self.batch.tiles).split(self.batch.tiles_per_row))
-        return Round(
+        return RolloutStep(
             policies=self.policies, settings=self.settings, reader=self.reader, batch=self.batch,
-            seen=Seen(vision=vision, frames=self.frames), rewards=REWARDS, mask_policy=MASK_POLICIES["token"](8),
-            exploring=Exploring(width=0.5), mask_points=1, mask_losses=(0.0, 0.0), seeds=(0, turn), clock=Clock(),
+            encoded=EncodedImages(vision=vision, frames=self.frames), rewards=REWARDS, mask_policy=MASK_POLICIES["token"](8),
+            exploration=Exploration(width=0.5), mask_points=1, mask_losses=(0.0, 0.0), seeds=(0, turn), timer=StepTimer(),
         )  # fmt: skip
 
-    def act(self, round: Round) -> Experience:
+    def act(self, step: RolloutStep) -> Experience:
         with torch.no_grad():
-            done = text_loop.practise(round, self.requests, "captions")
+            done = text_loop.text_experience(step, self.requests, "captions")
             done.advantage = advantages(done.rewards["meteor"].flatten().tolist()).view(-1, GROUP)
             with self.policies.using("reference"):
-                done.known |= text_loop.refer(round, done)
+                done.known |= text_loop.read_reference(step, done)
         return done
 
     def own(self, turn: int) -> int:
-        round = self.round(turn)
-        done = self.act(round)
-        text_loop.learn(round, done)[0].backward()
+        step = self.round(turn)
+        done = self.act(step)
+        text_loop.learn(step, done)[0].backward()
         self.learner.step()
-        return sum(len(logps) for logps in done.drawn_logps)
+        return sum(len(logps) for logps in done.sampled_logps)
 
     def read(self, answers: Tensor) -> tuple[Tensor, Tensor]:
         """(embeds, attention) of B x G rows, each with its picture and its whole prompt, padded on the left, as TRL makes them."""
@@ -367,14 +368,14 @@ class Captions:
         return self.model.embed(ids, list(vision.split(1)), [c for c in self.cells for _ in range(GROUP)]), ids.ne(pad).long()
 
     def logps(self, answers: Tensor) -> Tensor:
-        embeds, attention = self.read(answers)
+        embeds, attention = self.prefix_cache(answers)
         hidden = self.model.internvl.model.language_model(inputs_embeds=embeds, attention_mask=attention, use_cache=False).last_hidden_state
         logp = self.reader(self.model.logits(hidden[:, -CAPTION - 1 : -1].flatten(0, 1))).log_softmax(dim=1)
         return logp.gather(1, answers.flatten()[:, None])[:, 0]
 
     def repeated(self, _: int) -> int:
         with torch.no_grad():
-            embeds, attention = self.read(torch.zeros(BATCH * GROUP, 0, dtype=torch.long))
+            embeds, attention = self.prefix_cache(torch.zeros(BATCH * GROUP, 0, dtype=torch.long))
             answers = self.model.internvl.generate(
                 inputs_embeds=embeds, attention_mask=attention, max_new_tokens=CAPTION, do_sample=True, top_k=0, top_p=1.0,
                 temperature=1.0, suppress_tokens=self.reader.forbidden, pad_token_id=self.model.tokenizer.pad_token_id,
@@ -392,9 +393,9 @@ class Captions:
     @torch.no_grad()
     def difference(self) -> float:
         """Largest difference between the log-probabilities of the same captions."""
-        round = self.round(turn=0)
-        done = self.act(round)
-        text_loop.learn(round, done)
+        step = self.round(turn=0)
+        done = self.act(step)
+        text_loop.learn(step, done)
         answers = [rollout[-1].ids for group in done.groups for rollout in group.rollouts]
         return float((done.known["behaviour"] - self.logps(torch.tensor(answers))).abs().max())
 

@@ -14,8 +14,8 @@ import yaml
 from ans_core.config import Config
 from tasks.stages import STAGES, Stage
 
-# Its values reach a stage as parameters, which dvc.yaml lists: a changed default changes nothing until params.yaml has it.
-NOT_DEPENDENCIES = {Path("ans_core/config.py")}
+# The values of settings reach a stage as parameters, which dvc.yaml lists: a changed default changes nothing until params.yaml has it.
+SETTINGS = Path("ans_core/config")
 # Which settings don't decide a result: `launch` says where things run, `profile` is part of every path.
 FREE_SECTIONS = {"launch", "profile"}
 
@@ -76,7 +76,7 @@ def code_files(module: str, root: Path = Path(), package: str = "ans_core") -> l
             todo += imported_names(file, root)
     data = {path for file in files for path in package_data(file.parent) if path.name in file.read_text()}
     relative = {path.relative_to(root) for path in files | data}
-    return sorted(path for path in relative - NOT_DEPENDENCIES if (root / path).stat().st_size > 0)
+    return sorted(path for path in relative if not path.is_relative_to(SETTINGS) and (root / path).stat().st_size > 0)
 
 
 def settings_read(file: Path) -> set[str]:

@@ -81,8 +81,9 @@ def make(folder: Path) -> Path:
         copy = shutil.copytree if source.is_dir() else shutil.copyfile
         copy(source, folder / part)
     (folder / "ans_core/stages").mkdir(parents=True)
-    for name in ("__init__.py", "types.py", "config.py"):
+    for name in ("__init__.py", "types.py"):
         shutil.copyfile(ROOT / "ans_core" / name, folder / "ans_core" / name)
+    shutil.copytree(ROOT / "ans_core/config", folder / "ans_core/config")
     (folder / "ans_core/stages/__init__.py").touch()
     for stage in STAGES:
         fake = FAKE_STAGE.format(task=stage.task, sections=stage.sections)

@@ -85,7 +85,7 @@ class Batch(TensorBatch):
     """... and into sam_frames."""
     targets: Bool[Tensor, "P M M"]
     looks: Int[Tensor, "K 3"]
-    """(row, place, thing) of the tokens that should look at something known (`Turn.meant`), in order: the one before the answer and the
+    """(row, place, thing) of the tokens that should look at something known (`Turn.target`), in order: the one before the answer and the
     answer's first; where a region is described, all that predict the answer ..."""
     things: Float[Tensor, "O cells"]
     """... and how that thing spreads over the cells of the row's last tile; every row adds up to 1."""
@@ -167,7 +167,7 @@ def pad_rows(rows: Sequence[PackedRow], *, pad_id: int) -> dict[str, Tensor]:
 
 
 def region_cells(turn: Turn, layout: Layout) -> list[Bool[Tensor, "grid grid"]]:
-    return [transforms.grid_cells(rle.decode(r), grid=layout.grid) for r in turn.shown]
+    return [transforms.grid_cells(rle.decode(r), grid=layout.grid) for r in turn.regions]
 
 
 def cell_shares(mask: RLE, grid: int) -> Float[Tensor, " cells"]:
@@ -193,16 +193,16 @@ def collate(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Lay
         encoded.append(encode_row(row, tokenizer, layout, tiles=len(cut)))
         regions.append([cells for turn in row.turns for cells in region_cells(turn, layout)])
         for branch, turn in enumerate(row.turns, start=1):
-            if turn.meant is not None:
+            if turn.target is not None:
                 places = encoded[-1].predicting(branch)
-                looks += [(len(encoded) - 1, place, len(things)) for place in (places if turn.shown else places[:2])]
-                things.append(cell_shares(turn.meant, layout.grid))
-                boxes.append(torch.tensor(rle.box(turn.meant)))
-        if any(turn.drawn for turn in row.turns):
+                looks += [(len(encoded) - 1, place, len(things)) for place in (places if turn.regions else places[:2])]
+                things.append(cell_shares(turn.target, layout.grid))
+                boxes.append(torch.tensor(rle.box(turn.target)))
+        if any(turn.masks for turn in row.turns):
             first = len(sam_frames)
             sam_frames += images
             for turn in row.turns:
-                for masklet in turn.drawn:
+                for masklet in turn.masks:
                     for place, frame in enumerate(row.mask_frames):
                         mask = masklet[frame]
                         if mask is not None:

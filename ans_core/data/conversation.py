@@ -22,11 +22,11 @@ class Turn:
     question: str
     """Without image tokens; regions are named region1, region2, ..."""
     answer: str
-    drawn: tuple[Masklet, ...] = ()
+    masks: tuple[Masklet, ...] = ()
     """One per `[SEG]` of the answer."""
-    shown: tuple[RLE, ...] = ()
+    regions: tuple[RLE, ...] = ()
     """Visual prompts, on the first frame."""
-    meant: RLE | None = None
+    target: RLE | None = None
     """What the question is about, in the first frame: where a tiny base in pre-training is taught to look before it answers."""
 
 
@@ -37,13 +37,13 @@ def turn(sample: Sample, rng: random.Random) -> Turn:
             return referring_turn(sample, rng)
         case "region_caption":
             question = rng.choice(prompts.REGION_QUESTIONS).format(region="region1")
-            return Turn(question=question, answer=sentence(sample.text), shown=(_first(sample.masks[0]),))
+            return Turn(question=question, answer=sentence(sample.text), regions=(_first(sample.masks[0]),))
         case "grounded_caption":
             answer = prompts.interleave(sample.text, sample.phrases) + "."
-            return Turn(question=rng.choice(prompts.GROUNDED_QUESTIONS), answer=answer, drawn=sample.masks)
+            return Turn(question=rng.choice(prompts.GROUNDED_QUESTIONS), answer=answer, masks=sample.masks)
         case "conversation":
             assert sample.question is not None, f"{sample.sample_id}: a conversation without a question"
-            return Turn(question=sample.question, answer=sample.text, shown=tuple(_first(m) for m in sample.masks))
+            return Turn(question=sample.question, answer=sample.text, regions=tuple(_first(m) for m in sample.masks))
 
 
 def referring_turn(sample: Sample, rng: random.Random) -> Turn:
@@ -58,7 +58,7 @@ def referring_turn(sample: Sample, rng: random.Random) -> Turn:
         question = re.sub(r"\bthe the\b", "the", question)
     if not sample.masks:
         return Turn(question=question, answer=prompts.NO_TARGET_ANSWER)
-    return Turn(question=question, answer=rng.choice(prompts.REFERRING_ANSWERS), drawn=(union(sample.masks),))
+    return Turn(question=question, answer=rng.choice(prompts.REFERRING_ANSWERS), masks=(union(sample.masks),))
 
 
 def pretraining_turn(sample: Sample, rng: random.Random) -> Turn:
@@ -67,15 +67,15 @@ def pretraining_turn(sample: Sample, rng: random.Random) -> Turn:
         case "grounded_caption":
             return Turn(question=prompts.CAPTION_QUESTION, answer=sentence(sample.text))
         case "region_caption":
-            shown = _first(sample.masks[0])
-            return Turn(question=prompts.SHORT_REGION_QUESTION, answer=sentence(sample.text), shown=(shown,), meant=shown)
+            region = _first(sample.masks[0])
+            return Turn(question=prompts.SHORT_REGION_QUESTION, answer=sentence(sample.text), regions=(region,), target=region)
         case "referring":
-            meant = rle.union([_first(m) for m in sample.masks]) if sample.masks else None
+            target = rle.union([_first(m) for m in sample.masks]) if sample.masks else None
             if rng.random() < 0.5:
-                question, answer = prompts.PLACE_QUESTION, sentence(place(meant)) if meant else prompts.NO_TARGET_ANSWER
+                question, answer = prompts.PLACE_QUESTION, sentence(place(target)) if target else prompts.NO_TARGET_ANSWER
             else:
-                question, answer = prompts.BOX_QUESTION, box(meant) if meant else prompts.NO_TARGET_ANSWER
-            return Turn(question=question.format(text=sample.text), answer=answer, meant=meant)
+                question, answer = prompts.BOX_QUESTION, box(target) if target else prompts.NO_TARGET_ANSWER
+            return Turn(question=question.format(text=sample.text), answer=answer, target=target)
         case "conversation":
             return turn(sample, rng)
 

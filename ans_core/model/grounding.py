@@ -62,7 +62,7 @@ class FrameFeatures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoded:
+class MaskOutput:
     """What the mask decoder says of B (image, prompt) pairs; `logits` is the mask with the best predicted IoU of three."""
 
     logits: Float[Tensor, "B h4 w4"]
@@ -215,7 +215,7 @@ class Grounding(SAM2Base):
         points: tuple[Tensor, Tensor] | None = None,
         *,
         multimask: bool = True,
-    ) -> Decoded:
+    ) -> MaskOutput:
         """Masks without memory (an image, or a conditioning frame): prompt b looks at frame `frame[b]` of `features`.
 
         points: (coordinates (B, P, 2) in pixels of the model's image, labels (B, P): 1 in, 0 out, -1 none, 2/3 box corners).
@@ -228,9 +228,9 @@ class Grounding(SAM2Base):
         every, _, ious, low, _, _, score = self._forward_sam_heads(
             backbone_features=pixels, point_inputs=prompt, high_res_features=high, multimask_output=multimask
         )
-        return Decoded(logits=low[:, 0], all_logits=every, ious=ious, object_score=score[:, 0])
+        return MaskOutput(logits=low[:, 0], all_logits=every, ious=ious, object_score=score[:, 0])
 
-    def decode_every(self, features: FrameFeatures, frame: Tensor, points: tuple[Tensor, Tensor]) -> Decoded:
+    def decode_every(self, features: FrameFeatures, frame: Tensor, points: tuple[Tensor, Tensor]) -> MaskOutput:
         """As `decode`, with all four masks: `all_logits[:, 0]` is the single-mask answer, the others are the three. Images alone."""
         sparse, dense = self.sam_prompt_encoder(points=points, boxes=None, masks=None)
         every, ious, _, score = self.sam_mask_decoder.predict_masks(
@@ -243,7 +243,7 @@ class Grounding(SAM2Base):
         )
         every = every.float()
         best = every[torch.arange(len(every), device=every.device), 1 + ious[:, 1:].argmax(dim=1)]
-        return Decoded(logits=best, all_logits=every, ious=ious, object_score=score[:, 0])
+        return MaskOutput(logits=best, all_logits=every, ious=ious, object_score=score[:, 0])
 
     def click_embeddings(self, at: Float[Tensor, "N 2"]) -> Float[Tensor, "N C"]:
         """What the prompt encoder makes of one click each; `at`: pixels (x, y) of the model's image."""

@@ -19,8 +19,9 @@ from torch import Tensor
 from transformers import Cache
 
 from ans_core import media, prompts, rle, transforms
-from ans_core.model.drawing import Way, draw, frame_by_frame, upsample
-from ans_core.model.sa2va import Sa2VA, VideoMode
+from ans_core.model.config import VideoMode
+from ans_core.model.masks import VideoOptions, decode_masks, stream_masks, upsample
+from ans_core.model.sa2va import Sa2VA
 from ans_core.types import RLE, ImageRef, Prediction, Request
 
 Found = TypeVar("Found")
@@ -28,20 +29,20 @@ Found = TypeVar("Found")
 Region = np.ndarray | Tensor | Image.Image | RLE
 """A mask prompt; what is not 0 is in it."""
 
-ALIKE = 1.5
+SIMILAR_LENGTH = 1.5
 """Beginnings are read in one batch while the longest is at most so many times the shortest."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompted:
-    """B requests, ready to be continued: P beginnings (up to the end of the pictures), which the language model has read already and which
+class PrefilledBatch:
+    """B requests, ready to be continued: P prefixes (up to the end of the pictures), which the language model has read already and which
     requests about the same pictures share, and the rest of every request. Both are padded on the left."""
 
-    beginnings: Float[Tensor, "P K D"]
-    beginnings_attention: Bool[Tensor, "P K"]
-    read: Cache
-    """Keys and values of the beginnings."""
-    beginning: Int[Tensor, " B"]
+    prefixes: Float[Tensor, "P K D"]
+    prefix_attention: Bool[Tensor, "P K"]
+    prefix_cache: Cache
+    """Keys and values of the prefixes."""
+    prefix_of: Int[Tensor, " B"]
     """Which of them a request begins with."""
     embeds: Float[Tensor, "B L D"]
     attention: Bool[Tensor, "B L"]
@@ -49,22 +50,22 @@ class Prompted:
 
     def row(self, number: int) -> Float[Tensor, "_ D"]:
         """A whole request, without padding."""
-        start = int(self.beginning[number])
-        return torch.cat([self.beginnings[start][self.beginnings_attention[start]], self.embeds[number][self.attention[number]]])
+        start = int(self.prefix_of[number])
+        return torch.cat([self.prefixes[start][self.prefix_attention[start]], self.embeds[number][self.attention[number]]])
 
     def cache(self, rows: Int[Tensor, " R"]) -> Cache:
-        """Keys and values of these beginnings, one row each, free to be continued."""
-        own = copy.copy(self.read)
-        own.layers = [copy.copy(layer) for layer in self.read.layers]
+        """Keys and values of these prefixes, one row each, free to be continued."""
+        own = copy.copy(self.prefix_cache)
+        own.layers = [copy.copy(layer) for layer in self.prefix_cache.layers]
         own.batch_select_indices(rows)
         return own
 
-    def begun(self, rows: Int[Tensor, " R"]) -> dict[str, Any]:
+    def generate_inputs(self, rows: Int[Tensor, " R"]) -> dict[str, Any]:
         """What transformers' `generate` goes on from, for these requests."""
-        start = self.beginning[rows]
+        start = self.prefix_of[rows]
         return {
-            "inputs_embeds": torch.cat([self.beginnings[start], self.embeds[rows]], dim=1),
-            "attention_mask": torch.cat([self.beginnings_attention[start], self.attention[rows]], dim=1).long(),
+            "inputs_embeds": torch.cat([self.prefixes[start], self.embeds[rows]], dim=1),
+            "attention_mask": torch.cat([self.prefix_attention[start], self.attention[rows]], dim=1).long(),
             "past_key_values": self.cache(start),
         }
 
@@ -132,8 +133,8 @@ def predict(
     model: Sa2VA, requests: Sequence[Request], *, max_tokens: int, batch: int, video_mode: Literal[VideoMode, "auto"] = "auto"
 ) -> list[Prediction]:
     """`answers` as benchmarks want them, masks as RLE."""
-    way = Way(mode=model.video_mode(video_mode))
-    return in_batches(requests, batch, lambda some: [a.prediction() for a in answers(model, some, way, max_tokens=max_tokens)])
+    options = VideoOptions(mode=model.video_mode(video_mode))
+    return in_batches(requests, batch, lambda some: [a.prediction() for a in answers(model, some, options, max_tokens=max_tokens)])
 
 
 def in_batches(requests: Sequence[Request], batch: int, ask: Callable[[list[Request]], list[Found]]) -> list[Found]:
@@ -149,38 +150,42 @@ def in_batches(requests: Sequence[Request], batch: int, ask: Callable[[list[Requ
 
 
 @torch.no_grad()
-def answers(model: Sa2VA, requests: Sequence[Request], way: Way, *, max_tokens: int) -> list[Answer]:
+def answers(model: Sa2VA, requests: Sequence[Request], options: VideoOptions, *, max_tokens: int) -> list[Answer]:
     """All requests in one batch. Raises ValueError for one that makes no sense (see `prompt`)."""
     with model.own_precision():
-        prompted = prompt(model, requests, mode=way.mode)
-        ids = [said(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
-        embeddings = spoken_segs(model, prompted, ids)
-        logits = draw(model, requests, prompted.images, embeddings, way)
+        prompted = prompt(model, requests, mode=options.mode)
+        ids = [spoken_ids(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
+        embeddings = seg_embeddings_of(model, prompted, ids)
+        logits = decode_masks(model, requests, prompted.images, embeddings, options)
     return [
         Answer(
             text=text_of(model, row),
-            mask_logits=drawn,
+            mask_logits=masks,
             seg_embeddings=embedding.float(),
             size=(pictures[0].height, pictures[0].width) if pictures else (0, 0),
             square=model.sam2.image_size,
         )
-        for row, drawn, embedding, pictures in zip(ids, logits, embeddings, prompted.images, strict=True)
+        for row, masks, embedding, pictures in zip(ids, logits, embeddings, prompted.images, strict=True)
     ]
 
 
 @torch.no_grad()
-def follow(model: Sa2VA, request: Request, way: Way, *, max_tokens: int) -> tuple[str, Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]]:
+def follow(
+    model: Sa2VA, request: Request, options: VideoOptions, *, max_tokens: int
+) -> tuple[str, Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]]:
     """As `answers`, for one clip of any length: the text, then (index, masks of its N `[SEG]`) frame by frame in order of time. Frames are
     opened when they are needed, and forgotten; masks of the seen frames wait for their turn. Without `[SEG]` there are no frames."""
-    seen = model.seen_frames(len(request.frames), way.mode)
+    seen = model.seen_frames(len(request.frames), options.mode)
     with model.own_precision():
         prompted = prompt(model, [replace(request, frames=tuple(request.frames[index] for index in seen), clip=True)])
-        (ids,) = [said(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
-        (embeddings,) = spoken_segs(model, prompted, [ids])
-    return text_of(model, ids), frame_by_frame(model, request.frames, embeddings, way)
+        (ids,) = [spoken_ids(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
+        (embeddings,) = seg_embeddings_of(model, prompted, [ids])
+    return text_of(model, ids), stream_masks(model, request.frames, embeddings, options)
 
 
-def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor] | None = None, *, mode: VideoMode = "sa2va") -> Prompted:
+def prompt(
+    model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor] | None = None, *, mode: VideoMode = "sa2va"
+) -> PrefilledBatch:
     """`features`: each request's `vision_features` where they are known already; no picture is then encoded.
 
     Raises ValueError when a request has pictures but no `<image>` in its first question, or the other way round, when the frames of a clip
@@ -188,17 +193,17 @@ def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor]
     """
     template = prompts.TEMPLATES[model.config.template]
     opened = {frames: [transforms.open_image(ref) for ref in frames] for frames in dict.fromkeys(r.frames for r in requests)}
-    tiles = {seen: seen_tiles(model, opened[seen[0]], mode, clip=seen[1]) for seen in dict.fromkeys(map(_seen, requests))}
+    tiles = {seen: visible_tiles(model, opened[seen[0]], mode, clip=seen[1]) for seen in dict.fromkeys(map(_view, requests))}
     if features is None:
         known = dict(zip(tiles, vision_features(model, list(tiles.values())), strict=True))
     else:
-        known = {_seen(request): given for request, given in zip(requests, features, strict=True)}
+        known = {_view(request): given for request, given in zip(requests, features, strict=True)}
     projected = {seen: model.project(found) for seen, found in known.items() if seen[0]}
-    embeds, lengths, beginning = [], [], []
+    embeds, lengths, prefix_of = [], [], []
     places: dict[object, int] = {}
     image_end = model.tokenizer.convert_tokens_to_ids(prompts.IMG_END)
     for request in requests:
-        pictures, cut = opened[request.frames], tiles[_seen(request)]
+        pictures, cut = opened[request.frames], tiles[_view(request)]
         text = "".join(template.user.format(input=q.strip()) + a + template.suffix + template.separator for q, a in request.past)
         text += template.user.format(input=request.text.strip())
         if (marks := text.count("<image>")) != bool(pictures):
@@ -220,35 +225,35 @@ def prompt(model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor]
             raise ValueError(f"{len(ids)} tokens, pictures included, in a context of {limit}: {request.text[:60]!r}; use a shorter text")
         tensor = torch.tensor(ids, device=model.device)
         if pictures:
-            embeds.append(model.embed(tensor[None], [projected[_seen(request)]], [regions], clips=[request.is_clip])[0])
+            embeds.append(model.embed(tensor[None], [projected[_view(request)]], [regions], clips=[request.is_clip])[0])
         else:
             embeds.append(model.internvl.get_input_embeddings()(tensor))
         lengths.append(len(ids) - ids[::-1].index(image_end) if pictures else 1)
-        beginning.append(places.setdefault((_seen(request), tuple(ids[: lengths[-1]])), len(places)))
-    first = [beginning.index(place) for place in range(len(places))]
+        prefix_of.append(places.setdefault((_view(request), tuple(ids[: lengths[-1]])), len(places)))
+    first = [prefix_of.index(place) for place in range(len(places))]
     begun = [embeds[i][: lengths[i]] for i in first]
-    beginnings = left_padded(begun)
-    return Prompted(
-        beginnings=beginnings["embeds"],
-        beginnings_attention=beginnings["attention"],
-        read=_read(model, begun),
-        beginning=torch.tensor(beginning, device=model.device),
+    prefixes = left_padded(begun)
+    return PrefilledBatch(
+        prefixes=prefixes["embeds"],
+        prefix_attention=prefixes["attention"],
+        prefix_cache=_prefill(model, begun),
+        prefix_of=torch.tensor(prefix_of, device=model.device),
         images=[opened[r.frames] for r in requests],
         **left_padded([e[n:] for e, n in zip(embeds, lengths, strict=True)]),
     )
 
 
-def _seen(request: Request) -> tuple[tuple[ImageRef, ...], bool]:
+def _view(request: Request) -> tuple[tuple[ImageRef, ...], bool]:
     """What the language model sees: requests that agree in it share it."""
     return request.frames, request.is_clip
 
 
-def _read(model: Sa2VA, rows: Sequence[Float[Tensor, "_ D"]]) -> Cache:
+def _prefill(model: Sa2VA, rows: Sequence[Float[Tensor, "_ D"]]) -> Cache:
     """Keys and values of rows, padded on the left. Each is read beside those of its length: a line of text beside a tiled picture would
     cost as much as the picture."""
     alike: list[list[int]] = []
     for number in sorted(range(len(rows)), key=lambda i: len(rows[i])):
-        if alike and len(rows[number]) <= ALIKE * len(rows[alike[-1][0]]):
+        if alike and len(rows[number]) <= SIMILAR_LENGTH * len(rows[alike[-1][0]]):
             alike[-1].append(number)
         else:
             alike.append([number])
@@ -288,7 +293,7 @@ def vision_features(model: Sa2VA, tiles: Sequence[Sequence[Image.Image]]) -> lis
     return list(found.split([len(row) for row in tiles]))
 
 
-def seen_tiles(model: Sa2VA, pictures: list[Image.Image], mode: VideoMode = "sa2va", *, clip: bool = False) -> list[Image.Image]:
+def visible_tiles(model: Sa2VA, pictures: list[Image.Image], mode: VideoMode = "sa2va", *, clip: bool = False) -> list[Image.Image]:
     """An image is tiled; of a clip the language model sees the chosen frames, a tile each."""
     if not pictures:
         return []
@@ -316,19 +321,19 @@ def left_padded(rows: Sequence[Float[Tensor, "_ D"]]) -> dict[str, Tensor]:
     return {"embeds": embeds, "attention": attention}
 
 
-def generate(model: Sa2VA, prompted: Prompted, *, max_tokens: int) -> list[list[int]]:
+def generate(model: Sa2VA, prompted: PrefilledBatch, *, max_tokens: int) -> list[list[int]]:
     """Token ids of every answer, by greedy search, its end-of-turn token included where it came to one.
 
     Never says IMG_CONTEXT: no picture could fill its slot when the answer is read again.
     """
     out = model.internvl.generate(
-        **prompted.begun(torch.arange(len(prompted.embeds), device=model.device)),
+        **prompted.generate_inputs(torch.arange(len(prompted.embeds), device=model.device)),
         **stopping(model),
         max_new_tokens=max_tokens,
         suppress_tokens=[model.image_token_id],
         do_sample=False,
     )
-    return [ended(model, row)[0] for row in out.tolist()]
+    return [cut_at_stop(model, row)[0] for row in out.tolist()]
 
 
 def stop_ids(model: Sa2VA) -> list[int]:
@@ -353,7 +358,7 @@ def stopping(model: Sa2VA) -> dict[str, Any]:
     return {"eos_token_id": stop_ids(model), "pad_token_id": model.tokenizer.pad_token_id, **words}
 
 
-def ended(model: Sa2VA, ids: list[int]) -> tuple[list[int], bool]:
+def cut_at_stop(model: Sa2VA, ids: list[int]) -> tuple[list[int], bool]:
     """Generated ids up to the end of the answer, what ends it included, and whether it came to one."""
     stops, texts = stop_ids(model), _stop_texts(model)
 
@@ -375,12 +380,12 @@ def text_of(model: Sa2VA, ids: list[int]) -> str:
     return text
 
 
-def said(model: Sa2VA, ids: list[int]) -> list[int]:
+def spoken_ids(model: Sa2VA, ids: list[int]) -> list[int]:
     """The answer without its end-of-turn token. (One of several tokens stays: its first may hold the answer's last letters.)"""
     return ids[:-1] if ids and ids[-1] in stop_ids(model) else ids
 
 
-def spoken_segs(model: Sa2VA, prompted: Prompted, ids: list[list[int]]) -> list[Float[Tensor, "_ C"]]:
+def seg_embeddings_of(model: Sa2VA, prompted: PrefilledBatch, ids: list[list[int]]) -> list[Float[Tensor, "_ C"]]:
     """Seg embeddings of every row (N = its `[SEG]`s), from one forward pass over prompt + answer: the states that training sees."""
     rows = [i for i, row in enumerate(ids) if model.seg_token_id in row]
     empty = torch.zeros(0, model.config.grounding.width, device=model.device)
@@ -391,12 +396,12 @@ def spoken_segs(model: Sa2VA, prompted: Prompted, ids: list[list[int]]) -> list[
     rest = left_padded(
         [torch.cat([prompted.embeds[i][prompted.attention[i]], table(torch.tensor(ids[i], device=model.device))]) for i in rows]
     )
-    begun = prompted.beginning[rows]
-    attention = torch.cat([prompted.beginnings_attention[begun], rest["attention"]], dim=1)
+    begun = prompted.prefix_of[rows]
+    attention = torch.cat([prompted.prefix_attention[begun], rest["attention"]], dim=1)
     hidden = model.internvl.model.language_model(
         inputs_embeds=rest["embeds"],
         attention_mask=attention.long(),
-        position_ids=_positions(attention)[:, prompted.beginnings.shape[1] :],
+        position_ids=_positions(attention)[:, prompted.prefixes.shape[1] :],
         past_key_values=prompted.cache(begun),
         use_cache=True,
     ).last_hidden_state

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -19,63 +19,14 @@ from torch import Tensor, nn
 from transformers import InternVLConfig, InternVLForConditionalGeneration, PreTrainedTokenizerBase
 
 from ans_core import media, prompts
-from ans_core.model.grounding import Grounding, GroundingConfig
+from ans_core.model.config import Sa2VAConfig, VideoMode
+from ans_core.model.grounding import Grounding
+from ans_core.model.packing import Packed, branch_attention
 from ans_core.types import Request
 
 if TYPE_CHECKING:
-    from ans_core.model.drawing import Constants
+    from ans_core.model.masks import Constants
     from ans_core.model.predict import Answer, Region
-
-VideoMode = Literal["sa2va", "sa2va-i"]
-"""How masks go through a clip: the seen frames are decoded from the seg embedding and the trained decoder propagates them, or their masks
-prompt SAM2 as it was before training (Sa2VA-i; scores higher with the same weights)."""
-
-
-WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sa2VAConfig:
-    """Everything config.json holds: the two parts' sizes and how text and pictures are prepared for them."""
-
-    internvl: dict[str, Any]
-    """transformers' InternVLConfig as a dict."""
-    grounding: GroundingConfig
-    template: str
-    max_tiles: int = 12
-    """Of dynamic tiling, for images; 1 = always one tile. Frames of a video are one tile each."""
-    video_frames: int = 5
-    """Frames of a video that the language model sees, and that condition the masks."""
-    frame_choice: Literal["first", "uniform"] = "uniform"
-    """Which, in video mode `sa2va`: the first ones (upstream's inference) or evenly spread ones (nearer to training, which draws them
-    from the whole clip). Mode `sa2va-i` spreads them."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"model_type": "ans_sa2va", **asdict(self)}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Sa2VAConfig:
-        values = {k: v for k, v in values.items() if k != "model_type"}
-        sizes: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.pop("grounding").items()}
-        return cls(grounding=GroundingConfig(**sizes), **values)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Packed:
-    """Rows of one prefix (the image) and its branches (questions with answers), each branch seeing the prefix and itself only.
-
-    This equals separate rows that repeat the prefix, at a fraction of the tokens. `branch`: 0 in the prefix, 1..k, -1 in padding.
-    """
-
-    input_ids: Int[Tensor, "B L"]
-    position_ids: Int[Tensor, "B L"]
-    branch: Int[Tensor, "B L"]
-    loss_mask: Bool[Tensor, "B L"]
-    """True where the token is to be learned (as a target)."""
-    regions: list[list[Bool[Tensor, "grid grid"]]] = field(default_factory=list)
-    """Visual prompts of every row, in the order of their `<vp>` tokens."""
-    clips: list[bool] = field(default_factory=list)
-    """Which rows show a clip: its visual prompts are of the first frame. Empty = none."""
 
 
 class Sa2VA(nn.Module):
@@ -112,12 +63,9 @@ class Sa2VA(nn.Module):
         """From our folder or upstream's Hugging Face layout, in eval mode. `dtype`: torch's or its name; None and "auto" = as it is stored.
         `device_map`: one device; "auto" = a GPU if there is one. `attn_implementation`: transformers' name ("sdpa", "eager"); None = its
         choice. Raises ValueError for a dtype that holds no weights, a device that is not there, and a folder that is no Sa2VA."""
-        from ans_core.model import checkpoint  # it builds Sa2VAs, so it imports this module
+        from ans_core.checkpoints.checkpoint import from_pretrained  # it builds Sa2VAs, so it imports this module
 
-        model = checkpoint.load(path, dtype=_weights_dtype(dtype), device=_present_device(device_map))
-        if attn_implementation is not None:
-            model.internvl.set_attn_implementation(attn_implementation)
-        return model
+        return from_pretrained(path, dtype=dtype, device_map=device_map, attn_implementation=attn_implementation)
 
     def predict(
         self,
@@ -135,7 +83,7 @@ class Sa2VA(nn.Module):
 
         video: its frames, or a file or folder of them. past: (question, answer) of the turns before, the first with `<image>`.
         mask_prompts: regions of the first frame, (H, W), called region1, region2, ... in the text.
-        constants: see `ans_core.model.drawing.Constants`.
+        constants: see `ans_core.model.masks.Constants`.
         Raises ValueError for a question that makes no sense, naming what does not fit.
         """
         from ans_core.model.predict import request_of  # it uses Sa2VAs, so it imports this module
@@ -153,11 +101,11 @@ class Sa2VA(nn.Module):
         constants: Constants = "fp32",
     ) -> list[Answer]:
         """As `predict`, for any mixture of pictures, clips and plain text (`ans_core.model.predict.request_of` makes requests)."""
-        from ans_core.model.drawing import Way
+        from ans_core.model.masks import VideoOptions
         from ans_core.model.predict import answers, in_batches
 
-        way = Way(mode=self.video_mode(video_mode), constants=constants)
-        return in_batches(requests, batch, lambda some: answers(self, some, way, max_tokens=max_tokens))
+        options = VideoOptions(mode=self.video_mode(video_mode), constants=constants)
+        return in_batches(requests, batch, lambda some: answers(self, some, options, max_tokens=max_tokens))
 
     def follow(
         self,
@@ -171,11 +119,11 @@ class Sa2VA(nn.Module):
         constants: Constants = "fp32",
     ) -> tuple[str, Iterator[tuple[int, np.ndarray]]]:
         """As `predict`, for a video too long to be held: the text, and (index, masks (N, H, W)) frame by frame. Give files, not pixels."""
-        from ans_core.model.drawing import Way
+        from ans_core.model.masks import VideoOptions
         from ans_core.model.predict import follow, request_of
 
         request = request_of(text=text, video=video, past=past, mask_prompts=mask_prompts)
-        return follow(self, request, Way(mode=self.video_mode(video_mode), constants=constants), max_tokens=max_tokens)
+        return follow(self, request, VideoOptions(mode=self.video_mode(video_mode), constants=constants), max_tokens=max_tokens)
 
     @property
     def device(self) -> torch.device:
@@ -287,37 +235,3 @@ class Sa2VA(nn.Module):
     def seg_embeddings(self, hidden: Float[Tensor, "N D"]) -> Float[Tensor, "N C"]:
         """Hidden states where `[SEG]` is the *input* token -> prompts for SAM2."""
         return self.text_hidden_fcs(hidden)
-
-
-def _weights_dtype(asked: torch.dtype | str | None) -> torch.dtype | None:
-    if asked is None or asked == "auto":
-        return None
-    found = getattr(torch, asked, None) if isinstance(asked, str) else asked
-    if found not in WEIGHT_DTYPES:
-        raise ValueError(f"dtype {asked!r} holds no weights; use {', '.join(str(d).removeprefix('torch.') for d in WEIGHT_DTYPES)}")
-    return found
-
-
-def _present_device(asked: torch.device | str | None) -> torch.device:
-    gpus = torch.cuda.device_count()
-    if isinstance(asked, dict):
-        raise ValueError(f'device_map {asked} names several devices; a Sa2VA lies on one: give "cpu", "cuda" or "cuda:1", or "auto"')
-    if asked is None or asked == "auto":
-        return torch.device("cuda" if asked and gpus else "cpu")
-    try:
-        found = torch.device(asked)
-    except RuntimeError as error:
-        raise ValueError(f'device_map {asked!r} is no device; give one, as "cpu", "cuda" or "cuda:1", or "auto"') from error
-    if found.type not in ("cpu", "cuda"):
-        raise ValueError(f'device_map {asked!r}: only "cpu" and "cuda" are supported')
-    if found.type == "cuda" and (found.index or 0) >= gpus:
-        raise ValueError(f'device_map {asked!r}: torch {torch.__version__} sees {gpus} GPUs here; give another device, or "auto"')
-    return found
-
-
-def branch_attention(branch: Int[Tensor, "B L"]) -> Bool[Tensor, "B L L"]:
-    """May query q look at key k: k not after q, and k in the prefix or in q's own branch. Padding looks at itself only."""
-    query, key = branch[:, :, None], branch[:, None, :]
-    causal = torch.ones(branch.shape[1], branch.shape[1], dtype=torch.bool, device=branch.device).tril()
-    allowed = causal & ((key == 0) | (key == query)) & (key >= 0)
-    return torch.where(query >= 0, allowed, torch.eye(branch.shape[1], dtype=torch.bool, device=branch.device))

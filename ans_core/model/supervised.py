@@ -7,9 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ans_core.data.collate import Batch, Layout
-from ans_core.losses import mask_losses, text_loss
-from ans_core.model.promptable import mean_iou
-from ans_core.model.sa2va import Packed, Sa2VA
+from ans_core.losses import mask_losses, mean_iou, text_loss
+from ans_core.model.packing import Packed
+from ans_core.model.sa2va import Sa2VA
 
 
 class Supervised(nn.Module):
@@ -27,12 +27,12 @@ class Supervised(nn.Module):
         metrics = {"text": float(text.detach())}
         if not len(batch.pair_seg):
             return text, metrics
-        logits = self.draw(batch, hidden)
+        logits = self.decode_masks(batch, hidden)
         bce, dice = mask_losses(logits, batch.targets, points=self.points)
         metrics |= {"bce": float(bce.detach()), "dice": float(dice.detach()), "mask_iou": mean_iou(logits.detach(), batch.targets)}
         return text + self.mask_weight * bce + self.dice_weight * dice, metrics
 
-    def draw(self, batch: Batch, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "P h4 w4"]:
+    def decode_masks(self, batch: Batch, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "P h4 w4"]:
         """Mask logits of every (seg, frame) pair of the batch."""
         embeddings = self.model.seg_embeddings(hidden[(batch.input_ids == self.model.seg_token_id) & batch.loss_mask])
         with torch.set_grad_enabled(any(p.requires_grad for p in self.model.sam2.image_encoder.parameters())):

@@ -9,7 +9,7 @@ from ans_core.types import Prediction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawing(Prediction):
+class MaskPrediction(Prediction):
     """An answer whose masks' probabilities are known."""
 
     confidence: float = 1.0
@@ -20,4 +20,4 @@ class Drawing(Prediction):
 
 def confidence(answer: Prediction, truth: Prediction) -> float:
     """Of an answer without known probabilities (the truth, a mask given) 1."""
-    return answer.confidence if isinstance(answer, Drawing) else 1.0
+    return answer.confidence if isinstance(answer, MaskPrediction) else 1.0

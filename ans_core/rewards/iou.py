@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ans_core.metrics.mask import Counts, counts
-from ans_core.rewards.confidence import Drawing
+from ans_core.rewards.confidence import MaskPrediction
 from ans_core.types import Prediction
 
 
@@ -26,7 +26,7 @@ def iou(answer: Prediction, truth: Prediction) -> float:
 
 def soft(answer: Prediction, truth: Prediction) -> float:
     """`soft_iou` of an answer whose probabilities are known; of a given mask, whose pixels are 0 or 1, the hard one."""
-    known = answer.soft_iou if isinstance(answer, Drawing) else None
+    known = answer.soft_iou if isinstance(answer, MaskPrediction) else None
     return iou(answer, truth) if known is None else known
 
 

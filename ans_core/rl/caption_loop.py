@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from ans_core.data.regions import is_region
 from ans_core.rl.loops import caption_request, true_mask
-from ans_core.rl.round import Experience, Loop, Round
-from ans_core.rl.text_loop import learn, practised, refer
+from ans_core.rl.step import Experience, Loop, RolloutStep
+from ans_core.rl.text_loop import experience_of, learn, read_reference
 
 
-def act(round: Round) -> Experience:
-    requests = [caption_request(sample, true_mask(sample)) for sample in round.batch.samples]
-    done = practised(round, requests, round.say(requests, "captions"))
-    drawings = round.draws(done.texts)
-    done.masks = [mask for drawing in drawings for masklet in drawing.masks for mask in masklet if mask is not None]
-    done.rewards = round.score(drawings, round.settings.rewards_caption)
+def act(step: RolloutStep) -> Experience:
+    requests = [caption_request(sample, true_mask(sample)) for sample in step.batch.samples]
+    done = experience_of(step, requests, step.sample_answers(requests, "captions"))
+    predictions = step.inverse_masks(done.texts)
+    done.masks = [mask for prediction in predictions for masklet in prediction.masks for mask in masklet if mask is not None]
+    done.rewards = step.score(predictions, step.settings.rewards_caption)
     return done
 
 
@@ -21,10 +21,10 @@ LOOP = Loop(
     prefix="loop1",
     takes=is_region,
     wants="region captions (an image, one mask, its caption)",
-    draws=True,
+    decodes_masks=True,
     rewards=lambda settings: settings.rewards_caption,
     judged=lambda settings: settings.use_llm_judge,
     act=act,
-    refer=refer,
+    read_reference=read_reference,
     learn=learn,
 )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ans_core import prompts
-from ans_core.rl.round import Experience, Loop, Round
-from ans_core.rl.text_loop import learn, practise, refer
+from ans_core.rl.step import Experience, Loop, RolloutStep
+from ans_core.rl.text_loop import learn, read_reference, text_experience
 from ans_core.types import Request
 
 
-def act(round: Round) -> Experience:
+def act(step: RolloutStep) -> Experience:
     text = "<image>\n" + prompts.CAPTION_QUESTION
-    return practise(round, [Request(frames=s.frames[:1], text=text) for s in round.batch.samples], "descriptions")
+    return text_experience(step, [Request(frames=s.frames[:1], text=text) for s in step.batch.samples], "descriptions")
 
 
 LOOP = Loop(
@@ -19,6 +19,6 @@ LOOP = Loop(
     wants="captioned pictures",
     rewards=lambda settings: settings.rewards_text,
     act=act,
-    refer=refer,
+    read_reference=read_reference,
     learn=learn,
 )

@@ -29,7 +29,7 @@ from ans_core.rl import caption_loop, describe_loop, grpo, mask_loop, pictures, 
 from ans_core.rl.judging import Judging
 from ans_core.rl.mask_policy import MASK_POLICIES, steered
 from ans_core.rl.rollout import Reader, exact_head
-from ans_core.rl.round import Clock, Experience, Exploring, Loop, RlBatch, Round, Seen, Settings
+from ans_core.rl.step import EncodedImages, Experience, Exploration, Loop, RlBatch, RolloutStep, Settings, StepTimer
 from ans_core.types import Log
 
 LOOPS: dict[str, Loop] = {
@@ -84,7 +84,7 @@ class DualLoop(nn.Module):
         self.rewards, self.judging, self.log, self.pictures_to = rewards, judging, log, pictures_to
         self.reader = Reader(temperature=settings.temperature, forbidden=[self.model.image_token_id], guard=settings.logit_guard)
         self.mask_policy = MASK_POLICIES[settings.mask_policy](settings.mask_grid)
-        self.exploring = Exploring(width=settings.mask_sigma)
+        self.exploration = Exploration(width=settings.mask_sigma)
         self.record: dict[str, list[list[float]]] = defaultdict(list)
         """Reward part -> the values of every rollout step, for the report."""
         self.mean_reward: dict[str, float] = {}
@@ -93,7 +93,7 @@ class DualLoop(nn.Module):
         self.waiting: dict[int, dict[str, Experience]] = {}
         """Micro-batch -> loop -> what is still to be learned from."""
         self.monitor = GradientMonitor(self.model, settings.max_grad_norm)
-        self.clock = Clock()
+        self.timer = StepTimer()
         self.alike: list[float] = []
         """Mean overlap of a group's masks, by micro-batch of this step that rolled out."""
         self.identical: list[float] = []
@@ -105,7 +105,7 @@ class DualLoop(nn.Module):
     def get_extra_state(self) -> dict[str, Any]:
         return {
             "teacher": self.policies.tensors("teacher"),
-            "exploring": dict(vars(self.exploring)),
+            "exploration": dict(vars(self.exploration)),
             "updates": self.updates,
             "record": dict(self.record),
             "mean_reward": dict(self.mean_reward),
@@ -114,7 +114,7 @@ class DualLoop(nn.Module):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.policies.load("teacher", state["teacher"])
-        self.exploring, self.updates = Exploring(**state["exploring"]), state["updates"]
+        self.exploration, self.updates = Exploration(**state["exploration"]), state["updates"]
         self.record, self.mean_reward = defaultdict(list, state["record"]), dict(state["mean_reward"])
         self.waiting = {m: {name: Experience.of(s) for name, s in loops.items()} for m, loops in state["waiting"].items()}
 
@@ -122,21 +122,21 @@ class DualLoop(nn.Module):
         """The teacher follows the policy, only after a real step. Raises RuntimeError where the run can't learn any more, or breaks."""
         self.updates += 1
         s = self.settings
-        self.clock.stop("update")
-        self.clock.stop("step")
+        self.timer.stop("update")
+        self.timer.stop("step")
         if self.alike and self.mask_policy.explores:
-            self.exploring.width = steered(self.exploring.width, fmean(self.alike))
+            self.exploration.width = steered(self.exploration.width, fmean(self.alike))
         if self.identical:
-            self.exploring.identical = self.exploring.identical + 1 if min(self.identical) == 1 else 0
+            self.exploration.identical = self.exploration.identical + 1 if min(self.identical) == 1 else 0
         decay = min(s.ema, (1 + self.updates) / (10 + self.updates)) if s.ema_warmup else s.ema
         metrics = {"teacher_distance": self.policies.ema(decay), "nonfinite_logits": float(self.reader.nonfinite)}
         if self.log is not None and rank() == 0:
-            spent = {f"rl/seconds/{name}": value for name, value in self.clock.seconds.items()}
+            spent = {f"rl/seconds/{name}": value for name, value in self.timer.seconds.items()}
             self.log({**spent, **self._judge_stats(), "rl/peak_memory_mb": peak_memory_mb(self.model.device)}, step)
-        if s.stop_identical and self.exploring.identical >= s.stop_identical:
+        if s.stop_identical and self.exploration.identical >= s.stop_identical:
             raise RuntimeError(
-                f"rl: in {self.exploring.identical} updates in a row every group of loop 2 had one mask only, so it has no gradient;"
-                f" mask_policy is {s.mask_policy!r} with width {self.exploring.width:.3g}: use another, or raise rl.mask_sigma"
+                f"rl: in {self.exploration.identical} updates in a row every group of loop 2 had one mask only, so it has no gradient;"
+                f" mask_policy is {s.mask_policy!r} with width {self.exploration.width:.3g}: use another, or raise rl.mask_sigma"
             )
         return metrics | self.monitor.found(step, self.model.device)
 
@@ -146,26 +146,26 @@ class DualLoop(nn.Module):
     # A step
 
     def forward(self, batch: Batches) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """The clock's part `update` ends with the next micro-batch, or after the step: backward pass and optimizer belong to it."""
+        """The timer's part `update` ends with the next micro-batch, or after the step: backward pass and optimizer belong to it."""
         s = self.settings
-        self.clock.stop("update")
+        self.timer.stop("update")
         if batch.micro == 0:  # also after a step that was skipped, which no `after_step` ended
             self._forget_step()
-            self.clock.start("step")
+            self.timer.start("step")
         self.monitor.on = bool(s.monitor_every) and batch.step % s.monitor_every == 0
-        rounds = self._rounds(batch)
+        steps = self._rollout_steps(batch)
         done = self.waiting.pop(batch.micro, None)
         if batch.inner == 0:
-            done, rounds = self._act(batch, rounds)
+            done, steps = self._act(batch, steps)
         elif done is None:
             raise RuntimeError(f"rl: step {batch.step} goes on with rollouts that are gone; start the stage anew")
         else:
-            rounds = {name: round if (kept := done[name].kept) is None else round.take(kept) for name, round in rounds.items()}
+            steps = {name: step if (kept := done[name].kept) is None else step.take(kept) for name, step in steps.items()}
         total = batch.batches[0].pixels.new_zeros(())
         found: dict[str, float] = {}
-        self.clock.start("update")
+        self.timer.start("update")
         for name, weight in self._weights().items():
-            loss, metrics = LOOPS[name].learn(rounds[name], done[name])
+            loss, metrics = LOOPS[name].learn(steps[name], done[name])
             total = total + weight * loss
             metrics = done[name].metrics | metrics | ({"weight": weight} if s.adaptive_loops else {})
             found |= {f"{LOOPS[name].prefix}/{key}": value for key, value in metrics.items()}
@@ -181,7 +181,7 @@ class DualLoop(nn.Module):
         return total, found
 
     def _forget_step(self) -> None:
-        self.clock.clear()
+        self.timer.clear()
         self.monitor.squares.clear()
         self.alike.clear()
         self.identical.clear()
@@ -190,54 +190,54 @@ class DualLoop(nn.Module):
         """With gradient checkpointing, layers run again in the backward pass: under another adapter the policy would get no gradient."""
         assert self.policies.active == "policy", f"backward with the adapter {self.policies.active!r} active; only the policy learns"
 
-    def _rounds(self, batch: Batches) -> dict[str, Round]:
-        drawn_in = {batch.of[name] for name in self.settings.loops if LOOPS[name].draws}
-        with torch.no_grad(), self.clock.part("encode"):
+    def _rollout_steps(self, batch: Batches) -> dict[str, RolloutStep]:
+        with_masks = {batch.of[name] for name in self.settings.loops if LOOPS[name].decodes_masks}
+        with torch.no_grad(), self.timer.part("encode"):
             seen = [
-                Seen(
+                EncodedImages(
                     vision=list(self.model.vision_features(b.tiles).split(b.tiles_per_row)),
-                    frames=self.model.sam2.encode(b.pixels) if i in drawn_in else None,
+                    frames=self.model.sam2.encode(b.pixels) if i in with_masks else None,
                 )
                 for i, b in enumerate(batch.batches)
             ]
         return {
-            name: Round(
+            name: RolloutStep(
                 policies=self.policies,
                 settings=self.settings,
                 reader=self.reader,
                 batch=batch.batches[batch.of[name]],
-                seen=seen[batch.of[name]],
+                encoded=seen[batch.of[name]],
                 rewards=self.rewards,
                 mask_policy=self.mask_policy,
-                exploring=self.exploring,
+                exploration=self.exploration,
                 mask_points=self.points,
                 mask_losses=self.loss_weights,
                 seeds=(self.seed, name, batch.rollout),
-                clock=self.clock,
+                timer=self.timer,
             )
             for name in self.settings.loops
         }
 
     @torch.no_grad()
-    def _act(self, batch: Batches, rounds: dict[str, Round]) -> tuple[dict[str, Experience], dict[str, Round]]:
+    def _act(self, batch: Batches, steps: dict[str, RolloutStep]) -> tuple[dict[str, Experience], dict[str, RolloutStep]]:
         """Rollouts, what the reference says of them, rewards and advantages. While a judge reads captions, the other loops act and the
         reference reads; of more candidates than are learned from, those with a spread stay, and the reference reads them alone.
         """
         done, judged = {}, {}
-        for name, round in rounds.items():
-            done[name] = LOOPS[name].act(round)
+        for name, step in steps.items():
+            done[name] = LOOPS[name].act(step)
             if self.judging is not None and LOOPS[name].judged(self.settings):
-                judged[name] = self.judging.submit(round.batch.samples, done[name].texts)
-        choose = any(len(round.batch.samples) > batch.learned for round in rounds.values())
+                judged[name] = self.judging.submit(step.batch.samples, done[name].texts)
+        choose = any(len(step.batch.samples) > batch.learned for step in steps.values())
         if not choose:
-            self._refer(rounds, done)
+            self._read_reference(steps, done)
         for name, experience in done.items():
-            self._settle(name, experience, judged.get(name))
+            self._record_rewards(name, experience, judged.get(name))
             if choose:
                 kept = grpo.most_telling(self._total_reward(name, experience), batch.learned).tolist()
-                done[name], rounds[name] = experience.take(kept), rounds[name].take(kept)
+                done[name], steps[name] = experience.take(kept), steps[name].take(kept)
         if choose:
-            self._refer(rounds, done)
+            self._read_reference(steps, done)
         for name, experience in done.items():
             s = self.settings
             experience.advantage = grpo.advantages_of_parts(
@@ -249,23 +249,23 @@ class DualLoop(nn.Module):
                 total=partial(shared_sum, device=self.model.device),
             )
             if self.pictures_to is not None and self._is_shown(batch):
-                pictures.save(self.pictures_to, f"{batch.rollout:06d}-{LOOPS[name].prefix}", rounds[name], experience)
-        return done, rounds
+                pictures.save(self.pictures_to, f"{batch.rollout:06d}-{LOOPS[name].prefix}", steps[name], experience)
+        return done, steps
 
-    def _refer(self, rounds: Mapping[str, Round], done: Mapping[str, Experience]) -> None:
-        with self.clock.part("reference"), self.policies.using("reference"):
+    def _read_reference(self, steps: Mapping[str, RolloutStep], done: Mapping[str, Experience]) -> None:
+        with self.timer.part("reference"), self.policies.using("reference"):
             for name, experience in done.items():
-                experience.known |= LOOPS[name].refer(rounds[name], experience)
+                experience.known |= LOOPS[name].read_reference(steps[name], experience)
 
     def _total_reward(self, name: str, experience: Experience) -> Float[Tensor, "B G"]:
         return grpo.weighted_sum(experience.rewards, LOOPS[name].rewards(self.settings))
 
-    def _settle(self, name: str, experience: Experience, judged: Future[list[float | None]] | None) -> None:
+    def _record_rewards(self, name: str, experience: Experience, judged: Future[list[float | None]] | None) -> None:
         """Adds the judgements, and says in metrics, record and running means what was earned."""
         if judged is not None:
             assert self.judging is not None, "judgements without a judge"
-            with self.clock.part("judge"):
-                experience.rewards["meteor"], metrics = self.judging.paid(experience.rewards["meteor"], judged.result())
+            with self.timer.part("judge"):
+                experience.rewards["meteor"], metrics = self.judging.rewards_with_judge(experience.rewards["meteor"], judged.result())
             experience.metrics |= metrics
         prefix, rewards = LOOPS[name].prefix, self._total_reward(name, experience)
         for part, values in experience.rewards.items():

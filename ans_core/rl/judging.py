@@ -32,7 +32,9 @@ class Judging:
         ]
         return self.judge.submit(asked)
 
-    def paid(self, meteor: Float[Tensor, "B G"], judged: Sequence[float | None]) -> tuple[Float[Tensor, "B G"], dict[str, float]]:
+    def rewards_with_judge(
+        self, meteor: Float[Tensor, "B G"], judged: Sequence[float | None]
+    ) -> tuple[Float[Tensor, "B G"], dict[str, float]]:
         """The reward that stands for METEOR's, and metrics."""
         rewards, fell_back = with_judgements(
             meteor, judged, meteor_weight=self.meteor_weight, judge_weight=self.judge_weight, on_failure=self.on_failure

@@ -26,7 +26,7 @@ def expression_of(caption: str) -> str:
     return "the " + text.removeprefix("a ").removeprefix("an ") if text.startswith(("a ", "an ")) else text
 
 
-def drawn_mask(sample: Sample, prediction: Prediction) -> dict[str, object]:
+def predicted_mask(sample: Sample, prediction: Prediction) -> dict[str, object]:
     """The first mask of an answer, or an empty one."""
     first = prediction.masks[0][0] if prediction.masks else None
     return first if first is not None else rle.empty(sample.height, sample.width)
@@ -36,14 +36,14 @@ Found = list[tuple[str, str, float]]
 """(loop, metric, value)"""
 
 
-def both_loops(samples: Sequence[Sample], *, ask: Predict, inverse: Predict) -> Found:
+def score_loops(samples: Sequence[Sample], *, ask: Predict, inverse: Predict) -> Found:
     """Both loops on region-caption samples: greedy answers of `ask`, answered back by `inverse`."""
     captions = [p.text for p in ask([caption_request(s, true_mask(s)) for s in samples])]
-    drawn = [drawn_mask(s, p) for s, p in zip(samples, ask([mask_request(s, s.text) for s in samples]), strict=True)]
+    drawn = [predicted_mask(s, p) for s, p in zip(samples, ask([mask_request(s, s.text) for s in samples]), strict=True)]
     return closed(samples, captions, drawn, inverse=inverse)
 
 
-def loops_of_truth(samples: Sequence[Sample], *, inverse: Predict) -> Found:
+def score_loops_of_truth(samples: Sequence[Sample], *, inverse: Predict) -> Found:
     """What both loops would give a model that captions and draws without fault: `inverse` answers the true captions and masks."""
     return closed(samples, [s.text for s in samples], [true_mask(s) for s in samples], inverse=inverse)
 
@@ -53,7 +53,7 @@ def closed(samples: Sequence[Sample], captions: Sequence[str], masks: Sequence[d
     `inverse` gives to the mask (an empty mask earns 0).
     """
     redrawn = inverse([mask_request(s, c) for s, c in zip(samples, captions, strict=True)])
-    ious = [iou(drawn_mask(s, p), true_mask(s)) for s, p in zip(samples, redrawn, strict=True)]
+    ious = [iou(predicted_mask(s, p), true_mask(s)) for s, p in zip(samples, redrawn, strict=True)]
     asked = [i for i, mask in enumerate(masks) if rle.area(mask)]
     retold = inverse([caption_request(samples[i], masks[i]) for i in asked])
     scores = dict.fromkeys(range(len(samples)), 0.0)

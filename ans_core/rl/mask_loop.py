@@ -1,5 +1,5 @@
-"""Loop 2: caption or expression -> masks -> captions'. The policy draws what it reads and explores around it (`mask_policy`); the inverse
-model tells what is in each mask. Beside it the supervised mask loss, and the words around `[SEG]` held to the reference.
+"""Loop 2: caption or expression -> masks -> captions'. The policy's mask is explored (`mask_policy`); the inverse model
+captions every tried mask. Beside it the supervised mask loss, and the words around `[SEG]` held to the reference.
 """
 
 from __future__ import annotations
@@ -12,100 +12,99 @@ from torch import Tensor
 
 from ans_core.data.regions import is_region
 from ans_core.dist import seed_everything, shared_mean
-from ans_core.losses import mask_losses
-from ans_core.model.supervised import mean_iou
-from ans_core.rewards.confidence import Drawing
+from ans_core.losses import mask_losses, mean_iou
+from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import grpo
-from ans_core.rl.mask_policy import Acting, Drawn
+from ans_core.rl.mask_policy import MaskSampling, PolicyOutput
 from ans_core.rl.rollout import Group
-from ans_core.rl.round import Experience, Loop, Round
+from ans_core.rl.step import Experience, Loop, RolloutStep
 
 
-def drawn(round: Round, groups: tuple[Group, ...]) -> tuple[Drawn, Float[Tensor, "M V"]]:
+def policy_output(step: RolloutStep, groups: tuple[Group, ...]) -> tuple[PolicyOutput, Float[Tensor, "M V"]]:
     """What the active adapter draws for every sample's text, and its logits of the answers' tokens, which are given."""
-    packed, hidden, rollout = round.hidden(groups, [])
-    embeddings, decoded = round.decoded(packed, hidden)
+    packed, hidden, rollout = step.hidden(groups, [])
+    embeddings, decoded = step.decoded(packed, hidden)
     at, place = packed.loss_mask.nonzero(as_tuple=True)
-    words = round.reader.guarded(round.model.logits(hidden[at, place - 1]))
+    words = step.reader.guarded(step.model.logits(hidden[at, place - 1]))
     logp = words.log_softmax(1).gather(1, packed.input_ids[at, place][:, None])[:, 0]
     total = torch.zeros(len(groups), device=logp.device).index_add(0, rollout, logp)
     # DistributedDataParallel waits for a gradient of all that is trained, and few losses read these two heads.
     unread = 0.0 * (decoded.ious.sum() + decoded.object_score.sum())
-    what = Drawn(
+    output = PolicyOutput(
         embeddings=embeddings.float(),
         logits=decoded.logits + unread,
         choices=decoded.all_logits,
         ious=decoded.ious.float(),
         words=total / rollout.bincount(minlength=len(groups)),
     )
-    return what, words
+    return output, words
 
 
-def act(round: Round) -> Experience:
-    s, exploring, policy = round.settings, round.exploring, round.mask_policy
-    groups = tuple(round.group_of(i, [round.asked_for(text)]) for i, text in enumerate(round.batch.asked))
-    with round.clock.part("draw"):
-        before, _ = drawn(round, groups)
+def act(step: RolloutStep) -> Experience:
+    s, exploration, policy = step.settings, step.exploration, step.mask_policy
+    groups = tuple(step.group_of(i, [step.referring_rollout(text)]) for i, text in enumerate(step.batch.asked))
+    with step.timer.part("draw"):
+        before, _ = policy_output(step, groups)
         spread = shared_mean(policy.spread(before), before.logits.device)
-        exploring.scale = spread if not exploring.scale else 0.9 * exploring.scale + 0.1 * spread
-        acting = Acting(
-            width=exploring.width,
-            scale=exploring.scale,
-            generators=round.generators("mask actions"),
+        exploration.scale = spread if not exploration.scale else 0.9 * exploration.scale + 0.1 * spread
+        acting = MaskSampling(
+            width=exploration.width,
+            scale=exploration.scale,
+            generators=step.generators("mask actions"),
             group=s.group,
-            decode=lambda embeddings: round.decode(embeddings, each=s.group),
+            decode=lambda embeddings: step.decode(embeddings, each=s.group),
         )
         actions = policy.act(before, acting)
-    masks = [round.rle(mask.float() - 0.5, i) for i, some in enumerate(actions.masks) for mask in some]
-    texts = round.captions(masks)
+    masks = [step.rle(mask.float() - 0.5, i) for i, some in enumerate(actions.masks) for mask in some]
+    texts = step.inverse_captions(masks)
     sure = actions.confidence.flatten().tolist()
-    drawings = [Drawing(text=t, masks=((m,),), confidence=c) for t, m, c in zip(texts, masks, sure, strict=True)]
-    rewards = round.score(drawings, s.rewards_mask)
+    predictions = [MaskPrediction(text=t, masks=((m,),), confidence=c) for t, m, c in zip(texts, masks, sure, strict=True)]
+    rewards = step.score(predictions, s.rewards_mask)
     alike = grpo.pairwise_iou(actions.masks)
     metrics = {
         "group_pairwise_iou": shared_mean(float(alike.mean()), alike.device),
         "identical": shared_mean(float((alike == 1).float().mean()), alike.device),
-        "sigma": exploring.width,
+        "sigma": exploration.width,
     }
     return Experience(groups=groups, regions=[], texts=texts, masks=masks, rewards=rewards, actions=actions, metrics=metrics)
 
 
-def refer(round: Round, done: Experience) -> dict[str, Tensor]:
-    what, words = drawn(round, done.groups)
-    return {**vars(what), "said": words}
+def read_reference(step: RolloutStep, done: Experience) -> dict[str, Tensor]:
+    output, words = policy_output(step, done.groups)
+    return {**vars(output), "said": words}
 
 
-def learn(round: Round, done: Experience) -> tuple[Float[Tensor, ""], dict[str, float]]:
-    s, policy, batch, known = round.settings, round.mask_policy, round.batch, done.known
+def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[str, float]]:
+    s, policy, batch, known = step.settings, step.mask_policy, step.batch, done.known
     assert done.actions is not None, "a mask loop without actions"
     assert done.advantage is not None, "advantages come before learning"
-    what, words = drawn(round, done.groups)
-    reference = Drawn(**{name: known[name] for name in Drawn.__dataclass_fields__})
-    logps = policy.log_prob(what, done.actions).flatten()
+    output, words = policy_output(step, done.groups)
+    reference = PolicyOutput(**{name: known[name] for name in PolicyOutput.__dataclass_fields__})
+    logps = policy.log_prob(output, done.actions).flatten()
     behaviour = known.setdefault("behaviour", logps.detach())
     each = torch.arange(len(logps), device=logps.device)
-    objective = replace(round.objective, max_tokens=1)
+    objective = replace(step.objective, max_tokens=1)
     loss, metrics = grpo.policy_loss(
         logps, behaviour, done.advantage.to(logps.device).flatten(), each, objective, answers=len(logps), tokens=float(len(logps))
     )
-    kl = policy.kl(what, reference, done.actions)
+    kl = policy.kl(output, reference, done.actions)
     words_kl = grpo.exact_kl(words, known["said"]) / len(done.groups)
-    supervised = _supervised(round, what.logits) if s.mask_weight else loss.new_zeros(())
+    supervised = _supervised(step, output.logits) if s.mask_weight else loss.new_zeros(())
     metrics |= {
         "kl": float(kl.detach()),
         "words_kl": float(words_kl.detach()),
-        "iou_mean": mean_iou(what.logits.detach(), batch.targets),
+        "iou_mean": mean_iou(output.logits.detach(), batch.targets),
     }
     return loss + s.kl * kl + s.kl_words * words_kl + s.mask_weight * supervised, metrics
 
 
-def _supervised(round: Round, logits: Float[Tensor, "B h w"]) -> Float[Tensor, ""]:
+def _supervised(step: RolloutStep, logits: Float[Tensor, "B h w"]) -> Float[Tensor, ""]:
     """BCE and dice, weighted as in SFT; each sample's points are drawn by its own seed, wherever it is computed."""
     total = logits.new_zeros(())
-    for i, (z, target) in enumerate(zip(logits.split(1), round.batch.targets.split(1), strict=True)):
-        seed_everything(round.seed("mask points", i))
-        bce, dice = mask_losses(z, target, points=round.mask_points)
-        total = total + round.mask_losses[0] * bce + round.mask_losses[1] * dice
+    for i, (z, target) in enumerate(zip(logits.split(1), step.batch.targets.split(1), strict=True)):
+        seed_everything(step.seed("mask points", i))
+        bce, dice = mask_losses(z, target, points=step.mask_points)
+        total = total + step.mask_losses[0] * bce + step.mask_losses[1] * dice
     return total / len(logits)
 
 
@@ -113,10 +112,10 @@ LOOP = Loop(
     prefix="loop2",
     takes=is_region,
     wants="region captions (an image, one mask, its caption)",
-    draws=True,
+    decodes_masks=True,
     rewards=lambda settings: settings.rewards_mask,
     judged=lambda settings: settings.use_llm_judge_loop2,
     act=act,
-    refer=refer,
+    read_reference=read_reference,
     learn=learn,
 )

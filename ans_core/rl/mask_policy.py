@@ -23,7 +23,7 @@ WIDTH_STEP = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class PolicyOutput:
     """What a policy draws for B texts."""
 
     embeddings: Float[Tensor, "B C"]
@@ -43,7 +43,7 @@ class MaskActions:
     """What was done, kept as it was: a later log-probability never draws anew."""
 
     choice: Tensor
-    """(B, G, ...) the numbers that were drawn."""
+    """(B, G, ...) the numbers that were output."""
     masks: Bool[Tensor, "B G h w"]
     confidence: Float[Tensor, "B G"]
     """Mean probability that the mask's pixels are foreground, 0.5 to 1; 0 where it is empty."""
@@ -56,7 +56,7 @@ Decode = Callable[[Float[Tensor, "P C"]], Float[Tensor, "P h w"]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Acting:
+class MaskSampling:
     """How a policy explores in one step."""
 
     width: float
@@ -86,16 +86,16 @@ class MaskPolicy(Protocol):
     explores: ClassVar[bool]
     """Whether its width can be steered."""
 
-    def spread(self, drawn: Drawn) -> float:
+    def spread(self, output: PolicyOutput) -> float:
         """The unit that its width is measured in: a mean over samples."""
 
-    def act(self, drawn: Drawn, how: Acting) -> MaskActions:
+    def act(self, output: PolicyOutput, sampling: MaskSampling) -> MaskActions:
         """G masks of each sample, by the sample's generator."""
 
-    def log_prob(self, drawn: Drawn, actions: MaskActions) -> Float[Tensor, "B G"]:
+    def log_prob(self, output: PolicyOutput, actions: MaskActions) -> Float[Tensor, "B G"]:
         """Of the stored actions, up to a constant, as mean over an action's numbers: a sum would make every ratio extreme."""
 
-    def kl(self, drawn: Drawn, reference: Drawn, actions: MaskActions) -> Float[Tensor, ""]:
+    def kl(self, output: PolicyOutput, reference: PolicyOutput, actions: MaskActions) -> Float[Tensor, ""]:
         """KL(policy || reference) of the distributions of actions, exact, per number, mean over samples."""
 
 
@@ -105,15 +105,15 @@ class _Gaussian(ABC):
     explores: ClassVar[bool] = True
 
     @abstractmethod
-    def mean(self, drawn: Drawn) -> Tensor:
+    def mean(self, output: PolicyOutput) -> Tensor:
         """(B, ...)"""
 
-    def log_prob(self, drawn: Drawn, actions: MaskActions) -> Float[Tensor, "B G"]:
-        mean = self.mean(drawn) / actions.scale
+    def log_prob(self, output: PolicyOutput, actions: MaskActions) -> Float[Tensor, "B G"]:
+        mean = self.mean(output) / actions.scale
         return -(actions.choice - mean[:, None]).pow(2).flatten(2).mean(2) / (2 * actions.width**2)
 
-    def kl(self, drawn: Drawn, reference: Drawn, actions: MaskActions) -> Float[Tensor, ""]:
-        difference = (self.mean(drawn) - self.mean(reference)) / actions.scale
+    def kl(self, output: PolicyOutput, reference: PolicyOutput, actions: MaskActions) -> Float[Tensor, ""]:
+        difference = (self.mean(output) - self.mean(reference)) / actions.scale
         return difference.pow(2).mean() / (2 * actions.width**2)
 
 
@@ -124,32 +124,32 @@ class GridGaussian(_Gaussian):
 
     cells: int
 
-    def mean(self, drawn: Drawn) -> Float[Tensor, "B K K"]:
-        return F.adaptive_avg_pool2d(drawn.logits[:, None], self.cells)[:, 0]
+    def mean(self, output: PolicyOutput) -> Float[Tensor, "B K K"]:
+        return F.adaptive_avg_pool2d(output.logits[:, None], self.cells)[:, 0]
 
-    def spread(self, drawn: Drawn) -> float:
-        return float(drawn.logits.flatten(1).std(1).mean())
+    def spread(self, output: PolicyOutput) -> float:
+        return float(output.logits.flatten(1).std(1).mean())
 
-    def act(self, drawn: Drawn, how: Acting) -> MaskActions:
-        noise = how.normal(self.cells, self.cells)
-        change = how.scale * how.width * F.interpolate(noise, size=drawn.logits.shape[-2:], mode="bilinear", align_corners=False)
-        choice = self.mean(drawn)[:, None] / how.scale + how.width * noise
-        return how.actions(choice, drawn.logits[:, None] + change)
+    def act(self, output: PolicyOutput, sampling: MaskSampling) -> MaskActions:
+        noise = sampling.normal(self.cells, self.cells)
+        change = sampling.scale * sampling.width * F.interpolate(noise, size=output.logits.shape[-2:], mode="bilinear", align_corners=False)
+        choice = self.mean(output)[:, None] / sampling.scale + sampling.width * noise
+        return sampling.actions(choice, output.logits[:, None] + change)
 
 
 class SegGaussian(_Gaussian):
     """The action is the `[SEG]` embedding; the mask decoder belongs to the environment and gets no gradient."""
 
-    def mean(self, drawn: Drawn) -> Float[Tensor, "B C"]:
-        return drawn.embeddings
+    def mean(self, output: PolicyOutput) -> Float[Tensor, "B C"]:
+        return output.embeddings
 
-    def spread(self, drawn: Drawn) -> float:
-        return float(drawn.embeddings.std(1).mean())
+    def spread(self, output: PolicyOutput) -> float:
+        return float(output.embeddings.std(1).mean())
 
-    def act(self, drawn: Drawn, how: Acting) -> MaskActions:
-        choice = drawn.embeddings[:, None] / how.scale + how.width * how.normal(drawn.embeddings.shape[1])
-        logits = how.decode((how.scale * choice).flatten(0, 1)).unflatten(0, (len(choice), how.group))
-        return how.actions(choice, logits)
+    def act(self, output: PolicyOutput, sampling: MaskSampling) -> MaskActions:
+        choice = output.embeddings[:, None] / sampling.scale + sampling.width * sampling.normal(output.embeddings.shape[1])
+        logits = sampling.decode((sampling.scale * choice).flatten(0, 1)).unflatten(0, (len(choice), sampling.group))
+        return sampling.actions(choice, logits)
 
 
 class Bernoulli:
@@ -157,22 +157,22 @@ class Bernoulli:
 
     explores: ClassVar[bool] = True
 
-    def spread(self, drawn: Drawn) -> float:
+    def spread(self, output: PolicyOutput) -> float:
         return 1.0
 
-    def act(self, drawn: Drawn, how: Acting) -> MaskActions:
-        p = (drawn.logits / how.width).sigmoid()
-        draws = torch.stack([torch.rand((how.group, *p.shape[1:]), generator=g, device=p.device) for g in how.generators])
+    def act(self, output: PolicyOutput, sampling: MaskSampling) -> MaskActions:
+        p = (output.logits / sampling.width).sigmoid()
+        draws = torch.stack([torch.rand((sampling.group, *p.shape[1:]), generator=g, device=p.device) for g in sampling.generators])
         masks = draws < p[:, None]
         confidence = mean_probability(p[:, None].expand_as(masks), masks)
-        return MaskActions(choice=masks, masks=masks, confidence=confidence, scale=how.scale, width=how.width)
+        return MaskActions(choice=masks, masks=masks, confidence=confidence, scale=sampling.scale, width=sampling.width)
 
-    def log_prob(self, drawn: Drawn, actions: MaskActions) -> Float[Tensor, "B G"]:
-        z = (drawn.logits / actions.width)[:, None]
+    def log_prob(self, output: PolicyOutput, actions: MaskActions) -> Float[Tensor, "B G"]:
+        z = (output.logits / actions.width)[:, None]
         return torch.where(actions.choice, F.logsigmoid(z), F.logsigmoid(-z)).mean((2, 3))
 
-    def kl(self, drawn: Drawn, reference: Drawn, actions: MaskActions) -> Float[Tensor, ""]:
-        z, fixed = drawn.logits / actions.width, reference.logits / actions.width
+    def kl(self, output: PolicyOutput, reference: PolicyOutput, actions: MaskActions) -> Float[Tensor, ""]:
+        z, fixed = output.logits / actions.width, reference.logits / actions.width
         on = z.sigmoid()
         each = on * (F.logsigmoid(z) - F.logsigmoid(fixed)) + (1 - on) * (F.logsigmoid(-z) - F.logsigmoid(-fixed))
         return each.mean()
@@ -184,21 +184,21 @@ class Multimask:
 
     explores: ClassVar[bool] = True
 
-    def spread(self, drawn: Drawn) -> float:
+    def spread(self, output: PolicyOutput) -> float:
         return 1.0
 
-    def act(self, drawn: Drawn, how: Acting) -> MaskActions:
-        p = (drawn.ious / how.width).softmax(1)
-        rows = zip(p, how.generators, strict=True)
-        choice = torch.stack([torch.multinomial(row, how.group, replacement=True, generator=g) for row, g in rows])
-        logits = drawn.choices[torch.arange(len(p), device=p.device)[:, None], choice]
-        return how.actions(choice, logits)
+    def act(self, output: PolicyOutput, sampling: MaskSampling) -> MaskActions:
+        p = (output.ious / sampling.width).softmax(1)
+        rows = zip(p, sampling.generators, strict=True)
+        choice = torch.stack([torch.multinomial(row, sampling.group, replacement=True, generator=g) for row, g in rows])
+        logits = output.choices[torch.arange(len(p), device=p.device)[:, None], choice]
+        return sampling.actions(choice, logits)
 
-    def log_prob(self, drawn: Drawn, actions: MaskActions) -> Float[Tensor, "B G"]:
-        return (drawn.ious / actions.width).log_softmax(1).gather(1, actions.choice)
+    def log_prob(self, output: PolicyOutput, actions: MaskActions) -> Float[Tensor, "B G"]:
+        return (output.ious / actions.width).log_softmax(1).gather(1, actions.choice)
 
-    def kl(self, drawn: Drawn, reference: Drawn, actions: MaskActions) -> Float[Tensor, ""]:
-        policy, fixed = (drawn.ious / actions.width).log_softmax(1), (reference.ious / actions.width).log_softmax(1)
+    def kl(self, output: PolicyOutput, reference: PolicyOutput, actions: MaskActions) -> Float[Tensor, ""]:
+        policy, fixed = (output.ious / actions.width).log_softmax(1), (reference.ious / actions.width).log_softmax(1)
         return F.kl_div(fixed, policy, log_target=True, reduction="batchmean")
 
 
@@ -208,18 +208,18 @@ class Token:
 
     explores: ClassVar[bool] = False
 
-    def spread(self, drawn: Drawn) -> float:
+    def spread(self, output: PolicyOutput) -> float:
         return 1.0
 
-    def act(self, drawn: Drawn, how: Acting) -> MaskActions:
-        logits = drawn.logits[:, None].expand(-1, how.group, -1, -1)
-        return how.actions(torch.zeros(logits.shape[:2], device=logits.device), logits)
+    def act(self, output: PolicyOutput, sampling: MaskSampling) -> MaskActions:
+        logits = output.logits[:, None].expand(-1, sampling.group, -1, -1)
+        return sampling.actions(torch.zeros(logits.shape[:2], device=logits.device), logits)
 
-    def log_prob(self, drawn: Drawn, actions: MaskActions) -> Float[Tensor, "B G"]:
-        return drawn.words[:, None].expand(-1, actions.choice.shape[1])
+    def log_prob(self, output: PolicyOutput, actions: MaskActions) -> Float[Tensor, "B G"]:
+        return output.words[:, None].expand(-1, actions.choice.shape[1])
 
-    def kl(self, drawn: Drawn, reference: Drawn, actions: MaskActions) -> Float[Tensor, ""]:
-        return 0.0 * drawn.words.sum()
+    def kl(self, output: PolicyOutput, reference: PolicyOutput, actions: MaskActions) -> Float[Tensor, ""]:
+        return 0.0 * output.words.sum()
 
 
 MASK_POLICIES: dict[str, Callable[[int], MaskPolicy]] = {

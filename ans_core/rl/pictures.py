@@ -10,15 +10,15 @@ from matplotlib.figure import Figure
 
 from ans_core import overlay, transforms
 from ans_core.rl.loops import true_mask
-from ans_core.rl.round import Experience, Round
+from ans_core.rl.step import Experience, RolloutStep
 
 PANEL_INCHES = 2.2
 
 
-def save(folder: Path, name: str, round: Round, done: Experience) -> None:
+def save(folder: Path, name: str, step: RolloutStep, done: Experience) -> None:
     """`<folder>/<name>.png` and `.json`: the first sample of a batch. Truth on the left, then the G rollouts with what they earned."""
     assert done.advantage is not None, "pictures come after the rewards"
-    sample, size = round.batch.samples[0], round.settings.group
+    sample, size = step.batch.samples[0], step.settings.group
     image = transforms.open_image(sample.frames[0])
     truth = [true_mask(sample)] if sample.masks else []
     earned = [{part: values[0, g].item() for part, values in done.rewards.items()} for g in range(size)]
@@ -26,7 +26,7 @@ def save(folder: Path, name: str, round: Round, done: Experience) -> None:
     record = {
         "sample": sample.sample_id,
         "dataset": sample.dataset,
-        "asked": round.batch.asked[0],
+        "asked": step.batch.asked[0],
         "truth": sample.text,
         "rollouts": rollouts,
     }

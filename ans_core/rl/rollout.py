@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from ans_core.data.collate import pack_row, pad_rows
-from ans_core.model.predict import Prompted, ended, stopping
-from ans_core.model.sa2va import Packed, Sa2VA
+from ans_core.model.packing import Packed
+from ans_core.model.predict import PrefilledBatch, cut_at_stop, stopping
+from ans_core.model.sa2va import Sa2VA
 
 Guard = Literal["guard", "clip"]
 """guard: logits that are not finite are replaced and counted, others are left alone. clip: also clamped to +-30, which takes the gradient
@@ -31,7 +32,7 @@ REPLACED = 1e4
 class Segment:
     ids: tuple[int, ...]
     trainable: bool
-    """Said by the policy, so its log-probability is learned; otherwise given."""
+    """Sampled from the policy, so its log-probability is learned; otherwise given."""
 
 
 Rollout = tuple[Segment, ...]
@@ -73,7 +74,7 @@ class Reader:
         return logits.clamp(-CLIP, CLIP) if self.guard == "clip" else logits
 
 
-class _Drawing(LogitsProcessor):
+class _GumbelSampling(LogitsProcessor):
     """Turns a greedy search into sampling: argmax(logits + Gumbel noise) is a draw from softmax(logits). Every row has a generator of its
     own, so what it says depends neither on the rows beside it nor on the process it runs in."""
 
@@ -85,19 +86,19 @@ class _Drawing(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         logits = self.reader(scores)
         noise = torch.stack([torch.empty_like(logits[0]).exponential_(generator=g) for g in self.generators])
-        drawn = logits - noise.log()
-        self.logps.append(logits.log_softmax(1).gather(1, drawn.argmax(1, keepdim=True))[:, 0])
-        return drawn
+        noisy = logits - noise.log()
+        self.logps.append(logits.log_softmax(1).gather(1, noisy.argmax(1, keepdim=True))[:, 0])
+        return noisy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class SampledAnswer:
     """One sampled answer."""
 
     ids: tuple[int, ...]
     """With the end-of-turn token, where it came to one."""
     logps: tuple[float, ...]
-    """Of every token, as it was drawn."""
+    """Of every token, as it was sampled."""
     complete: bool
     """Ended by itself, not by max_tokens."""
 
@@ -116,15 +117,15 @@ def exact_head(model: Sa2VA) -> None:
 
 def check_cache(model: Sa2VA) -> None:
     """Raises RuntimeError with gradient checkpointing on a model in training mode: transformers then drops the KV cache, with a warning
-    only, and what follows the shared beginnings would be read without them."""
+    only, and what follows the shared prefixes would be read without them."""
     if any(m.training and getattr(m, "gradient_checkpointing", False) for m in model.internvl.model.language_model.modules()):
         raise RuntimeError("sampling needs the KV cache, which gradient checkpointing drops in training mode: call model.eval() first")
 
 
-def _read(model: Sa2VA, prompted: Prompted) -> Prompted:
+def _prefill(model: Sa2VA, prompted: PrefilledBatch) -> PrefilledBatch:
     """The same requests with all but their last token read, once each: what is left is read by every answer."""
-    begun, length = prompted.beginning, prompted.beginnings.shape[1]
-    attention = torch.cat([prompted.beginnings_attention[begun], prompted.attention], dim=1)
+    begun, length = prompted.prefix_of, prompted.prefixes.shape[1]
+    attention = torch.cat([prompted.prefix_attention[begun], prompted.attention], dim=1)
     read = model.internvl.model.language_model(
         inputs_embeds=prompted.embeds[:, :-1],
         attention_mask=attention[:, :-1].long(),
@@ -132,11 +133,11 @@ def _read(model: Sa2VA, prompted: Prompted) -> Prompted:
         past_key_values=prompted.cache(begun),
         use_cache=True,
     )
-    return Prompted(
-        beginnings=torch.cat([prompted.beginnings[begun], prompted.embeds[:, :-1]], dim=1),
-        beginnings_attention=attention[:, :-1],
-        read=read.past_key_values,
-        beginning=torch.arange(len(begun), device=begun.device),
+    return PrefilledBatch(
+        prefixes=torch.cat([prompted.prefixes[begun], prompted.embeds[:, :-1]], dim=1),
+        prefix_attention=attention[:, :-1],
+        prefix_cache=read.past_key_values,
+        prefix_of=torch.arange(len(begun), device=begun.device),
         embeds=prompted.embeds[:, -1:],
         attention=prompted.attention[:, -1:],
         images=prompted.images,
@@ -144,23 +145,25 @@ def _read(model: Sa2VA, prompted: Prompted) -> Prompted:
 
 
 @torch.no_grad()
-def sample(model: Sa2VA, prompted: Prompted, *, group: int, max_tokens: int, reader: Reader, seeds: Sequence[int]) -> list[Said]:
+def sample(
+    model: Sa2VA, prompted: PrefilledBatch, *, group: int, max_tokens: int, reader: Reader, seeds: Sequence[int]
+) -> list[SampledAnswer]:
     """`group` answers to each of the B requests, one after the other; `seeds`: one an answer (B x group)."""
-    prompted = _read(model, prompted)
+    prompted = _prefill(model, prompted)
     rows = torch.arange(len(prompted.embeds), device=model.device).repeat_interleave(group)
-    drawing = _Drawing(reader, seeds, model.device)
+    sampling = _GumbelSampling(reader, seeds, model.device)
     out = model.internvl.generate(
-        **prompted.begun(rows),
+        **prompted.generate_inputs(rows),
         **stopping(model),
         max_new_tokens=max_tokens,
         do_sample=False,
-        logits_processor=LogitsProcessorList([drawing]),
+        logits_processor=LogitsProcessorList([sampling]),
     )
-    logps = torch.stack(drawing.logps, dim=1)  # (B G, L)
+    logps = torch.stack(sampling.logps, dim=1)  # (B G, L)
     answers = []
     for generated, chances in zip(out.tolist(), logps.tolist(), strict=True):
-        ids, complete = ended(model, generated)
-        answers.append(Said(ids=tuple(ids), logps=tuple(chances[: len(ids)]), complete=complete))
+        ids, complete = cut_at_stop(model, generated)
+        answers.append(SampledAnswer(ids=tuple(ids), logps=tuple(chances[: len(ids)]), complete=complete))
     return answers
 
 

@@ -10,45 +10,45 @@ from torch import Tensor
 
 from ans_core.dist import shared_mean
 from ans_core.rl import grpo
-from ans_core.rl.rollout import Said, Segment, entropies, token_logps
-from ans_core.rl.round import Experience, Round
+from ans_core.rl.rollout import SampledAnswer, Segment, entropies, token_logps
+from ans_core.rl.step import Experience, RolloutStep
 from ans_core.types import Prediction, Request
 
 
-def practised(round: Round, requests: Sequence[Request], said: Sequence[Said]) -> Experience:
+def experience_of(step: RolloutStep, requests: Sequence[Request], answers: Sequence[SampledAnswer]) -> Experience:
     """Sampled answers as rollouts, without rewards yet."""
-    s, size = round.settings, round.settings.group
+    s, size = step.settings, step.settings.group
     groups, regions = [], []
     for i, request in enumerate(requests):
-        cells = [round.cells(mask) for mask in request.mask_prompts]
-        question = round.question(request.text.removeprefix("<image>").removeprefix("\n"), [int(c.sum()) for c in cells])
-        answers = said[i * size : (i + 1) * size]
-        learned = [Segment(ids=a.ids, trainable=a.complete or not s.mask_truncated) for a in answers]
-        groups.append(round.answers_of(i, question, learned))
+        cells = [step.cells(mask) for mask in request.mask_prompts]
+        question = step.question(request.text.removeprefix("<image>").removeprefix("\n"), [int(c.sum()) for c in cells])
+        own = answers[i * size : (i + 1) * size]
+        learned = [Segment(ids=a.ids, trainable=a.complete or not s.mask_truncated) for a in own]
+        groups.append(step.answers_of(i, question, learned))
         regions.append(cells)
-    texts = [round.text(a) for a in said]
-    lengths = [len(a.ids) for a in said]
+    texts = [step.text(a) for a in answers]
+    lengths = [len(a.ids) for a in answers]
     metrics = {
         "length": sum(lengths) / len(lengths),
         "length_min": float(min(lengths)),
         "length_max": float(max(lengths)),
-        "truncated": sum(not a.complete for a in said) / len(said),
+        "truncated": sum(not a.complete for a in answers) / len(answers),
         "distinct": sum(len(set(texts[i : i + size])) for i in range(0, len(texts), size)) / len(texts),
     }
-    drawn = [a.logps for a in said]
-    return Experience(groups=tuple(groups), regions=regions, texts=texts, masks=[], rewards={}, metrics=metrics, drawn_logps=drawn)
+    sampled = [a.logps for a in answers]
+    return Experience(groups=tuple(groups), regions=regions, texts=texts, masks=[], rewards={}, metrics=metrics, sampled_logps=sampled)
 
 
-def refer(round: Round, done: Experience) -> dict[str, Tensor]:
-    packed, hidden, _ = round.hidden(done.groups, done.regions)
-    return {"reference": token_logps(round.model, packed, hidden, round.reader)[0]}
+def read_reference(step: RolloutStep, done: Experience) -> dict[str, Tensor]:
+    packed, hidden, _ = step.hidden(done.groups, done.regions)
+    return {"reference": token_logps(step.model, packed, hidden, step.reader)[0]}
 
 
-def learn(round: Round, done: Experience) -> tuple[Float[Tensor, ""], dict[str, float]]:
-    s, advantage = round.settings, done.advantage
+def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[str, float]]:
+    s, advantage = step.settings, done.advantage
     assert advantage is not None, "advantages come before learning"
-    packed, hidden, rollout = round.hidden(done.groups, done.regions)
-    logps, logp = token_logps(round.model, packed, hidden, round.reader)
+    packed, hidden, rollout = step.hidden(done.groups, done.regions)
+    logps, logp = token_logps(step.model, packed, hidden, step.reader)
     if "behaviour" not in done.known:
         done.known["behaviour"] = logps.detach()
         done.metrics["sampling_gap"] = _sampling_gap(done, logps.detach())
@@ -58,7 +58,7 @@ def learn(round: Round, done: Experience) -> tuple[Float[Tensor, ""], dict[str, 
         done.known["behaviour"],
         advantage.to(logps.device).flatten()[rollout],
         rollout,
-        round.objective,
+        step.objective,
         answers=advantage.numel(),
         tokens=tokens,
     )
@@ -73,15 +73,15 @@ def learn(round: Round, done: Experience) -> tuple[Float[Tensor, ""], dict[str, 
 
 
 def _sampling_gap(done: Experience, logps: Float[Tensor, " M"]) -> float:
-    """Largest difference between a token's log-probability as it was drawn and as it is learned: numerics alone, unless the two read the
+    """Largest difference between a token's log-probability as it was sampled and as it is learned: numerics alone, unless the two read the
     model differently."""
     learned = [segment.trainable for group in done.groups for rollout in group.rollouts for segment in rollout[1:]]
-    drawn = [p for ps, kept in zip(done.drawn_logps, learned, strict=True) if kept for p in ps]
-    return float((logps.cpu() - torch.tensor(drawn)).abs().max()) if drawn else 0.0
+    sampled = [p for ps, kept in zip(done.sampled_logps, learned, strict=True) if kept for p in ps]
+    return float((logps.cpu() - torch.tensor(sampled)).abs().max()) if sampled else 0.0
 
 
-def practise(round: Round, requests: Sequence[Request], what: str) -> Experience:
+def text_experience(step: RolloutStep, requests: Sequence[Request], what: str) -> Experience:
     """Answers judged by their words alone. `what` names them: it is part of what seeds the sampling."""
-    done = practised(round, requests, round.say(requests, what))
-    done.rewards = round.score([Prediction(text=text) for text in done.texts], round.settings.rewards_text)
+    done = experience_of(step, requests, step.sample_answers(requests, what))
+    done.rewards = step.score([Prediction(text=text) for text in done.texts], step.settings.rewards_text)
     return done

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ans_core.rl.round import Experience, Loop, Round
-from ans_core.rl.text_loop import learn, practise, refer
+from ans_core.rl.step import Experience, Loop, RolloutStep
+from ans_core.rl.text_loop import learn, read_reference, text_experience
 from ans_core.types import Request, Sample
 
 
-def act(round: Round) -> Experience:
-    return practise(round, [request(sample) for sample in round.batch.samples], "answers")
+def act(step: RolloutStep) -> Experience:
+    return text_experience(step, [request(sample) for sample in step.batch.samples], "answers")
 
 
 def request(sample: Sample) -> Request:
@@ -23,6 +23,6 @@ LOOP = Loop(
     wants="questions about pictures with their answers",
     rewards=lambda settings: settings.rewards_text,
     act=act,
-    refer=refer,
+    read_reference=read_reference,
     learn=learn,
 )

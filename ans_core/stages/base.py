@@ -21,20 +21,21 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from ans_core import data, dist, loop
+from ans_core.checkpoints import bases, checkpoint
 from ans_core.config import Base, Config, Optim
 from ans_core.data import conversation
 from ans_core.data.collate import collate
 from ans_core.data.mixture import Mixture, Source
-from ans_core.model import checkpoint
-from ans_core.model.alignment import Alignment, AlignmentBatch, alignment_batch
-from ans_core.model.build import build_tiny, build_tokenizer, tiny_config
-from ans_core.model.finding import Finding
+from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.parts import check_moved, hashes
-from ans_core.model.promptable import Memory, MemoryBatch, Promptable, PromptBatch, prompt_batch
-from ans_core.model.region_words import RegionWords, WordsBatch, words_batch
-from ans_core.model.sa2va import Sa2VA, Sa2VAConfig
+from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import layout_of
+from ans_core.pretrain.alignment import Alignment, AlignmentBatch, alignment_batch
+from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
+from ans_core.pretrain.finding import Finding
+from ans_core.pretrain.promptable import Memory, MemoryBatch, Promptable, PromptBatch, prompt_batch
+from ans_core.pretrain.region_words import RegionWords, WordsBatch, words_batch
 from ans_core.stages.launch import machine_of, schedule_of
 from ans_core.types import ImageRef, Log, Masklet, Sample
 
@@ -63,7 +64,7 @@ CLIP_FRAMES = 4
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """inputs: data. Writes out/untrained (tiny only) and out/base, whole model folders, curves.csv and moved.json."""
     if cfg.base.source == "published":
-        model = checkpoint.import_base(cfg.base.internvl, cfg.base.sam2, template=cfg.base.template)
+        model = bases.import_base(cfg.base.internvl, cfg.base.sam2, template=cfg.base.template)
         checkpoint.save(model, out / "base", metadata={"stage": "base", "source": [cfg.base.internvl, cfg.base.sam2]})
         return {"parameters": float(sum(p.numel() for p in model.parameters()))}
     train = data.sources(inputs["data"], "train", DRAWN)

@@ -13,11 +13,11 @@ import torch
 import yaml
 
 from ans_core import data, rle, transforms
+from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints.trained import policy_model, rl_model
 from ans_core.config import Config
-from ans_core.model import checkpoint
-from ans_core.model.predict import generate, prompt, spoken_segs
+from ans_core.model.predict import generate, prompt, seg_embeddings_of
 from ans_core.model.sa2va import Sa2VA
-from ans_core.model.stages import policy_model, rl_model
 from ans_core.rl.loops import caption_request, mask_request, true_mask
 from ans_core.stages.launch import machine_of
 from ans_core.types import Log, Request
@@ -68,7 +68,7 @@ def outputs(model: Sa2VA, requests: Sequence[Request], max_tokens: int) -> tuple
         ids = generate(model, prompted, max_tokens=max_tokens)
         pixels = transforms.normalise([row[0] for row in prompted.images], size=model.sam2.image_size)
         frames = model.sam2.encode(pixels.to(model.device))
-        embeddings = spoken_segs(model, prompted, ids)
+        embeddings = seg_embeddings_of(model, prompted, ids)
         frame = [torch.full((len(e),), i, device=e.device) for i, e in enumerate(embeddings)]
         return ids, [model.sam2.decode(frames, f, e).logits if len(e) else e for f, e in zip(frame, embeddings, strict=True)]
 

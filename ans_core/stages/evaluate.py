@@ -15,18 +15,19 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 from ans_core import data, dist, overlay, rle, transforms
 from ans_core.benchmarks import BENCHMARKS, shuffled
 from ans_core.benchmarks.score import Benchmark, Score
+from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config
 from ans_core.loop import bar_interval_s
-from ans_core.model import checkpoint
 from ans_core.model.predict import predict
 from ans_core.model.sa2va import Sa2VA
-from ans_core.model.stages import sft_model
-from ans_core.rl.loops import both_loops, loops_of_truth
+from ans_core.rl.loops import score_loops, score_loops_of_truth
 from ans_core.stages.launch import machine_of
 from ans_core.types import Log, Predict, Prediction, Request, Sample
 
@@ -150,9 +151,9 @@ def shuffled_text(ask: Predict, benchmark: Benchmark, samples: list[Sample], scr
 def loop_metrics(ask: Predict, inverse: Predict, regions: list[Sample], *, split: str, truth: bool) -> dict[str, float]:
     """loop1/<split>/IoU, loop2/<split>/METEOR with the frozen SFT model as inverse, both with the row as its own (`_self`), and, asked
     for `truth`, what the inverse makes of true captions and masks (`_of_truth`): the most that either loop can gain."""
-    found = {"": both_loops(regions, ask=ask, inverse=inverse), "_self": both_loops(regions, ask=ask, inverse=ask)}
+    found = {"": score_loops(regions, ask=ask, inverse=inverse), "_self": score_loops(regions, ask=ask, inverse=ask)}
     if truth:
-        found["_of_truth"] = loops_of_truth(regions, inverse=inverse)
+        found["_of_truth"] = score_loops_of_truth(regions, inverse=inverse)
     return {f"{loop}/{split}/{name}{suffix}": value for suffix, values in found.items() for loop, name, value in values}
 
 

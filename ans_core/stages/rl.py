@@ -18,20 +18,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ans_core import data, dist, loop
+from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config
 from ans_core.data.mixture import picture_key
 from ans_core.data.regions import is_region
-from ans_core.model import adapters, checkpoint
+from ans_core.model import adapters
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.sa2va import Sa2VA
-from ans_core.model.stages import sft_model
 from ans_core.rewards import REWARDS, corpus_rewards
 from ans_core.rewards.judge.questions import read_questions
 from ans_core.rl.curriculum import easiest_first, taking_part
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop
 from ans_core.rl.judging import Judging
 from ans_core.rl.loops import true_mask
-from ans_core.rl.round import RlBatch, Settings, collate
+from ans_core.rl.step import RlBatch, Settings, collate
 from ans_core.stages.judging import judge_of
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
 from ans_core.types import Log, Sample
@@ -65,7 +66,7 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
     settings = cfg.rl
     machine = machine_of(cfg.launch, settings.dtype)
     sources = data.sources(inputs["data"], "train")
-    practice = practice_of([s for source in sources for s in source.samples], settings.loops)
+    practice = samples_by_loop([s for source in sources for s in source.samples], settings.loops)
     model = sft_model(inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(settings.dtype), device=machine.device)
     modules = adapters.policy_modules(settings.loops)
     lora = adapters.rl_config(**settings.lora.model_dump(), modules=modules)
@@ -82,7 +83,7 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
         log=log,
         pictures_to=scratch / "samples",
     )
-    make = Maker(cfg, practice, model, data.of_kind(sources, "referring"))
+    make = RolloutBatches(cfg, practice, model, data.of_kind(sources, "referring"))
     curves = loop.train(
         module, make, name="rl", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
         after_step=module.after_step, scales=dict.fromkeys(modules, settings.modules_lr),
@@ -121,17 +122,17 @@ def _check(cfg: Config) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Practice:
+class LoopSamples:
     """Samples by loop; loops that take the same ones share them."""
 
     samples: list[list[Sample]]
     of: dict[str, int]
 
 
-def practice_of(samples: Sequence[Sample], loops: Collection[str]) -> Practice:
+def samples_by_loop(samples: Sequence[Sample], loops: Collection[str]) -> LoopSamples:
     """Raises ValueError for a loop that the data has no sample for."""
     chosen: dict[Callable[[Sample], bool], int] = {}
-    found = Practice(samples=[], of={})
+    found = LoopSamples(samples=[], of={})
     for name in loops:
         takes = LOOPS[name].takes
         if takes not in chosen:
@@ -145,10 +146,10 @@ def practice_of(samples: Sequence[Sample], loops: Collection[str]) -> Practice:
     return found
 
 
-class Maker:
+class RolloutBatches:
     """Step and micro-batch -> this process's samples of every loop."""
 
-    def __init__(self, cfg: Config, practice: Practice, model: Sa2VA, referring: Sequence[Sample]) -> None:
+    def __init__(self, cfg: Config, practice: LoopSamples, model: Sa2VA, referring: Sequence[Sample]) -> None:
         self.cfg, self.practice, self.model = cfg, practice, model
         self.expressions = [expressions_of(samples, referring) for samples in practice.samples]
         """Of loop 2's samples; none for those of other loops."""

@@ -12,11 +12,12 @@ import json
 from pathlib import Path
 
 from ans_core import data, dist, loop
+from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.data import conversation
 from ans_core.data.collate import Batch, collate
 from ans_core.data.mixture import Mixture
-from ans_core.model import adapters, checkpoint
+from ans_core.model import adapters
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.supervised import Supervised, layout_of
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype

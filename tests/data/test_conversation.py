@@ -17,7 +17,7 @@ def test_an_expression_is_asked_for_in_all_of_upstreams_words():
     made = turns(tiny.sample(text="Red square."), 200)
     assert {t.question for t in made} == {q.format(text="red square") for q in prompts.REFERRING_QUESTIONS}
     assert {t.answer for t in made} == set(prompts.REFERRING_ANSWERS)
-    assert all(t.drawn == ((tiny.square(8, 8, 24, 24),),) and t.shown == () for t in made)
+    assert all(t.masks == ((tiny.square(8, 8, 24, 24),),) and t.regions == () for t in made)
 
 
 def test_an_article_in_the_expression_does_not_stand_twice():
@@ -32,7 +32,7 @@ def test_an_expression_that_is_a_question_is_asked_as_it_is():
 
 
 def test_an_expression_that_means_nothing_is_answered_so_without_a_mask():
-    assert {(t.answer, t.drawn) for t in turns(tiny.sample(masks=()))} == {("There is no such object.", ())}
+    assert {(t.answer, t.masks) for t in turns(tiny.sample(masks=()))} == {("There is no such object.", ())}
 
 
 def test_a_clip_is_asked_for_in_the_words_of_the_evaluation():
@@ -41,7 +41,7 @@ def test_a_clip_is_asked_for_in_the_words_of_the_evaluation():
 
 def test_one_seg_draws_all_the_objects_of_an_expression():
     sample = tiny.sample(masks=((tiny.square(0, 0, 16, 16),), (tiny.square(8, 8, 24, 24),)))
-    (drawn,) = turn(sample, random.Random(0)).drawn
+    (drawn,) = turn(sample, random.Random(0)).masks
     assert [rle.area(m) for m in drawn] == [16 * 16 + 16 * 16 - 8 * 8]
 
 
@@ -55,14 +55,14 @@ def test_a_region_is_described_in_a_sentence():
     made = turns(tiny.region(text="a red square"))
     assert {t.answer for t in made} == {"a red square."}
     assert {t.question for t in made} == {q.format(region="region1") for q in prompts.REGION_QUESTIONS}
-    assert all(t.shown == (tiny.square(8, 8, 24, 24),) and t.drawn == () for t in made)
+    assert all(t.regions == (tiny.square(8, 8, 24, 24),) and t.masks == () for t in made)
     assert turn(tiny.region(text="is it red?"), random.Random(0)).answer == "is it red?"
 
 
 def test_a_conversation_keeps_the_users_words_and_regions():
     sample = tiny.sample(task="conversation", question="Is region1 red?", text="Yes")
     made = turn(sample, random.Random(0))
-    assert (made.question, made.answer, made.shown, made.drawn) == ("Is region1 red?", "Yes", (tiny.square(8, 8, 24, 24),), ())
+    assert (made.question, made.answer, made.regions, made.masks) == ("Is region1 red?", "Yes", (tiny.square(8, 8, 24, 24),), ())
 
 
 def test_a_region_whose_first_frame_is_not_annotated_is_an_error():
@@ -75,12 +75,12 @@ def test_pretraining_asks_for_boxes_regions_and_captions_and_never_for_a_mask():
     found = pretraining_turn(tiny.sample(masks=((tiny.square(0, 16, 32, 64),),)), rng)
     assert (found.question, found.answer) == ("<ref>red square</ref>", "<box>[[0, 250, 500, 1000]]</box>")
     told = pretraining_turn(tiny.region(), rng)
-    assert (told.question, told.answer, len(told.shown)) == ("Describe region1.", "a red square.", 1)
+    assert (told.question, told.answer, len(told.regions)) == ("Describe region1.", "a red square.", 1)
     grounded = tiny.sample(task="grounded_caption", text="a cat", phrases=((0, 5),))
     caption = pretraining_turn(grounded, rng)
-    assert (caption.question, caption.answer, caption.drawn) == ("Describe the image.", "a cat.", ())
+    assert (caption.question, caption.answer, caption.masks) == ("Describe the image.", "a cat.", ())
     nothing = pretraining_turn(tiny.sample(masks=()), rng)
-    assert (nothing.answer, nothing.meant) == (prompts.NO_TARGET_ANSWER, None)
+    assert (nothing.answer, nothing.target) == (prompts.NO_TARGET_ANSWER, None)
     assert nothing.question in ("<ref>red square</ref>", "Where is red square?")
 
 

@@ -87,13 +87,13 @@ def test_shares_are_honoured():
     clips = sum(len(row.frames) > 1 for row in rows)
     assert abs(clips / 2000 - 0.2) < 3 * (0.2 * 0.8 / 2000) ** 0.5
     told = [row.turns[0] for row in rows if len(row.frames) == 1]
-    asked = sum(bool(t.drawn) for t in told)
+    asked = sum(bool(t.masks) for t in told)
     assert abs(asked / len(told) - 0.5 / 0.8) < 3 * (0.25 / len(told)) ** 0.5
 
 
 def test_data_sets_that_show_the_same_picture_share_its_rows():
     row = next(r for r in (drawn(questions=5).row(n) for n in range(20)) if len(r.frames) == 1)
-    assert Counter(bool(t.drawn) for t in row.turns) == {True: 2, False: 1}  # all that is asked about it, each once
+    assert Counter(bool(t.masks) for t in row.turns) == {True: 2, False: 1}  # all that is asked about it, each once
     assert len({t.question for t in row.turns}) > 1
 
 

@@ -15,9 +15,10 @@ import torch
 from PIL import Image
 
 from ans_core import media, overlay, rle, transforms
-from ans_core.model import Sa2VA, checkpoint
+from ans_core.checkpoints import checkpoint
+from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
-from ans_core.model.drawing import AHEAD
+from ans_core.model.masks import AHEAD
 from ans_core.types import Request
 from flows import cli
 from tests import tiny

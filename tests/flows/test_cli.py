@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ans_core.model import Sa2VA, checkpoint
+from ans_core.checkpoints import checkpoint
+from ans_core.model import Sa2VA
 from ans_core.stages import evaluate
 from flows import cli, doctor
 from flows.compare import table

@@ -12,7 +12,7 @@ from ans_core.model.supervised import Supervised, packed, project_tiles
 from tests import tiny
 
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.0}
-SEGMENT = Turn(question="Please segment the red square.", answer="It is [SEG].", drawn=((tiny.square(8, 8, 24, 24),),))
+SEGMENT = Turn(question="Please segment the red square.", answer="It is [SEG].", masks=((tiny.square(8, 8, 24, 24),),))
 
 
 def prepared(model: Sa2VA, seed: int = 0) -> None:
@@ -28,7 +28,7 @@ def outputs(model: Sa2VA) -> tuple[Tensor, Tensor]:
     batch = collate([tiny.row(SEGMENT)], model.tokenizer, tiny.layout(model))
     with torch.no_grad():
         hidden = model.hidden_states(packed(batch), project_tiles(model, batch))
-        return model.logits(hidden), Supervised(model, mask_weight=1.0, dice_weight=1.0, points=10).draw(batch, hidden)
+        return model.logits(hidden), Supervised(model, mask_weight=1.0, dice_weight=1.0, points=10).decode_masks(batch, hidden)
 
 
 def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
@@ -118,7 +118,7 @@ def test_a_training_step_gives_every_trained_tensor_a_gradient_and_moves_no_froz
     prepared(own_model)
     stir(own_model, "lora_B")
     before = parts.hashes(own_model)
-    shown = Turn(question="Describe region1.", answer="red.", shown=(tiny.square(0, 0, 32, 32),))
+    shown = Turn(question="Describe region1.", answer="red.", regions=(tiny.square(0, 0, 32, 32),))
     batch = collate([tiny.row(SEGMENT, shown)], own_model.tokenizer, tiny.layout(own_model))
     torch.manual_seed(0)
     loss, _ = Supervised(own_model, mask_weight=2.0, dice_weight=0.5, points=200)(batch)

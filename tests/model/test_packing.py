@@ -15,14 +15,14 @@ from ans_core.data import collate as data
 from ans_core.data.collate import Batch, Row, collate, encode_row, pack_row, pad_rows
 from ans_core.data.conversation import Turn, turn
 from ans_core.model import Sa2VA
-from ans_core.model.sa2va import Packed, branch_attention
+from ans_core.model.packing import Packed, branch_attention
 from ans_core.model.supervised import Supervised, packed, project_tiles
 from tests import tiny
 
 TURNS = (
-    Turn(question="Please segment the red square in this image.", answer="It is [SEG].", drawn=((tiny.square(8, 8, 24, 24),),)),
-    Turn(question="Describe region1.", answer="A small green square.", shown=(tiny.square(0, 0, 40, 40),)),
-    Turn(question="Where are both?", answer="[SEG] and [SEG]", drawn=((tiny.square(0, 0, 8, 64),), (tiny.square(32, 0, 64, 8),))),
+    Turn(question="Please segment the red square in this image.", answer="It is [SEG].", masks=((tiny.square(8, 8, 24, 24),),)),
+    Turn(question="Describe region1.", answer="A small green square.", regions=(tiny.square(0, 0, 40, 40),)),
+    Turn(question="Where are both?", answer="[SEG] and [SEG]", masks=((tiny.square(0, 0, 8, 64),), (tiny.square(32, 0, 64, 8),))),
 )
 
 
@@ -88,7 +88,7 @@ def test_a_batch_of_rows_gives_the_logits_of_its_rows(tiny_model: Sa2VA):
 
 def test_the_region_that_is_shown_changes_the_answer(tiny_model: Sa2VA):
     layout = tiny.layout(tiny_model)
-    other = dataclasses.replace(TURNS[1], shown=(tiny.square(24, 24, 64, 64),))
+    other = dataclasses.replace(TURNS[1], regions=(tiny.square(24, 24, 64, 64),))
     one, two = (answers(tiny_model, collate([tiny.row(t)], tiny_model.tokenizer, layout)) for t in (TURNS[1], other))
     assert one.shape == two.shape  # as many cells
     assert (one - two).abs().max() > 1e-3
@@ -101,7 +101,7 @@ def test_the_loss_of_packed_rows_is_that_of_separate_ones(tiny_model: Sa2VA, mon
     fixed = torch.rand(1, 500, 2, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(losses, "uncertain_points", lambda logits, points: fixed.expand(len(logits), -1, -1))
     layout, module = tiny.layout(tiny_model), Supervised(tiny_model, mask_weight=2.0, dice_weight=0.5, points=500)
-    turns = (TURNS[0], dataclasses.replace(TURNS[0], question="Can you segment it?", drawn=((tiny.square(30, 30, 50, 64),),)))
+    turns = (TURNS[0], dataclasses.replace(TURNS[0], question="Can you segment it?", masks=((tiny.square(30, 30, 50, 64),),)))
     both, found = module(collate([tiny.row(*turns)], tiny_model.tokenizer, layout))
     losses_alone = [module(collate([tiny.row(t)], tiny_model.tokenizer, layout))[0] for t in turns]
     assert both.item() == pytest.approx(sum(x.item() for x in losses_alone) / 2, rel=1e-4)
@@ -180,7 +180,7 @@ def test_a_clip_pairs_its_seg_with_every_chosen_frame_that_is_annotated(tiny_mod
     """Frames 1 and 3 of four are chosen. The first object is known in both (absent in 3), the second only in 3."""
     first = (None, tiny.square(0, 0, 16, 16), None, rle.empty(64, 64))
     second = (tiny.square(0, 0, 64, 64), None, None, tiny.square(0, 0, 32, 32))
-    asked = Turn(question="Both?", answer="[SEG] [SEG]", drawn=(first, second))
+    asked = Turn(question="Both?", answer="[SEG] [SEG]", masks=(first, second))
     frames = (tiny.picture(1), tiny.picture(3))
     batch = collate([Row(name="c", frames=frames, turns=(asked,), mask_frames=(1, 3))], tiny_model.tokenizer, tiny.layout(tiny_model))
     assert list(zip(batch.pair_seg.tolist(), batch.pair_frame.tolist(), strict=True)) == [(0, 0), (0, 1), (1, 1)]
@@ -194,7 +194,7 @@ def test_a_seg_in_the_question_draws_nothing(tiny_model: Sa2VA):
     batch = collate([tiny.row(asked)], tiny_model.tokenizer, tiny.layout(tiny_model))
     module = Supervised(tiny_model, mask_weight=1.0, dice_weight=1.0, points=10)
     hidden = tiny_model.hidden_states(packed(batch), project_tiles(tiny_model, batch))
-    assert len(module.draw(batch, hidden)) == 1
+    assert len(module.decode_masks(batch, hidden)) == 1
 
 
 def test_image_slots_and_image_tokens_must_agree(tiny_model: Sa2VA):

@@ -14,9 +14,10 @@ from transformers.models.internvl.configuration_internvl import InternVLVisionCo
 from transformers.models.internvl.modeling_internvl import InternVLVisionModel
 
 from ans_core import losses, transforms
-from ans_core.model import Sa2VA, checkpoint, folder, layouts
+from ans_core.checkpoints import checkpoint, folder, layouts
+from ans_core.model import Sa2VA
 from ans_core.model.grounding import FrameFeatures, Grounding, GroundingConfig
-from ans_core.model.sa2va import Packed
+from ans_core.model.packing import Packed
 from tests.golden import GOLDEN, arrays, error, needs_golden
 
 pytestmark = needs_golden

@@ -9,7 +9,7 @@ from ans_core.data.collate import collate
 from ans_core.data.conversation import Turn
 from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
-from ans_core.model.drawing import upsample
+from ans_core.model.masks import upsample
 from ans_core.model.supervised import packed, project_tiles
 from ans_core.types import Prediction, Request
 from tests import tiny
@@ -84,7 +84,7 @@ def test_text_alone_is_answered_as_the_language_model_does(talker: Sa2VA):
             said.append(int(logits.argmax()))
             if said[-1] in ask.stop_ids(talker):
                 break
-    assert answer.text == talker.tokenizer.decode(ask.said(talker, said))
+    assert answer.text == talker.tokenizer.decode(ask.spoken_ids(talker, said))
 
 
 def test_an_answer_ends_before_its_end_of_turn(own_model: Sa2VA):
@@ -114,14 +114,14 @@ def test_the_seg_embeddings_of_an_answer_are_those_of_training(talker: Sa2VA, qu
     """The same words read as a training row: prompt, regions, positions and the place of `[SEG]` agree."""
     answer = "It is [SEG] and [SEG]."
     asked = Turn(
-        question=question.removeprefix("<image>").removeprefix("\n"), answer=answer, shown=shown, drawn=((tiny.square(0, 0, 8, 8),),) * 2
+        question=question.removeprefix("<image>").removeprefix("\n"), answer=answer, regions=shown, masks=((tiny.square(0, 0, 8, 8),),) * 2
     )
     batch = collate([tiny.row(asked)], talker.tokenizer, tiny.layout(talker))
     with torch.no_grad():
         hidden = talker.hidden_states(packed(batch), project_tiles(talker, batch))
         trained = talker.seg_embeddings(hidden[(batch.input_ids == talker.seg_token_id) & batch.loss_mask])
         prompted = ask.prompt(talker, [still(0, question, mask_prompts=shown)])
-        (spoken,) = ask.spoken_segs(talker, prompted, [talker.tokenizer.encode(answer)])
+        (spoken,) = ask.seg_embeddings_of(talker, prompted, [talker.tokenizer.encode(answer)])
     assert spoken.shape == (2, 32)
     assert (spoken - trained).abs().max() < 1e-5
 
@@ -129,14 +129,14 @@ def test_the_seg_embeddings_of_an_answer_are_those_of_training(talker: Sa2VA, qu
 def test_a_clip_is_asked_about_as_in_training(talker: Sa2VA):
     clip = tiny.clip(3)
     seen = talker.seen_frames(4)
-    asked = Turn(question="Please segment it.", answer="[SEG]", drawn=clip.masks)
+    asked = Turn(question="Please segment it.", answer="[SEG]", masks=clip.masks)
     row = tiny.row(asked, frames=tuple(clip.frames[i] for i in seen), mask_frames=tuple(seen))
     batch = collate([row], talker.tokenizer, tiny.layout(talker))
     with torch.no_grad():
         hidden = talker.hidden_states(packed(batch), project_tiles(talker, batch))
         trained = talker.seg_embeddings(hidden[(batch.input_ids == talker.seg_token_id) & batch.loss_mask])
         prompted = ask.prompt(talker, [Request(frames=clip.frames, text="<image>\nPlease segment it.")])
-        (spoken,) = ask.spoken_segs(talker, prompted, [talker.tokenizer.encode("[SEG]")])
+        (spoken,) = ask.seg_embeddings_of(talker, prompted, [talker.tokenizer.encode("[SEG]")])
     assert (spoken - trained).abs().max() < 1e-5
 
 
@@ -184,7 +184,7 @@ def test_known_features_are_not_computed_again(talker: Sa2VA):
     calls: list[int] = []
     handle = talker.internvl.model.vision_tower.register_forward_hook(lambda m, i, o: calls.append(1))
     with torch.no_grad():
-        tiles = [ask.seen_tiles(talker, [transforms.open_image(REQUESTS[0].frames[0])])]
+        tiles = [ask.visible_tiles(talker, [transforms.open_image(REQUESTS[0].frames[0])])]
         features = ask.vision_features(talker, tiles)
         one, other = ask.prompt(talker, REQUESTS[:1], features), ask.prompt(talker, REQUESTS[:1])
     handle.remove()
@@ -205,15 +205,15 @@ def test_mask_logits_are_stretched_to_the_picture_and_cut_at_zero():
 def test_questions_about_one_clip_are_drawn_in_one_pass_through_it(talker: Sa2VA, monkeypatch: pytest.MonkeyPatch):
     clip, other = tiny.clip(0).frames, tiny.clip(1).frames
     asked = [Request(frames=f, text=f"<image>\nPlease segment {what}.") for what in ("this", "that one", "another") for f in (clip, other)]
-    tracked: list[int] = []
+    track_frames: list[int] = []
     go = talker.sam2.propagate
     monkeypatch.setattr(
-        talker.sam2, "propagate", lambda *given, objects, **rest: tracked.append(objects) or go(*given, objects=objects, **rest)
+        talker.sam2, "propagate", lambda *given, objects, **rest: track_frames.append(objects) or go(*given, objects=objects, **rest)
     )
     together = ask.predict(talker, asked, max_tokens=12, batch=6)
     drawn = sum(len(p.masks) for p in together)
-    assert len(tracked) == len({r.frames for r, p in zip(asked, together, strict=True) if p.masks})
-    assert sum(tracked) == drawn > 2
+    assert len(track_frames) == len({r.frames for r, p in zip(asked, together, strict=True) if p.masks})
+    assert sum(track_frames) == drawn > 2
     alone = [ask.predict(talker, [r], max_tokens=12, batch=1)[0] for r in asked]
     for one, single in zip(together, alone, strict=True):
         assert one.text == single.text
@@ -229,12 +229,12 @@ def test_a_picture_that_several_requests_ask_about_is_encoded_once(talker: Sa2VA
         still(n % 2, prompts.REFERRING_EVAL.format(text=text)) for n, text in enumerate(("the cat", "a dog", "it", "the sky", "a bird"))
     ]
     together = ask.predict(talker, asked, max_tokens=8, batch=8)
-    tiles = sum(len(ask.seen_tiles(talker, [transforms.open_image(asked[n].frames[0])])) for n in (0, 1))
+    tiles = sum(len(ask.visible_tiles(talker, [transforms.open_image(asked[n].frames[0])])) for n in (0, 1))
     assert seen == [("vision", tiles), ("sam", 2)]
     prompted = ask.prompt(talker, asked)
-    assert prompted.beginning.tolist() == [0, 1, 0, 1, 0]
-    assert len(prompted.beginnings) == 2
-    assert prompted.read.get_seq_length() == prompted.beginnings.shape[1]
+    assert prompted.prefix_of.tolist() == [0, 1, 0, 1, 0]
+    assert len(prompted.prefixes) == 2
+    assert prompted.read.get_seq_length() == prompted.prefixes.shape[1]
     alone = [ask.predict(talker, [a], max_tokens=8, batch=1)[0] for a in asked]
     assert [a.text for a in together] == [a.text for a in alone]
     assert all(a.masks for a in together)
@@ -250,13 +250,13 @@ def test_beginnings_are_read_beside_those_of_their_length(talker: Sa2VA, monkeyp
     )
     with torch.no_grad():
         together = ask.prompt(talker, REQUESTS)
-        slots, tokens = sum(rows * width for rows, width in sizes), int(together.beginnings_attention.sum())
+        slots, tokens = sum(rows * width for rows, width in sizes), int(together.prefix_attention.sum())
         assert len(sizes) > 1
-        assert tokens <= slots <= ask.ALIKE * tokens < together.beginnings_attention.numel()
+        assert tokens <= slots <= ask.SIMILAR_LENGTH * tokens < together.prefix_attention.numel()
         for number, request in enumerate(REQUESTS):
             alone = ask.prompt(talker, [request])
-            row, length = together.beginning[number], alone.beginnings.shape[1]
-            assert together.beginnings_attention[row].sum() == length
+            row, length = together.prefix_of[number], alone.prefixes.shape[1]
+            assert together.prefix_attention[row].sum() == length
             for layer, own in zip(together.read.layers, alone.read.layers, strict=True):
                 assert (layer.keys[row, :, -length:] - own.keys[0]).abs().max() < 1e-5
                 assert (layer.values[row, :, -length:] - own.values[0]).abs().max() < 1e-5

@@ -19,7 +19,7 @@ from PIL import Image
 from ans_core import rle
 from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
-from ans_core.model.sa2va import VideoMode
+from ans_core.model.config import VideoMode
 from tests.golden import GOLDEN, arrays, error, needs_golden
 
 pytestmark = needs_golden
@@ -262,9 +262,9 @@ def test_an_answer_ends_at_a_stop_word_of_several_tokens():
         assert answer.text == expected
         assert len(answer.masks) == 1
         assert len(steps) < len(script)
-    ids, complete = ask.ended(model, told)
+    ids, complete = ask.cut_at_stop(model, told)
     assert (complete, model.tokenizer.decode(ids)) == (True, "Sure,[SEG].<|end|>")
-    assert ask.ended(model, told[:3]) == (told[:3], False)
+    assert ask.cut_at_stop(model, told[:3]) == (told[:3], False)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (10_000, 10)])

@@ -1,4 +1,4 @@
-from ans_core.model.published import build_meta
+from ans_core.checkpoints.published import build_meta
 from perf.memory import Needs, needs
 
 

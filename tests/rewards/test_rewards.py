@@ -5,7 +5,7 @@ from pycocoevalcap.cider.cider import Cider as PublicCider
 
 from ans_core import rle
 from ans_core.rewards import REWARDS, corpus_rewards
-from ans_core.rewards.confidence import Drawing
+from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rewards.iou import hard_iou, iou, soft_iou
 from ans_core.types import Prediction
 
@@ -40,7 +40,7 @@ def test_every_reward_lies_between_zero_and_one_and_tells_answers_apart(name: st
 
 
 def test_confidence_is_the_drawings_own():
-    assert REWARDS["confidence"](Drawing(text="", masks=((box(2, 9),),), confidence=0.75), TRUTHS[1]) == 0.75
+    assert REWARDS["confidence"](MaskPrediction(text="", masks=((box(2, 9),),), confidence=0.75), TRUTHS[1]) == 0.75
 
 
 def test_cider_is_the_benchmarks_where_the_corpus_is_its_references():

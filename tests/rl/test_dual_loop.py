@@ -12,12 +12,12 @@ from ans_core.config import Rl
 from ans_core.model import Sa2VA, adapters, parts
 from ans_core.model import predict as ask
 from ans_core.rewards import REWARDS
-from ans_core.rewards.confidence import Drawing
+from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import dual_loop, grpo, rollout, text_loop
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop
 from ans_core.rl.judging import Judging
-from ans_core.rl.loops import both_loops, caption_request, expression_of, loops_of_truth, mask_request, true_mask
-from ans_core.rl.round import Round, Settings, collate
+from ans_core.rl.loops import caption_request, expression_of, mask_request, score_loops, score_loops_of_truth, true_mask
+from ans_core.rl.step import RolloutStep, Settings, collate
 from ans_core.stages.rl import expressions_of, own_share, rows_of
 from ans_core.types import Prediction, Request, Sample
 from tests import tiny
@@ -57,8 +57,8 @@ def batch(
     )
 
 
-def a_round(module: DualLoop, loop: str = "caption", **words: object) -> Round:
-    return module._rounds(batch(module.model, **words))[loop]  # type: ignore[arg-type]
+def a_round(module: DualLoop, loop: str = "caption", **words: object) -> RolloutStep:
+    return module._rollout_steps(batch(module.model, **words))[loop]  # type: ignore[arg-type]
 
 
 def gradients(module: DualLoop) -> dict[str, Tensor]:
@@ -160,14 +160,14 @@ def test_frozen_encoders_run_once_per_batch_and_with_all_its_pictures(own_model:
 def test_the_log_probabilities_are_those_of_the_distribution_that_was_sampled_from(own_model: Sa2VA):
     """Packed answers against the prompt as `generate` sees it, with the temperature; and against what sampling noted itself."""
     module = loops(own_model, temperature=0.7)
-    round = a_round(module)
+    step = a_round(module)
     requests = [caption_request(s, true_mask(s)) for s in SAMPLES]
     with torch.no_grad():
-        prompted = ask.prompt(own_model, requests, round.seen.vision)
-        said = round.say(requests, "captions")
-        done = text_loop.practised(round, requests, said)
-        packed, hidden, _ = round.hidden(done.groups, done.regions)
-        logps, _ = rollout.token_logps(own_model, packed, hidden, round.reader)
+        prompted = ask.prompt(own_model, requests, step.encoded.vision)
+        said = step.sample_answers(requests, "captions")
+        done = text_loop.experience_of(step, requests, said)
+        packed, hidden, _ = step.hidden(done.groups, done.regions)
+        logps, _ = rollout.token_logps(own_model, packed, hidden, step.reader)
         expected = []
         for i, answer in enumerate(said):
             own, ids = prompted.row(i // 3), torch.tensor(answer.ids)
@@ -215,7 +215,7 @@ def test_policy_teacher_and_reference_each_do_their_own_part(own_model: Sa2VA, m
 
 def test_every_token_has_the_advantage_of_its_own_caption(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
     ids = [(5, 6), (7,), (8, 9, 10), (11,), (12, 13), (14,)]
-    said = [rollout.Said(ids=i, logps=(0.0,) * len(i), complete=True) for i in ids]
+    said = [rollout.SampledAnswer(ids=i, logps=(0.0,) * len(i), complete=True) for i in ids]
     module, seen = loops(own_model, loops={"caption": 1.0}, scale_rewards="none", rewards_caption={"iou": 1.0}), []
     policy_loss = grpo.policy_loss
 
@@ -223,8 +223,8 @@ def test_every_token_has_the_advantage_of_its_own_caption(own_model: Sa2VA, monk
         seen.append(advantage)
         return policy_loss(logps, behaviour, advantage, *args, **words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Round, "say", lambda *args: said)
-    monkeypatch.setattr(Round, "score", lambda *args, **words: {"iou": torch.tensor([[0.0, 1.0, 2.0], [10.0, 20.0, 60.0]])})
+    monkeypatch.setattr(RolloutStep, "sample_answers", lambda *args: said)
+    monkeypatch.setattr(RolloutStep, "score", lambda *args, **words: {"iou": torch.tensor([[0.0, 1.0, 2.0], [10.0, 20.0, 60.0]])})
     monkeypatch.setattr(grpo, "policy_loss", watching)
     module(batch(own_model))
     assert seen[0].tolist() == [-1, -1, 0, 1, 1, 1, -20, -10, -10, 30]
@@ -239,7 +239,7 @@ def test_the_extra_state_comes_back(own_model: Sa2VA):
     module.after_step(0)
     again = loops(tiny.build())
     again.set_extra_state(module.get_extra_state())
-    assert (again.exploring, again.updates, again.record) == (module.exploring, 1, module.record)
+    assert (again.exploration, again.updates, again.record) == (module.exploration, 1, module.record)
     assert again.mean_reward == module.mean_reward
     ours, theirs = module.policies.tensors("teacher"), again.policies.tensors("teacher")
     assert all(torch.equal(ours[k], theirs[k]) for k in ours)
@@ -249,29 +249,29 @@ def test_the_extra_state_comes_back(own_model: Sa2VA):
 
 def test_rewards_are_those_of_the_sample_the_rollout_belongs_to(own_model: Sa2VA):
     """Captions right for sample 0 and wrong for sample 1, masks the other way round."""
-    round = a_round(loops(own_model, group=2))
+    step = a_round(loops(own_model, group=2))
     texts = ["a red square.", "zzz", "zzz", "zzz"]
     masks = [tiny.square(60, 60, 64, 64)] * 2 + [true_mask(SAMPLES[1]), tiny.square(24, 24, 60, 42)]
     sure = [0.9, 0.8, 0.7, 0.6]
-    drawn = [Drawing(text=t, masks=((m,),), confidence=c) for t, m, c in zip(texts, masks, sure, strict=True)]
-    parts = round.score(drawn, ("iou", "meteor", "confidence"))
+    drawn = [MaskPrediction(text=t, masks=((m,),), confidence=c) for t, m, c in zip(texts, masks, sure, strict=True)]
+    parts = step.score(drawn, ("iou", "meteor", "confidence"))
     assert parts["iou"].tolist() == [[0.0, 0.0], [1.0, 0.5]]
     assert parts["meteor"].tolist() == [[1.0, 0.0], [0.0, 0.0]]
     assert parts["confidence"].flatten().tolist() == pytest.approx([0.9, 0.8, 0.7, 0.6])
-    assert set(round.score([Prediction(text=t) for t in texts], ("meteor",))) == {"meteor"}
+    assert set(step.score([Prediction(text=t) for t in texts], ("meteor",))) == {"meteor"}
 
 
 def test_true_answers_earn_every_reward_in_full(own_model: Sa2VA):
-    round = a_round(loops(own_model, group=2))
-    truth = [Drawing(text=s.text, masks=((true_mask(s),),)) for s in round.batch.samples for _ in range(2)]
+    step = a_round(loops(own_model, group=2))
+    truth = [MaskPrediction(text=s.text, masks=((true_mask(s),),)) for s in step.batch.samples for _ in range(2)]
     assert len(REWARDS) > 5
-    assert all(values.eq(1).all() for values in round.score(truth, REWARDS).values())
+    assert all(values.eq(1).all() for values in step.score(truth, REWARDS).values())
 
 
 def test_soft_iou_is_that_of_the_probabilities_drawn(own_model: Sa2VA):
-    round = a_round(loops(own_model, group=2))
-    drawn = round.draws([s.text for s in round.batch.samples for _ in range(2)])
-    soft = round.score(drawn, ("soft_iou",))["soft_iou"]
+    step = a_round(loops(own_model, group=2))
+    drawn = step.inverse_masks([s.text for s in step.batch.samples for _ in range(2)])
+    soft = step.score(drawn, ("soft_iou",))["soft_iou"]
     assert ((soft > 0) & (soft < 1)).all()
     assert soft.flatten().tolist() == pytest.approx([one.soft_iou for one in drawn])
 
@@ -317,7 +317,7 @@ def test_the_gradient_is_the_weighted_sum_of_the_loops(own_model: Sa2VA) -> None
     module = loops(own_model, mask_weight=0.0)
 
     def gradient(**weights: float) -> Tensor:
-        module.settings, module.exploring = dataclasses.replace(module.settings, loops=weights), dual_loop.Exploring(width=0.5)
+        module.settings, module.exploration = dataclasses.replace(module.settings, loops=weights), dual_loop.Exploration(width=0.5)
         module.zero_grad()
         torch.manual_seed(0)
         module(batch(own_model))[0].backward()
@@ -359,7 +359,7 @@ def test_both_loops_are_closed_by_the_inverse_model():
             assert r.mask_prompts == (half,) or r.text == prompts.REFERRING_EVAL.format(text="the red square")
         return [Prediction(text="a red square.", masks=() if r.mask_prompts else ((half,),)) for r in requests]
 
-    found = both_loops([sample], ask=asking, inverse=inverse)
+    found = score_loops([sample], ask=asking, inverse=inverse)
     assert found[0] == ("loop1", "IoU", pytest.approx(0.5))
     assert found[1][:2] == ("loop2", "METEOR")
     assert found[1][2] > 0.9
@@ -373,7 +373,7 @@ def test_the_truth_is_what_the_inverse_makes_of_true_captions_and_masks():
         assert all(r.mask_prompts == (true_mask(sample),) or "the red square" in r.text for r in requests)
         return [Prediction(text="a red square.", masks=() if r.mask_prompts else ((tiny.square(0, 0, 16, 32),),)) for r in requests]
 
-    (_, _, iou), (_, _, meteor) = loops_of_truth([sample], inverse=halving)
+    (_, _, iou), (_, _, meteor) = score_loops_of_truth([sample], inverse=halving)
     assert iou == pytest.approx(0.5)
     assert meteor > 0.9
 
@@ -405,7 +405,7 @@ def test_an_empty_mask_earns_nothing_in_either_loop():
     def silent(requests: list[Request]) -> list[Prediction]:
         return [Prediction(text="a red square") for _ in requests]
 
-    found = both_loops([tiny.region(0), tiny.region(1)], ask=silent, inverse=silent)
+    found = score_loops([tiny.region(0), tiny.region(1)], ask=silent, inverse=silent)
     assert [value for *_, value in found] == [0.0, 0.0]
 
 

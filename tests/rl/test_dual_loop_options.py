@@ -20,8 +20,8 @@ from ans_core.rl import curriculum
 from ans_core.rl.dual_loop import LOOPS, DualLoop
 from ans_core.rl.judging import Judging
 from ans_core.rl.mask_policy import MASK_POLICIES, steered
-from ans_core.rl.round import Round
-from ans_core.stages.rl import practice_of
+from ans_core.rl.step import RolloutStep
+from ans_core.stages.rl import samples_by_loop
 from ans_core.types import Prediction, Sample
 from tests import tiny
 from tests.rl.test_dual_loop import SAMPLES, a_round, batch, gradients, loops
@@ -45,7 +45,7 @@ def one_step(module: DualLoop, optimizer: torch.optim.Optimizer, step: int, inne
 def test_inner_steps_learn_from_the_same_rollouts_against_the_policy_that_acted(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
     module, acted = loops(own_model, inner_steps=3), []
     act = LOOPS["mask"].act
-    monkeypatch.setitem(LOOPS, "mask", dataclasses.replace(LOOPS["mask"], act=lambda round: acted.append(round.seeds) or act(round)))
+    monkeypatch.setitem(LOOPS, "mask", dataclasses.replace(LOOPS["mask"], act=lambda step: acted.append(step.seeds) or act(step)))
     optimizer = torch.optim.AdamW(trained(module), lr=3e-3)
     found = [one_step(module, optimizer, step, 3) for step in range(4)]
     assert [seeds[-1] for seeds in acted] == [0, 1]
@@ -84,7 +84,7 @@ def test_a_run_killed_between_inner_steps_goes_on_to_the_same_bits(own_model: Sa
         ours, theirs = whole.policies.tensors(adapter), again.policies.tensors(adapter)
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert whole.record == again.record
-    assert whole.exploring == again.exploring
+    assert whole.exploration == again.exploration
 
 
 def test_rollouts_that_are_gone_are_an_error(own_model: Sa2VA):
@@ -98,15 +98,15 @@ def test_rollouts_that_are_gone_are_an_error(own_model: Sa2VA):
 def test_of_more_candidates_those_with_a_spread_are_learned_from(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
     """Three candidates for two places; the middle one's rewards are equal. What is learned is what the other two alone would teach."""
     three = (SAMPLES[0], tiny.region(2, "a red square"), SAMPLES[1])
-    score = Round.score
+    score = RolloutStep.score
 
-    def scored(round: Round, *args: object, **words: object) -> dict[str, Tensor]:
-        parts = score(round, *args, **words)  # type: ignore[arg-type]
-        for i, sample in enumerate(round.batch.samples):
+    def scored(step: RolloutStep, *args: object, **words: object) -> dict[str, Tensor]:
+        parts = score(step, *args, **words)  # type: ignore[arg-type]
+        for i, sample in enumerate(step.batch.samples):
             parts["iou"][i] = 0.5 if sample.sample_id == three[1].sample_id else torch.tensor([0.0, 0.5, 1.0])
         return parts
 
-    monkeypatch.setattr(Round, "score", scored)
+    monkeypatch.setattr(RolloutStep, "score", scored)
 
     def learned(**words: object) -> tuple[Tensor, dict[str, float]]:
         module = loops(tiny.build(), loops={"caption": 1.0}, rewards_caption={"iou": 1.0})
@@ -179,13 +179,13 @@ def test_adaptive_weights_go_to_the_loop_that_misses_more(own_model: Sa2VA):
 @pytest.mark.parametrize("inverse", ["teacher", "policy", "reference"])
 def test_the_loops_are_closed_by_the_inverse_model_that_is_set(own_model: Sa2VA, inverse: str, monkeypatch: pytest.MonkeyPatch):
     module, drew = loops(own_model, inverse=inverse), []
-    decoded = Round.decoded
+    decoded = RolloutStep.decoded
 
-    def watching(round: Round, *args: object) -> object:
+    def watching(step: RolloutStep, *args: object) -> object:
         drew.append(module.policies.active)
-        return decoded(round, *args)  # type: ignore[arg-type]
+        return decoded(step, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Round, "decoded", watching)
+    monkeypatch.setattr(RolloutStep, "decoded", watching)
     module(batch(own_model))
     assert drew[0] == inverse
 
@@ -196,7 +196,7 @@ def test_the_loops_are_closed_by_the_inverse_model_that_is_set(own_model: Sa2VA,
 @pytest.mark.parametrize("name", MASK_POLICIES)
 def test_every_mask_policy_but_token_has_a_gradient_of_its_own(own_model: Sa2VA, name: str):
     module = loops(own_model, loops={"mask": 1.0}, mask_policy=name, kl=0.0, kl_words=0.0, mask_weight=0.0, rewards_mask={"iou": 1.0})
-    module.exploring.width = 0.5 if name in ("grid_gaussian", "bernoulli") else 5.0
+    module.exploration.width = 0.5 if name in ("grid_gaussian", "bernoulli") else 5.0
     for step in range(3):
         loss, found = module(batch(own_model, step))
         loss.backward()
@@ -232,13 +232,13 @@ def test_exploration_moves_once_an_update_by_all_its_micro_batches(own_model: Sa
     module = loops(own_model, loops={"mask": 1.0}, mask_policy="grid_gaussian", mask_sigma=1e-6, stop_identical=0)
     for micro in range(3):
         module(dataclasses.replace(batch(own_model), micro=micro))
-        assert module.exploring.width == 1e-6
+        assert module.exploration.width == 1e-6
     module.after_step(0)
-    assert (module.exploring.width, module.exploring.identical) == (steered(1e-6, 1.0), 1)
+    assert (module.exploration.width, module.exploration.identical) == (steered(1e-6, 1.0), 1)
     module(batch(own_model, 1))  # is skipped, so no `after_step` follows, and nothing of it counts
     module(batch(own_model, 2))
     module.after_step(2)
-    assert module.exploring.identical == 2
+    assert module.exploration.identical == 2
 
 
 def test_rollouts_that_are_learned_from_again_move_no_width_but_count_as_an_update(own_model: Sa2VA):
@@ -246,7 +246,7 @@ def test_rollouts_that_are_learned_from_again_move_no_width_but_count_as_an_upda
     for step in range(2):
         module(batch(own_model, step, inner_steps=2))
         module.after_step(step)
-    assert (module.exploring.width, module.exploring.identical) == (steered(1e-6, 1.0), 2)
+    assert (module.exploration.width, module.exploration.identical) == (steered(1e-6, 1.0), 2)
 
 
 # What can break
@@ -304,11 +304,11 @@ def test_an_adapter_that_changes_before_the_backward_pass_is_caught(own_model: S
 def test_gradient_checkpointing_changes_no_gradient(own_model: Sa2VA, loop: str):
     """Layers run again in the backward pass, under the adapter that is active then; rollouts are made in eval mode."""
     module = loops(own_model, loops={loop: 1.0})
-    done, rounds = module._act(batch(own_model), module._rounds(batch(own_model)))
+    done, steps = module._act(batch(own_model), module._rollout_steps(batch(own_model)))
 
     def gradient() -> Tensor:
         module.zero_grad()
-        LOOPS[loop].learn(rounds[loop], done[loop])[0].backward()
+        LOOPS[loop].learn(steps[loop], done[loop])[0].backward()
         return torch.cat([g.flatten() for _, g in sorted(gradients(module).items())])
 
     plain = gradient()
@@ -367,29 +367,29 @@ def test_two_trainable_sets_over_one_backbone_take_hardly_more_than_themselves(o
 def test_features_that_are_encoded_once_give_the_masks_and_gradients_of_features_encoded_anew(own_model: Sa2VA):
     """They are kept from before `conv_s0` and `conv_s1`, which belong to the trained decoder, each adapter its own."""
     module = loops(own_model, loops={"mask": 1.0})
-    done, rounds = module._act(batch(own_model), module._rounds(batch(own_model)))
+    done, steps = module._act(batch(own_model), module._rollout_steps(batch(own_model)))
 
-    def gradients_of(round: Round) -> dict[str, Tensor]:
+    def gradients_of(step: RolloutStep) -> dict[str, Tensor]:
         module.zero_grad()
-        LOOPS["mask"].learn(round, done["mask"])[0].backward()
+        LOOPS["mask"].learn(step, done["mask"])[0].backward()
         return {name: g.clone() for name, g in gradients(module).items() if "conv_s" in name}
 
-    cached = gradients_of(rounds["mask"])
-    pixels = rounds["mask"].batch.pixels
+    cached = gradients_of(steps["mask"])
+    pixels = steps["mask"].batch.pixels
     anew = gradients_of(
-        dataclasses.replace(rounds["mask"], seen=dataclasses.replace(rounds["mask"].seen, frames=own_model.sam2.encode(pixels)))
+        dataclasses.replace(steps["mask"], encoded=dataclasses.replace(steps["mask"].encoded, frames=own_model.sam2.encode(pixels)))
     )
     assert {name.split(".policy.")[1] for name in cached} == {f"conv_s{i}.{p}" for i in (0, 1) for p in ("weight", "bias")}
     assert all(torch.equal(cached[name], anew[name]) for name in cached)
     with module.policies.using("reference"), torch.no_grad():
-        before = own_model.sam2.high_res(rounds["mask"].seen.frames)[0]
+        before = own_model.sam2.high_res(steps["mask"].encoded.frames)[0]
     with torch.no_grad():
         for name, p in own_model.named_parameters():
             if "conv_s0" in name and ".policy." in name:
                 p.add_(1.0)
-        moved = own_model.sam2.high_res(rounds["mask"].seen.frames)[0]
+        moved = own_model.sam2.high_res(steps["mask"].encoded.frames)[0]
         with module.policies.using("reference"):
-            still = own_model.sam2.high_res(rounds["mask"].seen.frames)[0]
+            still = own_model.sam2.high_res(steps["mask"].encoded.frames)[0]
     assert torch.equal(before, still)
     assert not torch.allclose(before, moved)
 
@@ -443,11 +443,11 @@ def test_sam2_does_not_look_at_pictures_that_nothing_is_drawn_in(own_model: Sa2V
 
 def test_practice_is_the_samples_that_a_loop_takes_and_none_is_an_error():
     samples = [*SAMPLES, described(), asked()]
-    found = practice_of(samples, ("caption", "mask", "describe"))
+    found = samples_by_loop(samples, ("caption", "mask", "describe"))
     assert found.samples == [list(SAMPLES), [samples[2]]]
     assert found.of == {"caption": 0, "mask": 0, "describe": 1}
     with pytest.raises(ValueError, match=r"rl\.loops has 'vqa', which needs questions about pictures"):
-        practice_of(list(SAMPLES), ("caption", "vqa"))
+        samples_by_loop(list(SAMPLES), ("caption", "vqa"))
 
 
 # Curriculum
@@ -479,10 +479,10 @@ def test_the_judge_pays_captions_beside_meteor(own_model: Sa2VA, monkeypatch: py
     module = loops(own_model, judging(RuleJudge()), loops={"caption": 1.0}, use_llm_judge=True, rewards_caption={"meteor": 1.0})
     act = LOOPS["caption"].act
 
-    def saying(round: Round) -> object:
-        done = act(round)
+    def saying(step: RolloutStep) -> object:
+        done = act(step)
         done.texts = ["a red square", "a blue square", "", "a small green square", "a large green square", "a green circle"]
-        done.rewards = round.score([Prediction(text=text) for text in done.texts], ("meteor",))
+        done.rewards = step.score([Prediction(text=text) for text in done.texts], ("meteor",))
         return done
 
     monkeypatch.setitem(LOOPS, "caption", dataclasses.replace(LOOPS["caption"], act=saying))

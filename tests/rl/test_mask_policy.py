@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ans_core.rl import grpo, mask_policy
-from ans_core.rl.mask_policy import MASK_POLICIES, Acting, Drawn, GridGaussian, MaskActions, MaskPolicy, steered
+from ans_core.rl.mask_policy import MASK_POLICIES, GridGaussian, MaskActions, MaskPolicy, MaskSampling, PolicyOutput, steered
 
 Decoder = Callable[[Tensor], Tensor]
 
@@ -33,20 +33,20 @@ def decoder(size: int = 16, width: int = 8) -> Decoder:
     return decode
 
 
-def drawn(z: Tensor, embeddings: Tensor | None = None) -> Drawn:
+def drawn(z: Tensor, embeddings: Tensor | None = None) -> PolicyOutput:
     generator = torch.Generator().manual_seed(9)
     if embeddings is None:
         embeddings = torch.randn(len(z), 8, generator=generator)
     choices = torch.stack([z, z.roll(2, 1), -z], dim=1)
     ious = 0.3 * torch.randn(len(z), 3, generator=generator)
-    return Drawn(embeddings=embeddings, logits=z, choices=choices, ious=ious, words=-torch.rand(len(z), generator=generator))
+    return PolicyOutput(embeddings=embeddings, logits=z, choices=choices, ious=ious, words=-torch.rand(len(z), generator=generator))
 
 
-def how(width: float, scale: float, generators: list[torch.Generator], group: int, decode: Decoder) -> Acting:
-    return Acting(width=width, scale=scale, generators=generators, group=group, decode=decode)
+def how(width: float, scale: float, generators: list[torch.Generator], group: int, decode: Decoder) -> MaskSampling:
+    return MaskSampling(width=width, scale=scale, generators=generators, group=group, decode=decode)
 
 
-def act(policy: MaskPolicy, what: Drawn, *, group: int = 4, width: float = 0.5, scale: float = 2.0, seed: int = 0) -> MaskActions:
+def act(policy: MaskPolicy, what: PolicyOutput, *, group: int = 4, width: float = 0.5, scale: float = 2.0, seed: int = 0) -> MaskActions:
     side = what.logits.shape[-1]
     return policy.act(what, how(width, scale, generators(seed, len(what.logits)), group, decoder(side)))
 
@@ -69,7 +69,7 @@ def test_actions_follow_the_generators_of_their_samples(policy: MaskPolicy):
     assert torch.equal(one.choice, again.choice)
     assert torch.equal(one.masks, again.masks)
     assert torch.equal(one.choice, other.choice) != policy.explores
-    second = Drawn(**{name: value[1:] for name, value in vars(what).items()})
+    second = PolicyOutput(**{name: value[1:] for name, value in vars(what).items()})
     alone = policy.act(second, how(0.5, 2.0, generators(0, 2)[1:], 4, decoder()))
     assert torch.equal(alone.masks[0], one.masks[1])
 
@@ -88,7 +88,7 @@ def test_the_log_prob_of_a_stored_action_draws_nothing_anew(policy: MaskPolicy):
 
 def test_the_ratio_is_one_at_first_and_the_kl_exactly_zero(policy: MaskPolicy):
     free = {name: value.clone().requires_grad_() for name, value in vars(drawn(logits())).items()}
-    what, fixed = Drawn(**free), Drawn(**{name: value.detach() for name, value in free.items()})
+    what, fixed = PolicyOutput(**free), PolicyOutput(**{name: value.detach() for name, value in free.items()})
     actions = act(policy, fixed)
     logps = policy.log_prob(what, actions).flatten()
     objective = grpo.Objective(form="dapo", clip_low=0.2, clip_high=0.28, max_tokens=1)
@@ -168,7 +168,7 @@ def test_bernoullis_log_prob_and_kl_are_those_of_the_pixels():
 
 def test_multimasks_log_prob_and_kl_are_those_of_the_choice():
     one, policy = drawn(logits()), MASK_POLICIES["multimask"](4)
-    other = Drawn(**{**vars(one), "ious": one.ious.flip(1)})
+    other = PolicyOutput(**{**vars(one), "ious": one.ious.flip(1)})
     actions = act(policy, one, group=6000)
     choice, fixed = (torch.distributions.Categorical(logits=d.ious / 0.5) for d in (one, other))
     assert torch.allclose(policy.log_prob(one, actions), choice.log_prob(actions.choice.T).T, atol=1e-6)
@@ -184,7 +184,7 @@ def test_seg_gaussians_masks_are_what_the_noisy_embeddings_draw():
     what, policy = drawn(logits()), MASK_POLICIES["seg_gaussian"](4)
     actions = act(policy, what)
     assert torch.equal(actions.masks[1, 2], decoder()(2.0 * actions.choice[1, 2][None])[0] > 0)
-    far = Drawn(**{**vars(what), "logits": logits(seed=8)})
+    far = PolicyOutput(**{**vars(what), "logits": logits(seed=8)})
     assert torch.equal(policy.log_prob(what, actions), policy.log_prob(far, actions))  # the decoder is the environment
 
 
@@ -204,10 +204,10 @@ def reward(masks: Tensor, target: Tensor) -> Tensor:
 
 
 def estimated(
-    policy: MaskPolicy, what: Drawn, own: Tensor, target: Tensor, *, group: int, width: float, decode: Decoder, seed: int = 0
+    policy: MaskPolicy, what: PolicyOutput, own: Tensor, target: Tensor, *, group: int, width: float, decode: Decoder, seed: int = 0
 ) -> Tensor:
     """The gradient of the expected reward with respect to `own`, by GRPO's loss."""
-    fixed = Drawn(**{name: value.detach() for name, value in vars(what).items()})
+    fixed = PolicyOutput(**{name: value.detach() for name, value in vars(what).items()})
     actions = policy.act(fixed, how(width, 1.0, generators(seed, 1), group, decode))
     advantage = grpo.advantages(reward(actions.masks, target), scale="none", std_floor=0.02).flatten()
     logps = policy.log_prob(what, actions).flatten()
@@ -280,7 +280,7 @@ def test_multimasks_gradient_is_that_of_the_expected_reward():
     policy, what = MASK_POLICIES["multimask"](3), drawn(logits(batch=1, size=12))
     free, own = what.ious.clone().requires_grad_(), what.ious.clone().requires_grad_()
     ((free / 0.5).softmax(1) * reward(what.choices > 0, corner(12))).sum().backward()
-    found = estimated(policy, Drawn(**{**vars(what), "ious": own}), own, corner(12), group=20_000, width=0.5, decode=decoder(12))
+    found = estimated(policy, PolicyOutput(**{**vars(what), "ious": own}), own, corner(12), group=20_000, width=0.5, decode=decoder(12))
     assert free.grad is not None
     assert torch.allclose(found, free.grad, atol=0.05 * free.grad.abs().max().item())
 
@@ -289,7 +289,7 @@ def test_the_token_policy_has_exactly_no_gradient():
     what = drawn(logits(batch=1))
     own = what.words.clone().requires_grad_()
     found = estimated(
-        MASK_POLICIES["token"](4), Drawn(**{**vars(what), "words": own}), own, corner(16), group=50, width=0.5, decode=decoder()
+        MASK_POLICIES["token"](4), PolicyOutput(**{**vars(what), "words": own}), own, corner(16), group=50, width=0.5, decode=decoder()
     )
     assert found.count_nonzero() == 0
 

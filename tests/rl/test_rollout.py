@@ -10,9 +10,9 @@ import torch
 
 from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
-from ans_core.model.sa2va import Packed
+from ans_core.model.packing import Packed
 from ans_core.rl.loops import caption_request, true_mask
-from ans_core.rl.rollout import CLIP, Group, Reader, Segment, _Drawing, check_cache, entropies, pack, sample, token_logps
+from ans_core.rl.rollout import CLIP, Group, Reader, Segment, _GumbelSampling, check_cache, entropies, pack, sample, token_logps
 from tests import tiny
 
 
@@ -20,7 +20,7 @@ def reader(temperature: float = 1.0, forbidden: tuple[int, ...] = (), **words: s
     return Reader(temperature=temperature, forbidden=forbidden, guard=words.get("guard", "guard"))  # type: ignore[arg-type]
 
 
-def prompted(model: Sa2VA, count: int = 2) -> ask.Prompted:
+def prompted(model: Sa2VA, count: int = 2) -> ask.PrefilledBatch:
     samples = [tiny.region(i, "a red square") for i in range(count)]
     with torch.no_grad():
         return ask.prompt(model, [caption_request(s, true_mask(s)) for s in samples])
@@ -72,7 +72,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     logits = torch.tensor([1.0, 0.0, -1.0, 5.0])
     own = reader(forbidden=(3,))
     count = 40_000
-    drawing = _Drawing(own, range(count), torch.device("cpu"))
+    drawing = _GumbelSampling(own, range(count), torch.device("cpu"))
     chosen = drawing(torch.zeros(count, 0), logits.expand(count, -1)).argmax(1)
     expected = own(logits[None]).softmax(1)[0]
     for token, p in enumerate(expected.tolist()):
@@ -84,7 +84,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
 def test_what_a_rollout_says_depends_on_its_seed_alone(own_model: Sa2VA):
     """Not on the rollouts and samples beside it, so not on the number of processes either."""
     both, second = prompted(own_model), prompted(own_model)
-    alone = dataclasses.replace(second, beginning=second.beginning[1:], embeds=second.embeds[1:], attention=second.attention[1:])
+    alone = dataclasses.replace(second, prefix_of=second.prefix_of[1:], embeds=second.embeds[1:], attention=second.attention[1:])
     seeds = [11, 12, 13, 21, 22, 23]
     told = sample(own_model, both, group=3, max_tokens=6, reader=reader(), seeds=seeds)
     assert [a.ids for a in sample(own_model, alone, group=3, max_tokens=6, reader=reader(), seeds=seeds[3:])] == [a.ids for a in told[3:]]

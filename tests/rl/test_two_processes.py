@@ -17,7 +17,7 @@ import torch
 from ans_core import dist, loop
 from ans_core.rl import dual_loop
 from ans_core.rl.dual_loop import LOOPS, Batches
-from ans_core.rl.round import collate
+from ans_core.rl.step import collate
 from ans_core.stages.rl import own_share
 from tests import tiny
 from tests.rl.test_dual_loop import loops
@@ -29,11 +29,11 @@ rollouts = {}
 
 def noting(name):
     act = LOOPS[name].act
-    def noted(round):
-        done = act(round)
-        for i, sample in enumerate(round.batch.samples):
+    def noted(step):
+        done = act(step)
+        for i, sample in enumerate(step.batch.samples):
             rows = slice(3 * i, 3 * i + 3)
-            rollouts[f"{round.seeds} {sample.sample_id}"] = [done.texts[rows], [m["counts"] for m in done.masks[rows]]]
+            rollouts[f"{step.seeds} {sample.sample_id}"] = [done.texts[rows], [m["counts"] for m in done.masks[rows]]]
         return done
     return dataclasses.replace(LOOPS[name], act=noted)
 
@@ -51,7 +51,7 @@ schedule = loop.Schedule(steps=3, lr=2e-4, weight_decay=0.0, warmup=0.0, clip_gr
 curves = loop.train(module, make, name="rl", schedule=schedule, machine=machine, seed=0, scratch=Path(sys.argv[1]),
                     log=lambda m, s: None, after_step=module.after_step)
 policy = {name: t.double().sum().item() for name, t in module.policies.tensors("policy").items()}
-found = {"rollouts": rollouts, "loss": [v for s, n, v in curves if n == "loss"], "policy": policy, "width": module.exploring.width}
+found = {"rollouts": rollouts, "loss": [v for s, n, v in curves if n == "loss"], "policy": policy, "width": module.exploration.width}
 Path(sys.argv[1], f"{dist.rank()}.json").write_text(json.dumps(found))
 """
 

@@ -17,10 +17,11 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from ans_core import data
+from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints import trained as handed_on
 from ans_core.config import Config
 from ans_core.data import DatasetEntry, write_entries
-from ans_core.model import Sa2VA, checkpoint
-from ans_core.model import stages as handed_on
+from ans_core.model import Sa2VA
 from ans_core.stages import base, convert, evaluate, judge_questions, launch, prepare, rl, sft
 from flows import cli
 from tests.workspace import ROOT
@@ -171,7 +172,7 @@ def dying(*paths):
     real(*paths)
 
 os.replace = os.rename = dying
-stages.run_named(name, runs, folder)
+trained.run_named(name, runs, folder)
 """
 
 

@@ -1,0 +1,1 @@
+"""Files <-> models: our folder, upstream's layouts, training states, published bases, adapters."""

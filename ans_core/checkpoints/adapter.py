@@ -1,0 +1,70 @@
+"""What SFT, or SFT and RL, trained -> one PEFT adapter over the base: some percent of a model's bytes, loaded by PEFT itself.
+
+ans convert runs/tiny/rl DST --to adapter
+PeftModel.from_pretrained(Sa2VA.from_pretrained(BASE), DST)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints import folder as folders
+from ans_core.model import adapters
+
+WEIGHTS = "adapter_model.safetensors"
+"""PEFT's name."""
+PREFIX = "base_model.model."
+"""Of every tensor in such a file."""
+MODULES = ("embed_tokens", "lm_head", *adapters.SHARED, *adapters.DRAWING)
+"""What SFT trains whole."""
+
+
+def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -> None:
+    """`source`: the output of stage sft, or that of rl with SFT's as `sft`; `base`: the model folder that SFT started from.
+
+    Two LoRAs become one of the sum of their ranks: W + s1 B1 A1 + s2 B2 A2 = W + [s1 B1, s2 B2] [A1; A2]. What RL trained whole takes the
+    place of SFT's. Raises ValueError for a folder of something else, and where the parts were not trained one on the other.
+    """
+    base_hash = checkpoint.weights_hash(base)
+    if sft is None:
+        tensors, config = checkpoint.load_delta(source, base_hash=base_hash)
+        rank, alpha, found = config["lora"]["rank"], config["lora"]["alpha"], _plain(tensors)
+    else:
+        before, first = checkpoint.load_delta(sft, base_hash=base_hash)
+        after, second = checkpoint.load_delta(source, base_hash=checkpoint.weights_hash(sft))
+        rank = alpha = first["lora"]["rank"] + second["lora"]["rank"]
+        found = _joined(_plain(before), _plain(after), _scale(first), _scale(second))
+    whole = [name for name in MODULES if any(f".{name}." in f".{key}" for key in found)]
+    peft = adapters.lora_config(rank=rank, alpha=alpha, dropout=0.0, modules_to_save=whole)
+    peft.base_model_name_or_path = str(base)
+    peft.inference_mode = True
+    size = sum(t.numel() * t.element_size() for t in found.values())
+    with folders.written_whole(target, size=size) as unfinished:
+        save_file({PREFIX + name: tensor.contiguous() for name, tensor in found.items()}, unfinished / WEIGHTS, metadata={"format": "pt"})
+        peft.save_pretrained(str(unfinished))
+        folders.write_manifest(unfinished, {"stage": "convert", "source": str(source), "base": base_hash})
+
+
+def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """By names without an adapter in them."""
+    return {k.replace(".modules_to_save.*.", ".").replace(".*.", ".").replace(".default.", "."): t for k, t in tensors.items()}
+
+
+def _scale(config: dict[str, Any]) -> float:
+    return float(config["lora"]["alpha"] / config["lora"]["rank"])
+
+
+def _joined(one: dict[str, Tensor], other: dict[str, Tensor], scale: float, other_scale: float) -> dict[str, Tensor]:
+    found = one | {name: tensor for name, tensor in other.items() if ".lora_" not in name}
+    for name in one:
+        if name.endswith(".lora_A.weight"):
+            found[name] = torch.cat([one[name], other[name]])
+        elif name.endswith(".lora_B.weight"):
+            found[name] = torch.cat([scale * one[name], other_scale * other[name]], dim=1)
+    return found

@@ -1,0 +1,105 @@
+"""Published bases in, the model that SFT starts from out: InternVL joined with SAM2, or a whole Sa2VA release."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from torch import Tensor, nn
+
+from ans_core import prompts
+from ans_core.checkpoints import checkpoint, layouts, pickles
+from ans_core.checkpoints import folder as folders
+from ans_core.model.sa2va import Sa2VA
+
+
+def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: int = 0) -> Sa2VA:
+    """The model that SFT starts from: an InternVL2.5 (hub's layout) joined with a SAM2, or a whole Sa2VA release (`sam2` empty).
+
+    Both are hub ids or local: a folder, for SAM2 also a file. The tokenizer gets `[SEG] <p> </p> <vp> </vp>`; their embeddings, and
+    `text_hidden_fcs`, which no base has, are drawn from `seed`. Raises ValueError as `load` does.
+    """
+    folder = local_folder(internvl)
+    values = checkpoint.read_config(folder)
+    if values["model_type"] == checkpoint.RELEASE_TYPE:
+        if str(sam2):
+            raise ValueError(f"{internvl} is a whole Sa2VA and holds its own SAM2; leave base.sam2 empty (it is {str(sam2)!r})")
+        return checkpoint.load(folder)
+    if values["model_type"] != checkpoint.BASE_TYPE:
+        raise ValueError(
+            f"{folder}/config.json: model_type {values['model_type']!r}; a base is {checkpoint.BASE_TYPE} or {checkpoint.RELEASE_TYPE}"
+        )
+    file = sam2_file(sam2)
+    sizes_file = file.with_name("tiny_sam2_config.json")  # beside small test weights; the published file is hiera-large
+    tokenizer = checkpoint.read_tokenizer(folder)
+    tokenizer.add_tokens(list(prompts.SA2VA_TOKENS), special_tokens=True)
+    with folders.reading(folder / "config.json"):
+        values["llm_config"]["vocab_size"] = len(tokenizer)
+    with folders.reading(sizes_file):
+        sizes = layouts.grounding_config(json.loads(sizes_file.read_text()) if sizes_file.exists() else None)
+    config = checkpoint.described(folder, values, tokenizer, template=template, sam2=sizes)
+    model = checkpoint.empty(config, tokenizer)
+    generator = torch.Generator().manual_seed(seed)
+    folders.verify(folder)
+    base = layouts.to_native(folders.tensors(folders.weight_files(folder)), layouts.layout_of(config))
+    grown = ((name, _grown(name, tensor, len(tokenizer), generator)) for name, tensor in base)
+    grounding = ((f"sam2.{key}", tensor) for key, tensor in sam2_tensors(file))
+    fresh = ((f"text_hidden_fcs.{key}", tensor) for key, tensor in _fresh_head(model.text_hidden_fcs, generator))
+    checkpoint.fill(model, (*grown, *grounding, *fresh), where=f"{internvl} with {sam2}")
+    model.keep_original_decoder()
+    return model.eval()
+
+
+def local_folder(source: str | Path, patterns: tuple[str, ...] = ("*.json", "*.safetensors", "*.txt", "*.model")) -> Path:
+    """A local folder as it is; anything else is a hub id, whose files of these patterns are fetched into the hub's cache."""
+    if Path(source).is_dir():
+        return Path(source)
+    if str(source).startswith(("/", ".", "~")) or not str(source):
+        raise ValueError(f"no folder {str(source)!r}; give a local folder or a hub id such as OpenGVLab/InternVL2_5-4B")
+    return Path(snapshot_download(str(source), allow_patterns=list(patterns)))
+
+
+def sam2_file(source: str | Path) -> Path:
+    """The file of SAM2 weights: `source` itself, the only .pt (else .safetensors) in that folder, or a hub repository's .pt."""
+    if Path(source).is_file():
+        return Path(source)
+    folder = local_folder(source, ("*.pt",))
+    for ending in ("*.pt", "*.safetensors"):
+        files = sorted(folder.glob(ending))
+        if len(files) == 1:
+            return files[0]
+        if files:
+            raise ValueError(f"{folder} holds {len(files)} files {ending} ({files[0].name}, ...); name the one of SAM2")
+    raise ValueError(f"{folder} holds no SAM2 weights (.pt or .safetensors)")
+
+
+def sam2_tensors(file: Path) -> Iterable[tuple[str, Tensor]]:
+    """Of a published SAM2 file, by SAM2's names; no pickle code is run. Raises ValueError for a file of something else."""
+    if file.suffix == ".safetensors":
+        return folders.tensors([file])
+    state = pickles.read(file, entry="model")
+    if not isinstance(state, dict) or "model" not in state:
+        raise ValueError(f"{file} is no SAM2 checkpoint: it has no entry 'model'")
+    return pickles.tensors(file, state["model"])
+
+
+def _grown(name: str, tensor: Tensor, rows: int, generator: torch.Generator) -> Tensor:
+    """Embedding and head with rows for the new tokens, drawn as transformers draws embeddings (std 0.02)."""
+    if not name.endswith(("embed_tokens.weight", "lm_head.weight")) or len(tensor) >= rows:
+        return tensor
+    new = torch.randn(rows - len(tensor), tensor.shape[1], generator=generator) * 0.02
+    return torch.cat([tensor, new.to(tensor.dtype)])
+
+
+def _fresh_head(head: nn.Module, generator: torch.Generator) -> list[tuple[str, Tensor]]:
+    """torch's own start of a Linear: uniform within 1 / sqrt(inputs), weights and biases alike."""
+    drawn = []
+    for name, layer in head.named_children():
+        if isinstance(layer, nn.Linear):
+            bound = layer.in_features**-0.5
+            for key, shape in (("weight", layer.weight.shape), ("bias", layer.bias.shape)):
+                drawn.append((f"{name}.{key}", (torch.rand(shape, generator=generator) * 2 - 1) * bound))
+    return drawn

@@ -1,0 +1,252 @@
+"""Model folders <-> Sa2VA: ours and upstream's Hugging Face layout are read, ours is written; trained tensors alone are deltas.
+
+Our folder: config.json (Sa2VAConfig), tokenizer files, sharded safetensors with index, manifest.json. No pickle code is ever run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from huggingface_hub import save_torch_state_dict
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
+
+from ans_core import prompts
+from ans_core.checkpoints import folder as folders
+from ans_core.checkpoints import layouts, sentencepiece
+from ans_core.model.config import Sa2VAConfig
+from ans_core.model.grounding import GroundingConfig
+from ans_core.model.sa2va import Sa2VA
+
+OUR_TYPE, RELEASE_TYPE, BASE_TYPE = "ans_sa2va", "sa2va_chat", "internvl_chat"
+OTHER_FAMILIES = ("qwen", "llava")
+"""In the names of Sa2VA releases that are built on other models."""
+WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (*WEIGHT_DTYPES, torch.float64)
+"""Of tensors that are taken for weights."""
+DELTA, DELTA_WEIGHTS = "delta.json", "delta.safetensors"
+
+
+# Whole models
+
+
+def save(model: Sa2VA, path: Path, *, max_shard: str = "5GB", metadata: dict[str, Any]) -> None:
+    """Writes our folder, whole or not at all; a folder already at `path` is replaced. LoRA must have been merged.
+
+    `metadata` (JSON) goes into the manifest. dtypes are kept.
+    """
+    state = model.state_dict()
+    with folders.written_whole(path, size=_bytes(state.values())) as partial:
+        (partial / "config.json").write_text(json.dumps(model.config.as_dict(), indent=1) + "\n")
+        model.tokenizer.save_pretrained(partial)
+        save_torch_state_dict(state, partial, max_shard_size=max_shard)
+        folders.write_manifest(partial, metadata)
+
+
+def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
+    """A Sa2VA in eval mode from our folder or a release in upstream's layout. `dtype` None keeps each tensor's own
+    (SAM2's norms are fp32 in any case).
+
+    Raises ValueError for a damaged file, and for missing, unexpected or mis-shaped tensors (all are named).
+    """
+    path = Path(path)
+    values = read_config(path)
+    if values["model_type"] == BASE_TYPE:
+        raise ValueError(
+            f"{path}/config.json: model_type {BASE_TYPE!r} is no Sa2VA ({OUR_TYPE}, {RELEASE_TYPE});"
+            " an InternVL base is imported together with SAM2 (base.internvl, base.sam2)"
+        )
+    folders.verify(path)
+    tokenizer = read_tokenizer(path)
+    files = folders.weight_files(path)
+    config = described(path, values, tokenizer, keys=(key for key, _ in folders.tensors(files)))
+    state = folders.tensors(files)
+    if values["model_type"] == RELEASE_TYPE:
+        state = layouts.to_native(state, layouts.layout_of(config))
+    model = empty(config, tokenizer)
+    fill(model, state, where=str(path), dtype=dtype, device=device)
+    model.sam2.norms_in_fp32()
+    return model.eval()
+
+
+def from_pretrained(
+    path: str | Path, *, dtype: torch.dtype | str | None, device_map: torch.device | str | None, attn_implementation: str | None
+) -> Sa2VA:
+    """What `Sa2VA.from_pretrained` does."""
+    model = load(path, dtype=_weights_dtype(dtype), device=_present_device(device_map))
+    if attn_implementation is not None:
+        model.internvl.set_attn_implementation(attn_implementation)
+    return model
+
+
+def _weights_dtype(asked: torch.dtype | str | None) -> torch.dtype | None:
+    if asked is None or asked == "auto":
+        return None
+    found = getattr(torch, asked, None) if isinstance(asked, str) else asked
+    if found not in WEIGHT_DTYPES:
+        raise ValueError(f"dtype {asked!r} holds no weights; use {', '.join(str(d).removeprefix('torch.') for d in WEIGHT_DTYPES)}")
+    return found
+
+
+def _present_device(asked: torch.device | str | None) -> torch.device:
+    gpus = torch.cuda.device_count()
+    if isinstance(asked, dict):
+        raise ValueError(f'device_map {asked} names several devices; a Sa2VA lies on one: give "cpu", "cuda" or "cuda:1", or "auto"')
+    if asked is None or asked == "auto":
+        return torch.device("cuda" if asked and gpus else "cpu")
+    try:
+        found = torch.device(asked)
+    except RuntimeError as error:
+        raise ValueError(f'device_map {asked!r} is no device; give one, as "cpu", "cuda" or "cuda:1", or "auto"') from error
+    if found.type not in ("cpu", "cuda"):
+        raise ValueError(f'device_map {asked!r}: only "cpu" and "cuda" are supported')
+    if found.type == "cuda" and (found.index or 0) >= gpus:
+        raise ValueError(f'device_map {asked!r}: torch {torch.__version__} sees {gpus} GPUs here; give another device, or "auto"')
+    return found
+
+
+def weights_hash(path: str | Path) -> str:
+    """One hash of all tensors of a model folder, from its manifest where it has one: what deltas name as their base."""
+    path = Path(path)
+    manifest = folders.read_manifest(path)
+    files = folders.weight_files(path)
+    known = manifest["sha256"] if manifest else {}
+    sums = [known.get(f.name) or folders.file_hash(f) for f in files]
+    return hashlib.sha256("\n".join(sums).encode()).hexdigest()
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json, of a model type that is known. Raises ValueError for another one, saying why it is not read."""
+    file = path / "config.json"
+    if not file.exists():
+        raise ValueError(f"{path} is no model folder: it has no config.json")
+    with folders.reading(file):
+        values = dict(json.loads(file.read_text()))
+    if "model_type" not in values:
+        raise ValueError(f"{file} has no model_type; a Sa2VA's says {OUR_TYPE} or {RELEASE_TYPE}")
+    known = (OUR_TYPE, RELEASE_TYPE, BASE_TYPE)
+    if values["model_type"] not in known:
+        family = next((name for name in OTHER_FAMILIES if name in json.dumps(values).lower()), None)
+        because = f"it is built on {family}, and only InternVL's are read" if family else f"known are {', '.join(known)}"
+        raise ValueError(f"{file}: model_type {values['model_type']!r} is no Sa2VA that is read here: {because}")
+    return values
+
+
+def described(
+    path: Path,
+    values: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    keys: Iterable[str] = (),
+    template: str | None = None,
+    sam2: GroundingConfig | None = None,
+) -> Sa2VAConfig:
+    """The model that config.json's `values` tell of, in any layout. `keys`: names of the tensors, which alone tell a Sa2VA-i. `template`
+    and `sam2`: for a base, which has neither. Raises ValueError naming file and key of what is missing, malformed or not supported."""
+    with folders.reading(path / "config.json"):
+        if values["model_type"] == OUR_TYPE:
+            config = Sa2VAConfig.from_dict(dict(values))
+        else:
+            two = layouts.has_two_decoders(keys)
+            config = layouts.from_upstream_config(values, tokenizer, template=template, sam2=sam2, two_decoders=two)
+        vision, text = config.internvl["vision_config"], config.internvl["text_config"]
+        if not (isinstance(vision, dict) and isinstance(text, dict)):
+            raise ValueError("'vision_config' and 'text_config' are to be the sizes of a model")
+        if config.template not in prompts.TEMPLATES:
+            raise ValueError(f"no 'template' {config.template!r}; there are {', '.join(prompts.TEMPLATES)}")
+        window = text.get("sliding_window") if text.get("use_sliding_window", text["model_type"] != "qwen2") else None
+        if window and window < text["max_position_embeddings"]:
+            raise ValueError(f"'sliding_window' {window}: attention that forgets is not supported")
+    return config
+
+
+def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """From tokenizer.json, Qwen2's vocab.json, or SentencePiece's tokenizer.model; code that a folder brings for it is not run."""
+    if (file := path / "tokenizer.json").exists():
+        with folders.reading(file):
+            json.loads(file.read_text())["model"]["vocab"]  # the library's own errors name neither file nor key
+            return PreTrainedTokenizerFast.from_pretrained(path)
+    if (path / "vocab.json").exists():
+        return Qwen2Tokenizer.from_pretrained(path)
+    if (path / "tokenizer.model").exists():
+        return sentencepiece.fast_tokenizer(path)
+    raise ValueError(f"{path} holds no tokenizer: neither tokenizer.json nor vocab.json nor tokenizer.model")
+
+
+def empty(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase) -> Sa2VA:
+    """A model whose parameters are on the meta device: shapes without memory. Unsaved buffers (rope tables) are real."""
+    with init_empty_weights(include_buffers=False):
+        return Sa2VA(config, tokenizer)
+
+
+def fill(
+    model: nn.Module,
+    state: Iterable[tuple[str, Tensor]],
+    *,
+    where: str,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> None:
+    """Puts tensors into the model, each copied once: all of its names or ValueError."""
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    taken: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
+    for name, tensor in state:
+        found[name] = tensor.to("meta")
+        if shapes.get(name) == tensor.shape:
+            wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            taken[name] = tensor.to(device, wanted, copy=True, memory_format=torch.contiguous_format)
+    if problems := misfits(shapes, found):
+        raise ValueError(f"{where} does not fit the model that its config.json describes: {'; '.join(problems)}")
+    model.load_state_dict(taken, assign=True)
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device)
+
+
+def misfits(wanted: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> list[str]:
+    """What keeps tensors from fitting a model, every name told: at most one line each for missing, unexpected and mis-shaped ones, and for
+    those of a dtype that holds no weights."""
+    both = [(name, tensor) for name, tensor in found.items() if name in wanted]
+    kinds = {
+        "missing": [name for name in wanted if name not in found],
+        "unexpected": [name for name in found if name not in wanted],
+        "mis-shaped": [f"{name} {tuple(t.shape)} for {tuple(wanted[name])}" for name, t in both if t.shape != wanted[name]],
+        "not of floating point": [f"{name} {str(t.dtype).removeprefix('torch.')}" for name, t in both if t.dtype not in DTYPES],
+    }
+    return [f"{len(names)} {kind}: {', '.join(sorted(names))}" for kind, names in kinds.items() if names]
+
+
+def _bytes(state: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in state)
+
+
+# Deltas: what a training stage changed
+
+
+def save_delta(tensors: dict[str, Tensor], path: Path, *, base_hash: str, config: dict[str, Any]) -> None:
+    """Writes a folder with trained tensors only. `config` (JSON): how they were trained, so that a loader can rebuild the model."""
+    with folders.written_whole(path, size=_bytes(tensors.values())) as partial:
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial / DELTA_WEIGHTS)
+        (partial / DELTA).write_text(json.dumps({"base_hash": base_hash, "config": config}, indent=1) + "\n")
+        folders.write_manifest(partial, {})
+
+
+def load_delta(path: str | Path, *, base_hash: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors, config). Raises ValueError when the delta is damaged or was trained on another base than `base_hash`."""
+    path = Path(path)
+    if not (path / DELTA).exists():
+        raise ValueError(f"{path} holds no {DELTA}: it is no folder of trained tensors")
+    folders.verify(path)
+    values = json.loads((path / DELTA).read_text())
+    if values["base_hash"] != base_hash:
+        raise ValueError(
+            f"{path} was trained on the base {values['base_hash'][:12]}, not on {base_hash[:12]}; use its own base or train again"
+        )
+    return {name: tensor.clone() for name, tensor in folders.tensors([path / DELTA_WEIGHTS])}, values["config"]

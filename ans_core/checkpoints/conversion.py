@@ -1,0 +1,332 @@
+"""Checkpoint folders of one layout -> folders of the other, tensor by tensor, and upstream's training states -> models.
+
+    ans convert --check SRC            what a checkpoint is, and whether every tensor is known
+    ans convert SRC DST [--to upstream|sa2va-i] [--sam2 sam2_hiera_large.pt]
+
+Only the output shard at hand is in memory. No pickle code is ever run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ans_core import prompts
+from ans_core.checkpoints import bases, checkpoint, layouts, pickles, upstream_files
+from ans_core.checkpoints import folder as folders
+from ans_core.model.config import Sa2VAConfig
+from ans_core.model.sa2va import Sa2VA
+
+Kind = Literal["native", "upstream", "sa2va-i"]
+"""Ours; upstream's releases, with one mask decoder; kumuji's Sa2VA-i, which has SAM2's original one beside it."""
+KINDS = {checkpoint.OUR_TYPE: "native", checkpoint.RELEASE_TYPE: "upstream", checkpoint.BASE_TYPE: "InternVL base"}
+TRAINED, ORIGINAL = "sam2.sam_mask_decoder.", "sam2.original_mask_decoder."
+"""Our names of SAM2's mask decoder after and before Sa2VA's training."""
+
+LORA_ALPHA_PER_RANK = 2.0
+"""Upstream trains with r = 128, alpha = 256; its state holds the rank alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What a checkpoint is. `problems` empty: every tensor is known, none is missing, all have their shape."""
+
+    kind: str
+    tensors: int
+    parameters: int
+    dtypes: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+class Reader:
+    """The tensors of a folder by name, read when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.shapes: dict[str, Tensor] = {}
+        """On the meta device: shapes and dtypes without memory."""
+        self._files: dict[str, Path] = {}
+        self._added: dict[str, Tensor] = {}
+        for file in folders.weight_files(folder):
+            for name, view in folders.tensors([file]):
+                self.shapes[name], self._files[name] = view.to("meta"), file
+
+    def add(self, tensors: dict[str, Tensor]) -> None:
+        """From elsewhere than the folder (views of another file)."""
+        self._added |= tensors
+        self.shapes |= {name: tensor.to("meta") for name, tensor in tensors.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self._added:
+            return self._added[name]
+        with safe_open(self._files[name], framework="pt") as reader:
+            return reader.get_tensor(name)
+
+
+def account(source: str | Path) -> Account:
+    """Compares names and shapes with the model that config.json describes, on the meta device; reads no weights.
+
+    Raises ValueError for a folder that is no checkpoint, or one of another family.
+    """
+    return _account(Path(source))[0]
+
+
+def _account(source: Path) -> tuple[Account, Sa2VAConfig, PreTrainedTokenizerBase, Reader]:
+    values = checkpoint.read_config(source)
+    kind = KINDS[values["model_type"]]
+    tokenizer, reader = checkpoint.read_tokenizer(source), Reader(source)
+    if kind == "InternVL base":
+        tokenizer.add_tokens(list(prompts.SA2VA_TOKENS), special_tokens=True)
+    template = "qwen_chat" if kind == "InternVL base" else None  # a base has none of ours, and its tensors don't depend on it
+    config = checkpoint.described(source, values, tokenizer, keys=reader.shapes, template=template)
+    found = list(reader.shapes.items())
+    if kind != "native":
+        found = list(layouts.to_native(found, layouts.layout_of(config)))
+        kind = "sa2va-i" if config.grounding.original_decoder else kind
+    shapes = {name: tensor.shape for name, tensor in checkpoint.empty(config, tokenizer).state_dict().items()}
+    if kind == "InternVL base":
+        shapes = {name: shape for name, shape in shapes.items() if name.startswith("internvl.")}
+    return _told(kind, reader.shapes.values(), checkpoint.misfits(shapes, dict(found))), config, tokenizer, reader
+
+
+def _told(kind: str, tensors: Collection[Tensor], problems: Iterable[str]) -> Account:
+    return Account(
+        kind=kind,
+        tensors=len(tensors),
+        parameters=sum(t.numel() for t in tensors),
+        dtypes=tuple(sorted({str(t.dtype).removeprefix("torch.") for t in tensors})),
+        problems=tuple(problems),
+    )
+
+
+# Between the layouts
+
+Recipe = tuple[tuple[str, ...], Callable[[list[Tensor]], Tensor]]
+"""Names of the tensors that an output is made of, and how."""
+
+
+def convert(
+    source: str | Path, target: str | Path, *, to: Kind, sam2: str | Path = "", max_shard: str = "5GB", metadata: dict[str, Any]
+) -> None:
+    """Writes `target`, whole or not at all; dtypes are kept. The same layout as before: shards are written anew.
+
+    `sam2`: a published SAM2 (file, folder or hub id), whose mask decoder is added as the original one. `to="upstream"` leaves an original
+    one out. From a release to upstream's layouts, the files beside the weights are copied as they are (Python code only where it reads the
+    layout: not from Sa2VA to Sa2VA-i or back). Our layout keeps none of them, so from ours config.json and tokenizer are written anew, and
+    upstream's own classes need the code files of a release beside them.
+    Raises ValueError for a damaged source, one with a tensor that is not known, missing or mis-shaped (all are listed), where an original
+    decoder is wanted but not there, or there twice, and for a target that holds something else than a former output.
+    """
+    source, target = Path(source), Path(target)
+    folders.refuse_to_replace(target)
+    folders.verify(source)
+    told, config, tokenizer, reader = _account(source)
+    if told.problems:
+        raise ValueError(f"{source} does not fit the model that its config.json describes: {'; '.join(told.problems)}")
+    if told.kind not in get_args(Kind):
+        raise ValueError(f"{source} is an {told.kind}, half of a Sa2VA: import it together with SAM2 (base.internvl, base.sam2)")
+    native = _to_native(reader.shapes, layouts.layout_of(config), told.kind)
+    if sam2:
+        wanted = {name: _made(recipe, reader.shapes).shape for name, recipe in native.items() if name.startswith(TRAINED)}
+        added = _original_decoder(bases.sam2_file(sam2), wanted, config, to)
+        config = replace(config, grounding=replace(config.grounding, original_decoder=True))
+        reader.add(added)
+        native |= _unchanged(added)
+    elif to == "sa2va-i" and not config.grounding.original_decoder:
+        raise ValueError(f"{source} holds one mask decoder; sa2va-i needs SAM2's original one too: --sam2 sam2_hiera_large.pt")
+    recipes = _unchanged(reader.shapes) if told.kind == to else _from_native(native, config, to)
+    shapes = {name: _made(recipe, reader.shapes) for name, recipe in recipes.items()}
+    plan = split_torch_state_dict_into_shards(shapes, max_shard_size=max_shard)
+    total = sum(t.numel() * t.element_size() for t in shapes.values())
+    with folders.written_whole(target, size=total) as unfinished:
+        for file, names in plan.filename_to_tensors.items():
+            inputs = {i for name in names for i in recipes[name][0]}
+            read = {i: reader[i] for i in inputs}  # views of the source's files: held for a shard, they take no memory
+            save_file({name: _made(recipes[name], read).contiguous() for name in names}, unfinished / file, metadata={"format": "pt"})
+        if plan.is_sharded:
+            index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+            (unfinished / folders.WEIGHTS_INDEX).write_text(json.dumps(index, indent=1) + "\n")
+        if to == "native":
+            written = config.as_dict()
+            tokenizer.save_pretrained(unfinished)
+        elif told.kind == "native":
+            written = upstream_files.upstream_config(config)
+            upstream_files.write_tokenizer(tokenizer, unfinished)
+        else:
+            written = checkpoint.read_config(source)
+            upstream_files.copy_release(source, unfinished, code=told.kind == to)
+        (unfinished / "config.json").write_text(json.dumps(written, indent=1) + "\n")
+        folders.write_manifest(unfinished, metadata)
+
+
+def _original_decoder(file: Path, wanted: Mapping[str, torch.Size], config: Sa2VAConfig, to: Kind) -> dict[str, Tensor]:
+    """The mask decoder of a SAM2 file by the names that it has in a model as the original one. `wanted`: the trained one's shapes."""
+    if config.grounding.original_decoder:
+        raise ValueError(f"the source holds an original mask decoder already; leave --sam2 {file} out")
+    if to == "upstream":
+        raise ValueError("upstream's layout has one mask decoder; add SAM2's original one with --to native or --to sa2va-i")
+    found = {k.removeprefix("sam_mask_decoder."): t for k, t in bases.sam2_tensors(file) if k.startswith("sam_mask_decoder.")}
+    if problems := checkpoint.misfits({k.removeprefix(TRAINED): s for k, s in wanted.items()}, found):
+        raise ValueError(f"the mask decoder of {file} does not fit: {'; '.join(problems)}")
+    return {ORIGINAL + name: tensor for name, tensor in found.items()}
+
+
+def _made(recipe: Recipe, tensors: Mapping[str, Tensor]) -> Tensor:
+    inputs, make = recipe
+    return make([tensors[i] for i in inputs])
+
+
+def _unchanged(names: Iterable[str]) -> dict[str, Recipe]:
+    return {name: ((name,), lambda parts: parts[0]) for name in names}
+
+
+def _to_native(shapes: Mapping[str, Tensor], layout: layouts.Layout, kind: str) -> dict[str, Recipe]:
+    """How our tensors are made of the source's."""
+    if kind == "native":
+        return _unchanged(shapes)
+    return {name: ((key,), _cutting(key, place, layout)) for key in shapes for place, name in enumerate(layouts.native_names(key, layout))}
+
+
+def _cutting(key: str, place: int, layout: layouts.Layout) -> Callable[[list[Tensor]], Tensor]:
+    return lambda parts: layouts.split(key, parts[0], layout)[place]
+
+
+def _from_native(native: Mapping[str, Recipe], config: Sa2VAConfig, to: Kind) -> dict[str, Recipe]:
+    """How the target's tensors are made of the source's, by way of ours."""
+    if to == "native":
+        return dict(native)
+    layout = replace(layouts.layout_of(config), two_decoders=to == "sa2va-i")
+    keys = dict.fromkeys(layouts.upstream_name(name, layout) for name in native if layout.two_decoders or not name.startswith(ORIGINAL))
+    return {key: _joining(key, [native[name] for name in layouts.native_names(key, layout)], layout) for key in keys}
+
+
+def _joining(key: str, parts: list[Recipe], layout: layouts.Layout) -> Recipe:
+    def make(inputs: list[Tensor]) -> Tensor:
+        given = iter(inputs)
+        return layouts.join(key, [made([next(given) for _ in names]) for names, made in parts], layout)
+
+    return tuple(name for names, _ in parts for name in names), make
+
+
+# Upstream's training states
+
+TRAINED_PARTS = ("mlp1.", "text_hidden_fcs.", f"{layouts.UP_SAM}.sam_mask_decoder.")
+WORDS = re.compile(r"language_model\.(model\.(embed_tokens|tok_embeddings)|lm_head|output)\.weight")
+LAYERS = "language_model.model.layers."
+"""Upstream trains its parts and the words' vectors whole, and LoRA on every matrix of these."""
+DEEPSPEED_FILE = "mp_rank_00_model_states.pt"
+"""What `iter_1000.pth` holds where it is a folder."""
+
+
+def _file_of(state: str | Path) -> Path:
+    file = training_file(Path(state))
+    if file is None:
+        raise ValueError(f"{state} is no training state: neither a file nor a folder with {DEEPSPEED_FILE}")
+    return file
+
+
+def training_file(source: Path) -> Path | None:
+    """The file of a training state: `source` itself, or the one in a folder of DeepSpeed's. None for a folder of something else."""
+    file = source / DEEPSPEED_FILE if source.is_dir() else source
+    return file if file.is_file() else None
+
+
+def from_training_state(
+    state: str | Path, *, internvl: str | Path, sam2: str | Path, template: str, alpha_per_rank: float = LORA_ALPHA_PER_RANK
+) -> Sa2VA:
+    """What upstream's training saved (.pth, a folder of DeepSpeed's, or .safetensors: trained tensors alone with LoRA unmerged, or a whole
+    model under the same names) on the bases it was trained from. LoRA is merged: W + alpha / r * B A.
+
+    Raises ValueError listing keys that fit nothing of the bases, mis-shaped tensors, and what is missing: the bases stand in for no tensor
+    that upstream trains. A state with anything beside those is a whole model. LoRA is on every matrix of the layers, or on none.
+    """
+    file = _file_of(state)
+    model = bases.import_base(internvl, sam2, template)
+    merged, kept, layout = _by_release_names(model)
+    found = _state_tensors(file, known=merged)
+    if problems := _state_problems(merged, found):
+        raise ValueError(f"{state} does not fit {internvl} with {sam2}: {'; '.join(problems)}")
+    merged |= {key: tensor for key, tensor in found.items() if key in merged}
+    for down in (key for key in found if key.endswith(".lora_A")):
+        key, up = f"{down.removesuffix('.lora_A')}.weight", f"{down.removesuffix('A')}B"
+        change = alpha_per_rank * found[up].float() @ found[down].float()
+        merged[key] = (merged[key].float() + change).to(merged[key].dtype)
+    checkpoint.fill(model, (*layouts.to_native(merged.items(), layout), *kept.items()), where=str(state))
+    return model.eval()
+
+
+def training_account(state: str | Path, *, internvl: str | Path, sam2: str | Path, template: str) -> Account:
+    """As `account`, of a training state beside its bases (which are read for it)."""
+    file = _file_of(state)
+    merged, _, _ = _by_release_names(bases.import_base(internvl, sam2, template))
+    found = _state_tensors(file, known=merged)
+    kind = "training state with LoRA unmerged" if any(key.endswith(".lora_A") for key in found) else "training state"
+    return _told(kind, found.values(), _state_problems(merged, found))
+
+
+def _by_release_names(model: Sa2VA) -> tuple[dict[str, Tensor], dict[str, Tensor], layouts.Layout]:
+    """A model's tensors as a release with one mask decoder names them, by our names what it has beside these, and that layout."""
+    layout = replace(layouts.layout_of(model.config), two_decoders=False)
+    state = model.state_dict()
+    kept = {name: tensor for name, tensor in state.items() if name.startswith(ORIGINAL)}
+    return dict(layouts.to_upstream({name: tensor for name, tensor in state.items() if name not in kept}, layout)), kept, layout
+
+
+def _state_tensors(file: Path, *, known: Container[str]) -> dict[str, Tensor]:
+    """Of a training state, by the names of a release where these are `known`."""
+    found: dict[str, Tensor] = {}
+    for saved, tensor in _training_tensors(file):
+        if ".original_module." in saved:
+            continue  # PEFT's copy of the base beside the module that was trained
+        key = _plain_key(saved)
+        fits = key not in found and (key in known or key.endswith((".lora_A", ".lora_B")))
+        found[key if fits else saved] = tensor  # what is unknown, or there twice, is told by the name that the file has
+    return found
+
+
+def _state_problems(merged: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    return checkpoint.misfits(_wanted_of_state({key: tensor.shape for key, tensor in merged.items()}, found), found)
+
+
+def _wanted_of_state(whole: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """Names and shapes that a training state with `found` is to have. `whole`: those of the model. LoRA's rank is each matrix's own."""
+    trained = {key: shape for key, shape in whole.items() if key.startswith(TRAINED_PARTS) or WORDS.fullmatch(key)}
+    wanted = dict(whole if any(key in whole and key not in trained for key in found) else trained)
+    adapted = {key.rpartition(".lora_")[0] for key in found if key.endswith((".lora_A", ".lora_B"))}
+    if adapted:
+        adapted |= {key.removesuffix(".weight") for key, shape in whole.items() if key.startswith(LAYERS) and len(shape) == 2}
+    for matrix in adapted:
+        if (shape := whole.get(f"{matrix}.weight")) and len(shape) == 2:
+            down, up = found.get(f"{matrix}.lora_A"), found.get(f"{matrix}.lora_B")
+            rank = down.shape[0] if down is not None and down.ndim else up.shape[-1] if up is not None and up.ndim else 0
+            wanted |= {f"{matrix}.lora_A": torch.Size((rank, shape[1])), f"{matrix}.lora_B": torch.Size((shape[0], rank))}
+    return wanted
+
+
+def _training_tensors(file: Path) -> Iterable[tuple[str, Tensor]]:
+    if file.suffix == ".safetensors":
+        return folders.tensors([file])
+    state = pickles.read(file, entry="state_dict")
+    for name in ("state_dict", "module"):  # mmengine's, DeepSpeed's
+        state = state[name] if isinstance(state, dict) and name in state else state
+    return pickles.tensors(file, state)
+
+
+def _plain_key(key: str) -> str:
+    """The name in a release: without the wrappers of training (mmengine's `mllm.model.`, PEFT's), SAM2's gamma as upstream calls it; LoRA's
+    halves are called as their matrix, with `.lora_A` and `.lora_B`."""
+    key = key.removeprefix("mllm.model.").removeprefix("mllm.")
+    key = key.replace("language_model.base_model.model.", "language_model.")
+    key = re.sub(r"\.(base_layer|modules_to_save\.default)\.", ".", key)
+    key = re.sub(r"(\.lora_[AB])\.(?:\w+\.)?weight$", r"\1", key)
+    return re.sub(r"(fuser\.layers\.\d+)\.gamma$", r"\1.g_weight", key)

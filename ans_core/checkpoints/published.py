@@ -1,0 +1,97 @@
+"""The four published Sa2VA sizes, known without a download: a profile's name in, its configuration or an empty model out.
+
+Sizes of the model cards and InternVL2.5's config.json files. Where weights are loaded, their own config.json counts instead.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from ans_core import prompts
+from ans_core.checkpoints import checkpoint
+from ans_core.model.config import Sa2VAConfig
+from ans_core.model.grounding import GroundingConfig
+from ans_core.model.sa2va import Sa2VA
+
+
+def _vit_300m() -> dict[str, Any]:
+    return {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+        "attention_bias": True,
+    }
+
+
+def _vit_6b() -> dict[str, Any]:
+    wide = {"hidden_size": 3200, "num_hidden_layers": 45, "num_attention_heads": 25, "intermediate_size": 12800}
+    return {**wide, "attention_bias": False, "use_qk_norm": True, "norm_type": "rms_norm"}
+
+
+def _text(model_type: str, *, hidden: int, layers: int, heads: int, kv_heads: int, mlp: int) -> dict[str, Any]:
+    """Vocabularies are InternVL2.5's with the five Sa2VA tokens: Qwen2.5 151,679, InternLM2.5 92,558."""
+    qwen = model_type == "qwen2"
+    return {
+        "model_type": model_type,
+        "vocab_size": 151679 if qwen else 92558,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": mlp,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6 if qwen else 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}
+        if qwen
+        else {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e6},
+        "tie_word_embeddings": False,
+    }
+
+
+def _config(vision: dict[str, Any], text: dict[str, Any], template: str) -> Sa2VAConfig:
+    tower = {"image_size": [448, 448], "patch_size": [14, 14], "use_mean_pooling": True, **vision}
+    internvl = {
+        "vision_config": tower,
+        "text_config": text,
+        "image_token_id": special_token_ids(text["vocab_size"])[prompts.IMG_CONTEXT],
+        "image_seq_length": 256,
+        "downsample_ratio": 0.5,
+        "tie_word_embeddings": False,
+    }
+    return Sa2VAConfig(internvl=internvl, grounding=GroundingConfig(), template=template)
+
+
+def special_token_ids(vocabulary: int) -> dict[str, int]:
+    """InternVL's nine tokens and Sa2VA's five are the last of every published vocabulary, in this order."""
+    tokens = (*prompts.INTERNVL_TOKENS, *prompts.SA2VA_TOKENS)
+    return {token: vocabulary - len(tokens) + place for place, token in enumerate(tokens)}
+
+
+PUBLISHED = MappingProxyType(
+    {
+        "sa2va-1b": _config(_vit_300m(), _text("qwen2", hidden=896, layers=24, heads=14, kv_heads=2, mlp=4864), "qwen_chat"),
+        "sa2va-4b": _config(_vit_300m(), _text("qwen2", hidden=2048, layers=36, heads=16, kv_heads=2, mlp=11008), "phi3_chat"),
+        "sa2va-8b": _config(_vit_300m(), _text("llama", hidden=4096, layers=32, heads=32, kv_heads=8, mlp=14336), "internlm2_chat"),
+        "sa2va-26b": _config(_vit_6b(), _text("llama", hidden=6144, layers=48, heads=48, kv_heads=8, mlp=16384), "internlm2_chat"),
+    }
+)
+"""By profile. The 4B's template is phi3_chat, as its release says, though its text model is Qwen2.5-3B."""
+
+
+def build_meta(name: str) -> Sa2VA:
+    """The model with every shape and no memory. Its tokenizer knows the special tokens, at their published ids, and where answers end; all
+    other words are one."""
+    if name not in PUBLISHED:
+        raise ValueError(f"no published size {name!r}; there are {', '.join(PUBLISHED)}")
+    config = PUBLISHED[name]
+    ids = special_token_ids(config.internvl["text_config"]["vocab_size"])
+    ids |= {word: 1 + place for place, word in enumerate(prompts.TEMPLATES[config.template].stop_words)}
+    words = Tokenizer(models.WordLevel({"<unk>": 0, **ids}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.add_special_tokens(list(ids))
+    return checkpoint.empty(config, PreTrainedTokenizerFast(tokenizer_object=words))

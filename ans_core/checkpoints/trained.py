@@ -1,0 +1,41 @@
+"""What stages hand on -> a model: the base folder and the trained tensors of SFT and RL on top of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ans_core import dist
+from ans_core.checkpoints import checkpoint
+from ans_core.model import adapters
+from ans_core.model.sa2va import Sa2VA
+
+
+def sft_model(base: Path, sft: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
+    """The base with SFT's tensors in place and its LoRA merged: what RL starts from. Raises ValueError when they do not belong together."""
+    tensors, config = checkpoint.load_delta(sft, base_hash=checkpoint.weights_hash(base))
+    model = checkpoint.load(base, dtype=dtype, device=device)
+    tuner = adapters.prepare_sft(model, adapters.lora_config(**config["lora"]), seed=dist.seed_of(config["seed"], "sft lora"))
+    adapters.load_trained(model, tensors)
+    adapters.merge(tuner)
+    return model.requires_grad_(False).eval()
+
+
+def rl_model(base: Path, sft: Path, rl: Path, *, device: torch.device | str = "cpu") -> Sa2VA:
+    """The merged SFT model with RL's policy merged into it."""
+    return _policies(base, sft, rl, device).merged("policy").requires_grad_(False).eval()
+
+
+def policy_model(base: Path, sft: Path, rl: Path, *, device: torch.device | str = "cpu") -> Sa2VA:
+    """The same as RL trained it: policy adapter active, nothing merged."""
+    return _policies(base, sft, rl, device).model.eval()
+
+
+def _policies(base: Path, sft: Path, rl: Path, device: torch.device | str) -> adapters.Policies:
+    tensors, config = checkpoint.load_delta(rl, base_hash=checkpoint.weights_hash(sft))
+    policies = adapters.Policies(
+        sft_model(base, sft, device=device), adapters.rl_config(**config["lora"], modules=config["modules"]), seed=0
+    )
+    policies.load("policy", tensors)
+    return policies

@@ -1,0 +1,33 @@
+"""Settings of the stage `prepare`."""
+
+from __future__ import annotations
+
+from ans_core.config.section import Count, Positive, Section
+
+
+class DataSource(Section):
+    """One annotated data set on disk, in one of the formats of ans_core/data/formats."""
+
+    name: str
+    format: str
+    path: str
+    split: str = "train"
+    repeats: Positive = 1
+    files: str = ""
+    """Fingerprint of the files as `ans run` saw them last, which writes it: by this DVC notices that they changed."""
+
+
+class Prepare(Section):
+    """Draws the embedded world (unless scenes = 0) and checks every data set before anything is trained."""
+
+    scenes: Count = 6000
+    """Still training scenes to draw; 0 draws none (full-size runs on real data)."""
+    val_scenes: Count = 300
+    test_scenes: Count = 100
+    clips: Count = 300
+    val_clips: Count = 60
+    clip_frames: Positive = 8
+    image_size: Positive = 128
+    """Pixels on a side of a drawn scene."""
+    sources: tuple[DataSource, ...] = ()
+    """Real data sets beside (or instead of) the drawn ones: trained on together, evaluated apart."""

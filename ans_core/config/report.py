@@ -1,0 +1,9 @@
+"""Settings of the stage `report`."""
+
+from __future__ import annotations
+
+from ans_core.config.section import Count, Section
+
+
+class Report(Section):
+    overlays: Count = 12

@@ -1,0 +1,34 @@
+"""Settings of the stage `sft`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ans_core.config.section import Positive, Section
+from ans_core.config.training import Lora, Optim
+
+
+class Sft(Section):
+    """Supervised fine-tuning on the mixture: text cross-entropy + mask losses, as the family trains (LOG, README)."""
+
+    optim: Optim = Optim(steps=1200, batch=16, lr=7e-4)
+    decoder_lr: Annotated[float, Field(ge=0)] = 1.0
+    """Factor on the learning rate of SAM2's mask decoder. Upstream: 1, at a rate 25 times smaller than a tiny model's."""
+    lora: Lora = Lora()
+    questions_per_image: Positive = 5
+    frames: Positive = 4
+    """Frames of a clip that the language model sees."""
+    mixture: dict[str, Annotated[float, Field(ge=0)]] = {
+        "referring": 0.5, "region_caption": 0.25, "grounded_caption": 0.1, "video": 0.1, "extra": 0.1,
+    }  # fmt: skip
+    """Shares by kind of data, or by name for data sets of prepare.sources; kinds without data do not count."""
+    mask_weight: float = 2.0
+    dice_weight: float = 0.5
+    mask_points: Positive = 12544
+    mask_size: Positive = 256
+    """Side of the mask targets that points are sampled from (upstream: 256)."""
+    max_length: Positive = 8192
+    dtype: Literal["fp32", "bf16"] = "bf16"
+    """Of the forward pass (autocast); trained tensors are fp32 in any case. fp32 also casts a base in half precision up."""

@@ -1,0 +1,38 @@
+"""Everything a model folder's config.json says: the sizes of both parts, and how text and pictures are prepared for them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ans_core.model.grounding import GroundingConfig
+
+VideoMode = Literal["sa2va", "sa2va-i"]
+"""How masks go through a clip: the seen frames are decoded from the seg embedding and the trained decoder propagates them, or their masks
+prompt SAM2 as it was before training (Sa2VA-i; scores higher with the same weights)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sa2VAConfig:
+    """Everything config.json holds: the two parts' sizes and how text and pictures are prepared for them."""
+
+    internvl: dict[str, Any]
+    """transformers' InternVLConfig as a dict."""
+    grounding: GroundingConfig
+    template: str
+    max_tiles: int = 12
+    """Of dynamic tiling, for images; 1 = always one tile. Frames of a video are one tile each."""
+    video_frames: int = 5
+    """Frames of a video that the language model sees, and that condition the masks."""
+    frame_choice: Literal["first", "uniform"] = "uniform"
+    """Which, in video mode `sa2va`: the first ones (upstream's inference) or evenly spread ones (nearer to training, which draws them
+    from the whole clip). Mode `sa2va-i` spreads them."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"model_type": "ans_sa2va", **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Sa2VAConfig:
+        values = {k: v for k, v in values.items() if k != "model_type"}
+        sizes: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.pop("grounding").items()}
+        return cls(grounding=GroundingConfig(**sizes), **values)

@@ -1,0 +1,98 @@
+"""Pre-training of word embeddings and projector: described things and pictures in, the loss of finding a thing by the sum of its words,
+and of telling a region's words from its cells, out.
+
+Stands in for what a published InternVL learns before its language model is trained: image tokens that lie near the words for what they
+show (a contrast in both directions as CLIP's, but between the cells of one picture, and between the words of the vocabulary). Half a
+minute of it saves a tiny language model from finding this space by itself (LOG).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from ans_core import rle, transforms
+from ans_core.data.collate import TensorBatch, cell_shares
+from ans_core.model.sa2va import Sa2VA
+from ans_core.pretrain.region_words import NOT_SAID
+from ans_core.types import ImageRef, Sample
+
+FIRST_SCALE = 5.0
+"""Of a thing's cosines with cells, before it is learned."""
+FIRST_WORD_SCALE = 10.0
+"""Of a region's cosines with words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignmentBatch(TensorBatch):
+    """N described things of B pictures."""
+
+    pixels: Float[Tensor, "B 3 S S"]
+    image: Int[Tensor, " N"]
+    """Which picture a thing is in."""
+    words: Int[Tensor, "N W"]
+    """Tokens of its description; -1 = padding."""
+    shares: Float[Tensor, "N cells"]
+    """How it spreads over the cells of its picture; adds up to 1."""
+    whole: Bool[Tensor, " N"]
+    """The words are a region's caption, which says all there is to say: its other words are wrong."""
+
+
+def alignment_batch(
+    pictures: Sequence[tuple[ImageRef, Sequence[Sample]]], tokenizer: PreTrainedTokenizerBase, *, size: int, grid: int
+) -> AlignmentBatch:
+    """pictures: (image, samples of it that name something in it)."""
+    image, words, shares, whole = [], [], [], []
+    for place, (_, samples) in enumerate(pictures):
+        for sample in samples:
+            image.append(place)
+            words.append(torch.tensor(tokenizer.encode(" " + sample.text, add_special_tokens=False)))
+            shares.append(cell_shares(rle.union([mask for mask, *_ in sample.masks if mask is not None]), grid))
+            whole.append(sample.task == "region_caption")
+    return AlignmentBatch(
+        pixels=transforms.normalise([transforms.open_image(ref) for ref, _ in pictures], size=size),
+        image=torch.tensor(image),
+        words=nn.utils.rnn.pad_sequence(words, batch_first=True, padding_value=-1),
+        shares=torch.stack(shares),
+        whole=torch.tensor(whole),
+    )
+
+
+class Alignment(nn.Module):
+    """Cross-entropy of the cells that a thing covers, from the cosines of its words with each cell, added up over the words;
+    + binary cross-entropy of a region's words, summed over the vocabulary, from the cosines of its mean cell with each word."""
+
+    def __init__(self, model: Sa2VA) -> None:
+        super().__init__()
+        self.model = model
+        self.log_scale = nn.Parameter(torch.tensor(math.log(FIRST_SCALE)))
+        self.log_word_scale = nn.Parameter(torch.tensor(math.log(FIRST_WORD_SCALE)))
+        self.word_bias = nn.Parameter(torch.full((model.internvl.get_input_embeddings().num_embeddings,), NOT_SAID))
+
+    def forward(self, batch: AlignmentBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        with torch.no_grad():
+            features = self.model.vision_features(batch.pixels)
+        cells = F.normalize(self.model.project(features).float(), dim=-1)[batch.image]  # (N, cells, D)
+        table = F.normalize(self.model.internvl.get_input_embeddings().weight, dim=-1)
+        meaning = (table[batch.words.clamp(min=0)] * (batch.words >= 0)[:, :, None]).sum(1)  # (N, D)
+        scores = self.log_scale.exp() * torch.einsum("nd,ncd->nc", meaning, cells)
+        found = -(batch.shares * scores.log_softmax(1)).sum(1).mean()
+        hit = (batch.shares.gather(1, scores.argmax(1, keepdim=True)) > 0).float().mean()
+        told = self._told(torch.einsum("nc,ncd->nd", batch.shares, cells)[batch.whole], table, batch.words[batch.whole])
+        return found + told, {"hit": float(hit), "found": float(found.detach()), "told": float(told.detach())}
+
+    def _told(self, region: Float[Tensor, "R D"], table: Float[Tensor, "V D"], words: Int[Tensor, "R W"]) -> Float[Tensor, ""]:
+        logits = self.log_word_scale.exp() * region @ table.T + self.word_bias
+        counted = torch.ones_like(self.word_bias)
+        counted[self.model.tokenizer.pad_token_id] = 0  # no word; and it starts as zero, where normalising has a gradient of 1e12
+        said = torch.zeros_like(logits)
+        rows, places = (words >= 0).nonzero(as_tuple=True)
+        said[rows, words[rows, places]] = 1
+        return F.binary_cross_entropy_with_logits(logits, said, weight=counted, reduction="sum") / max(1, len(said))

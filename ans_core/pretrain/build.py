@@ -1,0 +1,174 @@
+"""A model from nothing: tokenizer, configuration and random weights of a tiny Sa2VA (the `tiny` and `smoke` profiles)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from ans_core import prompts
+from ans_core.model.config import Sa2VAConfig
+from ans_core.model.grounding import GroundingConfig
+from ans_core.model.sa2va import Sa2VA
+from ans_core.pretrain.finding import middle_attention
+
+CHAT_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def build_tokenizer(texts: Iterable[str], *, vocabulary: int = 1024) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of Qwen2's kind trained on `texts`: any text can be written, frequent words are one token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False, min_frequency=5
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", clean_up_tokenization_spaces=False
+    )
+    fast.add_tokens([*CHAT_TOKENS, *prompts.INTERNVL_TOKENS, *prompts.SA2VA_TOKENS], special_tokens=True)
+    return fast
+
+
+def tiny_config(
+    *,
+    vision: dict[str, Any],
+    language: dict[str, Any],
+    grounding: GroundingConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    template: str,
+    video_frames: int,
+) -> Sa2VAConfig:
+    """`vision` and `language` hold the sizes of config.Vision and config.Language; the token count follows from the patch size."""
+    side = vision["image_size"] // vision["patch_size"] // 2
+    internvl = {
+        "vision_config": {
+            "image_size": [vision["image_size"]] * 2,
+            "patch_size": [vision["patch_size"]] * 2,
+            "hidden_size": vision["hidden"],
+            "num_hidden_layers": vision["layers"],
+            "num_attention_heads": vision["heads"],
+            "intermediate_size": vision["mlp"],
+            "use_mean_pooling": True,
+            "attention_bias": True,
+            "hidden_dropout_prob": 0.0,
+            "projection_dropout": 0.0,
+            "layer_scale_init_value": 1.0,
+            "initializer_range": hidden_std(vision["hidden"]),
+        },
+        "text_config": {
+            "model_type": "qwen2",
+            "vocab_size": len(tokenizer),
+            "hidden_size": language["hidden"],
+            "num_hidden_layers": language["layers"],
+            "num_attention_heads": language["heads"],
+            "num_key_value_heads": language["kv_heads"],
+            "intermediate_size": language["mlp"],
+            "max_position_embeddings": 4096,
+            "initializer_range": hidden_std(language["hidden"]),
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+            "tie_word_embeddings": False,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        "image_token_id": tokenizer.convert_tokens_to_ids(prompts.IMG_CONTEXT),
+        "image_seq_length": side * side,
+        "downsample_ratio": 0.5,
+        "tie_word_embeddings": False,
+    }
+    return Sa2VAConfig(internvl=internvl, grounding=grounding, template=template, max_tiles=1, video_frames=video_frames)
+
+
+def hidden_std(width: int) -> float:
+    """Of random weights: 0.7 / sqrt(width). The big models' 0.02 (with a layer scale of 0.1) leaves a narrow net nearly linear: colour and
+    place are learned then, shape and texture are not (LOG)."""
+    return 0.7 / width**0.5
+
+
+def frequency_filters(patch: int, count: int) -> Float[Tensor, "count 3 patch patch"]:
+    """Patch embedding of a random model: cosines of the lowest frequencies in brightness and two colour contrasts, fine ones raised.
+
+    Measured on drawn scenes, a patch's mean is 5 to 20 times as strong as the frequencies that show edges; random filters hide those
+    under it, and shape is then learned much later than colour. The gains make all responses about equal.
+    """
+    place = torch.arange(patch) + 0.5
+    waves = torch.stack([torch.cos(math.pi * place * k / patch) * math.sqrt((1 if k == 0 else 2) / patch) for k in range(patch)])
+    contrasts = torch.tensor([[1.0, 1.0, 1.0], [1.0, -1.0, 0.0], [1.0, 1.0, -2.0]])
+    contrasts = contrasts / contrasts.norm(dim=1, keepdim=True)
+    order = sorted(((u, v) for u in range(patch) for v in range(patch)), key=lambda uv: (sum(uv), uv))
+    filters = []
+    for u, v in order:
+        gain = 0.17 if u == v == 0 else min(4.0, 0.4 * 1.55 ** (u + v))
+        filters += [gain * c[:, None, None] * waves[u][:, None] * waves[v] for c in contrasts]
+    if len(filters) < count:
+        raise ValueError(f"a patch of {patch} x {patch} pixels has {len(filters)} frequencies, fewer than the vision width {count}")
+    return torch.stack(filters[:count])
+
+
+def sine_positions(side: int, width: int) -> Float[Tensor, "P width"]:
+    """Sines and cosines of row and column (values of size 1): attention finds a patch's neighbours with one linear map.
+
+    transformers starts learned positions at 0 or 0.02: beside patches of size 1, place then stays hidden for hundreds of steps.
+    """
+    frequencies = 1 / 100 ** (torch.arange(width // 4) / (width // 4))
+    angles = torch.arange(side)[:, None] * frequencies  # (side, width / 4)
+    axis = torch.cat([angles.sin(), angles.cos()], dim=1)  # (side, width / 2)
+    rows, columns = axis[:, None].expand(-1, side, -1), axis[None].expand(side, -1, -1)
+    return torch.cat([rows, columns], dim=2).flatten(0, 1)
+
+
+def match_by_content(attention: Any) -> None:
+    """Queries start as keys, both orthogonal maps of the input: a token first attends to what is like it (Trockman & Kolter 2023 find this
+    in trained transformers). With words and image tokens in one space (alignment.py) that is a first guess at what is asked for (LOG)."""
+    heads, width = attention.num_key_value_groups, attention.k_proj.weight.shape
+    key = nn.init.orthogonal_(torch.empty(width))
+    attention.k_proj.weight.data.copy_(key)
+    attention.q_proj.weight.data.copy_(key.unflatten(0, (-1, attention.head_dim)).repeat_interleave(heads, dim=0).flatten(0, 1))
+
+
+def match_by_place(attention: Any) -> None:
+    """The same for SAM2's attention between prompts and image tokens, whose queries and keys carry one code of positions: a pixel first
+    listens to the click that is near it, and a click to its pixels. From plain random weights masks stay empty for longer (LOG)."""
+    key = nn.init.orthogonal_(torch.empty(attention.k_proj.weight.shape))
+    for projection in (attention.k_proj, attention.q_proj):
+        projection.weight.data.copy_(key)
+        projection.bias.data.zero_()
+
+
+def match_same_place(attention: Any) -> None:
+    """SAM2's memory attention turns queries and keys by their place (rotary positions): with equal constant biases in both, the scores fall
+    with distance, so a pixel first asks what the memory knows of its own place. With it clips are learned in half the steps (LOG)."""
+    for projection in (attention.q_proj, attention.k_proj):
+        projection.weight.data.mul_(0.5)
+        nn.init.constant_(projection.bias, 2.0)
+
+
+def build_tiny(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Sa2VA:
+    """Random weights drawn from `seed` alone (the caller's random state is left as it was)."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Sa2VA(config, tokenizer)
+        patches = model.internvl.model.vision_tower.embeddings.patch_embeddings.projection
+        patches.weight.data.copy_(frequency_filters(patches.weight.shape[-1], patches.weight.shape[0]))
+        table = model.internvl.model.vision_tower.embeddings.position_embeddings
+        table.data[0, 1:] = sine_positions(int((table.shape[1] - 1) ** 0.5), table.shape[2])
+        match_by_content(middle_attention(model))
+        decoder = model.sam2.sam_mask_decoder.transformer
+        for layer in decoder.layers:
+            match_by_place(layer.cross_attn_token_to_image)
+            match_by_place(layer.cross_attn_image_to_token)
+        match_by_place(decoder.final_attn_token_to_image)
+        for layer in model.sam2.memory_attention.layers:
+            match_same_place(layer.cross_attn_image)
+        trunk = model.sam2.image_encoder.trunk
+        nn.init.trunc_normal_(trunk.pos_embed, std=0.2)
+        nn.init.trunc_normal_(trunk.pos_embed_window, std=0.2)
+    return model

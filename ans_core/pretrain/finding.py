@@ -1,0 +1,100 @@
+"""Pre-training of a tiny language model to find what a question names: supervised attention, boxes and clicks beside the text loss.
+
+Stands in for what a published InternVL knows. From random weights, next words alone teach it late: after thousands of questions the
+model tells the colour of a shown region, but does not find "the red circle" (LOG). Supervised attention is Mi et al.'s (2016, for
+translation); the box head regresses what the answer will say, as detectors do. `text_hidden_fcs`, from which `[SEG]` will be drawn, is
+warmed up on its way to SAM2 as projectors are before their fine-tuning: it learns to say where to click.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
+
+from ans_core.data.collate import Batch
+from ans_core.model.packing import branch_attention
+from ans_core.model.sa2va import Sa2VA
+from ans_core.model.supervised import Supervised
+
+
+class Finding(Supervised):
+    """Text loss + attention_weight * KL(where the thing is || where tokens look) + box_weight * L1 of the thing's box + click_weight * MSE
+    of the prompt encoder's embedding of a click on its middle.
+
+    The attention is that of the first half of the heads of the middle layer: below it the question's words are gathered, above it what was
+    seen is read. Which tokens look is `Batch.looks`; every question weighs the same. Box (by a linear head that is thrown away) and click
+    are read from the last hidden states of the first two.
+    """
+
+    def __init__(self, model: Sa2VA, *, attention_weight: float, box_weight: float, click_weight: float) -> None:
+        super().__init__(model, mask_weight=0.0, dice_weight=0.0, points=1)
+        self.attention_weight, self.box_weight, self.click_weight = attention_weight, box_weight, click_weight
+        self.box_head = nn.Linear(model.internvl.config.text_config.hidden_size, 4)
+        self._attention = middle_attention(model)
+
+    def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        seen: dict[str, Any] = {}
+        language = self.model.internvl.model.language_model
+        hooks = [
+            self._attention.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True),
+            language.register_forward_hook(lambda module, args, out: seen.update(last=out.last_hidden_state)),
+        ]
+        try:
+            loss, metrics = super().forward(batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not len(batch.looks):
+            return loss, metrics
+        rows, places, thing = batch.looks.unbind(1)
+        attended, target = self.attended(seen["hidden_states"], seen["position_embeddings"], batch), batch.things[thing][:, None]
+        weights = look_weights(thing)
+        divergence = (weights * (torch.xlogy(target, target) - target * attended).sum(2).mean(1)).sum()
+        early = first_looks(thing)
+        hidden, box = seen["last"][rows[early], places[early]], batch.boxes[thing[early]]
+        off = (self.box_head(hidden).float() - box).abs().mean()
+        middle = (box[:, :2] + box[:, 2:]) / 2 * self.model.sam2.image_size
+        missed = F.mse_loss(self.model.seg_embeddings(hidden).float(), self.model.sam2.click_embeddings(middle))
+        on_target = (weights * (attended.detach().exp() * (target > 0)).sum(2).mean(1)).sum()
+        metrics |= {"attention": float(divergence.detach()), "attention_on_target": float(on_target)}
+        metrics |= {"box": float(off.detach()), "click": float(missed.detach())}
+        return loss + self.attention_weight * divergence + self.box_weight * off + self.click_weight * missed, metrics
+
+    def attended(self, hidden: Float[Tensor, "B L D"], rotary: tuple[Tensor, Tensor], batch: Batch) -> Float[Tensor, "K heads cells"]:
+        """Log-probability of attention from every look to every cell of its row's image; what is missing to 1 goes to text.
+
+        hidden: input of the layer's attention; rotary: its cosines and sines.
+        """
+        attention, (rows, places, _) = self._attention, batch.looks.unbind(1)
+        query, key = (f(hidden).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2) for f in (attention.q_proj, attention.k_proj))
+        query, key = apply_rotary_pos_emb(query, key, *rotary)
+        heads = query.shape[1] // 2
+        query, key = query[:, :heads], key.repeat_interleave(attention.num_key_value_groups, dim=1)[:, :heads]
+        scores = (query @ key.transpose(2, 3) * attention.scaling)[rows, :, places].float()  # (K, heads, L)
+        allowed = branch_attention(batch.branch)[rows, places]
+        attended = scores.masked_fill(~allowed[:, None], -torch.inf).log_softmax(-1)
+        image = (batch.input_ids == self.model.image_token_id) & (batch.branch == 0)
+        cells = image[rows].nonzero()[:, 1].view(len(rows), -1)[:, -batch.things.shape[1] :]
+        return attended.gather(2, cells[:, None].expand(-1, heads, -1))
+
+
+def look_weights(thing: Tensor) -> Float[Tensor, " K"]:
+    """Of looks in order (`Batch.looks[:, 2]`): all things weigh the same, and the looks at one share its weight; adds up to 1."""
+    looks = thing.bincount()
+    return 1.0 / (len(looks) * looks[thing])
+
+
+def first_looks(thing: Tensor) -> Bool[Tensor, " K"]:
+    """Of looks in order: which are among the first two at their thing."""
+    return torch.cat([torch.ones_like(thing[:2], dtype=torch.bool), thing[2:] != thing[:-2]])
+
+
+def middle_attention(model: Sa2VA) -> Any:
+    """The layer of a tiny language model that is taught to look (`Finding`)."""
+    layers = model.internvl.model.language_model.layers
+    return layers[len(layers) // 2].self_attn

@@ -1,0 +1,418 @@
+"""One step's samples and what is known of them -> what every loop does with them: asks, draws, reads answers again, rewards.
+
+Frozen encoders have run once: their features serve all loops and rollouts, policy, teacher and reference.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ans_core import prompts, rle, transforms
+from ans_core.data.collate import TensorBatch, prefix_ids, question_ids, resize_mask
+from ans_core.dist import seed_of
+from ans_core.model import predict as ask
+from ans_core.model.adapters import Policies
+from ans_core.model.grounding import FrameFeatures, MaskOutput
+from ans_core.model.masks import upsample
+from ans_core.model.packing import Packed
+from ans_core.model.sa2va import Sa2VA
+from ans_core.rewards import Reward
+from ans_core.rewards.confidence import MaskPrediction
+from ans_core.rewards.iou import soft_iou
+from ans_core.rl import grpo
+from ans_core.rl.loops import caption_request, expression_of, true_mask
+from ans_core.rl.mask_policy import MaskActions, MaskPolicy, mean_probability
+from ans_core.rl.rollout import Group, Guard, Reader, Rollout, SampledAnswer, Segment, check_cache, pack, sample
+from ans_core.types import RLE, Prediction, Request, Sample
+
+MASK_ANSWER = prompts.REFERRING_ANSWERS[0]
+"""Teacher-forced: what is explored is the mask, not the words around `[SEG]`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Of config.Rl, those that the step itself needs."""
+
+    loops: Mapping[str, float]
+    """Which of LOOPS, and the weight of its loss."""
+    group: int
+    temperature: float
+    max_tokens: int
+    logit_guard: Guard
+    inner_steps: int
+    objective: grpo.Form
+    clip_low: float
+    clip_high: float
+    kl: float
+    kl_words: float
+    entropy: float
+    mask_truncated: bool
+    combine_rewards: grpo.Combine
+    scale_rewards: grpo.Scale
+    std_floor: float
+    adaptive_loops: float
+    inverse: Literal["teacher", "policy", "reference"]
+    ema: float
+    ema_warmup: bool
+    rewards_caption: Mapping[str, float]
+    rewards_mask: Mapping[str, float]
+    rewards_text: Mapping[str, float]
+    use_llm_judge: bool
+    use_llm_judge_loop2: bool
+    mask_policy: str
+    mask_grid: int
+    mask_sigma: float
+    mask_weight: float
+    stop_identical: int
+    samples_every: int
+    monitor_every: int
+    max_grad_norm: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlBatch(TensorBatch):
+    """Samples of one step, one image each, and their pictures for both encoders."""
+
+    samples: tuple[Sample, ...]
+    asked: tuple[str, ...]
+    """What loop 2 draws from: the sample's caption or an expression that means the same thing."""
+    tiles: Float[Tensor, "T 3 s s"]
+    tiles_per_row: list[int]
+    pixels: Float[Tensor, "B 3 S S"]
+    targets: Bool[Tensor, "B M M"]
+    """Of the sample's mask; empty where it has none."""
+
+
+def collate(samples: Sequence[Sample], asked: Sequence[str], model: Sa2VA, *, mask_size: int) -> RlBatch:
+    images = [transforms.open_image(s.frames[0]) for s in samples]
+    tiles = [ask.visible_tiles(model, [image]) for image in images]
+    empty = torch.zeros(mask_size, mask_size, dtype=torch.bool)
+    return RlBatch(
+        samples=tuple(samples),
+        asked=tuple(asked),
+        tiles=transforms.normalise([t for row in tiles for t in row], size=model.tile_size),
+        tiles_per_row=[len(row) for row in tiles],
+        pixels=transforms.normalise(images, size=model.sam2.image_size),
+        targets=torch.stack([resize_mask(rle.decode(true_mask(s)), mask_size) if s.masks else empty for s in samples]),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedImages:
+    """The frozen part of the work on a batch, done once."""
+
+    vision: list[Float[Tensor, "_ n C"]]
+    frames: FrameFeatures | None
+    """None where no loop draws in these pictures."""
+
+    def take(self, kept: Sequence[int]) -> EncodedImages:
+        return EncodedImages(vision=[self.vision[i] for i in kept], frames=None if self.frames is None else self.frames[list(kept)])
+
+
+@dataclass(kw_only=True)
+class Experience:
+    """What a loop's policy did with B samples and what it earned; enough to learn from it again, after a kill as well."""
+
+    groups: tuple[Group, ...]
+    regions: list[list[Bool[Tensor, "grid grid"]]]
+    """Visual prompts of every group's row, as `Packed` wants them."""
+    texts: list[str]
+    """B x G captions, and ..."""
+    masks: list[RLE]
+    """... masks: one side of each pair is the policy's, the other the inverse model's. Empty where a loop has none."""
+    rewards: dict[str, Float[Tensor, "B G"]]
+    """Reward parts."""
+    kept: list[int] | None = None
+    """Which of the batch's candidates these samples are; None = all."""
+    sampled_logps: list[tuple[float, ...]] = field(default_factory=list)
+    """B x G: of the tokens said, as they were sampled."""
+    actions: MaskActions | None = None
+    advantage: Float[Tensor, "B G"] | None = None
+    known: dict[str, Tensor] = field(default_factory=dict)
+    """Log-probabilities and logits of the reference, and of the policy that acted."""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def take(self, kept: Sequence[int]) -> Experience:
+        """Of these samples alone; before anything about tokens is `known`."""
+        assert not self.known, "reference and behaviour are of the samples that stay"
+        group = next(iter(self.rewards.values())).shape[1]
+        actions = self.actions
+        if actions is not None:
+            rows = torch.tensor(kept, device=actions.masks.device)
+            actions = replace(actions, choice=actions.choice[rows], masks=actions.masks[rows], confidence=actions.confidence[rows])
+        return replace(
+            self,
+            kept=list(kept),
+            groups=tuple(self.groups[i] for i in kept),
+            regions=[self.regions[i] for i in kept] if self.regions else [],
+            texts=[self.texts[i * group + g] for i in kept for g in range(group)],
+            masks=[self.masks[i * group + g] for i in kept for g in range(group)] if self.masks else [],
+            sampled_logps=[self.sampled_logps[i * group + g] for i in kept for g in range(group)] if self.sampled_logps else [],
+            rewards={name: values[list(kept)] for name, values in self.rewards.items()},
+            actions=actions,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """In plain containers and tensors, as a checkpoint takes them."""
+        groups = [(g.prefix, [[(s.ids, s.trainable) for s in r] for r in g.rollouts]) for g in self.groups]
+        return {**vars(self), "groups": groups, "actions": None if self.actions is None else dict(vars(self.actions))}
+
+    @staticmethod
+    def of(state: dict[str, Any]) -> Experience:
+        groups = tuple(
+            Group(prefix=prefix, rollouts=tuple(tuple(Segment(ids=ids, trainable=t) for ids, t in r) for r in rollouts))
+            for prefix, rollouts in state["groups"]
+        )
+        actions = None if state["actions"] is None else MaskActions(**state["actions"])
+        return Experience(**{**state, "groups": groups, "actions": actions})
+
+
+class StepTimer:
+    """Seconds spent in the named parts of a step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._open: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        self.start(name)
+        yield
+        self.stop(name)
+
+    def start(self, name: str) -> None:
+        self._open[name] = self._now()
+
+    def stop(self, name: str) -> None:
+        """Of a part that was not started, nothing."""
+        now = self._now()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._open.pop(name, now)
+
+    def clear(self) -> None:
+        self.seconds.clear()
+        self._open.clear()
+
+    @staticmethod
+    def _now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+@dataclass(kw_only=True)
+class Exploration:
+    """How far loop 2 explores, over the steps."""
+
+    width: float
+    """Of the mask policy's distribution, in units of `scale`."""
+    scale: float = 0.0
+    """Running mean of what the policy's numbers spread; 0 = not known yet."""
+    identical: int = 0
+    """Updates in a row in which no group had two different masks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutStep:
+    """A batch in the hands of the policies."""
+
+    policies: Policies
+    settings: Settings
+    reader: Reader
+    batch: RlBatch
+    encoded: EncodedImages
+    rewards: Mapping[str, Reward]
+    mask_policy: MaskPolicy
+    exploration: Exploration
+    mask_points: int
+    """Of the supervised mask loss, as in SFT, ..."""
+    mask_losses: tuple[float, float]
+    """... and the weights of its BCE and dice."""
+    seeds: tuple[object, ...]
+    """(run seed, step): with the loop, the sample and the rollout they decide everything random."""
+    timer: StepTimer
+
+    @property
+    def model(self) -> Sa2VA:
+        return self.policies.model
+
+    @property
+    def objective(self) -> grpo.Objective:
+        s = self.settings
+        return grpo.Objective(form=s.objective, clip_low=s.clip_low, clip_high=s.clip_high, max_tokens=s.max_tokens)
+
+    @property
+    def frames(self) -> FrameFeatures:
+        assert self.encoded.frames is not None, "a loop that draws says so (Loop.decodes_masks)"
+        return self.encoded.frames
+
+    def take(self, kept: Sequence[int]) -> RolloutStep:
+        batch = self.batch
+        tiles = batch.tiles.split(batch.tiles_per_row)
+        some = RlBatch(
+            samples=tuple(batch.samples[i] for i in kept),
+            asked=tuple(batch.asked[i] for i in kept),
+            tiles=torch.cat([tiles[i] for i in kept]),
+            tiles_per_row=[batch.tiles_per_row[i] for i in kept],
+            pixels=batch.pixels[list(kept)],
+            targets=batch.targets[list(kept)],
+        )
+        return replace(self, batch=some, encoded=self.encoded.take(kept))
+
+    def seed(self, what: str, sample: int, rollout: int | None = None) -> int:
+        chosen = self.batch.samples[sample]
+        return seed_of(*self.seeds, what, chosen.dataset, chosen.sample_id, rollout)
+
+    def generators(self, what: str) -> list[torch.Generator]:
+        """One a sample."""
+        return [torch.Generator(self.model.device).manual_seed(self.seed(what, i)) for i in range(len(self.batch.samples))]
+
+    # Asking in words
+
+    def sample_answers(self, requests: Sequence[Request], what: str) -> list[SampledAnswer]:
+        """G sampled answers of the policy to a request about every sample."""
+        group = self.settings.group
+        check_cache(self.model)
+        seeds = [self.seed(what, i, g) for i in range(len(requests)) for g in range(group)]
+        with torch.no_grad(), self.timer.part("generate"):
+            prompted = ask.prompt(self.model, requests, self.encoded.vision)
+            return sample(self.model, prompted, group=group, max_tokens=self.settings.max_tokens, reader=self.reader, seeds=seeds)
+
+    def text(self, said: SampledAnswer) -> str:
+        return ask.text_of(self.model, ask.spoken_ids(self.model, list(said.ids)))
+
+    @torch.no_grad()
+    def inverse_captions(self, masks: Sequence[RLE]) -> list[str]:
+        """The inverse model's greedy captions of G masks a sample; an empty mask has nothing to tell of and gets an empty text."""
+        group = self.settings.group
+        asked = [i for i, mask in enumerate(masks) if rle.area(mask)]
+        texts = [""] * len(masks)
+        if not asked:
+            return texts
+        requests = [caption_request(self.batch.samples[i // group], masks[i]) for i in asked]
+        check_cache(self.model)
+        with self.timer.part("generate"), self.policies.using(self.settings.inverse):
+            prompted = ask.prompt(self.model, requests, [self.encoded.vision[i // group] for i in asked])
+            answers = ask.generate(self.model, prompted, max_tokens=self.settings.max_tokens)
+        for i, ids in zip(asked, answers, strict=True):
+            texts[i] = ask.text_of(self.model, ask.spoken_ids(self.model, ids))
+        return texts
+
+    # Tokens
+
+    def group_of(self, index: int, rollouts: Sequence[Rollout]) -> Group:
+        """Rollouts that share the sample's picture."""
+        tokens = self.batch.tiles_per_row[index] * self.model.grid**2
+        prefix = prefix_ids(self.model.tokenizer, template=self.model.config.template, frame_tokens=[tokens])
+        return Group(prefix=tuple(prefix), rollouts=tuple(rollouts))
+
+    def answers_of(self, index: int, question: Segment, answers: Sequence[Segment]) -> Group:
+        """Rollouts that share the question, too."""
+        picture = self.group_of(index, ())
+        last = replace(question, ids=question.ids[-1:])
+        return Group(prefix=picture.prefix + question.ids[:-1], rollouts=tuple((last, answer) for answer in answers))
+
+    def question(self, text: str, cells: Sequence[int] = ()) -> Segment:
+        """`text` without `<image>`."""
+        ids = question_ids(self.model.tokenizer, text, template=self.model.config.template, cells=cells)
+        return Segment(ids=tuple(ids), trainable=False)
+
+    def referring_rollout(self, text: str) -> Rollout:
+        """The question for what a text means, and the answer that draws it."""
+        question = prompts.REFERRING_EVAL.removeprefix("<image>\n").format(text=expression_of(text))
+        answer = MASK_ANSWER + prompts.TEMPLATES[self.model.config.template].suffix
+        ids = self.model.tokenizer.encode(answer, add_special_tokens=False)
+        return self.question(question), Segment(ids=tuple(ids), trainable=True)
+
+    def cells(self, mask: RLE) -> Bool[Tensor, "grid grid"]:
+        return transforms.grid_cells(rle.decode(mask), grid=self.model.grid)
+
+    def hidden(self, groups: Sequence[Group], regions: list[list[Tensor]]) -> tuple[Packed, Float[Tensor, "B L D"], Int[Tensor, " M"]]:
+        """Packed tokens, their hidden states under the active adapter, and the rollout of every trainable token."""
+        fields, rollout = pack(groups, pad_id=self.model.tokenizer.pad_token_id or 0)
+        device = self.model.device
+        moved: dict[str, Any] = {name: values.to(device) for name, values in fields.items()}
+        packed = Packed(**moved, regions=regions)
+        return packed, self.model.hidden_states(packed, [self.model.project(v) for v in self.encoded.vision]), rollout.to(device)
+
+    # Masks
+
+    def decoded(self, packed: Packed, hidden: Float[Tensor, "B L D"]) -> tuple[Float[Tensor, "P C"], MaskOutput]:
+        """Every row's `[SEG]`s and the masks they draw."""
+        at = (packed.input_ids == self.model.seg_token_id) & packed.loss_mask
+        embeddings = self.model.seg_embeddings(hidden[at])
+        return embeddings, self.model.sam2.decode(self.frames, at.nonzero()[:, 0], embeddings)
+
+    def decode(self, embeddings: Float[Tensor, "P C"], *, each: int) -> Float[Tensor, "P h w"]:
+        """What `each` embeddings a sample draw."""
+        frame = torch.arange(len(self.batch.samples), device=embeddings.device).repeat_interleave(each)
+        return self.model.sam2.decode(self.frames, frame, embeddings).logits
+
+    @torch.no_grad()
+    def inverse_masks(self, texts: Sequence[str]) -> list[MaskPrediction]:
+        """The inverse model's masks of G texts a sample, all of a picture's texts in one packed row."""
+        size = self.settings.group
+        groups = [
+            self.group_of(i, [self.referring_rollout(text) for text in texts[i * size : (i + 1) * size]])
+            for i in range(len(self.batch.samples))
+        ]
+        with self.timer.part("draw"), self.policies.using(self.settings.inverse):
+            packed, hidden, _ = self.hidden(groups, [])
+            logits = self.decoded(packed, hidden)[1].logits
+        confidence = mean_probability(logits.sigmoid(), logits > 0)
+        targets = self.batch.targets.repeat_interleave(size, dim=0)
+        overlap = soft_iou(F.interpolate(logits[:, None], size=targets.shape[-2:], mode="bilinear")[:, 0].sigmoid(), targets)
+        return [
+            MaskPrediction(text=text, masks=((self.rle(z, i // size),),), confidence=float(confidence[i]), soft_iou=float(overlap[i]))
+            for i, (text, z) in enumerate(zip(texts, logits, strict=True))
+        ]
+
+    def rle(self, logits: Float[Tensor, "h w"], index: int) -> RLE:
+        chosen = self.batch.samples[index]
+        return rle.encode(upsample(logits, size=self.model.sam2.image_size, height=chosen.height, width=chosen.width))
+
+    # Rewards
+
+    def score(self, answers: Sequence[Prediction], weights: Collection[str]) -> dict[str, Float[Tensor, "B G"]]:
+        """Every reward part of B x G answers, of a text and a mask or of text alone, judged against the sample's own."""
+        size = self.settings.group
+        with self.timer.part("reward"):
+            drawn = bool(answers[0].masks)
+            truths = [Prediction(text=s.text, masks=((true_mask(s),),) if drawn else ()) for s in self.batch.samples]
+            judged = [replace(answer, text=answer.text.rstrip(".")) for answer in answers]
+            return {
+                name: torch.tensor([self.rewards[name](a, truths[i // size]) for i, a in enumerate(judged)]).view(-1, size)
+                for name in weights
+            }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """A task that the policy practises. A new one is a file with one of these and a line in LOOPS (ans_core/rl/dual_loop.py)."""
+
+    prefix: str
+    """Of its metrics."""
+    takes: Callable[[Sample], bool]
+    """The samples it can use."""
+    wants: str
+    """Those samples in words, for the error that there are none."""
+    decodes_masks: bool = False
+    """Whether masks are drawn in its pictures, so that SAM2 has to see them."""
+    rewards: Callable[[Settings], Mapping[str, float]]
+    """Weights of its reward parts."""
+    act: Callable[[RolloutStep], Experience]
+    """Under no_grad: rollouts and rewards."""
+    judged: Callable[[Settings], bool] = lambda settings: False
+    """Whether its captions are also paid by the judge, in the part `meteor`."""
+    read_reference: Callable[[RolloutStep, Experience], dict[str, Tensor]]
+    """Under no_grad with the reference active: what the KL needs."""
+    learn: Callable[[RolloutStep, Experience], tuple[Float[Tensor, ""], dict[str, float]]]
+    """The loss, with a gradient to the policy, and metrics."""

@@ -1,0 +1,113 @@
+"""Pre-training's supervised attention: what is counted, where, and that it teaches."""
+
+import math
+
+import pytest
+import torch
+
+from ans_core.data.collate import Batch, Row, cell_shares, collate
+from ans_core.data.conversation import Turn
+from ans_core.model.packing import branch_attention
+from ans_core.model.sa2va import Sa2VA
+from ans_core.model.supervised import Supervised, project_tiles
+from ans_core.pretrain.finding import Finding, first_looks, look_weights
+from ans_core.types import RLE
+from tests import tiny
+
+
+def batch(model: Sa2VA, *masks: RLE | None) -> Batch:
+    turns = tuple(
+        Turn(question=f"Where is the {word} square?", answer="at the top.", target=m) for word, m in zip("abcd", masks, strict=False)
+    )
+    other = (Turn(question="Describe the image.", answer="a red square."),)
+    rows = [Row(name="x", frames=tiny.region().frames, turns=t) for t in (turns, other + turns[:1])]
+    return collate(rows, model.tokenizer, tiny.layout(model))
+
+
+def test_what_stands_before_an_answer_and_its_first_token_look_at_what_is_asked_for(tiny_model: Sa2VA) -> None:
+    found = batch(tiny_model, tiny.square(0, 0, 16, 32), None, tiny.square(8, 40, 24, 56))
+    rows, places, thing = found.looks.unbind(1)
+    assert thing.tolist() == [0, 0, 1, 1, 2, 2]
+    assert rows.tolist() == [0, 0, 0, 0, 1, 1]
+    assert found.branch[rows, places].tolist() == [1, 1, 3, 3, 2, 2]
+    assert found.loss_mask[rows, places + 1].all()
+    assert found.loss_mask[rows, places].tolist() == [False, True] * 3
+    assert torch.allclose(found.things.sum(1), torch.ones(3))
+    assert found.boxes[1].tolist() == [8 / 64, 40 / 64, 24 / 64, 56 / 64]
+
+
+def test_every_word_about_a_shown_region_looks_at_it(tiny_model: Sa2VA) -> None:
+    mask = tiny.square(8, 40, 24, 56)
+    turns = (Turn(question="Describe region1.", answer="a red square.", regions=(mask,), target=mask),)
+    found = collate([tiny.row(*turns)], tiny_model.tokenizer, tiny.layout(tiny_model))
+    assert found.looks[:, 1].tolist() == (found.loss_mask[0].nonzero()[:, 0] - 1).tolist()
+    assert found.looks[:, 2].tolist() == [0] * len(found.looks)
+
+
+def test_things_weigh_the_same_and_share_it_among_the_looks_at_them() -> None:
+    thing = torch.tensor([0, 0, 0, 1, 2, 2])
+    assert torch.allclose(look_weights(thing), torch.tensor([1 / 3, 1 / 3, 1 / 3, 1, 1 / 2, 1 / 2]) / 3)
+    assert first_looks(thing).tolist() == [True, True, False, True, True, True]
+
+
+def test_shares_of_cells_by_hand() -> None:
+    shares = cell_shares(tiny.square(0, 0, 32, 64), 4).view(4, 4)  # the left half
+    assert shares.tolist() == [[0.125, 0.125, 0, 0]] * 4
+
+
+def test_attention_is_what_the_layer_attends_to(tiny_model: Sa2VA) -> None:
+    found = batch(tiny_model, tiny.square(0, 0, 16, 32), tiny.square(8, 40, 24, 56))
+    module = Finding(tiny_model, attention_weight=1.0, box_weight=0.0, click_weight=0.0)
+    seen = {}
+    language = tiny_model.internvl.model.language_model
+    attention = language.layers[1].self_attn
+    before = attention.register_forward_pre_hook(lambda m, a, k: seen.update(k), with_kwargs=True)
+    used = language.config._attn_implementation
+    language.config._attn_implementation = "eager"
+    after = attention.register_forward_hook(lambda m, a, out: seen.update(weights=out[1]))
+    try:
+        embeds = tiny_model.embed(found.input_ids, project_tiles(tiny_model, found), found.regions)
+        mask = torch.where(branch_attention(found.branch), 0.0, -torch.inf)[:, None]
+        language(inputs_embeds=embeds, attention_mask=mask, position_ids=found.position_ids, use_cache=False)
+    finally:
+        language.config._attn_implementation = used
+        before.remove()
+        after.remove()
+    attended = module.attended(seen["hidden_states"], seen["position_embeddings"], found)
+    image = (found.input_ids == tiny_model.image_token_id) & (found.branch == 0)
+    for k, (row, place, _) in enumerate(found.looks.tolist()):
+        assert torch.allclose(attended[k].exp(), seen["weights"][row, :2, place][:, image[row]], atol=1e-5)
+
+
+def test_the_loss_is_the_text_loss_and_the_divergence(tiny_model: Sa2VA) -> None:
+    found = batch(tiny_model, tiny.square(0, 0, 64, 64))
+    text = Supervised(tiny_model, mask_weight=0.0, dice_weight=0.0, points=1)(found)[0]
+    loss, metrics = Finding(tiny_model, attention_weight=3.0, box_weight=2.0, click_weight=5.0)(found)
+    assert float(loss.detach()) == pytest.approx(
+        float(text) + 3 * metrics["attention"] + 2 * metrics["box"] + 5 * metrics["click"], rel=1e-5
+    )
+    assert metrics["attention"] >= -math.log(metrics["attention_on_target"]) - 1e-5  # Jensen: all cells are target here
+
+
+def test_without_anything_meant_it_is_the_text_loss(tiny_model: Sa2VA) -> None:
+    found = batch(tiny_model, None)
+    assert len(found.looks) == 0
+    text = Supervised(tiny_model, mask_weight=0.0, dice_weight=0.0, points=1)(found)[0]
+    assert Finding(tiny_model, attention_weight=1.0, box_weight=1.0, click_weight=1.0)(found)[0] == text
+
+
+def test_training_it_moves_attention_to_what_is_meant(own_model: Sa2VA) -> None:
+    own_model.internvl.requires_grad_(True)
+    module = Finding(own_model, attention_weight=1.0, box_weight=1.0, click_weight=1.0)
+    found = batch(own_model, tiny.square(0, 0, 16, 16), tiny.square(40, 40, 56, 56))
+    own_model.text_hidden_fcs.requires_grad_(True)
+    optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=3e-3)
+    before = module(found)[1]
+    for _ in range(60):
+        module(found)[0].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    last = module(found)[1]
+    assert last["attention_on_target"] > max(0.8, 2 * before["attention_on_target"])
+    assert last["click"] < 0.2 * before["click"]
+    assert last["box"] < 0.1
