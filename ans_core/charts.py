@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -38,7 +39,8 @@ def lines(title: str, curves: Mapping[str, Curve]) -> str:
         if len(curves) > 1:
             axes.legend(frameon=False, labelcolor=INK)
 
-    return _svg(title, draw)
+    ends = [f"{name} from {points[0][1]:.3g} to {points[-1][1]:.3g}" for name, points in curves.items()]
+    return _svg(title, draw, told=f"Lines over steps: {', '.join(ends)}.")
 
 
 def band(title: str, per_step: Sequence[Sequence[float]]) -> str:
@@ -51,7 +53,7 @@ def band(title: str, per_step: Sequence[Sequence[float]]) -> str:
         axes.plot(steps, means, color=PALETTE[0])
         axes.set_xlabel("step")
 
-    return _svg(title, draw)
+    return _svg(title, draw, told=f"Mean from {np.mean(per_step[0]):.3g} to {np.mean(per_step[-1]):.3g} over {len(per_step)} steps.")
 
 
 def histogram(title: str, groups: Mapping[str, Sequence[float]]) -> str:
@@ -66,10 +68,12 @@ def histogram(title: str, groups: Mapping[str, Sequence[float]]) -> str:
         axes.set_ylabel("share")
         axes.legend(frameon=False, labelcolor=INK)
 
-    return _svg(title, draw)
+    means = [f"{name} {np.mean(values):.3g}" for name, values in groups.items()]
+    return _svg(title, draw, told=f"Histogram; means: {', '.join(means)}.")
 
 
-def _svg(title: str, draw: Callable[[Axes], None]) -> str:
+def _svg(title: str, draw: Callable[[Axes], None], *, told: str) -> str:
+    """`told`: what the chart shows, for who can't see it."""
     # the salt keeps the ids of charts on one page apart, and the same every time
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": title}):
         figure = Figure(figsize=(3.9, 2.5), layout="constrained")
@@ -79,7 +83,8 @@ def _svg(title: str, draw: Callable[[Axes], None]) -> str:
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     svg = text.getvalue().replace(INK, "currentColor")
-    return svg[svg.index("<svg") :]
+    spoken = html.escape(f"{title}. {told}", quote=True)
+    return f'<svg role="img" aria-label="{spoken}"' + svg[svg.index("<svg") + len("<svg") :]
 
 
 def _colours(count: int) -> list[str]:

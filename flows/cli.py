@@ -242,7 +242,7 @@ def parser() -> argparse.ArgumentParser:
     it = command("doctor", doctor)
     it.add_argument("--look-only", action="store_true", help="leave stuck MLflow runs as they are")
     it = command("compare", compare)
-    it.add_argument("one", metavar="RUN", help="a summary.json, a git revision, or an MLflow run id")
+    it.add_argument("one", metavar="RUN", help="a summary.json, a folder runs/<profile>, a git revision, or an MLflow run id")
     it.add_argument("other", metavar="RUN")
     it = command("server", server)
     it.add_argument("--port", type=int, default=4200)

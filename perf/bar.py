@@ -2,6 +2,7 @@
 
     python perf/bar.py --profile tiny --seeds 0 1 2        # 2 cores: about 45 minutes a seed
     python perf/bar.py --table                             # only the table, from perf/results/
+    python perf/bar.py --split test                        # the same of the pictures that no setting was chosen by
 
 Every seed's metrics/summary.json is kept as perf/results/<profile>-seed<N>.json. params.yaml is as before afterwards.
 """
@@ -19,18 +20,20 @@ from pathlib import Path
 RESULTS = Path("perf/results")
 ROWS = ("untrained", "base", "sft", "rl")
 METRICS = (
-    "referring/val/gIoU", "referring/val/cIoU", "referring/val/gIoU_shuffled_text", "referring/val/N_acc", "region_caption/val/METEOR",
-    "region_caption/val/attribute_accuracy", "grounded_caption/val/mIoU", "video/val/J&F", "loop1/val/IoU", "loop2/val/METEOR",
-    "loop1/val/IoU_self", "loop2/val/METEOR_self", "loop1/val/IoU_of_truth", "loop2/val/METEOR_of_truth",
+    "referring/{split}/gIoU", "referring/{split}/cIoU", "referring/{split}/gIoU_shuffled_text", "referring/{split}/N_acc",
+    "region_caption/{split}/METEOR", "region_caption/{split}/exact_match", "region_caption/{split}/attribute_accuracy",
+    "grounded_caption/{split}/mIoU_all_objects", "grounded_caption/{split}/mIoU", "video/{split}/J&F",
+    "loop1/{split}/IoU", "loop2/{split}/METEOR", "loop1/{split}/IoU_self", "loop2/{split}/METEOR_self",
+    "loop1/{split}/IoU_of_truth", "loop2/{split}/METEOR_of_truth",
 )  # fmt: skip
 
 
-def run(profile: str, seed: int) -> None:
+def run(profile: str, seed: int, split: str) -> None:
     """One seed through DVC; what is cached is not done again."""
     ans = str(Path(sys.executable).with_name("ans"))
     before = Path("params.yaml").read_text()
     try:
-        subprocess.run([ans, "profile", profile, f"seed={seed}", "--force"], check=True)
+        subprocess.run([ans, "profile", profile, f"seed={seed}", f"evaluate.split={split}", "--force"], check=True)
         subprocess.run([sys.executable, "-m", "dvc", "repro"], check=True)
         RESULTS.mkdir(exist_ok=True)
         shutil.copyfile("metrics/summary.json", RESULTS / f"{profile}-seed{seed}.json")
@@ -38,15 +41,22 @@ def run(profile: str, seed: int) -> None:
         Path("params.yaml").write_text(before)
 
 
-def table(profile: str) -> str:
+def table(profile: str, split: str) -> str:
+    """Raises SystemExit where a seed's results are of another split."""
     runs = {int(p.stem.rpartition("seed")[2]): json.loads(p.read_text()) for p in sorted(RESULTS.glob(f"{profile}-seed*.json"))}
+    wanted = [metric.format(split=split) for metric in METRICS]
+    lacking = [seed for seed, summary in runs.items() if not summary.get("rl", {}).keys() & set(wanted)]
+    if lacking or not runs:
+        raise SystemExit(
+            f"{RESULTS}/{profile}-seed*.json: no metrics of split {split!r} of seeds {lacking or 'any'}; run them, or give their --split"
+        )
     lines = [
         f"{len(runs)} seeds: {sorted(runs)}",
         "",
         "| metric | " + " | ".join(ROWS) + " | RL - SFT, paired |",
         "|-" * (len(ROWS) + 2) + "|",
     ]
-    for metric in METRICS:
+    for metric in wanted:
         cells = [spread([summary[row].get(metric) for summary in runs.values()]) for row in ROWS]
         gains = [s["rl"][metric] - s["sft"][metric] for s in runs.values() if metric in s["rl"] and metric in s["sft"]]
         lines.append(f"| {metric} | " + " | ".join(cells) + f" | {spread(gains, sign='+')} |")
@@ -65,9 +75,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", default="tiny")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--split", default="val", help="that the models are evaluated on (default: val)")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     if not arguments.table:
         for seed in arguments.seeds:
-            run(arguments.profile, seed)
-    print(table(arguments.profile))
+            run(arguments.profile, seed, arguments.split)
+    print(table(arguments.profile, arguments.split))

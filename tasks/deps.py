@@ -108,9 +108,9 @@ def dvc_stage(stage: Stage, root: Path) -> dict[str, Any]:
         raise AssertionError(f"{stage.name} is written by dvc_rows")
     entry: dict[str, Any] = {"cmd": stage.command, "deps": [*(f"runs/${{profile}}/{name}" for name in stage.inputs), *files]}
     entry["params"] = list(stage.sections)
-    entry["outs"] = [f"runs/${{profile}}/{stage.out}"]
-    if stage.copies:
-        entry["metrics"] = [place for _, place in stage.copies]
+    entry["outs"] = [f"runs/${{profile}}/{stage.out}", *(place for _, place in stage.copies)]
+    if stage.in_git:
+        entry["metrics"] = [{place: {"cache": False}} for _, place in stage.in_git]
     return entry
 
 
@@ -139,7 +139,16 @@ def dvc_yaml(root: Path = Path()) -> str:
         if stage.task not in stages:
             rows = [other for other in STAGES if other.row and other.task == stage.task]
             stages[stage.task] = dvc_rows(rows, root) if rows else dvc_stage(stage, root)
-    return HEADER + yaml.safe_dump({"stages": stages}, sort_keys=False, width=132)
+    return HEADER + yaml.safe_dump({"stages": stages, "plots": plots()}, sort_keys=False, width=132)
+
+
+def plots() -> list[dict[str, Any]]:
+    """What `dvc plots` draws: the curves of every stage that has some, a chart per name (.dvc/plots/curves.json)."""
+    return [
+        {f"{stage.name} curves": {"x": "step", "y": {f"runs/${{profile}}/{stage.out}/curves.csv": "value"}, "template": "curves"}}
+        for stage in STAGES
+        if stage.curves
+    ]
 
 
 def main() -> None:

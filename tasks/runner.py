@@ -120,7 +120,7 @@ def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> 
         if out.exists():
             shutil.rmtree(out)
         partial.rename(out)
-        for name, place in stage.copies:
+        for name, place in (*stage.copies, *stage.in_git):
             (root / place).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(out / name, root / place)
         (scratch / DONE).touch()

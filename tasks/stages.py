@@ -9,6 +9,7 @@ ROWS = ("untrained", "base", "sft", "rl")
 """The checkpoints that `evaluate` and the report compare, in the order of training."""
 
 SUMMARY = "metrics/summary.json"
+HEADLINE = "metrics/headline.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,10 @@ class Stage:
     row: str | None = None
     copies: tuple[tuple[str, str], ...] = ()
     """(file in `out`, place in the repository) of what DVC also keeps outside runs/."""
+    in_git: tuple[tuple[str, str], ...] = ()
+    """The same, of what git keeps and DVC does not: a dozen numbers that a change is read by."""
+    curves: bool = False
+    """Whether it writes curves.csv."""
 
     @property
     def task(self) -> str:
@@ -65,12 +70,12 @@ JUDGED = ("judge.model", "judge.meteor_weight", "judge.judge_weight", "judge.on_
 STAGES: tuple[Stage, ...] = (
     Stage(name="prepare", version="1", out="data", sections=("prepare", "seed"), gpu=False, retries=0),
     Stage(
-        name="base", version="1", inputs=("data",), out="base", timeout_s=2 * DAY_S,
+        name="base", version="1", inputs=("data",), out="base", timeout_s=2 * DAY_S, curves=True,
         sections=("base", "sft.frames", "sft.max_length", "seed"),
     ),
     Stage(
         name="sft", version="1", inputs=("data", "base"), out="sft", sections=("sft", "seed"),
-        distributed=True, timeout_s=14 * DAY_S,
+        distributed=True, timeout_s=14 * DAY_S, curves=True,
     ),
     # Not the whole section: how the endpoint is asked does not decide what is written.
     Stage(
@@ -80,7 +85,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         name="rl", version="2", inputs=("data", "base", "sft", "questions"), out="rl",
         sections=("rl", *JUDGED, "sft.mask_points", "sft.mask_size", "sft.mask_weight", "sft.dice_weight", "seed"),
-        distributed=True, timeout_s=14 * DAY_S,
+        distributed=True, timeout_s=14 * DAY_S, curves=True,
     ),
     Stage(
         name="convert", version="1", inputs=("data", "base", "sft", "rl"), out="model", gpu=False,
@@ -90,6 +95,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         name="report", version="1", inputs=("data", "base", "sft", "rl", *(f"evaluate/{row}" for row in ROWS)), out="report",
         sections=("report",), gpu=False, retries=0, copies=(("summary.json", SUMMARY),),
+        in_git=(("headline.json", HEADLINE),),
     ),
 )
 # fmt: on

@@ -65,9 +65,22 @@ def test_settings_read_are_found_and_methods_are_not(tmp_path: Path) -> None:
     assert settings_read(file) == {"rl", "sft.optim", "seed"}
 
 
-def test_every_out_is_cached_and_launch_is_nobodys_parameter() -> None:
+def test_every_out_is_cached_but_the_headline_which_git_keeps_and_launch_is_nobodys_parameter() -> None:
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     for entry in (entry.get("do", entry) for entry in stages.values()):
-        assert all(isinstance(out, str) for out in [*entry["outs"], *entry.get("metrics", [])])  # a mapping would carry `cache: false`
+        assert all(isinstance(out, str) for out in entry["outs"])  # a mapping would carry `cache: false`
         assert "launch" not in entry["params"]
         assert not any(path.startswith(("tasks/", "flows/")) for path in entry["deps"])
+    assert {name: entry["metrics"] for name, entry in stages.items() if "metrics" in entry} == {
+        "report": [{"metrics/headline.json": {"cache": False}}]
+    }
+
+
+def test_every_plot_is_of_a_file_that_a_stage_writes_with_a_template_that_is_there() -> None:
+    written = yaml.safe_load((ROOT / "dvc.yaml").read_text())
+    folders = {out for entry in written["stages"].values() for out in entry.get("outs", ())}
+    plots = [plot for named in written["plots"] for plot in named.values()]
+    assert {next(iter(plot["y"])) for plot in plots} == {f"runs/${{profile}}/{stage}/curves.csv" for stage in ("base", "sft", "rl")}
+    for plot in plots:
+        assert next(iter(plot["y"])).removesuffix("/curves.csv") in folders
+        assert (ROOT / f".dvc/plots/{plot['template']}.json").is_file()

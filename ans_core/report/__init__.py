@@ -1,0 +1,1 @@
+"""The report: what the stages wrote -> one self-contained page, and the headline that git keeps."""

@@ -1,0 +1,132 @@
+"""Two rows' metrics and per-sample scores -> what changed between them, by how much, and how sure that is."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ans_core.report.metrics import Summary, parse
+
+SCORED_BY = {"referring": "gIoU_all", "region_caption": "METEOR", "grounded_caption": "mIoU_all_objects", "video": "J&F"}
+"""The metric that is the mean of a benchmark's per-sample scores."""
+WITHOUT_SCORES = {
+    "referring": ("gIoU", "cIoU", "N_acc"),
+    "region_caption": ("exact_match",),
+    "loop1": ("IoU",),
+    "loop2": ("METEOR",),
+}
+"""Also in the verdict, as plain differences: `evaluate` keeps no score of theirs for each sample."""
+RESAMPLES = 2000
+Verdict = Literal["better", "worse", "unclear", "no interval"]
+VERDICTS: tuple[Verdict, ...] = ("better", "worse", "unclear", "no interval")
+Key = tuple[str, str, int]
+"""Data set, sample id, and which record of that id it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    score: float
+    asked: str
+
+
+Answers = dict[str, dict[Key, Answer]]
+"""By benchmark."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    title: str
+    metric: str
+    before: float
+    after: float
+    interval: tuple[float, float] | None = None
+    """95 % of the difference; None: no per-sample scores."""
+    pairs: int | None = None
+
+    @property
+    def difference(self) -> float:
+        return self.after - self.before
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.interval is None:
+            return "no interval"
+        low, high = self.interval
+        return "better" if low > 0 else "worse" if high < 0 else "unclear"
+
+
+def read_answers(folder: Path | None) -> Answers:
+    """predictions.jsonl of a row; nothing where it is not there."""
+    path = folder / "predictions.jsonl" if folder else None
+    if not path or not path.exists():
+        return {}
+    answers: Answers = defaultdict(dict)
+    seen: Counter[tuple[str, str, str]] = Counter()
+    with path.open() as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                record = json.loads(line)
+                where = (str(record["benchmark"]), str(record["dataset"]), str(record["sample_id"]))
+                answer = Answer(score=float(record["score"]), asked=str(record["asked"]))
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path} line {number}: no prediction with a score ({error!r}); run its evaluate stage again") from error
+            if not math.isfinite(answer.score):
+                raise ValueError(f"{path} line {number}: score {answer.score} of sample {where[2]!r}; run its evaluate stage again")
+            answers[where[0]][where[1], where[2], seen[where]] = answer
+            seen[where] += 1
+    return dict(answers)
+
+
+def paired_interval(differences: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
+    """95 % percentile bootstrap of the mean of paired differences: samples are drawn with replacement, RESAMPLES times."""
+    values, rng = np.asarray(differences, float), np.random.default_rng(seed)
+    means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(RESAMPLES)]
+    low, high = np.percentile(means, (2.5, 97.5))
+    return float(low), float(high)
+
+
+def changes(summary: Summary, answers: Mapping[str, Answers], before: str, after: str) -> list[Change]:
+    """Of row `after` against row `before`, in the order of VERDICTS."""
+    old, new = summary.get(before, {}), summary.get(after, {})
+    found = [
+        change
+        for benchmark in answers.get(after, {})
+        if (change := _scored(benchmark, old, new, answers.get(before, {}).get(benchmark, {}), answers[after][benchmark]))
+    ]
+    for name in new:
+        parts = parse(name)
+        if name in old and parts.metric in WITHOUT_SCORES.get(parts.task, ()):
+            found.append(Change(title=parts.title, metric=parts.metric, before=old[name], after=new[name]))
+    return sorted(found, key=lambda change: VERDICTS.index(change.verdict))
+
+
+def _scored(
+    benchmark: str, old: dict[str, float], new: dict[str, float], before: dict[Key, Answer], after: dict[Key, Answer]
+) -> Change | None:
+    """None where the rows have fewer than two samples in common."""
+    keys = [key for key in after if key in before]
+    if len(keys) < 2:
+        return None
+    first, last = ([row[key].score for key in keys] for row in (before, after))
+    means = sum(first) / len(keys), sum(last) / len(keys)
+    parts = parse(benchmark)
+    metric = SCORED_BY.get(parts.task, "")
+    # scores are kept to four digits; where their mean is not the metric, they stand for themselves
+    same = all(
+        math.isclose(row.get(f"{benchmark}/{metric}", math.nan), mean, abs_tol=1e-3) for row, mean in zip((old, new), means, strict=True)
+    )
+    return Change(
+        title=parts.title,
+        metric=metric if same else "mean score",
+        before=means[0],
+        after=means[1],
+        interval=paired_interval([b - a for a, b in zip(first, last, strict=True)]),
+        pairs=len(keys),
+    )

@@ -1,0 +1,23 @@
+"""Files of earlier stages -> JSON values, and pictures as data URIs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+KINDS = {".png": "png", ".gif": "gif", ".jpg": "jpeg", ".webp": "webp"}
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON ({error}); run the stage that writes it again") from error
+
+
+def data_uri(path: Path) -> str:
+    if path.suffix not in KINDS:
+        raise ValueError(f"{path}: the page shows pictures of {sorted(KINDS)}")
+    return f"data:image/{KINDS[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"

@@ -1,0 +1,46 @@
+"""What the page shows -> its HTML: one file that loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from ans_core.report.changes import Change
+
+
+def render(**shown: Any) -> str:
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment.filters |= {"figure": figure, "interval": interval, "place": place}
+    css, js = (Markup(_file(name)) for name in ("page.css", "page.js"))
+    return environment.from_string(_file("page.html.j2")).render(css=css, js=js, **shown)
+
+
+def _file(name: str) -> str:
+    return resources.files("ans_core.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def figure(value: float | None, signed: bool = False) -> str:
+    """Three digits, or a whole number as it is; – where there is none."""
+    if value is None:
+        return "–"
+    if value == int(value) and abs(value) > 1:
+        return f"{int(value):+d}" if signed else f"{int(value)}"
+    text = f"{value:+.3f}" if signed else f"{value:.3f}"
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def interval(change: Change) -> str:
+    """`+0.004 to +0.020`."""
+    return f"{figure(change.interval[0], True)} to {figure(change.interval[1], True)}" if change.interval else "–"
+
+
+def place(change: Change, changes: list[Change]) -> str:
+    """CSS lengths of the interval and the difference on an axis that all changes share, with 0 in its middle."""
+    ends = [abs(end) for c in changes for end in (*(c.interval or ()), c.difference)]
+    reach = max(ends) or 1.0
+    low, high = change.interval or (change.difference, change.difference)
+    at = {"from": low, "to": high, "at": change.difference}
+    return "; ".join(f"--{name}: {50 + 50 * value / reach:.1f}%" for name, value in at.items())
