@@ -93,6 +93,6 @@ def test_changed_files_of_a_data_set_change_its_settings_and_so_run_its_stages_a
 def test_data_of_unknown_format_is_refused_before_anything_is_written(workspace: Path) -> None:
     write("smoke", workspace)
     (workspace / "odd").mkdir()
-    with pytest.raises(ConfigError, match="name its format with --format"):
+    with pytest.raises(ValueError, match="name its format with --format"):
         add_sources([workspace / "odd"], None, workspace)
     assert edited_keys(workspace / "params.yaml") == []
