@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -6,7 +7,7 @@ import pytest
 import yaml
 
 from ans_core.config import ConfigError, load
-from flows.params import add_sources, edited_keys, watch_sources, write, write_if_needed
+from flows.params import add_sources, edited_keys, fingerprint, watch_sources, write, write_if_needed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,6 +89,18 @@ def test_changed_files_of_a_data_set_change_its_settings_and_so_run_its_stages_a
     (workspace / "mine/new.png").write_bytes(b"")
     watch_sources(workspace)
     assert files() != first
+
+
+def test_a_picture_that_is_edited_in_place_with_the_same_size_is_noticed(workspace: Path) -> None:
+    picture = workspace / "mine/a.png"
+    picture.parent.mkdir()
+    (workspace / "mine/annotations.json").write_text("[]")
+    picture.write_bytes(b"one")
+    first = fingerprint(workspace / "mine")
+    assert fingerprint(workspace / "mine") == first
+    picture.write_bytes(b"two")
+    os.utime(picture, ns=(0, picture.stat().st_mtime_ns + 1))  # clocks of file systems are coarse
+    assert fingerprint(workspace / "mine") != first
 
 
 def test_data_of_unknown_format_is_refused_before_anything_is_written(workspace: Path) -> None:
