@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import reprlib
+
 import numpy as np
 from jaxtyping import Bool
 from pycocotools import mask as coco
 
 from ans_core.types import RLE
+
+LETTERS = "".join(map(chr, range(48, 112)))
+"""Of compressed counts."""
+MARGIN = 0.1
+"""How far outside the picture a polygon may reach, in longer sides: annotators overshoot, but farther points belong to another picture."""
 
 
 def encode(mask: Bool[np.ndarray, "H W"]) -> RLE:
@@ -42,28 +49,120 @@ def union(rles: list[RLE]) -> RLE:
 def from_annotation(segmentation: object, *, height: int, width: int, where: str) -> RLE:
     """Any of COCO's three forms (list of polygons, uncompressed RLE, compressed RLE) as a compressed RLE of exactly height x width.
 
-    Raises ValueError naming `where` for a size that differs from the image's, a polygon of fewer than 3 points, or an unknown form.
+    Raises ValueError naming `where` for anything else. Everything is checked here: pycocotools reads past the end of cut counts, and a
+    coordinate of 1e308 kills the process.
     """
     if isinstance(segmentation, dict) and "counts" in segmentation and "size" in segmentation:
-        size = [int(n) for n in segmentation["size"]]
-        if size != [height, width]:
-            raise ValueError(f"{where}: RLE size {size} is not the image's [height, width] = [{height}, {width}]")
-        if isinstance(segmentation["counts"], list):
-            total = sum(segmentation["counts"])
-            if total != height * width:
-                raise ValueError(f"{where}: uncompressed RLE counts add up to {total}, the image has {height * width} pixels")
-            merged = coco.frPyObjects(segmentation, height, width)
-        else:
-            merged = segmentation
-        counts = merged["counts"]
-        return {"size": size, "counts": counts if isinstance(counts, str) else counts.decode("ascii")}
+        size, counts = segmentation["size"], segmentation["counts"]
+        if not (isinstance(size, (list, tuple)) and [type(n) for n in size] == [int, int]):
+            raise ValueError(f"{where}: RLE size is {short(size)}, not two whole numbers [height, width]")
+        if list(size) != [height, width]:
+            raise ValueError(f"{where}: RLE size {short(list(size))} is not the image's [height, width] = [{height}, {width}]")
+        if isinstance(counts, list):
+            return _from_runs(counts, height=height, width=width, where=where)
+        return _from_counts(counts, height=height, width=width, where=where)
     if isinstance(segmentation, list) and segmentation:
         polygons = segmentation if isinstance(segmentation[0], list) else [segmentation]
-        for polygon in polygons:
-            if len(polygon) < 6 or len(polygon) % 2:
-                raise ValueError(f"{where}: a polygon needs at least 3 points as [x1, y1, x2, y2, ...], got {len(polygon)} numbers")
-        return union([_text(r) for r in coco.frPyObjects(polygons, height, width)])
-    raise ValueError(f"{where}: segmentation is neither polygons nor RLE but {type(segmentation).__name__} {str(segmentation)[:60]!r}")
+        return _from_polygons(polygons, height=height, width=width, where=where)
+    raise ValueError(f"{where}: segmentation is neither polygons nor RLE but {type(segmentation).__name__} {short(segmentation)}")
+
+
+def run_lengths(counts: str) -> list[int]:
+    """Decode the runs of compressed counts. Raises ValueError with the reason where pycocotools would read nonsense, or past the end.
+
+    Every number has 5 bits a letter, the lowest first, in the letters from "0" (48) on; the sixth bit says that more letters follow. From
+    the fourth run on, a number is the difference from the run before the last.
+    """
+    if not counts or counts.strip(LETTERS):
+        raise ValueError('letters outside of "0" to "o"' if counts else "no letters")
+    runs: list[int] = []
+    value = shift = 0
+    for letter in counts.encode():
+        if letter < 80:  # the last of its number; the highest bit is the sign
+            value += (letter - 48 if letter < 64 else letter - 80) << shift
+            if len(runs) > 2:
+                value += runs[-2]
+            runs.append(value)
+            value = shift = 0
+        else:
+            value += (letter - 80) << shift
+            shift += 5
+            if shift > 30:
+                raise ValueError("a number beyond 32 bits")
+    if shift:
+        raise ValueError("an end in the middle of a number")
+    if min(runs) < 0:
+        raise ValueError("a run of negative length")
+    return runs
+
+
+class _Short(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() < 200 else f"a number of {x.bit_length()} bits"
+
+
+_repr = _Short()
+_repr.maxstring = _repr.maxother = 60
+
+
+def short(value: object) -> str:
+    """Show any value in a few words, however deep or large it is."""
+    return _repr.repr(value)
+
+
+def _from_counts(counts: object, *, height: int, width: int, where: str) -> RLE:
+    again = "write it again with pycocotools' mask.encode"
+    text = counts.decode("latin-1") if isinstance(counts, bytes) else counts
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: RLE counts are {short(counts)}, neither text nor a list of numbers; {again}")
+    try:
+        total = sum(run_lengths(text))
+    except ValueError as error:
+        raise ValueError(f"{where}: RLE counts {short(text)} have {error}; {again}") from None
+    _same_total(total, height=height, width=width, where=where)
+    return {"size": [height, width], "counts": text}
+
+
+def _from_runs(runs: list[object], *, height: int, width: int, where: str) -> RLE:
+    for run in runs:
+        if type(run) is not int or run < 0:
+            raise ValueError(f"{where}: uncompressed RLE counts hold {short(run)}; they are lengths of runs, whole numbers from 0 on")
+    _same_total(sum(runs), height=height, width=width, where=where)  # type: ignore[arg-type]
+    return _text(coco.frPyObjects({"size": [height, width], "counts": runs}, height, width))
+
+
+def _same_total(total: int, *, height: int, width: int, where: str) -> None:
+    if total != height * width:
+        raise ValueError(
+            f"{where}: RLE counts add up to {short(total)}, the image has {height * width} pixels; is it another picture's mask?"
+        )
+
+
+def _from_polygons(polygons: list[object], *, height: int, width: int, where: str) -> RLE:
+    largest = 0.0
+    for polygon in polygons:
+        if not isinstance(polygon, list):
+            raise ValueError(f"{where}: a polygon is {short(polygon)}, not a list [x1, y1, x2, y2, ...]")
+        if len(polygon) < 6 or len(polygon) % 2:
+            raise ValueError(f"{where}: a polygon needs at least 3 points as [x1, y1, x2, y2, ...], got {len(polygon)} numbers")
+        for value in polygon:
+            if type(value) not in (int, float):
+                raise ValueError(f"{where}: a polygon holds {short(value)}, which is no number")
+        margin = MARGIN * max(height, width)
+        for values, side in ((polygon[::2], width), (polygon[1::2], height)):
+            for value in values:
+                if not -margin <= value <= side + margin:  # neither is NaN
+                    raise ValueError(
+                        f"{where}: a polygon reaches {short(value)}, far outside of the picture of {width} x {height} pixels; "
+                        "does it belong to another picture, or to this one at another size?"
+                    )
+        largest = max(largest, *polygon)
+    if largest <= 1 < max(height, width):
+        raise ValueError(
+            f"{where}: all coordinates lie in [0, 1], so they are shares of the picture; "
+            f"multiply x by its width ({width}) and y by its height ({height})"
+        )
+    return union([_text(r) for r in coco.frPyObjects(polygons, height, width)])
 
 
 def _text(rle: RLE) -> RLE:

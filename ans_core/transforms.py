@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -17,6 +19,8 @@ from torch import Tensor
 
 from ans_core.types import ImageRef
 
+CODEC_ERRORS = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, struct.error, zlib.error)
+"""What Pillow's decoders let out for a broken file."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -38,17 +42,28 @@ def image_size(ref: ImageRef) -> tuple[int, int]:
         return image.size
 
 
+def check_image(ref: ImageRef) -> None:
+    """Decode all pixels, and compare a PNG's checksums, which decoding skips. Raises ValueError as `open_image` does."""
+    with _opened(ref) as image:
+        image.verify()
+    open_image(ref)
+
+
 @contextmanager
 def _opened(ref: ImageRef) -> Iterator[Image.Image]:
-    where = f"{len(ref)} bytes" if isinstance(ref, bytes) else str(Path(ref))
+    where = f"of {len(ref)} embedded bytes" if isinstance(ref, bytes) else str(Path(ref))
     try:
         with Image.open(io.BytesIO(ref) if isinstance(ref, bytes) else ref) as image:
+            if not image.width * image.height:
+                raise ValueError("it has no pixel")
             yield image
+    except FileNotFoundError as error:
+        raise ValueError(f"the image {where} does not exist; put the file there, or correct the path") from error
     except Image.DecompressionBombError as error:
         assert Image.MAX_IMAGE_PIXELS, "Pillow raises this only where there is a limit"
         limit = 2 * Image.MAX_IMAGE_PIXELS
         raise ValueError(f"the image {where} has more than {limit:,} pixels, the most that are read; scale it down") from error
-    except (OSError, SyntaxError) as error:
+    except CODEC_ERRORS as error:
         raise ValueError(f"cannot read the image {where}: {error}; replace the file or drop its record") from error
 
 

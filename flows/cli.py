@@ -142,17 +142,10 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def data(arguments: argparse.Namespace) -> int:
-    """Reads a data set as training would, and says what is in it or what is wrong."""
-    from ans_core.data.formats import FORMATS, SPLITS
+    """Reads a data set as training would, and says what is in it and what is wrong."""
+    from flows.data_check import check
 
-    if arguments.format not in FORMATS:
-        raise SystemExit(f"no format named {arguments.format!r}; ans_core/data/formats has {sorted(FORMATS)}")
-    path = Path(arguments.path)
-    splits = [arguments.split] if arguments.split else SPLITS[arguments.format](path)
-    for split in splits:
-        samples = FORMATS[arguments.format](path, name=path.name, split=split)
-        print(f"{path}: {len(samples)} samples of split {split!r}, no fault found")
-    return 0
+    return check(Path(arguments.path), arguments.format, arguments.split, pixels=not arguments.headers_only)
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -237,8 +230,9 @@ def parser() -> argparse.ArgumentParser:
     it = command("data", data)
     it.add_argument("action", choices=["check"])
     it.add_argument("path")
-    it.add_argument("--format", required=True, help="name of a module of ans_core/data/formats")
+    it.add_argument("--format", help="name of a format of ans_core/data/formats (default: by the files in the folder)")
     it.add_argument("--split", help="one split (default: all)")
+    it.add_argument("--headers-only", action="store_true", help="do not decode the pictures")
     it = command("doctor", doctor)
     it.add_argument("--look-only", action="store_true", help="leave stuck MLflow runs as they are")
     it = command("compare", compare)

@@ -97,21 +97,10 @@ def write_if_needed(name: str, root: Path) -> str:
     return f"params.yaml: profile {name}" + (f" with {shlex.join(words)} kept; `ans profile {name}` drops them" if words else "")
 
 
-# What a folder holds -> its format's name in ans_core/data/formats.
-MARKERS = {"annotations.json": "annotations", "manifest.jsonl": "regions"}
-
-
-def format_of(path: Path) -> str:
-    found = [name for marker, name in MARKERS.items() if (path / marker).is_file()]
-    if not path.is_dir():
-        raise ConfigError(f"--add-data {path} is no folder")
-    if not found:
-        raise ConfigError(f"--add-data {path}: none of {list(MARKERS)} is in it; name its format with --format")
-    return found[0]
-
-
 def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[str]:
     """Adds folders to prepare.sources of params.yaml; one that is there stays as it is. Keeps other settings, not comments."""
+    from ans_core.data.formats import infer  # loads torch and datasets, which `ans profile` does without
+
     values = load(root / "params.yaml").model_dump(mode="json")
     lines = []
     sources = values["prepare"]["sources"]
@@ -121,7 +110,9 @@ def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[
             continue
         if any(source["name"] == folder.name for source in sources):
             raise ConfigError(f"--add-data {folder}: prepare.sources has another data set named {folder.name!r}; rename the folder")
-        source = DataSource(name=folder.name, format=data_format or format_of(folder), path=str(folder))
+        if not folder.is_dir():
+            raise ConfigError(f"--add-data {folder} is no folder")
+        source = DataSource(name=folder.name, format=data_format or infer(folder), path=str(folder))
         sources.append(source.model_dump(mode="json"))
         lines.append(f"params.yaml: {folder} added to prepare.sources")
     rewrite(root, values)
@@ -143,13 +134,17 @@ def watch_sources(root: Path) -> list[str]:
 
 
 def fingerprint(path: Path) -> str:
-    """Of a folder (or file): names and sizes of everything in it, and the bytes of all that is not a picture. Empty if it is missing."""
+    """Of a folder (or file): names, sizes and bytes of everything in it, of pictures the time of the last change instead of the bytes.
+
+    Empty if it is missing. A million pictures are too much to read before every run.
+    """
     if not path.exists():
         return ""  # the stage says what is wrong
     whole = hashlib.sha256()
     for file in sorted(p for p in (path.rglob("*") if path.is_dir() else [path]) if p.is_file()):
-        whole.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode())
-        if file.suffix.lower() not in PICTURES:
+        known, picture = file.stat(), file.suffix.lower() in PICTURES
+        whole.update(f"{file.relative_to(path)} {known.st_size} {known.st_mtime_ns if picture else ''}\n".encode())
+        if not picture:
             with file.open("rb") as opened:
                 whole.update(hashlib.file_digest(opened, "sha256").digest())
     return whole.hexdigest()[:16]

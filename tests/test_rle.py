@@ -53,3 +53,59 @@ def test_several_polygons_are_one_mask():
 def test_an_annotation_that_is_wrong_is_refused_by_name(form: object, message: str):
     with pytest.raises(ValueError, match=message):
         rle.from_annotation(form, height=4, width=5, where="a.json id 3")
+
+
+def test_runs_are_read_letter_by_letter():
+    """ "0" is 48. From the fourth run on it is the difference that is written: 2 - 2 and 9 - 2. 20 needs two letters, 32 + 20 and 0."""
+    assert rle.run_lengths("52207") == [5, 2, 2, 2, 9]
+    assert rle.run_lengths("d0") == [20]
+
+
+def test_runs_are_those_of_the_mask_at_every_size():
+    rng = np.random.default_rng(0)
+    for height, width, share in ((1, 1, 0.5), (7, 3, 0.1), (50, 40, 0.5), (700, 900, 0.0), (700, 900, 0.001)):
+        one = rng.random((height, width)) < share
+        column = one.T.ravel()
+        edges = np.flatnonzero(np.diff(column)) + 1
+        expected = np.diff([0, *edges, column.size]).tolist()
+        assert rle.run_lengths(rle.encode(one)["counts"]) == ([0] * bool(column[0]) + expected)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"counts": "52d"}, "an end in the middle of a number"),
+        ({"counts": "522"}, "add up to 9, the image has 20 pixels"),
+        ({"counts": "522299"}, "add up to 37, the image has 20 pixels"),
+        ({"counts": "oooooooo0"}, "a number beyond 32 bits"),
+        ({"counts": "5~"}, 'letters outside of "0" to "o"'),
+        ({"counts": "5é"}, 'letters outside of "0" to "o"'),
+        ({"counts": ""}, "no letters"),
+        ({"counts": "O"}, "a run of negative length"),
+        ({"counts": 5}, "counts are 5, neither text nor a list of numbers"),
+        ({"counts": [5, -1, 16]}, "hold -1; they are lengths of runs"),
+        ({"counts": [5, [2], 13]}, r"hold \[2\]; they are lengths of runs"),
+        ({"counts": [5, 2, 12], "size": [4, 5]}, "add up to 19"),
+        ({"counts": [20], "size": [4.0, 5]}, r"size is \[4.0, 5\], not two whole numbers"),
+        ({"counts": [20], "size": [4, float("nan")]}, "not two whole numbers"),
+        ({"counts": [20], "size": None}, "size is None"),
+        ([[1, 1, 3, 1, 3, 1e308]], r"reaches 1e\+308, far outside of the picture of 5 x 4"),
+        ([[1, 1, 3, 1, 3, float("nan")]], "reaches nan"),
+        ([[1, 1, 3, 1, 3, None]], "holds None, which is no number"),
+        ([[1, 1, 3, 1, 3, 3], None], "a polygon is None"),
+        ([[0.1, 0.1, 0.3, 0.1, 0.3, 1]], r"lie in \[0, 1\], so they are shares of the picture; multiply x by its width \(5\)"),
+    ],
+)
+def test_what_would_crash_or_pass_silently_is_refused(form: object, message: str):
+    if isinstance(form, dict):
+        form = {"size": [4, 5]} | form
+    with pytest.raises(ValueError, match=f"a.json id 3: .*{message}"):
+        rle.from_annotation(form, height=4, width=5, where="a.json id 3")
+
+
+def test_any_value_is_shown_in_a_few_words():
+    deep: list[object] = []
+    for _ in range(5_000):
+        deep = [deep]
+    for value in (deep, 10**5000, "x" * 10_000, {str(n): n for n in range(1000)}):
+        assert len(rle.short(value)) < 120

@@ -16,7 +16,7 @@ from jaxtyping import UInt8
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ans_core import rle
+from ans_core import rle, transforms
 from ans_core.data import DatasetEntry
 from ans_core.types import ImageRef, Sample
 
@@ -105,17 +105,18 @@ def _tile(sample: Sample) -> str:
     Image.fromarray(np.concatenate(pictures, 1)).save(buffer, "JPEG", quality=88)
     kind = html.escape(str(sample.meta.get("kind", sample.task)))
     wide = f' style="width:{TILE * len(frames)}px"' if len(frames) > 1 else ""
-    text, about = html.escape(sample.text), f"{kind}, {len(sample.masks)} mask(s), {html.escape(sample.sample_id)}"
+    said = sample.text if sample.question is None else f"{sample.question} {sample.text}"
+    text, about = html.escape(said), f"{kind}, {len(sample.masks)} mask(s), {html.escape(sample.sample_id)}"
     label = f"<figcaption>{text} <b>{about}</b></figcaption>"
     return f'<figure{wide}><img alt="{text}" src="{_url(buffer.getvalue(), "jpeg")}">{label}</figure>'
 
 
 def _overlay(image: ImageRef, masks: Sequence[rle.RLE | None]) -> UInt8[np.ndarray, "h w 3"]:
     """Objects keep their colours and get a coloured rim; the rest is dimmed (unless there is no mask)."""
-    with Image.open(image if isinstance(image, Path) else io.BytesIO(image)) as opened:
-        scale = TILE / max(opened.size)
-        size = round(opened.width * scale), round(opened.height * scale)
-        picture = np.array(opened.convert("RGB").resize(size, Image.Resampling.BICUBIC))
+    opened = transforms.open_image(image)
+    scale = TILE / max(opened.size)
+    size = max(1, round(opened.width * scale)), max(1, round(opened.height * scale))
+    picture = np.array(opened.resize(size, Image.Resampling.BICUBIC))
     shown = [np.array(Image.fromarray(rle.decode(mask)).resize(size, Image.Resampling.NEAREST)) for mask in masks if mask is not None]
     if shown:
         outside = ~np.any(shown, axis=0)

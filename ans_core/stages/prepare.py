@@ -4,6 +4,7 @@ data report.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from tqdm import tqdm
 from ans_core import rle
 from ans_core.config import Config, DataSource, Prepare
 from ans_core.data import DatasetEntry, Kind, read_entry, read_samples, write_entries
-from ans_core.data.formats import SPLITS
+from ans_core.data.formats import NO_VAL, SPLITS
+from ans_core.data.pictures import check_pictures
 from ans_core.data.report import write_report
 from ans_core.data.scene_write import write_clips, write_scenes
 from ans_core.types import RLE, ImageRef, Log, Sample
@@ -32,10 +34,10 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     """Real data sets are checked before anything is drawn. Metrics: samples per data set and split, and what fixes the
     difficulty.
     """
-    read = {
-        entry: read_entry(out, entry)
-        for entry in tqdm(source_entries(cfg.prepare.sources), desc="check data sets", disable=not cfg.prepare.sources)
-    }
+    entries = source_entries(cfg.prepare.sources)
+    read = {entry: read_entry(out, entry) for entry in tqdm(entries, desc="check data sets", disable=not entries)}
+    for entry, samples in read.items():  # drawn ones were written a moment ago: to decode 6,000 takes 3 s and finds nothing
+        check_pictures(samples, where=f"{entry.path}, split {entry.split!r}")
     drawn = _draw(cfg.prepare, seed=cfg.seed, out=out)
     if not drawn and not read:
         raise ValueError("prepare.scenes, prepare.clips and prepare.sources are all empty: there is nothing to train on; set one of them")
@@ -57,6 +59,8 @@ def source_entries(sources: tuple[DataSource, ...]) -> list[DatasetEntry]:
         if source.format not in SPLITS or not path.exists():
             read_samples(format=source.format, path=path, name=source.name, split=source.split)  # raises with the reason
         present = SPLITS[source.format](path)
+        if source.split == "train" and "val" not in present:
+            logging.warning("data set %r (%s): %s", source.name, path, NO_VAL)
         wanted = [source.split, *(s for s in ("val", "test") if source.split == "train" and s in present)]
         entries += [
             DatasetEntry(name=source.name, format=source.format, path=source.path, split=split, kind="extra", repeats=source.repeats)

@@ -162,8 +162,8 @@ def test_plain_annotations_take_polygons_rle_and_no_object(tmp_path):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (GOOD | {"image": "b.png"}, r"record 1: image .*b.png does not exist"),
-        (GOOD | {"image": "broken.png"}, r"record 1: image .*broken.png can't be read"),
+        (GOOD | {"image": "b.png"}, r"record 1: the image .*b.png does not exist"),
+        (GOOD | {"image": "broken.png"}, r"record 1: cannot read the image .*broken.png"),
         (GOOD | {"text": "t", "masks": [block(height=8)]}, r"record 1, mask 0: RLE size \[8, 8\] is not the image's .* \[6, 8\]"),
         (GOOD | {"text": "t", "masks": [rle.empty(6, 8)]}, "record 1, mask 0: the mask has no pixel"),
         (GOOD | {"text": "t", "masks": [[1, 2, 3, 4]]}, "record 1, mask 0: a polygon needs at least 3 points"),

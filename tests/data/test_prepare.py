@@ -72,6 +72,16 @@ def test_a_wrong_source_is_refused_before_anything_is_drawn(tmp_path, source, me
     assert not list(tmp_path.iterdir())
 
 
+def test_a_picture_of_ones_own_that_cannot_be_decoded_is_named_before_anything_is_drawn(tmp_path):
+    out = tmp_path / "prepared"
+    out.mkdir()
+    cfg = SMALL.model_copy(update={"sources": (own_data(tmp_path),)})
+    (tmp_path / "b.png").write_bytes((tmp_path / "b.png").read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"split 'val', sample 1: cannot read the image .*b\.png"):
+        run(cfg, out)
+    assert not list(out.iterdir())
+
+
 def test_nothing_at_all_is_refused(tmp_path):
     with pytest.raises(ValueError, match="nothing to train on"):
         run(Prepare(scenes=0, clips=0), tmp_path)

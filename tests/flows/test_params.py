@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,7 @@ import pytest
 import yaml
 
 from ans_core.config import ConfigError, load
-from flows.params import MARK, add_sources, digest, edited_keys, marked, watch_sources, write, write_if_needed
+from flows.params import MARK, add_sources, digest, edited_keys, fingerprint, marked, watch_sources, write, write_if_needed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -131,9 +132,21 @@ def test_changed_files_of_a_data_set_change_its_settings_and_so_run_its_stages_a
     assert files() != first
 
 
+def test_a_picture_that_is_edited_in_place_with_the_same_size_is_noticed(workspace: Path) -> None:
+    picture = workspace / "mine/a.png"
+    picture.parent.mkdir()
+    (workspace / "mine/annotations.json").write_text("[]")
+    picture.write_bytes(b"one")
+    first = fingerprint(workspace / "mine")
+    assert fingerprint(workspace / "mine") == first
+    picture.write_bytes(b"two")
+    os.utime(picture, ns=(0, picture.stat().st_mtime_ns + 1))  # clocks of file systems are coarse
+    assert fingerprint(workspace / "mine") != first
+
+
 def test_data_of_unknown_format_is_refused_before_anything_is_written(workspace: Path) -> None:
     write("smoke", workspace)
     (workspace / "odd").mkdir()
-    with pytest.raises(ConfigError, match="name its format with --format"):
+    with pytest.raises(ValueError, match="name its format with --format"):
         add_sources([workspace / "odd"], None, workspace)
     assert edited_keys(workspace / "params.yaml") == []

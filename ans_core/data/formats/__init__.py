@@ -1,7 +1,7 @@
 """Annotation formats on disk -> Samples: one file and one line here per format.
 
-A reader checks all it reads (ans_core/data/formats/checks.py) and raises ValueError naming the file and the record. Extra keys of
-a record may go into meta.
+A reader checks all it reads (ans_core/data/formats/checks.py) and raises DataError, a ValueError, naming the file and the records, up to
+20 of them. Extra keys of a record may go into meta.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ans_core.data.formats import grandf, mevis, plain, refcoco, region_arrow, regions, videos
+from ans_core.data.formats import checks, grandf, mevis, plain, refcoco, region_arrow, regions, videos
 from ans_core.types import Sample
 
 FORMATS: dict[str, Callable[..., list[Sample]]] = {
@@ -35,3 +35,33 @@ SPLITS: dict[str, Callable[[Path], list[str]]] = {
     "videos": videos.splits,
 }
 """Name -> splits(path): the splits that a data set on disk has."""
+
+MARKERS: dict[str, str] = {
+    "annotations.json": "annotations",
+    "annotations.jsonl": "annotations",
+    "refs(*).p": "refcoco",
+    "grefs(*).json": "grefcoco",
+    "dataset_info.json": "region_arrow",
+    "*/dataset_info.json": "region_arrow",
+    "*/meta_expressions.json": "mevis",
+    "manifest.jsonl": "regions",
+    "*train.json": "grandf",
+    "*val.json": "grandf",
+}
+"""What a folder holds -> its format, the first that fits."""
+
+NO_VAL = 'it has a split "train" and none "val", so that nothing tells how well it is learned; give about one image in five to "val"'
+
+
+def infer(path: Path) -> str:
+    """The format of a folder, by the names of its files; manifests of clips are told from those of regions by their first line."""
+    if not path.is_dir():
+        if path.name in plain.FILES:
+            return "annotations"
+        raise checks.DataError(f"{path} is no folder; give the folder that holds the annotations")
+    found = next((name for marker, name in MARKERS.items() if any(path.glob(marker))), None)
+    if found is None:
+        raise checks.DataError(f"{path}: none of {list(MARKERS)} is in it; name its format with --format, one of {sorted(FORMATS)}")
+    if found == "regions" and b'"video_id"' in (path / "manifest.jsonl").read_bytes().split(b"\n", 1)[0]:
+        return "videos"
+    return found

@@ -1,95 +1,236 @@
-"""What every reader checks before a sample leaves it: files are there and readable, text is there, masks fit and are not empty,
-ids are not repeated.
+"""What every reader checks before a sample leaves it: files are there and readable, records have their form, text is there, masks fit
+and are not empty, ids are not repeated.
 """
 
 from __future__ import annotations
 
-import io
-import json
+import os
+import re
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Annotated, Any, TypeVar
 
-from PIL import Image, UnidentifiedImageError
+import jiter
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from ans_core import rle
+from ans_core import prompts, rle, transforms
 from ans_core.types import RLE, ImageRef
 
+TOLD = 20
+"""Faults of a file that are told one by one."""
+RESERVED = ("<image>", prompts.IMG_CONTEXT, prompts.SEG)
+"""In a text they would stand for pixels or masks that are not there."""
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
-def image_size(image: ImageRef, *, where: str) -> tuple[int, int]:
-    """(height, width) out of the file's header; the pixels are not read."""
+
+class DataError(ValueError):
+    """Annotations or pictures that can't be used. The message names the file, the record and the remedy."""
+
+
+class Faults:
+    """Collect what is wrong with single records (`with faults: ...` skips the rest of a record that is wrong), and raise it at the end."""
+
+    def __init__(self, file: Path | str) -> None:
+        self.file, self.count = file, 0
+        self.first: dict[str, None] = {}
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if not isinstance(error, DataError):
+            return False
+        told = str(error)
+        if told not in self.first:
+            self.count += 1
+            if len(self.first) < TOLD:
+                self.first[told] = None
+        return True
+
+    def tell(self) -> None:
+        """Raise DataError where anything was wrong."""
+        if self.count == 1:
+            raise DataError(*self.first)
+        if self.count:
+            more = [f"... and {self.count - TOLD} more"] if self.count > TOLD else []
+            raise DataError("\n  ".join([f"{self.file}: {self.count} faults", *self.first, *more]))
+
+
+def _id(value: object) -> object:
+    if isinstance(value, str) or (type(value) is int and value.bit_length() < 64):
+        return value
+    raise ValueError("expected a whole number or a text")
+
+
+Id = Annotated[Any, AfterValidator(_id)]
+
+
+class Record(BaseModel):
+    """The form of a record: types are taken literally (no "1" for 1); keys that are not named are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+
+R = TypeVar("R", bound=Record)
+
+
+def record(form: type[R], value: object, *, where: str) -> R:
     try:
-        with Image.open(image if isinstance(image, Path) else io.BytesIO(image)) as opened:
-            return opened.height, opened.width
-    except FileNotFoundError as error:
-        raise ValueError(f"{where}: image {image!s} does not exist; put the file there or correct the annotation's path") from error
-    except (UnidentifiedImageError, OSError) as error:
-        name = str(image) if isinstance(image, Path) else f"of {len(image)} embedded bytes"
-        raise ValueError(f"{where}: image {name} can't be read ({error}); replace the file or leave the record out") from error
+        return form.model_validate(value)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+    raise DataError(f"{where}: {'; '.join(dict.fromkeys(_explain(fault, form, value) for fault in faults[:3]))}")
+
+
+def _explain(fault: Any, form: type[Record], value: object) -> str:
+    kind, found, key = fault["type"], rle.short(fault["input"]), ".".join(str(part) for part in fault["loc"])
+    if kind in ("model_type", "model_attributes_type"):
+        return f"{f'{key} is' if key else 'expected an object, found'} {found}; its keys are {_keys(form) if not key else 'missing'}"
+    if kind == "missing":
+        return f"key {key!r} is missing; the record has {rle.short(sorted(map(str, value)))}" if isinstance(value, dict) else key
+    if kind == "extra_forbidden":
+        assert isinstance(value, dict)
+        return f"unknown keys {[k for k in map(str, value) if k not in _keys(form)][:5]}; known are {_keys(form)}"
+    if kind == "literal_error":
+        return f"{key} {found} is not one of {fault['ctx']['expected']}"
+    return f"{key} is {found}: {fault['msg'].removeprefix('Value error, ')}"
+
+
+def _keys(form: type[Record]) -> list[str]:
+    return sorted(field.alias or name for name, field in form.model_fields.items())
+
+
+def image_size(image: ImageRef, *, where: str, stated: tuple[int | None, int | None] = (None, None)) -> tuple[int, int]:
+    """(height, width) out of the file's header; the pixels are not read. `stated` is what the annotations say, None where they don't."""
+    try:
+        width, height = transforms.image_size(image)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
+    if stated[0] not in (None, height) or stated[1] not in (None, width):
+        raise DataError(
+            f"{where}: the annotations are of a picture of [height, width] = {rle.short(list(stated))}, the file has {[height, width]};"
+            " put the original there, or scale the annotations too"
+        )
+    return height, width
+
+
+def inside(folder: Path, name: str, *, where: str) -> Path:
+    """A file of a folder, by a name that does not lead out of it."""
+    leaves = name.startswith("/") or (".." in name and os.path.normpath(name).split("/")[0] == "..")
+    if not name or "\0" in name or leaves or max(map(len, name.encode().split(b"/"))) > 255:
+        raise DataError(
+            f"{where}: {rle.short(name)} is no file inside {folder}; put the file there (a link will do) and name it from there"
+        )
+    return folder / name
 
 
 def mask(segmentation: object, *, height: int, width: int, where: str) -> RLE:
     """One object's mask: of the image's size, with at least one pixel."""
-    made = rle.from_annotation(segmentation, height=height, width=width, where=where)
+    made = some_mask(segmentation, height=height, width=width, where=where)
     if rle.area(made) == 0:
-        raise ValueError(f"{where}: the mask has no pixel; draw it again or leave it out (no object at all: an empty list of masks)")
+        raise DataError(f"{where}: the mask has no pixel; draw it again or leave it out (no object at all: an empty list of masks)")
     return made
 
 
+def some_mask(segmentation: object, *, height: int, width: int, where: str) -> RLE:
+    """As `mask`, or without a pixel."""
+    try:
+        return rle.from_annotation(segmentation, height=height, width=width, where=where)
+    except ValueError as error:
+        raise DataError(str(error)) from None
+
+
 def text(value: object, *, where: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{where}: the text is {value!r}; write what the mask shows or leave the record out")
+    """Without white space around it. Raises DataError where there is nothing to be seen, or a token that stands for pixels."""
+    if not isinstance(value, str) or not any(unicodedata.category(c)[0] in "LNPS" for c in value):
+        raise DataError(f"{where}: the text is {rle.short(value)}; write what the mask shows or leave the record out")
+    if CONTROL.search(value):
+        raise DataError(f"{where}: the text {rle.short(value)} holds control characters; write the file again as UTF-8 without them")
+    for token in RESERVED:
+        if token in value:
+            raise DataError(f"{where}: the text holds {token!r}, which has a meaning of its own to the model; take it out")
     return value.strip()
 
 
-def field(record: Any, key: str, *, where: str) -> Any:
-    if not isinstance(record, dict):
-        raise ValueError(f"{where}: expected an object with key {key!r}, found {type(record).__name__}")
-    if key not in record:
-        raise ValueError(f"{where}: key {key!r} is missing; the record has {sorted(record)}")
-    return record[key]
-
-
-def indexed(records: Iterable[dict[str, Any]], key: str, *, where: str) -> dict[Any, dict[str, Any]]:
-    """By id; an id that comes twice is refused."""
-    found: dict[Any, dict[str, Any]] = {}
-    for record in records:
-        name = field(record, key, where=where)
+def by_id(values: Iterable[Any], key: str, *, where: str) -> dict[Any, Any]:
+    """Objects by their ids, of which none may come twice; `where` names the list."""
+    found: dict[Any, Any] = {}
+    for number, value in enumerate(values):
+        try:
+            name = _id(value[key])
+        except (TypeError, LookupError, ValueError):
+            raise DataError(f"{where} {number} is {rle.short(value)}, not an object with the key {key!r}") from None
         if name in found:
-            raise ValueError(f"{where}: {key} {name!r} comes twice; ids must be unique")
-        found[name] = record
+            raise DataError(f"{where} {number}: {key} {rle.short(name)} comes twice; ids must be unique")
+        found[name] = value
     return found
 
 
+def once(ids: Iterable[tuple[str, Any]]) -> None:
+    """Of (place, id): an id that comes twice is refused."""
+    seen = set()
+    for where, name in ids:
+        if name in seen:
+            raise DataError(f"{where}: this id comes twice; ids must be unique")
+        seen.add(name)
+
+
 def load_json(path: Path) -> Any:
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist; see docs/your-data.md for the files that each format has")
+    """Raises DataError for what is not JSON, for a key that comes twice in an object, and for nesting deeper than anybody's."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{path}: line {error.lineno}, column {error.colno} is not JSON ({error.msg}); correct it or write the file again"
-        ) from error
+        return jiter.from_json(_content(path), catch_duplicate_keys=True)
+    except ValueError as error:
+        lines = "; one record per line (JSON Lines) belongs into a file *.jsonl" if "trailing characters" in str(error) else ""
+        raise DataError(f"{path} is not JSON in UTF-8 ({error}); correct it or write the file again{lines}") from None
 
 
-def load_json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """(line number from 1, record) of every line that is not blank."""
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist; see docs/your-data.md for the files that each format has")
-    records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.strip():
-            try:
-                records.append((number, json.loads(line)))
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}: line {number} is not JSON ({error.msg}); correct or remove this line") from error
+def load_list(path: Path) -> list[Any]:
+    """Of records, at least one."""
+    found = load_json(path)
+    if not isinstance(found, list) or not found:
+        raise DataError(f"{path}: expected a list with at least one record, found {rle.short(found)}")
+    return found
+
+
+def load_json_lines(path: Path) -> list[tuple[int, Any]]:
+    """(line number from 1, record) of every line that is not blank; at least one."""
+    records, faults = [], Faults(path)
+    for number, line in enumerate(_content(path).split(b"\n"), start=1):
+        with faults:
+            if line.strip():
+                records.append((number, _line(line, where=f"{path}: line {number}")))
+    faults.tell()
+    if not records:
+        raise DataError(f"{path} holds no record; write one JSON object per line")
     return records
+
+
+def _line(line: bytes, *, where: str) -> Any:
+    try:
+        return jiter.from_json(line, catch_duplicate_keys=True)
+    except ValueError as error:
+        reason = str(error).replace(" at line 1 column", " at column")
+        raise DataError(f"{where} is not JSON in UTF-8 ({reason}); correct or remove this line") from None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise DataError(f"{path} does not exist; see docs/your-data.md for the files that each format has") from None
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error}") from None
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DataError(f"{path} is UTF-16; save it as UTF-8")
+    return content.removeprefix(b"\xef\xbb\xbf")
 
 
 def known_split(split: str, splits: Iterable[str], *, path: Path) -> None:
     names = sorted(set(splits))
     if split not in names:
-        raise ValueError(f"{path} has no split {split!r}; it has {names}")
+        raise DataError(f"{path} has no split {split!r}; it has {names}")
 
 
 def image_folder(candidates: Iterable[Path], *, where: str) -> Path:
@@ -98,4 +239,4 @@ def image_folder(candidates: Iterable[Path], *, where: str) -> Path:
     for folder in tried:
         if folder.is_dir():
             return folder
-    raise ValueError(f"{where}: no folder of images; looked for {', '.join(map(str, tried))}; put (or link) the images at one of them")
+    raise DataError(f"{where}: no folder of images; looked for {', '.join(map(str, tried))}; put (or link) the images at one of them")

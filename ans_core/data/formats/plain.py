@@ -1,69 +1,103 @@
-"""Our own plain `annotations.json` (a list of {image, masks, text}) -> referring and region_caption samples.
+"""Our own plain `annotations.json` (a list of records) or `annotations.jsonl` (one a line) -> referring, region_caption and conversation
+samples.
 
-One object of `masks` is a polygon [x1, y1, x2, y2, ...], a list of polygons, or an RLE. `masks: []` says that nothing in the
-image fits the text.
-Optional: `task` ("referring", the default, or "region_caption") and `split`; without a split, one image in five is "val", by a
-hash of its path.
+{image, text, masks}: one object of `masks` is a polygon [x1, y1, x2, y2, ...], a list of polygons, or an RLE. `masks: []` says that nothing
+in the image fits the text. `task` is "referring", the default, or "region_caption".
+{image, question, answer, regions}: regions, which may be left out, are masks that the question calls region1, region2, ...
+Optional in both: `split`; without it, one image in five is "val", by a hash of its path.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, cast
 
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from ans_core import rle
 from ans_core.data.formats import checks
-from ans_core.types import Sample
+from ans_core.types import Masklet, Sample, Task
 
-TASKS = ("referring", "region_caption")
-KEYS = {"image", "masks", "text", "task", "split"}
+FILES = ("annotations.json", "annotations.jsonl")
+MEANT = {"validation": "val", "valid": "val", "dev": "val", "training": "train", "testing": "test"}
+REGION = re.compile(r"\bregion(\d+)\b")
+
+
+def _split_name(value: object) -> object:
+    if isinstance(value, str) and value in MEANT:
+        raise ValueError(f"splits are train, val and test; write {MEANT[value]!r}")
+    return value
+
+
+class Annotation(checks.Record):
+    model_config = ConfigDict(extra="forbid")
+
+    image: str
+    split: Annotated[Literal["train", "val", "test"] | None, BeforeValidator(_split_name)] = None
+
+    @property
+    def part(self) -> str:
+        return self.split or split_by_image(self.image)
+
+
+class Expression(Annotation):
+    text: str
+    masks: list[Any]
+    task: Literal["referring", "region_caption"] = "referring"
+
+
+class Conversation(Annotation):
+    question: str
+    answer: str
+    regions: list[Any] = Field(default=[])
+    task: Literal["conversation"] = "conversation"
 
 
 def read(path: Path, *, name: str, split: str) -> list[Sample]:
-    """`path` is the file, or the folder that holds annotations.json. Images' paths count from the file's folder."""
-    file, records = _records(path)
-    checks.known_split(split, [_split(r, f"{file}: record {n}") for n, r in enumerate(records)], path=file)
-    seen: dict[tuple[str, str, str], int] = {}
-    sizes: dict[Path, tuple[int, int]] = {}
+    """`path` is the file, or the folder that holds it. Images' paths count from the file's folder."""
+    file, records, faults = _records(path)
+    checks.known_split(split, {r.part for _, _, r in records} if records else {split}, path=file)
+    seen: dict[tuple[object, ...], str] = {}
+    sizes: dict[str, tuple[int, int]] = {}
     samples = []
-    for number, record in enumerate(records):
-        where = f"{file}: record {number}"
-        if unknown := set(record) - KEYS:
-            raise ValueError(f"{where}: unknown keys {sorted(unknown)}; known are {sorted(KEYS)}")
-        task = record.get("task", TASKS[0])
-        if task not in TASKS:
-            raise ValueError(f"{where}: task {task!r} is not one of {list(TASKS)}")
-        text = checks.text(checks.field(record, "text", where=where), where=where)
-        if (first := seen.setdefault((record["image"], task, text), number)) != number:
-            raise ValueError(f"{where}: same image and text as record {first}; put the masks of all objects meant into one record")
-        if _split(record, where) != split:
-            continue
-        image = file.parent / record["image"]
-        if image not in sizes:
-            sizes[image] = checks.image_size(image, where=where)
-        height, width = sizes[image]
-        masks = checks.field(record, "masks", where=where)
-        if not isinstance(masks, list) or (not masks and task == "region_caption"):
-            raise ValueError(f"{where}: masks is {masks!r}; expected a list with one entry per object (for region_caption at least one)")
-        samples.append(
-            Sample(
-                sample_id=str(number),
-                dataset=name,
-                image_id=record["image"],
-                frames=(image,),
-                height=height,
-                width=width,
-                task=task,
-                text=text,
-                masks=tuple((checks.mask(m, height=height, width=width, where=f"{where}, mask {i}"),) for i, m in enumerate(masks)),
+    for where, sample_id, record in records:
+        with faults:
+            texts = _texts(record, where=where)
+            if isinstance(record, Expression) and record.task == "referring":
+                _once((record.image, *texts), seen, where=where)
+            if record.part != split:
+                continue
+            image = checks.inside(file.parent, record.image, where=where)
+            if record.image not in sizes:
+                sizes[record.image] = checks.image_size(image, where=where)
+            height, width = sizes[record.image]
+            masks = _masks(record, height=height, width=width, where=where)
+            if record.task != "referring":
+                _once((record.image, record.task, *texts, *(m[0]["counts"] for m in masks)), seen, where=where)  # type: ignore[index]
+            samples.append(
+                Sample(
+                    sample_id=sample_id,
+                    dataset=name,
+                    image_id=record.image,
+                    frames=(image,),
+                    height=height,
+                    width=width,
+                    task=cast(Task, record.task),
+                    text=texts[-1],
+                    masks=masks,
+                    question=texts[0] if isinstance(record, Conversation) else None,
+                )
             )
-        )
+    faults.tell()
     return samples
 
 
 def splits(path: Path) -> list[str]:
-    file, records = _records(path)
-    return sorted({_split(r, f"{file}: record {n}") for n, r in enumerate(records)})
+    _, records, faults = _records(path)
+    faults.tell()
+    return sorted({record.part for _, _, record in records})
 
 
 def split_by_image(image: str) -> str:
@@ -71,14 +105,57 @@ def split_by_image(image: str) -> str:
     return "val" if int(hashlib.sha256(image.encode()).hexdigest(), 16) % 5 == 0 else "train"
 
 
-def _records(path: Path) -> tuple[Path, list[dict[str, Any]]]:
-    file = path / "annotations.json" if path.is_dir() else path
-    records = checks.load_json(file)
-    if not isinstance(records, list) or not records:
-        raise ValueError(f"{file}: expected a list with at least one record {{image, masks, text}}, found {str(records)[:60]!r}")
-    return file, records
+def _records(path: Path) -> tuple[Path, list[tuple[str, str, Expression | Conversation]], checks.Faults]:
+    """The file, (place, id, record) of the records that have their form, and what is wrong with the others."""
+    file = next((path / name for name in FILES if (path / name).is_file()), path / FILES[0]) if path.is_dir() else path
+    if file.suffix == ".jsonl":
+        values = [(f"{file}: line {line}", str(line), value) for line, value in checks.load_json_lines(file)]
+    else:
+        values = [(f"{file}: record {n}", str(n), value) for n, value in enumerate(_list(file))]
+    faults = checks.Faults(file)
+    records: list[tuple[str, str, Expression | Conversation]] = []
+    for where, sample_id, value in values:
+        with faults:
+            asks = isinstance(value, dict) and not {"question", "answer"}.isdisjoint(value)
+            form: type[Expression] | type[Conversation] = Conversation if asks else Expression
+            records.append((where, sample_id, checks.record(form, value, where=where)))
+    return file, records, faults
 
 
-def _split(record: Any, where: str) -> str:
-    image = checks.field(record, "image", where=where)
-    return str(record.get("split") or split_by_image(image))
+def _list(file: Path) -> list[Any]:
+    found = checks.load_json(file)
+    if isinstance(found, dict) and {"images", "annotations"} <= set(found):
+        raise checks.DataError(
+            f"{file} is a COCO file (images, annotations): it has categories and no texts. Write one record for each text, with the"
+            " segmentations of the objects that it means as masks; docs/your-data.md has the ten lines of Python that do so"
+        )
+    if not isinstance(found, list) or not found:
+        raise checks.DataError(f"{file}: expected a list with at least one record {{image, masks, text}}, found {rle.short(found)}")
+    return found
+
+
+def _texts(record: Expression | Conversation, *, where: str) -> tuple[str, ...]:
+    """The text, or question and answer."""
+    if isinstance(record, Expression):
+        return (checks.text(record.text, where=where),)
+    asked = checks.text(record.question, where=f"{where}, question")
+    for number in REGION.findall(asked):
+        if not 1 <= int(number) <= len(record.regions):
+            raise checks.DataError(
+                f"{where}: the question asks about region{number}, and regions has {len(record.regions)}; they count from 1"
+            )
+    return asked, checks.text(record.answer, where=f"{where}, answer")
+
+
+def _once(key: tuple[object, ...], seen: dict[tuple[object, ...], str], *, where: str) -> None:
+    if (first := seen.setdefault(key, where)) != where:
+        raise checks.DataError(
+            f"{where}: same image and text as {first.rpartition(': ')[2]}; put the masks of all objects meant into one record"
+        )
+
+
+def _masks(record: Expression | Conversation, *, height: int, width: int, where: str) -> tuple[Masklet, ...]:
+    noun, found = ("mask", record.masks) if isinstance(record, Expression) else ("region", record.regions)
+    if not found and record.task == "region_caption":
+        raise checks.DataError(f"{where}: masks is empty; a region caption needs at least one")
+    return tuple((checks.mask(m, height=height, width=width, where=f"{where}, {noun} {i}"),) for i, m in enumerate(found))

@@ -7,13 +7,48 @@ from __future__ import annotations
 import io
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BeforeValidator, Field
+
+from ans_core import rle
 from ans_core.data.formats import checks
 from ans_core.types import RLE, Sample
 
 IMAGE_FOLDERS = ("images", "../images/mscoco/images/train2014", "../images/train2014", "../images")
 """Relative to the folder; the second is where REFER keeps COCO's."""
+NO_OBJECT = -1
+
+
+class Sentence(checks.Record):
+    sent: str
+    sent_id: checks.Id | None = None
+    kind: str | None = None
+
+
+class Ref(checks.Record):
+    ref_id: checks.Id
+    image_id: checks.Id
+    split: str
+    sentences: Annotated[list[Sentence], Field(min_length=1)]
+    ann_id: Annotated[list[checks.Id], BeforeValidator(lambda value: value if isinstance(value, list) else [value])]
+    no_target: bool = False
+
+
+class Picture(checks.Record):
+    file_name: str
+    width: int | None = None
+    height: int | None = None
+
+
+class Annotation(checks.Record):
+    segmentation: Any
+    image_id: checks.Id | None = None
+
+
+class Instances(checks.Record):
+    images: list[Any]
+    annotations: list[Any]
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -23,82 +58,122 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it wants to import {module}.{name}")
 
 
+class Pictures:
+    """instances.json: pictures and their annotations by id. Records are looked at, masks decoded and pictures opened when they are asked
+    for, once: a split names few of COCO's.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.file = path / "instances.json"
+        found = checks.record(Instances, checks.load_json(self.file), where=str(self.file))
+        self.folder = checks.image_folder([path / f for f in IMAGE_FOLDERS], where=str(path)).resolve()
+        self.images = checks.by_id(found.images, "id", where=f"{self.file}: image")
+        self.annotations = checks.by_id(found.annotations, "id", where=f"{self.file}: annotation")
+        self._opened: dict[Any, tuple[Path, int, int]] = {}
+        self._masks: dict[Any, tuple[Any, RLE]] = {}
+
+    def image(self, image_id: Any, *, where: str) -> tuple[Path, int, int]:
+        """File, height and width."""
+        if image_id not in self._opened:
+            if image_id not in self.images:
+                raise checks.DataError(f"{where}: image_id {image_id} is not in instances.json; both files must be of one release")
+            here = f"{self.file}: image {image_id}"
+            picture = checks.record(Picture, self.images[image_id], where=here)
+            file = checks.inside(self.folder, picture.file_name, where=here)
+            self._opened[image_id] = (file, *checks.image_size(file, where=here, stated=(picture.height, picture.width)))
+        return self._opened[image_id]
+
+    def mask(self, target: Any, image_id: Any, *, where: str) -> RLE:
+        if target not in self.annotations:
+            raise checks.DataError(f"{where}: ann_id {target} is not in instances.json; both files must be of one release")
+        if target not in self._masks:
+            _, height, width = self.image(image_id, where=where)
+            here = f"{self.file}: annotation {target}"
+            annotation = checks.record(Annotation, self.annotations[target], where=here)
+            if annotation.image_id not in (None, image_id):
+                raise checks.DataError(f"{where}: image_id is {image_id}, and ann_id {target} belongs to image {annotation.image_id}")
+            self._masks[target] = image_id, checks.mask(annotation.segmentation, height=height, width=width, where=here)
+        owner, mask = self._masks[target]
+        if owner != image_id:
+            raise checks.DataError(f"{where}: image_id is {image_id}, and ann_id {target} belongs to image {owner}")
+        return mask
+
+
 def read(path: Path, *, name: str, split: str) -> list[Sample]:
-    refs_file, refs = _refs(path)
-    checks.known_split(split, _split_names(refs, refs_file), path=refs_file)
-    instances = checks.load_json(path / "instances.json")
-    images = checks.indexed(checks.field(instances, "images", where=f"{path}/instances.json"), "id", where=f"{path}/instances.json images")
-    annotations = checks.indexed(
-        checks.field(instances, "annotations", where=f"{path}/instances.json"), "id", where=f"{path}/instances.json annotations"
-    )
-    folder = checks.image_folder([path / f for f in IMAGE_FOLDERS], where=str(path))
-    sizes: dict[Any, tuple[int, int]] = {}
-    masks: dict[Any, RLE] = {}
+    file, refs, faults = _refs(path)
+    checks.known_split(split, {ref.split for _, ref in refs} if refs else {split}, path=file)
+    with faults:
+        checks.once((where, ref.ref_id) for where, ref in refs)
+    pictures = Pictures(path)
     samples = []
-    checks.indexed(refs, "ref_id", where=str(refs_file))
-    for ref in refs:
-        if ref["split"] != split:
-            continue
-        where = f"{refs_file}: ref_id {ref['ref_id']}"
-        image_id = checks.field(ref, "image_id", where=where)
-        if image_id not in images:
-            raise ValueError(f"{where}: image_id {image_id} is not in instances.json; both files must be of one release")
-        image = (folder / checks.field(images[image_id], "file_name", where=where)).resolve()
-        if image_id not in sizes:
-            sizes[image_id] = checks.image_size(image, where=where)
-        height, width = sizes[image_id]
-        targets = _targets(ref)
-        for target in targets:
-            if target not in annotations:
-                raise ValueError(f"{where}: ann_id {target} is not in instances.json; both files must be of one release")
-            if target not in masks:
-                segmentation = checks.field(annotations[target], "segmentation", where=f"{path}/instances.json: annotation {target}")
-                masks[target] = checks.mask(segmentation, height=height, width=width, where=f"{path}/instances.json: annotation {target}")
-        for number, sentence in enumerate(checks.field(ref, "sentences", where=where)):
-            samples.append(
-                Sample(
-                    sample_id=f"{ref['ref_id']}_{sentence.get('sent_id', number)}",
-                    dataset=name,
-                    image_id=str(image_id),
-                    frames=(image,),
-                    height=height,
-                    width=width,
-                    task="referring",
-                    text=checks.text(sentence.get("sent"), where=f"{where}, sentence {number}"),
-                    masks=tuple((masks[target],) for target in targets),
-                    meta={"kind": sentence["kind"]} if "kind" in sentence else {},
-                )
-            )
+    for where, ref in refs:
+        if ref.split == split:
+            with faults:
+                image, height, width = pictures.image(ref.image_id, where=where)
+                masks = tuple((pictures.mask(target, ref.image_id, where=where),) for target in _targets(ref, where=where))
+                for number, sentence in enumerate(ref.sentences):
+                    samples.append(
+                        Sample(
+                            sample_id=f"{ref.ref_id}_{number if sentence.sent_id is None else sentence.sent_id}",
+                            dataset=name,
+                            image_id=str(ref.image_id),
+                            frames=(image,),
+                            height=height,
+                            width=width,
+                            task="referring",
+                            text=checks.text(sentence.sent, where=f"{where}, sentence {number}"),
+                            masks=masks,
+                            meta={"kind": sentence.kind} if sentence.kind is not None else {},
+                        )
+                    )
+    faults.tell()
     return samples
 
 
 def splits(path: Path) -> list[str]:
-    refs_file, refs = _refs(path)
-    return sorted(_split_names(refs, refs_file))
+    _, refs, faults = _refs(path)
+    faults.tell()
+    return sorted({ref.split for _, ref in refs})
 
 
-def _refs(path: Path) -> tuple[Path, list[dict[str, Any]]]:
-    """The folder's one annotation file and what it holds."""
+def _refs(path: Path) -> tuple[Path, list[tuple[str, Ref]], checks.Faults]:
+    """The folder's one annotation file, (place, record) of its records that have their form, and what is wrong with the others."""
     files = sorted([*path.glob("refs(*).p"), *path.glob("grefs(*).json")])
     if len(files) != 1:
-        raise ValueError(f"{path}: expected one refs(...).p or grefs(...).json, found {[f.name for f in files]}; keep one in the folder")
-    refs_file = files[0]
-    if refs_file.suffix == ".json":
-        return refs_file, checks.load_json(refs_file)
+        raise checks.DataError(
+            f"{path}: expected one refs(...).p or grefs(...).json, found {[f.name for f in files]}; keep one in the folder"
+        )
+    file = files[0]
+    values = checks.load_list(file) if file.suffix == ".json" else _unpickled(file)
+    faults, refs = checks.Faults(file), []
+    for number, value in enumerate(values):
+        with faults:
+            ref_id = value.get("ref_id") if isinstance(value, dict) else None
+            where = f"{file}: record {number}" if ref_id is None else f"{file}: ref_id {rle.short(ref_id)}"
+            refs.append((where, checks.record(Ref, value, where=where)))
+    return file, refs, faults
+
+
+def _unpickled(file: Path) -> list[Any]:
     try:
         # latin-1: the public files were pickled by Python 2
-        return refs_file, _PlainUnpickler(io.BytesIO(refs_file.read_bytes()), encoding="latin-1").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, IndexError) as error:
-        raise ValueError(f"{refs_file} is not a plain pickle of refs ({error}); nothing in it was run; fetch the file again") from error
+        values = _PlainUnpickler(io.BytesIO(file.read_bytes()), encoding="latin-1").load()
+    except PICKLE_ERRORS as error:
+        raise checks.DataError(f"{file} is not a plain pickle of refs ({error}); nothing in it was run; fetch the file again") from None
+    if not isinstance(values, list) or not values:
+        raise checks.DataError(f"{file}: expected a list with at least one record, found {rle.short(values)}")
+    return values
 
 
-def _split_names(refs: list[dict[str, Any]], refs_file: Path) -> set[str]:
-    return {checks.field(ref, "split", where=str(refs_file)) for ref in refs}
+PICKLE_ERRORS = (pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError, OSError)
+"""What a damaged pickle ends in: its operations run on whatever is on the stack."""
 
 
-def _targets(ref: dict[str, Any]) -> list[Any]:
+def _targets(ref: Ref, *, where: str) -> list[Any]:
     """gRefCOCO marks "no such object" by `no_target` and the annotation -1."""
-    if ref.get("no_target") or ref.get("ann_id") in ([-1], -1):
-        return []
-    targets = checks.field(ref, "ann_id", where=f"ref_id {ref['ref_id']}")
-    return list(targets) if isinstance(targets, list) else [targets]
+    none = ref.ann_id == [NO_OBJECT]
+    if ref.no_target and ref.ann_id and not none:
+        raise checks.DataError(f"{where}: no_target is set, and ann_id names {rle.short(ref.ann_id)}; one of them is wrong")
+    if not (ref.ann_id or ref.no_target):
+        raise checks.DataError(f"{where}: ann_id is empty; an expression that means nothing has no_target and the ann_id [-1]")
+    return [] if none else ref.ann_id

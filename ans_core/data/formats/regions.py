@@ -7,35 +7,53 @@ sample for all of them.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from ans_core import rle
 from ans_core.data.formats import checks
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.scene_text import place_words
 from ans_core.types import RLE, Sample
 
 
+class Region(checks.Record):
+    id: checks.Id
+    image: str
+    segmentation: Any
+    caption: str | None = None
+    category: str | None = None
+    bbox: Annotated[list[float], Field(min_length=4, max_length=4)] | None = None
+    """[x, y, width, height]"""
+    width: int | None = None
+    height: int | None = None
+
+
 def read(path: Path, *, name: str, split: str) -> list[Sample]:
+    """Lines of other splits are checked for their form only."""
     file = path / "manifest.jsonl"
-    records = checks.load_json_lines(file)
     checks.known_split(split, ("train", "val"), path=file)
-    checks.indexed((record for _, record in records), "id", where=str(file))
     sizes: dict[str, tuple[int, int]] = {}
     captions: list[Sample] = []
     said: dict[tuple[str, str], list[tuple[str, RLE]]] = {}
-    for line, record in records:
-        where = f"{file}: line {line} (id {record['id']})"
-        image = checks.field(record, "image", where=where)
-        if split_by_image(image) != split:
+    lines, faults = _lines(file)
+    for where, region in lines:
+        if split_by_image(region.image) != split:
             continue
-        if image not in sizes:
-            sizes[image] = checks.image_size(path / image, where=where)
-        height, width = sizes[image]
-        mask = checks.mask(checks.field(record, "segmentation", where=where), height=height, width=width, where=where)
-        text = _text(record, height=height, width=width, where=where)
-        said.setdefault((image, text), []).append((record["id"], mask))
-        meta = {"category": record["category"]} if record.get("category") else {}
-        captions.append(_sample(path, name, image, sizes[image], f"{record['id']}_caption", "region_caption", text, [mask], meta))
+        with faults:
+            if region.image not in sizes:
+                image = checks.inside(path, region.image, where=where)
+                sizes[region.image] = checks.image_size(image, where=where, stated=(region.height, region.width))
+            height, width = sizes[region.image]
+            mask = checks.mask(region.segmentation, height=height, width=width, where=where)
+            text = _text(region, height=height, width=width, where=where)
+            said.setdefault((region.image, text), []).append((str(region.id), mask))
+            meta = {"category": region.category} if region.category else {}
+            captions.append(
+                _sample(path, name, region.image, (height, width), f"{region.id}_caption", "region_caption", text, [mask], meta)
+            )
+    faults.tell()
     referring = [
         _sample(path, name, image, sizes[image], f"{regions[0][0]}_referring", "referring", text, [m for _, m in regions], {})
         for (image, text), regions in said.items()
@@ -44,15 +62,38 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
 
 
 def splits(path: Path) -> list[str]:
-    return sorted({split_by_image(record["image"]) for _, record in checks.load_json_lines(path / "manifest.jsonl")})
+    lines, faults = _lines(path / "manifest.jsonl")
+    faults.tell()
+    return sorted({split_by_image(region.image) for _, region in lines})
 
 
-def _text(record: dict[str, Any], *, height: int, width: int, where: str) -> str:
-    if record.get("caption"):
-        return checks.text(record["caption"], where=where)
-    category = checks.text(record.get("category"), where=f"{where}: no caption, and as category")
-    x, y, w, h = checks.field(record, "bbox", where=where)
-    return f"{category} {place_words((x + w / 2) / width, (y + h / 2) / height)}"
+def _lines(file: Path) -> tuple[list[tuple[str, Region]], checks.Faults]:
+    """(place, region) of the lines that have their form, and what is wrong with the others."""
+    faults = checks.Faults(file)
+    lines: list[tuple[str, Region]] = []
+    known: set[str] = set()
+    for number, value in checks.load_json_lines(file):
+        with faults:
+            region = checks.record(Region, value, where=f"{file}: line {number}")
+            where = f"{file}: line {number} (id {str(region.id)[:60]})"
+            if str(region.id) in known:
+                raise checks.DataError(f"{where}: id {rle.short(region.id)} comes twice; ids must be unique")
+            known.add(str(region.id))
+            lines.append((where, region))
+    return lines, faults
+
+
+def _text(region: Region, *, height: int, width: int, where: str) -> str:
+    if region.caption:
+        return checks.text(region.caption, where=where)
+    category = checks.text(region.category, where=f"{where}: no caption, and as category")
+    if region.bbox is None:
+        raise checks.DataError(f"{where}: no caption and no bbox; one of them tells which {category} is meant")
+    x, y, w, h = region.bbox
+    across, down = (x + w / 2) / width, (y + h / 2) / height
+    if not (0 <= across <= 1 and 0 <= down <= 1 and w > 0 and h > 0):
+        raise checks.DataError(f"{where}: bbox {rle.short(region.bbox)} is no box [x, y, width, height] in a picture of {width} x {height}")
+    return f"{category} {place_words(across, down)}"
 
 
 def _sample(

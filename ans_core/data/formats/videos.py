@@ -5,55 +5,97 @@ name as text; for evaluation.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from ans_core import rle
 from ans_core.data.formats import checks
 from ans_core.types import Sample
 
 
+class Frame(checks.Record):
+    file: str
+
+
+class Object(checks.Record):
+    obj_id: checks.Id
+    caption: str | None = None
+    name: str | None = None
+    category: str | None = None
+
+
+class Clip(checks.Record):
+    video_id: str
+    frames: Annotated[list[Frame], Field(min_length=1)]
+    objects: Annotated[list[Object], Field(min_length=1)]
+    masks_file: str
+    width: int | None = None
+    height: int | None = None
+
+
+class MasksFile(checks.Record):
+    masks: dict[str, list[Any]]
+
+
 def read(path: Path, *, name: str, split: str) -> list[Sample]:
     """The one split is "val". A null mask means that the frame is not annotated, an area of 0 that the object is absent."""
     file = path / "manifest.jsonl"
     checks.known_split(split, splits(path), path=file)
-    records = checks.load_json_lines(file)
-    checks.indexed((record for _, record in records), "video_id", where=str(file))
-    samples = []
-    for line, record in records:
-        where = f"{file}: line {line} ({record['video_id']})"
-        frames = tuple(path / checks.field(frame, "file", where=where) for frame in checks.field(record, "frames", where=where))
-        sizes = {checks.image_size(frame, where=where) for frame in frames}
-        if len(sizes) != 1:
-            raise ValueError(f"{where}: frames of sizes {sorted(sizes)}; a video needs at least one frame and all of one size")
-        height, width = sizes.pop()
-        masks_file = path / checks.field(record, "masks_file", where=where)
-        masks = checks.field(checks.load_json(masks_file), "masks", where=str(masks_file))
-        objects = checks.indexed(checks.field(record, "objects", where=where), "obj_id", where=where)
-        for number, described in objects.items():
-            here = f"{masks_file}: object {number}"
-            entries = checks.field(masks, str(number), where=here)
-            if len(entries) != len(frames):
-                raise ValueError(f"{here} has {len(entries)} entries, the clip {len(frames)} frames")
-            masklet = tuple(m and rle.from_annotation(m, height=height, width=width, where=here) for m in entries)
-            if not any(m and rle.area(m) for m in masklet):
-                raise ValueError(f"{here}: no pixel in any frame; leave the object out")
-            samples.append(
-                Sample(
-                    sample_id=f"{record['video_id']}_{number}",
-                    dataset=name,
-                    image_id=record["video_id"],
-                    frames=frames,
-                    height=height,
-                    width=width,
-                    task="referring",
-                    text=checks.text(described.get("caption") or described.get("name"), where=f"{where}, object {number}"),
-                    masks=(masklet,),
-                    meta={"category": described["category"]} if described.get("category") else {},
-                )
-            )
+    faults = checks.Faults(file)
+    samples: list[Sample] = []
+    known: set[str] = set()
+    for line, value in checks.load_json_lines(file):
+        where = f"{file}: line {line}"
+        with faults:
+            clip = checks.record(Clip, value, where=where)
+            if clip.video_id in known:
+                raise checks.DataError(f"{where}: video_id {rle.short(clip.video_id)} comes twice; ids must be unique")
+            known.add(clip.video_id)
+            samples += _samples(path, clip, name=name, where=f"{where} ({clip.video_id[:60]})", faults=faults)
+    faults.tell()
     return samples
 
 
 def splits(path: Path) -> list[str]:
     if not (path / "manifest.jsonl").is_file():
-        raise ValueError(f"{path} holds no manifest.jsonl")
+        raise checks.DataError(f"{path} holds no manifest.jsonl")
     return ["val"]
+
+
+def _samples(path: Path, clip: Clip, *, name: str, where: str, faults: checks.Faults) -> list[Sample]:
+    frames = tuple(checks.inside(path, frame.file, where=where) for frame in clip.frames)
+    sizes = {checks.image_size(frame, where=where, stated=(clip.height, clip.width)) for frame in frames}
+    if len(sizes) != 1 or len(set(frames)) != len(frames):
+        raise checks.DataError(f"{where}: frames of sizes {sorted(sizes)}; a video has frames of one size, each of them once")
+    height, width = sizes.pop()
+    masks_file = checks.inside(path, clip.masks_file, where=where)
+    masks = checks.record(MasksFile, checks.load_json(masks_file), where=str(masks_file)).masks
+    samples: list[Sample] = []
+    checks.once((f"{where}, object {o.obj_id}", str(o.obj_id)) for o in clip.objects)
+    for described in clip.objects:
+        with faults:
+            number = described.obj_id
+            here = f"{masks_file}: object {number}"
+            entries = masks.get(str(number))
+            if entries is None or len(entries) != len(frames):
+                held = "is missing" if entries is None else f"has {len(entries)} entries"
+                raise checks.DataError(f"{here} {held}; one mask (or null) is needed for each of the {len(frames)} frames of {where}")
+            masklet = tuple(None if m is None else checks.some_mask(m, height=height, width=width, where=here) for m in entries)
+            if not any(m and rle.area(m) for m in masklet):
+                raise checks.DataError(f"{here}: no pixel in any frame; leave the object out")
+            samples.append(
+                Sample(
+                    sample_id=f"{clip.video_id}_{number}",
+                    dataset=name,
+                    image_id=clip.video_id,
+                    frames=frames,
+                    height=height,
+                    width=width,
+                    task="referring",
+                    text=checks.text(described.caption or described.name, where=f"{where}, object {number}"),
+                    masks=(masklet,),
+                    meta={"category": described.category} if described.category else {},
+                )
+            )
+    return samples

@@ -1,0 +1,281 @@
+"""What the readers make of damaged data sets: mutations of small drawn ones in every format, each read in a process that may die.
+
+    python perf/fuzz_readers.py [--mutations 4000] [--seed 0]
+
+A mutation is wrong by construction: a value of another type, a number nobody can mean, cut or foreign counts, a key that is missing or
+comes twice, bytes cut or overwritten, a picture that can't be decoded. Only what a reader uses is mutated, so that nothing may be accepted.
+Counted: refused by name (DataError that names the file), refused without, tracebacks, crashes, accepted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import multiprocessing
+import pickle
+import shutil
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from datasets import Dataset, load_from_disk
+from PIL import Image
+
+from ans_core.data.formats import FORMATS
+from ans_core.data.formats.checks import DataError
+from ans_core.data.pictures import check_pictures
+from ans_core.data.scene_write import write_clips, write_scenes
+
+IGNORED = {
+    "kind", "obj_id", "area", "bbox", "iscrowd", "category_id", "raw", "tokens", "sent_ids", "sent_id", "colour", "shape", "texture",
+    "from", "video_id", "no_target", "ref_id", "split", "id", "categories",
+}  # fmt: skip
+"""Keys whose values a reader does not use, or may be any of several things."""
+ODD: tuple[Any, ...] = (
+    None, True, -1, 10**30, -(10**30), 1e308, -1e308, float("nan"), float("inf"), 0.5, "", "\u200b", "x\x00y", "../../../etc/passwd",
+    [], {}, [[]], [None], {"size": None}, "é" * 300,
+)  # fmt: skip
+FILES = {
+    "annotations": ("plain", "annotations.json"),
+    "grefcoco": ("grefcoco", "grefs(unc).json"),
+    "refcoco": ("refcoco", "refs(unc).p"),
+    "instances": ("refcoco", "instances.json"),
+    "grandf": ("grounded", "train.json"),
+    "mevis": ("mevis", "train/meta_expressions.json"),
+    "mask_dict": ("mevis", "train/mask_dict.json"),
+    "region_arrow": ("region_captions", "train"),
+    "regions": ("regions", "manifest.jsonl"),
+    "videos": ("videos", "manifest.jsonl"),
+    "clip_masks": ("videos", "masks.json"),
+}
+"""Mutated file -> its folder and name. Three belong to the format of another."""
+FORMAT_OF = {"instances": "refcoco", "mask_dict": "mevis", "clip_masks": "videos"}
+Place = tuple[Any, ...]
+
+
+def draw(root: Path) -> None:
+    """A valid data set in each format."""
+    write_scenes(root, seed=0, counts={"train": 3, "val": 0, "test": 0}, image_size=64)
+    write_clips(root, seed=0, counts={"train": 2}, image_size=64, frames=3)
+    captions = json.loads((root / "grounded/train.json").read_text())
+    plain, regions = [], []
+    for record in captions:
+        image = f"images/{record['file_name']}"
+        for number, (phrase, grounding) in enumerate(record["groundings"].items()):
+            masks = grounding["rle_masks"]
+            plain.append({"image": image, "text": f"{phrase} {number}", "masks": masks, "split": "train"})
+            regions.append({"id": len(regions), "image": image, "segmentation": masks[0], "caption": phrase})
+        plain.append({"image": image, "text": "polygon", "masks": [[2, 2, 40.5, 2, 40, 30.5]], "split": "train"})
+        plain.append({"image": image, "question": "Is region1 red?", "answer": "no", "regions": masks, "split": "train"})
+    clips = json.loads((root / "mevis/train/meta_expressions.json").read_text())["videos"]
+    masks = json.loads((root / "mevis/train/mask_dict.json").read_text())
+    clip, (name, video) = {}, next(iter(clips.items()))
+    clip["objects"] = [{"obj_id": int(number), "name": "thing"} for number in list(masks)[:2]]
+    clip |= {"video_id": name, "masks_file": "masks.json", "frames": [{"file": f"frames/{f}.png"} for f in video["frames"]]}
+    for folder in ("plain", "regions"):
+        shutil.copytree(root / "images", root / folder / "images")
+    (root / "plain/annotations.json").write_text(json.dumps(plain))
+    (root / "regions/manifest.jsonl").write_text("\n".join(map(json.dumps, regions)))
+    shutil.copytree(root / "mevis/train/JPEGImages" / name, root / "videos/frames")
+    (root / "videos/manifest.jsonl").write_text(json.dumps(clip))
+    (root / "videos/masks.json").write_text(json.dumps({"masks": {n: masks[n] for n in list(masks)[:2]}}))
+
+
+def load(file: Path) -> Any:
+    if file.is_dir():
+        return [dict(row) for row in load_from_disk(str(file))]
+    if file.suffix == ".p":
+        return pickle.loads(file.read_bytes())
+    if file.suffix == ".jsonl":
+        return [json.loads(line) for line in file.read_text().splitlines()]
+    return json.loads(file.read_text())
+
+
+def store(values: Any, file: Path) -> bool:
+    """False where the format can't hold the values."""
+    if file.is_dir():
+        shutil.rmtree(file)
+        try:
+            Dataset.from_list(values).save_to_disk(str(file))
+        except (ValueError, TypeError, OverflowError, AttributeError):
+            return False
+    elif file.suffix == ".p":
+        file.write_bytes(pickle.dumps(values, protocol=2))
+    elif file.suffix == ".jsonl":
+        file.write_text("\n".join(map(json.dumps, values)))
+    else:
+        file.write_text(json.dumps(values))
+    return True
+
+
+def places(value: Any, at: Place = ()) -> list[Place]:
+    """Of everything below a value that a reader uses."""
+    inner = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
+    found = [(*at, key) for key, _ in inner if key not in IGNORED]
+    return found + [place for key, child in inner if key not in IGNORED for place in places(child, (*at, key))]
+
+
+def used(which: str, values: Any, root: Path) -> list[Place]:
+    """Places of values; of annotations and masks those that something refers to."""
+    found = places(values)
+    if which == "instances":
+        ids = {ref["ann_id"] for ref in load(root / "refcoco/refs(unc).p")}
+        found = [p for p in found if p[0] == "annotations" and len(p) > 2 and values["annotations"][p[1]]["id"] in ids]
+    if which == "mask_dict":
+        clips = load(root / "mevis/train/meta_expressions.json")["videos"]
+        ids = {str(n) for clip in clips.values() for expression in clip["expressions"].values() for n in expression["anno_id"]}
+        found = [p for p in found if p[0] in ids]
+    unused = {"refcoco": "file_name", "grefcoco": "file_name", "region_arrow": "size"}.get(which)  # in a record itself
+    return [p for p in found if len(p) != 2 or p[-1] != unused]
+
+
+def mutate(which: str, values: Any, root: Path, rng: Random) -> str | None:
+    """Changes one value in place; says which, None where the change would not be wrong."""
+    at = rng.choice([p for p in used(which, values, root) if len(p) > 1])
+    parent = values
+    for key in at[:-1]:
+        parent = parent[key]
+    old = parent[at[-1]]
+    if at[-1] == "counts" and rng.random() < 0.7:
+        cut, letter = rng.randrange(len(old)), rng.choice("0o~\x01é P")
+        new: Any = rng.choice([old[:cut], old + old[cut:], old[:cut] + letter * 9 + old[cut:], old + "oooooooo"])
+    elif at[-1] in NEEDED and rng.random() < 0.2:
+        del parent[at[-1]]
+        return f"{at}: deleted"
+    else:
+        new = rng.choice(ODD)
+    if not wrong(at, old, new):
+        return None
+    parent[at[-1]] = new
+    return f"{at}: {str(old)[:40]!r} -> {str(new)[:40]!r}"
+
+
+NEEDED = {"image", "text", "masks", "question", "answer", "size", "counts", "sentences", "sent", "ann_id", "segmentation", "caption",
+          "groundings", "token_positives", "rle_masks", "file_name", "frames", "exp", "anno_id", "mask_rle", "conversations", "value",
+          "objects", "masks_file", "file"}  # fmt: skip
+TEXTS = {"text", "question", "answer", "sent", "caption", "exp", "name"}
+EMPTY = {"masks": [], "regions": [], "anno_id": [], "groundings": {}, "expressions": {}, "height": None, "width": None, "image_id": None}
+"""What may be empty, or left out."""
+
+
+def wrong(at: Place, old: Any, new: Any) -> bool:
+    """Whether a reader has to refuse `new` where `old` was. None where a frame's mask was says that there is none."""
+    if at[-1] in TEXTS and isinstance(new, str):
+        return new in ("", "\u200b", "x\x00y")
+    if at[-1] in EMPTY and EMPTY[at[-1]] == new:
+        return False
+    if isinstance(old, dict) and "counts" in old and new is None and isinstance(at[-1], int):
+        return False
+    if "masks" in at and isinstance(old, (int, float)) and type(new) in (int, float):
+        return not -6 <= new <= 70  # a point of a polygon
+    return not (at[-1] == "ann_id" and old == [new])
+
+
+def damage(content: bytes, rng: Random) -> bytes:
+    """Bytes that are no longer a file of their kind."""
+    cut = rng.randrange(1, max(2, len(content) - 8))
+    kinds: list[Callable[[], bytes]] = [
+        lambda: content[:cut], lambda: content.decode("latin-1").encode("utf-16"), lambda: b"[" * 100_000, lambda: b"", lambda: b"9" * 5000,
+        lambda: content[:cut] + b"\x00" * 9 + content[cut + 9 :], lambda: content[:cut] + b"\xe9\xff" + content[cut:],
+    ]  # fmt: skip
+    return rng.choice(kinds)()
+
+
+def damage_picture(file: Path, rng: Random) -> str:
+    content = file.read_bytes()
+    kind = rng.choice(["cut", "flip", "huge", "empty", "text", "size"])
+    if kind == "cut":
+        file.write_bytes(content[: rng.randrange(1, len(content) - 12)])
+    elif kind == "flip":
+        at = rng.randrange(8, len(content) - 13)
+        file.write_bytes(content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :])
+    elif kind == "huge":
+        header = content[:16] + (30_000).to_bytes(4) * 2 + content[24:]
+        file.write_bytes(header)
+    elif kind == "size":
+        Image.new("RGB", (60, 64)).save(file)
+    else:
+        file.write_bytes(b"" if kind == "empty" else b"no picture")
+    return f"{file.name}: {kind}"
+
+
+def attempt(root: Path, form: str, folder: str) -> tuple[str, str]:
+    split = "val" if form == "videos" else "train"
+    try:
+        check_pictures(FORMATS[form](root / folder, name="d", split=split), where=str(root / folder))
+    except DataError as error:
+        return ("refused by name", "") if str(root) in str(error) else ("refused without a name", str(error))
+    except Exception:  # noqa: BLE001 - what is counted
+        return "traceback", traceback.format_exc()
+    return "accepted", ""
+
+
+def trial(root: Path, which: str, seed: int, pipe: Any) -> None:
+    """One mutation; tells what it was before the reader is asked, so that it is known if that kills the process."""
+    rng = Random(seed)
+    folder, name = FILES[which]
+    file, form = root / folder / name, FORMAT_OF.get(which, which)
+    told: str | None = None
+    while told is None:
+        way = rng.random()
+        if way < 0.1 and not file.is_dir():
+            file.write_bytes(damage(file.read_bytes(), rng))
+            told = "bytes"
+        elif way < 0.2 and folder != "grefcoco":  # which does not show every picture
+            pictures = sorted(p for p in root.rglob("*.png") if in_use(p, root, folder))
+            told = damage_picture(rng.choice(pictures), rng)
+        else:
+            values = copy.deepcopy(load(file))
+            told = mutate(which, values, root, rng)
+            if told is not None and not store(values, file):
+                pipe.send((f"{which} {told}", "skipped", ""))
+                return
+    pipe.send((f"{which} {told}", "crash", ""))
+    pipe.send((f"{which} {told}", *attempt(root, form, folder)))
+
+
+def in_use(picture: Path, root: Path, folder: str) -> bool:
+    own = root / folder
+    return picture.parent == root / "images" if folder in ("refcoco", "region_captions", "grounded") else own in picture.parents
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--mutations", type=int, default=4000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    counts: Counter[str] = Counter()
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        valid = Path(folder) / "valid"
+        draw(valid)
+        for form, where in {FORMAT_OF.get(k, k): f for k, (f, _) in FILES.items()}.items():
+            assert attempt(valid, form, where) == ("accepted", ""), (form, attempt(valid, form, where))
+        for number in range(arguments.mutations):
+            which = list(FILES)[number % len(FILES)]
+            root = Path(folder) / "mutated"
+            shutil.copytree(valid, root)
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=trial, args=(root, which, arguments.seed + number, theirs))
+            process.start()
+            theirs.close()
+            told = ("before the reader", "crash", "")
+            try:
+                while True:
+                    told = ours.recv()
+            except EOFError:
+                process.join()
+            counts[told[1]] += 1
+            if told[1] not in ("refused by name", "skipped"):
+                print(number, *told, flush=True)
+            shutil.rmtree(root)
+    print(dict(counts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""What people get wrong, and what damage does: refused by file and record, never a traceback."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from ans_core import rle, transforms
+from ans_core.data.formats import FORMATS, SPLITS, infer
+from ans_core.data.formats.checks import DataError
+from ans_core.data.pictures import check_pictures
+from ans_core.data.scene_write import write_clips, write_scenes
+from ans_core.stages.prepare import source_entries
+from flows.data_check import check
+from tests.data.test_formats import GOOD, block, png, region, write_annotations, write_refs, write_regions
+from tests.data.test_prepare import own_data
+
+POLYGON = [2, 1, 5, 1, 5, 3, 2, 3]
+
+
+def read(root: Path, *records: Any, split: str = "train") -> list[Any]:
+    return FORMATS["annotations"](write_annotations(root, *records), name="mine", split=split)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"masks": [[1e308, *POLYGON[1:]]]}, r"record 0, mask 0: a polygon reaches 1e\+308, far outside of the picture of 8 x 6"),
+        ({"masks": [[float("nan"), *POLYGON[1:]]]}, "record 0, mask 0: a polygon reaches nan"),
+        ({"masks": [[10**400, *POLYGON[1:]]]}, "record 0, mask 0: a polygon reaches a number of 1329 bits"),
+        ({"masks": [[*POLYGON[:-1], "3"]]}, "record 0, mask 0: a polygon holds '3', which is no number"),
+        (
+            {"masks": [[0.1, 0.2, 0.9, 0.2, 0.9, 0.8]]},
+            r"coordinates lie in \[0, 1\], .* multiply x by its width \(8\) and y by its height \(6\)",
+        ),
+        ({"masks": [{"size": [6.0, 8], "counts": "=24000a0"}]}, r"record 0, mask 0: RLE size is \[6.0, 8\], not two whole numbers"),
+        (
+            {"masks": [{"size": [6, 8], "counts": "=24000a"}]},
+            "record 0, mask 0: RLE counts '=24000a' have an end in the middle of a number",
+        ),
+        ({"masks": None}, "record 0: masks is None: Input should be a valid list"),
+        ({"image": "../a.png"}, "record 0: '../a.png' is no file inside"),
+        ({"image": "/etc/passwd"}, "record 0: '/etc/passwd' is no file inside"),
+        ({"image": "a\0.png"}, "record 0: .* is no file inside"),
+        ({"split": "validation"}, "record 0: split is 'validation': splits are train, val and test; write 'val'"),
+        ({"split": "vall"}, "record 0: split 'vall' is not one of 'train', 'val' or 'test'"),
+        ({"text": "\u200b\u200b"}, "record 0: the text is "),
+        ({"text": "the\0dog"}, "record 0: the text .* holds control characters"),
+        ({"text": "the dog [SEG]"}, r"record 0: the text holds '\[SEG\]'"),
+        ({"text": 7}, "record 0: text is 7: Input should be a valid string"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_record(tmp_path, change, message):
+    with pytest.raises(DataError, match=message) as caught:
+        read(tmp_path, GOOD | change)
+    assert str(tmp_path / "annotations.json") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[" * 100_000, "recursion limit"),
+        (b"[" + b"1" * 5000 + b"]", "number out of range"),
+        (json.dumps([GOOD]).encode("utf-16"), "is UTF-16; save it as UTF-8"),
+        ('[{"image": "é"}]'.encode("latin-1"), "is not JSON in UTF-8"),
+        (b'[{"text": "a\0b"}]', "control character"),
+        (b'[{"text": "a", "text": "b"}]', 'duplicate key "text"'),
+        (b"", "EOF while parsing"),
+        (b"[]", "expected a list with at least one record"),
+        (b'{"image": "a.png"}\n{"image": "a.png"}', r"one record per line \(JSON Lines\) belongs into a file \*\.jsonl"),
+        (b'{"images": [], "annotations": [], "categories": []}', "is a COCO file .* Write one record for each text"),
+    ],
+)
+def test_a_file_that_is_not_a_list_of_records_is_named(tmp_path, content, message):
+    (tmp_path / "annotations.json").write_bytes(content)
+    for reader in (lambda: FORMATS["annotations"](tmp_path, name="mine", split="train"), lambda: SPLITS["annotations"](tmp_path)):
+        with pytest.raises(DataError, match=message) as caught:
+            reader()
+        assert str(tmp_path / "annotations.json") in str(caught.value)
+
+
+def test_a_byte_order_mark_and_json_lines_are_read(tmp_path):
+    text = json.dumps(GOOD | {"text": "a dog\u2028asleep"}, ensure_ascii=False)  # U+2028 ends a line for str.splitlines
+    (tmp_path / "annotations.json").write_bytes(b"\xef\xbb\xbf" + f"[{text}]".encode())
+    png(tmp_path / "a.png")
+    (whole,) = FORMATS["annotations"](tmp_path, name="mine", split="train")
+    (tmp_path / "annotations.json").unlink()
+    (tmp_path / "annotations.jsonl").write_text(f"{text}\n\n", encoding="utf-8")
+    (line,) = FORMATS["annotations"](tmp_path, name="mine", split="train")
+    assert (whole.text, whole.masks) == (line.text, line.masks)
+
+
+def test_up_to_20_faults_are_told_and_the_rest_counted(tmp_path):
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, GOOD, *(GOOD | {"text": f"t{n}", "masks": [[n]]} for n in range(25)))
+    lines = str(caught.value).splitlines()
+    assert lines[0].endswith("annotations.json: 25 faults")
+    assert len(lines) == 1 + 20 + 1
+    assert "record 20, mask 0: a polygon needs" in lines[20]
+    assert lines[21].strip() == "... and 5 more"
+
+
+def test_a_question_and_its_answer_are_a_conversation_about_regions(tmp_path):
+    asked = {
+        "image": "a.png",
+        "question": "Is region1 larger than region2?",
+        "answer": "Yes.",
+        "regions": [POLYGON, block()],
+        "split": "train",
+    }
+    plain = {"image": "a.png", "question": "What is in the picture?", "answer": "A dog.", "split": "train"}
+    first, second = read(tmp_path, asked, plain)
+    assert (first.task, first.question, first.text, len(first.masks)) == ("conversation", asked["question"], "Yes.", 2)
+    assert (second.task, second.question, second.text, second.masks) == ("conversation", plain["question"], "A dog.", ())
+    for change, message in (
+        ({"question": "Is region3 red?"}, "the question asks about region3, and regions has 2"),
+        ({"answer": " "}, "record 0, answer: the text is ' '"),
+        ({"masks": [POLYGON]}, r"unknown keys \['masks'\]; known are \['answer', 'image', 'question', 'regions', 'split', 'task'\]"),
+        ({"question": "<image>What?"}, "holds '<image>'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read(tmp_path, asked | change)
+
+
+def test_two_regions_of_one_caption_are_two_samples(tmp_path):
+    other = {"size": [6, 8], "counts": [0, 1, 47]}
+    region = GOOD | {"task": "region_caption"}
+    assert len(read(tmp_path, region, region | {"masks": [other]})) == 2
+    with pytest.raises(DataError, match="record 1: same image and text as record 0"):
+        read(tmp_path, region, region)
+
+
+def test_pictures_of_another_size_and_masks_of_another_picture_are_named(tmp_path):
+    write_refs(tmp_path)
+    instances = json.loads((tmp_path / "instances.json").read_text())
+    (tmp_path / "instances.json").write_text(
+        json.dumps(instances | {"images": [{"id": 1, "file_name": "a.png", "height": 12, "width": 16}]})
+    )
+    with pytest.raises(
+        DataError, match=r"image 1: the annotations are of a picture of \[height, width\] = \[12, 16\], the file has \[6, 8\]"
+    ):
+        FORMATS["refcoco"](tmp_path, name="d", split="train")
+    instances["annotations"][0]["image_id"] = 2
+    (tmp_path / "instances.json").write_text(json.dumps(instances))
+    with pytest.raises(DataError, match="ref_id 0: image_id is 1, and ann_id 7 belongs to image 2"):
+        FORMATS["refcoco"](tmp_path, name="d", split="train")
+
+
+def test_a_pickle_of_deep_or_damaged_content_is_named(tmp_path):
+    write_refs(tmp_path)
+    whole = (tmp_path / "refs(unc).p").read_bytes()
+    nested = b"(" * 20_000 + b"l" * 20_000 + b"."  # lists in lists
+    for content in (nested, whole[: len(whole) // 2], whole.replace(b"sentences", b"\xff" * 9), b"2" * 40):
+        (tmp_path / "refs(unc).p").write_bytes(content)
+        with pytest.raises(DataError, match=r"refs\(unc\).p"):
+            FORMATS["refcoco"](tmp_path, name="d", split="train")
+
+
+def test_an_empty_manifest_is_named(tmp_path):
+    for form in ("regions", "videos"):
+        with pytest.raises(DataError, match=r"manifest\.jsonl holds no record"):
+            FORMATS[form](write_regions(tmp_path, "", " "), name="d", split="val")
+
+
+@pytest.mark.parametrize("kind", ["cut", "flipped", "huge", "text"])
+def test_a_picture_that_cannot_be_decoded_is_named_with_its_sample(tmp_path, kind):
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    folder = write_annotations(tmp_path, GOOD | {"masks": []})
+    Image.fromarray(noise).save(tmp_path / "a.png")
+    content = (tmp_path / "a.png").read_bytes()
+    damaged = {
+        "cut": content[: len(content) // 2],
+        "flipped": content[:5000] + bytes([content[5000] ^ 1]) + content[5001:],  # pixels that Pillow decodes without a word
+        "huge": content[:16] + (30_000).to_bytes(4) * 2 + content[24:],
+        "text": b"no picture",
+    }
+    (tmp_path / "a.png").write_bytes(damaged[kind])
+    with pytest.raises(DataError, match=r"(record|sample) 0: .*a\.png"):
+        check_pictures(FORMATS["annotations"](folder, name="mine", split="train"), where=str(folder))
+
+
+def test_a_long_and_narrow_picture_is_in_the_report(tmp_path):
+    from ans_core.data import DatasetEntry
+    from ans_core.data.report import write_report
+
+    Image.new("RGB", (1, 900)).save(tmp_path / "thin.png")
+    asked = {"image": "thin.png", "question": "What is it?", "answer": "A line.", "split": "train"}
+    entry = DatasetEntry(name="mine", format="annotations", path=str(tmp_path), split="train", kind="extra")
+    write_report(tmp_path / "report.html", {entry: read(tmp_path, asked)})
+    assert "What is it? A line." in (tmp_path / "report.html").read_text()
+
+
+def test_data_without_val_is_warned_of(tmp_path, caplog):
+    source = own_data(tmp_path)
+    records = json.loads((tmp_path / "annotations.json").read_text())
+    assert source_entries((source,))[1].split == "val"
+    assert not caplog.records
+    (tmp_path / "annotations.json").write_text(json.dumps(records[:1]))
+    with caplog.at_level(logging.WARNING):
+        source_entries((source,))
+    assert 'a split "train" and none "val"' in caplog.text
+
+
+def test_a_data_set_is_checked_and_told_about(tmp_path, capsys):
+    folder = own_data(tmp_path).path
+    assert check(Path(folder), None, None, pixels=True) == 0
+    told = capsys.readouterr().out
+    assert "split 'train': 1 samples (referring 1)" in told
+    assert "1 pictures, 40 x 20 pixels" in told
+    assert "no fault found" in told
+    records = json.loads((tmp_path / "annotations.json").read_text())
+    (tmp_path / "annotations.json").write_text(json.dumps([*records, records[0] | {"split": "val", "text": "a cat"}]))
+    assert check(Path(folder), None, None, pixels=True) == 0
+    assert "1 pictures are in 'train' and in 'val', as " in capsys.readouterr().out
+    picture = (tmp_path / "b.png").read_bytes()
+    (tmp_path / "b.png").write_bytes(picture[:-20])
+    assert check(Path(folder), None, None, pixels=False) == 0
+    assert check(Path(folder), None, None, pixels=True) == 1
+    caught = capsys.readouterr()
+    assert "split 'val', sample 1: cannot read the image" in caught.err
+    assert "split 'train': 1 samples" in caught.out
+    assert "no fault found" in caught.out.split("not decoded")[0]
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("drawn")
+    write_scenes(root, seed=0, counts={"train": 2, "val": 0, "test": 0}, image_size=32)
+    write_clips(root, seed=0, counts={"train": 1}, image_size=32, frames=2)
+    shutil.copytree(root / "images", root / "regions/images")
+    shutil.copytree(root / "images", root / "plain/images")
+    captions = json.loads((root / "grounded/train.json").read_text())
+    masks = [mask for caption in captions for grounding in caption["groundings"].values() for mask in grounding["rle_masks"]][:2]
+    line = json.loads(region(image="images/train_000000.png", segmentation=masks[0], caption="a dog"))
+    (root / "regions/manifest.jsonl").write_text(json.dumps(line))
+    own = [
+        GOOD | {"image": line["image"], "masks": masks},
+        {"image": line["image"], "question": "What?", "answer": "It.", "split": "train"},
+    ]
+    (root / "plain/annotations.json").write_text(json.dumps(own))
+    return root
+
+
+def test_every_layout_is_told_by_its_files(drawn):
+    folders = {
+        "annotations": "plain",
+        "refcoco": "refcoco",
+        "grefcoco": "grefcoco",
+        "region_arrow": "region_captions",
+        "grandf": "grounded",
+    }
+    folders |= {"mevis": "mevis", "regions": "regions"}
+    assert {infer(drawn / folder): folder for folder in folders.values()} == folders
+
+
+FILES = [
+    ("annotations", "plain", "annotations.json"),
+    ("refcoco", "refcoco", "refs(unc).p"),
+    ("refcoco", "refcoco", "instances.json"),
+    ("grefcoco", "grefcoco", "grefs(unc).json"),
+    ("grandf", "grounded", "train.json"),
+    ("mevis", "mevis", "train/meta_expressions.json"),
+    ("mevis", "mevis", "train/mask_dict.json"),
+    ("regions", "regions", "manifest.jsonl"),
+]
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from([1e308, 10**400, "\0", "oooo"])
+)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=4
+)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
+    return [at, *(place for key, child in inner for place in places(child, (*at, key)))]
+
+
+@pytest.mark.parametrize(("form", "folder", "name"), FILES)
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_value_anywhere_is_read_or_refused_by_name(drawn, form, folder, name, data):
+    """No exception but ours, which names the folder; what is read has masks of its pictures' sizes."""
+    file = drawn / folder / name
+    whole = file.read_bytes()
+    values = copy.deepcopy(pickle.loads(whole) if file.suffix == ".p" else json.loads(whole))
+    at = data.draw(st.sampled_from(places(values)))
+    changed = data.draw(VALUES)
+    if at:
+        parent = values
+        for key in at[:-1]:
+            parent = parent[key]
+        parent[at[-1]] = changed
+    else:
+        values = changed
+    try:
+        file.write_bytes(pickle.dumps(values, protocol=2) if file.suffix == ".p" else json.dumps(values).encode())
+        samples = FORMATS[form](drawn / folder, name="d", split="train")
+    except DataError as error:
+        if str(drawn / folder) not in str(error):
+            raise
+    else:
+        for sample in samples:
+            assert transforms.image_size(sample.frames[0]) == (sample.width, sample.height)
+            assert all(rle.decode(m).shape == (sample.height, sample.width) for masklet in sample.masks for m in masklet if m is not None)
+    finally:
+        file.write_bytes(whole)
