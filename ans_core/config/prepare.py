@@ -13,6 +13,7 @@ class DataSource(Section):
     path: str
     split: str = "train"
     repeats: Positive = 1
+    """Factor on the set's size where data sets divide their share of the mixture: its epochs to those of a set with 1."""
     files: str = ""
     """Fingerprint of the files as `ans run` saw them last, which writes it: by this DVC notices that they changed."""
 

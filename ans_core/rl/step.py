@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ans_core import prompts, rle, transforms
+from ans_core.benchmarks.loops import caption_request, expression_of, true_mask
 from ans_core.data.collate import TensorBatch, prefix_ids, question_ids, resize_mask
 from ans_core.dist import seed_of
 from ans_core.model import predict as ask
@@ -29,7 +30,6 @@ from ans_core.rewards import Reward
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rewards.iou import soft_iou
 from ans_core.rl import grpo
-from ans_core.rl.loops import caption_request, expression_of, true_mask
 from ans_core.rl.mask_policy import MaskActions, MaskPolicy, mean_probability
 from ans_core.rl.rollout import Group, Guard, Reader, Rollout, SampledAnswer, Segment, check_cache, pack, sample
 from ans_core.types import RLE, Prediction, Request, Sample

@@ -13,12 +13,12 @@ import torch
 import yaml
 
 from ans_core import data, rle, transforms
+from ans_core.benchmarks.loops import caption_request, mask_request, true_mask
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import policy_model, rl_model
 from ans_core.config import Config
 from ans_core.model.predict import generate, prompt, seg_embeddings_of
 from ans_core.model.sa2va import Sa2VA
-from ans_core.rl.loops import caption_request, mask_request, true_mask
 from ans_core.stages.launch import machine_of
 from ans_core.types import Log, Request
 

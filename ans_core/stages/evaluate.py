@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from ans_core import data, dist, overlay, rle, transforms
 from ans_core.benchmarks import BENCHMARKS, shuffled
+from ans_core.benchmarks.loops import score_loops, score_loops_of_truth
 from ans_core.benchmarks.score import Benchmark, Score
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
@@ -27,7 +28,6 @@ from ans_core.config import Config
 from ans_core.loop import bar_interval_s
 from ans_core.model.predict import predict
 from ans_core.model.sa2va import Sa2VA
-from ans_core.rl.loops import score_loops, score_loops_of_truth
 from ans_core.stages.launch import machine_of
 from ans_core.types import Log, Predict, Prediction, Request, Sample
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ans_core import data, dist, loop
+from ans_core.benchmarks.loops import true_mask
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config
@@ -31,7 +32,6 @@ from ans_core.rewards.judge.questions import read_questions
 from ans_core.rl.curriculum import easiest_first, taking_part
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop
 from ans_core.rl.judging import Judging
-from ans_core.rl.loops import true_mask
 from ans_core.rl.step import RlBatch, Settings, collate
 from ans_core.stages.judging import judge_of
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype

@@ -9,6 +9,7 @@ text_hidden_fcs and SAM2's mask decoder, all in fp32.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from ans_core import data, dist, loop
@@ -16,7 +17,7 @@ from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.data import conversation
 from ans_core.data.collate import Batch, collate
-from ans_core.data.mixture import Mixture
+from ans_core.data.mixture import Mixture, PoolRows
 from ans_core.model import adapters
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.supervised import Supervised, layout_of
@@ -41,6 +42,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         seed=cfg.seed,
         turn=conversation.turn,
     )
+    show_mixture(mixture.table(settings.optim.steps * settings.optim.batch), log)
     layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length)
 
     def make(step: int, micro: int) -> Batch:
@@ -58,3 +60,18 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     loop.write_curves(out / "curves.csv", {"sft": curves})
     (out / "moved.json").write_text(json.dumps(moved, indent=1))
     return last_means(curves)
+
+
+def show_mixture(table: Sequence[PoolRows], log: Log) -> None:
+    """Print rows and epochs of every pool of the mixture, and log them as metrics."""
+    if dist.rank() > 0:
+        return
+    total = sum(pool.rows for pool in table)
+    lines = [("data sets", "images", "samples", "rows", "share", "epochs")]
+    for p in table:
+        numbers = (f"{p.images:,}", f"{p.samples:,}", f"{p.rows:,}", f"{p.rows / total:.1%}", f"{p.epochs:.2f}")
+        lines.append((" + ".join(p.datasets), *numbers))
+    first, *widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = ["  ".join([line[0].ljust(first), *(n.rjust(w) for n, w in zip(line[1:], widths, strict=True))]) for line in lines]
+    print("\n".join(aligned))
+    log({f"mixture/{p.name}/{key}": value for p in table for key, value in (("rows", float(p.rows)), ("epochs", p.epochs))}, 0)
