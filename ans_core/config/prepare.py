@@ -24,9 +24,10 @@ class Prepare(Section):
     scenes: Count = 6000
     """Still training scenes to draw; 0 draws none (full-size runs on real data)."""
     val_scenes: Count = 300
-    test_scenes: Count = 100
+    test_scenes: Count = 300
     clips: Count = 300
     val_clips: Count = 60
+    test_clips: Count = 60
     clip_frames: Positive = 8
     image_size: Positive = 128
     """Pixels on a side of a drawn scene."""

@@ -327,7 +327,7 @@ class RolloutStep:
 
     def referring_rollout(self, text: str) -> Rollout:
         """The question for what a text means, and the answer that draws it."""
-        question = prompts.REFERRING_EVAL.removeprefix("<image>\n").format(text=expression_of(text))
+        question = prompts.referring_question(expression_of(text), prompts.REFERRING_QUESTIONS[1])
         answer = MASK_ANSWER + prompts.TEMPLATES[self.model.config.template].suffix
         ids = self.model.tokenizer.encode(answer, add_special_tokens=False)
         return self.question(question), Segment(ids=tuple(ids), trainable=True)

@@ -12,11 +12,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from ans_core import data, dist, loop
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.data import conversation
-from ans_core.data.collate import Batch, collate
+from ans_core.data.collate import Batch, collate_readable
+from ans_core.data.left_out import LeftOutFile
 from ans_core.data.mixture import Mixture, PoolRows
 from ans_core.model import adapters
 from ans_core.model.parts import check_moved, hashes
@@ -26,7 +29,8 @@ from ans_core.types import Log
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """inputs: data, base. Writes the trained tensors (delta), curves.csv and moved.json to `out`."""
+    """inputs: data, base. Writes the trained tensors (delta), curves.csv and moved.json to `out`. Samples that can't be read or are too
+    long are left out: the curve `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
     settings, base = cfg.sft, inputs["base"] / "base"
     machine = machine_of(cfg.launch, settings.dtype)
     model = checkpoint.load(base, dtype=weights_dtype(settings.dtype), device=machine.device)
@@ -45,14 +49,22 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     show_mixture(mixture.table(settings.optim.steps * settings.optim.batch), log)
     layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length)
 
+    left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
+
     def make(step: int, micro: int) -> Batch:
         rows = mixture.rows(step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate)
-        return collate(rows, model.tokenizer, layout)
+        batch, samples = collate_readable(rows, model.tokenizer, layout)
+        left_out.add(step, samples)
+        return batch
+
+    def count(step: int) -> dict[str, float]:
+        skipped = dist.shared_sum(torch.tensor(float(left_out.count(step))), machine.device)
+        return {"skipped_samples": float(skipped)} if skipped else {}
 
     module = Supervised(model, mask_weight=settings.mask_weight, dice_weight=settings.dice_weight, points=settings.mask_points)
     curves = loop.train(
         module, make, name="sft", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
-        scales={"sam_mask_decoder": settings.decoder_lr},
+        after_step=count, scales={"sam_mask_decoder": settings.decoder_lr},
     )  # fmt: skip
     moved = check_moved(before, model)
     config = {"stage": "sft", "lora": settings.lora.model_dump(), "seed": cfg.seed}
