@@ -175,7 +175,7 @@ def dying(*paths):
     real(*paths)
 
 os.replace = os.rename = dying
-trained.run_named(name, runs, folder)
+stages.run_named(name, runs, folder)
 """
 
 
