@@ -300,6 +300,8 @@ def test_expressions_belong_to_the_region_with_their_picture_and_mask() -> None:
     ]
     regions = [tiny.region(0, masks=square), tiny.region(1, masks=other)]
     assert expressions_of(regions, referring) == [["the left one", "the red one"], []]
+    others = [tiny.clip(1), tiny.clip(2, masks=((None, *tiny.clip().masks[0][1:]),)), tiny.sample(3, masks=((None,),))]
+    assert expressions_of(regions, others + referring) == [["the left one", "the red one"], []]
 
 
 def test_loop_2_draws_what_is_asked_and_is_judged_by_the_caption(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch) -> None:
