@@ -5,6 +5,7 @@ Sources: upstream Sa2VA's templates and datasets (README, "How it is built"). Qu
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -53,8 +54,9 @@ REFERRING_ANSWERS = (
     f"{SEG}.",
 )
 NO_TARGET_ANSWER = "There is no such object."
-REFERRING_EVAL = "<image>\nPlease segment {text} in this image."
-VIDEO_EVAL = "<image>\nPlease segment {text}."
+REFERRING_EVAL = "<image>\n" + REFERRING_QUESTIONS[1]
+VIDEO_QUESTION = "Please segment {text}."
+VIDEO_EVAL = "<image>\n" + VIDEO_QUESTION
 
 GROUNDED_QUESTIONS = (
     "Could you please give me a brief description of the image? Please respond with interleaved segmentation masks for the"
@@ -78,6 +80,27 @@ CAPTION_QUESTION = "Describe the image."
 BOX_QUESTION = "<ref>{text}</ref>"
 PLACE_QUESTION = "Where is {text}?"
 SHORT_REGION_QUESTION = "Describe region1."
+
+
+def referring_question(text: str, template: str) -> str:
+    """Ask for what an expression means, alike in training, RL and evaluation: in lower case, without full stop, with one article.
+    An expression with "?" is the question itself (upstream's reasoning sets); `<image>` stays where the template has it."""
+    image = "<image>\n" if template.startswith("<image>\n") else ""
+    if "?" in text:
+        return image + text.strip()
+    phrase = text.strip().lower().removesuffix(".").strip()
+    return re.sub(r"\bthe the\b", "the", template.format(text=phrase))
+
+
+def region_question(regions: int, template: str) -> str:
+    """Ask for one caption of all the regions that are shown, alike in training and evaluation."""
+    *others, last = [f"region{i}" for i in range(1, regions + 1)]
+    return template.format(region=f"{', '.join(others)} and {last}" if others else last)
+
+
+def plain_question(text: str) -> str:
+    """A user's words without `<image>`: pictures stand at the start, wherever the words have them (as upstream reads LLaVA)."""
+    return text.replace("<image>", "").strip()
 
 
 def image_text(num_image_tokens: int, num_images: int = 1) -> str:

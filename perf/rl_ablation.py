@@ -25,11 +25,11 @@ import torch
 
 from ans_core import data
 from ans_core.benchmarks import BENCHMARKS
+from ans_core.benchmarks.loops import score_loops
 from ans_core.checkpoints.trained import rl_model, sft_model
 from ans_core.config import Config, load
 from ans_core.data.regions import is_region
 from ans_core.model.predict import predict
-from ans_core.rl.loops import score_loops
 from ans_core.stages import rl
 from ans_core.stages.evaluate import remembering
 from ans_core.types import Predict, Sample

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ans_core.benchmarks.score import Benchmark, Score, check_pairs, mean
+from ans_core.data.conversation import regions_of
 from ans_core.metrics.caption import attributes_right, cider
 from ans_core.metrics.meteor import meteor, words
-from ans_core.prompts import REGION_EVAL
+from ans_core.prompts import REGION_QUESTIONS, region_question
 from ans_core.types import Prediction, Request, Sample
 
 ATTRIBUTES = ("size", "colour", "texture", "shape")
@@ -15,9 +16,10 @@ ATTRIBUTES = ("size", "colour", "texture", "shape")
 
 
 def request(sample: Sample) -> Request:
-    """Every masklet's first frame is a region; the question asks for region1."""
-    regions = tuple(mask for masklet in sample.masks if (mask := masklet[0]) is not None)
-    return Request(frames=sample.frames[:1], text=REGION_EVAL, mask_prompts=regions)
+    """Every masklet's first frame is a region, and the question asks for all of them."""
+    regions = regions_of(sample)
+    text = "<image>" + region_question(len(regions), REGION_QUESTIONS[0])  # no newline: see REGION_EVAL
+    return Request(frames=sample.frames[:1], text=text, mask_prompts=regions)
 
 
 def truth(sample: Sample) -> Prediction:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from ans_core import rle
 from ans_core.benchmarks.score import Benchmark, Score, by_kind, check_pairs, mean, meant
 from ans_core.metrics.video import boundary_f, region_j
-from ans_core.prompts import NO_TARGET_ANSWER, REFERRING_ANSWERS, VIDEO_EVAL
+from ans_core.prompts import NO_TARGET_ANSWER, REFERRING_ANSWERS, VIDEO_EVAL, referring_question
 from ans_core.types import RLE, Prediction, Request, Sample
 
 
 def request(sample: Sample) -> Request:
-    return Request(frames=sample.frames, text=VIDEO_EVAL.format(text=sample.text), clip=True)
+    return Request(frames=sample.frames, text=referring_question(sample.text, VIDEO_EVAL), clip=True)
 
 
 def truth(sample: Sample) -> Prediction:

@@ -16,6 +16,7 @@ class DataSource(Section):
     path: Name
     split: Name = "train"
     repeats: Positive = 1
+    """Factor on the set's size where data sets divide their share of the mixture: its epochs to those of a set with 1."""
     files: str = ""
     """Fingerprint of the files as `ans run` saw them last, which writes it: by this DVC notices that they changed."""
 
@@ -26,9 +27,10 @@ class Prepare(Section):
     scenes: Count = 6000
     """Still training scenes to draw; 0 draws none (full-size runs on real data)."""
     val_scenes: Count = 300
-    test_scenes: Count = 100
+    test_scenes: Count = 300
     clips: Count = 300
     val_clips: Count = 60
+    test_clips: Count = 60
     clip_frames: Positive = 8
     image_size: Positive = 128
     """Pixels on a side of a drawn scene."""

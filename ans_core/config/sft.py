@@ -23,7 +23,8 @@ class Sft(Section):
     mixture: dict[str, Weight] = {
         "referring": 0.5, "region_caption": 0.25, "grounded_caption": 0.1, "video": 0.1, "extra": 0.1,
     }  # fmt: skip
-    """Shares by kind of data, or by name for data sets of prepare.sources; kinds without data do not count."""
+    """Shares of the rows by kind of data; kinds without data do not count. `extra`: all data sets of prepare.sources together, which divide
+    it by images x repeats. A data set that is named here has its own share instead."""
     mask_weight: Weight = 2.0
     dice_weight: Weight = 0.5
     mask_points: Positive = 12544

@@ -48,6 +48,23 @@ class Row:
     """Of everything random that a loss does with this row."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """Samples of one row that training goes on without."""
+
+    row: str
+    samples: int
+    reason: str
+
+
+class TooLong(ValueError):
+    """Turns of a row are longer than the context."""
+
+    def __init__(self, message: str, fitting: tuple[Turn, ...]) -> None:
+        super().__init__(message)
+        self.fitting = fitting
+
+
 AnyBatch = TypeVar("AnyBatch", bound="TensorBatch")
 
 
@@ -140,7 +157,7 @@ def question_ids(tokenizer: PreTrainedTokenizerBase, question: str, *, template:
 
 
 def encode_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, tiles: int) -> PackedRow:
-    """Raises ValueError when a conversation is longer than the context: image tokens and `[SEG]` are never cut silently."""
+    """Raises TooLong when a conversation is longer than the context: image tokens and `[SEG]` are never cut silently."""
     per_frame = [tiles * layout.grid**2] if len(row.frames) == 1 else [layout.grid**2] * len(row.frames)
     prefix = prefix_ids(tokenizer, template=layout.template, frame_tokens=per_frame)
     suffix = prompts.TEMPLATES[layout.template].suffix
@@ -149,13 +166,14 @@ def encode_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, 
         cells = [int(r.sum()) for r in region_cells(turn, layout)]
         question = question_ids(tokenizer, turn.question, template=layout.template, cells=cells)
         branches.append((question, tokenizer.encode(turn.answer + suffix, add_special_tokens=False)))
-    packed = pack_row(prefix, branches)
-    longest = max(packed.positions) + 1
+    lengths = [len(prefix) + len(question) + len(answer) for question, answer in branches]
+    longest = max(lengths, default=len(prefix))
     if longest > layout.max_length:
-        raise ValueError(
-            f"{row.name}: a conversation of {longest} tokens > max_length {layout.max_length}; use fewer tiles or frames, or shorter texts"
+        raise TooLong(
+            f"{row.name}: a conversation of {longest} tokens > max_length {layout.max_length}; use fewer tiles or frames, or shorter texts",
+            tuple(turn for turn, length in zip(row.turns, lengths, strict=True) if length <= layout.max_length),
         )
-    return packed
+    return pack_row(prefix, branches)
 
 
 def pad_rows(rows: Sequence[PackedRow], *, pad_id: int) -> dict[str, Tensor]:
@@ -183,7 +201,51 @@ def cell_shares(mask: RLE, grid: int) -> Float[Tensor, " cells"]:
     return covered / covered.sum()
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReadRow:
+    """A row with its pictures and tokens."""
+
+    row: Row
+    images: list[Image.Image]
+    tiles: list[Image.Image]
+    packed: PackedRow
+
+
+def read_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, images: list[Image.Image] | None = None) -> ReadRow:
+    """Opens the row's pictures unless they are given. Raises ValueError for one that can't be read, TooLong for a conversation."""
+    images = [transforms.open_image(ref) for ref in row.frames] if images is None else images
+    tiles = _tiles(images, layout)
+    return ReadRow(row=row, images=images, tiles=tiles, packed=encode_row(row, tokenizer, layout, tiles=len(tiles)))
+
+
 def collate(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Batch:
+    """Raises ValueError as `read_row` does."""
+    return _batch([read_row(row, tokenizer, layout) for row in rows], tokenizer, layout)
+
+
+def collate_readable(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> tuple[Batch, list[LeftOut]]:
+    """Leave out what can't be read or is too long, and name it: since rows are functions of the step, a run that raised here would raise
+    again whenever it is resumed. Without any row left the batch is one black picture that nothing is asked about, so that this process
+    still takes part in every collective operation.
+    """
+    read: list[ReadRow] = []
+    left_out: list[LeftOut] = []
+    for row in rows:
+        try:
+            read.append(read_row(row, tokenizer, layout))
+        except TooLong as error:
+            left_out.append(LeftOut(row=row.name, samples=len(row.turns) - len(error.fitting), reason=str(error)))
+            if error.fitting:
+                read.append(read_row(replace(row, turns=error.fitting), tokenizer, layout))
+        except ValueError as error:
+            left_out.append(LeftOut(row=row.name, samples=len(row.turns), reason=str(error)))
+    if not read:
+        black = Image.new("RGB", (layout.tile_size, layout.tile_size))
+        read = [read_row(Row(name="black", frames=(b"",), turns=()), tokenizer, layout, images=[black])]
+    return _batch(read, tokenizer, layout), left_out
+
+
+def _batch(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Batch:
     encoded: list[PackedRow] = []
     tiles: list[Image.Image] = []
     sam_frames: list[Image.Image] = []
@@ -193,12 +255,11 @@ def collate(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Lay
     things: list[Tensor] = []
     boxes: list[Tensor] = []
     segs = 0
-    for row in rows:
-        images = [transforms.open_image(ref) for ref in row.frames]
-        cut = _tiles(images, layout)
-        tiles += cut
-        tiles_per_row.append(len(cut))
-        encoded.append(encode_row(row, tokenizer, layout, tiles=len(cut)))
+    for read in rows:
+        row, images = read.row, read.images
+        tiles += read.tiles
+        tiles_per_row.append(len(read.tiles))
+        encoded.append(read.packed)
         regions.append([cells for turn in row.turns for cells in region_cells(turn, layout)])
         for branch, turn in enumerate(row.turns, start=1):
             if turn.target is not None:
@@ -225,7 +286,7 @@ def collate(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Lay
     return Batch(
         **packed,
         regions=regions,
-        clips=[len(row.frames) > 1 for row in rows],
+        clips=[len(read.images) > 1 for read in rows],
         tiles=transforms.normalise(tiles, size=layout.tile_size),
         tiles_per_row=tiles_per_row,
         sam_frames=transforms.normalise(sam_frames, size=size) if sam_frames else torch.zeros(0, 3, size, size),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,26 +35,23 @@ def turn(sample: Sample, rng: random.Random) -> Turn:
         case "referring":
             return referring_turn(sample, rng)
         case "region_caption":
-            question = rng.choice(prompts.REGION_QUESTIONS).format(region="region1")
-            return Turn(question=question, answer=sentence(sample.text), regions=(_first(sample.masks[0]),))
+            regions = regions_of(sample)
+            question = prompts.region_question(len(regions), rng.choice(prompts.REGION_QUESTIONS))
+            return Turn(question=question, answer=sentence(sample.text), regions=regions)
         case "grounded_caption":
             answer = prompts.interleave(sample.text, sample.phrases) + "."
             return Turn(question=rng.choice(prompts.GROUNDED_QUESTIONS), answer=answer, masks=sample.masks)
         case "conversation":
             assert sample.question is not None, f"{sample.sample_id}: a conversation without a question"
-            return Turn(question=sample.question, answer=sample.text, regions=tuple(_first(m) for m in sample.masks))
+            return Turn(question=prompts.plain_question(sample.question), answer=sample.text, regions=regions_of(sample))
 
 
 def referring_turn(sample: Sample, rng: random.Random) -> Turn:
-    """An expression with '?' is the question itself (upstream's reasoning sets). One `[SEG]` draws all the objects meant."""
-    text = sample.text.lower().removesuffix(".").strip()
-    if "?" in text:
-        question = sample.text
-    elif len(sample.frames) > 1:
-        question = prompts.VIDEO_EVAL.removeprefix("<image>\n").format(text=text)
+    """One `[SEG]` draws all the objects meant."""
+    if len(sample.frames) > 1:
+        question = prompts.referring_question(sample.text, prompts.VIDEO_QUESTION)
     else:
-        question = rng.choice(prompts.REFERRING_QUESTIONS).format(text=text)
-        question = re.sub(r"\bthe the\b", "the", question)
+        question = prompts.referring_question(sample.text, rng.choice(prompts.REFERRING_QUESTIONS))
     if not sample.masks:
         return Turn(question=question, answer=prompts.NO_TARGET_ANSWER)
     return Turn(question=question, answer=rng.choice(prompts.REFERRING_ANSWERS), masks=(union(sample.masks),))
@@ -78,6 +74,11 @@ def pretraining_turn(sample: Sample, rng: random.Random) -> Turn:
             return Turn(question=question.format(text=sample.text), answer=answer, target=target)
         case "conversation":
             return turn(sample, rng)
+
+
+def regions_of(sample: Sample) -> tuple[RLE, ...]:
+    """The visual prompts of a sample, on the first frame: region1, region2, ..."""
+    return tuple(_first(masklet) for masklet in sample.masks)
 
 
 def sentence(text: str) -> str:

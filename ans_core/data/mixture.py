@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from random import Random
 
@@ -15,6 +16,9 @@ from ans_core.dist import rank, rng_of, seed_of, world_size
 from ans_core.types import Sample
 
 MakeTurn = Callable[[Sample, Random], Turn]
+
+BLOCK = 64
+"""Rows among which the pools have their exact shares, in shuffled order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,41 +31,62 @@ class Source:
     repeats: int = 1
 
 
-class Mixture:
-    """Pools of images (or clips) with everything that is asked about them; a row draws a pool by its share, an image in shuffled epochs,
-    and up to `questions` questions about it, which the image is encoded once for.
+@dataclass(frozen=True, kw_only=True)
+class PoolRows:
+    """What a run of so many rows takes from one pool."""
 
-    Pools: the drawn images (their kinds share rows and compete for questions), the drawn clips, and every data set of the user's
-    (kind `extra`) by itself, with the share `shares[name]`, else `shares["extra"] * repeats`.
+    name: str
+    datasets: tuple[str, ...]
+    images: int
+    samples: int
+    rows: int
+
+    @property
+    def epochs(self) -> float:
+        return self.rows / self.images
+
+
+class Mixture:
+    """Pools of images (or clips) with everything that is asked about them. A row is one image of one pool, in shuffled epochs, and up to
+    `questions` questions about it, which the image is encoded once for.
+
+    Pools: the drawn images (their kinds share rows and compete for questions), the drawn clips, and every data set of the user's (kind
+    `extra`) by itself. A user's data set has the share `shares[name]`; those that are not named divide `shares["extra"]` by their
+    images x repeats, as upstream concatenates data sets, so every one of them has its epochs in the ratio of the repeats.
     """
 
     def __init__(
         self, sources: Sequence[Source], shares: Mapping[str, float], *, questions: int, frames: int, seed: int, turn: MakeTurn
     ) -> None:
-        """Raises ValueError when nothing is left to draw from."""
+        """Raises ValueError when nothing is left to train on."""
         self.questions, self.frames, self.seed, self.turn = questions, frames, seed, turn
         self.kind_shares: dict[str, float] = {}
+        self.datasets: dict[str, list[str]] = defaultdict(list)
         grouped: dict[str, dict[object, dict[str, list[Sample]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
-        weights: dict[str, float] = {}
+        weights: dict[str, dict[str, float]] = defaultdict(dict)
+        repeats: dict[str, int] = {}
         for source in sources:
+            own = source.kind == "extra"
             share = shares.get(source.name, shares.get(source.kind, 0.0))
             if not share or not source.samples:
                 continue
-            pool = source.name if source.kind == "extra" else "clips" if source.kind == "video" else "images"
-            kind = source.name if source.kind == "extra" else source.kind
-            self.kind_shares[kind] = share
-            weights[pool] = (
-                share * (source.repeats if source.kind == "extra" and source.name not in shares else 1)
-                if pool != "images"
-                else sum(self.kind_shares.get(k, 0.0) for k in ("referring", "region_caption", "grounded_caption"))
-            )
+            pool = source.name if own else "clips" if source.kind == "video" else "images"
+            kind = source.name if own else source.kind
+            self.kind_shares[kind] = weights[pool][kind] = share
+            self.datasets[pool].append(source.name)
+            if own and source.name not in shares:
+                repeats[pool] = source.repeats
             for sample in source.samples:
                 grouped[pool][picture_key(sample)][kind].append(sample)
         if not grouped:
             raise ValueError(f"the mixture {dict(shares)} gives no share to any of the data sets {[(s.name, s.kind) for s in sources]}")
         self.pools = {name: list(images.values()) for name, images in grouped.items()}
-        self.weights = [weights[name] for name in self.pools]
+        sizes = {pool: count * len(self.pools[pool]) for pool, count in repeats.items()}
+        exact = {pool: sum(map(Fraction, kinds.values()), Fraction(0)) for pool, kinds in weights.items()}
+        exact |= {pool: Fraction(shares["extra"]) * size / sum(sizes.values()) for pool, size in sizes.items()}
+        self.shares = [exact[pool] / sum(exact.values()) for pool in self.pools]
         self._orders: dict[str, tuple[int, list[int]]] = {}
+        self._block: tuple[int, list[int], list[int]] = (-1, [], [])
 
     def rows(self, step: int, micro: int, *, batch: int, micros: int) -> list[Row]:
         """This process's rows of micro-batch `micro` of `micros` of optimizer step `step`; a batch is `batch` rows over all of them."""
@@ -72,9 +97,10 @@ class Mixture:
     def row(self, number: int) -> Row:
         """Row `number` of the run."""
         rng = rng_of(self.seed, "row", number)
-        name = rng.choices(list(self.pools), weights=self.weights)[0]
+        rng.random()  # unused: without it, rows of a single pool would not be those that cached bases were trained on
+        name, of_pool = self._place(number)
         pool = self.pools[name]
-        epoch, place = divmod(number, len(pool))
+        epoch, place = divmod(of_pool, len(pool))
         chosen = self._choose(pool[self._order(name, epoch)[place]], rng)
         frames: tuple[int, ...] = (0,)
         length = len(chosen[0].frames)
@@ -84,6 +110,35 @@ class Mixture:
         where = f"{chosen[0].dataset}/{chosen[0].image_id}"
         turns = tuple(self.turn(s, rng) for s in chosen)
         return Row(name=where, frames=refs, turns=turns, mask_frames=frames, seed=seed_of(self.seed, "points", number))
+
+    def table(self, rows: int) -> list[PoolRows]:
+        """What the first `rows` rows take from every pool."""
+        whole = rows // BLOCK * BLOCK
+        counts = dict(zip(self.pools, apportion(self.shares, whole), strict=True))
+        for number in range(whole, rows):
+            counts[self._place(number)[0]] += 1
+        return [
+            PoolRows(
+                name=name,
+                datasets=tuple(self.datasets[name]),
+                images=len(images),
+                samples=sum(len(samples) for by_kind in images for samples in by_kind.values()),
+                rows=counts[name],
+            )
+            for name, images in self.pools.items()
+        ]
+
+    def _place(self, number: int) -> tuple[str, int]:
+        """(pool of a row, how many rows before it are of that pool)."""
+        block, place = divmod(number, BLOCK)
+        if self._block[0] != block:
+            before, after = apportion(self.shares, block * BLOCK), apportion(self.shares, (block + 1) * BLOCK)
+            order = [pool for pool in range(len(before)) for _ in range(after[pool] - before[pool])]
+            rng_of(self.seed, "pools", block).shuffle(order)
+            self._block = (block, before, order)
+        _, before, order = self._block
+        pool = order[place]
+        return list(self.pools)[pool], before[pool] + order[:place].count(pool)
 
     def _order(self, pool: str, epoch: int) -> list[int]:
         """The permutation of an epoch, kept while it lasts."""
@@ -103,6 +158,17 @@ class Mixture:
             if not left[kind]:
                 del left[kind]
         return chosen
+
+
+def apportion(shares: Sequence[Fraction], rows: int) -> list[int]:
+    """How many of the first `rows` rows each share has (shares add up to 1): Webster's method, which gives rows out one by one, each to
+    the share with the smallest (own rows + 1/2) / share. So no count falls as `rows` grows, and none strays far from rows x share.
+    """
+    start = max(Fraction(rows) - Fraction(len(shares), 2), Fraction(0))
+    counts = [int(start * share + Fraction(1, 2)) for share in shares]  # rounded, these add up to at most `rows`
+    for _ in range(rows - sum(counts)):
+        counts[min(range(len(shares)), key=lambda i: (counts[i] + Fraction(1, 2)) / shares[i])] += 1
+    return counts
 
 
 def picture_key(sample: Sample) -> tuple[object, ...]:

@@ -1,6 +1,6 @@
 """Rewards: (answer, truth) -> a number in [0, 1]; the truth itself earns 1. A new one is a file and a line here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ans_core.rewards.cider import cider_of
 from ans_core.rewards.confidence import confidence
@@ -24,5 +24,6 @@ CORPUS_REWARDS: dict[str, Callable[[Sequence[str]], Reward]] = {"cider": cider_o
 """Those that weigh words by how rare they are among the true texts."""
 
 
-def corpus_rewards(corpus: Sequence[str]) -> dict[str, Reward]:
-    return {name: made(corpus) for name, made in CORPUS_REWARDS.items()}
+def corpus_rewards(corpus: Sequence[str], *, needed: Collection[str]) -> dict[str, Reward]:
+    """Those of `needed`: CIDEr keeps 39 KB a text."""
+    return {name: made(corpus) for name, made in CORPUS_REWARDS.items() if name in needed}

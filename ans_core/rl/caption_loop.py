@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ans_core.benchmarks.loops import caption_request, true_mask
 from ans_core.data.regions import is_region
-from ans_core.rl.loops import caption_request, true_mask
 from ans_core.rl.step import Experience, Loop, RolloutStep
 from ans_core.rl.text_loop import experience_of, learn, read_reference
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from ans_core import overlay, transforms
-from ans_core.rl.loops import true_mask
+from ans_core.benchmarks.loops import true_mask
 from ans_core.rl.step import Experience, RolloutStep
 
 PANEL_INCHES = 2.2

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ans_core import prompts, rle, transforms
+from ans_core.benchmarks.loops import caption_request, expression_of, true_mask
 from ans_core.data.collate import TensorBatch, prefix_ids, question_ids, resize_mask
 from ans_core.dist import seed_of
 from ans_core.model import predict as ask
@@ -29,7 +30,6 @@ from ans_core.rewards import Reward
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rewards.iou import soft_iou
 from ans_core.rl import grpo
-from ans_core.rl.loops import caption_request, expression_of, true_mask
 from ans_core.rl.mask_policy import MaskActions, MaskPolicy, mean_probability
 from ans_core.rl.rollout import Group, Guard, Reader, Rollout, SampledAnswer, Segment, check_cache, pack, sample
 from ans_core.types import RLE, Prediction, Request, Sample
@@ -333,7 +333,7 @@ class RolloutStep:
 
     def referring_rollout(self, text: str) -> Rollout:
         """The question for what a text means, and the answer that draws it."""
-        question = prompts.REFERRING_EVAL.removeprefix("<image>\n").format(text=expression_of(text))
+        question = prompts.referring_question(expression_of(text), prompts.REFERRING_QUESTIONS[1])
         answer = MASK_ANSWER + prompts.TEMPLATES[self.model.config.template].suffix
         ids = self.model.tokenizer.encode(answer, add_special_tokens=False)
         return self.question(question), Segment(ids=tuple(ids), trainable=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ans_core import prompts
+from ans_core.data.conversation import regions_of
 from ans_core.rl.step import Experience, Loop, RolloutStep
 from ans_core.rl.text_loop import learn, read_reference, text_experience
 from ans_core.types import Request, Sample
@@ -12,9 +14,9 @@ def act(step: RolloutStep) -> Experience:
 
 
 def request(sample: Sample) -> Request:
-    shown = tuple(masklet[0] for masklet in sample.masks if masklet[0] is not None)
+    shown = regions_of(sample)
     gap = "" if shown else "\n"  # the sentence that lists regions brings its own
-    return Request(frames=sample.frames[:1], text=f"<image>{gap}{sample.question}", mask_prompts=shown)
+    return Request(frames=sample.frames[:1], text=f"<image>{gap}{prompts.plain_question(sample.question or '')}", mask_prompts=shown)
 
 
 LOOP = Loop(

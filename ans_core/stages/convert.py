@@ -13,12 +13,14 @@ import torch
 import yaml
 
 from ans_core import data, rle, transforms
+from ans_core.benchmarks import BENCHMARKS
+from ans_core.benchmarks.loops import caption_request, mask_request, true_mask
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import policy_model, rl_model
 from ans_core.config import Config
+from ans_core.data.regions import is_region
 from ans_core.model.predict import generate, prompt, seg_embeddings_of
 from ans_core.model.sa2va import Sa2VA
-from ans_core.rl.loops import caption_request, mask_request, true_mask
 from ans_core.stages.launch import machine_of
 from ans_core.types import Log, Request
 
@@ -52,10 +54,13 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 
 def probes(prepared: Path, split: str) -> list[Request]:
-    """Both directions for a few held-out regions."""
+    """Both directions for a few held-out regions; where the data has none, what benchmarks ask about pictures (a clip's first frame)."""
     sources = data.sources(prepared, split) or data.sources(prepared, "train")
-    regions = [s for source in sources for s in source.samples if s.task == "region_caption" and rle.area(true_mask(s))][:PROBES]
-    return [r for s in regions for r in (caption_request(s, true_mask(s)), mask_request(s, s.text))]
+    samples = [s for source in sources for s in source.samples]
+    regions = [s for s in samples if is_region(s) and rle.area(true_mask(s))][:PROBES]
+    if regions:
+        return [r for s in regions for r in (caption_request(s, true_mask(s)), mask_request(s, s.text))]
+    return [BENCHMARKS[s.task].request(s) for s in samples if s.task in BENCHMARKS][: 2 * PROBES]
 
 
 @torch.no_grad()

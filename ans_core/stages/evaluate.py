@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,14 +20,15 @@ from tqdm import tqdm
 
 from ans_core import data, dist, overlay, rle, transforms
 from ans_core.benchmarks import BENCHMARKS, shuffled
+from ans_core.benchmarks.loops import score_loops, score_loops_of_truth
 from ans_core.benchmarks.score import Benchmark, Score
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config
+from ans_core.data.regions import is_region
 from ans_core.loop import bar_interval_s
 from ans_core.model.predict import predict
 from ans_core.model.sa2va import Sa2VA
-from ans_core.rl.loops import score_loops, score_loops_of_truth
 from ans_core.stages.launch import machine_of
 from ans_core.types import Log, Predict, Prediction, Request, Sample
 
@@ -38,36 +39,36 @@ LOOPS = "loops"
 
 
 def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Writes metrics.json, predictions.jsonl and overlays/ to `out`."""
+    """Writes metrics.json, predictions.jsonl, overlays/ and skipped.json (benchmarks without samples) to `out`."""
     settings = cfg.evaluate
     machine = machine_of(cfg.launch)
     if row == "untrained" and not (inputs["base"] / "untrained").exists():
         (out / "metrics.json").write_text("{}")  # published weights: there is no untrained model
         return {}
+    sets = evaluated_sets(cfg, inputs["data"])
+    (out / "skipped.json").write_text(json.dumps(without_samples(cfg, sets), indent=1))
     model = load_row(row, inputs, machine.device)
     mode = model.video_mode(settings.video_mode)
     logging.info("row %s: clips in video mode %s", row, mode)
     ask = remembering(partial(predict, model, max_tokens=settings.max_tokens, batch=settings.batch, video_mode=mode))
+    inverse = ask
+    if row != "sft" and any(asked.benchmark == LOOPS for asked in sets):
+        frozen = sft_model(inputs["base"] / "base", inputs["sft"], device=machine.device)
+        inverse = remembering(partial(predict, frozen, max_tokens=settings.max_tokens, batch=settings.batch))
     metrics: dict[str, float] = {}
     with (out / "predictions.jsonl").open("w") as lines:
-        for name, kind, samples in evaluated_sets(cfg, inputs["data"]):
-            benchmark = BENCHMARKS[kind]
+        for asked in sets:
+            if asked.benchmark == LOOPS:
+                metrics |= loop_metrics(ask, inverse, asked, truth=row == "sft")
+                continue
+            name, samples, benchmark = asked.name(asked.benchmark), asked.samples, BENCHMARKS[asked.benchmark]
             predictions = resumable(ask, benchmark, samples, scratch / name.replace("/", "_"), desc=name)
             score = benchmark.score(samples, predictions)
             metrics |= {f"{name}/{key}": value for key, value in score.metrics.items()}
             write_predictions(lines, name, samples, predictions, score)
             write_overlays(out / "overlays", name, benchmark, samples, predictions, score, count=settings.overlays)
-            if name == f"referring/{settings.split}":
-                metrics[f"{name}/gIoU_shuffled_text"] = shuffled_text(ask, benchmark, samples, scratch, seed=cfg.seed)
-    if LOOPS in settings.benchmarks:
-        regions = data.of_kind(data.sources(inputs["data"], settings.split, ["region_caption"]), "region_caption")
-        regions = limited(regions, min(settings.limit or settings.loop_samples, settings.loop_samples))
-        if regions:
-            inverse = ask
-            if row != "sft":
-                frozen = sft_model(inputs["base"] / "base", inputs["sft"], device=machine.device)
-                inverse = remembering(partial(predict, frozen, max_tokens=settings.max_tokens, batch=settings.batch))
-            metrics |= loop_metrics(ask, inverse, regions, split=settings.split, truth=row == "sft")
+            if asked.benchmark == "referring" and can_shuffle(samples):
+                metrics[f"{name}/gIoU_shuffled_text"] = shuffled_text(ask, benchmark, samples, scratch, name=name, seed=cfg.seed)
     (out / "metrics.json").write_text(json.dumps(metrics, indent=1, sort_keys=True))
     log(metrics, 0)
     return metrics
@@ -97,22 +98,54 @@ def load_row(row: str, inputs: dict[str, Path], device: torch.device) -> Sa2VA:
     raise ValueError(f"no row {row!r}; rows are untrained, base, sft, rl")
 
 
-def evaluated_sets(cfg: Config, prepared: Path) -> list[tuple[str, str, list[Sample]]]:
-    """(name, benchmark, samples): the drawn sets under their kind, every data set of the user's under its own name."""
-    settings, found = cfg.evaluate, []
-    sources = data.sources(prepared, settings.split)
-    for kind in settings.benchmarks:
-        samples = limited(data.of_kind(sources, kind), settings.limit) if kind != LOOPS else []
-        if samples:
-            found.append((f"{kind}/{settings.split}", kind, samples))
-    own = [(s.name, list(s.samples)) for s in sources if s.kind == "extra"]
-    own += [(s.name, data.read_samples(format=s.format, path=Path(s.path), name=s.name, split=s.split)) for s in settings.sources]
-    for name, samples in own:
-        for kind in settings.benchmarks:
-            asked = limited([s for s in samples if benchmark_of(s) == kind], settings.limit)
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What one benchmark, or the loops, ask about: the samples of one data set, or of the drawn ones together."""
+
+    benchmark: str
+    dataset: str | None
+    """None: drawn."""
+    split: str
+    samples: list[Sample]
+
+    def name(self, metric: str) -> str:
+        """`referring/val` of the drawn world, `mine/referring` of a data set."""
+        return f"{metric}/{self.split}" if self.dataset is None else f"{self.dataset}/{metric}"
+
+
+def evaluated_sets(cfg: Config, prepared: Path) -> list[Asked]:
+    """Every benchmark of every data set that has samples for it; the loops come last. Raises ValueError for a name that two sets have."""
+    settings = cfg.evaluate
+    loaded: dict[str | None, list[Sample]] = {None: []}
+    for source in data.sources(prepared, settings.split):
+        if source.kind == "extra":
+            loaded[source.name] = list(source.samples)
+        else:
+            loaded[None] += source.samples
+    for s in settings.sources:
+        if s.name in loaded:
+            raise ValueError(f"evaluate.sources: {s.name!r} is also a data set of prepare.sources; give it a name of its own")
+        loaded[s.name] = data.read_samples(format=s.format, path=Path(s.path), name=s.name, split=s.split)
+    found = []
+    for benchmark in sorted(settings.benchmarks, key=lambda name: name == LOOPS):
+        for name, samples in loaded.items():
+            if benchmark == LOOPS:
+                limit = min(settings.limit or settings.loop_samples, settings.loop_samples)
+                asked = limited([s for s in samples if is_region(s)], limit)
+            else:
+                asked = limited([s for s in samples if benchmark_of(s) == benchmark], settings.limit)
             if asked:
-                found.append((f"{name}/{kind}", kind, asked))
+                found.append(Asked(benchmark=benchmark, dataset=name, split=settings.split, samples=asked))
     return found
+
+
+def without_samples(cfg: Config, sets: Sequence[Asked]) -> dict[str, str]:
+    """The reason by benchmark, which is logged too, for those asked for that no data set has samples of."""
+    missing = [name for name in cfg.evaluate.benchmarks if name not in {asked.benchmark for asked in sets}]
+    reasons = dict.fromkeys(missing, f"skipped: no data set has samples of split {cfg.evaluate.split!r} for it")
+    for name, reason in reasons.items():
+        logging.warning("evaluate.benchmarks: %s %s", name, reason)
+    return reasons
 
 
 def benchmark_of(sample: Sample) -> str:
@@ -141,20 +174,27 @@ def resumable(ask: Predict, benchmark: Benchmark, samples: Sequence[Sample], fol
     return predictions
 
 
-def shuffled_text(ask: Predict, benchmark: Benchmark, samples: list[Sample], scratch: Path, *, seed: int) -> float:
+def can_shuffle(samples: Sequence[Sample]) -> bool:
+    """Whether two images have single-object samples, between which texts can be swapped."""
+    return len({(s.dataset, s.image_id) for s in samples if len(s.masks) == 1}) > 1
+
+
+def shuffled_text(ask: Predict, benchmark: Benchmark, samples: list[Sample], scratch: Path, *, name: str, seed: int) -> float:
     """gIoU of single-object samples asked with another image's expression: near 0 only for a model that reads."""
     swapped = shuffled(samples, dist.seed_of(seed, "shuffled"))
-    predictions = resumable(ask, benchmark, swapped, scratch / "shuffled", desc="referring, shuffled texts")
-    return benchmark.score(swapped, predictions).metrics["gIoU"]
+    folder = scratch / f"{name.replace('/', '_')}_shuffled"
+    return benchmark.score(swapped, resumable(ask, benchmark, swapped, folder, desc=f"{name}, shuffled texts")).metrics["gIoU"]
 
 
-def loop_metrics(ask: Predict, inverse: Predict, regions: list[Sample], *, split: str, truth: bool) -> dict[str, float]:
-    """loop1/<split>/IoU, loop2/<split>/METEOR with the frozen SFT model as inverse, both with the row as its own (`_self`), and, asked
-    for `truth`, what the inverse makes of true captions and masks (`_of_truth`): the most that either loop can gain."""
+def loop_metrics(ask: Predict, inverse: Predict, asked: Asked, *, truth: bool) -> dict[str, float]:
+    """loop1/<split>/IoU and loop2/<split>/METEOR (or <dataset>/loop1/IoU ...) with the frozen SFT model as inverse, both with the row as
+    its own (`_self`), and, asked for `truth`, what the inverse makes of true captions and masks (`_of_truth`): the most that either loop
+    can gain."""
+    regions = asked.samples
     found = {"": score_loops(regions, ask=ask, inverse=inverse), "_self": score_loops(regions, ask=ask, inverse=ask)}
     if truth:
         found["_of_truth"] = score_loops_of_truth(regions, inverse=inverse)
-    return {f"{loop}/{split}/{name}{suffix}": value for suffix, values in found.items() for loop, name, value in values}
+    return {f"{asked.name(loop)}/{name}{suffix}": value for suffix, values in found.items() for loop, name, value in values}
 
 
 def write_predictions(lines, name: str, samples: Sequence[Sample], predictions: Sequence[Prediction], score: Score) -> None:  # type: ignore[no-untyped-def]
@@ -184,8 +224,8 @@ def write_overlays(
     index_file = folder / "index.json"
     index = json.loads(index_file.read_text()) if index_file.exists() else []
     order = sorted(range(len(samples)), key=lambda i: -score.per_sample[i])
-    right = [i for i in order if score.per_sample[i] >= 0.5]
-    wrong = [i for i in reversed(order) if score.per_sample[i] < 0.5]
+    right = [i for i in order if is_right(samples[i], score, i)]
+    wrong = [i for i in reversed(order) if not is_right(samples[i], score, i)]
     for verdict, chosen in (("right", spread(right, count // 2)), ("wrong", spread(wrong, count // 2))):
         for i in chosen:
             sample, prediction, truth = samples[i], predictions[i], benchmark.truth(samples[i])
@@ -202,6 +242,12 @@ def write_overlays(
             entry = {"file": file, "benchmark": name, "sample_id": sample.sample_id, "text": prediction.text, "truth": truth.text}
             index.append(entry | {"score": score.per_sample[i], "verdict": verdict})
     index_file.write_text(json.dumps(index, indent=1))
+
+
+def is_right(sample: Sample, score: Score, i: int) -> bool:
+    """Whether the gallery shows an answer as right. Where nothing is meant, its words must say so as well: no mask alone is no denial."""
+    denied = bool(sample.masks) or not score.details or score.details[i].get("denies", True)
+    return score.per_sample[i] >= 0.5 and denied
 
 
 def spread(indices: list[int], count: int) -> list[int]:

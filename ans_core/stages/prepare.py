@@ -77,7 +77,7 @@ def _draw(cfg: Prepare, *, seed: int, out: Path) -> list[DatasetEntry]:
         write_scenes(root, seed=seed, counts=counts, image_size=cfg.image_size)
         entries += [_entry(drawn, split) for drawn in DRAWN for split, count in counts.items() if count]
     if cfg.clips:
-        counts = {"train": cfg.clips, "val": cfg.val_clips}
+        counts = {"train": cfg.clips, "val": cfg.val_clips, "test": cfg.test_clips}
         write_clips(root, seed=seed, counts=counts, image_size=cfg.image_size, frames=cfg.clip_frames)
         entries += [_entry(CLIPS, split) for split, count in counts.items() if count]
     return entries

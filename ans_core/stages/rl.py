@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ans_core import data, dist, loop
+from ans_core.benchmarks.loops import true_mask
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config
@@ -31,7 +32,6 @@ from ans_core.rewards.judge.questions import read_questions
 from ans_core.rl.curriculum import easiest_first, taking_part
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop
 from ans_core.rl.judging import Judging
-from ans_core.rl.loops import true_mask
 from ans_core.rl.step import RlBatch, Settings, collate
 from ans_core.stages.judging import judge_of
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
@@ -78,12 +78,16 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
         seed=cfg.seed,
         points=cfg.sft.mask_points,
         loss_weights=(cfg.sft.mask_weight, cfg.sft.dice_weight),
-        rewards=REWARDS | corpus_rewards([s.text for samples in practice.samples for s in samples]),
+        rewards=REWARDS
+        | corpus_rewards(
+            [s.text for samples in practice.samples for s in samples],
+            needed=settings.rewards_caption.keys() | settings.rewards_mask.keys() | settings.rewards_text.keys(),
+        ),
         judging=judging,
         log=log,
         pictures_to=scratch / "samples",
     )
-    make = RolloutBatches(cfg, practice, model, data.of_kind(sources, "referring"))
+    make = RolloutBatches(cfg, practice, model, [s for source in sources for s in source.samples if s.task == "referring"])
     curves = loop.train(
         module, make, name="rl", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
         after_step=module.after_step, scales=dict.fromkeys(modules, settings.modules_lr),
@@ -201,7 +205,7 @@ def expressions_of(samples: Sequence[Sample], referring: Sequence[Sample]) -> li
     """For every region the expressions that mean it: those with its picture and its very mask."""
     found: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for sample in referring:
-        if len(sample.masks) == 1:
+        if len(sample.frames) == len(sample.masks) == 1 and sample.masks[0][0] is not None:
             found[_thing(sample)].append(sample.text)
     return [found.get(_thing(sample), []) if is_region(sample) else [] for sample in samples]
 

@@ -9,14 +9,18 @@ text_hidden_fcs and SAM2's mask decoder, all in fp32.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+
+import torch
 
 from ans_core import data, dist, loop
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.data import conversation
-from ans_core.data.collate import Batch, collate
-from ans_core.data.mixture import Mixture
+from ans_core.data.collate import Batch, collate_readable
+from ans_core.data.left_out import LeftOutFile
+from ans_core.data.mixture import Mixture, PoolRows
 from ans_core.model import adapters
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.supervised import Supervised, layout_of
@@ -25,7 +29,8 @@ from ans_core.types import Log
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """inputs: data, base. Writes the trained tensors (delta), curves.csv and moved.json to `out`."""
+    """inputs: data, base. Writes the trained tensors (delta), curves.csv and moved.json to `out`. Samples that can't be read or are too
+    long are left out: the curve `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
     settings, base = cfg.sft, inputs["base"] / "base"
     machine = machine_of(cfg.launch, settings.dtype)
     model = checkpoint.load(base, dtype=weights_dtype(settings.dtype), device=machine.device)
@@ -41,16 +46,25 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         seed=cfg.seed,
         turn=conversation.turn,
     )
+    show_mixture(mixture.table(settings.optim.steps * settings.optim.batch), log)
     layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length)
+
+    left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
 
     def make(step: int, micro: int) -> Batch:
         rows = mixture.rows(step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate)
-        return collate(rows, model.tokenizer, layout)
+        batch, samples = collate_readable(rows, model.tokenizer, layout)
+        left_out.add(step, samples)
+        return batch
+
+    def count(step: int) -> dict[str, float]:
+        skipped = dist.shared_sum(torch.tensor(float(left_out.count(step))), machine.device)
+        return {"skipped_samples": float(skipped)} if skipped else {}
 
     module = Supervised(model, mask_weight=settings.mask_weight, dice_weight=settings.dice_weight, points=settings.mask_points)
     curves = loop.train(
         module, make, name="sft", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
-        scales={"sam_mask_decoder": settings.decoder_lr},
+        after_step=count, scales={"sam_mask_decoder": settings.decoder_lr},
     )  # fmt: skip
     moved = check_moved(before, model)
     config = {"stage": "sft", "lora": settings.lora.model_dump(), "seed": cfg.seed}
@@ -58,3 +72,18 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     loop.write_curves(out / "curves.csv", {"sft": curves})
     (out / "moved.json").write_text(json.dumps(moved, indent=1))
     return last_means(curves)
+
+
+def show_mixture(table: Sequence[PoolRows], log: Log) -> None:
+    """Print rows and epochs of every pool of the mixture, and log them as metrics."""
+    if dist.rank() > 0:
+        return
+    total = sum(pool.rows for pool in table)
+    lines = [("data sets", "images", "samples", "rows", "share", "epochs")]
+    for p in table:
+        numbers = (f"{p.images:,}", f"{p.samples:,}", f"{p.rows:,}", f"{p.rows / total:.1%}", f"{p.epochs:.2f}")
+        lines.append((" + ".join(p.datasets), *numbers))
+    first, *widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = ["  ".join([line[0].ljust(first), *(n.rjust(w) for n, w in zip(line[1:], widths, strict=True))]) for line in lines]
+    print("\n".join(aligned))
+    log({f"mixture/{p.name}/{key}": value for p in table for key, value in (("rows", float(p.rows)), ("epochs", p.epochs))}, 0)

@@ -5,7 +5,10 @@ import random
 import pytest
 
 from ans_core import prompts, rle
+from ans_core.benchmarks import BENCHMARKS
 from ans_core.data.conversation import box, pretraining_turn, turn, union
+from ans_core.rl import vqa_loop
+from ans_core.types import Sample
 from tests import tiny
 
 
@@ -86,3 +89,33 @@ def test_pretraining_asks_for_boxes_regions_and_captions_and_never_for_a_mask():
 
 def test_box_coordinates_are_thousandths_rounded_to_fifties():
     assert box(tiny.square(8, 8, 24, 25)) == "<box>[[100, 100, 400, 400]]</box>"  # 125, 125 (to even: 100), 375 (to even: 400), 391
+
+
+TWO = ((tiny.square(0, 0, 16, 16),), (tiny.square(8, 8, 24, 24),))
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        tiny.sample(text=" The Red square. "),
+        tiny.sample(text="Which is red?", masks=TWO),
+        tiny.clip(text="The square that moves."),
+        tiny.clip(text="What moves to the right?"),
+        tiny.region(text="a red square"),
+        tiny.region(text="a red square over a blue one", masks=TWO),
+        tiny.sample(task="grounded_caption", text="a cat", phrases=((0, 5),)),
+    ],
+)
+def test_what_a_benchmark_asks_is_one_of_the_questions_of_training(sample: Sample):
+    name = "video" if len(sample.frames) > 1 else sample.task
+    request = BENCHMARKS[name].request(sample)
+    asked = request.text.removeprefix("<image>").removeprefix("\n")
+    assert (asked, request.mask_prompts) in [(t.question, t.regions) for t in turns(sample, 100)]
+
+
+def test_a_conversation_asks_the_same_in_sft_and_in_rl():
+    sample = tiny.sample(task="conversation", question="<image>\nIs region1 red?", text="Yes")
+    made, request = turn(sample, random.Random(0)), vqa_loop.request(sample)
+    assert made.question == request.text.removeprefix("<image>") == "Is region1 red?"
+    assert made.regions == request.mask_prompts
+    assert vqa_loop.request(tiny.sample(task="conversation", question="Why?", text="So.", masks=())).text == "<image>\nWhy?"

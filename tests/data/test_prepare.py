@@ -12,7 +12,7 @@ from ans_core.config import Config, DataSource, Prepare
 from ans_core.data import load, read_entries
 from ans_core.stages import prepare
 
-SMALL = Prepare(scenes=8, val_scenes=5, test_scenes=2, clips=2, val_clips=1, clip_frames=3, image_size=64)
+SMALL = Prepare(scenes=8, val_scenes=5, test_scenes=2, clips=2, val_clips=1, test_clips=1, clip_frames=3, image_size=64)
 
 
 def run(settings: Prepare, out: Path) -> dict[str, float]:
@@ -49,6 +49,19 @@ def test_drawn_and_own_data_are_written_listed_and_loaded(tmp_path):
     page = (out / "report.html").read_text()
     assert "scenes_clips" in page
     assert "://" not in page  # nothing is fetched from elsewhere
+
+
+def test_test_clips_and_scenes_leave_what_is_trained_and_tuned_on_as_it_is(tmp_path):
+    found = {}
+    for name, more in (("without", {"test_scenes": 0, "test_clips": 0}), ("with", {"test_scenes": 3, "test_clips": 2})):
+        out = tmp_path / name / "prepared"
+        out.mkdir(parents=True)
+        run(SMALL.model_copy(update=more), out)
+        samples = {split: [s for listed in load(out, split).values() for s in listed] for split in ("train", "val", "test")}
+        pictures = {ref.relative_to(out): ref.read_bytes() for split in ("train", "val") for s in samples[split] for ref in s.frames}
+        found[name] = (repr((samples["train"], samples["val"])).replace(str(out), ""), pictures)
+    assert found["with"] == found["without"]
+    assert len({s.frames for s in samples["test"] if len(s.frames) > 1}) == 2
 
 
 def test_a_full_size_run_draws_nothing(tmp_path):

@@ -47,7 +47,7 @@ def test_cider_is_the_benchmarks_where_the_corpus_is_its_references():
     """pycocoevalcap scores captions together, and weighs words by how many of their references hold them."""
     references = ["a small red circle at the top", "a large blue square", "a red square at the top left", "two striped triangles"]
     told = ["a red circle at the top", "a large blue square", "a circle", "two striped triangles at the top"]
-    reward = corpus_rewards(references)["cider"]
+    reward = corpus_rewards(references, needed={"cider"})["cider"]
     _, expected = PublicCider().compute_score({i: [r] for i, r in enumerate(references)}, {i: [t] for i, t in enumerate(told)})
     _, best = PublicCider().compute_score({i: [r] for i, r in enumerate(references)}, {i: [r] for i, r in enumerate(references)})
     found = [reward(Prediction(text=t), Prediction(text=r)) for t, r in zip(told, references, strict=True)]
@@ -57,8 +57,12 @@ def test_cider_is_the_benchmarks_where_the_corpus_is_its_references():
     assert reward(Prediction(text=""), Prediction(text=references[0])) == 0.0
 
 
+def test_cider_counts_its_corpus_only_where_it_is_rewarded():
+    assert corpus_rewards(["a circle"], needed={"meteor", "iou"}) == {}
+
+
 def test_a_caption_like_all_others_is_worth_being_said_right():
-    reward = corpus_rewards(["a circle"] * 3)["cider"]
+    reward = corpus_rewards(["a circle"] * 3, needed={"cider"})["cider"]
     assert [reward(Prediction(text=text), Prediction(text="a circle")) for text in ("a circle", "A circle.", "a square")] == [1.0, 1.0, 0.0]
 
 

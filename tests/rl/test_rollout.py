@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
+from ans_core.benchmarks.loops import caption_request, true_mask
 from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
 from ans_core.model.packing import Packed
-from ans_core.rl.loops import caption_request, true_mask
 from ans_core.rl.rollout import CLIP, Group, Reader, Segment, _GumbelSampling, check_cache, entropies, pack, sample, token_logps
 from tests import tiny
 

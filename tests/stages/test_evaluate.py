@@ -10,8 +10,22 @@ from PIL import Image
 
 from ans_core import rle
 from ans_core.benchmarks import BENCHMARKS
+from ans_core.config import Config
+from ans_core.data.mixture import Source
 from ans_core.stages import evaluate
-from ans_core.stages.evaluate import benchmark_of, limited, load_row, resumable, shown, spread, write_overlays
+from ans_core.stages.evaluate import (
+    benchmark_of,
+    can_shuffle,
+    evaluated_sets,
+    is_right,
+    limited,
+    load_row,
+    resumable,
+    shown,
+    spread,
+    without_samples,
+    write_overlays,
+)
 from ans_core.types import Prediction, Request
 from tests import tiny
 
@@ -100,3 +114,57 @@ def test_overlays_show_right_and_wrong_answers_with_what_is_said_of_them(tmp_pat
     assert index[0]["benchmark"] == "referring/val"
     with Image.open(tmp_path / index[0]["file"]) as image:
         assert np.asarray(image).std() > 0
+
+
+def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Drawn expressions and clips, and a data set of the user's with tasks of every kind."""
+    mine = [tiny.sample(n, text="red") for n in range(3)] + [tiny.region(4), tiny.region(5, masks=((tiny.square(0, 0, 9, 9),),) * 2)]
+    mine += [tiny.clip(6), tiny.sample(7, task="conversation", question="Why?", text="So.")]
+    sources = [
+        Source(name="one", kind="referring", samples=SAMPLES),
+        Source(name="two", kind="referring", samples=SAMPLES[:2]),
+        Source(name="clips", kind="video", samples=[tiny.clip(9)]),
+        Source(name="mine", kind="extra", samples=mine),
+    ]
+    monkeypatch.setattr(evaluate.data, "sources", lambda path, split: sources)
+    return folder
+
+
+def config(*benchmarks: str, **changes: object) -> Config:
+    return Config.model_validate({"profile": "tiny", "evaluate": {"benchmarks": benchmarks, "split": "test"} | changes})
+
+
+def test_every_benchmark_and_the_loops_ask_about_every_data_set_that_has_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    cfg = config("loops", "referring", "region_caption", "video")
+    sets = evaluated_sets(cfg, prepared(tmp_path, monkeypatch))
+    assert [(asked.name(asked.benchmark), len(asked.samples)) for asked in sets] == [
+        ("referring/test", 9), ("mine/referring", 3), ("mine/region_caption", 2), ("video/test", 1), ("mine/video", 1), ("mine/loops", 1)
+    ]  # fmt: skip
+    assert sets[-1].name("loop1") == "mine/loop1"
+
+
+def test_a_benchmark_without_samples_is_named_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    cfg = config("referring", "grounded_caption")
+    assert without_samples(cfg, evaluated_sets(cfg, prepared(tmp_path, monkeypatch))) == {
+        "grounded_caption": "skipped: no data set has samples of split 'test' for it"
+    }
+
+
+def test_two_data_sets_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    cfg = config("referring", sources=[{"name": "mine", "format": "refcoco", "path": str(tmp_path)}])
+    with pytest.raises(ValueError, match=r"evaluate\.sources: 'mine' is also a data set of prepare\.sources"):
+        evaluated_sets(cfg, prepared(tmp_path, monkeypatch))
+
+
+def test_texts_are_swapped_only_between_two_images_at_least():
+    assert can_shuffle(SAMPLES)
+    assert not can_shuffle([SAMPLES[0], tiny.sample(0, text="other"), tiny.sample(1, masks=())])
+
+
+def test_garbage_is_no_denial():
+    """Nothing is meant: without a mask both answers have IoU 1, and one of them says why."""
+    samples = [tiny.sample(0, masks=()), tiny.sample(1, masks=()), tiny.sample(2)]
+    told = [Prediction(text="square square"), Prediction(text="There is no such object."), Prediction(text="[SEG]", masks=samples[2].masks)]
+    score = REFERRING.score(samples, told)
+    assert score.per_sample == [1, 1, 1]
+    assert [is_right(sample, score, i) for i, sample in enumerate(samples)] == [False, True, True]

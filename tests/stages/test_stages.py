@@ -31,7 +31,9 @@ CONFIG = Config.model_validate(
     {
         "profile": "tiny",
         "seed": 1,
-        "prepare": {"scenes": 8, "val_scenes": 3, "test_scenes": 0, "clips": 3, "val_clips": 1, "clip_frames": 4, "image_size": 64},
+        "prepare": {
+            "scenes": 8, "val_scenes": 3, "test_scenes": 0, "clips": 3, "val_clips": 1, "test_clips": 0, "clip_frames": 4, "image_size": 64,
+        },
         "base": {
             "vision": {"image_size": 32, "patch_size": 8, "hidden": 32, "layers": 2, "heads": 2, "mlp": 32},
             "language": {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 1, "mlp": 32},
@@ -137,7 +139,8 @@ def test_stages_started_again_write_the_same_bits(runs: Path, tmp_path: Path):
 @pytest.mark.parametrize("stage", [sft, rl])
 def test_a_stage_stopped_between_two_steps_goes_on_to_the_same_bits(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage):  # type: ignore[no-untyped-def]
     """RL: with the teacher, the width of the exploration and the rewards so far."""
-    name, real, made = stage.__name__.rsplit(".", 1)[1], stage.collate, []
+    name, collate = stage.__name__.rsplit(".", 1)[1], "collate" if stage is rl else "collate_readable"
+    real, made = getattr(stage, collate), []
 
     def stopping(*args: object, **words: object) -> object:
         made.append(1)
@@ -145,7 +148,7 @@ def test_a_stage_stopped_between_two_steps_goes_on_to_the_same_bits(runs: Path, 
             raise KeyboardInterrupt
         return real(*args, **words)
 
-    monkeypatch.setattr(stage, "collate", stopping)
+    monkeypatch.setattr(stage, collate, stopping)
     inputs = {k: runs / k for k in ("data", "base", "sft")}
     with pytest.raises(KeyboardInterrupt):
         run(stage, tmp_path, name, inputs)
@@ -172,7 +175,7 @@ def dying(*paths):
     real(*paths)
 
 os.replace = os.rename = dying
-trained.run_named(name, runs, folder)
+stages.run_named(name, runs, folder)
 """
 
 
@@ -250,6 +253,38 @@ def test_every_row_is_evaluated_with_the_same_metrics(runs: Path, tmp_path: Path
     assert sum(line["benchmark"] == "referring/val" for line in lines) == 2
     assert len({(line["benchmark"], line["dataset"], line["sample_id"]) for line in lines}) == len(lines)
     assert (tmp_path / row / "overlays" / "index.json").exists()
+
+
+def test_a_data_set_of_the_users_gets_every_metric_that_the_same_drawn_samples_get(runs: Path, tmp_path: Path):
+    scenes = runs / "data" / "scenes"
+    values = CONFIG.model_dump()
+    values["evaluate"]["benchmarks"] = ["referring", "region_caption", "loops"]
+    values["evaluate"]["sources"] = [
+        {"name": "mine", "format": "refcoco", "path": str(scenes / "refcoco"), "split": "val"},
+        {"name": "told", "format": "region_arrow", "path": str(scenes / "region_captions"), "split": "val"},
+    ]
+    values["evaluate"]["limit"] = 0
+    found = run(evaluate, tmp_path, "sft", {k: runs / k for k in ("data", "base", "sft")}, Config.model_validate(values), row="sft")
+    assert "mine/referring/gIoU_shuffled_text" in found
+    for loop in ("loop1/{}/IoU", "loop2/{}/METEOR"):
+        for suffix in ("", "_self", "_of_truth"):
+            drawn, (number, metric) = found[loop.format("val") + suffix], loop.split("/{}/")
+            assert found[f"told/{number}/{metric}{suffix}"] == drawn
+    assert found["told/region_caption/METEOR"] == found["region_caption/val/METEOR"]
+
+
+def test_sft_goes_on_without_pictures_that_break_after_they_were_checked(runs: Path, tmp_path: Path):
+    shutil.copytree(runs / "data", tmp_path / "data")
+    for picture in sorted((tmp_path / "data/scenes/images").glob("train_*.png"))[:2]:
+        picture.write_bytes(picture.read_bytes()[:100])
+    values = CONFIG.model_dump()
+    values["sft"]["optim"] |= {"steps": 4}
+    run(sft, tmp_path, "sft", {"data": tmp_path / "data", "base": runs / "base"}, Config.model_validate(values))
+    with (tmp_path / "sft/curves.csv").open() as file:
+        counted = sum(float(row["value"]) for row in csv.DictReader(file) if row["name"] == "sft/skipped_samples")
+    named = [json.loads(line) for line in (tmp_path / "scratch/sft/left_out-0.jsonl").read_text().splitlines()]
+    assert counted == sum(line["samples"] for line in named) > 0
+    assert all("cannot read the image" in line["reason"] for line in named)
 
 
 def test_what_a_stage_trained_becomes_an_adapter_by_one_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

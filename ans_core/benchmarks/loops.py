@@ -17,12 +17,14 @@ def caption_request(sample: Sample, mask: dict[str, object]) -> Request:
 
 def mask_request(sample: Sample, caption: str) -> Request:
     """Where is what this caption tells of?"""
-    return Request(frames=sample.frames[:1], text=prompts.REFERRING_EVAL.format(text=expression_of(caption)))
+    return Request(frames=sample.frames[:1], text=prompts.referring_question(expression_of(caption), prompts.REFERRING_EVAL))
 
 
 def expression_of(caption: str) -> str:
-    """A caption as the referring text that asks for it: no full stop, definite article."""
-    text = caption.strip().rstrip(".").strip()
+    """A caption as the referring text that asks for it: lower case, no full stop, definite article."""
+    if "?" in caption:
+        return caption  # an expression that asks; see `referring_question`
+    text = caption.strip().lower().rstrip(".").strip()
     return "the " + text.removeprefix("a ").removeprefix("an ") if text.startswith(("a ", "an ")) else text
 
 

@@ -1,0 +1,42 @@
+"""Samples that training left out -> a file that names them, from which they are counted."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ans_core.data.collate import LeftOut
+
+
+class LeftOutFile:
+    """One process's file, a JSON object a line: {step, row, samples, reason}. Loader workers write it, the training loop counts; a resumed
+    run writes again what it makes again, which counts once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read = 0
+        self._lines: dict[int, set[str]] = defaultdict(set)
+
+    def add(self, step: int, left_out: Sequence[LeftOut]) -> None:
+        if not left_out:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            for found in left_out:
+                logging.warning("training goes on without %d samples of %s: %s", found.samples, found.row, found.reason)
+                file.write(json.dumps({"step": step} | asdict(found)) + "\n")
+
+    def count(self, step: int) -> int:
+        """Samples of this step; steps are asked for in order."""
+        if self.path.exists():
+            with self.path.open(encoding="utf-8") as file:
+                file.seek(self._read)
+                while line := file.readline():
+                    self._lines[json.loads(line)["step"]].add(line)
+                self._read = file.tell()
+        return sum(json.loads(line)["samples"] for line in self._lines.pop(step, ()))

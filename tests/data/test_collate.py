@@ -1,0 +1,71 @@
+"""What training does with rows that can't be read or are too long."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ans_core.data.collate import Batch, LeftOut, collate, collate_readable
+from ans_core.data.conversation import Turn
+from ans_core.data.left_out import LeftOutFile
+from ans_core.model.sa2va import Sa2VA
+from tests import tiny
+
+SHORT = Turn(question="Where?", answer="[SEG]", masks=((tiny.square(8, 8, 24, 24),),))
+LONG = Turn(question="Where? " * 600, answer="[SEG]", masks=((tiny.square(0, 0, 8, 8),),))
+BROKEN = replace(tiny.row(SHORT, SHORT, number=1), frames=(tiny.picture(1)[:200],))
+
+
+@pytest.fixture(scope="module")
+def model() -> Sa2VA:
+    return tiny.build()
+
+
+def same(one: Batch, other: Batch) -> bool:
+    fields = [(getattr(one, name), getattr(other, name)) for name in Batch.__dataclass_fields__]
+    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else repr(a) == repr(b) for a, b in fields)
+
+
+def test_rows_that_can_be_read_are_collated_as_if_the_others_were_not_there(model: Sa2VA):
+    layout, good = tiny.layout(model), [tiny.row(SHORT), tiny.row(SHORT, SHORT, number=2)]
+    for bad in (BROKEN, replace(BROKEN, frames=(Path("nowhere.png"),))):
+        with pytest.raises(ValueError, match="image"):
+            collate([good[0], bad, good[1]], model.tokenizer, layout)
+        batch, left_out = collate_readable([good[0], bad, good[1]], model.tokenizer, layout)
+        assert same(batch, collate(good, model.tokenizer, layout))
+        assert [(found.row, found.samples) for found in left_out] == [("drawn/i1", 2)]
+
+
+def test_turns_that_are_too_long_leave_the_others_of_their_row(model: Sa2VA):
+    layout = tiny.layout(model)
+    batch, left_out = collate_readable([tiny.row(SHORT, LONG, SHORT), tiny.row(LONG, number=2)], model.tokenizer, layout)
+    assert same(batch, collate([tiny.row(SHORT, SHORT)], model.tokenizer, layout))
+    assert [(found.row, found.samples) for found in left_out] == [("drawn/i0", 1), ("drawn/i2", 1)]
+    assert all("> max_length 512" in found.reason for found in left_out)
+
+
+def test_a_batch_without_any_row_is_one_picture_without_targets_that_a_model_reads(model: Sa2VA):
+    batch, left_out = collate_readable([BROKEN], model.tokenizer, tiny.layout(model))
+    assert len(left_out) == len(batch.input_ids) == len(batch.tiles) == 1
+    assert not batch.loss_mask.any()
+    assert len(batch.pair_seg) == len(batch.targets) == len(batch.sam_frames) == 0
+    features = model.project(model.vision_features(batch.tiles))
+    assert (batch.input_ids == model.tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")).sum() == features.shape[:-1].numel()
+
+
+def test_what_was_left_out_is_named_in_a_file_and_counted_by_step_once_also_after_resuming(tmp_path: Path):
+    """Two writers of one file, as loader workers are; step 3 is made again by a resumed run."""
+    path = tmp_path / "scratch" / "left_out-0.jsonl"
+    one, worker = LeftOutFile(path), LeftOutFile(path)
+    assert one.count(0) == 0
+    worker.add(1, [LeftOut(row="d/a", samples=2, reason="cut"), LeftOut(row="d/b", samples=1, reason="long")])
+    worker.add(3, [LeftOut(row="d/c", samples=4, reason="cut")])
+    assert [one.count(step) for step in (1, 2, 3)] == [3, 0, 4]
+    LeftOutFile(path).add(3, [LeftOut(row="d/c", samples=4, reason="cut")])
+    resumed = LeftOutFile(path)
+    assert [resumed.count(step) for step in (3, 4)] == [4, 0]
+    assert json.loads(path.read_text().splitlines()[0]) == {"step": 1, "row": "d/a", "samples": 2, "reason": "cut"}
