@@ -21,9 +21,9 @@ import yaml
 
 from ans_core.config import Config, ConfigError, load
 from tasks import deps
-from tasks.process import die_with_parent, exit_on_term, held
+from tasks.process import die_with_parent, exit_on_term, held, leave_note
 from tasks.stages import Stage, stage_named
-from tasks.tracking import StageRun, Tracker, git_tags, start_tracker
+from tasks.tracking import TrackedRun, Tracker, TrackingError, git_tags, start_tracker
 
 SPINS = "3000"
 """Of an idle thread of libgomp, which torch brings, before it sleeps."""
@@ -37,7 +37,7 @@ MIN_FREE_BYTES = 500_000_000
 class Progress:
     """The stage's `log`: a line in the log file, and metrics to MLflow. Bars are the stages' own."""
 
-    def __init__(self, run: StageRun | None) -> None:
+    def __init__(self, run: TrackedRun | None) -> None:
         self._run = run
 
     def __call__(self, metrics: dict[str, float], step: int) -> None:
@@ -177,6 +177,7 @@ def main(name: str, root: Path = Path()) -> None:
         config = load(root / "params.yaml")
         check_disk(stage, config.profile, root)
     except ConfigError as error:
+        leave_note(status=USER_ERROR, message=str(error))
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
     use_threads(config)
@@ -190,10 +191,13 @@ def main(name: str, root: Path = Path()) -> None:
         call_stage(stage, config, lambda metrics, step: None, root, state_key(stage, config, root))
         return
     log_file = start_log_file(stage, config.profile, root)
+    leave_note(log=str(log_file.resolve()))
     try:
         with start_tracker() as tracker, held(root / ".ans/stage.lock", f"stage {name}"):
             run_tracked(stage, config, root, tracker)
     except Exception as error:  # noqa: BLE001  the boundary to the user: traceback into the log file, the message on the screen
         logging.error("%s", traceback.format_exc())
+        status = USER_ERROR if isinstance(error, (ConfigError, TrackingError)) else STAGE_FAILED
+        leave_note(status=status, message=f"{type(error).__name__}: {error}")
         print(f"\n{name} failed: {type(error).__name__}: {error}\n(traceback in {log_file})", file=sys.stderr)
-        sys.exit(USER_ERROR if isinstance(error, ConfigError) else STAGE_FAILED)
+        sys.exit(status)

@@ -20,7 +20,7 @@ import pytest
 
 from flows.prefect_server import OwnAddressOnly
 from tasks.stages import STAGES
-from tests.workspace import ROOT, environment, executed, make, run
+from tests.workspace import ROOT, environment, executed, make, run, words_of
 
 LIMIT_S = 1800.0
 """Of anything that is waited for here: a loaded machine is slow, and a fault ends the wait by itself where it can."""
@@ -40,8 +40,8 @@ class Served:
     def ask(self, path: str, body: object, **headers: str) -> httpx.Response:
         return httpx.post(f"{self.api}/{path}", json=body, headers=headers, timeout=60)
 
-    def authorized(self, path: str, body: object) -> Any:
-        answer = httpx.post(f"{self.api}/{path}", json=body, auth=httpx.BasicAuth(*self.key.split(":", 1)), timeout=60)
+    def authorized(self, path: str, body: object, method: str = "POST") -> Any:
+        answer = httpx.request(method, f"{self.api}/{path}", json=body, auth=httpx.BasicAuth(*self.key.split(":", 1)), timeout=60)
         answer.raise_for_status()
         return answer.json()
 
@@ -140,7 +140,38 @@ def test_deployments_are_scheduled_and_run_by_the_worker(served: Served) -> None
     until(lambda: set(served.flow_runs("smoke")) & {"COMPLETED", "FAILED", "CRASHED"}, "the deployment did not end")
     assert served.flow_runs("smoke") == ["COMPLETED"]
     assert len(executed(served.workspace)) == len(STAGES)
+    (name,) = {found["name"].split()[0] for found in served.authorized("flow_runs/filter", {"deployments": {"name": {"any_": ["smoke"]}}})}
+    assert name == "smoke"
+    (page,) = served.authorized("artifacts/filter", {"artifacts": {"key": {"any_": ["pipeline-run"]}}})
+    assert "| report | ran |" in page["data"]
+    assert "report/report.html" in page["data"]
     assert "Data and pipelines are up to date" in run(served.workspace, "-m", "dvc", "repro")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * LIMIT_S)
+def test_a_run_ends_with_its_killed_worker_and_the_next_one_gets_its_place(served: Served) -> None:
+    home = psutil.Process(served.process.pid).environ()["PREFECT_HOME"]
+
+    def at_work(word: str) -> list[psutil.Process]:
+        return [process for process in started_by(home) if word in words_of(process)]
+
+    client = {"PREFECT_API_URL": served.api, "PREFECT_API_AUTH_STRING": served.key}
+    stalled = served.authorized("deployments/name/full-pipeline/smoke", None, method="GET")["id"]
+    body = {"name": "stalls", "job_variables": {"env": {"FAKE_STALL": "prepare:1"}}}
+    run(served.workspace, "-m", "flows.cli", "profile", "smoke", "seed=7", "--force")
+    run_id = served.authorized(f"deployments/{stalled}/create_flow_run", body)["id"]
+    until(lambda: at_work("tasks.prepare"), "the stage never started")
+    (worker,) = [process for process in at_work("worker") if "start" in words_of(process)]
+    worker.kill()
+    until(lambda: not at_work("tasks.prepare"), "the stage outlives its worker")
+
+    def state() -> str:
+        return str(served.authorized(f"flow_runs/{run_id}", None, method="GET")["state"]["type"])
+
+    until(lambda: state() == "CRASHED", f"the run stays {state()}")
+    run(served.workspace, "-m", "prefect", "deployment", "run", "full-pipeline/smoke", **client)
+    until(lambda: served.flow_runs("smoke").count("COMPLETED") == 2, "the next run does not get its place")
 
 
 @pytest.mark.slow
