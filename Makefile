@@ -1,4 +1,5 @@
 PROFILE ?= tiny
+UI_PORT ?= 5000
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export ANS_REFERENCE ?= $(abspath ../shared)
@@ -45,11 +46,12 @@ lock: setup  ## write constraints.txt from the installed environment
 server: setup  ## Prefect server and a process worker, for deployments
 	$(BIN)/ans server
 
-deploy: setup  ## register the deployments of prefect.yaml with the server at PREFECT_API_URL
+deploy: setup  ## register the deployments of prefect.yaml with the server at PREFECT_API_URL (key in PREFECT_API_AUTH_STRING)
 	ANS_HOME=$(CURDIR) $(BIN)/prefect --no-prompt deploy --all
 
-ui: setup  ## MLflow in the browser
-	$(BIN)/mlflow ui --backend-store-uri sqlite:///.ans/mlflow.db
+ui: setup  ## MLflow in the browser: make ui [UI_PORT=5000]
+	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow server --backend-store-uri sqlite:///.ans/mlflow.db --host 127.0.0.1 --port $(UI_PORT) \
+	  --workers 1 --allowed-hosts localhost:$(UI_PORT),127.0.0.1:$(UI_PORT) --cors-allowed-origins http://localhost:$(UI_PORT),http://127.0.0.1:$(UI_PORT)
 
 clean:  ## resume states, logs and tool caches; keeps .venv, runs, the DVC cache and the MLflow history
 	rm -rf .ans/scratch .ans/logs .pytest_cache .ruff_cache .mypy_cache .import_linter_cache build dist

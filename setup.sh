@@ -9,13 +9,22 @@ python=${PYTHON:-$(command -v python3.11 || command -v python3.12 || command -v 
 # The lock holds in build environments too: pip before 25.3 reads the first name there, later ones the second.
 export PIP_CONSTRAINT="$PWD/constraints.txt" PIP_BUILD_CONSTRAINT="$PWD/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=1
 
+echo "Setting up .venv with $("$python" --version): six steps, which take minutes where nothing is installed yet."
 test -x .venv/bin/python || "$python" -m venv .venv
 pip() { .venv/bin/python -m pip "$@"; }
 
+say() { echo "[$1/6] $2"; }
+
+say 1 "pip and setuptools"
 pip install -q pip setuptools wheel
+say 2 "torch, the largest part"
 pip install -q torch==2.13.0
+say 3 "what the pipeline and its tests need (requirements/dev.txt, locked by constraints.txt)"
 pip install -q -r requirements/dev.txt
 unset PIP_BUILD_CONSTRAINT  # refused beside --no-build-isolation
+say 4 "SAM2, without its CUDA extension"
 SAM2_BUILD_CUDA=0 pip install -q --no-deps --no-build-isolation sam2==1.1.0
+say 5 "this checkout"
 pip install -q --no-deps --no-build-isolation -e .
+say 6 "imports everything once"
 .venv/bin/python -c 'import ans_core, dvc, mlflow, prefect, sam2.modeling.sam2_base, torch, transformers; print("installed: torch", torch.__version__, "transformers", transformers.__version__)'

@@ -1,4 +1,4 @@
-"""A picture or a clip and a text -> a folder: answer.json (with masks as RLE), masks/*.png, and the overlay, a picture or a GIF."""
+"""A picture or a clip and a text -> a folder: answer.json (with masks as RLE), masks/*.png, and the overlay: PNG, or GIF and MP4."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+import imageio.v3 as iio
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
+from tqdm import tqdm
 
 from ans_core import media, overlay, rle, transforms
 from ans_core.model import Sa2VA
@@ -19,38 +21,81 @@ from ans_core.model.config import VideoMode
 from ans_core.types import RLE
 
 MASK = re.compile(r"object\d+_frame\d{5,}\.png")
-OVERLAYS = ("overlay.png", "overlay.gif")
+OVERLAYS = ("overlay.png", "overlay.gif", "overlay.mp4")
 SAMPLED_FRAMES = 32
 """Of a clip, evenly spread, from which the colours of its GIF come."""
 
 
 def write_answer(
-    source: Path, text: str, *, checkpoint: Path, out: Path, max_tokens: int, video_mode: Literal[VideoMode, "auto"], fps: float
+    source: Path,
+    text: str,
+    *,
+    checkpoint: Path,
+    out: Path,
+    max_tokens: int,
+    video_mode: Literal[VideoMode, "auto"],
+    fps: float,
+    past: Sequence[tuple[str, str]] = (),
+    masks: Sequence[Path] = (),
+    device: str = "auto",
+    dtype: str | None = None,
 ) -> str:
     """What to tell about it. Former outputs in `out` are removed first, nothing else there. Of a clip a few frames are held at a time.
 
-    Raises ValueError for frames that differ in size, a source that would be removed, and a rate that a GIF can't have.
+    `<image>` is put before the first question where it stands nowhere. masks: pictures as large as the first frame, whose regions
+    (all that is not black) are called region1, region2, ...
+    Raises ValueError for frames that differ in size, a source that would be removed, masks that don't fit, and a rate that a GIF can't
+    have.
     """
     overlay.check_fps(fps)
     old = former(out)
     with media.frames(source, scratch=out) as frames:
         check(source, frames, old)
-        model = Sa2VA.from_pretrained(checkpoint, device_map="auto")
+        regions = read_masks(masks, transforms.image_size(frames[0]))
+        text, turns = with_image(text, past)
+        model = Sa2VA.from_pretrained(checkpoint, device_map=device, dtype=dtype)
         mode = model.video_mode(video_mode)
         told: dict[str, object] = {"source": str(source), "asked": text}
+        told |= {"past": turns} if turns else {}
+        asked = {"text": text, "past": turns or None, "mask_prompts": regions, "max_tokens": max_tokens}
         drawn: Iterable[tuple[int, Iterable[np.ndarray]]]
         if len(frames) > 1:
             print(f"{len(frames)} frames, video mode {mode}")
-            said, drawn = model.follow(text=text, video=frames, max_tokens=max_tokens, video_mode=mode)
+            said, drawn = model.follow(video=frames, video_mode=mode, **asked)  # type: ignore[arg-type]
+            drawn = tqdm(drawn, total=len(frames), desc="frames")
         else:
-            answer = model.predict(text=text, image=frames[0], max_tokens=max_tokens, video_mode=mode)
+            answer = model.predict(image=frames[0], video_mode=mode, **asked)  # type: ignore[arg-type]
             said, drawn = answer.text, [(0, [mask[0] for mask in answer.masks])]
         remove(old)
-        masks = write_masks(drawn, out / "masks")
-        told |= {"text": said, "masks": masks} | ({"video_mode": mode} if len(frames) > 1 else {})
+        found = write_masks(drawn, out / "masks")
+        told |= {"text": said, "masks": found} | ({"video_mode": mode} if len(frames) > 1 else {})
         (out / "answer.json").write_text(json.dumps(told))
-        picture = write_overlay(frames, masks, out, fps=fps)
-    return f"{said}\n{len(masks)} masks; {picture}, {out / 'answer.json'}, {out / 'masks'}"
+        shown = write_overlay(frames, found, out, fps=fps)
+    return f"{said}\n{len(found)} masks; {', '.join(map(str, [*shown, out / 'answer.json', out / 'masks']))}"
+
+
+def with_image(text: str, past: Sequence[tuple[str, str]]) -> tuple[str, list[tuple[str, str]]]:
+    """The question and the turns before it, `<image>` in the first question of all."""
+    questions = [*(question for question, _ in past), text]
+    if not any("<image>" in question for question in questions):
+        questions[0] = f"<image>\n{questions[0]}"
+    return questions[-1], [(question, answer) for question, (_, answer) in zip(questions[:-1], past, strict=True)]
+
+
+def read_masks(paths: Sequence[Path], size: tuple[int, int]) -> np.ndarray | None:
+    """(N, H, W); None without any. Raises ValueError, naming the file, for what is no picture of that size or all black."""
+    regions = []
+    for path in paths:
+        try:
+            mask = np.asarray(Image.open(path).convert("L")) > 0
+        except UnidentifiedImageError as error:
+            raise ValueError(f"--mask {path} is no picture") from error
+        if mask.shape[::-1] != size:
+            raise ValueError(f"--mask {path} is {mask.shape[1]} x {mask.shape[0]}, the first frame {size[0]} x {size[1]}: bring it to that")
+        if not mask.any():
+            raise ValueError(f"--mask {path} is black all over: its region is what is not black")
+        regions.append(mask)
+    return np.stack(regions) if regions else None
 
 
 def former(out: Path) -> list[Path]:
@@ -93,16 +138,25 @@ def write_masks(drawn: Iterable[tuple[int, Iterable[np.ndarray]]], folder: Path)
     return found
 
 
-def write_overlay(frames: Sequence[Path], masks: Sequence[Sequence[RLE]], out: Path, *, fps: float) -> Path:
-    """Every frame is opened and drawn once, and those from which the colours come once more."""
+def write_overlay(frames: Sequence[Path], masks: Sequence[Sequence[RLE]], out: Path, *, fps: float) -> list[Path]:
+    """Every frame is opened and drawn once for the GIF, once for the MP4, and those from which the GIF's colours come once more."""
 
     def drawn(indices: Iterable[int]) -> Iterator[Image.Image]:
         return (overlay.draw(transforms.open_image(frames[i]), [coded[i] for coded in masks]) for i in indices)
 
-    path = out / OVERLAYS[len(frames) > 1]
-    if len(frames) > 1:
-        sample = range(0, len(frames), math.ceil(len(frames) / SAMPLED_FRAMES))
-        overlay.save_animation(drawn(range(len(frames))), path, sample=drawn(sample), fps=fps)
-    else:
-        next(drawn([0])).save(path)
-    return path
+    picture, animation, video = (out / name for name in OVERLAYS)
+    if len(frames) == 1:
+        next(drawn([0])).save(picture)
+        return [picture]
+    sample = range(0, len(frames), math.ceil(len(frames) / SAMPLED_FRAMES))
+    overlay.save_animation(drawn(range(len(frames))), animation, sample=drawn(sample), fps=fps)
+    save_video(drawn(range(len(frames))), video, fps=fps)
+    return [animation, video]
+
+
+def save_video(frames: Iterable[Image.Image], path: Path, *, fps: float) -> None:
+    """H.264 as every browser shows it: its colours are stored for 2 x 2 pixels, so an odd row or column is repeated."""
+    with iio.imopen(path, "w", plugin="pyav") as file:
+        file.init_video_stream("libx264", fps=fps)
+        for frame in frames:
+            file.write_frame(np.pad(np.asarray(frame), ((0, frame.height % 2), (0, frame.width % 2), (0, 0)), mode="edge"))

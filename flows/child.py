@@ -6,36 +6,37 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
+from flows.dvc_state import BUSY
 from flows.paths import environment
+from tasks.process import read_note
+from tasks.runner import USER_ERROR
 
 BUSY_RETRY_S = 15
 GRACE_S = 30
 POLL_S = 0.2
-ADVICE = (
-    "To track the changes with git, run:", "git add dvc.lock",
-    "git add dvc.lock metrics/.gitignore", "git add metrics/.gitignore dvc.lock",
-    "To enable auto staging, run:", "dvc config core.autostage true", "Use `dvc push` to send your updates to remote storage.",
-    "Updating lock file 'dvc.lock'", "Generating lock file 'dvc.lock'",
-)  # fmt: skip
-"""What dvc tells a person who typed the command."""
+BAR_EVERY_S = 30.0
+"""Between two states of a progress bar in a file; a terminal shows bars as they are."""
+LOG_TAIL_LINES = 20
 
 # Set in the child before it becomes dvc: a pre-exec function in this (threaded) process could deadlock.
 LAUNCH = "from tasks.process import die_with_parent; import os, sys; die_with_parent(); os.execv(sys.executable, sys.argv[1:])"
 
 
 class StageFailedError(RuntimeError):
-    """The stage's own message is on the screen and in its log file; this names the stage and how it ended."""
+    """Names the stage, how it ended, its own message and the end of its log."""
 
 
 class SettingsError(StageFailedError):
     """A mistake that no retry mends."""
 
 
-def end_group(process: subprocess.Popen[str]) -> None:
+def end_group(process: subprocess.Popen[Any]) -> None:
     """TERM to the whole group, KILL after a grace period."""
     if process.poll() is not None:
         return
@@ -47,35 +48,57 @@ def end_group(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environment: dict[str, str]) -> tuple[int, str]:
-    """Exit status and output (which is also shown as it comes). Raises TimeoutError after ending the group."""
+class BarThinner:
+    """Output as bytes in, lines for a file out: of a bar's states (they end with a carriage return) one every BAR_EVERY_S."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._shown_s = time.monotonic()
+
+    def feed(self, data: bytes) -> str:
+        *pieces, self._rest = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\r\0").replace(b"\n", b"\n\0").split(b"\0")
+        shown = ""
+        for piece in pieces:
+            line = piece[:-1].decode(errors="replace")
+            if not line.strip():
+                continue
+            if piece.endswith(b"\r"):
+                if time.monotonic() - self._shown_s < BAR_EVERY_S:
+                    continue
+                self._shown_s = time.monotonic()
+            shown += line + "\n"
+        return shown
+
+
+def relay(pipe: int) -> None:
+    """What a child says to this process's standard error, a file, as long as somebody holds the other end."""
+    thinner = BarThinner()
+    while data := os.read(pipe, 65536):
+        if shown := thinner.feed(data):
+            sys.stderr.write(shown)
+            sys.stderr.flush()
+    sys.stderr.write(thinner.feed(b"\n"))
+    sys.stderr.flush()
+
+
+def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environment: dict[str, str]) -> int:
+    """Exit status. The output goes to standard error: a terminal gets it as it is. Raises TimeoutError after ending the group."""
     environ = {
         **environment(),
         **extra_environment,
+        "ANS_PARENT_PID": str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
     }
+    terminal = sys.stderr.isatty()
     process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, sys.executable, *command],
-        cwd=root, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        [sys.executable, "-c", LAUNCH, sys.executable, *command], cwd=root, env=environ, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=sys.stderr if terminal else subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    lines: list[str] = []
-
-    def relay() -> None:
-        assert process.stdout is not None, "opened with a pipe"
-        line = ""
-        while piece := process.stdout.read(1):
-            line += piece
-            if piece in "\r\n":  # a progress bar ends its lines with a carriage return
-                lines.append(line)
-                if line.strip() not in ("", *ADVICE):
-                    sys.stderr.write(line)
-                    sys.stderr.flush()
-                line = ""
-        lines.append(line)
-
-    reader = Thread(target=relay, daemon=True)
-    reader.start()
+    reader = None
+    if process.stdout is not None:
+        reader = Thread(target=relay, args=(process.stdout.fileno(),), daemon=True)
+        reader.start()
     try:
         deadline = time.monotonic() + timeout_s
         while process.poll() is None:
@@ -84,23 +107,34 @@ def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environm
             time.sleep(POLL_S)
     finally:
         end_group(process)
-        reader.join(timeout=5)
-    return process.returncode, "".join(lines)
+        if reader:
+            reader.join(timeout=5)
+    return process.returncode
 
 
 def repro(name: str, *, root: Path, timeout_s: float, extra_environment: dict[str, str]) -> bool:
     """Runs one stage, or takes its result from DVC's run cache (then False); waits while another dvc command is at work."""
-    command = ["-m", "dvc", "repro", "--single-item", name]
-    waited_s = 0
-    while True:
-        status, output = run_once(command, root=root, timeout_s=timeout_s, extra_environment=extra_environment)
-        if status == 0:
-            return "is cached - skipping run" not in output
-        if "is busy" not in output and "Unable to acquire lock" not in output:
-            break
-        if waited_s == 0:
-            print(f"{name} waits: another dvc command is at work in {root}", file=sys.stderr, flush=True)
-        time.sleep(BUSY_RETRY_S)
-        waited_s += BUSY_RETRY_S
-    error = SettingsError if "exited with 2" in output else StageFailedError
-    raise error(f"stage {name} failed (status {status}); its message is above and in .ans/logs")
+    with tempfile.TemporaryDirectory(prefix="ans-") as folder:
+        note = Path(folder) / "note.json"
+        environ = {**extra_environment, "ANS_NOTE": str(note)}
+        waited_s = 0
+        while (status := run_once(["-m", "flows.dvc_state", name], root=root, timeout_s=timeout_s, extra_environment=environ)) == BUSY:
+            if waited_s == 0:
+                print(f"{name} waits: another dvc command is at work in {root}", file=sys.stderr, flush=True)
+            time.sleep(BUSY_RETRY_S)
+            waited_s += BUSY_RETRY_S
+        told = read_note(note)
+    if status == 0:
+        return "log" in told
+    error = SettingsError if told.get("status") == USER_ERROR else StageFailedError
+    raise error(failure(name, status, told))
+
+
+def failure(name: str, status: int, told: dict[str, Any]) -> str:
+    """The stage's own message and the end of its log; of a stage that was killed, the end of its log alone."""
+    how = f"signal {-status}" if status < 0 else f"status {status}"
+    lines = [f"stage {name} failed ({how}): {told.get('message', 'it ended without a word (killed?)')}"]
+    if log := told.get("log"):
+        tail = Path(log).read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        lines += [f"the end of {log}:", *tail] if tail else [f"log: {log}"]
+    return "\n".join(lines)

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,16 @@ def predict(arguments: argparse.Namespace) -> int:
     source = Path(arguments.source)
     told = write_answer(
         source,
-        arguments.text if "<image>" in arguments.text else f"<image>\n{arguments.text}",
+        arguments.text,
         checkpoint=Path(arguments.model or newest_model()),
         out=Path(arguments.out or root() / ".ans/predictions" / source.stem),
         max_tokens=arguments.max_tokens,
         video_mode=arguments.video_mode,
         fps=arguments.fps,
+        past=[(question, answer) for question, answer in arguments.past or ()],
+        masks=[Path(path) for path in arguments.mask or ()],
+        device=arguments.device,
+        dtype=arguments.dtype,
     )
     print(told)
     return 0
@@ -175,6 +180,7 @@ def parser() -> argparse.ArgumentParser:
         prog="ans",
         description="Trains and evaluates pixel-grounded multimodal models: annotations in, a checkpoint and a report out.",
     )
+    top.add_argument("--version", action="version", version=f"ans {metadata.version('ans')}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
     def command(name: str, function: Any) -> argparse.ArgumentParser:
@@ -206,6 +212,10 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--out", metavar="FOLDER", help="where to write; an earlier answer there is removed (default: .ans/predictions/<name>)")
     it.add_argument("--video-mode", choices=["auto", "sa2va", "sa2va-i"], default="auto", help="how masks go through a clip (README)")
     it.add_argument("--fps", type=float, default=8.0, help="of a video's overlay, 0.002 to 100 (default: 8)")
+    it.add_argument("--past", nargs=2, action="append", metavar=("QUESTION", "ANSWER"), help="an earlier turn; the first one first")
+    it.add_argument("--mask", action="append", metavar="FILE", help="a region to ask about, not black where it is: region1, region2, ...")
+    it.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
+    it.add_argument("--dtype", help="of the weights: float32, bfloat16, float16 (default: as they are stored)")
     it = command("convert", convert)
     it.add_argument(
         "source",

@@ -113,13 +113,6 @@ def stuck_runs(root: Path, *, repair: bool) -> Finding:
     return Finding(ok=repair, what=f"MLflow runs {done}: {', '.join(stuck)}", remedy="ans doctor")
 
 
-def servers(root: Path) -> Finding:
-    from flows.launch import end_orphan_servers
-
-    ended = end_orphan_servers(root)
-    return Finding(ok=True, what=f"temporary Prefect servers left by killed runs: {f'{ended} ended' if ended else 'none'}")
-
-
 def scratch(root: Path) -> Finding:
     folders = [path for path in (root / ".ans/scratch").glob("*/*/*") if path.is_dir() and not (path / "done").exists()]
     names = ", ".join(str(path.relative_to(root / ".ans/scratch")) for path in folders)
@@ -135,7 +128,6 @@ def report(root: Path, *, repair: bool) -> int:
         settings(root),
         *locks(root),
         scratch(root),
-        servers(root),
         stuck_runs(root, repair=repair),
     ]
     for finding in findings:

@@ -1,13 +1,84 @@
-"""A stage's name in, whether DVC would run it out. The one module that uses DVC's internals."""
+"""A stage's name in, whether DVC would run it out; as a program, `dvc repro --single-item NAME` with exit codes that tell what happened.
+
+The one module that uses DVC's internals.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+from collections.abc import Iterable
 from pathlib import Path
+
+import yaml
+
+from tasks.process import leave_note
+
+BUSY = 75
+"""Exit code where another dvc command is at work (EX_TEMPFAIL)."""
 
 
 def is_up_to_date(name: str, root: Path) -> bool:
-    """As `dvc status NAME` says, 20 times as fast. Ask only after everything upstream ran."""
+    """As `dvc status NAME` says, 20 times as fast. Ask only after everything upstream ran. Raises BlockingIOError while DVC is busy."""
+    return are_up_to_date([name], root)
+
+
+def are_up_to_date(names: Iterable[str], root: Path) -> bool:
+    """Whether a run of all of these would do nothing. Raises ValueError where dvc.lock or dvc.yaml can't be read."""
+    check_lock_file(root / "dvc.lock")
+    from dvc.exceptions import DvcException
+    from dvc.lock import LockError
     from dvc.repo import Repo
 
-    with Repo(str(root)) as repo, repo.lock:
-        return not repo.stage.load_one(name=name).changed()
+    quiet_dvc()
+    try:
+        with Repo(str(root)) as repo, repo.lock:
+            return not any(repo.stage.load_one(name=name).changed() for name in names)
+    except LockError as error:
+        raise BlockingIOError(f"another dvc command is at work in {root}") from error
+    except DvcException as error:
+        raise ValueError(f"dvc can't tell what is up to date: {error}") from error
+
+
+def quiet_dvc() -> None:
+    """No advice for people who type commands."""
+    logging.getLogger("dvc").setLevel(logging.WARNING)
+
+
+def check_lock_file(path: Path) -> None:
+    """Raises ValueError for a dvc.lock that a merge or a full disk has spoiled; DVC takes an empty one for a new project."""
+    remedy = f"`git checkout {path.name}` takes the committed one back; without the file, every stage is looked up in the run cache"
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {"stages": {}}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        raise ValueError(f"{path}{f', line {mark.line + 1}' if mark else ''} is no YAML (a merge conflict?): {remedy}") from error
+    if not isinstance(read, dict) or not isinstance(read.get("stages"), dict):
+        raise ValueError(f"{path} is empty or cut, it lists no stages: {remedy}")
+
+
+def main(name: str) -> None:
+    """Exit codes: 0 done, BUSY, 1 failed. The stage that runs finds this process in ANS_PARENT_PID, and ends with it."""
+    from dvc.exceptions import DvcException
+    from dvc.lock import LockError
+    from dvc.repo import Repo
+    from dvc.stage.exceptions import StageCmdFailedError
+
+    os.environ["ANS_PARENT_PID"] = str(os.getpid())
+    quiet_dvc()
+    try:
+        with Repo(".") as repo:
+            repo.reproduce(name, single_item=True)
+    except DvcException as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, LockError):
+            sys.exit(BUSY)
+        if not isinstance(cause, StageCmdFailedError):  # that one has told itself
+            leave_note(message=f"dvc: {cause}")
+            print(f"dvc: {cause}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -3,25 +3,53 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, runtime, task
+from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, State
 
 from ans_core.config import load
-from flows.child import SettingsError, repro
+from flows.child import BUSY_RETRY_S, SettingsError, repro
 from flows.dvc_state import is_up_to_date
 from flows.params import watch_sources, write_if_needed
 from flows.paths import root
-from tasks.process import held
+from tasks.process import die_with_parent, held
 from tasks.runner import state_key
 from tasks.stages import STAGES, Stage
-from tasks.tracking import client, experiment_id, last_run, parent_run
+from tasks.tracking import client, close_stuck_runs, durations_s, experiment_id, last_run, parent_run
 
 RETRY_DELAY_S = 5
+Row = tuple[str, str, float]
+"""A stage, `ran` or `cached`, and the seconds it took (of a cached one: when it ran)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """What to tell about a stage's place in the run. `durations_s`: what each stage took when it last ran."""
+
+    start_s: float
+    stages: tuple[Stage, ...]
+    durations_s: dict[str, float]
+
+    def place(self, stage: Stage) -> str:
+        """Time left is told where every stage that is left has run before; those after this one may turn out to be cached."""
+        index = self.stages.index(stage)
+        left = [self.durations_s.get(other.name) for other in self.stages[index:]]
+        known = [f"at most about {clock_text(sum(filter(None, left)))} left"] if None not in left else []
+        told = [f"{clock_text(time.monotonic() - self.start_s)} elapsed", *known]
+        return f"stage {index + 1} of {len(self.stages)}: {stage.name} ({', '.join(told)})"
+
+
+def clock_text(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def is_worth_a_retry(_task: Any, _run: Any, state: State[Any]) -> bool:
@@ -29,11 +57,23 @@ def is_worth_a_retry(_task: Any, _run: Any, state: State[Any]) -> bool:
     return not isinstance(state.result(raise_on_failure=False), SettingsError)
 
 
-def run_stage(stage: Stage, here: Path, pipeline: str) -> State[None]:
-    if is_up_to_date(stage.name, here):
+def run_stage(stage: Stage, here: Path, pipeline: str, clock: Clock) -> State[None]:
+    if is_cached(stage, here):
         return Completed(name="Cached", message=f"{stage.name} is up to date (dvc.lock)")
-    ran = repro(stage.name, root=here, timeout_s=stage.timeout_s, extra_environment={"ANS_PIPELINE": pipeline})
+    print(clock.place(stage), file=sys.stderr, flush=True)
+    tracked = {"ANS_PIPELINE": pipeline, "ANS_PIPELINE_PID": str(os.getpid())}
+    ran = repro(stage.name, root=here, timeout_s=stage.timeout_s, extra_environment=tracked)
     return Completed(message=f"{stage.name} ran") if ran else Completed(name="Cached", message=f"{stage.name} came from DVC's run cache")
+
+
+def is_cached(stage: Stage, here: Path) -> bool:
+    """Waits while a dvc command is at work."""
+    while True:
+        try:
+            return is_up_to_date(stage.name, here)
+        except BlockingIOError as error:
+            print(f"{stage.name} waits: {error}", file=sys.stderr, flush=True)
+            time.sleep(BUSY_RETRY_S)
 
 
 def prefect_task(stage: Stage) -> Any:
@@ -45,19 +85,23 @@ def prefect_task(stage: Stage) -> Any:
     return make(run_stage)
 
 
-def run_stages(stages: tuple[Stage, ...], here: Path) -> list[tuple[str, str, float]]:
-    """(stage, `ran` or `cached`, seconds) of each, under one MLflow run; stops at the first that fails."""
+def run_stages(stages: tuple[Stage, ...], here: Path) -> list[Row]:
+    """Under one MLflow run and with one Prefect artifact; stops at the first that fails."""
     config = load(here / "params.yaml")
     pipeline = f"flow-{runtime.flow_run.id or os.getpid()}"
+    close_stuck_runs(here)
     mlflow = client(here)
-    parent = parent_run(mlflow, experiment_id(mlflow, here), pipeline, config.profile, here)
+    parent = parent_run(mlflow, experiment_id(mlflow, here), pipeline, config.profile, here, pid=os.getpid())
     mlflow.set_tag(parent, "prefect.flow_run", str(runtime.flow_run.id))
-    mlflow.set_tag(parent, "ans.pid", str(os.getpid()))
-    rows, status = [], "FAILED"
+    clock = Clock(start_s=time.monotonic(), stages=stages, durations_s=durations_s(here, config.profile))
+    rows: list[Row] = []
+    status = "FAILED"
     try:
         for stage in stages:
             start_s = time.monotonic()
-            state = prefect_task(stage)(stage, here, pipeline, return_state=True)
+            state = prefect_task(stage)(stage, here, pipeline, clock, return_state=True)
+            if state.is_failed():
+                publish(rows, here, config.profile, failure=str(state.message))
             state.result()  # raises what the task raised
             cached = state.name == "Cached"
             rows.append((stage.name, "cached" if cached else "ran", time.monotonic() - start_s))
@@ -67,12 +111,36 @@ def run_stages(stages: tuple[Stage, ...], here: Path) -> list[tuple[str, str, fl
         status = "FINISHED"
     finally:
         mlflow.set_terminated(parent, status)
+    publish(rows, here, config.profile)
     return rows
 
 
-@flow(name="full-pipeline", retries=0, log_prints=False)
-def full_pipeline(profile: str | None = None) -> list[tuple[str, str, float]]:
+def publish(rows: list[Row], here: Path, profile: str, failure: str = "") -> None:
+    """The run as a page in Prefect: its stages, where the report is, what failed."""
+    lines = [f"# {runtime.flow_run.flow_name}, profile {profile}", "| stage | | time |", "|-|-|-:|"]
+    lines += [f"| {name} | {how} | {clock_text(seconds)} |" for name, how, seconds in rows]
+    report = here / "runs" / profile / "report/report.html"
+    lines += ["", f"```\n{failure}\n```"] if failure else ["", f"Report: [{report}]({report.as_uri()})"]
+    create_markdown_artifact("\n".join(lines), key="pipeline-run", description=f"{runtime.flow_run.name}")
+
+
+def end_with_worker() -> None:
+    """A worker's death ends the run that it started, as Crashed: nothing would, and the next ones would wait for its place."""
+    if "PREFECT__FLOW_RUN_ID" in os.environ:
+        die_with_parent()
+
+
+def run_name() -> str:
+    """Of a flow run: flow, profile, time."""
+    path = root() / "params.yaml"
+    profile = runtime.flow_run.parameters.get("profile") or (load(path).profile if path.exists() else "no params.yaml")
+    return f"{profile} {time.strftime('%Y-%m-%d %H:%M')}"
+
+
+@flow(name="full-pipeline", flow_run_name=run_name, retries=0, log_prints=False)
+def full_pipeline(profile: str | None = None) -> list[Row]:
     """From raw annotations to the report. `profile` writes params.yaml where it holds another one; None takes it as it is."""
+    end_with_worker()
     here = root()
     os.chdir(here)
     with held(here / ".ans/flow.lock", "full-pipeline"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import json
 import os
 import signal
 import sys
@@ -12,16 +13,39 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
-    """That signal for this process when the thread that started it dies (Linux). Without it a stage outlives a killed flow."""
+def die_with_parent(by: signal.Signals = signal.SIGTERM, *, parent: int | None = None) -> None:
+    """That signal for this process when the thread that started it dies (Linux). Without it a stage outlives a killed flow.
+
+    Raises SystemExit if `parent` (None: the process that ANS_PARENT_PID names, or any but init) is gone already.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, by)
-        if os.getppid() == 1 and "ANS_PARENT_PID" in os.environ:
-            raise SystemExit("the process that started this stage is gone")
+        named = os.environ.pop("ANS_PARENT_PID", None)
+        expected = int(named) if parent is None and named else parent
+        adopted = os.getppid() == 1 and b"dvc" not in Path("/proc/1/cmdline").read_bytes()  # in a container, dvc may be process 1
+        if adopted if expected is None else os.getppid() != expected:
+            raise SystemExit("the process that started this one is gone")
+
+
+def leave_note(**values: Any) -> None:
+    """Adds to the file that ANS_NOTE names, by which a stage tells the flow what its exit status can't; nothing without one."""
+    if "ANS_NOTE" in os.environ:
+        path = Path(os.environ["ANS_NOTE"])
+        path.write_text(json.dumps(read_note(path) | values), encoding="utf-8")
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """Empty where nothing was told, or a killed process was about to."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    except (FileNotFoundError, ValueError):
+        return {}
 
 
 def exit_on_term() -> None:

@@ -21,9 +21,9 @@ import yaml
 
 from ans_core.config import Config, ConfigError, load
 from tasks import deps
-from tasks.process import die_with_parent, exit_on_term, held
+from tasks.process import die_with_parent, exit_on_term, held, leave_note
 from tasks.stages import Stage, stage_named
-from tasks.tracking import StageRun, Tracker, git_tags, start_tracker
+from tasks.tracking import TrackedRun, Tracker, TrackingError, git_tags, start_tracker
 
 SPINS = "3000"
 """Of an idle thread of libgomp, which torch brings, before it sleeps."""
@@ -37,7 +37,7 @@ MIN_FREE_BYTES = 500_000_000
 class Progress:
     """The stage's `log`: a line in the log file, and metrics to MLflow. Bars are the stages' own."""
 
-    def __init__(self, run: StageRun | None) -> None:
+    def __init__(self, run: TrackedRun | None) -> None:
         self._run = run
 
     def __call__(self, metrics: dict[str, float], step: int) -> None:
@@ -86,8 +86,10 @@ def check_disk(stage: Stage, profile: str, root: Path) -> None:
         )
 
 
-def start_log_file(stage: Stage, profile: str, root: Path) -> Path:
-    path = root / ".ans/logs" / f"{profile}-{stage.name}-{time.strftime('%Y%m%d-%H%M%S')}.log"
+def start_log_file(stage: Stage, profile: str, root: Path, *, process: str | None = None) -> Path:
+    """`process`: rank of one that is not the first, which logs beside it."""
+    beside = f"-process{process}" if process else ""
+    path = root / ".ans/logs" / f"{profile}-{stage.name}-{time.strftime('%Y%m%d-%H%M%S')}{beside}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     return path
@@ -105,7 +107,10 @@ def stage_function(stage: Stage) -> Callable[..., dict[str, float]]:
 
 
 def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> dict[str, float]:
-    """Runs the function into `<out>.partial` and renames. `scratch` stays, marked done: DVC still has to record the output."""
+    """Run the function into `<out>.partial` and rename. `scratch` stays, marked done: DVC still has to record the output.
+
+    Of several processes the first alone writes to `out`; the others wait for it inside the stage's function.
+    """
     out = stage.out_path(config.profile, root)
     scratch = root / ".ans/scratch" / config.profile / stage.name / key
     scratch.mkdir(parents=True, exist_ok=True)
@@ -177,6 +182,7 @@ def main(name: str, root: Path = Path()) -> None:
         config = load(root / "params.yaml")
         check_disk(stage, config.profile, root)
     except ConfigError as error:
+        leave_note(status=USER_ERROR, message=str(error))
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
     use_threads(config)
@@ -186,14 +192,20 @@ def main(name: str, root: Path = Path()) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         if stage.distributed and config.launch.processes > 1:
             launch_ranks(stage, config)
-    if rank not in {None, "0"}:
-        call_stage(stage, config, lambda metrics, step: None, root, state_key(stage, config, root))
-        return
-    log_file = start_log_file(stage, config.profile, root)
+    first = rank in {None, "0"}
+    log_file = start_log_file(stage, config.profile, root, process=None if first else rank)
+    if first:
+        leave_note(log=str(log_file.resolve()))
     try:
-        with start_tracker() as tracker, held(root / ".ans/stage.lock", f"stage {name}"):
-            run_tracked(stage, config, root, tracker)
+        if first:
+            with start_tracker() as tracker, held(root / ".ans/stage.lock", f"stage {name}"):
+                run_tracked(stage, config, root, tracker)
+        else:
+            call_stage(stage, config, lambda metrics, step: None, root, state_key(stage, config, root))
     except Exception as error:  # noqa: BLE001  the boundary to the user: traceback into the log file, the message on the screen
         logging.error("%s", traceback.format_exc())
-        print(f"\n{name} failed: {type(error).__name__}: {error}\n(traceback in {log_file})", file=sys.stderr)
-        sys.exit(USER_ERROR if isinstance(error, ConfigError) else STAGE_FAILED)
+        status = USER_ERROR if isinstance(error, (ConfigError, TrackingError)) else STAGE_FAILED
+        leave_note(status=status, message=f"{type(error).__name__}: {error}")
+        where = name if first else f"{name}, process {rank},"
+        print(f"\n{where} failed: {type(error).__name__}: {error}\n(traceback in {log_file})", file=sys.stderr)
+        sys.exit(status)

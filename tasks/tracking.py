@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
+import socket
+import sqlite3
 import subprocess
+import sys
 import time
+from contextlib import closing
 from importlib import import_module
 from multiprocessing.managers import BaseManager
 from pathlib import Path
@@ -24,9 +29,14 @@ if TYPE_CHECKING:
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("DO_NOT_TRACK", "true")
+# MLflow's own, 7 retries of 120 s, hold a stage for minutes while its server is away.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
 
 EXPERIMENT = "ans"
 FLUSH_EVERY_S = 5
+RETRY_FLUSH_S = 60
+"""After the store did not take the metrics: they are kept, and sent when it does."""
 ARTIFACT_SUFFIXES = {".html", ".json", ".csv", ".png", ".jpg", ".md"}
 MAX_ARTIFACT_BYTES = 20_000_000
 MAX_ARTIFACTS = 60
@@ -34,6 +44,28 @@ MAX_ARTIFACTS = 60
 
 _IMPORT = Thread(target=import_module, args=("mlflow.store.tracking.sqlalchemy_store",), daemon=True)
 """Started by the tracker's process alone."""
+
+
+class TrackingError(ValueError):
+    """The store of runs can't be used; said before any work is spent."""
+
+
+@functools.cache
+def check_database(path: Path) -> None:
+    """Raises TrackingError for a damaged file, which MLflow would answer with a page of SQL."""
+    if path.exists() and path.stat().st_size:
+        try:
+            with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
+                (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        except sqlite3.OperationalError:  # locked by a writer: it is in use, thus fine
+            return
+        except sqlite3.DatabaseError as error:
+            found = str(error)
+        if found != "ok":
+            raise TrackingError(
+                f"the history of runs {path} is damaged ({found.splitlines()[-1]}): move it away and a new one is begun; "
+                "results and caches don't depend on it"
+            )
 
 
 def client(root: Path) -> MlflowClient:
@@ -46,11 +78,23 @@ def client(root: Path) -> MlflowClient:
     from mlflow import MlflowClient
 
     (root / ".ans").mkdir(exist_ok=True)
-    return MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root.resolve() / '.ans/mlflow.db'}")
+    if not (uri := os.environ.get("MLFLOW_TRACKING_URI")):
+        database = root.resolve() / ".ans/mlflow.db"
+        check_database(database)
+        uri = f"sqlite:///{database}"
+    return MlflowClient(uri)
 
 
 def experiment_id(mlflow: MlflowClient, root: Path) -> str:
-    found = mlflow.get_experiment_by_name(EXPERIMENT)
+    """Raises TrackingError where the store does not answer."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        found = mlflow.get_experiment_by_name(EXPERIMENT)
+    except MlflowException as error:
+        where = os.environ.get("MLFLOW_TRACKING_URI", ".ans/mlflow.db")
+        why = str(error).splitlines()[0][:200]
+        raise TrackingError(f"MLflow at {where} does not answer ({why}): start it, or unset MLFLOW_TRACKING_URI") from None
     if found is not None:
         return found.experiment_id
     local = "MLFLOW_TRACKING_URI" not in os.environ
@@ -77,6 +121,10 @@ def git_tags(root: Path) -> dict[str, str]:
     }
 
 
+def where_from(root: Path) -> dict[str, str]:
+    return {"ans.host": socket.gethostname(), **git_tags(root)}
+
+
 def metric_name(name: str) -> str:
     """MLflow allows no `&`: video/val/J&F is logged as video/val/J_F."""
     return re.sub(r"[^\w\-./ :]", "_", name)
@@ -95,13 +143,14 @@ def find_runs(mlflow: MlflowClient, experiment: str, tags: dict[str, str], limit
     return list(mlflow.search_runs([experiment], where, max_results=limit, order_by=["attributes.start_time DESC"]))
 
 
-def parent_run(mlflow: MlflowClient, experiment: str, key: str, profile: str, root: Path) -> str:
-    """The pipeline's run, made by whoever comes first; opened again where an earlier stage had closed it."""
+def parent_run(mlflow: MlflowClient, experiment: str, key: str, profile: str, root: Path, *, pid: int) -> str:
+    """The pipeline's run, made by whoever comes first; opened again where an earlier stage had closed it. `pid` works on it."""
     found = find_runs(mlflow, experiment, {"ans.pipeline": key, "ans.kind": "pipeline"})
     if found:
+        mlflow.set_tag(found[0].info.run_id, "ans.pid", str(pid))
         mlflow.update_run(found[0].info.run_id, status="RUNNING")
         return str(found[0].info.run_id)
-    tags = {"ans.pipeline": key, "ans.kind": "pipeline", "ans.profile": profile, **git_tags(root)}
+    tags = {"ans.pipeline": key, "ans.kind": "pipeline", "ans.profile": profile, "ans.pid": str(pid), **where_from(root)}
     name = f"{profile} {time.strftime('%Y-%m-%d %H:%M')}"
     return str(mlflow.create_run(experiment, tags=tags, run_name=name).info.run_id)
 
@@ -114,31 +163,50 @@ class StageRun:
         from mlflow.entities import Param
 
         experiment = experiment_id(self._mlflow, root)
-        self._parent = parent_run(self._mlflow, experiment, pipeline_key(pid), profile, root)
-        if "ANS_PIPELINE" not in os.environ:  # bare `dvc repro`: no flow stands behind the parent, this stage does
-            self._mlflow.set_tag(self._parent, "ans.pid", str(pid))
+        if flow_pid := os.environ.get("ANS_PIPELINE_PID"):
+            self._parent = parent_run(self._mlflow, experiment, pipeline_key(pid), profile, root, pid=int(flow_pid))
+        else:  # bare `dvc repro`: no flow stands behind the parent, this stage does
+            close_stuck_runs(root)
+            self._parent = parent_run(self._mlflow, experiment, pipeline_key(pid), profile, root, pid=pid)
         tags = {"mlflow.parentRunId": self._parent, "ans.kind": "stage", "ans.stage": stage, "ans.version": version}
-        tags |= {"ans.profile": profile, "ans.key": state_key, "ans.pid": str(pid), **git_tags(root)}
+        tags |= {"ans.profile": profile, "ans.key": state_key, "ans.pid": str(pid), **where_from(root)}
         self.run_id = str(self._mlflow.create_run(experiment, tags=tags, run_name=f"{stage} ({profile})").info.run_id)
         self._mlflow.log_batch(self.run_id, params=[Param(key, value) for key, value in flat(params).items()])
         self._waiting: list[Metric] = []
-        self._flushed_s = time.monotonic()
+        self._next_flush_s = time.monotonic() + FLUSH_EVERY_S
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
         self._waiting += [Metric(metric_name(key), float(value), now_ms, step) for key, value in metrics.items()]
-        if time.monotonic() - self._flushed_s > FLUSH_EVERY_S or len(self._waiting) > 500:
+        if time.monotonic() > self._next_flush_s:
             self.flush()
 
     def flush(self) -> None:
-        for start in range(0, len(self._waiting), 1000):
-            self._mlflow.log_batch(self.run_id, metrics=self._waiting[start : start + 1000])
-        self._waiting, self._flushed_s = [], time.monotonic()
+        """Metrics that the store does not take wait for the next time."""
+        from mlflow.exceptions import MlflowException
+
+        wait_s = FLUSH_EVERY_S
+        try:
+            while self._waiting:
+                self._mlflow.log_batch(self.run_id, metrics=self._waiting[:1000])
+                del self._waiting[:1000]
+        except MlflowException as error:
+            warn(f"MLflow takes no metrics at present, {len(self._waiting)} wait: {error}")
+            wait_s = RETRY_FLUSH_S
+        self._next_flush_s = time.monotonic() + wait_s
 
     def log_files(self, folder: Path) -> None:
         """The small files of an output that a person would look at; weights stay in DVC."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._log_files(folder)
+        except (MlflowException, OSError) as error:
+            warn(f"MLflow did not take the files of {folder}, which stay there: {error}")
+
+    def _log_files(self, folder: Path) -> None:
         found = [
             path for path in sorted(folder.rglob("*")) if path.suffix in ARTIFACT_SUFFIXES and len(path.relative_to(folder).parts) <= 2
         ]
@@ -147,31 +215,64 @@ class StageRun:
             self._mlflow.log_artifact(self.run_id, str(path), str(path.parent.relative_to(folder)) if path.parent != folder else None)
 
     def end(self, *, ok: bool) -> None:
+        from mlflow.exceptions import MlflowException
+
         self.flush()
-        self._mlflow.set_terminated(self.run_id, "FINISHED" if ok else "FAILED")
-        if "ANS_PIPELINE" not in os.environ or not ok:  # a flow closes its own; a bare `dvc repro` has nobody else who could
-            self._mlflow.set_terminated(self._parent, "FINISHED" if ok else "FAILED")
+        try:
+            self._mlflow.set_terminated(self.run_id, "FINISHED" if ok else "FAILED")
+            if "ANS_PIPELINE" not in os.environ or not ok:  # a flow closes its own; a bare `dvc repro` has nobody else who could
+                self._mlflow.set_terminated(self._parent, "FINISHED" if ok else "FAILED")
+        except MlflowException as error:
+            warn(f"MLflow does not answer, {len(self._waiting)} metrics are lost; the next run closes this one: {error}")
+
+
+def warn(message: str) -> None:
+    print(message.splitlines()[0], file=sys.stderr, flush=True)
+
+
+class TrackedRun:
+    """A StageRun seen from the stage: where the tracker's process was killed, the training goes on and its curves are lost."""
+
+    def __init__(self, remote: StageRun) -> None:
+        self._remote: StageRun | None = remote
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self._ask("log", metrics, step)
+
+    def log_files(self, folder: Path) -> None:
+        self._ask("log_files", folder)
+
+    def end(self, *, ok: bool) -> None:
+        self._ask("end", ok=ok)
+
+    def _ask(self, method: str, *values: Any, **named: Any) -> None:
+        if self._remote is None:
+            return
+        try:
+            getattr(self._remote, method)(*values, **named)
+        except (OSError, EOFError):
+            warn("the process that logs to MLflow was killed: the stage goes on without it, later curves are lost")
+            self._remote = None
 
 
 class Tracker(BaseManager):
     """StageRuns live in a process of their own, which imports MLflow (3 s) while the stage's imports torch and all else."""
 
-    def stage_run(self, root: Path, **values: Any) -> StageRun:
-        """A proxy: what a method raises is raised here."""
-        made: StageRun = self.StageRun(root, pid=os.getpid(), **values)  # type: ignore[attr-defined]
-        return made
+    def stage_run(self, root: Path, **values: Any) -> TrackedRun:
+        """Raises TrackingError where the store can't be used."""
+        return TrackedRun(self.StageRun(root, pid=os.getpid(), **values))  # type: ignore[attr-defined]
 
 
 def start_tracker() -> Tracker:
     """Used as a context, it ends with the block."""
     tracker = Tracker()
-    tracker.start(_prepare)
+    tracker.start(_prepare, (os.getpid(),))
     return tracker
 
 
-def _prepare() -> None:
+def _prepare(stage_pid: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the whole group gets it, and the stage has yet to close its run
-    die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL, parent=stage_pid)
     _IMPORT.start()
 
 
@@ -185,6 +286,14 @@ def last_run(root: Path, tags: dict[str, str]) -> Any | None:
     return next((run for run in found if run.info.status == "FINISHED"), None)
 
 
+def durations_s(root: Path, profile: str) -> dict[str, float]:
+    """Of each stage that has finished on this profile: what it took the last time."""
+    mlflow = client(root)
+    found = find_runs(mlflow, experiment_id(mlflow, root), {"ans.kind": "stage", "ans.profile": profile}, limit=200)
+    took = {run.data.tags["ans.stage"]: run.data.metrics.get("duration_s") for run in reversed(found) if run.info.status == "FINISHED"}
+    return {stage: seconds for stage, seconds in took.items() if seconds is not None}
+
+
 def works_since(pid: int, started_s: float) -> bool:
     """Whether this process is at work and was so at `started_s`; a killed one that nobody has waited for (a zombie) is not."""
     try:
@@ -195,11 +304,13 @@ def works_since(pid: int, started_s: float) -> bool:
 
 
 def close_stuck_runs(root: Path, *, repair: bool = True) -> list[str]:
-    """Names of the runs still marked RUNNING whose process is gone; with `repair` ends them as FAILED."""
+    """Names of the runs of this host still marked RUNNING whose process is gone; with `repair` ends them as FAILED."""
     mlflow = client(root)
     closed = []
     for run in mlflow.search_runs([experiment_id(mlflow, root)], "attributes.status = 'RUNNING'"):
-        pid = run.data.tags.get("ans.pid")
+        pid, host = run.data.tags.get("ans.pid"), run.data.tags.get("ans.host")
+        if host not in {None, socket.gethostname()}:
+            continue  # a shared store: only that host knows
         if not (pid and works_since(int(pid), run.info.start_time / 1000)):
             if repair:
                 mlflow.set_terminated(run.info.run_id, "FAILED")

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from tasks.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 3000.0
+"""Of one command. Not a measurement: a machine with other work on it takes ten times as long, and no test fails for that."""
 PARTS = (
     "tasks",
     "flows",
@@ -29,7 +35,11 @@ FAKE_STAGE = '''
 import hashlib
 import json
 import os
+import signal
+import sys
 import time
+
+from tqdm import tqdm
 
 from ans_core.config import Config
 
@@ -50,11 +60,17 @@ def run(cfg: Config, *, inputs, out, scratch, log, row=None):
         file.write(f"{{name}} from {{start}}\\n")
     if os.environ.get("RANK", "0") != "0":
         return {{}}
+    if os.environ.get("FAKE_BAR") == name:
+        bar = tqdm(range(400), desc="a bar", mininterval=0.1 if sys.stderr.isatty() else 30)
+        for i in bar:
+            bar.set_postfix_str(f"loss {{i}}")  # shown at once, whatever the interval
+            time.sleep(0.002)
     for step in range(start, STEPS):
         log({{"loss": 1 / (step + 1)}}, step)
         state.write_text(str(step + 1))
         if os.environ.get("FAKE_STALL") == f"{{name}}:{{step}}":
-            time.sleep(60)
+            signal.signal(signal.SIGUSR1, lambda *_: None)
+            signal.pause()
         if os.environ.get("FAKE_FAIL") == f"{{name}}:{{step}}" and start == 0:
             raise ValueError("refs.json:7: no mask of ref 12; delete the line")
     if os.environ.get("FAKE_STOP") == name:
@@ -105,12 +121,43 @@ def environment(folder: Path, **extra: str) -> dict[str, str]:
 
 def run(folder: Path, *words: str, status: int | None = 0, **extra: str) -> str:
     """`python WORDS` in the workspace; its output. `status` None takes any."""
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, *words], cwd=folder, env=environment(folder, **extra), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=300,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
-    assert status is None or done.returncode == status, f"exit status {done.returncode} of {words}:\n{done.stdout}"
-    return done.stdout
+    try:
+        told, _ = process.communicate(timeout=LIMIT_S)
+    finally:  # also when the test is ended: what it started ends with it
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert status is None or process.returncode == status, f"exit status {process.returncode} of {words}:\n{told}"
+    return told
+
+
+def living(folder: Path) -> list[psutil.Process]:
+    """Processes that work in this folder."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line; empty if it has just ended."""
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
+def end_all(folder: Path) -> None:
+    """For the end of a test, whatever became of it."""
+    for process in living(folder):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def launch(script: Path, *words: str, processes: int = 2) -> None:
@@ -118,7 +165,7 @@ def launch(script: Path, *words: str, processes: int = 2) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
     done = subprocess.run(
         [sys.executable, *launcher, str(script), *words], env=os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=500,
+        capture_output=True, text=True, check=False, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
 

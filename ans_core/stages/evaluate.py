@@ -24,7 +24,7 @@ from ans_core.benchmarks.loops import score_loops, score_loops_of_truth
 from ans_core.benchmarks.score import Benchmark, Score
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
-from ans_core.config import Config
+from ans_core.config import Config, require_samples
 from ans_core.data.regions import is_region
 from ans_core.loop import bar_interval_s
 from ans_core.model.predict import predict
@@ -46,6 +46,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
         (out / "metrics.json").write_text("{}")  # published weights: there is no untrained model
         return {}
     sets = evaluated_sets(cfg, inputs["data"])
+    require_samples(settings, {asked.benchmark for asked in sets})
     (out / "skipped.json").write_text(json.dumps(without_samples(cfg, sets), indent=1))
     model = load_row(row, inputs, machine.device)
     mode = model.video_mode(settings.video_mode)
@@ -140,7 +141,7 @@ def evaluated_sets(cfg: Config, prepared: Path) -> list[Asked]:
 
 
 def without_samples(cfg: Config, sets: Sequence[Asked]) -> dict[str, str]:
-    """The reason by benchmark, which is logged too, for those asked for that no data set has samples of."""
+    """The reason by benchmark, which is logged too, for the optional ones that no data set has samples of."""
     missing = [name for name in cfg.evaluate.benchmarks if name not in {asked.benchmark for asked in sets}]
     reasons = dict.fromkeys(missing, f"skipped: no data set has samples of split {cfg.evaluate.split!r} for it")
     for name, reason in reasons.items():

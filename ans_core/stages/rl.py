@@ -41,7 +41,10 @@ from ans_core.types import Log, Sample
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """inputs: data, base, sft, questions. Writes the policy's tensors (delta on SFT), curves.csv, rewards.json, moved.json and `samples`
     (pictures of what was tried) to `out`."""
-    _check(cfg)
+    if cfg.rl.mask_policy == "token" and "mask" in cfg.rl.loops:
+        logging.warning(
+            "rl.mask_policy token: every mask of a group is the same, so loop 2 has no policy gradient; it is there for comparison"
+        )
     with _judging(cfg, inputs) as judging:
         return _run(cfg, judging, inputs=inputs, out=out, scratch=scratch, log=log)
 
@@ -93,36 +96,16 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
         after_step=module.after_step, scales=dict.fromkeys(modules, settings.modules_lr),
     )  # fmt: skip
     moved = check_moved(before, model)
-    config = {"stage": "rl", "lora": settings.lora.model_dump(), "modules": modules, "seed": cfg.seed}
-    checkpoint.save_delta(policies.tensors("policy"), out, base_hash=checkpoint.weights_hash(inputs["sft"]), config=config)
-    loop.write_curves(out / "curves.csv", {"rl": curves})
-    (out / "rewards.json").write_text(json.dumps(module.record))
-    (out / "moved.json").write_text(json.dumps(moved, indent=1))
-    if (scratch / "samples").is_dir():
-        shutil.copytree(scratch / "samples", out / "samples")
+    if dist.rank() == 0:
+        config = {"stage": "rl", "lora": settings.lora.model_dump(), "modules": modules, "seed": cfg.seed}
+        checkpoint.save_delta(policies.tensors("policy"), out, base_hash=checkpoint.weights_hash(inputs["sft"]), config=config)
+        loop.write_curves(out / "curves.csv", {"rl": curves})
+        (out / "rewards.json").write_text(json.dumps(module.record))
+        (out / "moved.json").write_text(json.dumps(moved, indent=1))
+        if (scratch / "samples").is_dir():
+            shutil.copytree(scratch / "samples", out / "samples")
+    dist.wait_for_all()
     return last_means(curves)
-
-
-def _check(cfg: Config) -> None:
-    """Settings that do not go together, before anything is loaded."""
-    s = cfg.rl
-    if s.inner_steps > 1 and cfg.launch.processes > 1 and s.optim.save_every % s.inner_steps:
-        raise ValueError(
-            f"rl.optim.save_every {s.optim.save_every} must be a multiple of rl.inner_steps {s.inner_steps} on several processes:"
-            " rollouts that are still to be learned from are saved for the first process alone"
-        )
-    if s.optim.batch < cfg.launch.processes * s.optim.accumulate:
-        raise ValueError(
-            f"rl.optim.batch {s.optim.batch} gives {cfg.launch.processes} processes x {s.optim.accumulate} micro-batches less than a sample"
-            " each; raise it"
-        )
-    for flag, rewards in (("use_llm_judge", s.rewards_caption), ("use_llm_judge_loop2", s.rewards_mask)):
-        if getattr(s, flag) and "meteor" not in rewards:
-            raise ValueError(f"rl.{flag} pays by METEOR and judge together, in the part `meteor`, which the loop's rewards lack: add it")
-    if s.mask_policy == "token" and "mask" in s.loops:
-        logging.warning(
-            "rl.mask_policy token: every mask of a group is the same, so loop 2 has no policy gradient; it is there for comparison"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,10 +67,12 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         after_step=count, scales={"sam_mask_decoder": settings.decoder_lr},
     )  # fmt: skip
     moved = check_moved(before, model)
-    config = {"stage": "sft", "lora": settings.lora.model_dump(), "seed": cfg.seed}
-    checkpoint.save_delta(adapters.trained(model), out, base_hash=checkpoint.weights_hash(base), config=config)
-    loop.write_curves(out / "curves.csv", {"sft": curves})
-    (out / "moved.json").write_text(json.dumps(moved, indent=1))
+    if dist.rank() == 0:
+        config = {"stage": "sft", "lora": settings.lora.model_dump(), "seed": cfg.seed}
+        checkpoint.save_delta(adapters.trained(model), out, base_hash=checkpoint.weights_hash(base), config=config)
+        loop.write_curves(out / "curves.csv", {"sft": curves})
+        (out / "moved.json").write_text(json.dumps(moved, indent=1))
+    dist.wait_for_all()
     return last_means(curves)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import imageio.v3 as iio
 import numpy as np
@@ -20,7 +21,7 @@ from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
 from ans_core.model.masks import AHEAD
 from ans_core.types import Request
-from flows import cli
+from flows import answer, cli
 from tests import tiny
 
 
@@ -114,7 +115,7 @@ def test_an_answer_without_masks_is_written_with_the_frames_as_they_are(
     monkeypatch.setattr(Sa2VA, "follow", lambda self, **asked: ("There is none.", iter(())))
     out = tmp_path / "out"
     assert predict(clip, model, out)["masks"] == []
-    assert files(out) == {"answer.json", "overlay.gif"}
+    assert files(out) == {"answer.json", "overlay.gif", "overlay.mp4"}
 
 
 def test_a_long_clip_is_never_held(tmp_path: Path, model: Path, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +136,7 @@ def test_a_long_clip_is_never_held(tmp_path: Path, model: Path, clip: Path, monk
     monkeypatch.setattr(transforms, "open_image", watched)
     told = predict(clip, model, tmp_path / "out")
     assert len(told["masks"][0]) == 60
-    assert len(opened) > 120  # followed and drawn
+    assert len(opened) > 180  # followed and drawn twice
     assert most <= 2 * AHEAD + 2
 
 
@@ -194,3 +195,54 @@ def test_the_masks_of_the_gif_are_those_of_the_answer(tmp_path: Path, model: Pat
             gif.seek(i)
             expected = overlay.draw(transforms.open_image(path), [masklet[i] for masklet in told["masks"]])
             assert np.abs(np.asarray(gif.convert("RGB")).astype(int) - np.asarray(expected)).mean() < 8
+
+
+@pytest.mark.parametrize("size", [(64, 48), (63, 47)], ids=["even", "odd"])
+def test_the_mp4_has_the_frames_in_their_colours_at_the_rate_that_was_asked(tmp_path: Path, size: tuple[int, int]) -> None:
+    colours = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (128, 128, 128), (10, 10, 10)]
+    answer.save_video((Image.new("RGB", size, colour) for colour in colours), tmp_path / "x.mp4", fps=2.5)
+    shown = iio.imread(tmp_path / "x.mp4", plugin="pyav")
+    assert shown.shape == (5, 48, 64, 3)
+    assert np.abs(shown.astype(int) - np.array(colours)[:, None, None]).max() <= 8  # of 255, as chroma is stored in a narrower range
+    assert iio.immeta(tmp_path / "x.mp4", plugin="pyav")["fps"] == 2.5
+
+
+def test_earlier_turns_masks_device_and_dtype_reach_the_model(
+    tmp_path: Path, model: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, box in enumerate([(slice(0, 8), slice(4, 12)), (slice(60, 64), slice(0, 64))]):
+        pixels = np.zeros((64, 64), np.uint8)
+        pixels[box] = 1 + 254 * number  # anything but black
+        Image.fromarray(pixels).save(tmp_path / f"mask{number}.png")
+    asked: dict = {}
+    load = Sa2VA.from_pretrained
+    monkeypatch.setattr(Sa2VA, "from_pretrained", lambda path, **how: asked.update(how) or load(path))
+    monkeypatch.setattr(Sa2VA, "predict", lambda self, **what: asked.update(what) or SimpleNamespace(text="yes", masks=[]))
+    told = predict(
+        clip / "000.png", model, tmp_path / "out", "--past", "What is region1?", "A wheel.", "--past", "And region2?", "The road.",
+        "--mask", str(tmp_path / "mask0.png"), "--mask", str(tmp_path / "mask1.png"), "--device", "cpu", "--dtype", "float32",
+    )  # fmt: skip
+    assert (asked["device_map"], asked["dtype"]) == ("cpu", "float32")
+    assert asked["text"] == "the square"
+    assert asked["past"] == [("<image>\nWhat is region1?", "A wheel."), ("And region2?", "The road.")]
+    assert told["past"] == [list(turn) for turn in asked["past"]]
+    assert asked["mask_prompts"].shape == (2, 64, 64)
+    assert asked["mask_prompts"].sum((1, 2)).tolist() == [64, 256]
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (np.zeros((64, 64), np.uint8), "black all over"),
+        (np.ones((64, 32), np.uint8), "is 32 x 64, the first frame 64 x 64"),
+        (None, "no picture"),
+    ],
+    ids=["black", "another size", "no picture"],
+)
+def test_a_mask_that_does_not_fit_is_named_before_the_model_is_loaded(
+    tmp_path: Path, clip: Path, mask: np.ndarray | None, said: str
+) -> None:
+    path = tmp_path / "mask.png"
+    path.write_text("?") if mask is None else Image.fromarray(mask).save(path)
+    with pytest.raises(ValueError, match=rf"--mask .*mask\.png.*{said}"):
+        predict(clip / "000.png", tmp_path / "no-model", tmp_path / "out", "--mask", str(path))

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,12 @@ def test_help_loads_nothing_heavy() -> None:
         assert f"    {command} " in shown.stdout or f"    {command}\n" in shown.stdout
     loaded = "import sys, flows.cli; flows.cli.parser(); print({'torch', 'prefect', 'mlflow', 'dvc', 'pydantic'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", loaded], cwd=ROOT, text=True) == "set()\n"
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.parse(["--version"])
+    assert capsys.readouterr().out == f"ans {metadata.version('ans')}\n"
 
 
 def test_an_unknown_profile_is_one_line_not_a_traceback() -> None:

@@ -1,35 +1,44 @@
 """The real dvc, Prefect and MLflow on cheap stages (tests/workspace.py)."""
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 
 from tasks.stages import STAGES
-from tests.workspace import ans, dvc, environment, executed, make
+from tests.workspace import LIMIT_S, ans, dvc, end_all, environment, executed, living, make, words_of
 
 NAMES = [stage.name for stage in STAGES]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """A workspace after `ans run`, and what that printed."""
     folder = make(tmp_path_factory.mktemp("finished"))
-    return folder, ans(folder, "run")
+    yield folder, ans(folder, "run")
+    end_all(folder)
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Path:
-    return make(tmp_path)
+def workspace(tmp_path: Path) -> Iterator[Path]:
+    yield make(tmp_path)
+    end_all(tmp_path)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
 
 
 def mlflow_runs(folder: Path) -> list[dict[str, str]]:
@@ -47,10 +56,12 @@ def start_stalled(folder: Path, words: list[str], at: str) -> subprocess.Popen[b
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     name, _, step = at.partition(":")
-    deadline = time.monotonic() + 120
-    while not any(path.read_text() == str(int(step) + 1) for path in (folder / ".ans/scratch/smoke").glob(f"{name}/*/step")):
-        assert time.monotonic() < deadline, f"{name} never came to step {step}"
-        time.sleep(0.1)
+
+    def stands_there() -> bool:
+        return any(path.read_text() == str(int(step) + 1) for path in (folder / ".ans/scratch/smoke").glob(f"{name}/*/step"))
+
+    until(lambda: stands_there() or process.poll() is not None, f"{name} never came to step {step}")
+    assert process.poll() is None
     return process
 
 
@@ -65,6 +76,15 @@ def test_the_flow_and_dvc_share_one_cache_and_mlflow_shows_a_parent_with_nested_
     assert {run["ans.stage"] for run in runs if run.get("mlflow.parentRunId") == parents[0]["id"]} == set(NAMES)
 
     assert "Data and pipelines are up to date" in dvc(workspace, "repro")
+    used_s = os.times()
+    again = ans(workspace, "run", PREFECT_API_URL="http://127.0.0.1:9/api")  # nobody there: what is cached needs no server
+    now_s = os.times()
+    assert (now_s.children_user + now_s.children_system) - (used_s.children_user + used_s.children_system) < 8  # of processor time; was 25
+    assert again.count("cached") == len(NAMES)
+    assert len(mlflow_runs(workspace)) == len(runs)
+    assert executed(workspace) == []
+
+    shutil.rmtree(workspace / "runs/smoke/report")  # the run cache has it: the flow finds every stage cached
     ans(workspace, "run")
     assert executed(workspace) == []
     newest = [run for run in mlflow_runs(workspace) if run["ans.kind"] == "pipeline"][-1]
@@ -97,23 +117,14 @@ def test_a_stage_killed_at_any_step_resumes_there_and_gives_the_same_result(work
     process = start_stalled(workspace, ["-m", "dvc", "repro", "sft"], "sft:2")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    time.sleep(1)
+    until(lambda: not living(workspace), "the stage outlives dvc")
     executed(workspace)
     dvc(workspace, "repro", "sft")
     assert executed(workspace) == ["sft from 3"]
+    assert "RUNNING" not in {run["status"] for run in mlflow_runs(workspace)}  # the killed one's was closed
     resumed = (workspace / "runs/smoke/sft/result.txt").read_text()
     dvc(workspace, "repro", "--single-item", "--force", "--no-run-cache", "sft")
     assert (workspace / "runs/smoke/sft/result.txt").read_text() == resumed
-
-
-def at_work(folder: Path, module: str) -> list[psutil.Process]:
-    """Live processes of this workspace that run `-m module`."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
-            if module in process.cmdline() and process.cwd() == str(folder):
-                found.append(process)
-    return found
 
 
 @pytest.mark.parametrize("shell", ["/bin/bash", "/bin/sh"])  # dvc starts a stage by it; Debian's sh stays between them where bash does not
@@ -122,16 +133,12 @@ def test_a_killed_flow_leaves_no_stage_behind_and_doctor_closes_its_runs(
 ) -> None:
     monkeypatch.setenv("SHELL", shell)
     process = start_stalled(workspace, ["-m", "flows.cli", "run"], "base:1")
-    assert at_work(workspace, "tasks.base")
+    assert any("tasks.base" in words_of(other) for other in living(workspace))
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 30
-    while at_work(workspace, "tasks.base"):
-        assert time.monotonic() < deadline, "the stage outlives its flow"
-        time.sleep(0.2)
+    until(lambda: not living(workspace), "stage, tracker or temporary server outlive their flow")
     shown = ans(workspace, "doctor", status=None)
     assert "resumes: smoke/base" in shown
-    assert "left by killed runs: 1 ended" in shown
     assert "RUNNING" not in {run["status"] for run in mlflow_runs(workspace)}
     executed(workspace)
     dvc(workspace, "repro", "base")
@@ -145,6 +152,51 @@ def test_a_failing_stage_is_tried_again_from_its_last_state_and_the_message_is_s
     assert executed(workspace) == ["prepare from 0", "base from 0", "base from 4", "sft from 0", "sft from 6"]
     statuses = [run["status"] for run in mlflow_runs(workspace) if run.get("ans.stage") == "base"]
     assert statuses == ["FAILED", "FINISHED"]
+
+
+def test_dvc_killed_just_as_a_stage_starts_leaves_nothing_behind(workspace: Path) -> None:
+    """The stage is not yet far enough to have asked for the signal of its parent's death."""
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dvc", "repro", "base"], cwd=workspace, env=environment(workspace, FAKE_STALL="prepare:0"),
+            start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        until(lambda: [p for p in living(workspace) if "tasks.prepare" in words_of(p)], "the stage never started")
+        process.kill()
+        process.wait()
+        until(lambda: not living(workspace), "the stage outlives dvc")
+
+
+def test_a_killed_tracker_costs_the_curves_and_not_the_training(workspace: Path) -> None:
+    ans(workspace, "profile", "smoke", "launch.processes=1")
+    process = start_stalled(workspace, ["-m", "dvc", "repro", "prepare"], "prepare:1")
+    (stage,) = [p for p in living(workspace) if "tasks.prepare" in words_of(p) and p.ppid() == process.pid]
+    (tracker,) = stage.children()
+    tracker.kill()
+    stage.send_signal(signal.SIGUSR1)  # wakes it
+    assert process.wait(LIMIT_S) == 0
+    assert (workspace / "runs/smoke/data/result.txt").exists()
+    dvc(workspace, "repro", "base")
+    assert "RUNNING" not in {run["status"] for run in mlflow_runs(workspace)}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: (folder / ".ans/mlflow.db").write_bytes(b"SQLite format 3\0" + b"x" * 9000), "mlflow.db is damaged"),
+        (lambda folder: {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}, "MLflow at http://127.0.0.1:9 does not answer"),
+        (lambda folder: (folder / "dvc.lock").write_text("stages:\n<<<<<<< HEAD\n  a: {}\n=======\n"), "is no YAML (a merge conflict?)"),
+    ],
+    ids=["damaged history", "no MLflow server", "merge conflict"],
+)
+def test_what_is_broken_around_the_pipeline_is_one_sentence(workspace: Path, spoil: Callable[[Path], object], said: str) -> None:
+    (workspace / ".ans").mkdir(exist_ok=True)
+    extra = spoil(workspace)
+    shown = ans(workspace, "run", status=2, **(extra if isinstance(extra, dict) else {}))
+    assert said in shown
+    assert "Traceback" not in shown
+    assert shown.count("\n") < 5
+    assert executed(workspace) == []
 
 
 def test_a_mistake_in_the_settings_stops_before_work_and_is_not_tried_again(workspace: Path) -> None:
@@ -170,7 +222,8 @@ def test_a_second_run_in_one_workspace_waits_and_says_so(workspace: Path) -> Non
     second.kill()
     second.wait()
     process.terminate()
-    assert process.wait(60) != 0
+    assert process.wait(LIMIT_S) != 0
+    until(lambda: not living(workspace), "the stage outlives its flow")
     ans(workspace, "doctor", status=None)
 
 

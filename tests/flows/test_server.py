@@ -1,22 +1,53 @@
-"""Some versions of Prefect's dependencies break its server or scheduler without a word: start it, deploy, see scheduled runs."""
+"""`ans server` for real: whom it answers, that its deployments run, what is left when it ends. Some versions of Prefect's dependencies
+break its server or scheduler without a word."""
 
+import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
+import psutil
 import pytest
 
-from flows.launch import POOL, wait_for
+from flows.prefect_server import OwnAddressOnly
 from tasks.stages import STAGES
-from tests.workspace import environment, executed, make, run
+from tests.workspace import ROOT, environment, executed, make, run, words_of
 
-pytestmark = pytest.mark.slow
+LIMIT_S = 1800.0
+"""Of anything that is waited for here: a loaded machine is slow, and a fault ends the wait by itself where it can."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    process: subprocess.Popen[bytes]
+    workspace: Path
+    port: int
+    key: str
+
+    @property
+    def api(self) -> str:
+        return f"http://127.0.0.1:{self.port}/api"
+
+    def ask(self, path: str, body: object, **headers: str) -> httpx.Response:
+        return httpx.post(f"{self.api}/{path}", json=body, headers=headers, timeout=60)
+
+    def authorized(self, path: str, body: object, method: str = "POST") -> Any:
+        answer = httpx.request(method, f"{self.api}/{path}", json=body, auth=httpx.BasicAuth(*self.key.split(":", 1)), timeout=60)
+        answer.raise_for_status()
+        return answer.json()
+
+    def flow_runs(self, deployment: str) -> list[str]:
+        """States of the deployment's runs."""
+        return [found["state"]["type"] for found in self.authorized("flow_runs/filter", {"deployments": {"name": {"any_": [deployment]}}})]
 
 
 def free_port() -> int:
@@ -25,55 +56,199 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def flow_runs(api: str, deployment: str) -> list[str]:
-    """States of the deployment's runs."""
-    body = {"deployments": {"name": {"any_": [deployment]}}}
-    answer = httpx.post(f"{api}/flow_runs/filter", json=body, timeout=30)
-    answer.raise_for_status()
-    return [found["state"]["type"] for found in answer.json()]
-
-
-def until(condition: Callable[[], object], what: str, limit_s: float) -> None:
+def until(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, what
-        time.sleep(1)
+        time.sleep(0.5)
 
 
-def test_deployments_are_scheduled_and_run_by_a_worker(tmp_path: Path) -> None:
+def started_by(marker: str) -> list[psutil.Process]:
+    """Live processes that carry `marker` in their environment's HOME of Prefect."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("PREFECT_HOME") == marker and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
     for name in ("checkout", "home"):
-        (tmp_path / name).mkdir()
-    workspace, home = make(tmp_path / "checkout"), tmp_path / "home"
-    api = f"http://127.0.0.1:{(port := free_port())}/api"
-    extra = {"PREFECT_API_URL": api, "PREFECT_HOME": str(home), "ANS_HOME": str(workspace), "PREFECT_CLI_PROMPT": "false"}
-    started: list[subprocess.Popen[bytes]] = []
+        (folder / name).mkdir()
+    workspace, port, log = make(folder / "checkout"), free_port(), folder / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.cli", "server", "--port", str(port)], cwd=workspace, stdout=file, stderr=file,
+            env=environment(workspace, PREFECT_HOME=str(folder / "home")), start_new_session=True,
+        )  # fmt: skip
+    try:
+        until(lambda: "PREFECT_API_URL=" in log.read_text() or process.poll() is not None, "ans server never came up")
+        assert process.poll() is None, log.read_text()
+        said = re.search(r"PREFECT_API_AUTH_STRING=(\S+)", log.read_text())
+        yield Served(process=process, workspace=workspace, port=port, key=said[1] if said else "no:key")
+    finally:
+        process.kill()
+        process.wait()
+        for left in started_by(str(folder / "home")):
+            left.kill()
 
-    def start(*words: str) -> None:
-        with (tmp_path / f"{words[0]}.log").open("wb") as log:
-            command = [sys.executable, "-m", "prefect", *words]
-            started.append(
-                subprocess.Popen(
-                    command, cwd=workspace, env=environment(workspace, **extra), stdout=log, stderr=log, start_new_session=True
-                )
-            )
+
+FOREIGN = [
+    {},
+    {"Origin": "http://evil.example"},
+    {"Host": "evil.example"},
+    {"Origin": "http://evil.example:4200", "Host": "evil.example:4200"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * LIMIT_S)
+@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+def test_no_page_of_another_site_makes_a_deployment(served: Served, headers: dict[str, str]) -> None:
+    """The attack: a flow and a deployment whose pull step is a shell script, which the worker would run."""
+    made = served.ask("flows/", {"name": "attack"}, **headers)
+    assert made.status_code == (403 if headers else 401)
+    assert "access-control-allow-origin" not in made.headers
+    with_key = httpx.post(
+        f"{served.api}/flows/", json={"name": "attack"}, headers=headers, auth=tuple(served.key.split(":", 1)), timeout=60
+    )
+    assert not headers or with_key.status_code == 403
+    asked = httpx.options(
+        f"{served.api}/deployments/", timeout=60,
+        headers={"Origin": FOREIGN[1]["Origin"], "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"},
+    )  # fmt: skip
+    assert asked.status_code == 403
+    assert "access-control-allow-origin" not in asked.headers
+    step = {"prefect.deployments.steps.run_shell_script": {"script": f"touch {served.workspace}/owned"}}
+    deployment = {"name": "attack", "flow_id": "0" * 8 + "-0000-4000-8000-" + "0" * 12, "pull_steps": [step], "work_pool_name": "ans"}
+    assert served.ask("deployments/", deployment, **headers).status_code in {401, 403}
+    assert "attack" not in {found["name"] for found in served.authorized("deployments/filter", {})}
+    assert not (served.workspace / "owned").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_deployments_are_scheduled_and_run_by_the_worker(served: Served) -> None:
+    until(lambda: "SCHEDULED" in served.flow_runs("nightly"), "no nightly run was scheduled")
+    client = {"PREFECT_API_URL": served.api, "PREFECT_API_AUTH_STRING": served.key}
+    run(served.workspace, "-m", "prefect", "deployment", "run", "full-pipeline/smoke", **client)
+    until(lambda: set(served.flow_runs("smoke")) & {"COMPLETED", "FAILED", "CRASHED"}, "the deployment did not end")
+    assert served.flow_runs("smoke") == ["COMPLETED"]
+    assert len(executed(served.workspace)) == len(STAGES)
+    (name,) = {found["name"].split()[0] for found in served.authorized("flow_runs/filter", {"deployments": {"name": {"any_": ["smoke"]}}})}
+    assert name == "smoke"
+    (page,) = served.authorized("artifacts/filter", {"artifacts": {"key": {"any_": ["pipeline-run"]}}})
+    assert "| report | ran |" in page["data"]
+    assert "report/report.html" in page["data"]
+    assert "Data and pipelines are up to date" in run(served.workspace, "-m", "dvc", "repro")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * LIMIT_S)
+def test_a_run_ends_with_its_killed_worker_and_the_next_one_gets_its_place(served: Served) -> None:
+    home = psutil.Process(served.process.pid).environ()["PREFECT_HOME"]
+
+    def at_work(word: str) -> list[psutil.Process]:
+        return [process for process in started_by(home) if word in words_of(process)]
+
+    client = {"PREFECT_API_URL": served.api, "PREFECT_API_AUTH_STRING": served.key}
+    before = served.flow_runs("smoke").count("COMPLETED")
+    stalled = served.authorized("deployments/name/full-pipeline/smoke", None, method="GET")["id"]
+    body = {"name": "stalls", "job_variables": {"env": {"FAKE_STALL": "prepare:1"}}}
+    run(served.workspace, "-m", "flows.cli", "profile", "smoke", "seed=7", "--force")
+    run_id = served.authorized(f"deployments/{stalled}/create_flow_run", body)["id"]
+    until(lambda: at_work("tasks.prepare"), "the stage never started")
+    (worker,) = [process for process in at_work("worker") if "start" in words_of(process)]
+    worker.kill()
+    until(lambda: not at_work("tasks.prepare"), "the stage outlives its worker")
+
+    def state() -> str:
+        return str(served.authorized(f"flow_runs/{run_id}", None, method="GET")["state"]["type"])
+
+    until(lambda: state() == "CRASHED", f"the run stays {state()}")
+    run(served.workspace, "-m", "prefect", "deployment", "run", "full-pipeline/smoke", **client)
+    until(lambda: served.flow_runs("smoke").count("COMPLETED") == before + 1, "the next run does not get its place")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_a_taken_port_is_said_at_once_and_term_leaves_nothing_behind(served: Served) -> None:
+    start_s = time.monotonic()
+    shown = run(served.workspace, "-m", "flows.cli", "server", "--port", str(served.port), status=2)
+    assert f"ans: port {served.port} of 127.0.0.1 can't be had" in shown
+    assert "Traceback" not in shown
+    assert time.monotonic() - start_s < 60
+    home = psutil.Process(served.process.pid).environ()["PREFECT_HOME"]
+    assert len(started_by(home)) >= 3  # itself, server, worker
+    served.process.send_signal(signal.SIGTERM)
+    served.process.wait(LIMIT_S)
+    assert started_by(home) == []
+
+
+@pytest.mark.parametrize(
+    ("scope", "headers", "answers"),
+    [
+        ("http", {"host": "127.0.0.1:4200"}, True),
+        ("http", {"host": "localhost:4200", "origin": "http://127.0.0.1:4200"}, True),
+        ("websocket", {"host": "127.0.0.1:4200", "origin": "http://localhost:4200"}, True),
+        ("http", {"host": "127.0.0.1:4200", "origin": "null"}, False),  # a sandboxed frame
+        ("http", {"host": "127.0.0.1:4200", "origin": "http://127.0.0.1:8000"}, False),  # another program of this machine
+        ("http", {"host": "localhost.evil.example:4200"}, False),
+        ("http", {"host": "127.0.0.1"}, False),
+        ("http", {}, False),
+        ("websocket", {"host": "127.0.0.1:4200", "origin": "http://evil.example"}, False),
+    ],
+)
+def test_only_the_servers_own_address_is_answered(scope: str, headers: dict[str, str], answers: bool) -> None:
+    reached, sent = [], []
+
+    async def app(*_words: object) -> None:
+        reached.append(True)
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    raw = [(key.encode(), value.encode()) for key, value in headers.items()]
+    asyncio.run(OwnAddressOnly(app, port=4200)({"type": scope, "headers": raw}, None, send))
+    assert bool(reached) == answers
+    refused = {"http": ("http.response.start", 403), "websocket": ("websocket.close", 1008)}[scope]
+    assert answers or (sent[0]["type"], sent[0].get("status", sent[0].get("code"))) == refused
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_the_page_of_mlflow_answers_its_own_address_alone_and_is_few_processes(tmp_path: Path) -> None:
+    port = free_port()
+    told = subprocess.check_output(["make", "-n", "ui", f"UI_PORT={port}", "BIN=" + str(Path(sys.executable).parent)], cwd=ROOT, text=True)
+    (tmp_path / ".ans").mkdir()
+    command = told[told.index("MLFLOW_SERVER_ENABLE_JOB_EXECUTION") :]
+    server = subprocess.Popen(
+        ["bash", "-c", command],
+        cwd=tmp_path,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(tmp_path),
+    )
+    url = f"http://127.0.0.1:{port}"
+
+    def status(path: str, **headers: str) -> int:
+        try:
+            return httpx.post(f"{url}/api/2.0/mlflow/{path}", json={"name": "x", "max_results": 1}, headers=headers, timeout=60).status_code
+        except httpx.TransportError:
+            return 0
 
     try:
-        start("server", "start", "--host", "127.0.0.1", "--port", str(port))
-        wait_for(f"{api}/health")
-        run(workspace, "-m", "prefect", "work-pool", "create", POOL, "--type", "process", **extra)
-        run(workspace, "-m", "prefect", "--no-prompt", "deploy", "--all", **extra)
-        until(lambda: "SCHEDULED" in flow_runs(api, "nightly"), "no nightly run was scheduled", 90)
-        start("worker", "start", "--pool", POOL, "--limit", "1")
-        run(workspace, "-m", "prefect", "deployment", "run", "full-pipeline/smoke", **extra)
-        until(lambda: set(flow_runs(api, "smoke")) & {"COMPLETED", "FAILED", "CRASHED"}, "the deployment did not end", 300)
-        assert flow_runs(api, "smoke") == ["COMPLETED"], (tmp_path / "worker.log").read_text()
-        assert len(executed(workspace)) == len(STAGES)
-        assert "Data and pipelines are up to date" in run(workspace, "-m", "dvc", "repro")
+        until(lambda: status("experiments/search") == 200 or server.poll() is not None, "MLflow never came up")
+        assert status("experiments/create", Origin="http://evil.example") == 403
+        assert status("experiments/create", Host="10.evil.example") == 403  # MLflow's default takes `10.*` for a private address
+        assert status("experiments/create") == 200
+        assert len(psutil.Process(server.pid).children(recursive=True)) <= 4
     finally:
-        for process in reversed(started):  # the worker is gone before its server: without one it waits long for an answer
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait(30)
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()

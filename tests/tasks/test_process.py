@@ -4,11 +4,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks.process import held
-from tasks.tracking import client, close_stuck_runs, experiment_id, find_runs, flat, metric_name, works_since
+from tasks.tracking import StageRun, client, close_stuck_runs, experiment_id, find_runs, flat, metric_name, works_since
 
 HOLD = """
 import sys, time
@@ -86,7 +87,7 @@ def test_what_a_stage_logged_outlives_it_and_its_tracker_does_not(tmp_path: Path
     else:
         stage.kill()
     stage.wait()
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 120
     while group_lives(stage.pid) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert not group_lives(stage.pid)
@@ -98,6 +99,31 @@ def test_what_a_stage_logged_outlives_it_and_its_tracker_does_not(tmp_path: Path
         assert (run.info.status, run.data.metrics) == ("FAILED", {"loss": 0.5})
     else:
         assert len(close_stuck_runs(tmp_path)) == 2  # the stage's and the pipeline's
+
+
+@pytest.mark.slow
+def test_metrics_wait_while_the_store_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from mlflow.exceptions import MlflowException
+
+    run = StageRun(tmp_path, stage="sft", version="1", profile="tiny", state_key="k", params={}, pid=os.getpid())
+    mlflow = client(tmp_path)
+    away = True
+    log_batch = run._mlflow.log_batch
+
+    def sometimes(*words: Any, **named: Any) -> None:
+        if away:
+            raise MlflowException("connection refused\nand a page of SQL")
+        log_batch(*words, **named)
+
+    monkeypatch.setattr(run._mlflow, "log_batch", sometimes)
+    for step in range(3):
+        run.log({"loss": step / 2}, step)
+    run.flush()
+    assert capsys.readouterr().err == "MLflow takes no metrics at present, 3 wait: connection refused\n"
+    away = False
+    run.end(ok=True)
+    assert [(found.step, found.value) for found in mlflow.get_metric_history(run.run_id, "loss")] == [(0, 0.0), (1, 0.5), (2, 1.0)]
+    assert mlflow.get_run(run.run_id).info.status == "FINISHED"
 
 
 def group_lives(group: int) -> bool:

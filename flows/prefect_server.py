@@ -1,0 +1,113 @@
+"""A Prefect server for this machine alone: a loopback port and a key in, the environment that its clients need out.
+
+Whoever can talk to Prefect's API can run commands (a deployment's pull steps), and by default it answers every page that the user's
+browser shows. This one wants a key, and answers only requests for its own address that no page of another site has sent.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flows.paths import environment
+from tasks.process import die_with_parent
+
+HOST = "127.0.0.1"
+NAMES = (HOST, "localhost")
+START_S = 120.0
+END_S = 10.0
+
+
+class OwnAddressOnly:
+    """ASGI middleware: refuses a foreign Host (DNS rebinding) and a foreign Origin (a page of another site), WebSockets too."""
+
+    def __init__(self, app: Any, *, port: int) -> None:
+        self.app = app
+        self.hosts = {f"{name}:{port}".encode() for name in NAMES}
+        self.origins = {b"http://" + host for host in self.hosts}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = dict(scope.get("headers", ()))
+        own = headers.get(b"host") in self.hosts and headers.get(b"origin") in {None, *self.origins}
+        if scope["type"] == "lifespan" or own:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
+            await send({"type": "http.response.body", "body": b"not this server's address, or a page of another site"})
+
+
+@contextmanager
+def prefect_server(here: Path, *, port: int = 0, temporary: bool = False) -> Iterator[dict[str, str]]:
+    """Starts a server (port 0: any free one), yields PREFECT_API_URL and PREFECT_API_AUTH_STRING for its clients, ends it.
+
+    It also ends when this process is killed. A temporary one has no UI and no scheduler. Raises OSError where the port is taken.
+    """
+    try:
+        listening = socket.create_server((HOST, port))
+    except OSError as error:
+        raise OSError(f"port {port} of {HOST} can't be had ({error.strerror}): end what uses it, or give another --port") from error
+    with listening:
+        address = f"http://{HOST}:{listening.getsockname()[1]}"
+        key = os.environ.get("PREFECT_SERVER_API_AUTH_STRING") or f"ans:{secrets.token_urlsafe(24)}"
+        client = {"PREFECT_API_URL": f"{address}/api", "PREFECT_API_AUTH_STRING": key}
+        server = {
+            "PREFECT_SERVER_API_AUTH_STRING": key,
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{listening.getsockname()[1]}" for name in NAMES),
+            "ANS_PARENT_PID": str(os.getpid()),
+            **({"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_UI_ENABLED": "0"} if temporary else {}),
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.prefect_server", str(listening.fileno())], pass_fds=[listening.fileno()], cwd=here,
+            env=environment() | client | server,
+            start_new_session=True,  # Ctrl-C is for the flow, which closes its run before the server goes
+        )  # fmt: skip
+    try:
+        wait_for(f"{address}/api/health", process)
+        yield client
+    finally:
+        process.terminate()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise OSError(f"the Prefect server ended with status {process.returncode} as it started; its message is above")
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.1)
+    raise OSError(f"the Prefect server did not answer at {url} within {START_S:.0f} s; is the machine that busy?")
+
+
+def main(descriptor: int) -> None:
+    """The server's process, on a socket that is bound already."""
+    die_with_parent()
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    bound = socket.socket(fileno=descriptor)
+    app = OwnAddressOnly(create_app(final=True), port=bound.getsockname()[1])
+    uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=3)).run(sockets=[bound])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,87 @@
+"""`ans run` on a pseudo terminal: what a person sees."""
+
+import os
+import pty
+import re
+import signal
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.workspace import LIMIT_S, ans, dvc, end_all, environment, living, make
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
+
+
+class Terminal:
+    """A command that reads and writes a terminal of its own."""
+
+    def __init__(self, folder: Path, *words: str, **extra: str) -> None:
+        self.pid, self._screen = pty.fork()
+        if self.pid == 0:
+            termios.tcsetwinsize(0, (40, 160))
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests that run in the background ignore it
+            os.chdir(folder)
+            os.execve(sys.executable, [sys.executable, *words], environment(folder, **extra))
+        self.shown = ""
+
+    def read_until(self, text: str | None) -> str:
+        """All that was shown so far; None reads until the end."""
+        deadline = time.monotonic() + LIMIT_S
+        while text is None or text not in self.shown:
+            assert time.monotonic() < deadline, f"{text!r} never came:\n{self.shown}"
+            try:
+                data = os.read(self._screen, 65536)
+            except OSError:  # the other end is closed
+                break
+            self.shown = re.sub(r"\x1b\[[\d;]*m", "", self.shown + data.decode(errors="replace"))  # colours
+        return self.shown
+
+    def type(self, letters: str) -> None:
+        os.write(self._screen, letters.encode())
+
+    def end(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Iterator[Path]:
+    yield make(tmp_path)
+    end_all(tmp_path)
+
+
+def test_a_terminal_shows_bars_as_bars_the_place_of_the_stage_and_no_traceback_after_ctrl_c(workspace: Path) -> None:
+    terminal = Terminal(workspace, "-m", "flows.cli", "run", FAKE_BAR="prepare", FAKE_STALL="base:2")
+    try:
+        shown = terminal.read_until("stage 2 of 11: base")
+        assert re.search(r"stage 1 of 11: prepare \(0:\d\d elapsed\)", shown)  # nothing ran before: no time left is told
+        states = re.findall(r"a bar: [^\r\n]*", shown)
+        assert len(states) > 5
+        assert len(re.findall(r"a bar: [^\r\n]*\r?\n", shown)) == 1  # its last state; the others were drawn over one another
+        while not list(workspace.glob(".ans/scratch/smoke/base/*/step")):
+            time.sleep(0.1)
+        terminal.type("\x03")
+        shown = terminal.read_until(None)
+        assert terminal.end() == 130
+    finally:
+        os.kill(terminal.pid, signal.SIGKILL) if psutil.pid_exists(terminal.pid) else None
+    assert shown.rstrip().endswith("stopped; the same command resumes")
+    assert "Traceback" not in shown
+    assert shown[shown.index("stage 2 of 11") :].count("\n") < 8, shown
+    assert [process.cmdline() for process in living(workspace)] == []
+
+
+def test_a_file_gets_a_line_of_a_bar_each_half_minute(workspace: Path) -> None:
+    shown = ans(workspace, "run", FAKE_BAR="prepare")
+    assert 1 <= shown.count("a bar:") <= 3  # 400 steps of a millisecond or two
+    assert [re.search(r"stage (\d+) of 11", line)[1] for line in shown.splitlines() if line.startswith("stage ")] == [
+        str(i) for i in range(1, 12)
+    ]
+    dvc(workspace, "repro", "--single-item", "--force", "report")
+    again = ans(workspace, "run")
+    assert not re.search(r"^stage \d", again, flags=re.MULTILINE)

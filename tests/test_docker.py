@@ -1,0 +1,84 @@
+"""The container files, as far as they can be tried without an engine."""
+
+import re
+import runpy
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from sqlalchemy import make_url
+
+from tests.workspace import ROOT, dvc, executed, make
+
+entrypoint = SimpleNamespace(**runpy.run_path(str(ROOT / "docker/entrypoint.py")))  # `docker` is a package of that name
+COMPOSE = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())
+IMAGES = {name: service for name, service in COMPOSE["services"].items() if service["image"].startswith("ans:")}
+
+
+def test_any_password_reaches_its_service_through_files_alone() -> None:
+    odd = "p@ss:w/rd %#?&'\""
+    found = entrypoint.variables({f"{name}_password": odd for name in ("postgres", "minio", "prefect", "mlflow")} | {"judge_key": "k"})
+    for name in ("PREFECT_API_DATABASE_CONNECTION_URL", "MLFLOW_BACKEND_STORE_URI"):
+        url = make_url(found[name])
+        assert (url.username, url.password, url.host, url.port) == ("ans", odd, "postgres", 5432)
+    assert found["PREFECT_API_AUTH_STRING"] == found["PREFECT_SERVER_API_AUTH_STRING"] == f"ans:{odd}"
+    assert (found["AWS_SECRET_ACCESS_KEY"], found["MLFLOW_TRACKING_PASSWORD"], found["OPENAI_API_KEY"]) == (odd, odd, "k")
+    assert entrypoint.variables({"judge_key": ""}) == {}
+    assert entrypoint.mlflow_auth("postgresql://x", odd)["mlflow"]["admin_password"] == odd
+    assert "PASSWORD:" not in (ROOT / "docker/compose.yaml").read_text()
+
+
+def test_every_service_is_bound_to_this_host_pinned_and_given_only_secrets_that_exist() -> None:
+    for name, service in COMPOSE["services"].items():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+        assert not service["image"].endswith(":latest"), name
+        assert ":" in service["image"], name
+        assert set(service.get("secrets", [])) <= set(COMPOSE["secrets"]), name
+    assert re.search(r"^FROM \S+:\d+\.\d+\.\d+", (ROOT / "docker/Dockerfile").read_text(), flags=re.MULTILINE)
+
+
+def test_every_volume_of_the_image_has_a_folder_there_whose_owner_it_takes() -> None:
+    made = re.search(r"mkdir -p (.+)", (ROOT / "docker/Dockerfile").read_text())
+    assert made is not None
+    folders = {str(Path("/app", folder)) for folder in made[1].split()}
+    mounted = {
+        volume.split(":")[1]
+        for service in IMAGES.values()
+        for volume in service.get("volumes", [])
+        if volume.split(":")[0] in COMPOSE["volumes"]
+    }
+    assert mounted == folders
+
+
+def test_each_worker_has_a_pool_of_its_own_which_its_deployments_name() -> None:
+    pools = set()
+    for name in ("worker", "worker-gpu"):
+        script, pool, deployments = COMPOSE["services"][name]["command"]
+        assert (ROOT / script).stat().st_mode & 0o111
+        found = {deployment["work_pool"]["name"] for deployment in yaml.safe_load((ROOT / deployments).read_text())["deployments"]}
+        assert found == {pool}
+        pools.add(pool)
+    assert len(pools) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_dvc_works_without_git_as_in_the_image(tmp_path: Path) -> None:
+    workspace = make(tmp_path)
+    shutil.rmtree(workspace / ".git")
+    assert "not a git repository" in dvc(workspace, "status", status=None)
+    dvc(workspace, "config", "--local", "core.no_scm", "true")
+    for line in (ROOT / "docker/worker.sh").read_text().splitlines():
+        if line.startswith("dvc "):
+            dvc(workspace, *line.split()[1:])
+    assert "s3://dvc" in dvc(workspace, "remote", "list")
+    dvc(workspace, "repro", "prepare")
+    assert executed(workspace) == ["prepare from 0"]
+
+
+@pytest.mark.parametrize("script", ["setup.sh", "docker/worker.sh"])
+def test_the_shell_scripts_parse(script: str) -> None:
+    subprocess.run(["sh", "-n", str(ROOT / script)], check=True)
