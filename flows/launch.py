@@ -19,8 +19,8 @@ from tasks.process import exit_on_term, held
 from tasks.stages import ROWS, STAGES, SUMMARY
 
 SHOWN = (
-    "referring/val/gIoU", "referring/val/cIoU", "referring/val/gIoU_shuffled_text", "region_caption/val/METEOR",
-    "region_caption/val/attribute_accuracy", "loop1/val/IoU", "loop2/val/METEOR", "video/val/J&F",
+    "referring/gIoU", "referring/cIoU", "referring/gIoU_shuffled_text", "region_caption/METEOR", "region_caption/exact_match",
+    "grounded_caption/mIoU_all_objects", "loop1/IoU", "loop2/METEOR", "video/J&F",
 )  # fmt: skip
 POOL = "ans"
 
@@ -87,12 +87,15 @@ def print_result(rows: list[tuple[str, str, float]], here: Path, profile: str, t
     console.print(stages)
 
     summary = json.loads((here / SUMMARY).read_text(encoding="utf-8"))
+    from ans_core.report.metrics import short
+
     metrics = Table(title="held-out metrics")
     metrics.add_column("metric")
     for row in ROWS:
         metrics.add_column(row, justify="right")
+    found = {row: short(summary.get(row, {})) for row in ROWS}
     for name in SHOWN:
-        values = [summary.get(row, {}).get(name) for row in ROWS]
+        values = [found[row].get(name) for row in ROWS]
         metrics.add_row(name, *("-" if value is None else f"{value:.3f}" for value in values))
     console.print(metrics)
     binaries = Path(sys.executable).parent

@@ -71,7 +71,7 @@ class Config(Section):
         if prepare.sources or self.evaluate.sources:
             return
         scenes = {"train": prepare.scenes, "val": prepare.val_scenes, "test": prepare.test_scenes}[split] if prepare.scenes else 0
-        clips = {"train": prepare.clips, "val": prepare.val_clips, "test": 0}[split] if prepare.clips else 0
+        clips = {"train": prepare.clips, "val": prepare.val_clips, "test": prepare.test_clips}[split] if prepare.clips else 0
         for place, name in enumerate(self.evaluate.benchmarks):
             if not (clips if name == "video" else scenes) and name not in self.evaluate.optional:
                 raise Impossible(
