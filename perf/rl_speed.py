@@ -46,7 +46,7 @@ from ans_core.rewards import REWARDS
 from ans_core.rl import grpo, text_loop
 from ans_core.rl.mask_policy import MASK_POLICIES
 from ans_core.rl.rollout import Group, Reader, SampledAnswer, Segment, pack, sample, token_logps
-from ans_core.rl.step import EncodedImages, Experience, Exploration, RolloutStep, Settings, StepTimer, collate
+from ans_core.rl.step import EncodedImages, Experience, Exploration, RolloutStep, StepTimer, collate
 from ans_core.transforms import grid_cells
 from ans_core.types import Prediction, Sample
 from tests.tiny import GROUNDING
@@ -321,7 +321,7 @@ class Captions:
         self.learner = Learner(self.model)
         chosen = {"group": GROUP, "max_tokens": CAPTION, "kl": KL, "scale_rewards": "group", "clip_low": CLIP_LOW, "clip_high": CLIP_HIGH}
         default = Rl()
-        self.settings = Settings(**{name: getattr(default, name) for name in Settings.__dataclass_fields__} | chosen)
+        self.settings = default.model_copy(update=chosen)
         samples = regions(side, BATCH)
         self.batch = collate(samples, [s.text for s in samples], self.model, mask_size=32)
         self.requests = [caption_request(s, true_mask(s)) for s in samples]

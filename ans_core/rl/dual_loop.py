@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ans_core.config.rl import Rl
 from ans_core.data.collate import TensorBatch
 from ans_core.dist import rank, shared_sum, world_size
 from ans_core.model.adapters import Policies
@@ -29,7 +30,7 @@ from ans_core.rl import caption_loop, describe_loop, grpo, mask_loop, pictures, 
 from ans_core.rl.judging import Judging
 from ans_core.rl.mask_policy import MASK_POLICIES, steered
 from ans_core.rl.rollout import Reader, exact_head
-from ans_core.rl.step import EncodedImages, Experience, Exploration, Loop, RlBatch, RolloutStep, Settings, StepTimer
+from ans_core.rl.step import EncodedImages, Experience, Exploration, Loop, RlBatch, RolloutStep, StepTimer
 from ans_core.types import Log
 
 LOOPS: dict[str, Loop] = {
@@ -68,7 +69,7 @@ class DualLoop(nn.Module):
     def __init__(
         self,
         policies: Policies,
-        settings: Settings,
+        settings: Rl,
         *,
         seed: int,
         points: int,
@@ -327,7 +328,7 @@ class DualLoop(nn.Module):
 
     def _weights(self) -> dict[str, float]:
         """Of the loops' losses. Adaptive: by what a loop still misses of its best reward, to the power `adaptive_loops`; same sum."""
-        fixed = dict(self.settings.loops)
+        fixed = {str(name): weight for name, weight in self.settings.loops.items()}
         if not self.settings.adaptive_loops:
             return fixed
         wanting = {n: w * max(1 - self.mean_reward.get(n, 0.0), 1e-3) ** self.settings.adaptive_loops for n, w in fixed.items()}

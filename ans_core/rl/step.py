@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ans_core import prompts, rle, transforms
 from ans_core.benchmarks.loops import caption_request, expression_of, true_mask
+from ans_core.config.rl import Rl
 from ans_core.data.collate import TensorBatch, prefix_ids, question_ids, resize_mask
 from ans_core.dist import seed_of
 from ans_core.model import predict as ask
@@ -31,51 +32,11 @@ from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rewards.iou import soft_iou
 from ans_core.rl import grpo
 from ans_core.rl.mask_policy import MaskActions, MaskPolicy, mean_probability
-from ans_core.rl.rollout import Group, Guard, Reader, Rollout, SampledAnswer, Segment, check_cache, pack, sample
+from ans_core.rl.rollout import Group, Reader, Rollout, SampledAnswer, Segment, check_cache, pack, sample
 from ans_core.types import RLE, Prediction, Request, Sample
 
 MASK_ANSWER = prompts.REFERRING_ANSWERS[0]
 """Teacher-forced: what is explored is the mask, not the words around `[SEG]`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Of config.Rl, those that the step itself needs."""
-
-    loops: Mapping[str, float]
-    """Which of LOOPS, and the weight of its loss."""
-    group: int
-    temperature: float
-    max_tokens: int
-    logit_guard: Guard
-    inner_steps: int
-    objective: grpo.Form
-    clip_low: float
-    clip_high: float
-    kl: float
-    kl_words: float
-    entropy: float
-    mask_truncated: bool
-    combine_rewards: grpo.Combine
-    scale_rewards: grpo.Scale
-    std_floor: float
-    adaptive_loops: float
-    inverse: Literal["teacher", "policy", "reference"]
-    ema: float
-    ema_warmup: bool
-    rewards_caption: Mapping[str, float]
-    rewards_mask: Mapping[str, float]
-    rewards_text: Mapping[str, float]
-    use_llm_judge: bool
-    use_llm_judge_loop2: bool
-    mask_policy: str
-    mask_grid: int
-    mask_sigma: float
-    mask_weight: float
-    stop_identical: int
-    samples_every: int
-    monitor_every: int
-    max_grad_norm: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +190,7 @@ class RolloutStep:
     """A batch in the hands of the policies."""
 
     policies: Policies
-    settings: Settings
+    settings: Rl
     reader: Reader
     batch: RlBatch
     encoded: EncodedImages
@@ -412,11 +373,11 @@ class Loop:
     """Those samples in words, for the error that there are none."""
     decodes_masks: bool = False
     """Whether masks are drawn in its pictures, so that SAM2 has to see them."""
-    rewards: Callable[[Settings], Mapping[str, float]]
+    rewards: Callable[[Rl], Mapping[Any, float]]
     """Weights of its reward parts."""
     act: Callable[[RolloutStep], Experience]
     """Under no_grad: rollouts and rewards."""
-    judged: Callable[[Settings], bool] = lambda settings: False
+    judged: Callable[[Rl], bool] = lambda settings: False
     """Whether its captions are also paid by the judge, in the part `meteor`."""
     read_reference: Callable[[RolloutStep, Experience], dict[str, Tensor]]
     """Under no_grad with the reference active: what the KL needs."""

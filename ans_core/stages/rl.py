@@ -32,7 +32,7 @@ from ans_core.rewards.judge.questions import read_questions
 from ans_core.rl.curriculum import easiest_first, taking_part
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop
 from ans_core.rl.judging import Judging
-from ans_core.rl.step import RlBatch, Settings, collate
+from ans_core.rl.step import RlBatch, collate
 from ans_core.stages.judging import judge_of
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
 from ans_core.types import Log, Sample
@@ -77,7 +77,7 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
     before = hashes(model)
     module = DualLoop(
         policies,
-        Settings(**{name: getattr(settings, name) for name in Settings.__dataclass_fields__}),
+        settings,
         seed=cfg.seed,
         points=cfg.sft.mask_points,
         loss_weights=(cfg.sft.mask_weight, cfg.sft.dice_weight),

@@ -17,12 +17,12 @@ from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import dual_loop, grpo, rollout, text_loop
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop
 from ans_core.rl.judging import Judging
-from ans_core.rl.step import RolloutStep, Settings, collate
+from ans_core.rl.step import RolloutStep, collate
 from ans_core.stages.rl import expressions_of, own_share, rows_of
 from ans_core.types import Prediction, Request, Sample
 from tests import tiny
 
-SETTINGS = Settings(**{name: getattr(Rl(), name) for name in Settings.__dataclass_fields__} | {
+SETTINGS = Rl().model_copy(update={
     "loops": {"caption": 1.0, "mask": 0.5}, "group": 3, "max_tokens": 5, "scale_rewards": "within", "mask_grid": 4, "samples_every": 0,
 })  # fmt: skip
 SAMPLES = (tiny.region(0, "a red square"), tiny.region(1, "a small green square", masks=((tiny.square(24, 24, 60, 60),),)))
@@ -32,7 +32,7 @@ def loops(model: Sa2VA, judging: Judging | None = None, **changes: object) -> Du
     both = adapters.Policies(
         model, adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=adapters.policy_modules(("caption", "mask"))), seed=0
     )
-    settings = dataclasses.replace(SETTINGS, **changes)
+    settings = SETTINGS.model_copy(update=changes)
     return DualLoop(both, settings, seed=0, points=100, loss_weights=(2.0, 0.5), rewards=REWARDS, judging=judging)
 
 
