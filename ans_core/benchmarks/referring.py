@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ans_core import rle
 from ans_core.benchmarks.score import Benchmark, Score, by_kind, check_pairs, mean, meant
 from ans_core.metrics.mask import ciou, counts, giou
-from ans_core.prompts import NO_TARGET_ANSWER, REFERRING_ANSWERS, REFERRING_EVAL
+from ans_core.prompts import NO_TARGET_ANSWER, REFERRING_ANSWERS, REFERRING_EVAL, SEG
 from ans_core.types import RLE, Prediction, Request, Sample
+
+_NEGATION = re.compile(r"\b(no|not|none|nothing|nobody|cannot|neither|without|absent)\b|n't\b")
 
 
 def request(sample: Sample) -> Request:
@@ -27,7 +30,8 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
 
     Only the first `[SEG]` mask counts (upstream). No `[SEG]` = an empty mask: IoU 0 where something was meant, and in cIoU its true
     pixels stay in the union. Upstream leaves such samples out of cIoU's sums; that flattering number is `cIoU_upstream`.
-    N_acc / T_acc (gRefCOCO): of the samples with no / some target, the share answered with no / some pixel.
+    N_acc / T_acc (gRefCOCO): of the samples with no / some target, the share answered with no / some pixel. Words don't count there:
+    any text without `[SEG]` is right. N_denied: the share of the samples with no target whose text also says so (`denies`).
     """
     check_pairs(samples, predictions)
     drawn = [_drawn(sample, prediction) for sample, prediction in zip(samples, predictions, strict=True)]
@@ -46,10 +50,18 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
     if answered:
         metrics["cIoU_upstream"] = ciou(answered)
     metrics |= _target_accuracy(samples, drawn)
+    denials = [denies(p.text) for p in predictions]
+    if silent := [float(denial) for denial, s in zip(denials, samples, strict=True) if not s.masks]:
+        metrics["N_denied"] = mean(silent)
     ious = [c.iou for c in per_sample]
     metrics |= by_kind(samples, ious, "gIoU")
     metrics |= {"samples": len(samples), "single_object_samples": len(parts[""])}
-    return Score(metrics=metrics, per_sample=ious)
+    return Score(metrics=metrics, per_sample=ious, details=[{"denies": denial} for denial in denials])
+
+
+def denies(text: str) -> bool:
+    """No mask, and a word of negation: "There is no such object.", "I can't find it." By words alone, so "no." denies as well."""
+    return SEG not in text and _NEGATION.search(text.lower().replace("’", "'")) is not None
 
 
 def _target(sample: Sample) -> RLE:

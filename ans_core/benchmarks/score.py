@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,6 +18,8 @@ class Score:
     """Names without benchmark and split. A metric that no sample speaks for is left out, never invented."""
     per_sample: list[float]
     """Each sample's own main figure in [0, 1]: which overlays show right and which wrong answers."""
+    details: list[dict[str, bool]] = field(default_factory=list)
+    """What else is known of each sample, one entry a sample; empty = nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

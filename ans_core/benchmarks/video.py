@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ans_core import rle
 from ans_core.benchmarks.score import Benchmark, Score, by_kind, check_pairs, mean, meant
-from ans_core.metrics.video import boundary_f, region_j
+from ans_core.metrics.mask import counts
+from ans_core.metrics.video import boundary_f
 from ans_core.prompts import NO_TARGET_ANSWER, REFERRING_ANSWERS, VIDEO_EVAL
 from ans_core.types import RLE, Prediction, Request, Sample
 
@@ -45,7 +46,7 @@ def _expression(sample: Sample, prediction: Prediction) -> tuple[float, float]:
     pairs = [(rle.decode(mask or nothing), rle.decode(real)) for t, mask in enumerate(drawn) if (real := meant(sample, t)) is not None]
     if not pairs:
         raise ValueError(f"sample {sample.sample_id} of {sample.dataset} has no annotated frame; leave it out of the benchmark")
-    return mean(region_j(p, t) for p, t in pairs), mean(boundary_f(p, t) for p, t in pairs)
+    return mean(counts(p, t).iou for p, t in pairs), mean(boundary_f(p, t) for p, t in pairs)
 
 
 BENCHMARK = Benchmark(request=request, truth=truth, score=score)

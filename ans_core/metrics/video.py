@@ -1,4 +1,4 @@
-"""Two mask clips -> J (region overlap) and F (boundary accuracy) per frame, as DAVIS 2017's evaluation computes them.
+"""Two masks of a frame -> F (boundary accuracy), as DAVIS 2017's evaluation computes it. (J, region overlap, is metrics.mask's IoU.)
 
 Convention of referring video sets (MeViS, Ref-YouTube-VOS): every frame of an expression counts, none is dropped; frames are
 averaged first, then expressions. A frame where both masks are empty scores 1, also before the object first appears.
@@ -13,11 +13,6 @@ from jaxtyping import Bool
 
 BAND = 0.008
 """Boundary pixels match within ceil(BAND * image diagonal) pixels (DAVIS)."""
-
-
-def region_j(prediction: Bool[np.ndarray, "H W"], truth: Bool[np.ndarray, "H W"]) -> float:
-    union = int((prediction | truth).sum())
-    return int((prediction & truth).sum()) / union if union else 1.0
 
 
 def boundary_f(prediction: Bool[np.ndarray, "H W"], truth: Bool[np.ndarray, "H W"]) -> float:

@@ -4,7 +4,7 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from ans_core.metrics.video import boundary, boundary_f, dilate, region_j
+from ans_core.metrics.video import boundary, boundary_f, dilate
 
 
 def davis_boundary(mask: np.ndarray) -> np.ndarray:
@@ -69,14 +69,8 @@ def test_a_mask_shifted_within_the_band_has_f_one_and_beyond_it_less():
 
 def test_empty_masks():
     nothing, something = np.zeros((8, 8), bool), np.eye(8, dtype=bool)
-    assert boundary_f(nothing, nothing) == region_j(nothing, nothing) == 1.0
-    assert boundary_f(nothing, something) == boundary_f(something, nothing) == region_j(nothing, something) == 0.0
-
-
-def test_j_is_intersection_over_union():
-    prediction, truth = np.zeros((4, 4), bool), np.zeros((4, 4), bool)
-    prediction[:2], truth[1:] = True, True
-    assert region_j(prediction, truth) == 4 / 16
+    assert boundary_f(nothing, nothing) == 1.0
+    assert boundary_f(nothing, something) == boundary_f(something, nothing) == 0.0
 
 
 def test_masks_of_different_sizes_are_refused(monkeypatch):
