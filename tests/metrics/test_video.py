@@ -4,7 +4,9 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from ans_core.metrics.video import boundary, boundary_f, dilate
+from ans_core import rle
+from ans_core.metrics.mask import counts
+from ans_core.metrics.video import boundary_f, j_and_f, statistics
 
 
 def davis_boundary(mask: np.ndarray) -> np.ndarray:
@@ -45,19 +47,9 @@ def test_f_equals_the_uncropped_davis_arithmetic_on_random_masks_of_all_shapes()
     for _ in range(150):
         shape = tuple(rng.integers(1, 130, 2).tolist())
         prediction, truth = random_mask(rng, shape), random_mask(rng, shape)
-        assert (boundary(truth) == davis_boundary(truth)).all()
-        assert boundary_f(prediction, truth) == davis_f(prediction, truth), shape
-
-
-def test_dilation_reaches_exactly_the_radius():
-    point = np.zeros((9, 9), bool)
-    point[4, 4] = True
-    grown = dilate(point, 3)
-    assert grown[4, 7]
-    assert grown[1, 4]
-    assert not grown[4, 8]
-    assert not grown[2, 7]
-    assert grown.sum() == 29  # lattice points of a disk of radius 3
+        j = counts(prediction, truth).iou
+        assert j_and_f(prediction, truth) == (j, davis_f(prediction, truth)), shape
+        assert j_and_f(rle.encode(prediction), rle.encode(truth)) == (j, davis_f(prediction, truth)), shape
 
 
 def test_a_mask_shifted_within_the_band_has_f_one_and_beyond_it_less():
@@ -77,3 +69,15 @@ def test_masks_of_different_sizes_are_refused(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # on in tests, it would be the first to object
     with pytest.raises(ValueError, match=r"\(2, 3\)"):
         boundary_f(np.zeros((2, 3), bool), np.zeros((3, 2), bool))
+
+
+def test_statistics_of_frames_by_hand():
+    found = statistics([1.0, 1.0, 0.5, 0.4, 0.6, 0.1, 0.0, 0.2])
+    assert found.mean == pytest.approx(3.8 / 8)
+    assert found.recall == 3 / 8  # above .5, not at it
+    # quarter marks at round(1, 2.75, 4.5, 6.25, 8) - 1 = 0, 2, 4, 5, 7, both ends included
+    assert found.decay == pytest.approx((1 + 1 + 0.5) / 3 - (0.1 + 0 + 0.2) / 3)
+
+
+def test_decay_of_long_clips_does_not_wrap_as_davis_own_does():
+    assert statistics(np.linspace(1, 0, 400).tolist()).decay == pytest.approx(0.75, abs=0.01)
