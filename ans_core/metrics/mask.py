@@ -3,7 +3,7 @@ probabilities. The convention of all of them: two empty masks agree (IoU 1)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,17 @@ def counts(prediction: Mask, truth: Mask) -> Counts:
             f"two boolean masks of one shape needed, got {prediction.dtype} {prediction.shape} and {truth.dtype} {truth.shape}"
         )
     return Counts(intersection=int((prediction & truth).sum()), union=int((prediction | truth).sum()))
+
+
+def iou_matrix(masks: Sequence[RLE], others: Sequence[RLE]) -> Float[np.ndarray, "N M"]:
+    """IoU of every mask with every other one, from the run lengths; all of one size."""
+    if not masks or not others:
+        return np.zeros((len(masks), len(others)))
+    if len(sizes := {tuple(m["size"]) for m in (*masks, *others)}) > 1:
+        raise ValueError(f"masks of sizes {sorted(sizes)}; resize the predictions")
+    ious = np.asarray(coco.iou(list(masks), list(others), [False] * len(others)))
+    ious[np.ix_(coco.area(list(masks)) == 0, coco.area(list(others)) == 0)] = 1.0
+    return ious
 
 
 def mask_iou(masks: Bool[Any, "*batch H W"], truth: Bool[Any, "*batch H W"]) -> Float[Any, "*batch"]:

@@ -1,0 +1,141 @@
+"""Prediction and truth files as people publish them -> records and masks; whatever does not fit together is refused here.
+
+JSON or JSON lines, plain or .gz.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, UnidentifiedImageError
+
+from ans_core import rle
+from ans_core.types import RLE
+
+SHOWN = 5
+"""Names listed in an error."""
+
+
+def load(path: Path) -> Any:
+    """A JSON value; of JSON lines, the list of them."""
+    with _open(path) as file:
+        text = file.read()
+    try:
+        return json.loads(text)
+    except ValueError:
+        if "\n" not in text.strip():
+            raise ValueError(f"{path}: neither JSON nor JSON lines") from None
+    return list(lines(path))
+
+
+def lines(path: Path) -> Iterator[Any]:
+    """One value a line, read as they are asked for."""
+    with _open(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """A list of JSON objects, at least one."""
+    found = load(path)
+    if not isinstance(found, list) or not found:
+        raise ValueError(f"{path}: expected a list of records (or a record a line), found {_kind(found)}")
+    for number, record in enumerate(found, start=1):
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}: record {number} is {_kind(record)}, not an object")
+    return found
+
+
+def _open(path: Path) -> TextIO:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
+def _kind(value: Any) -> str:
+    return f"{len(value)} entries of {type(value).__name__}" if isinstance(value, list | dict) else type(value).__name__
+
+
+def named(folder: Path, *names: str) -> Path:
+    """The file of that name in `folder` (or with .gz), or `folder` itself where it is a file."""
+    if folder.is_file():
+        return folder
+    for name in names:
+        for path in (folder / name, folder / f"{name}.gz"):
+            if path.is_file():
+                return path
+    raise ValueError(f"{folder}: none of {', '.join(names)} (or .gz) is there")
+
+
+def value(record: Mapping[str, Any], key: str, *, where: str) -> Any:
+    if key not in record:
+        raise ValueError(f"{where}: key {key!r} is missing; the record has {sorted(map(str, record))}")
+    return record[key]
+
+
+def text(record: Mapping[str, Any], key: str, *, where: str) -> str:
+    found = value(record, key, where=where)
+    if not isinstance(found, str):
+        raise ValueError(f"{where}: {key!r} is {type(found).__name__} {str(found)[:40]!r}, not text")
+    return found
+
+
+def by_id(found: Iterable[dict[str, Any]], key: str, *, where: str) -> dict[str, dict[str, Any]]:
+    """Ids as text, so that 7 and "7" are one; an id that comes twice is refused."""
+    table: dict[str, dict[str, Any]] = {}
+    for record in found:
+        name = str(value(record, key, where=where))
+        if name in table:
+            raise ValueError(f"{where}: {key} {name!r} comes twice; leave one prediction a sample")
+        table[name] = record
+    return table
+
+
+def refuse_unknown(predicted: Iterable[str], true: Iterable[str], *, where: Path, what: str) -> list[str]:
+    """Raises ValueError for predictions of what the truth does not have; returns what is missing, in the truth's order."""
+    known, given = list(true), set(predicted)
+    if unknown := sorted(given - set(known)):
+        raise ValueError(f"{where}: {len(unknown)} {what} that the truth does not have: {shown(unknown)}; is this another split's file?")
+    missing = [name for name in known if name not in given]
+    if len(missing) == len(known):
+        raise ValueError(f"{where}: no prediction for any of the {len(known)} {what}")
+    return missing
+
+
+def shown(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def refuse_same(predictions: Path, truth: Path | None) -> None:
+    """Public scorers give 1.0 to a truth path in the place of the predictions'."""
+    for path in (predictions, truth):
+        if path is not None and not path.exists():
+            raise ValueError(f"{path}: no such file or folder")
+    if truth is not None and predictions.resolve() == truth.resolve():
+        raise ValueError(f"--predictions and --data are both {predictions}: the truth would be scored against itself")
+
+
+def mask(found: object, *, height: int, width: int, where: str) -> RLE:
+    """None = empty. RLE or polygons of exactly that size."""
+    return rle.empty(height, width) if found is None else rle.from_annotation(found, height=height, width=width, where=where)
+
+
+def index_mask(path: Path) -> UInt8[np.ndarray, "H W"]:
+    """A PNG of object numbers (palette or grey): 0 background, 255 void."""
+    try:
+        with Image.open(path) as picture:
+            if picture.mode not in ("P", "L", "1"):
+                raise ValueError(f"{path}: mode {picture.mode}; a mask is a PNG of one 8-bit channel (palette or grey)")
+            return np.asarray(picture).astype(np.uint8)
+    except (UnidentifiedImageError, OSError) as error:
+        raise ValueError(f"{path}: can't be read ({error})") from error
