@@ -14,8 +14,32 @@ from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
 
 _BRACKETS = {"(": "-lrb-", ")": "-rrb-", "{": "-lcb-", "}": "-rcb-", "[": "-lsb-", "]": "-rsb-"}
-_DROPPED = frozenset("`` '' ' ` . ? ! , : - -- ... ;".split())
-_ABBREVIATIONS = frozenset("st ave mr mrs ms dr jr sr prof rev gen sgt capt lt vs etc inc co corp ltd dept blvd rd mt ft".split())
+_DROPPED = frozenset(["``", "''", "'", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
+_ABBREVIATIONS = frozenset(
+    [
+        "st",
+        "ave",
+        "blvd",
+        "rd",
+        "mt",
+        "ft",
+        "mr",
+        "mrs",
+        "ms",
+        "dr",
+        "jr",
+        "sr",
+        "prof",
+        "rev",
+        "gen",
+        "sgt",
+        "capt",
+        "lt",
+        "vs",
+        "etc",
+        "inc",
+    ]
+)
 _LETTERS = re.compile(r"(?:[a-z]\.)+[a-z]\.?$")
 """t.v., u.s. keep their dots."""
 _BRACKET_WORD = re.compile(r"-(?:lrb|rrb|lcb|rcb|lsb|rsb)-")
