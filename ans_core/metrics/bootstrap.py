@@ -16,8 +16,8 @@ class Ratio:
     """A figure that is a sum over samples divided by another: a mean over samples (denominators 1), cIoU (intersections over unions), a
     share of some samples (denominator 0 where a sample does not count)."""
 
-    numerators: Sequence[float]
-    denominators: Sequence[float] | None = None
+    numerators: Sequence[float | int]
+    denominators: Sequence[float | int] | None = None
     """None: all 1."""
 
     def terms(self) -> Float[np.ndarray, "n 2"]:

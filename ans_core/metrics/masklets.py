@@ -1,4 +1,4 @@
-"""Masklets with scores (video noun-phrase segmentation, SA-Co/VEval) -> average precision, and how well phrases are found and told apart."""
+"""Masklets with scores (video noun-phrase segmentation, SA-Co/VEval) -> average precision, and how well phrases are found."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ THRESHOLDS = np.linspace(0.5, 0.95, 10)
 
 def masklet_ious(drawn: Sequence[Sequence[RLE | None]], true: Sequence[Sequence[RLE | None]]) -> Float[np.ndarray, "P N"]:
     """Intersections summed over frames, by unions summed over frames; None = empty. Two that are empty everywhere = 1."""
-    both, sizes = np.zeros((len(drawn), len(true))), ([], [])  # type: ignore[var-annotated]
-    for side, masklets in zip(sizes, (drawn, true), strict=True):
-        side.extend(sum(int(coco.area(m)) for m in masklet if m) for masklet in masklets)
+    both = np.zeros((len(drawn), len(true)))
+    our_pixels, their_pixels = (np.array([_pixels(masklet) for masklet in masklets]) for masklets in (drawn, true))
     for i, ours in enumerate(drawn):
         for j, theirs in enumerate(true):
             both[i, j] = sum(int(coco.area(coco.merge([a, b], intersect=True))) for a, b in zip(ours, theirs, strict=True) if a and b)
-    either = np.array(sizes[0], float)[:, None] + np.array(sizes[1], float)[None] - both
+    either = our_pixels[:, None] + their_pixels[None] - both
     return np.where(either > 0, both / np.maximum(either, 1), 1.0)
+
+
+def _pixels(masklet: Sequence[RLE | None]) -> float:
+    return float(sum(int(coco.area(m)) for m in masklet if m))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,9 @@ def average_precision(groups: Mapping[tuple[Hashable, Hashable], Group]) -> dict
     videos = {name: i for i, name in enumerate(dict.fromkeys(video for video, _ in groups))}
     categories = {name: i for i, name in enumerate(dict.fromkeys(category for _, category in groups), start=1)}
     common = {"bbox": [0, 0, 1, 1], "area": 1.0, "iscrowd": 0}
-    truth, results, ious = [], [], {}
+    truth: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    ious: dict[tuple[int, int], Group] = {}
     for (video, category), group in groups.items():
         place = {"image_id": videos[video], "category_id": categories[category], **common}
         truth += [place | {"id": len(truth) + 1 + n} for n in range(group.ious.shape[1])]
@@ -71,7 +76,7 @@ def average_precision(groups: Mapping[tuple[Hashable, Hashable], Group]) -> dict
 class _MaskletEval(COCOeval):
     known: dict[tuple[int, int], Group]
 
-    def computeIoU(self, imgId: int, catId: int) -> Any:
+    def computeIoU(self, imgId: Any, catId: Any) -> Any:
         group = self.known.get((imgId, catId))
         if group is None or not group.ious.size:
             return []

@@ -6,10 +6,11 @@ JSON or JSON lines, plain or .gz.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -56,10 +57,10 @@ def records(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _open(path: Path) -> TextIO:
+def _open(path: Path) -> io.TextIOWrapper:
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+    return io.TextIOWrapper(gzip.open(path), encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
 
 
 def _kind(value: Any) -> str:

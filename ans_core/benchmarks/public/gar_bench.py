@@ -26,7 +26,8 @@ def score(given: Given) -> Scored:
     published: dict[str, str] = {}
     ratios: dict[str, Ratio] = {}
     samples: list[dict[str, Any]] = []
-    missing, seen = 0, {}
+    missing = 0
+    seen: dict[str, Path] = {}
     for path in paths:
         loaded = files.load(path)
         if given.predictions.is_dir() and not (isinstance(loaded, list) and loaded and "model_output" in loaded[0]):

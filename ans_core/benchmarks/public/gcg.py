@@ -12,6 +12,7 @@ import io
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ def coco_figures(truth: dict[str, Any], results: list[dict[str, Any]]) -> dict[s
 
 def _recall(ious: dict[str, Any], true: dict[str, list[RLE]], name: str, similarity: Callable[[str, int, int], float]) -> dict[str, float]:
     """Pooled over images."""
-    found = sum(recalled_pairs(ious[image], lambda i, j, image=image: similarity(image, i, j)) for image in ious)
+    found = sum(recalled_pairs(ious[image], partial(similarity, image)) for image in ious)
     return {name: found / sum(map(len, true.values())), name.replace("recall", "matches"): found}
 
 

@@ -49,7 +49,7 @@ def _reply(record: dict[str, Any], path: Path) -> tuple[str, list[str]]:
         listed = options if isinstance(options, list) else ast.literal_eval(options)
     except (ValueError, SyntaxError):
         raise ValueError(f"{where}: options {str(options)[:60]!r} are no list") from None
-    return files.text(record, "response", where=where), listed
+    return files.text(record, "response", where=where), [str(option) for option in listed]
 
 
 def letter_of(reply: str, options: list[str]) -> str | None:
