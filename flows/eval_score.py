@@ -41,8 +41,18 @@ def score(arguments: argparse.Namespace) -> int:
     intervals = {key: interval(ratio) for key, ratio in scored.ratios.items() if len(ratio.numerators) > 1}
     if arguments.out:
         write(arguments.out, name, scored, intervals)
-    print("\n".join(table(scored, intervals)))
+    print("\n".join([*table(scored, intervals), *others(name)]))
     return 0
+
+
+def others(name: str) -> list[str]:
+    """What other systems reached on the whole benchmark."""
+    from ans_core.benchmarks.public.published import published
+
+    rows = [
+        f"{f.metric:<12} {f.value:>6.1f}  {f.model:<20} {'; '.join(filter(None, (f.split, f.source, f.note)))}" for f in published(name)
+    ]
+    return ["published figures, of the whole benchmark, in percent:", *rows] if rows else []
 
 
 def scorer_of(name: str | None) -> tuple[str, Scorer]:

@@ -128,6 +128,8 @@ def refuse_same(predictions: Path, truth: Path | None) -> None:
 
 def mask(found: object, *, height: int, width: int, where: str) -> RLE:
     """None = empty. RLE or polygons of exactly that size."""
+    if isinstance(found, dict) and not isinstance(found.get("counts", ""), str | bytes | list):
+        raise ValueError(f"{where}: counts of an RLE are text or a list of run lengths, got {type(found['counts']).__name__}")
     return rle.empty(height, width) if found is None else rle.from_annotation(found, height=height, width=width, where=where)
 
 
