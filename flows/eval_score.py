@@ -41,7 +41,8 @@ def score(arguments: argparse.Namespace) -> int:
     intervals = {key: interval(ratio) for key, ratio in scored.ratios.items() if len(ratio.numerators) > 1}
     if arguments.out:
         write(arguments.out, name, scored, intervals)
-    print("\n".join([*table(scored, intervals), *others(name)]))
+    unread = ["note: --data is not read: the predictions hold the truth"] if given.data and not scorer.data else []
+    print("\n".join([*table(scored, intervals), *unread, *others(name)]))
     return 0
 
 
@@ -58,7 +59,8 @@ def others(name: str) -> list[str]:
 def scorer_of(name: str | None) -> tuple[str, Scorer]:
     from ans_core.benchmarks.public import OTHER_NAMES, SCORERS
 
-    known = OTHER_NAMES.get(name or "", name or "")
+    known = (name or "").lower().replace("-", "_")
+    known = OTHER_NAMES.get(known, known)
     if known not in SCORERS:
         raise ValueError(f"no benchmark {name!r} to score; there are {', '.join(sorted(SCORERS))}")
     return known, SCORERS[known]
@@ -69,12 +71,10 @@ def check(name: str, scorer: Scorer, given: Given) -> None:
 
     if scorer.needs_data and given.data is None:
         raise ValueError(f"{name} needs --data: {scorer.data}")
-    if given.data is not None and not scorer.data:
-        raise ValueError(f"{name} takes no --data: the predictions hold the truth")
     for option in OPTIONS:
         if getattr(given, option) is not None and option not in scorer.options:
             raise ValueError(f"{name} takes no --{option.replace('_', '-')}")
-    refuse_same(given.predictions, given.data)
+    refuse_same(given.predictions, None if scorer.shares_folder else given.data)
 
 
 def _needed(path: Path | None, message: str) -> Path:

@@ -45,6 +45,9 @@ SCORERS: dict[str, Scorer] = {
     "vstar": vstar.SCORER,
 }
 OTHER_NAMES = {
+    "refcoco+": "refcoco",
+    "refcocog": "refcoco",
+    "coco": "gcg",
     "davis17": "vos",
     "davis_osvos": "vos",
     "mose": "vos",

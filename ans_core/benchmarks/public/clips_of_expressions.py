@@ -43,7 +43,12 @@ class Clip:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    clip: Clip
+    """Without the masks, so that those of one expression at a time are in memory."""
+
+    video: str
+    expression: str
+    text: str
+    missing: bool
     j: float
     f: float
 
@@ -53,10 +58,12 @@ def results(given: Given) -> list[Result]:
 
 
 def result(clip: Clip) -> Result:
-    if clip.prediction is None:
-        return Result(clip=clip, j=0.0, f=0.0)
-    j, f = zip(*(j_and_f(p, t) for p, t in zip(clip.prediction, clip.truth, strict=True)), strict=True)
-    return Result(clip=clip, j=float(np.mean(j)), f=float(np.mean(f)))
+    j, f = 0.0, 0.0
+    if clip.prediction is not None:
+        frames = [j_and_f(p, t) for p, t in zip(clip.prediction, clip.truth, strict=True)]
+        j, f = (float(np.mean(values)) for values in zip(*frames, strict=True))
+    text = str(clip.record.get("exp", ""))
+    return Result(video=clip.video, expression=clip.expression, text=text, missing=clip.prediction is None, j=j, f=f)
 
 
 def figures(found: list[Result]) -> dict[str, float]:
@@ -75,10 +82,8 @@ def scored(found: list[Result], *, notes: list[str], more: dict[str, float] | No
             "J": Ratio(numerators=js),
             "F": Ratio(numerators=fs),
         },
-        samples=[
-            {"video": r.clip.video, "expression": r.clip.expression, "exp": r.clip.record.get("exp"), "J": r.j, "F": r.f} for r in found
-        ],
-        missing=sum(r.clip.prediction is None for r in found),
+        samples=[{"video": r.video, "expression": r.expression, "text": r.text, "J": r.j, "F": r.f} for r in found],
+        missing=sum(r.missing for r in found),
         notes=["all frames count; the mean over frames first, then over expressions", *notes],
     )
 

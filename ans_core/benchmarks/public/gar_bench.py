@@ -91,4 +91,6 @@ def _right(part: str, record: dict[str, Any], where: str) -> bool:
     return files.text(record, "eval_result", where=where) == "True"
 
 
-SCORER = Scorer(score=score, data="the questions, GAR-Bench-VQA.json and so on, or the folder of them", needs_data=False)
+SCORER = Scorer(
+    score=score, data="the questions, GAR-Bench-VQA.json and so on, or the folder of them", needs_data=False, shares_folder=True
+)

@@ -13,7 +13,7 @@ def score(given: Given) -> Scored:
     found = video.results(given)
     more: dict[str, float] = {}
     for a, name in enumerate(ANNOTATIONS):
-        if of_one := [r for r in found if int(r.clip.expression) % len(ANNOTATIONS) == a]:
+        if of_one := [r for r in found if int(r.expression) % len(ANNOTATIONS) == a]:
             more |= {f"{key}/{name}": value for key, value in video.figures(of_one).items()}
     return video.scored(
         found, more=more, notes=["the mean over expressions, as upstream computes it, not by DAVIS' own script over objects"]

@@ -142,6 +142,8 @@ def saco_veval() -> tuple[Scored, dict[str, float]]:
     folder = REPLAY / "saco_veval"
     published = load(folder / "expected.json")["published"]
     wanted = {"mask_mAP": published["video_mask_mAP_50_95"], "IL_MCC": published["video_mask_demo_ilmcc_50"]}
+    for key in ("HOTA", "DetA", "AssA", "DetRe", "DetPr", "AssRe", "AssPr", "LocA", "OWTA"):
+        wanted[key] = published[f"video_mask_all_phrase_{key}"]
     for ours, theirs in (("", "_50_95"), ("50", "_50"), ("75", "_75")):
         wanted[f"phrase_AP{ours}"] = published[f"video_mask_phrase_ap{theirs}"]
         wanted[f"cgF1{ours and '_' + ours}"] = published[f"video_mask_demo_cgf1_micro{theirs}"]
