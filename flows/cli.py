@@ -121,6 +121,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     """The benchmarks of params.yaml on any checkpoint, outside the pipeline; or, of a predictions file, a public benchmark's own score."""
     if arguments.checkpoint == "score":
         return eval_score.score(arguments)
+    eval_score.refuse_options(arguments)
     from ans_core.config import load
     from ans_core.model.checkpoint import weights_hash
     from ans_core.stages import evaluate as stage

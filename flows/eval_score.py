@@ -26,6 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text-encoder", metavar="PATH", help=only + "folder or hub id of the encoder that compares gcg's phrases")
 
 
+def refuse_options(arguments: argparse.Namespace) -> None:
+    """Of `ans eval CHECKPOINT`, which takes none of them."""
+    given = [name for name in ("benchmark", "predictions", "data", "out", *OPTIONS) if getattr(arguments, name) is not None]
+    if given:
+        raise ValueError(f"ans eval CHECKPOINT takes no {', '.join(given)}; those go with `ans eval score BENCHMARK`")
+
+
 def score(arguments: argparse.Namespace) -> int:
     from ans_core.benchmarks.public import Given
     from ans_core.metrics.bootstrap import interval

@@ -53,6 +53,12 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         ans(*words)
 
 
+def test_options_of_scoring_are_refused_for_a_checkpoint():
+    arguments = cli.parse(["eval", "runs/tiny/model", "--predictions", "x.json"])
+    with pytest.raises(ValueError, match="ans eval CHECKPOINT takes no predictions; those go with `ans eval score BENCHMARK`"):
+        arguments.function(arguments)
+
+
 def test_every_other_name_and_every_published_figure_is_of_a_scorer():
     assert set(OTHER_NAMES.values()) <= set(SCORERS)
     assert not set(OTHER_NAMES) & set(SCORERS)

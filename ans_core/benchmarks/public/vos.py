@@ -191,9 +191,11 @@ def _drawn(record: dict[str, Any], key: str, source: Path) -> list[IndexMask]:
     frames = [np.zeros((height, width), np.uint8) for _ in range(lengths.pop())]
     for one in record["objects"]:
         for t, found in enumerate(one[key]):
-            frames[t][rle.decode(files.mask(found, height=height, width=width, where=f"{source}, object {one['id']}, frame {t}"))] = one[
-                "id"
-            ]
+            where = f"{source}, object {one['id']}, frame {t}"
+            pixels = rle.decode(files.mask(found, height=height, width=width, where=where))
+            if frames[t][pixels].any():
+                raise ValueError(f"{where}: the {key} overlaps another object's; a PNG of object numbers could not hold it")
+            frames[t][pixels] = one["id"]
     return frames
 
 

@@ -180,6 +180,7 @@ def test_every_question_of_dlc_bench_gets_its_recorded_score():
             assert sample["score"] == entry["eval_result"], entry
 
 
+@pytest.mark.slow
 def test_every_frame_of_davis_and_of_the_pairs_gets_its_official_j_and_f():
     for sequence in load(REPLAY / "davis_osvos/expected_per_frame.json.gz"):
         record = load(REPLAY / f"davis_osvos/{sequence['sequence']}.json.gz")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.benchmarks.public.drawn import H, W, columns, score, write_index_masks
+from tests.benchmarks.public.drawn import H, W, coded, columns, score, write, write_index_masks
 
 NOTHING = np.zeros((H, W), np.uint8)
 ONE = columns(0, 4).astype(np.uint8)
@@ -88,4 +88,19 @@ def test_what_does_not_fit_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="one of davis, mose"):
         score("vos", convention="lvos", **paths)
     with pytest.raises(ValueError, match="no file with sequence, height, width and objects"):
+        score("vos", tmp_path)
+
+
+def test_recorded_clips_hold_truth_and_prediction_and_their_objects_do_not_overlap(tmp_path: Path):
+    one = {"id": 1, "truth": [coded(0, 4)] * 3, "prediction": [None, coded(0, 2), None]}
+    clip = {"sequence": "dog", "height": H, "width": W, "objects": [one]}
+    write(tmp_path / "expected.json", {"J": 1})
+    write(tmp_path / "dog.json", clip)
+    assert score("vos", tmp_path).metrics["J"] == 0.5
+    other = {"id": 2, "truth": [coded(3, 5)] * 3, "prediction": [None] * 3}
+    write(tmp_path / "dog.json", clip | {"objects": [one, other]})
+    with pytest.raises(ValueError, match=r"dog\.json, object 2, frame 0: the truth overlaps another object's"):
+        score("vos", tmp_path)
+    write(tmp_path / "dog.json", clip | {"objects": [one, other | {"truth": [None]}]})
+    with pytest.raises(ValueError, match=r"masks of \[1, 3\] frames"):
         score("vos", tmp_path)
