@@ -53,10 +53,6 @@ def j_and_f(prediction: Mask, truth: Mask) -> tuple[float, float]:
     return both / either, _boundary_f(grid.boundary(ours), grid.boundary(theirs), grid)
 
 
-def boundary_f(prediction: Mask, truth: Mask) -> float:
-    return j_and_f(prediction, truth)[1]
-
-
 def _pixels(mask: Mask) -> Bool[np.ndarray, "H W"]:
     """Of a run-length code the transpose, which lies row by row in memory; J and F of transposed masks are the same."""
     return rle.decode(mask).T if isinstance(mask, dict) else mask

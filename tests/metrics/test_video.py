@@ -6,7 +6,7 @@ import pytest
 
 from ans_core import rle
 from ans_core.metrics.mask import counts
-from ans_core.metrics.video import boundary_f, j_and_f, statistics
+from ans_core.metrics.video import j_and_f, statistics
 
 
 def davis_boundary(mask: np.ndarray) -> np.ndarray:
@@ -55,20 +55,20 @@ def test_f_equals_the_uncropped_davis_arithmetic_on_random_masks_of_all_shapes()
 def test_a_mask_shifted_within_the_band_has_f_one_and_beyond_it_less():
     truth = np.zeros((100, 100), bool)  # diagonal 141.4, band ceil(1.13) = 2
     truth[30:60, 30:60] = True
-    assert boundary_f(np.roll(truth, 2, axis=1), truth) == 1.0
-    assert boundary_f(np.roll(truth, 3, axis=1), truth) < 1.0
+    assert j_and_f(np.roll(truth, 2, axis=1), truth)[1] == 1.0
+    assert j_and_f(np.roll(truth, 3, axis=1), truth)[1] < 1.0
 
 
 def test_empty_masks():
     nothing, something = np.zeros((8, 8), bool), np.eye(8, dtype=bool)
-    assert boundary_f(nothing, nothing) == 1.0
-    assert boundary_f(nothing, something) == boundary_f(something, nothing) == 0.0
+    assert j_and_f(nothing, nothing) == (1.0, 1.0)
+    assert j_and_f(nothing, something) == j_and_f(something, nothing) == (0.0, 0.0)
 
 
 def test_masks_of_different_sizes_are_refused(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # on in tests, it would be the first to object
     with pytest.raises(ValueError, match=r"\(2, 3\)"):
-        boundary_f(np.zeros((2, 3), bool), np.zeros((3, 2), bool))
+        j_and_f(np.zeros((2, 3), bool), np.zeros((3, 2), bool))
 
 
 def test_statistics_of_frames_by_hand():

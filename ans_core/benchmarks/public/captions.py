@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,7 @@ def score(given: Given) -> Scored:
         return _cases(records, given.predictions)
     names, told, real, missing = _pairs(records, given)
     scored = scores_of(names, [coco_tokens(t) for t in told], [[coco_tokens(t) for t in texts] for texts in real])
-    return Scored(
-        metrics=scored.metrics,
-        published=scored.published,
-        ratios=scored.ratios,
-        samples=scored.samples,
-        missing=missing,
-        notes=scored.notes,
-    )
+    return replace(scored, missing=missing)
 
 
 def scores_of(names: Sequence[str], told: Sequence[str], real: Sequence[Sequence[str]]) -> Scored:

@@ -52,6 +52,8 @@ def score(given: Given) -> Scored:
     drawn = _of_results(listed, images, given.predictions) if listed else _of_folder(given.predictions, images)
     missing = files.refuse_unknown(drawn, images, where=given.predictions, what="images") if not listed else []
     kept = [a for a in truth["annotations"] if not a.get("iscrowd")]
+    if not kept:
+        raise ValueError(f"{masks_file}: no true mask")
     true: dict[str, list[RLE]] = {image: [] for image in images}
     true_categories: dict[str, list[Any]] = {image: [] for image in images}
     for annotation in kept:

@@ -58,6 +58,8 @@ def score(given: Given) -> Scored:
             raise ValueError(f"{clip.name}: the truth holds no object, only background and void")
         voids += convention == "mose" and any((frame == VOID).any() for frame in clip.truth)
         tracked += conventions[convention](clip)
+    if not tracked:
+        raise ValueError(f"{given.data or given.predictions}: no object in the frames that count (the first and last of a clip don't)")
     return _scored(tracked, convention, voids)
 
 
@@ -97,6 +99,8 @@ def _scored(tracked: list[Tracked], convention: str, voids: int) -> Scored:
     both = [(j.mean + f.mean) / 2 for j, f in zip(js, fs, strict=True)]
     metrics = {"J&F": (metrics["J"] + metrics["F"]) / 2} | metrics | {"objects": len(tracked), "videos": len({t.clip for t in tracked})}
     notes = [f"convention {convention}: " + {"davis": "davis2017-evaluation", "mose": "vos-benchmark and SA-V"}[convention]]
+    if convention == "davis" and any(len(t.j) > 256 for t in tracked):
+        notes.append("decay of clips longer than 256 frames: of their quarters; davis2017-evaluation counts frames in 8 bits there")
     if voids:
         notes.append(f"{voids} videos hold the number 255, which this convention counts as an object")
     return Scored(
@@ -123,6 +127,8 @@ def clips(predictions: Path, data: Path | None) -> Iterator[Clip]:
     if data is None:
         yield from _recorded(predictions)
         return
+    if predictions.is_file():
+        raise ValueError(f"{predictions} is a file, which holds its truth itself; leave --data out, or give the folder of predicted PNGs")
     true_root, drawn_root = _annotations(data), _annotations(predictions)
     true_videos, drawn_videos = _folders(true_root), _folders(drawn_root)
     if not true_videos:
