@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ans_core.benchmarks.public.dlc_bench import choice
+from ans_core.benchmarks.public.mmbench import letter_of as mmbench_letter
 from ans_core.benchmarks.public.mmmu_pro_vision import letter_of as pro_letter
 from ans_core.benchmarks.public.mmmu_val import letter_of, open_right
 from ans_core.benchmarks.public.vstar import by_rule
@@ -159,3 +160,35 @@ def test_caption_predictions_against_coco_annotations(tmp_path: Path):
     assert found.samples[1]["METEOR_nltk"] == 0.0
     with pytest.raises(ValueError, match="image_id '1' comes twice"):
         score("captions", write(tmp_path / "told.json", told * 2), data=data)
+
+
+@pytest.mark.parametrize(
+    ("reply", "letter"),
+    [
+        ("B", "B"),
+        ("(B) a dog", "B"),
+        ("A or B", None),  # two letters, no text
+        ("B is what I would say here", None),  # not among the last four words
+        ("the answer is c, surely", "C"),
+        ("It is a dog", "B"),
+        ("D", None),  # no such option
+    ],
+)
+def test_mmbench_letters(reply: str, letter: str | None):
+    assert mmbench_letter(reply, TEXTS) == letter
+
+
+def test_mmbench_counts_a_question_that_is_right_in_every_rotation(tmp_path: Path):
+    rotations = [("cat", "dog", "A"), ("dog", "cat", "B")]
+    told = {1: "AB", 2: "AA", 3: "BB"}
+    records = [
+        {"index": i + k * 1_000_000, "A": a, "B": b, "answer": answer, "prediction": told[i][k], "category": "animals" if i < 3 else "x"}
+        for i in told
+        for k, (a, b, answer) in enumerate(rotations)
+    ]
+    metrics = score("mmbench", write(tmp_path / "told.json", records)).metrics
+    assert metrics["accuracy"] == pytest.approx(1 / 3)
+    assert metrics["accuracy_first_pass"] == pytest.approx(2 / 3)
+    assert metrics["accuracy/animals"] == 0.5
+    with pytest.raises(ValueError, match="question 3: 1 rotations of 2 options"):
+        score("mmbench", write(tmp_path / "told.json", records[:-1]))
