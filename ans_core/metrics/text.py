@@ -42,6 +42,8 @@ _ABBREVIATIONS = frozenset(
 )
 _LETTERS = re.compile(r"(?:[a-z]\.)+[a-z]\.?$")
 """t.v., u.s. keep their dots."""
+_LETTER = re.compile(r"[a-z]")
+_JOINED = re.compile(r"(?<=\w)&(?=\w)")
 _BRACKET_WORD = re.compile(r"-(?:lrb|rrb|lcb|rcb|lsb|rsb)-")
 _LONE_HYPHEN = re.compile(r"(?<=\w)-(?=\s|$)")
 _QUOTE = re.compile(r"(?<!\w)'(?=\w[^']*\w'(?!\w))|(?<=\w)'(?=\s*[.,]?\s*$)")
@@ -78,11 +80,12 @@ def coco_tokens(text: str) -> str:
     lowered = _BRACKET_WORD.sub(lambda match: _plain_bracket(match[0]), text.lower())
     lowered = _LONE_HYPHEN.sub(" - ", lowered.replace("=", " = "))
     tokens: list[str] = []
-    for token in _tokenizer().tokenize(_QUOTE.sub(' " ', lowered)):
+    for token in _tokenizer().tokenize(_JOINED.sub("\0", _QUOTE.sub(' " ', lowered))):
+        token = token.replace("\0", "&")
         bare = token.rstrip(".")
         if token in _BRACKETS:
             tokens.append(_BRACKETS[token])
-        elif token == "." and tokens and (_LETTERS.fullmatch(tokens[-1]) or tokens[-1] in _ABBREVIATIONS):
+        elif token == "." and tokens and (_LETTERS.fullmatch(tokens[-1]) or tokens[-1] in _ABBREVIATIONS or _LETTER.fullmatch(tokens[-1])):
             tokens[-1] = tokens[-1].rstrip(".") + "."  # at the end of a text the tokenizer takes the dot for a full stop
         elif bare and token not in _DROPPED:
             keeps_dot = len(bare) == 1 or bare in _ABBREVIATIONS or _LETTERS.fullmatch(token)
