@@ -22,7 +22,7 @@ def encode(mask: Bool[np.ndarray, "H W"]) -> RLE:
 
 
 def decode(rle: RLE) -> Bool[np.ndarray, "H W"]:
-    return coco.decode(rle).astype(bool)
+    return coco.decode(rle).view(bool)
 
 
 def empty(height: int, width: int) -> RLE:

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from flows import eval_score
 from flows.paths import environment, root
 
 USER_ERROR = 2
@@ -122,7 +123,10 @@ def write_adapter(source: Path, target: Path, base: str | None) -> int:
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    """The benchmarks of params.yaml on any checkpoint, outside the pipeline."""
+    """The benchmarks of params.yaml on any checkpoint, outside the pipeline; or, of a predictions file, a public benchmark's own score."""
+    if arguments.checkpoint == "score":
+        return eval_score.score(arguments)
+    eval_score.refuse_options(arguments)
     from ans_core.checkpoints.checkpoint import weights_hash
     from ans_core.config import load
     from ans_core.stages import evaluate as stage
@@ -236,7 +240,8 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--template", default="qwen_chat", choices=["qwen_chat", "internlm2_chat", "phi3_chat"], help="of a training state")
     it.add_argument("--alpha-per-rank", type=float, default=2.0, help="of a training state: LoRA's alpha / r (upstream: 256 / 128)")
     it = command("eval", evaluate)
-    it.add_argument("checkpoint")
+    it.add_argument("checkpoint", metavar="CHECKPOINT|score")
+    eval_score.add_arguments(it)
     it = command("data", data)
     it.add_argument("action", choices=["check"])
     it.add_argument("path")

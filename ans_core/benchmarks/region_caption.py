@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ans_core.benchmarks.score import Benchmark, Score, check_pairs, mean
 from ans_core.data.conversation import regions_of
-from ans_core.metrics.caption import attributes_right, cider
-from ans_core.metrics.meteor import meteor, words
+from ans_core.metrics.caption import attributes_right, cider, same_text
+from ans_core.metrics.meteor import meteor
 from ans_core.prompts import REGION_QUESTIONS, region_question
 from ans_core.types import Prediction, Request, Sample
 
@@ -27,15 +27,16 @@ def truth(sample: Sample) -> Prediction:
 
 
 def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score:
-    """METEOR is NLTK's, mean over samples: the truth itself scores just below 1 (metrics/meteor.py). attribute_accuracy: colour
-    AND shape right; `attribute_accuracy/size` and so on one by one."""
+    """METEOR is NLTK's, mean over samples: the truth itself scores just below 1 (metrics/meteor.py). exact_match: equal
+    but for case, blanks and the final full stop. attribute_accuracy: colour AND shape right; `attribute_accuracy/size` and so on one by
+    one."""
     check_pairs(samples, predictions)
     told, real = [p.text for p in predictions], [s.text for s in samples]
     meteors = [meteor(text, [reference]) for text, reference in zip(told, real, strict=True)]
     metrics = {
         "METEOR": mean(meteors),
         "CIDEr": cider(told, [[reference] for reference in real]),
-        "exact_match": mean(float(words(text) == words(reference)) for text, reference in zip(told, real, strict=True)),
+        "exact_match": mean(float(same_text(text, reference)) for text, reference in zip(told, real, strict=True)),
         "samples": len(samples),
     }
     right = attributes_right(told, [{key: s.meta[key] for key in ATTRIBUTES if key in s.meta} for s in samples])

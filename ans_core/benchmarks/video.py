@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ans_core import rle
 from ans_core.benchmarks.score import Benchmark, Score, by_kind, check_pairs, mean, meant
-from ans_core.metrics.video import boundary_f, region_j
+from ans_core.metrics.video import j_and_f
 from ans_core.prompts import NO_TARGET_ANSWER, REFERRING_ANSWERS, VIDEO_EVAL, referring_question
 from ans_core.types import RLE, Prediction, Request, Sample
 
@@ -42,10 +42,10 @@ def _expression(sample: Sample, prediction: Prediction) -> tuple[float, float]:
     if len(drawn) != len(sample.frames):
         raise ValueError(f"sample {sample.sample_id} of {sample.dataset}: {len(drawn)} masks predicted for {len(sample.frames)} frames")
     nothing = rle.empty(sample.height, sample.width)
-    pairs = [(rle.decode(mask or nothing), rle.decode(real)) for t, mask in enumerate(drawn) if (real := meant(sample, t)) is not None]
-    if not pairs:
+    frames = [j_and_f(mask or nothing, real) for t, mask in enumerate(drawn) if (real := meant(sample, t)) is not None]
+    if not frames:
         raise ValueError(f"sample {sample.sample_id} of {sample.dataset} has no annotated frame; leave it out of the benchmark")
-    return mean(region_j(p, t) for p, t in pairs), mean(boundary_f(p, t) for p, t in pairs)
+    return mean(j for j, _ in frames), mean(f for _, f in frames)
 
 
 BENCHMARK = Benchmark(request=request, truth=truth, score=score)

@@ -1,4 +1,4 @@
-"""Captions and their references -> CIDEr, and whether the attributes named are the right ones. (METEOR: metrics/meteor.py.)"""
+"""Captions and their references -> CIDEr, whether they are equal, whether they name the right attributes. (METEOR: metrics/meteor.py.)"""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ def cider(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> flo
     if not any(text for texts in real.values() for text in texts):
         raise ValueError(f"CIDEr needs references with words in them; all {len(references)} are empty")
     return float(Cider().compute_score(real, told)[0])
+
+
+def same_text(one: str, other: str) -> bool:
+    """Equal but for case, blanks and the final full stop."""
+    return _plain(one) == _plain(other)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split()).removesuffix(".").rstrip()
 
 
 def attributes_right(hypotheses: Sequence[str], attributes: Sequence[Mapping[str, str]]) -> list[dict[str, bool]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from ans_core.metrics.mask import counts
+from ans_core.metrics.mask import iou_matrix
 from ans_core.metrics.meteor import words
 from ans_core.types import RLE
 
@@ -82,17 +82,25 @@ def ground(
     """Greedy one to one by IoU. As the public scorer, recall walks the pairs from the best down and stops at the first failure."""
     if len(drawn) != len(drawn_phrases) or len(true) != len(true_phrases):
         raise ValueError(f"{len(drawn)} masks, {len(drawn_phrases)} phrases drawn; {len(true)} masks, {len(true_phrases)} phrases true")
-    pairs = _pairs(np.array([[counts(p, t).iou for t in true] for p in drawn], float).reshape(len(drawn), len(true)))
-    recalled = 0
-    for i, j, iou in pairs:
-        if iou < 0.5 or similarity(drawn_phrases[i], true_phrases[j]) < 0.5:
-            break
-        recalled += 1
+    ious = iou_matrix(drawn, true)
+    pairs = best_pairs(ious)
+    recalled = recalled_pairs(ious, lambda i, j: similarity(drawn_phrases[i], true_phrases[j]))
     return Grounded(ious=tuple(iou for _, _, iou in pairs), recalled=recalled, true=len(true), drawn=len(drawn))
 
 
-def _pairs(ious: Float[np.ndarray, "P N"]) -> list[tuple[int, int, float]]:
-    """(drawn, true, IoU) from the best pair down, each mask once, until nothing overlaps. Ties: the first in reading order."""
+def recalled_pairs(ious: Float[np.ndarray, "P N"], similarity: Callable[[int, int], float]) -> int:
+    """True phrases found: the walk from the best pair down ends at the first with IoU or similarity (drawn, true) below .5. Of equal IoUs
+    the first true mask's goes first, as in GLaMM's code."""
+    recalled = 0
+    for j, i, iou in best_pairs(ious.T):
+        if iou < 0.5 or similarity(i, j) < 0.5:
+            break
+        recalled += 1
+    return recalled
+
+
+def best_pairs(ious: Float[np.ndarray, "P N"]) -> list[tuple[int, int, float]]:
+    """(row, column, IoU) from the best pair down, each mask once, until nothing overlaps. Ties: the first in reading order."""
     free = ious.copy()
     pairs = []
     while free.size and free.max() > 0:

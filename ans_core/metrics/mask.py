@@ -1,12 +1,14 @@
-"""Pairs of masks (boolean arrays or RLE) -> pixel counts, added up over samples and divided once: IoU, cIoU, gIoU."""
+"""Pairs of masks -> IoU: RLE or boolean arrays as pixel counts that add up over samples (cIoU, gIoU), stacks of masks at once, and masks of
+probabilities. The convention of all of them: two empty masks agree (IoU 1)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from pycocotools import mask as coco
 
 from ans_core.types import RLE
@@ -43,6 +45,39 @@ def counts(prediction: Mask, truth: Mask) -> Counts:
             f"two boolean masks of one shape needed, got {prediction.dtype} {prediction.shape} and {truth.dtype} {truth.shape}"
         )
     return Counts(intersection=int((prediction & truth).sum()), union=int((prediction | truth).sum()))
+
+
+def iou_matrix(masks: Sequence[RLE], others: Sequence[RLE]) -> Float[np.ndarray, "N M"]:
+    """IoU of every mask with every other one, from the run lengths; all of one size."""
+    if not masks or not others:
+        return np.zeros((len(masks), len(others)))
+    if len(sizes := {tuple(m["size"]) for m in (*masks, *others)}) > 1:
+        raise ValueError(f"masks of sizes {sorted(sizes)}; resize the predictions")
+    ious = np.asarray(coco.iou(list(masks), list(others), [False] * len(others)))
+    ious[np.ix_(coco.area(list(masks)) == 0, coco.area(list(others)) == 0)] = 1.0
+    return ious
+
+
+def mask_iou(masks: Bool[Any, "*batch H W"], truth: Bool[Any, "*batch H W"]) -> Float[Any, "*batch"]:
+    """IoU of every mask with its true one; NumPy arrays or tensors, of shapes that broadcast."""
+    return _share((masks & truth).sum((-2, -1)), (masks | truth).sum((-2, -1)))
+
+
+def soft_iou(probabilities: Float[Any, "*batch H W"], truth: Bool[Any, "*batch H W"]) -> Float[Any, "*batch"]:
+    """sum(p t) / sum(p + t - p t): denser than `mask_iou` at low overlap, equal to it where every probability is 0 or 1."""
+    intersection = (probabilities * truth).sum((-2, -1))
+    return _share(intersection, (probabilities + truth).sum((-2, -1)) - intersection)
+
+
+def pairwise_iou(masks: Bool[Any, "*batch N H W"], others: Bool[Any, "*batch M H W"]) -> Float[Any, "*batch N M"]:
+    """IoU of every mask with every other one. Pixels are counted as integers: a product of matrices would be rounded under autocast."""
+    both = (masks[..., :, None, :, :] & others[..., None, :, :, :]).sum((-2, -1))
+    return _share(both, masks.sum((-2, -1))[..., :, None] + others.sum((-2, -1))[..., None, :] - both)
+
+
+def _share(intersection: Any, union: Any) -> Any:
+    nothing = union == 0
+    return (intersection + nothing) / (union + nothing)
 
 
 def ciou(per_sample: Iterable[Counts]) -> float:

@@ -1,70 +1,124 @@
-"""Two mask clips -> J (region overlap) and F (boundary accuracy) per frame, as DAVIS 2017's evaluation computes them.
-
-Convention of referring video sets (MeViS, Ref-YouTube-VOS): every frame of an expression counts, none is dropped; frames are
-averaged first, then expressions. A frame where both masks are empty scores 1, also before the object first appears.
+"""Two masks of a frame -> J (region overlap) and F (boundary accuracy), as DAVIS 2017's evaluation computes them; values of an object's
+frames -> its mean, recall and decay. Which frames and which objects count differs between benchmarks and is theirs to say.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool
+
+from ans_core import rle
+from ans_core.metrics.mask import Mask
 
 BAND = 0.008
 """Boundary pixels match within ceil(BAND * image diagonal) pixels (DAVIS)."""
 
 
-def region_j(prediction: Bool[np.ndarray, "H W"], truth: Bool[np.ndarray, "H W"]) -> float:
-    union = int((prediction | truth).sum())
-    return int((prediction & truth).sum()) / union if union else 1.0
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Statistics:
+    """Of one object's frames. recall: share of frames above .5; decay: mean of the first quarter minus mean of the last."""
+
+    mean: float
+    recall: float
+    decay: float
 
 
-def boundary_f(prediction: Bool[np.ndarray, "H W"], truth: Bool[np.ndarray, "H W"]) -> float:
-    """Harmonic mean of the shares of boundary pixels near the other boundary. Both empty = 1, one empty = 0.
+def statistics(values: Sequence[float]) -> Statistics:
+    """DAVIS' three figures of at least one frame. Its own decay wraps at 256 frames (quarter marks as uint8); this one does not."""
+    frames = np.asarray(values, float)
+    quarter = (np.round(np.linspace(1, len(frames), 5) + 1e-10) - 1).astype(int)
+    decay = frames[: quarter[1] + 1].mean() - frames[quarter[3] :].mean()
+    return Statistics(mean=float(frames.mean()), recall=float((frames > 0.5).mean()), decay=float(decay))
 
-    Only the box around both masks is looked at: every boundary pixel lies in it, so the number is exactly the whole image's.
+
+def j_and_f(prediction: Mask, truth: Mask) -> tuple[float, float]:
+    """J: intersection over union, both empty = 1. F: harmonic mean of the shares of boundary pixels near the other boundary; both empty =
+    1, one empty = 0.
+
+    Only the box around both masks is looked at: every pixel that counts lies in it, so the numbers are exactly the whole image's.
     """
-    if prediction.shape != truth.shape:
-        raise ValueError(f"predicted mask of shape {prediction.shape} against a true one of {truth.shape}")
-    radius = math.ceil(BAND * math.hypot(*truth.shape))
-    box = _box(prediction | truth)
-    drawn, real = boundary(prediction[box]), boundary(truth[box])
-    drawn_pixels, real_pixels = int(drawn.sum()), int(real.sum())
+    drawn, real = _pixels(prediction), _pixels(truth)
+    if drawn.shape != real.shape:
+        raise ValueError(f"predicted mask of shape {drawn.shape} against a true one of {real.shape}; resize the prediction")
+    box = _box(drawn, real)
+    if box is None:
+        return 1.0, 1.0
+    grid = _Grid(drawn[box].shape, radius=math.ceil(BAND * math.hypot(*real.shape)))
+    ours, theirs = grid.bits(drawn[box]), grid.bits(real[box])
+    both, either = (ours & theirs & grid.inside).bit_count(), ((ours | theirs) & grid.inside).bit_count()
+    return both / either, _boundary_f(grid.boundary(ours), grid.boundary(theirs), grid)
+
+
+def _pixels(mask: Mask) -> Bool[np.ndarray, "H W"]:
+    """Of a run-length code the transpose, which lies row by row in memory; J and F of transposed masks are the same."""
+    return rle.decode(mask).T if isinstance(mask, dict) else mask
+
+
+def _box(*masks: Bool[np.ndarray, "H W"]) -> tuple[slice, slice] | None:
+    """The set pixels of any mask and one more on every side, as far as the image goes; None: all are empty."""
+    rows = np.flatnonzero(np.logical_or.reduce([mask.any(1) for mask in masks]))
+    if not len(rows):
+        return None
+    top, bottom = max(0, rows[0] - 1), rows[-1] + 2
+    columns = np.flatnonzero(np.logical_or.reduce([mask[top:bottom].any(0) for mask in masks]))
+    return slice(top, bottom), slice(max(0, columns[0] - 1), columns[-1] + 2)
+
+
+def _boundary_f(drawn: int, real: int, grid: _Grid) -> float:
+    drawn_pixels, real_pixels = drawn.bit_count(), real.bit_count()
     if not drawn_pixels or not real_pixels:
         return float(drawn_pixels == real_pixels)
-    precision = int((drawn & dilate(real, radius)).sum()) / drawn_pixels
-    recall = int((real & dilate(drawn, radius)).sum()) / real_pixels
+    precision = (drawn & grid.dilated(real)).bit_count() / drawn_pixels
+    recall = (real & grid.dilated(drawn)).bit_count() / real_pixels
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
-def boundary(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
-    """Pixels that differ from their right, lower or lower-right neighbour; where the image ends, it ends: an object touching the
-    right or lower edge has no boundary there."""
-    padded = np.pad(mask, ((0, 1), (0, 1)), mode="edge")
-    return (mask ^ padded[:-1, 1:]) | (mask ^ padded[1:, :-1]) | (mask ^ padded[1:, 1:])
+class _Grid:
+    """Masks of one size as integers of a bit a pixel: an operation on the whole mask is then one on an integer. Row after row, each with a
+    margin that bits shifted out of a row fall into."""
+
+    def __init__(self, shape: tuple[int, ...], *, radius: int) -> None:
+        self.height, self.width = shape
+        self.stride = self.width + max(1, radius)
+        everywhere = np.zeros((self.height, self.stride), bool)
+        everywhere[:, : self.width] = True
+        self.inside = _integer(everywhere)
+        rows: dict[int, list[int]] = {}
+        for dy in range(radius + 1):
+            rows.setdefault(math.isqrt(radius * radius - dy * dy), []).append(dy)
+        self.disk = sorted(rows.items())
+        """(half width, rows above and below the middle that have it)"""
+
+    def bits(self, mask: Bool[np.ndarray, "h w"]) -> int:
+        """The last row and column again beyond the image's edge: nothing differs from its neighbour there."""
+        framed = np.zeros((self.height + 1, self.stride), bool)
+        framed[:-1, : self.width] = mask
+        framed[:-1, self.width] = mask[:, -1]
+        framed[-1] = framed[-2]
+        return _integer(framed)
+
+    def boundary(self, mask: int) -> int:
+        """Pixels that differ from their right, lower or lower-right neighbour; an object touching the right or lower edge of the image has
+        no boundary there."""
+        right, below, diagonal = mask >> 1, mask >> self.stride, mask >> (self.stride + 1)
+        return ((mask ^ right) | (mask ^ below) | (mask ^ diagonal)) & self.inside
+
+    def dilated(self, mask: int) -> int:
+        """With a disk: every pixel at distance <= radius of a set one (and some in the margin)."""
+        row, reach, out = mask, 0, 0
+        for half_width, rows in self.disk:
+            while reach < half_width:
+                step = min(2 * reach + 1, half_width - reach)
+                row |= (row << step) | (row >> step)
+                reach += step
+            for dy in rows:
+                out |= (row << dy * self.stride) | (row >> dy * self.stride) if dy else row
+        return out
 
 
-def dilate(mask: Bool[np.ndarray, "H W"], radius: int) -> Bool[np.ndarray, "H W"]:
-    """With a disk: every pixel at distance <= radius of a set one."""
-    height, width = mask.shape
-    sums = np.zeros((height, width + 2 * radius + 1), np.int32)
-    sums[:, radius + 1 : radius + 1 + width] = np.cumsum(mask, axis=1)
-    sums[:, radius + 1 + width :] = sums[:, [radius + width]]
-    out = np.zeros_like(mask)
-    for dy in range(-radius, radius + 1):
-        reach = math.isqrt(radius * radius - dy * dy)  # the disk's half width in this row
-        top, bottom = max(0, -dy), min(height, height - dy)
-        if top < bottom:
-            run = sums[top + dy : bottom + dy]
-            before, after = radius - reach, radius + reach + 1
-            out[top:bottom] |= run[:, after : after + width] > run[:, before : before + width]
-    return out
-
-
-def _box(mask: Bool[np.ndarray, "H W"]) -> tuple[slice, slice]:
-    """The set pixels and one more on every side, as far as the image goes."""
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    if not len(rows):
-        return slice(0, 1), slice(0, 1)
-    return slice(max(0, rows[0] - 1), rows[-1] + 2), slice(max(0, columns[0] - 1), columns[-1] + 2)
+def _integer(pixels: Bool[np.ndarray, "h s"]) -> int:
+    return int.from_bytes(np.packbits(pixels, bitorder="little").tobytes(), "little")

@@ -105,6 +105,16 @@ def test_region_captions_by_attribute():
     assert metrics["exact_match"] == 0.5
 
 
+def test_garbage_without_a_mask_is_right_where_nothing_is_meant_and_yet_no_denial():
+    asked = [sample(0), sample(0), sample(0), sample(0), sample(1)]
+    texts = ["There is no such object.", "the the the", "I don’t see it", "No, it is [SEG].", "There is no such object."]
+    masks = [(), (), (), ((box(0, 0),),), ()]
+    score = BENCHMARKS["referring"].score(asked, [Prediction(text=t, masks=m) for t, m in zip(texts, masks, strict=True)])
+    assert score.metrics["N_acc"] == 1.0  # the mask is empty
+    assert score.metrics["N_denied"] == 0.5
+    assert score.details == [{"denies": denies} for denies in (True, False, True, False, True)]
+
+
 def test_grounded_captions_forgive_or_count_what_was_missed():
     asked = [sample(3)]
     told = [Prediction(text="<p> a dog </p> [SEG]", masks=((box(0, 5),),))]

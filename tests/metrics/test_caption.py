@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from ans_core.metrics.caption import attributes_right, cider
+from ans_core.metrics.caption import attributes_right, cider, same_text
 
 
 def test_cider_of_the_references_themselves_is_ten_when_every_ngram_length_occurs():
@@ -21,6 +21,13 @@ def test_cider_weighs_ngrams_by_how_many_references_hold_them():
 def test_cider_refuses_references_without_words():
     with pytest.raises(ValueError, match="all 1 are empty"):
         cider(["x"], [["..."]])
+
+
+def test_the_same_text_may_differ_in_case_blanks_and_the_final_full_stop():
+    assert same_text("A small  red circle.", "a small red circle")
+    assert same_text(" a red\ncircle .", "a red circle")
+    assert not same_text("a red circle", "a red, circle")
+    assert not same_text("a red circle..", "a red circle")
 
 
 def test_an_attribute_is_right_if_its_word_is_named_and_no_rival():

@@ -4,7 +4,9 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from ans_core.metrics.video import boundary, boundary_f, dilate, region_j
+from ans_core import rle
+from ans_core.metrics.mask import counts
+from ans_core.metrics.video import j_and_f, statistics
 
 
 def davis_boundary(mask: np.ndarray) -> np.ndarray:
@@ -42,44 +44,40 @@ def random_mask(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
 
 def test_f_equals_the_uncropped_davis_arithmetic_on_random_masks_of_all_shapes():
     rng = np.random.default_rng(0)
-    for _ in range(150):
+    for _ in range(60):
         shape = tuple(rng.integers(1, 130, 2).tolist())
         prediction, truth = random_mask(rng, shape), random_mask(rng, shape)
-        assert (boundary(truth) == davis_boundary(truth)).all()
-        assert boundary_f(prediction, truth) == davis_f(prediction, truth), shape
-
-
-def test_dilation_reaches_exactly_the_radius():
-    point = np.zeros((9, 9), bool)
-    point[4, 4] = True
-    grown = dilate(point, 3)
-    assert grown[4, 7]
-    assert grown[1, 4]
-    assert not grown[4, 8]
-    assert not grown[2, 7]
-    assert grown.sum() == 29  # lattice points of a disk of radius 3
+        j = counts(prediction, truth).iou
+        assert j_and_f(prediction, truth) == (j, davis_f(prediction, truth)), shape
+        assert j_and_f(rle.encode(prediction), rle.encode(truth)) == (j, davis_f(prediction, truth)), shape
 
 
 def test_a_mask_shifted_within_the_band_has_f_one_and_beyond_it_less():
     truth = np.zeros((100, 100), bool)  # diagonal 141.4, band ceil(1.13) = 2
     truth[30:60, 30:60] = True
-    assert boundary_f(np.roll(truth, 2, axis=1), truth) == 1.0
-    assert boundary_f(np.roll(truth, 3, axis=1), truth) < 1.0
+    assert j_and_f(np.roll(truth, 2, axis=1), truth)[1] == 1.0
+    assert j_and_f(np.roll(truth, 3, axis=1), truth)[1] < 1.0
 
 
 def test_empty_masks():
     nothing, something = np.zeros((8, 8), bool), np.eye(8, dtype=bool)
-    assert boundary_f(nothing, nothing) == region_j(nothing, nothing) == 1.0
-    assert boundary_f(nothing, something) == boundary_f(something, nothing) == region_j(nothing, something) == 0.0
-
-
-def test_j_is_intersection_over_union():
-    prediction, truth = np.zeros((4, 4), bool), np.zeros((4, 4), bool)
-    prediction[:2], truth[1:] = True, True
-    assert region_j(prediction, truth) == 4 / 16
+    assert j_and_f(nothing, nothing) == (1.0, 1.0)
+    assert j_and_f(nothing, something) == j_and_f(something, nothing) == (0.0, 0.0)
 
 
 def test_masks_of_different_sizes_are_refused(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # on in tests, it would be the first to object
     with pytest.raises(ValueError, match=r"\(2, 3\)"):
-        boundary_f(np.zeros((2, 3), bool), np.zeros((3, 2), bool))
+        j_and_f(np.zeros((2, 3), bool), np.zeros((3, 2), bool))
+
+
+def test_statistics_of_frames_by_hand():
+    found = statistics([1.0, 1.0, 0.5, 0.4, 0.6, 0.1, 0.0, 0.2])
+    assert found.mean == pytest.approx(3.8 / 8)
+    assert found.recall == 3 / 8  # above .5, not at it
+    # quarter marks at round(1, 2.75, 4.5, 6.25, 8) - 1 = 0, 2, 4, 5, 7, both ends included
+    assert found.decay == pytest.approx((1 + 1 + 0.5) / 3 - (0.1 + 0 + 0.2) / 3)
+
+
+def test_decay_of_long_clips_does_not_wrap_as_davis_own_does():
+    assert statistics(np.linspace(1, 0, 400).tolist()).decay == pytest.approx(0.75, abs=0.01)

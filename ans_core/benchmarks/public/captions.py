@@ -1,0 +1,101 @@
+"""Captions against references (COCO captions, RefCOCOg's regions, nlg-eval's cases) -> BLEU, ROUGE-L, CIDEr, METEOR as NLTK computes it.
+
+Understands, as --predictions,
+    records {"captions": [references], "prediction"}, or {"image_id", "caption"} with --data, COCO's caption annotations: tokenised as
+        COCO's evaluation does;
+    cases {"name", "hypotheses", "references"}: nlg-eval's, whose texts are taken as they are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.scored import Given, Scored, Scorer
+from ans_core.metrics.bootstrap import Ratio
+from ans_core.metrics.meteor import meteor_of_words
+from ans_core.metrics.text import coco_tokens, text_scores
+
+METEOR_NOTE = (
+    "METEOR_nltk is NLTK's METEOR; the METEOR of COCO-style tables comes from a Java program with other weights and a paraphrase table,"
+    " which is not run here. The two must not be compared"
+)
+"""The same pair can differ by .25."""
+
+
+def score(given: Given) -> Scored:
+    records = files.records(given.predictions)
+    if "hypotheses" in records[0]:
+        return _cases(records, given.predictions)
+    names, told, real, missing = _pairs(records, given)
+    scored = scores_of(names, [coco_tokens(t) for t in told], [[coco_tokens(t) for t in texts] for texts in real])
+    return replace(scored, missing=missing)
+
+
+def scores_of(names: Sequence[str], told: Sequence[str], real: Sequence[Sequence[str]]) -> Scored:
+    """Of tokens between blanks."""
+    found = text_scores(told, real)
+    meteors = [max(meteor_of_words(t.lower().split(), r.lower().split()) for r in texts) for t, texts in zip(told, real, strict=True)]
+    metrics = found.corpus | {"METEOR_nltk": sum(meteors) / len(meteors), "captions": len(told)}
+    each = zip(names, told, found.cider, found.rouge_l, meteors, strict=True)
+    return Scored(
+        metrics=metrics,
+        published={key: f"{100 * metrics[key]:.1f}" for key in found.corpus},
+        ratios={
+            "CIDEr": Ratio(numerators=found.cider),
+            "ROUGE_L": Ratio(numerators=found.rouge_l),
+            "METEOR_nltk": Ratio(numerators=meteors),
+        },
+        samples=[{"id": i, "caption": t, "CIDEr": c, "ROUGE_L": r, "METEOR_nltk": m} for i, t, c, r, m in each],
+        notes=[METEOR_NOTE],
+    )
+
+
+def _pairs(records: list[dict[str, Any]], given: Given) -> tuple[list[str], list[str], list[list[str]], int]:
+    """(ids, captions, references, how many captions were missing)"""
+    where = str(given.predictions)
+    if given.data is None:
+        told = [files.text(record, "prediction", where=f"{where}, record {n}") for n, record in enumerate(records)]
+        real = [_references(record, f"{where}, record {n}") for n, record in enumerate(records)]
+        return [str(record.get("image_name", n)) for n, record in enumerate(records)], told, real, 0
+    truth = caption_truth(given.data)
+    predicted = files.by_id(records, "image_id", where=where)
+    missing = files.refuse_unknown(predicted, truth, where=given.predictions, what="images")
+    told = ["" if i in missing else files.text(predicted[i], "caption", where=f"{where}, image {i}") for i in truth]
+    return list(truth), told, list(truth.values()), len(missing)
+
+
+def caption_truth(path: Path) -> dict[str, list[str]]:
+    """COCO's caption annotations: image id -> its captions."""
+    loaded = files.load(path)
+    truth: dict[str, list[str]] = defaultdict(list)
+    for record in files.value(loaded, "annotations", where=str(path)):
+        truth[str(files.value(record, "image_id", where=str(path)))].append(files.text(record, "caption", where=str(path)))
+    return dict(truth)
+
+
+def _references(record: dict[str, Any], where: str) -> list[str]:
+    found = files.value(record, "captions", where=where)
+    if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
+        raise ValueError(f"{where}: captions must be a list of texts, at least one")
+    return found
+
+
+def _cases(records: list[dict[str, Any]], path: Path) -> Scored:
+    metrics: dict[str, float] = {}
+    samples: list[dict[str, Any]] = []
+    for number, case in enumerate(records):
+        name, told, real = (files.value(case, key, where=f"{path}, case {number}") for key in ("name", "hypotheses", "references"))
+        if len(told) != len(real):
+            raise ValueError(f"{path}, case {name!r}: {len(told)} hypotheses and {len(real)} lists of references")
+        found = scores_of([f"{name}/{n}" for n in range(len(told))], told, real)
+        metrics |= {f"{name}/{key}": value for key, value in found.metrics.items()}
+        samples += found.samples
+    return Scored(metrics=metrics, samples=samples, notes=[METEOR_NOTE, "texts taken as they are, as nlg-eval does"])
+
+
+SCORER = Scorer(score=score, data="COCO's caption annotations, unless the predictions hold their references", needs_data=False)

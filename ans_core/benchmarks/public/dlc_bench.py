@@ -1,0 +1,122 @@
+"""DLC-Bench (describe-anything): captions of 100 objects, questions about each, a judge's recorded replies -> positive, negative, average.
+
+--predictions: {object id: caption}. --data: folder with annotations.json, qa.json, class_names.json. --replay: {object id: {"pred",
+"details_positives", "details_negatives", "details_recognition"}}, whose `pred_answer` are the judge's replies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.scored import Given, Scored, Scorer
+from ans_core.metrics.bootstrap import Ratio
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+KINDS = {"positive": "details_positives", "negative": "details_negatives"}
+
+
+def score(given: Given) -> Scored:
+    assert given.data is not None
+    if given.replay is None:
+        raise ValueError("dlc_bench is scored by a judge: --replay with its recorded replies (a judge asked by ANS itself is not built)")
+    captions, replies = _objects(given.predictions), _objects(given.replay)
+    questions = files.load(files.named(given.data, "qa.json"))
+    objects = [str(a["id"]) for a in files.load(files.named(given.data, "annotations.json"))["annotations"]]
+    if unknown := [i for i in objects if i not in questions]:
+        raise ValueError(f"{given.data}: qa.json has no questions about objects {files.shown(unknown)}")
+    missing = files.refuse_unknown(captions, objects, where=given.predictions, what="objects")
+    samples: list[dict[str, Any]] = []
+    means: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for i in objects:
+        found = [] if i in missing else _of_object(i, captions[i], questions[i], replies, given.replay)
+        samples += found
+        for kind in KINDS:
+            scores = [s["score"] for s in found if s["type"] == kind]
+            means[kind].append(sum(scores) / len(scores) if scores else 0.0)
+    positive, negative = (sum(means[kind]) / len(means[kind]) for kind in KINDS)
+    recognised = [s["recognised"] for s in samples if s["type"] == "recognition"]
+    return Scored(
+        metrics={
+            "average": (positive + negative) / 2,
+            "positive": positive,
+            "negative": negative,
+            "recognised": sum(recognised) / len(objects),
+            "objects": len(objects),
+            "questions": len(samples),
+            "unparsed": sum(s["choice"] is None for s in samples),
+        },
+        published={
+            "average": f"{(positive + negative) / 2:.3f}",
+            "positive": f"{positive:.3f}",
+            "negative": f"{negative:.3f}",
+        },
+        ratios={
+            "positive": Ratio(numerators=means["positive"]),
+            "negative": Ratio(numerators=means["negative"]),
+            "average": Ratio(numerators=[(p + n) / 2 for p, n in zip(*means.values(), strict=True)]),
+        },
+        samples=samples,
+        missing=len(missing),
+        notes=[
+            f"judge: the one that wrote {given.replay.name}; another judge moves DLC-Bench by up to 9 points",
+            "a reply without a choice counts 0",
+        ],
+    )
+
+
+def _objects(path: Path) -> dict[str, Any]:
+    """Without the prompt and the totals that the public programs put beside the objects."""
+    found = files.load(path)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected an object {{id: ...}}, found {type(found).__name__}")
+    return {str(key): value for key, value in found.items() if key != "query" and not isinstance(value, int | float)}
+
+
+def _of_object(i: str, caption: Any, questions: list[dict[str, Any]], replies: dict[str, Any], path: Path) -> list[dict[str, Any]]:
+    """Recognition first; where it fails no question can earn more than 0."""
+    where = f"{path}, object {i}"
+    if i not in replies:
+        raise ValueError(f"{where}: no recorded reply; the judge must have seen every caption")
+    recorded = replies[i]
+    if str(files.value(recorded, "pred", where=where)).strip() != str(caption).strip():
+        raise ValueError(f"{where}: the judge saw another caption than the predicted one; its replies are of an older run")
+    (recognition,) = files.value(recorded, "details_recognition", where=where)
+    picked = choice(files.text(recognition, "pred_answer", where=where), [str(c[0]) for c in recognition["choices"]])
+    recognised = picked is not None and recognition["choices"][picked][1] == "correct"
+    samples = [{"object": i, "type": "recognition", "choice": picked, "recognised": recognised, "score": 0.0}]
+    for kind, key in KINDS.items():
+        asked = [q for q in questions if q["type"] == kind]
+        told = files.value(recorded, key, where=where)
+        if [q["choices"] for q in asked] != [t["choices"] for t in told]:
+            raise ValueError(f"{where}: {key} are not about qa.json's questions")
+        for number, (question, reply) in enumerate(zip(asked, told, strict=True)):
+            picked = choice(files.text(reply, "pred_answer", where=f"{where}, {key} {number}"), [str(c[0]) for c in question["choices"]])
+            earned = 0.0 if picked is None else float(question["choices"][picked][1])
+            samples.append(
+                {"object": i, "type": kind, "question": number, "choice": picked, "score": earned if recognised else min(0.0, earned)}
+            )
+    return samples
+
+
+def choice(reply: str, options: Sequence[str]) -> int | None:
+    """Which option a reply means, in the benchmark's order of rules: the text, `a. text` or the letter; the one text inside it; a leading
+    `x.`; the text that comes last (the longest on a tie); the one option that holds the reply; None."""
+    said, texts = reply.strip().lower(), [option.lower() for option in options]
+    for i, text in enumerate(texts):
+        if said in (text, f"{LETTERS[i]}. {text}", LETTERS[i], f"{LETTERS[i]}."):
+            return i
+    inside = [i for i, text in enumerate(texts) if text in said]
+    if len(inside) == 1:
+        return inside[0]
+    if len(said) > 1 and said[1] == "." and said[0] in LETTERS[: len(texts)]:
+        return LETTERS.index(said[0])
+    if inside:
+        return max(inside, key=lambda i: (said.rfind(texts[i]), len(texts[i])))
+    around = [i for i, text in enumerate(texts) if said and said in text]
+    return around[0] if len(around) == 1 else None
+
+
+SCORER = Scorer(score=score, data="folder with annotations.json, qa.json, class_names.json", options=frozenset({"replay"}))

@@ -1,0 +1,122 @@
+"""What the referring benchmarks share: a mask for every expression against its true mask, both from files.
+
+--predictions: records {"id" or "sample_id", "mask": RLE or null}; or the pipeline's predictions.jsonl ("masks": [[RLE]], of which the first
+counts; none = no `[SEG]`). --data: records {"id", "mask": RLE or null, "height", "width"}; or a folder of RefCOCO / gRefCOCO as REFER keeps
+it (ids: <ref_id>_<sent_id>), of which the split is taken that the predictions are of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ans_core import rle
+from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.scored import Given
+from ans_core.metrics.mask import Counts, counts
+from ans_core.metrics.referring import Answer, answer
+from ans_core.types import RLE
+
+ID_KEYS = ("sample_id", "id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """In the truth's order."""
+
+    ids: list[str]
+    answers: list[Answer]
+    spoke: list[bool]
+    """A mask was predicted, if only an empty one."""
+    missing: int
+
+    def table(self) -> list[dict[str, Any]]:
+        every = zip(self.ids, self.answers, self.spoke, strict=True)
+        return [{"id": i, "iou": a.counts.iou, "target": a.meant, "drawn": a.drawn, "answered": s} for i, a, s in every]
+
+
+def read(given: Given) -> Answers:
+    """One prediction is in memory at a time; the truth is, as run-length code."""
+    assert given.data is not None
+    truth = _truth(given.data, given.predictions)
+    found: dict[str, tuple[Answer, bool]] = {}
+    for number, record in enumerate(_records(given.predictions)):
+        where = f"{given.predictions}, record {number}"
+        name = _id(record, where)
+        if name in found:
+            raise ValueError(f"{where}: {name!r} comes twice; leave one prediction an expression")
+        if name not in truth:
+            raise ValueError(f"{where}: {name!r} is no expression of {given.data}; is this another split's file?")
+        real = truth[name]
+        height, width = real["size"]
+        drawn = _predicted(record, height=height, width=width, where=where)
+        found[name] = answer(drawn or rle.empty(height, width), real), drawn is not None
+    missing = [name for name in truth if name not in found]
+    if len(missing) == len(truth):
+        raise ValueError(f"{given.predictions}: no predictions")
+    for name in missing:  # a miss: an empty mask where something was meant, and wrong where nothing was
+        nothing = counts(truth[name], truth[name]).union
+        found[name] = Answer(counts=Counts(union=max(1, nothing)), meant=nothing > 0, drawn=nothing == 0), False
+    ordered = [found[name] for name in truth]
+    return Answers(ids=list(truth), answers=[a for a, _ in ordered], spoke=[s for _, s in ordered], missing=len(missing))
+
+
+def _records(path: Path) -> Iterable[dict[str, Any]]:
+    return files.lines(path) if ".jsonl" in path.name else files.records(path)
+
+
+def _id(record: Any, where: str) -> str:
+    if not isinstance(record, dict):
+        raise ValueError(f"{where}: {type(record).__name__}, not an object")
+    for key in ID_KEYS:
+        if key in record:
+            return str(record[key])
+    raise ValueError(f"{where}: no id ({' or '.join(ID_KEYS)}); the record has {sorted(record)}")
+
+
+def _predicted(record: dict[str, Any], *, height: int, width: int, where: str) -> RLE | None:
+    """None: no mask was drawn at all."""
+    if "masks" in record:
+        masks = record["masks"]
+        first = masks[0][0] if masks else None
+        return None if first is None else files.mask(first, height=height, width=width, where=where)
+    for key in ("mask", "segmentation"):
+        if key in record:
+            return None if record[key] is None else files.mask(record[key], height=height, width=width, where=where)
+    raise ValueError(f"{where}: no mask; a record has `mask` (RLE or null) or `masks`")
+
+
+def _truth(path: Path, predictions: Path) -> dict[str, RLE]:
+    truth: dict[str, RLE] = {}
+    pairs = _truth_of_folder(path, predictions) if path.is_dir() else _truth_of_file(path)
+    for name, mask in pairs:
+        if name in truth:
+            raise ValueError(f"{path}: {name!r} comes twice")
+        truth[name] = mask
+    if not truth:
+        raise ValueError(f"{path}: no expressions")
+    return truth
+
+
+def _truth_of_file(path: Path) -> Iterator[tuple[str, RLE]]:
+    for number, record in enumerate(_records(path)):
+        where = f"{path}, record {number}"
+        mask = files.value(record, "mask", where=where)
+        height, width = (mask or {}).get("size") or (files.value(record, key, where=where) for key in ("height", "width"))
+        yield _id(record, where), files.mask(mask, height=int(height), width=int(width), where=where)
+
+
+def _truth_of_folder(path: Path, predictions: Path) -> Iterator[tuple[str, RLE]]:
+    from ans_core.data.formats import refcoco
+
+    first = _id(next(iter(_records(predictions))), f"{predictions}, record 0")
+    for split in refcoco.splits(path):
+        samples = refcoco.read(path, name=path.name, split=split)
+        if any(sample.sample_id == first for sample in samples):
+            for sample in samples:
+                masks = [mask for masklet in sample.masks if (mask := masklet[0]) is not None]
+                yield sample.sample_id, rle.union(masks) if masks else rle.empty(sample.height, sample.width)
+            return
+    raise ValueError(f"{predictions}: {first!r} is no expression of any split of {path}")

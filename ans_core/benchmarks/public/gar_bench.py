@@ -1,0 +1,96 @@
+"""GAR-Bench (Grasp-Any-Region): replies to region questions, judged captions -> accuracies of VQA, Caption-Simple, Caption-Detailed.
+
+--predictions: one of the public files (the questions + `model_output`, captions also `eval_result`, the judge's reply), or a folder of
+several. --data: the questions, against which they are checked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
+from ans_core.metrics.bootstrap import Ratio
+
+TRUTH = {
+    "vqa": "GAR-Bench-VQA.json",
+    "caption_simple": "GAR-Bench-Caption-Simple.json",
+    "caption_detailed": "GAR-Bench-Caption-Detailed.json",
+}
+
+
+def score(given: Given) -> Scored:
+    paths = [given.predictions] if given.predictions.is_file() else sorted(given.predictions.glob("*.json*"))
+    metrics: dict[str, float] = {}
+    published: dict[str, str] = {}
+    ratios: dict[str, Ratio] = {}
+    samples: list[dict[str, Any]] = []
+    missing = 0
+    seen: dict[str, Path] = {}
+    for path in paths:
+        loaded = files.load(path)
+        if given.predictions.is_dir() and not (isinstance(loaded, list) and loaded and "model_output" in loaded[0]):
+            continue  # the folder's questions and expected numbers
+        part = _part(files.records(path), path)
+        if part in seen:
+            raise ValueError(f"{path} and {seen[part]} are both of {part}; leave one model's files in the folder")
+        seen[part] = path
+        records, lacking = _checked(part, files.records(path), given.data, path)
+        found, ratio = accuracy((r.get("type", part), _right(part, r, f"{path}, {r['image']}")) for r in records)
+        shown = found if part == "vqa" else {key: value for key, value in found.items() if "/" not in key}
+        metrics |= {f"{part}/{key}": value for key, value in shown.items()}
+        published |= {
+            f"{part}/{key}": percent(value) if part == "vqa" else f"{value:.4f}"
+            for key, value in shown.items()
+            if key.startswith("accuracy")
+        }
+        ratios[f"{part}/accuracy"] = ratio
+        samples += [{"part": part, "image": r["image"], "right": right} for r, right in zip(records, ratio.numerators, strict=True)]
+        missing += lacking
+    if not seen:
+        raise ValueError(f"{given.predictions}: no file of records with model_output")
+    notes = ["VQA: the whole reply must be the letter; a reply like `A.` is wrong, as in the public scorer"]
+    if set(seen) - {"vqa"}:
+        notes.append("captions: as the judge replied whose eval_result the files hold (published with GPT-4o 2024-11-20)")
+    return Scored(metrics=metrics, published=published, ratios=ratios, samples=samples, missing=missing, notes=notes)
+
+
+def _part(records: list[dict[str, Any]], path: Path) -> str:
+    first = records[0]
+    if "choices" in first:
+        return "vqa"
+    if "predicate_name" in first:
+        return "caption_detailed"
+    if "answer" in first:
+        return "caption_simple"
+    raise ValueError(f"{path}: records of none of {', '.join(TRUTH)}; they have {sorted(first)}")
+
+
+def _checked(part: str, records: list[dict[str, Any]], data: Path | None, path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The records in the questions' order, with the questions' own answers; what is missing has no reply."""
+    told = files.by_id(records, "image", where=str(path))
+    if data is None:
+        return records, 0
+    truth = files.by_id(files.records(files.named(data, TRUTH[part])), "image", where=str(data))
+    missing = files.refuse_unknown(told, truth, where=path, what="questions")
+    kept = [{key: value for key, value in question.items() if key != "mask_rles"} for question in truth.values()]
+    for question in kept:
+        reply = told.get(question["image"], {})
+        for key in ("answer", "choices", "predicate_name", "type"):
+            if reply and question.get(key) != reply.get(key):
+                raise ValueError(f"{path}, {question['image']}: {key} {reply.get(key)!r} is not the question's {question.get(key)!r}")
+    return [q | {k: v for k, v in told.get(q["image"], {}).items() if k in ("model_output", "eval_result")} for q in kept], len(missing)
+
+
+def _right(part: str, record: dict[str, Any], where: str) -> bool:
+    if "model_output" not in record:
+        return False  # missing
+    if part == "vqa":
+        return files.text(record, "model_output", where=where).lower() == record["answer"].lower()
+    return files.text(record, "eval_result", where=where) == "True"
+
+
+SCORER = Scorer(
+    score=score, data="the questions, GAR-Bench-VQA.json and so on, or the folder of them", needs_data=False, shares_folder=True
+)

@@ -1,0 +1,194 @@
+"""Grounded conversation (GranD-f val / test): captions whose phrases carry masks -> AP, AP50, mIoU, recall, CIDEr, METEOR as NLTK has it.
+
+--predictions: a folder of `<image_id>.json` {"image_id", "caption", "phrases", "pred_masks": [RLE]}; or a list of COCO results
+{"image_id", "category_id", "segmentation", "score"}, which has masks alone.
+--data: a folder with `{val,test}_gcg_coco_mask_gt.json` and `.._caption_gt.json`, or a file of COCO instances.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from ans_core.benchmarks.public import captions, files
+from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
+from ans_core.metrics.bootstrap import Ratio
+from ans_core.metrics.grounding import best_pairs, recalled_pairs
+from ans_core.metrics.mask import iou_matrix
+from ans_core.metrics.phrases import PhraseEncoder
+from ans_core.metrics.text import coco_tokens
+from ans_core.types import RLE
+
+COCO_NAMES = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
+COCO_RECALLS = ("AR_max1", "AR_max10", "AR_max100", "AR_small", "AR_medium", "AR_large")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """One image's prediction."""
+
+    masks: list[RLE] = field(default_factory=list)
+    phrases: list[str] = field(default_factory=list)
+    """Of the masks, in order; what is not there is ""."""
+    caption: str | None = None
+
+
+def score(given: Given) -> Scored:
+    assert given.data is not None
+    masks_file = _truth_file(given.data, "mask")
+    truth = files.load(masks_file)
+    images = {str(image["id"]): image for image in files.value(truth, "images", where=str(masks_file))}
+    listed = files.records(given.predictions) if given.predictions.is_file() else []
+    drawn = _of_results(listed, images, given.predictions) if listed else _of_folder(given.predictions, images)
+    missing = files.refuse_unknown(drawn, images, where=given.predictions, what="images") if not listed else []
+    kept = [a for a in truth["annotations"] if not a.get("iscrowd")]
+    if not kept:
+        raise ValueError(f"{masks_file}: no true mask")
+    true: dict[str, list[RLE]] = {image: [] for image in images}
+    true_categories: dict[str, list[Any]] = {image: [] for image in images}
+    for annotation in kept:
+        name = str(annotation["image_id"])
+        size = images[name]
+        where = f"{masks_file}, annotation {annotation['id']}"
+        true[name].append(files.mask(annotation["segmentation"], height=size["height"], width=size["width"], where=where))
+        true_categories[name].append(annotation["category_id"])
+    ious = {image: iou_matrix(drawn.get(image, Drawn()).masks, true[image]) for image in images}
+    mious = [float(np.mean([v for *_, v in best_pairs(ious[image])] or [0.0])) for image in images]
+    metrics, notes = _average_precision(truth, kept, images, drawn), ["crowd regions are left out"]
+    metrics |= {"mIoU": float(np.mean(mious)), **_recall(ious, true, "recall_masks_only", lambda image, i, j: 1.0)}
+    metrics |= _phrase_recall(given, ious, drawn, true, notes)
+    if listed:
+        categories: dict[str, list[Any]] = defaultdict(list)
+        for record in listed:
+            categories[str(record["image_id"])].append(record.get("category_id"))
+        same = _recall(ious, true, "recall_same_category", lambda image, i, j: float(categories[image][i] == true_categories[image][j]))
+        metrics |= same | _coco(truth, listed)
+    elif given.data.is_dir():
+        metrics |= _captions(given, drawn, notes)
+    return Scored(
+        metrics=metrics | {"images": len(images), "true_masks": len(kept)},
+        published={key: percent(metrics[key]) for key in ("AP50", "mIoU", "recall") if key in metrics},
+        ratios={"mIoU": Ratio(numerators=mious)},
+        samples=[
+            {"image_id": image, "mIoU": miou, "masks": len(drawn.get(image, Drawn()).masks)}
+            for image, miou in zip(images, mious, strict=True)
+        ],
+        missing=len(missing),
+        notes=notes,
+    )
+
+
+def _truth_file(data: Path, kind: str) -> Path:
+    return files.named(data, f"val_gcg_coco_{kind}_gt.json", f"test_gcg_coco_{kind}_gt.json")
+
+
+def _of_results(listed: list[dict[str, Any]], images: dict[str, Any], path: Path) -> dict[str, Drawn]:
+    found: dict[str, Drawn] = defaultdict(Drawn)
+    for number, record in enumerate(listed):
+        where = f"{path}, record {number}"
+        name = str(files.value(record, "image_id", where=where))
+        if name not in images:
+            raise ValueError(f"{where}: image {name} is not one of the truth's")
+        found[name].masks.append(_mask(record, "segmentation", images[name], where))
+    return dict(found)
+
+
+def _of_folder(folder: Path, images: dict[str, Any]) -> dict[str, Drawn]:
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        record = files.load(path)
+        if path.stem not in images:
+            found[path.stem] = Drawn()  # refused with all others of its kind
+            continue
+        if "caption" not in record and len(record) == 1:
+            record = next(iter(record.values()))  # GLaMM's own files: {name: {...}}
+        masks = [_mask({"mask": m}, "mask", images[path.stem], str(path)) for m in files.value(record, "pred_masks", where=str(path))]
+        phrases = [*files.value(record, "phrases", where=str(path)), *[""] * len(masks)][: len(masks)]
+        found[path.stem] = Drawn(masks=masks, phrases=phrases, caption=files.text(record, "caption", where=str(path)))
+    return found
+
+
+def _mask(record: dict[str, Any], key: str, image: dict[str, Any], where: str) -> RLE:
+    return files.mask(files.value(record, key, where=where), height=image["height"], width=image["width"], where=where)
+
+
+def _average_precision(
+    truth: dict[str, Any], kept: list[dict[str, Any]], images: dict[str, Any], drawn: dict[str, Drawn]
+) -> dict[str, float]:
+    """One category, all scores 1.0: among equals the order of the file decides."""
+    one = truth | {"annotations": [a | {"category_id": 1} for a in kept], "categories": [{"id": 1, "name": "object"}]}
+    results = [
+        {"image_id": images[image]["id"], "category_id": 1, "segmentation": mask, "score": 1.0}
+        for image in drawn
+        for mask in drawn[image].masks
+    ]
+    found = coco_figures(one, results)
+    return {key: found[key] for key in ("AP", "AP50")}
+
+
+def _coco(truth: dict[str, Any], listed: list[dict[str, Any]]) -> dict[str, float]:
+    """The detection scores of the same file, with its categories and scores."""
+    if not all("score" in record for record in listed):
+        return {}
+    return {f"coco/{key}": value for key, value in coco_figures(truth, listed).items()}
+
+
+def coco_figures(truth: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, float]:
+    """pycocotools' own twelve."""
+    if not results:
+        return dict.fromkeys((*COCO_NAMES, *COCO_RECALLS), 0.0)
+    with contextlib.redirect_stdout(io.StringIO()):
+        known = COCO()
+        known.dataset = {"info": {}} | truth
+        known.createIndex()
+        evaluation = COCOeval(known, known.loadRes([dict(result) for result in results]), "segm")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return dict(zip((*COCO_NAMES, *COCO_RECALLS), map(float, evaluation.stats), strict=True))
+
+
+def _recall(ious: dict[str, Any], true: dict[str, list[RLE]], name: str, similarity: Callable[[str, int, int], float]) -> dict[str, float]:
+    """Pooled over images."""
+    found = sum(recalled_pairs(ious[image], partial(similarity, image)) for image in ious)
+    return {name: found / sum(map(len, true.values())), name.replace("recall", "matches"): found}
+
+
+def _phrase_recall(
+    given: Given, ious: dict[str, Any], drawn: dict[str, Drawn], true: dict[str, list[RLE]], notes: list[str]
+) -> dict[str, float]:
+    """The benchmark's own recall, which also compares phrases."""
+    assert given.data is not None
+    if not given.text_encoder or not given.data.is_dir():
+        notes.append("recall (masks and phrases) is left out: it needs --text-encoder (bert-base-uncased) and the phrases of the truth")
+        return {}
+    encoder = PhraseEncoder(given.text_encoder)
+    path = _truth_file(given.data, "caption")
+    labels = {str(record["image_id"]): record["labels"] for record in files.value(files.load(path), "annotations", where=str(path))}
+    for image, masks in true.items():
+        if len(labels.get(image, [])) != len(masks):
+            raise ValueError(f"{path}: image {image} has {len(labels.get(image, []))} labels and {len(masks)} true masks")
+    notes.append(f"recall compares phrases by {given.text_encoder}")
+    return _recall(ious, true, "recall", lambda image, i, j: encoder(drawn[image].phrases[i], labels[image][j]))
+
+
+def _captions(given: Given, drawn: dict[str, Drawn], notes: list[str]) -> dict[str, float]:
+    assert given.data is not None
+    truth = captions.caption_truth(_truth_file(given.data, "caption"))
+    told = [coco_tokens(drawn[image].caption or "") if image in drawn else "" for image in truth]
+    found = captions.scores_of(list(truth), told, [[coco_tokens(text) for text in texts] for texts in truth.values()])
+    notes.append(captions.METEOR_NOTE)
+    return {key: found.metrics[key] for key in ("METEOR_nltk", "CIDEr")}
+
+
+SCORER = Scorer(score=score, data="folder of the mask and caption truth, or a file of COCO instances", options=frozenset({"text_encoder"}))

@@ -1,0 +1,24 @@
+"""gRefCOCO: expressions that mean one object, several or none -> gIoU, cIoU, N-acc, T-acc, Pr@ as ReLA computes them. Formats:
+expressions.py."""
+
+from __future__ import annotations
+
+from ans_core.benchmarks.public import expressions, refcoco
+from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
+from ans_core.metrics.referring import grefcoco
+
+
+def score(given: Given) -> Scored:
+    found = expressions.read(given)
+    metrics = grefcoco(found.answers)
+    return Scored(
+        metrics=metrics | {"expressions": len(found.ids), "without_target": sum(not a.meant for a in found.answers)},
+        published={key: percent(value, 2) for key, value in metrics.items()},
+        ratios=refcoco.ratios(found.answers),
+        samples=found.table(),
+        missing=found.missing,
+        notes=["a missing prediction is wrong also where nothing was meant: it is not taken for an empty mask"] if found.missing else [],
+    )
+
+
+SCORER = Scorer(score=score, data=refcoco.DATA)

@@ -1,0 +1,13 @@
+"""MeViS (v1 valid_u; any split whose masks are public): J, F, J&F. Formats: clips_of_expressions.py."""
+
+from __future__ import annotations
+
+from ans_core.benchmarks.public import clips_of_expressions
+from ans_core.benchmarks.public.scored import Given, Scored, Scorer
+
+
+def score(given: Given) -> Scored:
+    return clips_of_expressions.scored(clips_of_expressions.results(given), notes=[])
+
+
+SCORER = Scorer(score=score, data=clips_of_expressions.DATA)

@@ -1,0 +1,68 @@
+"""MMBench with CircularEval: the replies to every rotation of a question's options -> the share of questions right in all of them.
+
+--predictions: records {"index", "A", "B", "C", "D", "answer", "prediction"} (by `category` too where they have one); copies of a question
+have its index + k * 1,000,000. A reply that names no option counts as wrong ("exact_matching"), where the official program may ask a judge.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any
+
+from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
+
+ROTATION = 1_000_000
+_SEPARATORS = str.maketrans(dict.fromkeys(".()[],:;!*#{}", " "))
+_NAMED = re.compile(r"(?:correct )?answer is ([A-D])\b", re.IGNORECASE)
+
+
+def score(given: Given) -> Scored:
+    records = files.records(given.predictions)
+    files.by_id(records, "index", where=str(given.predictions))
+    groups: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        groups[int(record["index"]) % ROTATION].append(record)
+    samples, unparsed = [], 0
+    for index, copies in groups.items():
+        where = f"{given.predictions}, question {index}"
+        options = options_of(copies[0])
+        if len(copies) != len(options):
+            raise ValueError(f"{where}: {len(copies)} rotations of {len(options)} options; CircularEval asks as many as there are options")
+        letters = [letter_of(files.text(c, "prediction", where=where), options_of(c)) for c in copies]
+        unparsed += letters.count(None)
+        right = [letter == files.text(c, "answer", where=where) for letter, c in zip(letters, copies, strict=True)]
+        first = min(range(len(copies)), key=lambda i: int(copies[i]["index"]))
+        samples.append({"index": index, "category": copies[0].get("category", ""), "right": all(right), "first_pass": right[first]})
+    found, ratio = accuracy((s["category"] or "all", s["right"]) for s in samples)
+    vanilla, _ = accuracy(("", s["first_pass"]) for s in samples)
+    return Scored(
+        metrics=found | {"accuracy_first_pass": vanilla["accuracy"], "unparsed": unparsed},
+        published={"accuracy": percent(found["accuracy"]), "accuracy_first_pass": percent(vanilla["accuracy"])},
+        ratios={"accuracy": ratio},
+        samples=samples,
+        notes=["accuracy: right in every rotation (CircularEval); accuracy_first_pass: in the first alone (VanillaEval)"],
+    )
+
+
+def options_of(record: dict[str, Any]) -> dict[str, str]:
+    """An empty option is none."""
+    return {letter: str(record[letter]) for letter in "ABCD" if record.get(letter) not in (None, "", "nan")}
+
+
+def letter_of(reply: str, options: dict[str, str]) -> str | None:
+    """The one option letter among the reply's last four words; else of "answer is B"; else the one option whose text is in it; None."""
+    words = reply.translate(_SEPARATORS).split()
+    named = {word for word in words if word in options}
+    if len(named) == 1 and named & set(words[-4:]):
+        return named.pop()
+    if match := _NAMED.search(reply):
+        return match[1].upper() if match[1].upper() in options else None
+    if len(reply) > 2 * sum(map(len, options.values())):
+        return None
+    inside = [letter for letter, text in options.items() if text.lower() in reply.lower()]
+    return inside[0] if len(inside) == 1 else None
+
+
+SCORER = Scorer(score=score, data="", needs_data=False)

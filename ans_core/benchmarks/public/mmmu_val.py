@@ -1,0 +1,184 @@
+"""MMMU validation: free replies -> letters and numbers by the official rules -> accuracy over all, per domain and subject.
+
+--predictions: {subject: [{"id", "question_type", "answer", "all_choices", "index2ans", "response"}]} (the official output.json files in
+one), or {id: final answer}, already parsed, with --data answer_dict_val.json.
+
+A multiple-choice reply that names no option gets a random one from the official script. Here it is wrong; `accuracy_with_guesses` is the
+official number, drawn as there (seed 42, subjects in the file's order).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
+from ans_core.metrics.bootstrap import Ratio
+
+DOMAINS = {
+    "Art and Design": ("Art", "Art_Theory", "Design", "Music"),
+    "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
+    "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
+    "Health and Medicine": (
+        "Basic_Medical_Science", "Clinical_Medicine", "Diagnostics_and_Laboratory_Medicine", "Pharmacy", "Public_Health",
+    ),
+    "Humanities and Social Science": ("History", "Literature", "Sociology", "Psychology"),
+    "Tech and Engineering": (
+        "Agriculture", "Architecture_and_Engineering", "Computer_Science", "Electronics", "Energy_and_Power", "Materials",
+        "Mechanical_Engineering",
+    ),
+}  # fmt: skip
+_DOMAIN_OF = {subject: domain for domain, subjects in DOMAINS.items() for subject in subjects}
+_INDICATORS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
+_NUMBERS = (r"-?\b\d{1,3}(?:,\d{3})+\b", r"-?\d+(?:\.\d+)?[eE][+-]?\d+", r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?![eE][+-]?\d+)(?![,\d])")
+"""With thousands commas, scientific, plain."""
+
+
+def score(given: Given) -> Scored:
+    loaded = files.load(given.predictions)
+    if not isinstance(loaded, dict) or not loaded:
+        raise ValueError(f"{given.predictions}: expected {{subject: records}} or {{id: answer}}")
+    if not isinstance(next(iter(loaded.values())), list):
+        return _parsed(loaded, given)
+    rng = random.Random(42)
+    samples: list[dict[str, Any]] = []
+    for subject, records in loaded.items():
+        files.by_id(records, "id", where=f"{given.predictions}, {subject}")
+        samples += [_judged(record, subject, rng, f"{given.predictions}, {record['id']}") for record in records]
+    missing = _check_truth(samples, given)
+    return _scored(samples, missing)
+
+
+def _judged(record: dict[str, Any], subject: str, rng: random.Random, where: str) -> dict[str, Any]:
+    reply = files.text(record, "response", where=where)
+    kind, truth = (files.value(record, key, where=where) for key in ("question_type", "answer"))
+    if kind != "multiple-choice":
+        right = open_right(truth, reply)
+        return {
+            "id": record["id"],
+            "subject": subject,
+            "parsed": None,
+            "truth": truth,
+            "right": right,
+            "right_with_guess": right,
+            "open": True,
+        }
+    letter = letter_of(reply, record["all_choices"], record["index2ans"])
+    guess = rng.choice(record["all_choices"]) if letter is None else letter
+    known = {"right": letter == truth, "right_with_guess": guess == truth, "open": False}
+    return {"id": record["id"], "subject": subject, "parsed": letter, "truth": truth, **known}
+
+
+def _check_truth(samples: list[dict[str, Any]], given: Given) -> int:
+    """That the file's answers are the official ones; returns how many questions it lacks."""
+    if given.data is None:
+        return 0
+    path = files.named(given.data, "answer_dict_val.json")
+    truth = files.load(path)
+    missing = files.refuse_unknown([s["id"] for s in samples], truth, where=given.predictions, what="questions")
+    for sample in samples:
+        if sample["truth"] != truth[sample["id"]]["ground_truth"]:
+            raise ValueError(f"{given.predictions}, {sample['id']}: answer {sample['truth']!r} is not the official one in {path.name}")
+    samples += [_wrong(name, truth[name]) for name in missing]
+    return len(missing)
+
+
+def _parsed(answers: Mapping[str, Any], given: Given) -> Scored:
+    if given.data is None:
+        raise ValueError(f"{given.predictions} holds final answers only: --data answer_dict_val.json has the truth")
+    truth = files.load(files.named(given.data, "answer_dict_val.json"))
+    missing = files.refuse_unknown(answers, truth, where=given.predictions, what="questions")
+    samples = []
+    for name, entry in truth.items():
+        if name in missing:
+            samples.append(_wrong(name, entry))
+            continue
+        said, real = answers[name], entry["ground_truth"]
+        multiple = entry["question_type"] == "multiple-choice"
+        right = said == real if multiple else _open_match(real, said if isinstance(said, list) else open_candidates(said))
+        samples.append(_wrong(name, entry) | {"parsed": said, "right": right, "right_with_guess": right})
+    return _scored(samples, len(missing))
+
+
+def _wrong(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    subject = name.removeprefix("validation_").rsplit("_", 1)[0]
+    known = {"right": False, "right_with_guess": False, "open": entry["question_type"] != "multiple-choice"}
+    return {"id": name, "subject": subject, "parsed": "", "truth": entry["ground_truth"], **known}
+
+
+def _scored(samples: list[dict[str, Any]], missing: int) -> Scored:
+    metrics, ratio = accuracy((s["subject"], s["right"]) for s in samples)
+    by_domain, _ = accuracy((f"domain/{_DOMAIN_OF.get(s['subject'], 'other')}", s["right"]) for s in samples)
+    metrics |= {key: value for key, value in by_domain.items() if "/domain/" in key}
+    guessed = [s["right_with_guess"] for s in samples]
+    with_guesses, _ = accuracy((s["subject"], s["right_with_guess"]) for s in samples)
+    metrics |= {key.replace("accuracy", "accuracy_with_guesses").replace("correct", "correct_with_guesses"): value
+                for key, value in with_guesses.items() if not key.startswith("count")}  # fmt: skip
+    metrics["unparsed"] = sum(s["parsed"] is None and not s["open"] for s in samples)
+    return Scored(
+        metrics=metrics,
+        published={"accuracy_with_guesses": f"{metrics['accuracy_with_guesses']:.3f}", "accuracy": percent(metrics["accuracy"], 2)},
+        ratios={"accuracy": ratio, "accuracy_with_guesses": Ratio(numerators=[float(g) for g in guessed])},
+        samples=samples,
+        missing=missing,
+        notes=[
+            "accuracy counts replies without a letter as wrong; accuracy_with_guesses draws one for them, as the official script (seed 42)"
+        ],
+    )
+
+
+def letter_of(reply: str, letters: Sequence[str], texts: Mapping[str, str]) -> str | None:
+    """The option a reply names: as (A), else as a word A, else by its text; of several the one named last; None: none."""
+    for sign in (",", ".", "!", "?", ";", ":", "'"):
+        reply = reply.strip(sign)
+    padded = f" {reply} "
+    for pattern in ("({})", " {} "):
+        if found := [letter for letter in letters if pattern.format(letter) in padded]:
+            return max(found, key=lambda letter: padded.rfind(pattern.format(letter)))
+    if len(padded.split()) <= 5:
+        return None
+    named = [letter for letter in letters if texts[letter].lower() in padded.lower()]
+    return max(named, key=lambda letter: padded.lower().rfind(texts[letter].lower())) if named else None
+
+
+def open_right(truth: str | list[str], reply: str) -> bool:
+    return _open_match(truth, open_candidates(reply))
+
+
+def _open_match(truth: str | list[str], candidates: Sequence[str | float]) -> bool:
+    answers = [n for t in (truth if isinstance(truth, list) else [truth]) for n in _normalised(t)]
+    texts = [a for a in answers if isinstance(a, str)]
+    return any(c in answers if isinstance(c, float) else any(text in c for text in texts) for c in candidates)
+
+
+def open_candidates(reply: str) -> list[str | float]:
+    """What an open reply may mean: the tails behind its indicator words, and every number in them."""
+    said = reply.strip().strip(".").lower()
+    sentences = re.split(r"\.\s(?=[A-Z])|\n", said)
+    tails: list[str] = []
+    for i, sentence in enumerate(sentences):
+        indicators = (*_INDICATORS, "=") if i == len(sentences) - 1 else _INDICATORS
+        behind = [sentence.split(word)[-1].strip() for word in indicators if word in sentence]
+        if behind:
+            shortest = min(behind, key=len)
+            if shortest.strip() not in (":", ",", ".", "!", "?", ";", "'"):
+                tails.append(shortest)
+    found = tails or [said]
+    numbers = [number for tail in found for pattern in _NUMBERS for number in re.findall(pattern, tail)]
+    return list(dict.fromkeys(n for text in (*found, *numbers) for n in _normalised(text)))
+
+
+def _normalised(text: str) -> list[str | float]:
+    """A number rounded to 2 decimals, else lower case; one letter with a blank on either side, so that it is no part of a word."""
+    text = text.strip()
+    try:
+        return [round(float(text.replace(",", "")), 2)]
+    except ValueError:
+        lowered = text.lower()
+        return [" " + lowered, lowered + " "] if len(lowered) == 1 else [lowered]
+
+
+SCORER = Scorer(score=score, data="answer_dict_val.json, or its folder", needs_data=False)

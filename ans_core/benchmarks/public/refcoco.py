@@ -1,0 +1,43 @@
+"""RefCOCO, RefCOCO+, RefCOCOg: a mask an expression -> cIoU, gIoU, P@0.5 to 0.9. Formats: expressions.py.
+
+No mask is a miss: IoU 0, its true pixels in cIoU's union. Upstream leaves such expressions out of cIoU's sums; that optimistic number is
+`cIoU_upstream`.
+"""
+
+from __future__ import annotations
+
+from ans_core.benchmarks.public import expressions
+from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
+from ans_core.metrics.bootstrap import Ratio
+from ans_core.metrics.mask import ciou, giou
+from ans_core.metrics.referring import Answer, shares_above
+
+THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
+DATA = "records of true masks, or REFER's folder with refs(...).p and instances.json"
+
+
+def score(given: Given) -> Scored:
+    found = expressions.read(given)
+    metrics = {"cIoU": ciou(a.counts for a in found.answers), "gIoU": giou(a.counts for a in found.answers)}
+    metrics |= shares_above(found.answers, THRESHOLDS)
+    if answered := [a.counts for a, spoke in zip(found.answers, found.spoke, strict=True) if spoke]:
+        metrics["cIoU_upstream"] = ciou(answered)
+    return Scored(
+        metrics=metrics | {"expressions": len(found.ids), "without_a_mask": found.spoke.count(False)},
+        published={key: percent(metrics[key]) for key in ("cIoU", "gIoU")},
+        ratios=ratios(found.answers),
+        samples=found.table(),
+        missing=found.missing,
+        notes=["cIoU_upstream leaves out expressions that got no mask, as upstream's scorer does"],
+    )
+
+
+def ratios(answers: list[Answer]) -> dict[str, Ratio]:
+    pixels = [a.counts for a in answers]
+    return {
+        "cIoU": Ratio(numerators=[c.intersection for c in pixels], denominators=[c.union for c in pixels]),
+        "gIoU": Ratio(numerators=[c.iou for c in pixels]),
+    }
+
+
+SCORER = Scorer(score=score, data=DATA)

@@ -1,0 +1,76 @@
+"""ReVOS: J, F, J&F, accuracy A and robustness R for referring and reasoning expressions and overall (the mean of the two). Formats:
+clips_of_expressions.py, and mask_dict_foreground.json {video: {"masks_rle": [RLE or null per frame]}} for R.
+
+Expressions of type 2 (no such object) are left out, as in the public scorer. It adds overlapping objects up (2 for a pixel of two), which
+breaks A and R there; here they are united.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ans_core import rle
+from ans_core.benchmarks.public import clips_of_expressions as video
+from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.scored import Given, Scored, Scorer
+from ans_core.metrics.mask import counts
+
+TYPES = {0: "referring", 1: "reasoning"}
+
+
+def score(given: Given) -> Scored:
+    assert given.data is not None
+    path = files.named(given.data, "mask_dict_foreground.json")
+    foreground = files.load(path)
+    groups: dict[str, list[tuple[video.Result, float, float]]] = {name: [] for name in TYPES.values()}
+    for clip in video.clips(given):
+        kind = files.value(clip.record, "type_id", where=clip.name)
+        if kind in TYPES:
+            masks = files.value(foreground.get(clip.video, {}), "masks_rle", where=f"{path}, {clip.video}")
+            groups[TYPES[kind]].append((video.result(clip), *accuracy_and_robustness(clip, masks)))
+    if empty := [name for name, found in groups.items() if not found]:
+        raise ValueError(f"{given.data}: no expression of type {' or '.join(empty)}; the overall figures are the mean of both types")
+    metrics: dict[str, float] = {}
+    rounded: dict[str, dict[str, float]] = {}
+    for name, found in groups.items():
+        columns = {
+            "J": [r.j for r, _, _ in found],
+            "F": [r.f for r, _, _ in found],
+            "A": [a for _, a, _ in found],
+            "R": [b for _, _, b in found],
+        }
+        means = {key: float(np.mean(values)) for key, values in columns.items()}
+        rounded[name] = {key: float(np.mean([round(100 * v, 2) for v in values])) for key, values in columns.items()}
+        metrics |= {f"{name}/{key}": value for key, value in _with_both(means).items()} | {f"{name}/expressions": len(found)}
+    for key in ("J&F", "J", "F", "A", "R"):
+        metrics[f"overall/{key}"] = (metrics[f"referring/{key}"] + metrics[f"reasoning/{key}"]) / 2
+    overall = {key: (rounded["referring"][key] + rounded["reasoning"][key]) / 2 for key in "JFAR"}
+    shown = {
+        f"{name}/{key}": f"{v:.1f}" for name, values in (rounded | {"overall": overall}).items() for key, v in _with_both(values).items()
+    }
+    base = video.scored([r for found in groups.values() for r, _, _ in found], notes=["overall: the mean of the two types"])
+    return Scored(metrics=metrics, published=shown, samples=base.samples, missing=base.missing, notes=base.notes)
+
+
+def _with_both(means: dict[str, float]) -> dict[str, float]:
+    return {"J&F": (means["J"] + means["F"]) / 2, **means}
+
+
+def accuracy_and_robustness(clip: video.Clip, foreground: list[Any]) -> tuple[float, float]:
+    """A: share of pixels that agree. R: 1 - predicted pixels outside the truth / pixels of any object, not below 0. Means over frames."""
+    if clip.prediction is None:
+        return 0.0, 0.0
+    accuracies, robust = [], []
+    for drawn, real, around in zip(clip.prediction, clip.truth, foreground, strict=True):
+        height, width = real["size"]
+        pixels = counts(drawn, real)
+        accuracies.append(1 - (pixels.union - pixels.intersection) / (height * width))
+        outside = rle.area(drawn) - pixels.intersection
+        whole = 0 if around is None else rle.area(files.mask(around, height=height, width=width, where=f"{clip.name}, foreground"))
+        robust.append(max(1 - outside / (whole + 1e-6), 0.0))
+    return float(np.mean(accuracies)), float(np.mean(robust))
+
+
+SCORER = Scorer(score=score, data=video.DATA + ", mask_dict_foreground.json")

@@ -1,0 +1,85 @@
+"""SA-Co/VEval: noun phrases and clips in, scored masklets out -> mask mAP, phrase AP, cgF1, HOTA.
+
+--predictions: records {"video_id", "category_id", "score", "segmentations": [RLE or null per frame]}. --data: the truth file ("videos",
+"annotations", "video_np_pairs"). TETA is not computed: it is a program of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from ans_core import rle
+from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.scored import Given, Scored, Scorer
+from ans_core.metrics.hota import Frame, Tracks, hota, tracks
+from ans_core.metrics.mask import iou_matrix
+from ans_core.metrics.masklets import Group, average_precision, masklet_ious, phrase_figures
+from ans_core.types import RLE
+
+Pair = tuple[Any, Any]
+
+
+def score(given: Given) -> Scored:
+    assert given.data is not None
+    path = files.named(given.data, "gt.json")
+    truth = files.load(path)
+    videos = {video["id"]: video for video in files.value(truth, "videos", where=str(path))}
+    phrases: dict[Pair, str] = {(p["video_id"], p["category_id"]): p["noun_phrase"] for p in truth["video_np_pairs"]}
+    true: dict[Pair, list[list[RLE | None]]] = defaultdict(list)
+    for record in truth["annotations"]:
+        true[record["video_id"], record["category_id"]].append(_masklet(record, videos, f"{path}, annotation {record['id']}"))
+    drawn: dict[Pair, list[list[RLE | None]]] = defaultdict(list)
+    scores: dict[Pair, list[float]] = defaultdict(list)
+    for number, record in enumerate(files.records(given.predictions)):
+        where = f"{given.predictions}, record {number}"
+        pair = files.value(record, "video_id", where=where), files.value(record, "category_id", where=where)
+        if pair not in phrases:
+            raise ValueError(f"{where}: the truth asks for no phrase {pair[1]} in video {pair[0]}")
+        drawn[pair].append(_masklet(record, videos, where))
+        scores[pair].append(float(files.value(record, "score", where=where)))
+    groups = {pair: Group(scores=scores[pair], ious=masklet_ious(drawn[pair], true[pair])) for pair in phrases}
+    per_category = average_precision(groups)
+    per_phrase = average_precision({(pair, "any"): group for pair, group in groups.items()})
+    metrics = {"mask_mAP": per_category["AP"]} | {f"phrase_{key}": value for key, value in per_phrase.items()}
+    metrics |= phrase_figures(list(groups.values()))
+    sure = {pair: [m for m, s in zip(drawn[pair], scores[pair], strict=True) if s > 0.5] for pair in phrases}
+    metrics |= hota([_tracks(sure[pair], true[pair]) for pair in phrases])
+    return Scored(
+        metrics=metrics
+        | {"phrases": len(phrases), "true_masklets": sum(map(len, true.values())), "masklets": sum(map(len, drawn.values()))},
+        published={key: f"{100 * metrics[key]:.1f}" for key in ("mask_mAP", "phrase_AP", "cgF1", "HOTA")},
+        samples=[_sample(pair, phrases[pair], group) for pair, group in groups.items()],
+        notes=["HOTA takes masklets that score above .5, pooled over phrases", "TETA is left out: it is a program of its own"],
+    )
+
+
+def _tracks(drawn: list[list[RLE | None]], true: list[list[RLE | None]]) -> Tracks:
+    """A masklet is there in the frames where it has a pixel."""
+    frames = []
+    for t in range(max(map(len, [*drawn, *true]), default=0)):
+        ours, theirs = ([(i, m) for i, masklet in enumerate(side) if (m := masklet[t]) and rle.area(m)] for side in (drawn, true))
+        similarity = iou_matrix([m for _, m in theirs], [m for _, m in ours])
+        frames.append(Frame(true=[i for i, _ in theirs], drawn=[i for i, _ in ours], similarity=similarity))
+    return tracks(frames)
+
+
+def _masklet(record: dict[str, Any], videos: dict[Any, dict[str, Any]], where: str) -> list[RLE | None]:
+    video = videos.get(record["video_id"])
+    if video is None:
+        raise ValueError(f"{where}: no video {record['video_id']} in the truth")
+    listed = files.value(record, "segmentations", where=where)
+    if len(listed) != video["length"]:
+        raise ValueError(f"{where}: {len(listed)} masks, the video has {video['length']} frames")
+    return [
+        None if m is None else files.mask(m, height=video["height"], width=video["width"], where=f"{where}, frame {t}")
+        for t, m in enumerate(listed)
+    ]
+
+
+def _sample(pair: Pair, phrase: str, group: Group) -> dict[str, Any]:
+    best = float(group.ious.max()) if group.ious.size else None
+    return {"video_id": pair[0], "noun_phrase": phrase, "masklets": len(group.scores), "true": group.ious.shape[1], "best_iou": best}
+
+
+SCORER = Scorer(score=score, data="the truth file of SA-Co/VEval")

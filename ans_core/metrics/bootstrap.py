@@ -1,0 +1,59 @@
+"""Per-sample counts -> the figure they add up to, how far other samples could have moved it, and whether two systems differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """A figure that is a sum over samples divided by another: a mean over samples (denominators 1), cIoU (intersections over unions), a
+    share of some samples (denominator 0 where a sample does not count)."""
+
+    numerators: Sequence[float | int]
+    denominators: Sequence[float | int] | None = None
+    """None: all 1."""
+
+    def terms(self) -> Float[np.ndarray, "n 2"]:
+        below = np.ones(len(self.numerators)) if self.denominators is None else self.denominators
+        return np.stack([np.asarray(self.numerators, float), np.asarray(below, float)], axis=1)
+
+    @property
+    def value(self) -> float:
+        above, below = self.terms().sum(0)
+        return float(above / below)
+
+
+def interval(ratio: Ratio, *, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95) -> tuple[float, float]:
+    """Percentile bootstrap: the samples are drawn anew with replacement. A draw in which nothing counts is left out."""
+    return _middle(_resampled(ratio.terms(), seed, resamples), level)
+
+
+def difference(
+    ours: Ratio, theirs: Ratio, *, paired: bool, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95
+) -> tuple[float, float]:
+    """Interval of ours - theirs. paired: sample i is the same in both and is drawn for both at once, which leaves out how hard the samples
+    are; otherwise each has samples of its own."""
+    one, other = ours.terms(), theirs.terms()
+    if paired and len(one) != len(other):
+        raise ValueError(f"a paired comparison needs the same samples in both, got {len(one)} and {len(other)}")
+    return _middle(_resampled(one, seed, resamples) - _resampled(other, seed if paired else seed + 1, resamples), level)
+
+
+def _resampled(terms: Float[np.ndarray, "n 2"], seed: int, resamples: int) -> Float[np.ndarray, " r"]:
+    rng, count = np.random.default_rng(seed), len(terms)
+    sums = np.stack([np.bincount(rng.integers(count, size=count), minlength=count) @ terms for _ in range(resamples)])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(sums[:, 1] > 0, sums[:, 0] / sums[:, 1], np.nan)
+
+
+def _middle(values: Float[np.ndarray, " r"], level: float) -> tuple[float, float]:
+    known = values[~np.isnan(values)]
+    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

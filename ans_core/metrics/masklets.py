@@ -1,0 +1,109 @@
+"""Masklets with scores (video noun-phrase segmentation, SA-Co/VEval) -> average precision, and how well phrases are found."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from pycocotools import mask as coco
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from scipy.optimize import linear_sum_assignment
+
+from ans_core.types import RLE
+
+THRESHOLDS = np.linspace(0.5, 0.95, 10)
+
+
+def masklet_ious(drawn: Sequence[Sequence[RLE | None]], true: Sequence[Sequence[RLE | None]]) -> Float[np.ndarray, "P N"]:
+    """Intersections summed over frames, by unions summed over frames; None = empty. Two that are empty everywhere = 1."""
+    both = np.zeros((len(drawn), len(true)))
+    our_pixels, their_pixels = (np.array([_pixels(masklet) for masklet in masklets]) for masklets in (drawn, true))
+    for i, ours in enumerate(drawn):
+        for j, theirs in enumerate(true):
+            both[i, j] = sum(int(coco.area(coco.merge([a, b], intersect=True))) for a, b in zip(ours, theirs, strict=True) if a and b)
+    either = our_pixels[:, None] + their_pixels[None] - both
+    return np.where(either > 0, both / np.maximum(either, 1), 1.0)
+
+
+def _pixels(masklet: Sequence[RLE | None]) -> float:
+    return float(sum(int(coco.area(m)) for m in masklet if m))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A phrase in a video: its predicted and true masklets."""
+
+    scores: Sequence[float]
+    ious: Float[np.ndarray, "P N"]
+
+
+def average_precision(groups: Mapping[tuple[Hashable, Hashable], Group]) -> dict[str, float]:
+    """COCO's AP, AP50, AP75 (101 recall points, 100 detections) with masklets for boxes; keys are (video, category), the mean is over
+    categories that have a truth."""
+    videos = {name: i for i, name in enumerate(dict.fromkeys(video for video, _ in groups))}
+    categories = {name: i for i, name in enumerate(dict.fromkeys(category for _, category in groups), start=1)}
+    common = {"bbox": [0, 0, 1, 1], "area": 1.0, "iscrowd": 0}
+    truth: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    ious: dict[tuple[int, int], Group] = {}
+    for (video, category), group in groups.items():
+        place = {"image_id": videos[video], "category_id": categories[category], **common}
+        truth += [place | {"id": len(truth) + 1 + n} for n in range(group.ious.shape[1])]
+        results += [place | {"score": score} for score in group.scores]
+        ious[videos[video], categories[category]] = group
+    with contextlib.redirect_stdout(io.StringIO()):
+        known = COCO()
+        ids = [{"id": i} for i in videos.values()], [{"id": i, "name": str(i)} for i in categories.values()]
+        known.dataset = {"info": {}, "images": ids[0], "categories": ids[1], "annotations": truth}
+        known.createIndex()
+        if not truth or not results:
+            return {"AP": 0.0, "AP50": 0.0, "AP75": 0.0}
+        evaluation = _MaskletEval(known, known.loadRes(results), "bbox")
+        evaluation.known = ious
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return dict(zip(("AP", "AP50", "AP75"), map(float, evaluation.stats[:3]), strict=True))
+
+
+class _MaskletEval(COCOeval):
+    known: dict[tuple[int, int], Group]
+
+    def computeIoU(self, imgId: Any, catId: Any) -> Any:
+        group = self.known.get((imgId, catId))
+        if group is None or not group.ious.size:
+            return []
+        order = np.argsort([-score for score in group.scores], kind="mergesort")[: self.params.maxDets[-1]]
+        return group.ious[order]
+
+
+def phrase_figures(groups: Sequence[Group]) -> dict[str, float]:
+    """SA-Co's cgF1 of predictions that score .5 and more. IL_MCC: Matthews coefficient of "the phrase is there"; positive_micro_F1: matches
+    (Hungarian, on IoU) over all phrases with a truth; cgF1: their product. At IoU .5, .75 and as the mean over .5 to .95."""
+    hits, predicted, true = np.zeros(len(THRESHOLDS)), 0, 0
+    table = np.zeros((2, 2))
+    for group in groups:
+        ious = group.ious[[score >= 0.5 for score in group.scores]]
+        table[int(ious.shape[1] > 0), int(ious.shape[0] > 0)] += 1
+        if ious.shape[1]:
+            matched = ious[linear_sum_assignment(-ious)]
+            hits += (matched[None] >= THRESHOLDS[:, None]).sum(1)
+            predicted += ious.shape[0]
+            true += ious.shape[1]
+    precision, recall = hits / (predicted + 1e-4), hits / (true + 1e-4)
+    f1 = 2 * precision * recall / (precision + recall + 1e-4)
+    (tn, fp), (fn, tp) = table.tolist()
+    mcc = (tp * tn - fp * fn) / (math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)) + 1e-6)
+    found = {"IL_MCC": mcc}
+    for name, which in (("", slice(None)), ("_50", slice(0, 1)), ("_75", slice(5, 6))):
+        found[f"cgF1{name}"] = float((f1[which] * mcc).mean())
+        found[f"positive_micro_F1{name}"] = float(f1[which].mean())
+        found[f"precision{name}"], found[f"recall{name}"] = float(precision[which].mean()), float(recall[which].mean())
+    return found

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ans_core.benchmarks.public import OTHER_NAMES, SCORERS
+from ans_core.benchmarks.public.published import published
+from flows import cli
+from tests.benchmarks.public.drawn import H, W, coded, write
+
+TRUTH = [{"id": "a", "mask": coded(0, 4)}, {"id": "b", "mask": None, "height": H, "width": W}, {"id": "c", "mask": coded(0, 1)}]
+
+
+def ans(*words: object) -> int:
+    arguments = cli.parse(["eval", "score", *map(str, words)])
+    return arguments.function(arguments)
+
+
+def test_it_prints_the_figures_with_intervals_and_writes_them_with_a_record_a_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    truth = write(tmp_path / "truth.jsonl", TRUTH)
+    drawn = write(tmp_path / "drawn.jsonl", [{"id": "a", "mask": coded(0, 5)}, {"id": "b", "mask": None}])
+    assert ans("refcoco", "--predictions", drawn, "--data", truth, "--out", tmp_path / "out/metrics.json") == 0
+    told = capsys.readouterr().out
+    assert "gIoU" in told
+    assert "1 predictions are missing; they count 0" in told
+    assert "Sa2VA-4B" in told
+    written = json.loads((tmp_path / "out/metrics.json").read_text())
+    assert written["metrics"]["gIoU"] == pytest.approx((0.8 + 1 + 0) / 3)
+    assert written["missing"] == 1
+    low, high = written["intervals"]["gIoU"]
+    assert low <= written["metrics"]["gIoU"] <= high
+    samples = [json.loads(line) for line in (tmp_path / "out/metrics.samples.jsonl").read_text().splitlines()]
+    assert [s["id"] for s in samples] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing"], "no benchmark 'nothing' to score; there are captions, dlc_bench"),
+        (["refcoco"], "--predictions is missing"),
+        (["refcoco", "--predictions", "truth.jsonl"], "refcoco needs --data: records of true masks"),
+        (["refcoco", "--predictions", "truth.jsonl", "--data", "truth.jsonl"], "would be scored against itself"),
+        (["refcoco", "--predictions", "nowhere.jsonl", "--data", "truth.jsonl"], "no such file or folder"),
+        (["vstar", "--predictions", "truth.jsonl", "--convention", "davis"], "vstar takes no --convention"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "truth.jsonl", TRUTH)
+    with pytest.raises(ValueError, match=message):
+        ans(*words)
+
+
+def test_options_of_scoring_are_refused_for_a_checkpoint():
+    arguments = cli.parse(["eval", "runs/tiny/model", "--predictions", "x.json"])
+    with pytest.raises(ValueError, match="ans eval CHECKPOINT takes no predictions; those go with `ans eval score BENCHMARK`"):
+        arguments.function(arguments)
+
+
+def test_every_other_name_and_every_published_figure_is_of_a_scorer():
+    assert set(OTHER_NAMES.values()) <= set(SCORERS)
+    assert not set(OTHER_NAMES) & set(SCORERS)
+    figures = [figure for name in SCORERS for figure in published(name)]
+    assert len(figures) > 80
+    assert all(0 < figure.value <= 100 and figure.source for figure in figures)
+    assert all("judge" in figure.note for name in ("dlc_bench", "ferret_bench") for figure in published(name))

@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+
+from ans_core.metrics.bootstrap import Ratio, difference, interval
+
+
+def test_a_ratio_divides_the_sums_once():
+    assert Ratio(numerators=[1, 3], denominators=[2, 8]).value == 4 / 10
+    assert Ratio(numerators=[1, 0, 1, 1]).value == 0.75
+
+
+def test_the_interval_of_a_mean_is_that_of_the_normal_distribution_and_the_same_for_a_seed():
+    values = np.random.default_rng(0).normal(size=2000)
+    low, high = interval(Ratio(numerators=values.tolist()))
+    error = values.std() / 2000**0.5
+    assert (low, high) == pytest.approx((float(values.mean() - 1.96 * error), float(values.mean() + 1.96 * error)), abs=0.25 * error)
+    assert interval(Ratio(numerators=values.tolist())) == (low, high)
+    assert interval(Ratio(numerators=values.tolist()), seed=1) != (low, high)
+    assert interval(Ratio(numerators=[1.0] * 9)) == (1.0, 1.0)
+
+
+def test_pairing_leaves_out_how_hard_the_samples_are():
+    rng = np.random.default_rng(0)
+    hard = rng.uniform(size=400)
+    ours, theirs = Ratio(numerators=(hard + 0.05 + rng.normal(scale=0.01, size=400)).tolist()), Ratio(numerators=hard.tolist())
+    low, high = difference(ours, theirs, paired=True)
+    assert 0.048 < low < 0.05 < high < 0.052
+    low, high = difference(ours, theirs, paired=False)
+    assert low < 0.02 < 0.08 < high
+
+
+def test_a_paired_comparison_needs_the_same_samples():
+    with pytest.raises(ValueError, match="got 2 and 1"):
+        difference(Ratio(numerators=[1, 2]), Ratio(numerators=[1]), paired=True)
+
+
+def test_draws_in_which_nothing_counts_are_left_out():
+    assert interval(Ratio(numerators=[1, 0], denominators=[1, 0])) == (1.0, 1.0)
