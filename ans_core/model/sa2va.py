@@ -25,8 +25,9 @@ from ans_core.model.packing import Packed, branch_attention
 from ans_core.types import Request
 
 if TYPE_CHECKING:
-    from ans_core.model.masks import Constants
-    from ans_core.model.predict import Answer, Region
+    from ans_core.model.options import Constants
+    from ans_core.model.predict import Answer
+    from ans_core.model.requests import Region
 
 
 class Sa2VA(nn.Module):
@@ -83,10 +84,10 @@ class Sa2VA(nn.Module):
 
         video: its frames, or a file or folder of them. past: (question, answer) of the turns before, the first with `<image>`.
         mask_prompts: regions of the first frame, (H, W), called region1, region2, ... in the text.
-        constants: see `ans_core.model.masks.Constants`.
+        constants: see `ans_core.model.options.Constants`.
         Raises ValueError for a question that makes no sense, naming what does not fit.
         """
-        from ans_core.model.predict import request_of  # it uses Sa2VAs, so it imports this module
+        from ans_core.model.requests import request_of  # it uses Sa2VAs, so it imports this module
 
         request = request_of(text=text, image=image, video=video, past=past, mask_prompts=mask_prompts)
         return self.predict_many([request], max_tokens=max_tokens, video_mode=video_mode, constants=constants)[0]
@@ -100,11 +101,11 @@ class Sa2VA(nn.Module):
         video_mode: Literal[VideoMode, "auto"] = "auto",
         constants: Constants = "fp32",
     ) -> list[Answer]:
-        """As `predict`, for any mixture of pictures, clips and plain text (`ans_core.model.predict.request_of` makes requests)."""
-        from ans_core.model.masks import VideoOptions
+        """As `predict`, for any mixture of pictures, clips and plain text (`ans_core.model.requests.request_of` makes requests)."""
+        from ans_core.model.options import PredictOptions
         from ans_core.model.predict import answers, in_batches
 
-        options = VideoOptions(mode=self.video_mode(video_mode), constants=constants)
+        options = PredictOptions(mode=self.video_mode(video_mode), constants=constants)
         return in_batches(requests, batch, lambda some: answers(self, some, options, max_tokens=max_tokens))
 
     def follow(
@@ -119,11 +120,12 @@ class Sa2VA(nn.Module):
         constants: Constants = "fp32",
     ) -> tuple[str, Iterator[tuple[int, np.ndarray]]]:
         """As `predict`, for a video too long to be held: the text, and (index, masks (N, H, W)) frame by frame. Give files, not pixels."""
-        from ans_core.model.masks import VideoOptions
-        from ans_core.model.predict import follow, request_of
+        from ans_core.model.options import PredictOptions
+        from ans_core.model.predict import follow
+        from ans_core.model.requests import request_of
 
         request = request_of(text=text, video=video, past=past, mask_prompts=mask_prompts)
-        return follow(self, request, VideoOptions(mode=self.video_mode(video_mode), constants=constants), max_tokens=max_tokens)
+        return follow(self, request, PredictOptions(mode=self.video_mode(video_mode), constants=constants), max_tokens=max_tokens)
 
     @property
     def device(self) -> torch.device:

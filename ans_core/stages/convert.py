@@ -16,7 +16,8 @@ from ans_core import data, rle, transforms
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import policy_model, rl_model
 from ans_core.config import Config
-from ans_core.model.predict import generate, prompt, seg_embeddings_of
+from ans_core.model.generation import generate, seg_embeddings_of
+from ans_core.model.prefill import prompt
 from ans_core.model.sa2va import Sa2VA
 from ans_core.rl.loops import caption_request, mask_request, true_mask
 from ans_core.stages.launch import machine_of

@@ -18,8 +18,10 @@ from PIL import Image
 
 from ans_core import rle
 from ans_core.model import Sa2VA
-from ans_core.model import predict as ask
 from ans_core.model.config import VideoMode
+from ans_core.model.generation import cut_at_stop
+from ans_core.model.prefill import prompt
+from ans_core.model.requests import request_of
 from tests.golden import GOLDEN, arrays, error, needs_golden
 
 pytestmark = needs_golden
@@ -107,7 +109,7 @@ def test_a_batch_of_everything_is_answered_as_one_by_one():
     past = [("<image>Please segment the cat.", "Sure,[SEG].")]
     asked = [question(name) for name in ("text", "image", "vp", "video", "image")]
     asked[-1] |= {"text": "And the dog?", "past": past}
-    together = model.predict_many([ask.request_of(**q) for q in asked], max_tokens=8)
+    together = model.predict_many([request_of(**q) for q in asked], max_tokens=8)
     for one, q in zip(together, asked, strict=True):
         alone = model.predict(**q, max_tokens=8)
         assert one.text == alone.text
@@ -149,10 +151,10 @@ def test_frames_of_another_size_are_found_when_they_come():
 
 def test_earlier_turns_stand_before_the_question_as_training_wrote_them():
     model, inputs, _ = qwen2()
-    request = ask.request_of(image=inputs["pf_image_uint8"], text="And the dog?", past=[("<image>Please segment the cat.", "Sure,[SEG].")])
+    request = request_of(image=inputs["pf_image_uint8"], text="And the dog?", past=[("<image>Please segment the cat.", "Sure,[SEG].")])
     with torch.no_grad():
-        found = ask.prompt(model, [request]).row(0)
-        first = ask.prompt(model, [ask.request_of(image=inputs["pf_image_uint8"], text="<image>Please segment the cat.")]).row(0)
+        found = prompt(model, [request]).row(0)
+        first = prompt(model, [request_of(image=inputs["pf_image_uint8"], text="<image>Please segment the cat.")]).row(0)
         rest = "Sure,[SEG].<|im_end|>\n<|im_start|>user\nAnd the dog?<|im_end|>\n<|im_start|>assistant\n"
         second = model.internvl.get_input_embeddings()(torch.tensor(model.tokenizer.encode(rest)))
     assert torch.equal(found, torch.cat([first, second]))
@@ -187,7 +189,7 @@ def test_what_upstream_leaves_out_is_nothing_and_masks_come_in_any_form():
     plain = model.predict(**question("image"), max_tokens=8)
     assert model.predict(**question("image"), video=None, past=None, mask_prompts=None, max_tokens=8).text == plain.text
     mask = inputs["pf_mask_prompts"][0]
-    expected = ask.request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=[mask]).mask_prompts
+    expected = request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=[mask]).mask_prompts
     counted = rle.encode(mask.astype(bool))
     runs = np.diff(np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int).T.flatten(), [2]]))) + 0, prepend=0).tolist()
     forms = [
@@ -198,10 +200,8 @@ def test_what_upstream_leaves_out_is_nothing_and_masks_come_in_any_form():
         {"size": counted["size"], "counts": runs},
     ]
     for form in forms:
-        assert ask.request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=[form]).mask_prompts == expected
-    assert (
-        ask.request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=inputs["pf_mask_prompts"]).mask_prompts[:1] == expected
-    )
+        assert request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=[form]).mask_prompts == expected
+    assert request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=inputs["pf_mask_prompts"]).mask_prompts[:1] == expected
 
 
 def test_a_video_may_be_a_file_or_a_folder_of_frames(tmp_path: Path):
@@ -221,7 +221,7 @@ def test_regions_of_a_clip_are_those_of_its_first_frame():
     def prompted(changed: int | None) -> torch.Tensor:
         shown = [255 - f if i == changed else f for i, f in enumerate(frames)]
         with torch.no_grad():
-            return ask.prompt(model, [ask.request_of(text="<image>What is region1?", video=shown, mask_prompts=[mask])]).row(0)
+            return prompt(model, [request_of(text="<image>What is region1?", video=shown, mask_prompts=[mask])]).row(0)
 
     plain, cells = prompted(None), model.grid**2
     for changed, expected in ((0, 2 * cells), (model.seen_frames(len(frames))[-1], cells)):  # frame and region, frame alone
@@ -234,8 +234,8 @@ def test_a_clip_of_one_frame_is_one_tile_and_is_followed_as_it_is_predicted():
     with torch.no_grad():
         model.sam2.original_mask_decoder.conv_s0.weight.mul_(1.5)
         asked = question("video") | {"video": list(inputs["pf_video_uint8"][:1])}
-        tokens = len(ask.prompt(model, [ask.request_of(**asked)]).row(0))
-        assert tokens < len(ask.prompt(model, [ask.request_of(text=asked["text"], image=asked["video"][0])]).row(0))
+        tokens = len(prompt(model, [request_of(**asked)]).row(0))
+        assert tokens < len(prompt(model, [request_of(text=asked["text"], image=asked["video"][0])]).row(0))
     whole = model.predict(**asked, max_tokens=8, video_mode="sa2va-i")
     text, frames = model.follow(**asked, max_tokens=8, video_mode="sa2va-i")
     assert text == whole.text
@@ -262,9 +262,9 @@ def test_an_answer_ends_at_a_stop_word_of_several_tokens():
         assert answer.text == expected
         assert len(answer.masks) == 1
         assert len(steps) < len(script)
-    ids, complete = ask.cut_at_stop(model, told)
+    ids, complete = cut_at_stop(model, told)
     assert (complete, model.tokenizer.decode(ids)) == (True, "Sure,[SEG].<|end|>")
-    assert ask.cut_at_stop(model, told[:3]) == (told[:3], False)
+    assert cut_at_stop(model, told[:3]) == (told[:3], False)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (10_000, 10)])

@@ -10,7 +10,7 @@ from torch import Tensor
 from ans_core import prompts
 from ans_core.config import Rl
 from ans_core.model import Sa2VA, adapters, parts
-from ans_core.model import predict as ask
+from ans_core.model.prefill import prompt
 from ans_core.rewards import REWARDS
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import dual_loop, grpo, rollout, text_loop
@@ -163,7 +163,7 @@ def test_the_log_probabilities_are_those_of_the_distribution_that_was_sampled_fr
     step = a_round(module)
     requests = [caption_request(s, true_mask(s)) for s in SAMPLES]
     with torch.no_grad():
-        prompted = ask.prompt(own_model, requests, step.encoded.vision)
+        prompted = prompt(own_model, requests, step.encoded.vision)
         said = step.sample_answers(requests, "captions")
         done = text_loop.experience_of(step, requests, said)
         packed, hidden, _ = step.hidden(done.groups, done.regions)

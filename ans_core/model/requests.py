@@ -1,0 +1,50 @@
+"""What a user gives (a text with a picture or a video, earlier turns, mask prompts) -> a Request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from ans_core import media, rle
+from ans_core.types import RLE, Request
+
+Region = np.ndarray | Tensor | Image.Image | RLE
+"""A mask prompt; what is not 0 is in it."""
+
+
+def request_of(
+    *,
+    text: str,
+    image: media.Picture | None = None,
+    video: str | Path | Sequence[media.Picture] | None = None,
+    past: Sequence[tuple[str, str]] | None = None,
+    mask_prompts: Sequence[Region] | np.ndarray | None = None,
+) -> Request:
+    """video: a file, a folder of frames, or the frames. mask_prompts: each (H, W), or (N, H, W) as upstream has them, of what numpy takes,
+    or RLE. None is nothing, as for upstream. Raises ValueError for a picture and a video at once, and for what is none of these."""
+    shots = media.held(Path(video)) if isinstance(video, (str, Path)) else tuple(media.reference(p) for p in video or ())
+    if image is not None and shots:
+        raise ValueError("an image and a video at once; ask about one of them")
+    if isinstance(past, str):
+        raise ValueError("past is a text; give the turns before as (question, answer) pairs, without the template's tokens")
+    return Request(
+        frames=shots if image is None else (media.reference(image),),
+        text=text,
+        mask_prompts=() if mask_prompts is None else tuple(region for given in mask_prompts for region in _regions(given)),
+        past=tuple(past or ()),
+        clip=bool(shots),
+    )
+
+
+def _regions(given: Region) -> list[RLE]:
+    if isinstance(given, dict):
+        height, width = given["size"]
+        return [rle.from_annotation(given, height=height, width=width, where="mask_prompts")]
+    masks = np.asarray(given)
+    if masks.ndim not in (2, 3):
+        raise ValueError(f"a mask prompt of shape {masks.shape}; give a list of (height, width) or (N, height, width), or of RLE")
+    return [rle.encode(mask != 0) for mask in masks.reshape(-1, *masks.shape[-2:])]
