@@ -198,6 +198,12 @@ SAM_KEYS = {
     "windows": "window_spec", "background": "window_pos_embed_bkg_spatial_size", "width": "d_model", "memory_layers": "mem_layers",
     "memory_feedforward": "mem_ffn", "memory_width": "mem_dim", "memory_frames": "num_maskmem",
 }  # fmt: skip
+SAM_KEYS_OF_RELEASES = {
+    "top_down_levels": "fpn_top_down_levels", "fuser_layers": "fuser_layers", "max_object_pointers": "max_obj_ptrs_in_encoder",
+}  # fmt: skip
+"""Sizes that may be missing: they are then those of every release."""
+SAM_KEYS_OF_OTHERS = ("backbone_channel_list", "rope_feat_sizes")
+"""Sizes that follow from others: the trunk's channels from its width; the rotary table, computed anew for each picture, from its size."""
 
 
 def vision_config(upstream: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,12 +257,28 @@ def text_config(upstream: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def grounding_config(sizes: Mapping[str, Any] | None, *, two_decoders: bool = False) -> GroundingConfig:
-    """`sizes` None = hiera-large, as in every release. Small test checkpoints write their sizes as `tiny_sam2_config`."""
+    """Read the sizes of a SAM2; None is hiera-large, as in every release. Small test checkpoints write theirs as `tiny_sam2_config`.
+
+    Raises ValueError for a key that is not known, and for channels that Hiera can't have.
+    """
     if sizes is None:
         return GroundingConfig(original_decoder=two_decoders)
+    known = (*SAM_KEYS.values(), *SAM_KEYS_OF_RELEASES.values(), *SAM_KEYS_OF_OTHERS)
+    if unknown := sorted(sizes.keys() - set(known)):
+        raise ValueError(f"SAM2's sizes hold {unknown}, which would have no effect; known are {', '.join(known)}")
     values: dict[str, Any] = {ours: sizes[theirs] for ours, theirs in SAM_KEYS.items()}
+    values |= {ours: sizes[theirs] for ours, theirs in SAM_KEYS_OF_RELEASES.items() if theirs in sizes}
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-    return GroundingConfig(original_decoder=two_decoders, **values)
+    config = GroundingConfig(original_decoder=two_decoders, **values)
+    if (channels := sizes.get("backbone_channel_list", config.trunk_channels)) != config.trunk_channels:
+        raise ValueError(f"'backbone_channel_list' is {channels}; with 'embed_dim' {config.embed} it is {config.trunk_channels}")
+    return config
+
+
+def upstream_sizes(config: GroundingConfig) -> dict[str, Any]:
+    """Write the sizes of a SAM2 as `grounding_config` reads them."""
+    own = {theirs: getattr(config, ours) for ours, theirs in (SAM_KEYS | SAM_KEYS_OF_RELEASES).items()}
+    return own | {"backbone_channel_list": config.trunk_channels, "rope_feat_sizes": [config.image_size // 16] * 2}
 
 
 def has_two_decoders(keys: Iterable[str]) -> bool:

@@ -51,7 +51,7 @@ def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
     """Our configuration -> upstream's config.json, as `layouts.from_upstream_config` reads it and upstream's classes need it."""
     vision, text = config.internvl["vision_config"], config.internvl["text_config"]
     side = vision["image_size"][0]
-    grounding = {theirs: getattr(config.grounding, ours) for ours, theirs in layouts.SAM_KEYS.items()}
+    released = replace(config.grounding, original_decoder=False) == GroundingConfig()
     return {
         "model_type": checkpoint.RELEASE_TYPE,
         "architectures": ["Sa2VAChatModel"],
@@ -76,7 +76,7 @@ def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
         "use_llm_lora": 0,
         "hidden_size": text["hidden_size"],
         "tie_word_embeddings": False,
-    } | ({} if replace(config.grounding, original_decoder=False) == GroundingConfig() else {"tiny_sam2_config": grounding})
+    } | ({} if released else {"tiny_sam2_config": layouts.upstream_sizes(config.grounding)})
 
 
 def _vision(ours: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,14 +39,23 @@ class GroundingConfig:
     background: tuple[int, int] = (7, 7)
     """Size of the trunk's position table, stretched to the image."""
     width: int = 256
+    top_down_levels: tuple[int, ...] = (2, 3)
+    """Levels of the feature pyramid (0 = finest) that take the next coarser one in (`fpn_top_down_levels`)."""
     memory_layers: int = 4
     memory_feedforward: int = 2048
     memory_width: int = 64
+    fuser_layers: int = 2
+    """Layers of the memory encoder's fuser."""
     memory_frames: int = 7
     """Frames that the memory attention looks back at, the current one's slot included (`num_maskmem`)."""
     max_object_pointers: int = 16
     original_decoder: bool = False
     """Whether SAM2's mask decoder from before Sa2VA's training is kept beside the trained one."""
+
+    @property
+    def trunk_channels(self) -> list[int]:
+        """Channels of the trunk's stages, coarsest first: Hiera doubles them from stage to stage."""
+        return [self.embed * 2**i for i in (3, 2, 1, 0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +125,10 @@ def _memory_encoder(config: GroundingConfig) -> MemoryEncoder:
         out_dim=config.memory_width,
         position_encoding=_sine(config.memory_width),
         mask_downsampler=MaskDownSampler(embed_dim=config.width, kernel_size=3, stride=2, padding=1),
-        fuser=Fuser(CXBlock(dim=config.width, kernel_size=7, padding=3, layer_scale_init_value=1e-6, use_dwconv=True), num_layers=2),
+        fuser=Fuser(
+            CXBlock(dim=config.width, kernel_size=7, padding=3, layer_scale_init_value=1e-6, use_dwconv=True),
+            num_layers=config.fuser_layers,
+        ),
     )
 
 
@@ -132,8 +144,8 @@ def _image_encoder(config: GroundingConfig) -> ImageEncoder:
     neck = FpnNeck(
         position_encoding=_sine(config.width),
         d_model=config.width,
-        backbone_channel_list=[config.embed * 2**i for i in (3, 2, 1, 0)],
-        fpn_top_down_levels=[2, 3],
+        backbone_channel_list=config.trunk_channels,
+        fpn_top_down_levels=list(config.top_down_levels),
         fpn_interp_model="nearest",
     )
     return ImageEncoder(trunk=trunk, neck=neck, scalp=1)

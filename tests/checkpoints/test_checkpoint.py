@@ -237,6 +237,8 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("llm_config.use_sliding_window", True, "'sliding_window' 16"),
         ("downsample_ratio", None, "has no 'downsample_ratio'"),
         ("tiny_sam2_config.embed_dim", None, "has no 'embed_dim'"),
+        ("tiny_sam2_config.mem_heads", 2, "SAM2's sizes hold ['mem_heads'], which would have no effect"),
+        ("tiny_sam2_config.backbone_channel_list", [8, 4], "'backbone_channel_list' is [8, 4]; with 'embed_dim' 8 it is [64, 32, 16, 8]"),
         ("select_layer", -2, "'select_layer' is -2; only -1"),
         ("ps_version", "v1", "'ps_version' is 'v1'; only 'v2'"),
     ],
