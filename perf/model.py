@@ -70,7 +70,7 @@ def random_model(name: str, *, device: str, dtype: torch.dtype) -> Sa2VA:
     shapes = {key: tensor.shape for key, tensor in model.state_dict().items()}
     drawn = ((key, torch.randn(shape, dtype=dtype, device=device) * 0.02) for key, shape in shapes.items())
     checkpoint.fill(model, drawn, where=name, device=device)
-    model.sam2.norms_in_fp32()
+    model.norms_in_fp32()
     words = itertools.count()
 
     def say(head: torch.nn.Module, given: object, logits: torch.Tensor) -> torch.Tensor:

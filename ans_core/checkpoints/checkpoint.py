@@ -23,7 +23,7 @@ from ans_core.checkpoints import folder as folders
 from ans_core.checkpoints import layouts, sentencepiece
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.sa2va import HALF, Sa2VA
 
 OUR_TYPE, RELEASE_TYPE, BASE_TYPE = "ans_sa2va", "sa2va_chat", "internvl_chat"
 OTHER_FAMILIES = ("qwen", "llava")
@@ -51,10 +51,11 @@ def save(model: Sa2VA, path: Path, *, max_shard: str = "5GB", metadata: dict[str
 
 
 def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
-    """A Sa2VA in eval mode from our folder or a release in upstream's layout. `dtype` None keeps each tensor's own
-    (SAM2's norms are fp32 in any case).
+    """Load a Sa2VA in eval mode from our folder or a release in upstream's layout. `dtype` None keeps each tensor's own.
 
-    Raises ValueError for a damaged file, and for missing, unexpected or mis-shaped tensors (all are named).
+    SAM2's layer norms become fp32 in any case, and all layer norms where fp32 and half precision are mixed.
+    Raises ValueError for a damaged file, for missing, unexpected or mis-shaped tensors (all are named), and where `dtype` is None for
+    tensors in two half precisions, or in float64.
     """
     path = Path(path)
     values = read_config(path)
@@ -72,7 +73,13 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
         state = layouts.to_native(state, layouts.layout_of(config))
     model = empty(config, tokenizer)
     fill(model, state, where=str(path), dtype=dtype, device=device)
-    model.sam2.norms_in_fp32()
+    stored = {p.dtype for p in model.parameters()}
+    if torch.float64 in stored or stored >= set(HALF):
+        listed = ", ".join(sorted(str(one).removeprefix("torch.") for one in stored))
+        raise ValueError(
+            f'{path} holds weights in {listed}, which no forward pass takes together; load it in one: dtype="bfloat16"'
+        )
+    model.norms_in_fp32()
     return model.eval()
 
 

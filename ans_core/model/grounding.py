@@ -22,7 +22,6 @@ from sam2.modeling.memory_encoder import CXBlock, Fuser, MaskDownSampler, Memory
 from sam2.modeling.position_encoding import PositionEmbeddingSine
 from sam2.modeling.sam.transformer import RoPEAttention
 from sam2.modeling.sam2_base import NO_OBJ_SCORE, SAM2Base
-from sam2.modeling.sam2_utils import LayerNorm2d
 from torch import Tensor, nn
 
 
@@ -188,12 +187,6 @@ class Grounding(SAM2Base):
         """SAM2's own rule (masks = -1024 where the object score is negative); upstream Sa2VA switched it off."""
         if config.original_decoder:
             self.keep_original()
-
-    def norms_in_fp32(self) -> None:
-        """What autocast on a CPU asks for: inputs of half precision with weights of fp32 it takes, not the other way round."""
-        for module in self.modules():
-            if isinstance(module, (nn.LayerNorm, LayerNorm2d)):
-                module.float()
 
     def keep_original(self) -> None:
         """Keeps the mask decoder as it is now beside the one that training will change."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from sam2.modeling.sam2_utils import LayerNorm2d
 from torch import Tensor, nn
 from transformers import InternVLConfig, InternVLForConditionalGeneration, PreTrainedTokenizerBase
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from ans_core.model.options import Constants
     from ans_core.model.predict import Answer
     from ans_core.model.requests import Region
+
+
+HALF = (torch.bfloat16, torch.float16)
 
 
 class Sa2VA(nn.Module):
@@ -144,13 +148,25 @@ class Sa2VA(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights as they came: the vision tower's, which nothing trains after the base. What was trained is fp32."""
-        found: torch.dtype = self.internvl.model.vision_tower.dtype
-        return found
+        """What inference computes in: half precision where any weight is stored in it, else fp32. What was trained is fp32 in any case."""
+        return next((p.dtype for p in self.parameters() if p.dtype in HALF), torch.float32)
 
     def own_precision(self) -> AbstractContextManager[object]:
-        """Around inference: autocast where the weights are in half precision, since pixels, positions and trained parts are fp32."""
-        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, dtype=self.dtype)
+        """Return the context of inference: autocast where weights are in half precision, since pixels, positions and trained parts are
+        fp32."""
+        dtype = self.dtype
+        return nullcontext() if dtype == torch.float32 else torch.autocast(self.device.type, dtype=dtype)
+
+    def norms_in_fp32(self) -> None:
+        """Put the layer norms in fp32 that autocast on a CPU needs so: it takes inputs in half precision with weights in fp32, not the
+        other way round. These are SAM2's, and all of them where some other weight is in fp32."""
+        norms = [m for m in self.modules() if isinstance(m, (nn.LayerNorm, LayerNorm2d))]
+        of_norms = {id(p) for m in norms for p in m.parameters()}
+        mixed = any(p.dtype == torch.float32 for p in self.parameters() if id(p) not in of_norms)
+        of_sam2 = {id(m) for m in self.sam2.modules()}
+        for module in norms:
+            if mixed or id(module) in of_sam2:
+                module.float()
 
     def video_mode(self, asked: Literal[VideoMode, "auto"]) -> VideoMode:
         """`auto` is `sa2va-i` where the model keeps SAM2's original mask decoder, else `sa2va`.

@@ -42,7 +42,8 @@ def track_frames(
     """
     seen = model.seen_frames(frames, options.mode)
     first = [picture(index) for index in seen]
-    with model.own_precision():
+    precision = model.own_precision()
+    with precision:
         known = model.sam2.encode(options.pixels(model, first))
         if options.mode == "sa2va":
             prompts_of = model.sam2.seg_prompts(seg_embeddings, seen)
@@ -63,7 +64,7 @@ def track_frames(
     original = options.mode == "sa2va-i"
     found = model.sam2.propagate(shown(), prompts_of, objects=len(seg_embeddings), frames=frames, original=original)
     while True:
-        with model.own_precision():  # not around the `yield`: whoever takes a mask computes in a precision of their own
+        with precision:  # not around the `yield`: whoever takes a mask computes in a precision of their own
             one = next(found, None)
         if one is None:
             return

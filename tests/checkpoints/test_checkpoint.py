@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxtyping
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -118,6 +119,55 @@ def test_a_wrong_dtype_or_device_is_named(tmp_path: Path, changes: dict[str, Any
     checkpoint.save(tiny(), tmp_path / "m", metadata={})
     with pytest.raises(ValueError, match=message):
         Sa2VA.from_pretrained(tmp_path / "m", **changes)
+
+
+PARTS = {
+    "vision": "internvl.model.vision_tower",
+    "projector": "internvl.model.multi_modal_projector",
+    "language": "internvl.model.language_model",
+    "head": "internvl.lm_head",
+    "seg": "text_hidden_fcs",
+    "sam2": "sam2",
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("halved", [["language", "head"], ["projector"], ["sam2", "seg"], ["vision"], "some tensors"])
+def test_any_mixture_with_a_half_precision_loads_and_answers(tmp_path: Path, halved: list[str] | str, dtype: torch.dtype):
+    model = copy.deepcopy(tiny())
+    with torch.no_grad():
+        model.internvl.lm_head.weight[model.seg_token_id] *= 3
+    if isinstance(halved, list):
+        for part in halved:
+            model.get_submodule(PARTS[part]).to(dtype)
+    else:
+        for number, p in enumerate(model.parameters()):
+            p.data = p.data.to(dtype if number * 7 % 5 < 2 else torch.float32)
+    checkpoint.save(model, tmp_path / "m", metadata={})
+    loaded = Sa2VA.from_pretrained(tmp_path / "m")
+    assert loaded.dtype == dtype
+    assert {p.dtype for p in loaded.parameters()} == {dtype, torch.float32}
+    frames = [np.full((40, 50, 3), 60 * shade, np.uint8) for shade in range(1, 5)]
+    with torch.no_grad():
+        exact = copy.deepcopy(loaded).float()
+        asked = {"text": "<image>What is region1?", "mask_prompts": [np.eye(40, 50)], "max_tokens": 4}
+        for shown in ({"image": frames[0]}, {"video": frames}):
+            answer, expected = loaded.predict(**asked, **shown), exact.predict(**asked, **shown)
+            if answer.text == expected.text and len(expected.mask_logits):
+                assert (answer.seg_embeddings - expected.seg_embeddings).norm() < 0.1 * expected.seg_embeddings.norm()
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "listed"), [((torch.bfloat16, torch.float16), "bfloat16, float16, float32"), ((torch.float64,), "float32, float64")]
+)
+def test_weights_that_no_forward_pass_takes_together_are_refused_unless_cast(tmp_path: Path, dtypes: tuple[torch.dtype], listed: str):
+    model = copy.deepcopy(tiny())
+    for part, dtype in zip(("vision", "head"), dtypes, strict=False):
+        model.get_submodule(PARTS[part]).to(dtype)
+    checkpoint.save(model, tmp_path / "m", metadata={})
+    with pytest.raises(ValueError, match=f"holds weights in {listed}, which no forward pass takes together; load it in one: dtype"):
+        Sa2VA.from_pretrained(tmp_path / "m")
+    assert Sa2VA.from_pretrained(tmp_path / "m", dtype="float32").dtype == torch.float32
 
 
 def test_auto_takes_the_stored_dtype_and_a_device_that_is_there(tmp_path: Path):
