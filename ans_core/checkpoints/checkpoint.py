@@ -76,9 +76,7 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
     stored = {p.dtype for p in model.parameters()}
     if torch.float64 in stored or stored >= set(HALF):
         listed = ", ".join(sorted(str(one).removeprefix("torch.") for one in stored))
-        raise ValueError(
-            f'{path} holds weights in {listed}, which no forward pass takes together; load it in one: dtype="bfloat16"'
-        )
+        raise ValueError(f'{path} holds weights in {listed}, which no forward pass takes together; load it in one: dtype="bfloat16"')
     model.norms_in_fp32()
     return model.eval()
 

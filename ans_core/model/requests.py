@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -20,24 +19,37 @@ def request_of(
     *,
     text: str,
     image: media.Picture | None = None,
-    video: str | Path | Sequence[media.Picture] | None = None,
+    video: media.Video | None = None,
     past: Sequence[tuple[str, str]] | None = None,
     mask_prompts: Sequence[Region] | np.ndarray | None = None,
 ) -> Request:
-    """video: a file, a folder of frames, or the frames. mask_prompts: each (H, W), or (N, H, W) as upstream has them, of what numpy takes,
-    or RLE. None is nothing, as for upstream. Raises ValueError for a picture and a video at once, and for what is none of these."""
-    shots = media.held(Path(video)) if isinstance(video, (str, Path)) else tuple(media.reference(p) for p in video or ())
-    if image is not None and shots:
+    """Make a request of what a user gives; None is nothing, as for upstream.
+
+    mask_prompts: each (H, W), or (N, H, W) as upstream has them, of what numpy takes, or RLE.
+    Raises ValueError for a picture and a video at once, and for what is none of these.
+    """
+    if image is not None and video is not None:
         raise ValueError("an image and a video at once; ask about one of them")
-    if isinstance(past, str):
-        raise ValueError("past is a text; give the turns before as (question, answer) pairs, without the template's tokens")
+    frames = () if video is None else tuple(media.clip(video))
     return Request(
-        frames=shots if image is None else (media.reference(image),),
+        frames=frames if image is None else (media.reference(image),),
         text=text,
         mask_prompts=() if mask_prompts is None else tuple(region for given in mask_prompts for region in _regions(given)),
-        past=tuple(past or ()),
-        clip=bool(shots),
+        past=_turns(past or ()),
+        clip=bool(frames),
     )
+
+
+def _turns(past: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    advice = "give the turns before as (question, answer) pairs, without the template's tokens"
+    if isinstance(past, str):
+        raise ValueError(f"past is a text; {advice}")
+    for turn in past:
+        if isinstance(turn, dict):
+            raise ValueError(f"past holds a dict with {', '.join(map(repr, turn))}, as chat messages are; {advice}")
+        if isinstance(turn, str) or len(turn) != 2 or not all(isinstance(words, str) for words in turn):
+            raise ValueError(f"past holds {turn!r}; {advice}")
+    return tuple((question, answer) for question, answer in past)
 
 
 def _regions(given: Region) -> list[RLE]:

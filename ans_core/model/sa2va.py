@@ -77,7 +77,7 @@ class Sa2VA(nn.Module):
         *,
         text: str,
         image: media.Picture | None = None,
-        video: str | Path | Sequence[media.Picture] | None = None,
+        video: media.Video | None = None,
         past: Sequence[tuple[str, str]] | None = None,
         mask_prompts: Sequence[Region] | np.ndarray | None = None,
         max_tokens: int = 512,
@@ -86,7 +86,8 @@ class Sa2VA(nn.Module):
     ) -> Answer:
         """Upstream's `predict_forward`: an answer to `text` (`<image>` where the picture or the frames go) and a mask per `[SEG]` in it.
 
-        video: its frames, or a file or folder of them. past: (question, answer) of the turns before, the first with `<image>`.
+        video: a file, a folder of frames, the frames, or one array (F, H, W, 3).
+        past: (question, answer) of the turns before, the first with `<image>`.
         mask_prompts: regions of the first frame, (H, W), called region1, region2, ... in the text.
         constants: see `ans_core.model.options.Constants`.
         Raises ValueError for a question that makes no sense, naming what does not fit.
@@ -116,7 +117,7 @@ class Sa2VA(nn.Module):
         self,
         *,
         text: str,
-        video: str | Path | Sequence[media.Picture],
+        video: media.Video,
         past: Sequence[tuple[str, str]] | None = None,
         mask_prompts: Sequence[Region] | np.ndarray | None = None,
         max_tokens: int = 512,

@@ -172,6 +172,16 @@ def test_earlier_turns_stand_before_the_question_as_training_wrote_them():
         ({"video_mode": "sa2va_i"}, "video mode 'sa2va_i'; there are sa2va, sa2va-i, and auto"),
         ({"constants": "bfloat16"}, "constants 'bfloat16'; there are fp32, bf16"),
         ({"past": "<|im_start|>user"}, "past is a text; give the turns before as"),
+        (
+            {"past": [{"role": "user", "content": "What?"}]},
+            r"past holds a dict with 'role', 'content', as chat messages are",
+        ),
+        ({"past": ["What?", "A cat."]}, r"past holds 'What\?'; give the turns before as \(question, answer\) pairs"),
+        ({"image": None, "video": Image.new("RGB", (8, 8))}, "the video is Image, one picture; give it as image"),
+        ({"image": None, "video": b"pixels"}, "the video is bytes, one picture"),
+        ({"image": None, "video": np.zeros((8, 8, 3), np.uint8)}, r"a video of shape \(8, 8, 3\); give \(frames, height, width, 3\)"),
+        ({"image": None, "video": torch.zeros(2, 3, 8, 8)}, r"a picture of shape \(3, 8, 8\) and float32; give \(height, width, 3\)"),
+        ({"image": None, "video": []}, "the video has no frames; give at least one"),
         ({"image": [np.zeros((8, 8, 3), np.uint8)]}, "not list; give one picture"),
         ({"mask_prompts": [np.ones(8, bool)]}, r"a mask prompt of shape \(8,\); give a list"),
         ({"image": None, "text": "What?", "mask_prompts": [np.ones((8, 8), bool)]}, "1 mask prompts without a picture"),
@@ -202,6 +212,18 @@ def test_what_upstream_leaves_out_is_nothing_and_masks_come_in_any_form():
     for form in forms:
         assert request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=[form]).mask_prompts == expected
     assert request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=inputs["pf_mask_prompts"]).mask_prompts[:1] == expected
+
+
+def test_following_nothing_is_refused():
+    with pytest.raises(ValueError, match="the video has no frames"):
+        qwen2()[0].follow(text="<image>Who moves?", video=[])
+
+
+def test_a_video_may_be_one_array_or_tensor():
+    _, inputs, _ = qwen2()
+    expected = request_of(text="<image>", video=list(inputs["pf_video_uint8"]))
+    for video in (inputs["pf_video_uint8"], torch.from_numpy(inputs["pf_video_uint8"])):
+        assert request_of(text="<image>", video=video) == expected
 
 
 def test_a_video_may_be_a_file_or_a_folder_of_frames(tmp_path: Path):
