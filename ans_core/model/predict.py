@@ -94,16 +94,19 @@ def answers(model: Sa2VA, requests: Sequence[Request], options: PredictOptions, 
 
 @torch.no_grad()
 def follow(
-    model: Sa2VA, request: Request, options: PredictOptions, *, max_tokens: int
+    model: Sa2VA, request: Request, frames: Sequence[ImageRef], options: PredictOptions, *, max_tokens: int
 ) -> tuple[str, Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]]:
-    """As `answers`, for one clip of any length: the text, then (index, masks of its N `[SEG]`) frame by frame in order of time. Frames are
-    opened when they are needed, and forgotten; masks of the seen frames wait for their turn. Without `[SEG]` there are no frames."""
-    seen = model.seen_frames(len(request.frames), options.mode)
+    """Answer about one clip of any length: give the text, then (index, masks of its N `[SEG]`) frame by frame in order of time.
+
+    `request` comes without frames. Those of `frames` are taken and opened when they are needed, and forgotten; the seen ones are kept, and
+    their masks wait for their turn. Without `[SEG]` there are no masks.
+    """
+    kept = {index: frames[index] for index in model.seen_frames(len(frames), options.mode)}
     with model.own_precision():
-        prompted = prompt(model, [replace(request, frames=tuple(request.frames[index] for index in seen), clip=True)])
+        prompted = prompt(model, [replace(request, frames=tuple(kept.values()), clip=True)], mode=options.mode)
         (ids,) = [spoken_ids(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
         (embeddings,) = seg_embeddings_of(model, prompted, [ids])
-    return text_of(model, ids), stream_masks(model, request.frames, embeddings, options)
+    return text_of(model, ids), stream_masks(model, len(frames), lambda index: kept.get(index) or frames[index], embeddings, options)
 
 
 def decode_masks(

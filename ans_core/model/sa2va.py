@@ -124,13 +124,15 @@ class Sa2VA(nn.Module):
         video_mode: Literal[VideoMode, "auto"] = "auto",
         constants: Constants = "fp32",
     ) -> tuple[str, Iterator[tuple[int, np.ndarray]]]:
-        """As `predict`, for a video too long to be held: the text, and (index, masks (N, H, W)) frame by frame. Give files, not pixels."""
+        """As `predict`, for a video of any length: the text, and (index, masks (N, H, W)) frame by frame. Of a video file or a folder of
+        frames a few are held at a time; frames given as pixels are held as long as the iterator is."""
         from ans_core.model.options import PredictOptions
         from ans_core.model.predict import follow
         from ans_core.model.requests import request_of
 
-        request = request_of(text=text, video=video, past=past, mask_prompts=mask_prompts)
-        return follow(self, request, PredictOptions(mode=self.video_mode(video_mode), constants=constants), max_tokens=max_tokens)
+        request = request_of(text=text, past=past, mask_prompts=mask_prompts)
+        options = PredictOptions(mode=self.video_mode(video_mode), constants=constants)
+        return follow(self, request, media.clip(video), options, max_tokens=max_tokens)
 
     @property
     def device(self) -> torch.device:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -72,23 +72,23 @@ def track_frames(
 
 
 def stream_masks(
-    model: Sa2VA, frames: Sequence[ImageRef], embeddings: Float[Tensor, "N C"], options: PredictOptions
+    model: Sa2VA, frames: int, reference: Callable[[int], ImageRef], embeddings: Float[Tensor, "N C"], options: PredictOptions
 ) -> Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]:
-    """(index, masks) of a clip in order of time. Frames are opened when they are needed; masks of the seen frames wait for their turn.
-    Without `[SEG]` there are no frames. Raises ValueError for a frame of another size than the first."""
+    """Give (index, masks) of a clip in order of time. `reference` gives a frame when it is needed; masks of the seen frames wait for their
+    turn. Without `[SEG]` there are none. Raises ValueError for a frame of another size than the first."""
     if not len(embeddings):
         return
-    width, height = transforms.open_image(frames[0]).size
+    width, height = transforms.open_image(reference(0)).size
 
     def picture(index: int) -> Image.Image:
-        opened = transforms.open_image(frames[index])
+        opened = transforms.open_image(reference(index))
         if opened.size != (width, height):
             raise ValueError(f"frame {index} is {opened.width} x {opened.height}, the first {width} x {height}; bring them to one size")
         return opened
 
     waiting: dict[int, np.ndarray] = {}
     due = 0
-    for index, logits in track_frames(model, len(frames), picture, embeddings, options):
+    for index, logits in track_frames(model, frames, picture, embeddings, options):
         waiting[index] = np.stack([upsample(z, size=model.sam2.image_size, height=height, width=width) for z in logits])
         while due in waiting:
             yield due, waiting.pop(due)

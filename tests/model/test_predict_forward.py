@@ -10,13 +10,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import imageio.v3 as iio
 import jaxtyping
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from ans_core import rle
+from ans_core import media, rle
 from ans_core.model import Sa2VA
 from ans_core.model.config import VideoMode
 from ans_core.model.generation import cut_at_stop
@@ -139,6 +140,37 @@ def test_a_clip_is_followed_frame_by_frame_with_the_same_masks(mode: VideoMode):
     _, frames = model.follow(**asked, max_tokens=8, video_mode=mode)
     next(frames)
     assert (model.predict(**question("image"), max_tokens=8).masks[0] == picture.masks[0]).all()
+
+
+@pytest.mark.parametrize("mode", ["sa2va", "sa2va-i"])
+def test_a_video_file_is_followed_as_its_frames_with_a_few_held(tmp_path: Path, mode: VideoMode):
+    """40 frames, of which five are kept and one is decoded at a time."""
+    model, inputs, _ = copy.deepcopy(qwen2())
+    model.keep_original_decoder()
+    shots = np.concatenate([inputs["pf_video_uint8"]] * 6)[:40]
+    iio.imwrite(tmp_path / "clip.mp4", shots, plugin="pyav", codec="mpeg4", fps=8)
+    frames = tuple(media.clip(tmp_path / "clip.mp4"))
+    decoded, alive, most = media.VideoFile.__getitem__, [0], [0]
+
+    class Held(bytes):
+        def __del__(self) -> None:
+            alive[0] -= 1
+
+    def counted(self: media.VideoFile, index: int) -> bytes:
+        found = Held(decoded(self, index))
+        alive[0] += 1
+        most[0] = max(most[0], alive[0])
+        return found
+
+    asked = {"text": question("video")["text"], "max_tokens": 8, "video_mode": mode}
+    expected = model.predict(**asked, video=list(frames))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(media.VideoFile, "__getitem__", counted)
+        text, masks = model.follow(**asked, video=tmp_path / "clip.mp4")
+        found = [one for _, one in masks]
+    assert text == expected.text
+    assert (np.stack(found)[:, 0] != expected.masks[0]).mean() < 1e-3
+    assert 5 <= most[0] <= 5 + 2
 
 
 def test_frames_of_another_size_are_found_when_they_come():
