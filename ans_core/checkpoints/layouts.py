@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ans_core import prompts
-from ans_core.model.config import Sa2VAConfig
+from ans_core.model.config import Sa2VAConfig, check_frames
 from ans_core.model.grounding import GroundingConfig
 
 TEXT_MODELS = ("qwen2", "internlm2", "phi3")
@@ -281,6 +281,28 @@ def upstream_sizes(config: GroundingConfig) -> dict[str, Any]:
     return own | {"backbone_channel_list": config.trunk_channels, "rope_feat_sizes": [config.image_size // 16] * 2}
 
 
+OWN = "ans"
+"""Key of upstream's config.json under which ours keeps what upstream's has no place for; upstream's code does not look at it."""
+OWN_DEFAULTS = {"video_frames": 5, "frame_choice": "first"}
+"""What stays there, with upstream's own values: these are left out."""
+
+
+def own_settings(config: Sa2VAConfig) -> dict[str, Any]:
+    """Return what goes under OWN: the settings that differ from upstream's."""
+    settings = {key: getattr(config, key) for key in OWN_DEFAULTS}
+    changed = {key: value for key, value in settings.items() if value != OWN_DEFAULTS[key]}
+    return {OWN: changed} if changed else {}
+
+
+def _read_own(values: Mapping[str, Any]) -> dict[str, Any]:
+    own = values.get(OWN, {})
+    if not isinstance(own, Mapping) or not own.keys() <= OWN_DEFAULTS.keys():
+        raise ValueError(f"{OWN!r} is {own!r}; it holds nothing but {', '.join(OWN_DEFAULTS)}")
+    found = OWN_DEFAULTS | dict(own)
+    check_frames(found["video_frames"], found["frame_choice"])
+    return found
+
+
 def has_two_decoders(keys: Iterable[str]) -> bool:
     """Whether upstream keys are a Sa2VA-i's. Its config.json does not say so."""
     return any(key.startswith(f"{UP_SAM}.{_UP_TRAINED_DECODER}.") for key in keys)
@@ -317,5 +339,5 @@ def from_upstream_config(
         grounding=sam2 or grounding_config(values.get("tiny_sam2_config"), two_decoders=two_decoders),
         template=template or values["template"],
         max_tiles=values["max_dynamic_patch"] if values["dynamic_image_size"] else 1,
-        frame_choice="first",
+        **_read_own(values),
     )

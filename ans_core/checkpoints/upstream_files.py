@@ -52,6 +52,7 @@ def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
     vision, text = config.internvl["vision_config"], config.internvl["text_config"]
     side = vision["image_size"][0]
     released = replace(config.grounding, original_decoder=False) == GroundingConfig()
+    sizes = {} if released else {"tiny_sam2_config": layouts.upstream_sizes(config.grounding)}
     return {
         "model_type": checkpoint.RELEASE_TYPE,
         "architectures": ["Sa2VAChatModel"],
@@ -76,7 +77,9 @@ def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
         "use_llm_lora": 0,
         "hidden_size": text["hidden_size"],
         "tie_word_embeddings": False,
-    } | ({} if released else {"tiny_sam2_config": layouts.upstream_sizes(config.grounding)})
+        **sizes,
+        **layouts.own_settings(config),
+    }
 
 
 def _vision(ours: Mapping[str, Any]) -> dict[str, Any]:

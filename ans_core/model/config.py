@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ans_core.model.grounding import GroundingConfig
 
 VideoMode = Literal["sa2va", "sa2va-i"]
 """How masks go through a clip: the seen frames are decoded from the seg embedding and the trained decoder propagates them, or their masks
 prompt SAM2 as it was before training (Sa2VA-i; scores higher with the same weights)."""
+
+
+FrameChoice = Literal["first", "uniform"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +27,7 @@ class Sa2VAConfig:
     """Of dynamic tiling, for images; 1 = always one tile. Frames of a video are one tile each."""
     video_frames: int = 5
     """Frames of a video that the language model sees, and that condition the masks."""
-    frame_choice: Literal["first", "uniform"] = "uniform"
+    frame_choice: FrameChoice = "uniform"
     """Which, in video mode `sa2va`: the first ones (upstream's inference) or evenly spread ones (nearer to training, which draws them
     from the whole clip). Mode `sa2va-i` spreads them."""
 
@@ -34,5 +37,14 @@ class Sa2VAConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Sa2VAConfig:
         values = {k: v for k, v in values.items() if k != "model_type"}
+        check_frames(values.get("video_frames", 1), values.get("frame_choice", "first"))
         sizes: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.pop("grounding").items()}
         return cls(grounding=GroundingConfig(**sizes), **values)
+
+
+def check_frames(count: object, choice: object) -> None:
+    """Raise ValueError unless a language model can see so many frames of a clip, chosen so."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"{count!r} frames of a clip; give a whole number from 1")
+    if choice not in get_args(FrameChoice):
+        raise ValueError(f"frame choice {choice!r}; there are {', '.join(get_args(FrameChoice))}")

@@ -290,6 +290,10 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("tiny_sam2_config.mem_heads", 2, "SAM2's sizes hold ['mem_heads'], which would have no effect"),
         ("tiny_sam2_config.backbone_channel_list", [8, 4], "'backbone_channel_list' is [8, 4]; with 'embed_dim' 8 it is [64, 32, 16, 8]"),
         ("select_layer", -2, "'select_layer' is -2; only -1"),
+        ("ans", {"frames": 2}, "'ans' is {'frames': 2}; it holds nothing but video_frames, frame_choice"),
+        ("ans", [2], "'ans' is [2]; it holds nothing but video_frames, frame_choice"),
+        ("ans", {"video_frames": 0}, "0 frames of a clip; give a whole number from 1"),
+        ("ans", {"frame_choice": "last"}, "frame choice 'last'; there are first, uniform"),
         ("ps_version", "v1", "'ps_version' is 'v1'; only 'v2'"),
     ],
 )
@@ -310,6 +314,7 @@ def test_what_is_wrong_in_an_upstream_config_is_named(upstream: Path, tmp_path: 
         ("template", None, "template"),
         ("template", "vicuna", "no 'template' 'vicuna'; there are qwen_chat, internlm2_chat, phi3_chat"),
         ("grounding", None, "has no 'grounding'"),
+        ("video_frames", "3", "'3' frames of a clip; give a whole number from 1"),
         ("internvl.vision_config", None, "has no 'vision_config'"),
         ("internvl.text_config", 3, "'vision_config' and 'text_config' are to be the sizes"),
     ],

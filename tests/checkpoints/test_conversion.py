@@ -80,6 +80,21 @@ def test_every_size_of_sam2_survives_both_layouts(tmp_path: Path, sizes: dict[st
     assert sam2.max_obj_ptrs_in_encoder == sizes.get("max_object_pointers", 16)
 
 
+@pytest.mark.parametrize(("frames", "choice"), [(3, "uniform"), (5, "uniform"), (2, "first"), (5, "first")])
+def test_frames_of_a_clip_survive_upstreams_layout(tmp_path: Path, frames: int, choice: Any):
+    model = copy.deepcopy(tiny())
+    model.config = replace(model.config, video_frames=frames, frame_choice=choice)
+    checkpoint.save(model, tmp_path / "own", metadata={})
+    conversion.convert(tmp_path / "own", tmp_path / "up", to="upstream", metadata={})
+    conversion.convert(tmp_path / "up", tmp_path / "again", to="native", metadata={})
+    conversion.convert(tmp_path / "again", tmp_path / "up again", to="upstream", metadata={})
+    for name in ("up", "again", "up again"):
+        loaded = checkpoint.load(tmp_path / name).config
+        assert (loaded.video_frames, loaded.frame_choice) == (frames, choice)
+    assert json.loads((tmp_path / "up/config.json").read_text()) == json.loads((tmp_path / "up again/config.json").read_text())
+    assert ("ans" in json.loads((tmp_path / "up/config.json").read_text())) == ((frames, choice) != (5, "first"))
+
+
 @needs_golden
 def test_the_sizes_of_sam2_are_written_as_upstream_wrote_them():
     theirs = json.loads((GOLDEN / "training_pth/base_sam2/tiny_sam2_config.json").read_text())
