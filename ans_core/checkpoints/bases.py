@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 
 from ans_core import prompts
@@ -22,7 +21,7 @@ def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: 
     Both are hub ids or local: a folder, for SAM2 also a file. The tokenizer gets `[SEG] <p> </p> <vp> </vp>`; their embeddings, and
     `text_hidden_fcs`, which no base has, are drawn from `seed`. Raises ValueError as `load` does.
     """
-    folder = local_folder(internvl)
+    folder = folders.local_folder(internvl)
     values = checkpoint.read_config(folder)
     if values["model_type"] == checkpoint.RELEASE_TYPE:
         if str(sam2):
@@ -53,20 +52,11 @@ def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: 
     return model.eval()
 
 
-def local_folder(source: str | Path, patterns: tuple[str, ...] = ("*.json", "*.safetensors", "*.txt", "*.model")) -> Path:
-    """A local folder as it is; anything else is a hub id, whose files of these patterns are fetched into the hub's cache."""
-    if Path(source).is_dir():
-        return Path(source)
-    if str(source).startswith(("/", ".", "~")) or not str(source):
-        raise ValueError(f"no folder {str(source)!r}; give a local folder or a hub id such as OpenGVLab/InternVL2_5-4B")
-    return Path(snapshot_download(str(source), allow_patterns=list(patterns)))
-
-
 def sam2_file(source: str | Path) -> Path:
     """The file of SAM2 weights: `source` itself, the only .pt (else .safetensors) in that folder, or a hub repository's .pt."""
     if Path(source).is_file():
         return Path(source)
-    folder = local_folder(source, ("*.pt",))
+    folder = folders.local_folder(source, ("*.pt",))
     for ending in ("*.pt", "*.safetensors"):
         files = sorted(folder.glob(ending))
         if len(files) == 1:

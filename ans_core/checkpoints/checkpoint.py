@@ -85,7 +85,8 @@ def from_pretrained(
     path: str | Path, *, dtype: torch.dtype | str | None, device_map: torch.device | str | None, attn_implementation: str | None
 ) -> Sa2VA:
     """What `Sa2VA.from_pretrained` does."""
-    model = load(path, dtype=_weights_dtype(dtype), device=_present_device(device_map))
+    wanted, device = _weights_dtype(dtype), _present_device(device_map)  # before anything is fetched
+    model = load(folders.local_folder(path), dtype=wanted, device=device)
     if attn_implementation is not None:
         model.internvl.set_attn_implementation(attn_implementation)
     return model

@@ -5,18 +5,40 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 MANIFEST = "manifest.json"
 AGAIN = "copy or download it again (a stage's output: `dvc checkout`)"
 WEIGHTS_INDEX = "model.safetensors.index.json"
+
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def local_folder(source: str | Path, patterns: tuple[str, ...] = ("*.json", "*.safetensors", "*.txt", "*.model")) -> Path:
+    """Return a local folder as it is; fetch the files of these patterns of a hub id into the hub's cache, and return their folder.
+
+    Raises ValueError for what is neither. A name in a folder that is there is no hub id.
+    """
+    if str(source) and Path(source).is_dir():
+        return Path(source)
+    name, advice = str(source), "give a local folder or a hub id such as OpenGVLab/InternVL2_5-4B"
+    if not HUB_ID.fullmatch(name) or Path(name).parent.is_dir():
+        raise ValueError(f"no folder {name!r}; {advice}")
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        raise ValueError(f"no folder {name!r}, and it can't be had from the hub ({error}); {advice}") from error
 
 
 @contextmanager

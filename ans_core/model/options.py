@@ -1,4 +1,4 @@
-"""Options of one call of `predict`: how masks go through clips, and what SAM2's pictures are normalised with."""
+"""Options of one call of `predict`: how clips are seen and masks go through them, and where upstream's numbers are wanted exactly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from ans_core import transforms
-from ans_core.model.config import VideoMode
+from ans_core.model.config import FrameChoice, VideoMode, check_frames
 from ans_core.model.sa2va import Sa2VA
 
 Constants = Literal["fp32", "bf16"]
@@ -20,16 +20,34 @@ Constants = Literal["fp32", "bf16"]
 to 0.008 off), for numbers equal to its own; `fp32` is what SAM2, and the reference in training, uses."""
 
 
+TinyRegions = Literal["largest", "none"]
+"""What the model is shown of a mask prompt so small that nearest sampling finds no cell of it: the cell that it covers most, or none, as in
+upstream."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions:
-    """How masks go through clips, and what SAM2's pictures are normalised with."""
+    """How clips are seen and masks go through them, and where upstream's numbers are wanted exactly."""
 
     mode: VideoMode = "sa2va"
     constants: Constants = "fp32"
+    tiny_regions: TinyRegions = "largest"
+    frames: int | None = None
+    """Frames of a clip that the language model sees; None = as the checkpoint says."""
+    frame_choice: FrameChoice | None = None
+    """Which, in video mode `sa2va`; None = as the checkpoint says."""
 
     def __post_init__(self) -> None:
-        if self.constants not in get_args(Constants):
-            raise ValueError(f"constants {self.constants!r}; there are {', '.join(get_args(Constants))}")
+        for name, kind in (("constants", Constants), ("tiny_regions", TinyRegions)):
+            if (given := getattr(self, name)) not in get_args(kind):
+                raise ValueError(f"{name} {given!r}; there are {', '.join(get_args(kind))}")
+        check_frames(1 if self.frames is None else self.frames, self.frame_choice or "uniform")
+        if self.mode == "sa2va-i" and self.frame_choice == "first":
+            raise ValueError("frame choice 'first' in video mode sa2va-i, which spreads the frames; leave it out, or use video mode sa2va")
+
+    def seen_frames(self, model: Sa2VA, frames: int) -> list[int]:
+        """Indices of the frames of a clip that the language model sees."""
+        return model.seen_frames(frames, self.mode, count=self.frames, choice=self.frame_choice)
 
     def pixels(self, model: Sa2VA, pictures: Sequence[Image.Image]) -> Float[Tensor, "B 3 S S"]:
         """What SAM2 sees of pictures."""

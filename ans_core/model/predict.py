@@ -76,7 +76,7 @@ def in_batches(requests: Sequence[Request], batch: int, ask: Callable[[list[Requ
 def answers(model: Sa2VA, requests: Sequence[Request], options: PredictOptions, *, max_tokens: int) -> list[Answer]:
     """All requests in one batch. Raises ValueError for one that makes no sense (see `prompt`)."""
     with model.own_precision():
-        prompted = prompt(model, requests, mode=options.mode)
+        prompted = prompt(model, requests, options=options)
         ids = [spoken_ids(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
         embeddings = seg_embeddings_of(model, prompted, ids)
         logits = decode_masks(model, requests, prompted.images, embeddings, options)
@@ -101,9 +101,9 @@ def follow(
     `request` comes without frames. Those of `frames` are taken and opened when they are needed, and forgotten; the seen ones are kept, and
     their masks wait for their turn. Without `[SEG]` there are no masks.
     """
-    kept = {index: frames[index] for index in model.seen_frames(len(frames), options.mode)}
+    kept = {index: frames[index] for index in options.seen_frames(model, len(frames))}
     with model.own_precision():
-        prompted = prompt(model, [replace(request, frames=tuple(kept.values()), clip=True)], mode=options.mode)
+        prompted = prompt(model, [replace(request, frames=tuple(kept.values()), clip=True)], options=options)
         (ids,) = [spoken_ids(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
         (embeddings,) = seg_embeddings_of(model, prompted, [ids])
     return text_of(model, ids), stream_masks(model, len(frames), lambda index: kept.get(index) or frames[index], embeddings, options)

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import Cache
 
 from ans_core import prompts, rle, transforms
-from ans_core.model.config import VideoMode
+from ans_core.model.options import PredictOptions
 from ans_core.model.sa2va import Sa2VA
 from ans_core.types import ImageRef, Request
 
@@ -61,16 +61,18 @@ class PrefilledBatch:
 
 
 def prompt(
-    model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor] | None = None, *, mode: VideoMode = "sa2va"
+    model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor] | None = None, *, options: PredictOptions | None = None
 ) -> PrefilledBatch:
-    """`features`: each request's `vision_features` where they are known already; no picture is then encoded.
+    """Encode the pictures of all requests, embed their prompts and read the prefixes.
 
+    `features`: each request's `vision_features` where they are known already; no picture is then encoded.
     Raises ValueError when a request has pictures but no `<image>` in its first question, or the other way round, when the frames of a clip
     differ in size, a mask prompt is empty, of another size than the picture or of none, and when the text is longer than the context.
     """
+    options = options or PredictOptions()
     template = prompts.TEMPLATES[model.config.template]
     opened = {frames: [transforms.open_image(ref) for ref in frames] for frames in dict.fromkeys(r.frames for r in requests)}
-    tiles = {seen: visible_tiles(model, opened[seen[0]], mode, clip=seen[1]) for seen in dict.fromkeys(map(_view, requests))}
+    tiles = {seen: visible_tiles(model, opened[seen[0]], options, clip=seen[1]) for seen in dict.fromkeys(map(_view, requests))}
     if features is None:
         known = dict(zip(tiles, vision_features(model, list(tiles.values())), strict=True))
     else:
@@ -94,7 +96,7 @@ def prompt(
             raise ValueError(
                 f"{len(request.mask_prompts)} mask prompts without a picture: {request.text[:60]!r}; give the picture they are in"
             )
-        regions = [_cells(model, m, pictures[0]) for m in request.mask_prompts]
+        regions = [_cells(model, m, pictures[0], options) for m in request.mask_prompts]
         image = prompts.image_text(model.grid**2, len(cut)) if request.is_clip else prompts.image_text(len(cut) * model.grid**2)
         text = text.replace("<image>", image + prompts.region_text([int(r.sum()) for r in regions]))
         ids = model.tokenizer.encode(text)
@@ -170,16 +172,18 @@ def vision_features(model: Sa2VA, tiles: Sequence[Sequence[Image.Image]]) -> lis
     return list(found.split([len(row) for row in tiles]))
 
 
-def visible_tiles(model: Sa2VA, pictures: list[Image.Image], mode: VideoMode = "sa2va", *, clip: bool = False) -> list[Image.Image]:
+def visible_tiles(
+    model: Sa2VA, pictures: list[Image.Image], options: PredictOptions | None = None, *, clip: bool = False
+) -> list[Image.Image]:
     """An image is tiled; of a clip the language model sees the chosen frames, a tile each."""
     if not pictures:
         return []
     if not clip:
         return transforms.tiles(pictures[0], size=model.tile_size, max_tiles=model.config.max_tiles)
-    return [pictures[i] for i in model.seen_frames(len(pictures), mode)]
+    return [pictures[i] for i in (options or PredictOptions()).seen_frames(model, len(pictures))]
 
 
-def _cells(model: Sa2VA, mask: dict[str, object], picture: Image.Image) -> Bool[Tensor, "grid grid"]:
+def _cells(model: Sa2VA, mask: dict[str, object], picture: Image.Image, options: PredictOptions) -> Bool[Tensor, "grid grid"]:
     decoded = rle.decode(mask)
     if decoded.shape != picture.size[::-1]:
         raise ValueError(
@@ -187,7 +191,7 @@ def _cells(model: Sa2VA, mask: dict[str, object], picture: Image.Image) -> Bool[
         )
     if not decoded.any():
         raise ValueError("a mask prompt is empty; there is no region to ask about")
-    return transforms.grid_cells(decoded, grid=model.grid).to(model.device)
+    return transforms.grid_cells(decoded, grid=model.grid, largest=options.tiny_regions == "largest").to(model.device)
 
 
 def left_padded(rows: Sequence[Float[Tensor, "_ D"]]) -> dict[str, Tensor]:

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from transformers import InternVLConfig, InternVLForConditionalGeneration, PreTrainedTokenizerBase
 
 from ans_core import media, prompts
-from ans_core.model.config import Sa2VAConfig, VideoMode
+from ans_core.model.config import FrameChoice, Sa2VAConfig, VideoMode
 from ans_core.model.grounding import Grounding
 from ans_core.model.packing import Packed, branch_attention
 from ans_core.types import Request
 
 if TYPE_CHECKING:
-    from ans_core.model.options import Constants
+    from ans_core.model.options import Constants, TinyRegions
     from ans_core.model.predict import Answer
     from ans_core.model.requests import Region
 
@@ -65,9 +65,14 @@ class Sa2VA(nn.Module):
         device_map: torch.device | str | None = None,
         attn_implementation: str | None = None,
     ) -> Sa2VA:
-        """From our folder or upstream's Hugging Face layout, in eval mode. `dtype`: torch's or its name; None and "auto" = as it is stored.
-        `device_map`: one device; "auto" = a GPU if there is one. `attn_implementation`: transformers' name ("sdpa", "eager"); None = its
-        choice. Raises ValueError for a dtype that holds no weights, a device that is not there, and a folder that is no Sa2VA."""
+        """Load a model in eval mode from a folder in our layout or upstream's, or from the hub, whose files are then kept in its cache.
+
+        path: a folder, or a hub id such as ByteDance/Sa2VA-4B.
+        dtype: torch's or its name; None and "auto" keep what is stored.
+        device_map: one device; "auto" is a GPU if there is one.
+        attn_implementation: transformers' name ("sdpa", "eager"); None is its choice.
+        Raises ValueError for a dtype that holds no weights, a device that is not there, and a folder that is no Sa2VA.
+        """
         from ans_core.checkpoints.checkpoint import from_pretrained  # it builds Sa2VAs, so it imports this module
 
         return from_pretrained(path, dtype=dtype, device_map=device_map, attn_implementation=attn_implementation)
@@ -80,37 +85,54 @@ class Sa2VA(nn.Module):
         video: media.Video | None = None,
         past: Sequence[tuple[str, str]] | None = None,
         mask_prompts: Sequence[Region] | np.ndarray | None = None,
-        max_tokens: int = 512,
+        max_tokens: int = 2048,
         video_mode: Literal[VideoMode, "auto"] = "auto",
         constants: Constants = "fp32",
+        tiny_regions: TinyRegions = "largest",
+        frames: int | None = None,
+        frame_choice: FrameChoice | None = None,
     ) -> Answer:
-        """Upstream's `predict_forward`: an answer to `text` (`<image>` where the picture or the frames go) and a mask per `[SEG]` in it.
+        """Answer a question with a text and a mask per `[SEG]` in it: upstream's `predict_forward`.
 
+        text: holds `<image>` where the picture or the frames go. White space at its ends is removed, as in training; upstream keeps it.
         video: a file, a folder of frames, the frames, or one array (F, H, W, 3).
         past: (question, answer) of the turns before, the first with `<image>`.
         mask_prompts: regions of the first frame, (H, W), called region1, region2, ... in the text.
-        constants: see `ans_core.model.options.Constants`.
+        frames, frame_choice: how many frames of a clip the language model sees, and which; None is what the checkpoint says.
+        constants, tiny_regions: see `ans_core.model.options`; upstream's numbers need "bf16" and "none".
         Raises ValueError for a question that makes no sense, naming what does not fit.
         """
         from ans_core.model.requests import request_of  # it uses Sa2VAs, so it imports this module
 
         request = request_of(text=text, image=image, video=video, past=past, mask_prompts=mask_prompts)
-        return self.predict_many([request], max_tokens=max_tokens, video_mode=video_mode, constants=constants)[0]
+        return self.predict_many(
+            [request],
+            max_tokens=max_tokens,
+            video_mode=video_mode,
+            constants=constants,
+            tiny_regions=tiny_regions,
+            frames=frames,
+            frame_choice=frame_choice,
+        )[0]
 
     def predict_many(
         self,
         requests: Sequence[Request],
         *,
-        max_tokens: int = 512,
+        max_tokens: int = 2048,
         batch: int = 8,
         video_mode: Literal[VideoMode, "auto"] = "auto",
         constants: Constants = "fp32",
+        tiny_regions: TinyRegions = "largest",
+        frames: int | None = None,
+        frame_choice: FrameChoice | None = None,
     ) -> list[Answer]:
         """As `predict`, for any mixture of pictures, clips and plain text (`ans_core.model.requests.request_of` makes requests)."""
         from ans_core.model.options import PredictOptions
         from ans_core.model.predict import answers, in_batches
 
-        options = PredictOptions(mode=self.video_mode(video_mode), constants=constants)
+        mode = self.video_mode(video_mode)
+        options = PredictOptions(mode=mode, constants=constants, tiny_regions=tiny_regions, frames=frames, frame_choice=frame_choice)
         return in_batches(requests, batch, lambda some: answers(self, some, options, max_tokens=max_tokens))
 
     def follow(
@@ -120,9 +142,12 @@ class Sa2VA(nn.Module):
         video: media.Video,
         past: Sequence[tuple[str, str]] | None = None,
         mask_prompts: Sequence[Region] | np.ndarray | None = None,
-        max_tokens: int = 512,
+        max_tokens: int = 2048,
         video_mode: Literal[VideoMode, "auto"] = "auto",
         constants: Constants = "fp32",
+        tiny_regions: TinyRegions = "largest",
+        frames: int | None = None,
+        frame_choice: FrameChoice | None = None,
     ) -> tuple[str, Iterator[tuple[int, np.ndarray]]]:
         """As `predict`, for a video of any length: the text, and (index, masks (N, H, W)) frame by frame. Of a video file or a folder of
         frames a few are held at a time; frames given as pixels are held as long as the iterator is."""
@@ -131,7 +156,8 @@ class Sa2VA(nn.Module):
         from ans_core.model.requests import request_of
 
         request = request_of(text=text, past=past, mask_prompts=mask_prompts)
-        options = PredictOptions(mode=self.video_mode(video_mode), constants=constants)
+        mode = self.video_mode(video_mode)
+        options = PredictOptions(mode=mode, constants=constants, tiny_regions=tiny_regions, frames=frames, frame_choice=frame_choice)
         return follow(self, request, media.clip(video), options, max_tokens=max_tokens)
 
     @property
@@ -191,10 +217,12 @@ class Sa2VA(nn.Module):
         self.sam2.keep_original()
         self.config = replace(self.config, grounding=self.sam2.config)
 
-    def seen_frames(self, frames: int, mode: VideoMode = "sa2va") -> list[int]:
-        """Indices of the frames of a clip that the language model sees, and that condition its masks."""
-        count = min(self.config.video_frames, frames)
-        if count == 1 or (mode == "sa2va" and self.config.frame_choice == "first"):
+    def seen_frames(
+        self, frames: int, mode: VideoMode = "sa2va", *, count: int | None = None, choice: FrameChoice | None = None
+    ) -> list[int]:
+        """Indices of the frames of a clip that the language model sees, and that condition its masks. None: as the configuration says."""
+        count = min(count or self.config.video_frames, frames)
+        if count == 1 or (mode == "sa2va" and (choice or self.config.frame_choice) == "first"):
             return list(range(count))
         return [i * (frames - 1) // (count - 1) for i in range(count)]
 

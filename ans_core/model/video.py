@@ -40,7 +40,7 @@ def track_frames(
     Mode `sa2va-i`: the seen frames are decoded each alone, as in training, and their masks, at the pictures' size, prompt the original
     SAM2 (kumuji/Sa2VA-i).
     """
-    seen = model.seen_frames(frames, options.mode)
+    seen = options.seen_frames(model, frames)
     first = [picture(index) for index in seen]
     precision = model.own_precision()
     with precision:

@@ -3,8 +3,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -525,6 +528,29 @@ def test_a_release_is_a_whole_base_and_takes_no_sam2():
         bases.import_base(GOLDEN / "qwen2", "facebook/sam2-hiera-large", "qwen_chat")
 
 
-def test_a_base_folder_that_does_not_exist_is_not_taken_for_a_hub_id():
-    with pytest.raises(ValueError, match="no folder '/nowhere'"):
-        bases.import_base("/nowhere", "", "qwen_chat")
+@pytest.mark.slow
+def test_a_model_is_loaded_by_its_hub_id(tmp_path: Path):
+    """From a cache as the hub's client lays it out, without a connection. The client reads its settings once, so it is a new process."""
+    snapshot = tmp_path / "models--someone--tiny/snapshots/0123456789abcdef0123456789abcdef01234567"
+    checkpoint.save(tiny(), snapshot, metadata={})
+    (tmp_path / "models--someone--tiny/refs").mkdir()
+    (tmp_path / "models--someone--tiny/refs/main").write_text(snapshot.name)
+    script = """
+from ans_core.model import Sa2VA
+print(sum(p.numel() for p in Sa2VA.from_pretrained("someone/tiny").parameters()))
+try:
+    Sa2VA.from_pretrained("someone/other")
+except ValueError as error:
+    print(error)
+"""
+    settings = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    ran = subprocess.run([sys.executable, "-c", script], env=settings, capture_output=True, text=True, check=True)
+    size, said = ran.stdout.strip().split("\n", 1)
+    assert int(size) == sum(p.numel() for p in tiny().parameters())
+    assert said.startswith("no folder 'someone/other', and it can't be had from the hub (")
+
+
+@pytest.mark.parametrize("name", ["/nowhere", "runs", "runs/tiny/model", "tests/nothing", ""])
+def test_a_folder_that_is_not_there_is_not_taken_for_a_hub_id(name: str):
+    with pytest.raises(ValueError, match=f"no folder '{name}'; give a local folder or a hub id"):
+        Sa2VA.from_pretrained(name)

@@ -21,6 +21,7 @@ from ans_core import media, rle
 from ans_core.model import Sa2VA
 from ans_core.model.config import VideoMode
 from ans_core.model.generation import cut_at_stop
+from ans_core.model.options import PredictOptions
 from ans_core.model.prefill import prompt
 from ans_core.model.requests import request_of
 from tests.golden import GOLDEN, arrays, error, needs_golden
@@ -203,6 +204,9 @@ def test_earlier_turns_stand_before_the_question_as_training_wrote_them():
         ({"video_mode": "sa2va-i"}, "SAM2's original mask decoder"),
         ({"video_mode": "sa2va_i"}, "video mode 'sa2va_i'; there are sa2va, sa2va-i, and auto"),
         ({"constants": "bfloat16"}, "constants 'bfloat16'; there are fp32, bf16"),
+        ({"tiny_regions": "all"}, "tiny_regions 'all'; there are largest, none"),
+        ({"frames": 0}, "0 frames of a clip; give a whole number from 1"),
+        ({"frame_choice": "last"}, "frame choice 'last'; there are first, uniform"),
         ({"past": "<|im_start|>user"}, "past is a text; give the turns before as"),
         (
             {"past": [{"role": "user", "content": "What?"}]},
@@ -244,6 +248,34 @@ def test_what_upstream_leaves_out_is_nothing_and_masks_come_in_any_form():
     for form in forms:
         assert request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=[form]).mask_prompts == expected
     assert request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=inputs["pf_mask_prompts"]).mask_prompts[:1] == expected
+
+
+@pytest.mark.parametrize(("frames", "choice"), [(2, None), (None, "uniform"), (3, "uniform"), (7, "first")])
+def test_frames_are_chosen_at_a_call_as_by_the_checkpoint(frames: int | None, choice: Any):
+    model = qwen2()[0]
+    other = copy.copy(model)
+    other.config = dataclasses.replace(model.config, video_frames=frames or 5, frame_choice=choice or "first")
+    asked = question("video") | {"max_tokens": 8}
+    expected = other.predict(**asked)
+    for given in (model.predict(**asked, frames=frames, frame_choice=choice), expected):
+        assert torch.equal(given.seg_embeddings, expected.seg_embeddings)
+        assert torch.equal(given.mask_logits, expected.mask_logits)
+    assert not torch.equal(model.predict(**asked).seg_embeddings, expected.seg_embeddings)
+    text, masks = model.follow(**asked, frames=frames, frame_choice=choice)
+    assert text == expected.text
+    assert (np.stack([one[0] for _, one in masks]) != expected.masks[0]).mean() < 1e-3
+
+
+def test_a_region_that_sampling_misses_has_no_tokens_by_upstreams_rule():
+    model, inputs, _ = qwen2()
+    dot = np.zeros(inputs["pf_image_uint8"].shape[:2], bool)
+    dot[3, 5] = True
+    request = request_of(text="<image>What is region1?", image=inputs["pf_image_uint8"], mask_prompts=[dot])
+    with torch.no_grad():
+        lengths = [len(prompt(model, [request], options=PredictOptions(tiny_regions=rule)).row(0)) for rule in ("largest", "none")]
+    assert lengths[0] == lengths[1] + 1
+    answers = [model.predict(**question("image"), mask_prompts=[dot], max_tokens=8, tiny_regions=rule) for rule in ("largest", "none")]
+    assert not torch.equal(answers[0].seg_embeddings, answers[1].seg_embeddings)
 
 
 def test_following_nothing_is_refused():
