@@ -1,4 +1,4 @@
-"""A PrefilledBatch -> answers by greedy search: token ids, their text, and the seg embeddings of every `[SEG]`."""
+"""A PrefilledBatch -> token ids of answers by greedy search, their text, and the embeddings of their `[SEG]` tokens."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ans_core.model.sa2va import Sa2VA
 
 
 def generate(model: Sa2VA, prompted: PrefilledBatch, *, max_tokens: int) -> list[list[int]]:
-    """Token ids of every answer, by greedy search, its end-of-turn token included where it came to one.
+    """Generate the token ids of every answer by greedy search. The end-of-turn token is included if the answer reached it.
 
-    Never says IMG_CONTEXT: no picture could fill its slot when the answer is read again.
+    IMG_CONTEXT is suppressed: no picture could fill its slot when the answer is read again.
     """
     out = model.internvl.generate(
         **prompted.generate_inputs(torch.arange(len(prompted.embeds), device=model.device)),
@@ -30,7 +30,7 @@ def generate(model: Sa2VA, prompted: PrefilledBatch, *, max_tokens: int) -> list
 
 
 def stop_ids(model: Sa2VA) -> list[int]:
-    """The tokenizer's end of text, and the template's stop words that are a token."""
+    """Return the ids that end an answer: the tokenizer's end of text and the template's stop words that are one token."""
     tokenizer = model.tokenizer
     ids: Any = tokenizer.convert_tokens_to_ids(
         [w for w in prompts.TEMPLATES[model.config.template].stop_words if w not in _stop_texts(model)]
@@ -39,20 +39,20 @@ def stop_ids(model: Sa2VA) -> list[int]:
 
 
 def _stop_texts(model: Sa2VA) -> list[str]:
-    """The template's stop words that are several tokens: those of `phi3_chat` for Sa2VA-4B's Qwen tokenizer."""
+    """Return the template's stop words that are several tokens, such as those of `phi3_chat` for Sa2VA-4B's Qwen tokenizer."""
     words = prompts.TEMPLATES[model.config.template].stop_words
     return [word for word in words if len(model.tokenizer.encode(word, add_special_tokens=False)) > 1]
 
 
 def stopping(model: Sa2VA) -> dict[str, Any]:
-    """For transformers' `generate`: where an answer ends."""
+    """Return the arguments of transformers' `generate` that say where an answer ends."""
     texts = _stop_texts(model)
     words = {"stop_strings": texts, "tokenizer": model.tokenizer} if texts else {}
     return {"eos_token_id": stop_ids(model), "pad_token_id": model.tokenizer.pad_token_id, **words}
 
 
 def cut_at_stop(model: Sa2VA, ids: list[int]) -> tuple[list[int], bool]:
-    """Generated ids up to the end of the answer, what ends it included, and whether it came to one."""
+    """Cut generated ids after the token that ends the answer. Also return whether there was one."""
     stops, texts = stop_ids(model), _stop_texts(model)
 
     def holds_stop(length: int) -> bool:
@@ -65,7 +65,7 @@ def cut_at_stop(model: Sa2VA, ids: list[int]) -> tuple[list[int], bool]:
 
 
 def text_of(model: Sa2VA, ids: list[int]) -> str:
-    """Special tokens kept; a stop word that is several tokens is cut from the end."""
+    """Decode ids. Special tokens are kept; a stop word of several tokens is cut from the end."""
     text = model.tokenizer.decode(ids)
     assert isinstance(text, str)
     for stop in _stop_texts(model):
@@ -74,12 +74,12 @@ def text_of(model: Sa2VA, ids: list[int]) -> str:
 
 
 def spoken_ids(model: Sa2VA, ids: list[int]) -> list[int]:
-    """The answer without its end-of-turn token. (One of several tokens stays: its first may hold the answer's last letters.)"""
+    """Remove the end-of-turn token. A stop word of several tokens stays: its first token may hold the answer's last letters."""
     return ids[:-1] if ids and ids[-1] in stop_ids(model) else ids
 
 
 def seg_embeddings_of(model: Sa2VA, prompted: PrefilledBatch, ids: list[list[int]]) -> list[Float[Tensor, "_ C"]]:
-    """Seg embeddings of every row (N = its `[SEG]`s), from one forward pass over prompt + answer: the states that training sees."""
+    """Compute the seg embeddings of every row in one forward pass over prompt and answer, so that the states are those of training."""
     rows = [i for i, row in enumerate(ids) if model.seg_token_id in row]
     empty = torch.zeros(0, model.config.grounding.width, device=model.device)
     found = [empty] * len(ids)

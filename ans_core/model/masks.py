@@ -23,7 +23,7 @@ def decode_stills(
     embeddings: Sequence[Float[Tensor, "_ C"]],
     options: PredictOptions,
 ) -> list[Float[Tensor, "N 1 h4 w4"]]:
-    """Low-resolution mask logits of every row, all in one batch. Rows with equal `pictures` show the same image, which is encoded once."""
+    """Decode low-resolution mask logits of all rows in one batch. Rows with equal `pictures` show the same image, which is encoded once."""
     shown = dict(zip(pictures, images, strict=True))
     place = {key: number for number, key in enumerate(shown)}
     features = model.sam2.encode(options.pixels(model, list(shown.values())))
@@ -33,6 +33,7 @@ def decode_stills(
 
 
 def upsample(logits: Float[Tensor, "h w"], *, size: int, height: int, width: int) -> Bool[np.ndarray, "H W"]:
-    """Upstream's two bilinear steps (to the model's square, then to the picture) and its threshold sigmoid > 0.5."""
+    """Resize mask logits to the picture and threshold them: upstream's two bilinear steps (to the model's square, then to the picture), and
+    sigmoid > 0.5."""
     square = F.interpolate(logits[None, None].float(), size=(size, size), mode="bilinear", align_corners=False)
     return (F.interpolate(square, size=(height, width), mode="bilinear", align_corners=False)[0, 0] > 0).cpu().numpy()

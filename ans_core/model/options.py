@@ -1,4 +1,4 @@
-"""Options of one call of `predict`: how clips are seen and masks go through them, and where upstream's numbers are wanted exactly."""
+"""Options of one call of `predict`: which frames of a clip are seen, how masks go through it, and exact parity with upstream."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from ans_core.model.config import FrameChoice, VideoMode, check_frames
 from ans_core.model.sa2va import Sa2VA
 
 Constants = Literal["fp32", "bf16"]
-"""Mean and standard deviation that SAM2's pictures are normalised with. `bf16`: rounded, as the reference's inference does by accident (up
-to 0.008 off), for numbers equal to its own; `fp32` is what SAM2, and the reference in training, uses."""
+"""Precision of the mean and standard deviation that normalise SAM2's pictures. SAM2 and upstream's training use `fp32`; upstream's
+inference rounds them to `bf16` by accident (up to 0.008 off); choose it for equal numbers."""
 
 
 TinyRegions = Literal["largest", "none"]
-"""What the model is shown of a mask prompt so small that nearest sampling finds no cell of it: the cell that it covers most, or none, as in
-upstream."""
+"""Cells shown for a mask prompt so small that nearest sampling finds none: the one cell that it covers most, or none, as in upstream."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions:
-    """How clips are seen and masks go through them, and where upstream's numbers are wanted exactly."""
+    """Which frames of a clip are seen, how masks go through it, and exact parity with upstream."""
 
     mode: VideoMode = "sa2va"
     constants: Constants = "fp32"
@@ -46,10 +45,10 @@ class PredictOptions:
             raise ValueError("frame choice 'first' in video mode sa2va-i, which spreads the frames; leave it out, or use video mode sa2va")
 
     def seen_frames(self, model: Sa2VA, frames: int) -> list[int]:
-        """Indices of the frames of a clip that the language model sees."""
+        """Return the indices of the frames of a clip that the language model sees."""
         return model.seen_frames(frames, self.mode, count=self.frames, choice=self.frame_choice)
 
     def pixels(self, model: Sa2VA, pictures: Sequence[Image.Image]) -> Float[Tensor, "B 3 S S"]:
-        """What SAM2 sees of pictures."""
+        """Resize and normalise pictures for SAM2."""
         constants = torch.bfloat16 if self.constants == "bf16" else torch.float32
         return transforms.normalise(pictures, size=model.sam2.image_size, constants=constants).to(model.device)

@@ -1,4 +1,4 @@
-"""Requests -> answers: batched greedy generation, then one pass over what was said for the masks of its `[SEG]` tokens."""
+"""Requests -> answers: batched greedy generation, then one pass over the answers for the masks of their `[SEG]` tokens."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a model says and draws: N `[SEG]` in F frames of H x W pixels. About text alone it draws nothing, whatever it says."""
+    """A text and the masks of its N `[SEG]` tokens in F frames of H x W pixels. A request without pictures gets no masks."""
 
     text: str
-    """Special tokens kept; the end-of-turn token cut."""
+    """With special tokens, without the end-of-turn token."""
     mask_logits: Float[Tensor, "N F h4 w4"]
-    """SAM2's, at its low resolution."""
+    """At SAM2's low resolution."""
     seg_embeddings: Float[Tensor, "_ C"]
-    """Of every `[SEG]`."""
+    """One row per `[SEG]` token."""
     size: tuple[int, int]
-    """H, W."""
+    """(H, W)."""
     square: int
-    """Side of the pictures that SAM2 saw."""
+    """Side of SAM2's input picture."""
 
     @cached_property
     def masks(self) -> list[Bool[np.ndarray, "F H W"]]:
-        """One array per `[SEG]`, in the order of the text."""
+        """Resize the logits to the picture and threshold them: one array per `[SEG]`, in the order of the text."""
         height, width = self.size
         return [np.stack([upsample(z, size=self.square, height=height, width=width) for z in one]) for one in self.mask_logits]
 
@@ -55,14 +55,14 @@ class Answer:
 def predict(
     model: Sa2VA, requests: Sequence[Request], *, max_tokens: int, batch: int, video_mode: Literal[VideoMode, "auto"] = "auto"
 ) -> list[Prediction]:
-    """`answers` as benchmarks want them, masks as RLE."""
+    """Answer requests in batches, with masks as RLE: what benchmarks call."""
     options = PredictOptions(mode=model.video_mode(video_mode))
     return in_batches(requests, batch, lambda some: [a.prediction() for a in answers(model, some, options, max_tokens=max_tokens)])
 
 
 def in_batches(requests: Sequence[Request], batch: int, ask: Callable[[list[Request]], list[Found]]) -> list[Found]:
-    """What `ask` gives for all requests, in their order, asked `batch` at a time: each with its like (images; questions about one picture
-    or clip), since what a batch asks of one picture is encoded once."""
+    """Call `ask` on `batch` requests at a time and return all results in the order of the requests. Requests about one picture or clip are
+    put into one batch where possible, since a batch encodes each picture once."""
     place = {frames: number for number, frames in enumerate(dict.fromkeys(r.frames for r in requests))}
     order = sorted(range(len(requests)), key=lambda i: (len(requests[i].frames), place[requests[i].frames], len(requests[i].text)))
     found: dict[int, Found] = {}
@@ -74,7 +74,7 @@ def in_batches(requests: Sequence[Request], batch: int, ask: Callable[[list[Requ
 
 @torch.no_grad()
 def answers(model: Sa2VA, requests: Sequence[Request], options: PredictOptions, *, max_tokens: int) -> list[Answer]:
-    """All requests in one batch. Raises ValueError for one that makes no sense (see `prompt`)."""
+    """Answer all requests in one batch. Raises ValueError for a request that makes no sense (see `prompt`)."""
     with model.own_precision():
         prompted = prompt(model, requests, options=options)
         ids = [spoken_ids(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
@@ -96,10 +96,10 @@ def answers(model: Sa2VA, requests: Sequence[Request], options: PredictOptions, 
 def follow(
     model: Sa2VA, request: Request, frames: Sequence[ImageRef], options: PredictOptions, *, max_tokens: int
 ) -> tuple[str, Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]]:
-    """Answer about one clip of any length: give the text, then (index, masks of its N `[SEG]`) frame by frame in order of time.
+    """Answer a request about one clip of any length: return the text and an iterator of (index, masks (N, H, W)) in order of time.
 
-    `request` comes without frames. Those of `frames` are taken and opened when they are needed, and forgotten; the seen ones are kept, and
-    their masks wait for their turn. Without `[SEG]` there are no masks.
+    `request` comes without frames. Each of `frames` is read when it is needed and then dropped; only the seen ones are kept. The iterator
+    is empty if the text has no `[SEG]`.
     """
     kept = {index: frames[index] for index in options.seen_frames(model, len(frames))}
     with model.own_precision():
@@ -116,8 +116,8 @@ def decode_masks(
     embeddings: list[Float[Tensor, "_ C"]],
     options: PredictOptions,
 ) -> list[Float[Tensor, "N F h4 w4"]]:
-    """Low-resolution mask logits of every row: pictures in one batch, clips one after the other through the memory, each with the objects
-    of all its rows. A picture that several rows ask about is encoded once."""
+    """Decode the low-resolution mask logits of every row. Pictures are decoded in one batch, clips one after the other with the objects of
+    all their rows. A picture that several rows ask about is encoded once."""
     side = model.sam2.image_size // 4
     masks = [torch.zeros(0, len(pictures), side, side, device=model.device) for pictures in images]
     frames = [request.frames for request in requests]

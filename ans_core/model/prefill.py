@@ -20,38 +20,38 @@ from ans_core.model.sa2va import Sa2VA
 from ans_core.types import ImageRef, Request
 
 SIMILAR_LENGTH = 1.5
-"""Beginnings are read in one batch while the longest is at most so many times the shortest."""
+"""Prefixes share a batch while the longest is at most this many times as long as the shortest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefilledBatch:
-    """B requests, ready to be continued: P prefixes (up to the end of the pictures), which the language model has read already and which
-    requests about the same pictures share, and the rest of every request. Both are padded on the left."""
+    """B requests that generation can continue. A prefix ends with the pictures; the language model has read it already, and requests about
+    the same pictures share one of the P prefixes. The rest of each request is still unread. Both are padded on the left."""
 
     prefixes: Float[Tensor, "P K D"]
     prefix_attention: Bool[Tensor, "P K"]
     prefix_cache: Cache
     """Keys and values of the prefixes."""
     prefix_of: Int[Tensor, " B"]
-    """Which of them a request begins with."""
+    """Number of the prefix that a request begins with."""
     embeds: Float[Tensor, "B L D"]
     attention: Bool[Tensor, "B L"]
     images: list[list[Image.Image]]
 
     def row(self, number: int) -> Float[Tensor, "_ D"]:
-        """A whole request, without padding."""
+        """Return a whole request without padding."""
         start = int(self.prefix_of[number])
         return torch.cat([self.prefixes[start][self.prefix_attention[start]], self.embeds[number][self.attention[number]]])
 
     def cache(self, rows: Int[Tensor, " R"]) -> Cache:
-        """Keys and values of these prefixes, one row each, free to be continued."""
+        """Return a cache with one row per given prefix; continuing it leaves this batch as it is."""
         own = copy.copy(self.prefix_cache)
         own.layers = [copy.copy(layer) for layer in self.prefix_cache.layers]
         own.batch_select_indices(rows)
         return own
 
     def generate_inputs(self, rows: Int[Tensor, " R"]) -> dict[str, Any]:
-        """What transformers' `generate` goes on from, for these requests."""
+        """Return the arguments from which transformers' `generate` continues these requests."""
         start = self.prefix_of[rows]
         return {
             "inputs_embeds": torch.cat([self.prefixes[start], self.embeds[rows]], dim=1),
@@ -123,13 +123,13 @@ def prompt(
 
 
 def _view(request: Request) -> tuple[tuple[ImageRef, ...], bool]:
-    """What the language model sees: requests that agree in it share it."""
+    """Return what decides the pictures that the language model sees; requests with equal views share them."""
     return request.frames, request.is_clip
 
 
 def _prefill(model: Sa2VA, rows: Sequence[Float[Tensor, "_ D"]]) -> Cache:
-    """Keys and values of rows, padded on the left. Each is read beside those of its length: a line of text beside a tiled picture would
-    cost as much as the picture."""
+    """Compute keys and values of rows, padded on the left. Rows of similar length share a batch: otherwise a line of text would cost as
+    much as the tiled picture beside it."""
     alike: list[list[int]] = []
     for number in sorted(range(len(rows)), key=lambda i: len(rows[i])):
         if alike and len(rows[number]) <= SIMILAR_LENGTH * len(rows[alike[-1][0]]):
@@ -155,7 +155,7 @@ def _prefill(model: Sa2VA, rows: Sequence[Float[Tensor, "_ D"]]) -> Cache:
 
 
 def _stacked(parts: Sequence[Float[Tensor, "_ H _ d"]]) -> Float[Tensor, "P H K d"]:
-    """Padded on the left to the length of the last."""
+    """Concatenate, padded on the left to the length of the last part."""
     return torch.cat([F.pad(part, (0, 0, parts[-1].shape[2] - part.shape[2], 0)) for part in parts])
 
 
@@ -164,7 +164,7 @@ def positions(attention: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
 
 
 def vision_features(model: Sa2VA, tiles: Sequence[Sequence[Image.Image]]) -> list[Tensor]:
-    """Vision features of every request's tiles, all pictures in one batch (an empty tensor for text alone)."""
+    """Compute the vision features of every request's tiles in one batch; an empty tensor for text alone."""
     flat = [tile for row in tiles for tile in row]
     if not flat:
         return [torch.zeros(0, device=model.device)] * len(tiles)
@@ -175,7 +175,7 @@ def vision_features(model: Sa2VA, tiles: Sequence[Sequence[Image.Image]]) -> lis
 def visible_tiles(
     model: Sa2VA, pictures: list[Image.Image], options: PredictOptions | None = None, *, clip: bool = False
 ) -> list[Image.Image]:
-    """An image is tiled; of a clip the language model sees the chosen frames, a tile each."""
+    """Return what the language model sees: the tiles of an image, or the chosen frames of a clip, each as one tile."""
     if not pictures:
         return []
     if not clip:
@@ -195,7 +195,7 @@ def _cells(model: Sa2VA, mask: dict[str, object], picture: Image.Image, options:
 
 
 def left_padded(rows: Sequence[Float[Tensor, "_ D"]]) -> dict[str, Tensor]:
-    """Rows of different lengths as embeds (B, L, D) and attention (B, L), padding on the left."""
+    """Stack rows of different lengths to embeds (B, L, D) and attention (B, L), padded on the left."""
     length = max(len(r) for r in rows)
     embeds = torch.stack([F.pad(r, (0, 0, length - len(r), 0)) for r in rows])
     attention = torch.tensor([[False] * (length - len(r)) + [True] * len(r) for r in rows], device=embeds.device)

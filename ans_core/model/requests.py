@@ -12,7 +12,7 @@ from ans_core import media, rle
 from ans_core.types import RLE, Request
 
 Region = np.ndarray | Tensor | Image.Image | RLE
-"""A mask prompt; what is not 0 is in it."""
+"""A mask prompt: every value but 0 is inside."""
 
 
 def request_of(
@@ -23,10 +23,10 @@ def request_of(
     past: Sequence[tuple[str, str]] | None = None,
     mask_prompts: Sequence[Region] | np.ndarray | None = None,
 ) -> Request:
-    """Make a request of what a user gives; None is nothing, as for upstream.
+    """Build a request. None stands for nothing, as in upstream.
 
-    mask_prompts: each (H, W), or (N, H, W) as upstream has them, of what numpy takes, or RLE.
-    Raises ValueError for a picture and a video at once, and for what is none of these.
+    mask_prompts: each of shape (H, W), or (N, H, W) as in upstream, of anything that numpy reads, or RLE.
+    Raises ValueError for a picture and a video together, and for input of a wrong type or shape.
     """
     if image is not None and video is not None:
         raise ValueError("an image and a video at once; ask about one of them")

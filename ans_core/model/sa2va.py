@@ -35,7 +35,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class Sa2VA(nn.Module):
-    """InternVL that draws: wherever it says `[SEG]`, that token's hidden state prompts SAM2."""
+    """InternVL joined with SAM2: the hidden state of each `[SEG]` token in an answer prompts SAM2 for a mask."""
 
     def __init__(self, config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Sa2VA(nn.Module):
         frames: int | None = None,
         frame_choice: FrameChoice | None = None,
     ) -> list[Answer]:
-        """As `predict`, for any mixture of pictures, clips and plain text (`ans_core.model.requests.request_of` makes requests)."""
+        """Answer any mixture of pictures, clips and plain text as `predict` does. `ans_core.model.requests.request_of` makes requests."""
         from ans_core.model.options import PredictOptions
         from ans_core.model.predict import answers, in_batches
 
@@ -149,8 +149,9 @@ class Sa2VA(nn.Module):
         frames: int | None = None,
         frame_choice: FrameChoice | None = None,
     ) -> tuple[str, Iterator[tuple[int, np.ndarray]]]:
-        """As `predict`, for a video of any length: the text, and (index, masks (N, H, W)) frame by frame. Of a video file or a folder of
-        frames a few are held at a time; frames given as pixels are held as long as the iterator is."""
+        """Answer about a video of any length as `predict` does: return the text and an iterator of (index, masks (N, H, W)).
+
+        A few frames of a video file or a folder are held at a time; frames given as pixels are held as long as the iterator."""
         from ans_core.model.options import PredictOptions
         from ans_core.model.predict import follow
         from ans_core.model.requests import request_of
@@ -171,24 +172,25 @@ class Sa2VA(nn.Module):
 
     @property
     def grid(self) -> int:
-        """Cells on a side of one tile as the language model sees it (after pixel shuffle)."""
+        """Number of cells on a side of one tile for the language model (after pixel shuffle)."""
         patch = self.internvl.config.vision_config.patch_size
         return int(self.tile_size // (patch[0] if isinstance(patch, (list, tuple)) else patch) * self.internvl.config.downsample_ratio)
 
     @property
     def dtype(self) -> torch.dtype:
-        """What inference computes in: half precision where any weight is stored in it, else fp32. What was trained is fp32 in any case."""
+        """Precision of inference: half precision if any weight is stored in it, else fp32. Trained tensors are fp32 in any case."""
         return next((p.dtype for p in self.parameters() if p.dtype in HALF), torch.float32)
 
     def own_precision(self) -> AbstractContextManager[object]:
-        """Return the context of inference: autocast where weights are in half precision, since pixels, positions and trained parts are
+        """Return the context of inference: autocast if weights are in half precision, since pixels, positions and trained parts are
         fp32."""
         dtype = self.dtype
         return nullcontext() if dtype == torch.float32 else torch.autocast(self.device.type, dtype=dtype)
 
     def norms_in_fp32(self) -> None:
-        """Put the layer norms in fp32 that autocast on a CPU needs so: it takes inputs in half precision with weights in fp32, not the
-        other way round. These are SAM2's, and all of them where some other weight is in fp32."""
+        """Cast SAM2's layer norms to fp32, and all layer norms if some other weight is in fp32.
+
+        On a CPU, autocast accepts half precision inputs with fp32 weights, but not fp32 inputs with half precision weights."""
         norms = [m for m in self.modules() if isinstance(m, (nn.LayerNorm, LayerNorm2d))]
         of_norms = {id(p) for m in norms for p in m.parameters()}
         mixed = any(p.dtype == torch.float32 for p in self.parameters() if id(p) not in of_norms)
@@ -198,7 +200,7 @@ class Sa2VA(nn.Module):
                 module.float()
 
     def video_mode(self, asked: Literal[VideoMode, "auto"]) -> VideoMode:
-        """`auto` is `sa2va-i` where the model keeps SAM2's original mask decoder, else `sa2va`.
+        """Resolve `auto`: it is `sa2va-i` if the model keeps SAM2's original mask decoder, else `sa2va`.
 
         Raises ValueError for another mode, and where `sa2va-i` is asked for without that decoder."""
         if asked not in ("auto", *get_args(VideoMode)):
@@ -213,14 +215,14 @@ class Sa2VA(nn.Module):
         return asked
 
     def keep_original_decoder(self) -> None:
-        """Keeps SAM2's mask decoder as it is now, before Sa2VA's training, for video mode `sa2va-i`."""
+        """Keep a copy of SAM2's mask decoder as it is now, before Sa2VA's training, for video mode `sa2va-i`."""
         self.sam2.keep_original()
         self.config = replace(self.config, grounding=self.sam2.config)
 
     def seen_frames(
         self, frames: int, mode: VideoMode = "sa2va", *, count: int | None = None, choice: FrameChoice | None = None
     ) -> list[int]:
-        """Indices of the frames of a clip that the language model sees, and that condition its masks. None: as the configuration says."""
+        """Return the indices of the frames that the language model sees and that condition the masks. None = as the configuration says."""
         count = min(count or self.config.video_frames, frames)
         if count == 1 or (mode == "sa2va" and (choice or self.config.frame_choice) == "first"):
             return list(range(count))
@@ -229,7 +231,7 @@ class Sa2VA(nn.Module):
     # Pictures -> tokens
 
     def vision_features(self, pixels: Float[Tensor, "T 3 S S"]) -> Float[Tensor, "T n C"]:
-        """Vision tower + pixel shuffle, before the projector: frozen in SFT and RL, so worth computing once per image."""
+        """Run vision tower and pixel shuffle, without the projector. They are frozen in SFT and RL, so compute them once per image."""
         inner = self.internvl.model
         hidden = inner.vision_tower(pixel_values=pixels.to(inner.vision_tower.dtype)).last_hidden_state[:, 1:]  # CLS dropped
         side = int(hidden.shape[1] ** 0.5)
@@ -246,8 +248,8 @@ class Sa2VA(nn.Module):
         regions: list[list[Bool[Tensor, "grid grid"]]],
         clips: Sequence[bool] = (),
     ) -> Float[Tensor, "B L D"]:
-        """Token embeddings with every IMG_CONTEXT slot filled: a row's tiles in order, then its regions' cells: of the last tile, which
-        shows the whole picture, or of a clip's first frame.
+        """Embed tokens and fill every IMG_CONTEXT slot: first a row's tiles in order, then the cells of its regions. These are cells of the
+        last tile, which shows the whole picture, or of a clip's first frame.
 
         Raises ValueError when slots and image tokens do not agree: a picture without `<image>`, or `<image>` without a picture.
         """
@@ -267,7 +269,7 @@ class Sa2VA(nn.Module):
     # Tokens -> hidden states -> text and masks
 
     def hidden_states(self, packed: Packed, tiles: list[Float[Tensor, "_ n D"]]) -> Float[Tensor, "B L D"]:
-        """Last hidden state (after the final norm) of a packed batch."""
+        """Return the last hidden state (after the final norm) of a packed batch."""
         embeds = self.embed(packed.input_ids, tiles, packed.regions, packed.clips)
         out = self.internvl.model.language_model(
             inputs_embeds=embeds,
@@ -278,9 +280,9 @@ class Sa2VA(nn.Module):
         return out.last_hidden_state
 
     def logits(self, hidden: Float[Tensor, "*L D"]) -> Float[Tensor, "*L V"]:
-        """In fp32: bf16 logits alone put 5 % noise on a token's probability ratio."""
+        """Compute text logits in fp32: bf16 logits alone put 5 % noise on a token's probability ratio."""
         return self.internvl.lm_head(hidden).float()
 
     def seg_embeddings(self, hidden: Float[Tensor, "N D"]) -> Float[Tensor, "N C"]:
-        """Hidden states where `[SEG]` is the *input* token -> prompts for SAM2."""
+        """Project hidden states at the positions where `[SEG]` is the *input* token to prompts for SAM2."""
         return self.text_hidden_fcs(hidden)

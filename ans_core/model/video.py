@@ -1,4 +1,4 @@
-"""Clips: seg embeddings -> masks, frame by frame through SAM2's memory; every frame is encoded once."""
+"""Clips: seg embeddings -> masks, frame by frame through SAM2's memory. Each frame is encoded once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AHEAD = 8
 def track(
     model: Sa2VA, pictures: list[Image.Image], seg_embeddings: Float[Tensor, "N C"], options: PredictOptions
 ) -> Float[Tensor, "N F h4 w4"]:
-    """Low-resolution mask logits of N objects in every frame of a clip."""
+    """Return low-resolution mask logits of N objects in every frame of a clip."""
     found = dict(track_frames(model, len(pictures), lambda index: pictures[index], seg_embeddings, options))
     return torch.stack([found[index] for index in range(len(pictures))], dim=1)
 
@@ -34,11 +34,11 @@ def track(
 def track_frames(
     model: Sa2VA, frames: int, picture: Callable[[int], Image.Image], seg_embeddings: Float[Tensor, "N C"], options: PredictOptions
 ) -> Iterator[tuple[int, Float[Tensor, "N h4 w4"]]]:
-    """(index, low-resolution mask logits of N objects): the seen frames, then the others in order of time. Every frame is asked for and
-    encoded once, AHEAD at a time, and forgotten with the next.
+    """Yield (index, low-resolution mask logits of N objects): the seen frames first, then the others in order of time.
 
-    Mode `sa2va-i`: the seen frames are decoded each alone, as in training, and their masks, at the pictures' size, prompt the original
-    SAM2 (kumuji/Sa2VA-i).
+    `picture` opens a frame. It is called once for each frame; AHEAD frames are encoded together and dropped before the next.
+    In mode `sa2va-i` each seen frame is decoded alone, as in training. Its masks, at the pictures' size, then prompt the original SAM2
+    (kumuji/Sa2VA-i).
     """
     seen = options.seen_frames(model, frames)
     first = [picture(index) for index in seen]
@@ -64,7 +64,7 @@ def track_frames(
     original = options.mode == "sa2va-i"
     found = model.sam2.propagate(shown(), prompts_of, objects=len(seg_embeddings), frames=frames, original=original)
     while True:
-        with precision:  # not around the `yield`: whoever takes a mask computes in a precision of their own
+        with precision:  # not around the `yield`: the caller computes in its own precision
             one = next(found, None)
         if one is None:
             return
@@ -74,8 +74,8 @@ def track_frames(
 def stream_masks(
     model: Sa2VA, frames: int, reference: Callable[[int], ImageRef], embeddings: Float[Tensor, "N C"], options: PredictOptions
 ) -> Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]:
-    """Give (index, masks) of a clip in order of time. `reference` gives a frame when it is needed; masks of the seen frames wait for their
-    turn. Without `[SEG]` there are none. Raises ValueError for a frame of another size than the first."""
+    """Yield (index, masks) of a clip in order of time; nothing without `[SEG]`. `reference` returns a frame when it is needed; masks of the
+    seen frames are kept until their turn. Raises ValueError for a frame of another size than the first."""
     if not len(embeddings):
         return
     width, height = transforms.open_image(reference(0)).size
