@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import overload
 
 import imageio.v3 as iio
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from ans_core.types import ImageRef
 
 Picture = str | Path | bytes | Image.Image | np.ndarray
 """bytes: the encoded picture."""
+Video = str | Path | Sequence[Picture] | np.ndarray | Tensor
+"""A file, a folder of frames, the frames, or all of them as one (F, H, W, 3) of uint8."""
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 VIDEOS = (".mp4", ".mov", ".mkv", ".avi", ".webm", ".gif")
 
@@ -37,16 +41,58 @@ def frames(source: Path, *, scratch: Path) -> Iterator[tuple[Path, ...]]:
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=scratch) as folder:
         found = []
-        for number, png in enumerate(_video(source)):
+        for number, shot in enumerate(_shots(source)):
             found.append(Path(folder) / f"{number:06d}.png")
-            found[-1].write_bytes(png)
+            found[-1].write_bytes(_png(Image.fromarray(shot)))
         yield tuple(found)
 
 
-def held(source: Path) -> tuple[ImageRef, ...]:
-    """As `frames`, with the frames of a video in memory."""
-    files = _files(source)
-    return tuple(_video(source)) if files is None else files
+class VideoFile(Sequence[bytes]):
+    """The frames of a video file as PNG, decoded when they are asked for, one held at a time. Indices in rising order cost one pass
+    through the file. Raises ValueError for a file that can't be decoded to its end."""
+
+    def __init__(self, source: Path) -> None:
+        self._source = source
+        self._length = sum(1 for _ in _shots(source))
+        self._rest: Iterator[tuple[int, np.ndarray]] = iter(())
+        self._due = self._length
+        """Index of the frame that `_rest` gives next."""
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._length))]
+        wanted = range(self._length)[index]
+        if wanted < self._due:
+            self._rest = enumerate(_shots(self._source))
+        self._due = wanted + 1
+        return next(_png(Image.fromarray(shot)) for number, shot in self._rest if number == wanted)
+
+
+def clip(video: Video) -> Sequence[ImageRef]:
+    """Return the frames of a clip, at least one. Those of a video file are decoded when they are asked for.
+
+    Raises ValueError for what is no clip, and FileNotFoundError.
+    """
+    if isinstance(video, (str, Path)):
+        files = _files(Path(video))
+        return VideoFile(Path(video)) if files is None else files
+    if isinstance(video, (bytes, Image.Image)):
+        raise ValueError(f"the video is {type(video).__name__}, one picture; give it as image, or give a list of frames or a file")
+    if isinstance(video, (np.ndarray, Tensor)):
+        video = video if isinstance(video, np.ndarray) else video.numpy(force=True)
+        if video.ndim != 4:
+            raise ValueError(f"a video of shape {video.shape}; give (frames, height, width, 3) of uint8, or one picture as image")
+    found = tuple(reference(picture) for picture in video)
+    if not found:
+        raise ValueError("the video has no frames; give at least one, or None to ask without a video")
+    return found
 
 
 def _files(source: Path) -> tuple[Path, ...] | None:
@@ -61,13 +107,13 @@ def _files(source: Path) -> tuple[Path, ...] | None:
     return None if source.suffix.lower() in VIDEOS else (source,)
 
 
-def _video(source: Path) -> Iterator[bytes]:
-    """Its frames as PNG."""
+def _shots(source: Path) -> Iterator[np.ndarray]:
+    """The frames of a video, one after the other."""
     empty = True
     try:
         for shot in iio.imiter(source, plugin="pillow" if source.suffix.lower() == ".gif" else "pyav"):
             empty = False
-            yield _png(Image.fromarray(shot))
+            yield shot
     except (OSError, ValueError, IndexError, Image.DecompressionBombError) as error:
         raise ValueError(f"cannot read the video {source}: {error}; is it cut short? (`ffmpeg -i` tells)") from error
     if empty:
@@ -90,10 +136,13 @@ def reference(picture: Picture) -> ImageRef:
 
 
 def _png(picture: Image.Image) -> bytes:
-    """In 16 bits where a picture of grey has them: `open_image` makes 8 of them."""
+    """A picture of grey in 16 bits stays so: `open_image` takes the high byte. Pillow's mode "I" has no range of its own: values up to 255
+    are 8 bits, others 16."""
     file = io.BytesIO()
     if picture.mode.startswith("I"):
-        picture = Image.fromarray(np.asarray(picture).clip(0, 65535).astype(np.uint16))
+        values = np.asarray(picture).clip(0, 65535)
+        small = picture.mode == "I" and values.max(initial=0) <= 255
+        picture = Image.fromarray(values.astype(np.uint8 if small else np.uint16))
     else:
         picture = picture.convert("RGB")
     picture.save(file, "PNG", compress_level=1)

@@ -115,12 +115,13 @@ def coverage(mask: Bool[np.ndarray, "H W"], *, grid: int) -> Float[Tensor, "grid
     return torch.nn.functional.adaptive_avg_pool2d(torch.from_numpy(mask)[None, None].float(), grid)[0, 0]
 
 
-def grid_cells(mask: Bool[np.ndarray, "H W"], *, grid: int) -> Bool[Tensor, "grid grid"]:
+def grid_cells(mask: Bool[np.ndarray, "H W"], *, grid: int, largest: bool = True) -> Bool[Tensor, "grid grid"]:
     """Cells of the grid x grid feature map that a visual prompt covers (nearest sampling, as upstream).
 
-    A region that nearest sampling misses altogether gets the cell it covers most: upstream then shows the model no region at all.
+    A region that nearest sampling misses altogether gets the cell it covers most, unless `largest` is False: upstream then shows the model
+    no region at all.
     """
     cells = torch.nn.functional.interpolate(torch.from_numpy(mask)[None, None].float(), size=(grid, grid), mode="nearest")[0, 0] > 0.5
-    if not cells.any():
+    if largest and not cells.any():
         cells.view(-1)[coverage(mask, grid=grid).argmax()] = True
     return cells

@@ -32,7 +32,9 @@ from ans_core.data.clips import draw_clip
 from ans_core.data.scenes import draw_scene
 from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
-from ans_core.model.masks import VideoOptions, track
+from ans_core.model.options import PredictOptions
+from ans_core.model.requests import request_of
+from ans_core.model.video import track
 from ans_core.types import Request
 
 FRAMES, OBJECTS, LIKE, LONGEST = 16, 3, 12, 24
@@ -68,7 +70,7 @@ def random_model(name: str, *, device: str, dtype: torch.dtype) -> Sa2VA:
     shapes = {key: tensor.shape for key, tensor in model.state_dict().items()}
     drawn = ((key, torch.randn(shape, dtype=dtype, device=device) * 0.02) for key, shape in shapes.items())
     checkpoint.fill(model, drawn, where=name, device=device)
-    model.sam2.norms_in_fp32()
+    model.norms_in_fp32()
     words = itertools.count()
 
     def say(head: torch.nn.Module, given: object, logits: torch.Tensor) -> torch.Tensor:
@@ -88,18 +90,18 @@ def mixed(side: int, number: int = 0) -> list[Request]:
     dot[side // 2, side // 2] = True
     segment = prompts.REFERRING_EVAL.format(text="the red circle")
     return [
-        ask.request_of(image=scenes[0].image, text=segment),
-        ask.request_of(image=scenes[1].image, text=prompts.GROUNDED_EVAL),
-        ask.request_of(image=scenes[2].image, text=prompts.REGION_EVAL, mask_prompts=regions[2][:1]),
-        ask.request_of(image=scenes[3].image, text=prompts.REGION_EVAL, mask_prompts=regions[3][:2]),
-        ask.request_of(image=scenes[4].image, text=prompts.REGION_EVAL, mask_prompts=[dot]),
-        ask.request_of(image=scenes[5].image, text="Please segment the large one.", past=[(segment, "Sure, [SEG].")]),
-        ask.request_of(text="What is a circle?"),
-        ask.request_of(video=list(clip.frames), text=prompts.VIDEO_EVAL.format(text="the moving circle")),
+        request_of(image=scenes[0].image, text=segment),
+        request_of(image=scenes[1].image, text=prompts.GROUNDED_EVAL),
+        request_of(image=scenes[2].image, text=prompts.REGION_EVAL, mask_prompts=regions[2][:1]),
+        request_of(image=scenes[3].image, text=prompts.REGION_EVAL, mask_prompts=regions[3][:2]),
+        request_of(image=scenes[4].image, text=prompts.REGION_EVAL, mask_prompts=[dot]),
+        request_of(image=scenes[5].image, text="Please segment the large one.", past=[(segment, "Sure, [SEG].")]),
+        request_of(text="What is a circle?"),
+        request_of(video=list(clip.frames), text=prompts.VIDEO_EVAL.format(text="the moving circle")),
     ]
 
 
-def as_upstream(model: Sa2VA, pictures: list, embeddings: torch.Tensor, way: VideoOptions) -> int:
+def as_upstream(model: Sa2VA, pictures: list, embeddings: torch.Tensor, way: PredictOptions) -> int:
     """Returns the number of frames that the image encoder saw."""
     passes = 0
     for embedding in embeddings:
@@ -132,7 +134,7 @@ def main() -> None:
         model = Sa2VA.from_pretrained(given.model, dtype=dtype, device_map=given.device)
     size = sum(p.numel() for p in model.parameters())
     print(f"{given.random or given.model}, {size:,} parameters, {given.device}, {torch.get_num_threads()} threads")
-    way = VideoOptions()
+    way = PredictOptions()
 
     def together(requests: list[Request]) -> None:
         ask.answers(model, requests, way, max_tokens=LONGEST)
@@ -142,7 +144,7 @@ def main() -> None:
             together([request])
 
     picture = draw_scene(seed=7, split="val", index=9, image_size=given.side).image
-    eight = [ask.request_of(image=picture, text=prompts.REFERRING_EVAL.format(text=text)) for text in THINGS]
+    eight = [request_of(image=picture, text=prompts.REFERRING_EVAL.format(text=text)) for text in THINGS]
     told("8 expressions of one picture", *seconds(lambda: together(eight), lambda: apart(eight), repeats=given.repeats))
     every = mixed(given.side)
     at_once, one_by_one = seconds(lambda: together(every), lambda: apart(every), repeats=given.repeats)

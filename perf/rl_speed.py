@@ -37,9 +37,10 @@ from ans_core.data.collate import prefix_ids, question_ids
 from ans_core.data.scene_text import region_caption
 from ans_core.data.scenes import draw_scene
 from ans_core.model.adapters import LORA_TARGETS, Policies, lora_config, policy_modules, rl_config
+from ans_core.model.generation import stop_ids, text_of
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.packing import Packed
-from ans_core.model.predict import PrefilledBatch, stop_ids, text_of
+from ans_core.model.prefill import PrefilledBatch
 from ans_core.model.sa2va import Sa2VA
 from ans_core.pretrain.build import CHAT_TOKENS, build_tiny, build_tokenizer, tiny_config
 from ans_core.rewards import REWARDS

@@ -1,7 +1,7 @@
-"""How much memory a video takes, by number of frames: `Sa2VA.follow` frame by frame, `Sa2VA.predict` with all of it, and the command
-`ans predict` on a folder of frames and on an MP4.
+"""How much memory a video takes, by number of frames: `Sa2VA.follow` frame by frame on files and on an MP4, `Sa2VA.predict` with all of it,
+and the command `ans predict` on a folder of frames and on an MP4.
 
-    python perf/streaming.py [--model runs/tiny/model] [--frames 100 1000] [--ways follow predict folder mp4]
+    python perf/streaming.py [--model runs/tiny/model] [--frames 100 1000] [--ways follow follow_mp4 predict folder mp4]
 
 Every measurement is a process of its own: bytes that are no file's, over those before the video. The command has answered about 16 frames
 by then, and loads its model once more.
@@ -29,7 +29,7 @@ from ans_core.data.clips import draw_clip
 DRAWN = 32
 """Frames, again from the start in a longer video."""
 SIDE = 128
-SIZES = {"follow": (SIDE, SIDE), "predict": (SIDE, SIDE), "folder": (640, 360), "mp4": (640, 360)}
+SIZES = {"follow": (SIDE, SIDE), "follow_mp4": (640, 360), "predict": (SIDE, SIDE), "folder": (640, 360), "mp4": (640, 360)}
 
 
 def write_video(folder: Path, frames: int, size: tuple[int, int]) -> None:
@@ -64,8 +64,8 @@ def measured(model: str, folder: Path, way: str) -> None:
         loaded.predict(text=text, video=video[:16], max_tokens=24)
         start_s = time.monotonic()
         with watched() as peak:
-            if way == "follow":
-                said, masks = loaded.follow(text=text, video=video, max_tokens=24)
+            if way.startswith("follow"):
+                said, masks = loaded.follow(text=text, video=video if way == "follow" else folder.with_suffix(".mp4"), max_tokens=24)
                 drawn = sum(len(mask) for _, mask in masks)
             else:
                 answer = loaded.predict(text=text, video=video, max_tokens=24)

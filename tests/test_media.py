@@ -50,8 +50,8 @@ def test_a_folder_is_its_pictures_by_name_and_a_picture_is_itself(tmp_path: Path
 
 
 def test_a_picture_of_16_bits_of_grey_keeps_its_greys() -> None:
-    """25000 = 97 * 256 + 168; -1 and 70000 are outside of 16 bits."""
-    for values, greys in (([0, 25000, 65535], [0, 97, 255]), ([-1, 25000, 70000], [0, 97, 255])):
+    """25000 = 97 * 256 + 168; -1 and 70000 are outside of 16 bits. Pillow's mode "I" holds 8 bits as often."""
+    for values, greys in (([0, 25000, 65535], [0, 97, 255]), ([-1, 25000, 70000], [0, 97, 255]), ([-1, 97, 255], [0, 97, 255])):
         picture = Image.fromarray(np.array([values], np.uint16 if min(values) >= 0 else np.int32))
         assert np.asarray(transforms.open_image(media.reference(picture)))[0, :, 0].tolist() == greys
 
@@ -80,3 +80,16 @@ def test_a_gif_of_too_many_pixels_is_named(tmp_path: Path, shots: list[np.ndarra
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(ValueError, match=r"cannot read the video .*clip\.gif"), media.frames(tmp_path / "clip.gif", scratch=tmp_path):
         pass
+
+
+def test_the_frames_of_a_video_file_are_decoded_when_they_are_asked_for(tmp_path: Path, shots: list[np.ndarray]) -> None:
+    iio.imwrite(tmp_path / "clip.mp4", np.stack(shots), plugin="pyav", codec="mpeg4", fps=8)
+    with media.frames(tmp_path / "clip.mp4", scratch=tmp_path / "scratch") as files:
+        expected = [file.read_bytes() for file in files]
+    video = media.clip(tmp_path / "clip.mp4")
+    assert len(video) == len(expected) > 2
+    for index in (2, 0, 1, 1, -1):
+        assert video[index] == expected[index]
+    assert list(video) == list(video[:]) == expected
+    with pytest.raises(IndexError):
+        video[len(expected)]

@@ -1,4 +1,4 @@
-"""What SFT, or SFT and RL, trained -> one PEFT adapter over the base: some percent of a model's bytes, loaded by PEFT itself.
+"""Trained tensors of SFT, or of SFT and RL -> one PEFT adapter over the base, which PEFT itself loads (some percent of a model's bytes).
 
 ans convert runs/tiny/rl DST --to adapter
 PeftModel.from_pretrained(Sa2VA.from_pretrained(BASE), DST)
@@ -18,15 +18,16 @@ from ans_core.checkpoints import folder as folders
 from ans_core.model import adapters
 
 WEIGHTS = "adapter_model.safetensors"
-"""PEFT's name."""
+"""PEFT's name of the file."""
 PREFIX = "base_model.model."
-"""Of every tensor in such a file."""
+"""Prefix of every tensor's name in such a file."""
 MODULES = ("embed_tokens", "lm_head", *adapters.SHARED, *adapters.DRAWING)
-"""What SFT trains whole."""
+"""Modules that SFT trains fully."""
 
 
 def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -> None:
-    """`source`: the output of stage sft, or that of rl with SFT's as `sft`; `base`: the model folder that SFT started from.
+    """Write the adapter. `source`: the output of stage sft, or that of rl with SFT's as `sft`; `base`: the model folder that SFT started
+    from.
 
     Two LoRAs become one of the sum of their ranks: W + s1 B1 A1 + s2 B2 A2 = W + [s1 B1, s2 B2] [A1; A2]. What RL trained whole takes the
     place of SFT's. Raises ValueError for a folder of something else, and where the parts were not trained one on the other.
@@ -52,7 +53,7 @@ def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """By names without an adapter in them."""
+    """Remove the adapter from the tensors' names."""
     return {k.replace(".modules_to_save.*.", ".").replace(".*.", ".").replace(".default.", "."): t for k, t in tensors.items()}
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 
 from ans_core import prompts
@@ -17,12 +16,12 @@ from ans_core.model.sa2va import Sa2VA
 
 
 def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: int = 0) -> Sa2VA:
-    """The model that SFT starts from: an InternVL2.5 (hub's layout) joined with a SAM2, or a whole Sa2VA release (`sam2` empty).
+    """Build the model that SFT starts from: an InternVL2.5 (hub's layout) joined with a SAM2, or a whole Sa2VA release (`sam2` empty).
 
     Both are hub ids or local: a folder, for SAM2 also a file. The tokenizer gets `[SEG] <p> </p> <vp> </vp>`; their embeddings, and
     `text_hidden_fcs`, which no base has, are drawn from `seed`. Raises ValueError as `load` does.
     """
-    folder = local_folder(internvl)
+    folder = folders.local_folder(internvl)
     values = checkpoint.read_config(folder)
     if values["model_type"] == checkpoint.RELEASE_TYPE:
         if str(sam2):
@@ -53,20 +52,11 @@ def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: 
     return model.eval()
 
 
-def local_folder(source: str | Path, patterns: tuple[str, ...] = ("*.json", "*.safetensors", "*.txt", "*.model")) -> Path:
-    """A local folder as it is; anything else is a hub id, whose files of these patterns are fetched into the hub's cache."""
-    if Path(source).is_dir():
-        return Path(source)
-    if str(source).startswith(("/", ".", "~")) or not str(source):
-        raise ValueError(f"no folder {str(source)!r}; give a local folder or a hub id such as OpenGVLab/InternVL2_5-4B")
-    return Path(snapshot_download(str(source), allow_patterns=list(patterns)))
-
-
 def sam2_file(source: str | Path) -> Path:
-    """The file of SAM2 weights: `source` itself, the only .pt (else .safetensors) in that folder, or a hub repository's .pt."""
+    """Find the file of SAM2 weights: `source` itself, the only .pt (else .safetensors) in that folder, or a hub repository's .pt."""
     if Path(source).is_file():
         return Path(source)
-    folder = local_folder(source, ("*.pt",))
+    folder = folders.local_folder(source, ("*.pt",))
     for ending in ("*.pt", "*.safetensors"):
         files = sorted(folder.glob(ending))
         if len(files) == 1:
@@ -77,7 +67,7 @@ def sam2_file(source: str | Path) -> Path:
 
 
 def sam2_tensors(file: Path) -> Iterable[tuple[str, Tensor]]:
-    """Of a published SAM2 file, by SAM2's names; no pickle code is run. Raises ValueError for a file of something else."""
+    """Read the tensors of a published SAM2 file by SAM2's names; no pickle code is run. Raises ValueError for a file of something else."""
     if file.suffix == ".safetensors":
         return folders.tensors([file])
     state = pickles.read(file, entry="model")
@@ -87,7 +77,7 @@ def sam2_tensors(file: Path) -> Iterable[tuple[str, Tensor]]:
 
 
 def _grown(name: str, tensor: Tensor, rows: int, generator: torch.Generator) -> Tensor:
-    """Embedding and head with rows for the new tokens, drawn as transformers draws embeddings (std 0.02)."""
+    """Add rows for the new tokens to embedding and head, initialised as transformers does (normal, std 0.02)."""
     if not name.endswith(("embed_tokens.weight", "lm_head.weight")) or len(tensor) >= rows:
         return tensor
     new = torch.randn(rows - len(tensor), tensor.shape[1], generator=generator) * 0.02
@@ -95,7 +85,7 @@ def _grown(name: str, tensor: Tensor, rows: int, generator: torch.Generator) -> 
 
 
 def _fresh_head(head: nn.Module, generator: torch.Generator) -> list[tuple[str, Tensor]]:
-    """torch's own start of a Linear: uniform within 1 / sqrt(inputs), weights and biases alike."""
+    """Initialise Linear layers as torch does: weights and biases uniform within 1 / sqrt(inputs)."""
     drawn = []
     for name, layer in head.named_children():
         if isinstance(layer, nn.Linear):

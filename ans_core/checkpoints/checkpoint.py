@@ -23,14 +23,14 @@ from ans_core.checkpoints import folder as folders
 from ans_core.checkpoints import layouts, sentencepiece
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.sa2va import HALF, Sa2VA
 
 OUR_TYPE, RELEASE_TYPE, BASE_TYPE = "ans_sa2va", "sa2va_chat", "internvl_chat"
 OTHER_FAMILIES = ("qwen", "llava")
-"""In the names of Sa2VA releases that are built on other models."""
+"""Parts of the names of Sa2VA releases that are built on other models."""
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*WEIGHT_DTYPES, torch.float64)
-"""Of tensors that are taken for weights."""
+"""dtypes of tensors that count as weights."""
 DELTA, DELTA_WEIGHTS = "delta.json", "delta.safetensors"
 
 
@@ -38,7 +38,7 @@ DELTA, DELTA_WEIGHTS = "delta.json", "delta.safetensors"
 
 
 def save(model: Sa2VA, path: Path, *, max_shard: str = "5GB", metadata: dict[str, Any]) -> None:
-    """Writes our folder, whole or not at all; a folder already at `path` is replaced. LoRA must have been merged.
+    """Write our folder, whole or not at all; a folder already at `path` is replaced. LoRA must have been merged.
 
     `metadata` (JSON) goes into the manifest. dtypes are kept.
     """
@@ -51,10 +51,11 @@ def save(model: Sa2VA, path: Path, *, max_shard: str = "5GB", metadata: dict[str
 
 
 def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
-    """A Sa2VA in eval mode from our folder or a release in upstream's layout. `dtype` None keeps each tensor's own
-    (SAM2's norms are fp32 in any case).
+    """Load a Sa2VA in eval mode from our folder or a release in upstream's layout. `dtype` None keeps each tensor's own.
 
-    Raises ValueError for a damaged file, and for missing, unexpected or mis-shaped tensors (all are named).
+    SAM2's layer norms become fp32 in any case, and all layer norms where fp32 and half precision are mixed.
+    Raises ValueError for a damaged file, for missing, unexpected or mis-shaped tensors (all are named), and where `dtype` is None for
+    tensors in two half precisions, or in float64.
     """
     path = Path(path)
     values = read_config(path)
@@ -72,15 +73,20 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
         state = layouts.to_native(state, layouts.layout_of(config))
     model = empty(config, tokenizer)
     fill(model, state, where=str(path), dtype=dtype, device=device)
-    model.sam2.norms_in_fp32()
+    stored = {p.dtype for p in model.parameters()}
+    if torch.float64 in stored or stored >= set(HALF):
+        listed = ", ".join(sorted(str(one).removeprefix("torch.") for one in stored))
+        raise ValueError(f'{path} holds weights in {listed}, which no forward pass takes together; load it in one: dtype="bfloat16"')
+    model.norms_in_fp32()
     return model.eval()
 
 
 def from_pretrained(
     path: str | Path, *, dtype: torch.dtype | str | None, device_map: torch.device | str | None, attn_implementation: str | None
 ) -> Sa2VA:
-    """What `Sa2VA.from_pretrained` does."""
-    model = load(path, dtype=_weights_dtype(dtype), device=_present_device(device_map))
+    """Implement `Sa2VA.from_pretrained`."""
+    wanted, device = _weights_dtype(dtype), _present_device(device_map)  # before anything is fetched
+    model = load(folders.local_folder(path), dtype=wanted, device=device)
     if attn_implementation is not None:
         model.internvl.set_attn_implementation(attn_implementation)
     return model
@@ -113,7 +119,7 @@ def _present_device(asked: torch.device | str | None) -> torch.device:
 
 
 def weights_hash(path: str | Path) -> str:
-    """One hash of all tensors of a model folder, from its manifest where it has one: what deltas name as their base."""
+    """Return one hash of all tensors of a model folder, from its manifest if it has one. A delta names its base by it."""
     path = Path(path)
     manifest = folders.read_manifest(path)
     files = folders.weight_files(path)
@@ -123,7 +129,7 @@ def weights_hash(path: str | Path) -> str:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """config.json, of a model type that is known. Raises ValueError for another one, saying why it is not read."""
+    """Read config.json. Raises ValueError for an unknown model type, saying why it is not read."""
     file = path / "config.json"
     if not file.exists():
         raise ValueError(f"{path} is no model folder: it has no config.json")
@@ -148,7 +154,7 @@ def described(
     template: str | None = None,
     sam2: GroundingConfig | None = None,
 ) -> Sa2VAConfig:
-    """The model that config.json's `values` tell of, in any layout. `keys`: names of the tensors, which alone tell a Sa2VA-i. `template`
+    """Make a configuration of config.json's `values` in any layout. `keys`: names of the tensors, which alone mark a Sa2VA-i. `template`
     and `sam2`: for a base, which has neither. Raises ValueError naming file and key of what is missing, malformed or not supported."""
     with folders.reading(path / "config.json"):
         if values["model_type"] == OUR_TYPE:
@@ -168,7 +174,8 @@ def described(
 
 
 def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """From tokenizer.json, Qwen2's vocab.json, or SentencePiece's tokenizer.model; code that a folder brings for it is not run."""
+    """Load a tokenizer from tokenizer.json, Qwen2's vocab.json, or SentencePiece's tokenizer.model; code that a folder brings for it is not
+    run."""
     if (file := path / "tokenizer.json").exists():
         with folders.reading(file):
             json.loads(file.read_text())["model"]["vocab"]  # the library's own errors name neither file nor key
@@ -181,7 +188,7 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 
 
 def empty(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase) -> Sa2VA:
-    """A model whose parameters are on the meta device: shapes without memory. Unsaved buffers (rope tables) are real."""
+    """Build a model with parameters on the meta device: shapes without memory. Unsaved buffers (rope tables) are real."""
     with init_empty_weights(include_buffers=False):
         return Sa2VA(config, tokenizer)
 
@@ -194,7 +201,7 @@ def fill(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
 ) -> None:
-    """Puts tensors into the model, each copied once: all of its names or ValueError."""
+    """Copy tensors into the model, each once. Raises ValueError unless names and shapes are exactly the model's."""
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     taken: dict[str, Tensor] = {}
     found: dict[str, Tensor] = {}
@@ -211,8 +218,8 @@ def fill(
 
 
 def misfits(wanted: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> list[str]:
-    """What keeps tensors from fitting a model, every name told: at most one line each for missing, unexpected and mis-shaped ones, and for
-    those of a dtype that holds no weights."""
+    """List what keeps tensors from fitting a model: at most one line each for missing, unexpected and mis-shaped tensors and for those of a
+    dtype that holds no weights. Every name is listed."""
     both = [(name, tensor) for name, tensor in found.items() if name in wanted]
     kinds = {
         "missing": [name for name in wanted if name not in found],
@@ -231,7 +238,7 @@ def _bytes(state: Iterable[Tensor]) -> int:
 
 
 def save_delta(tensors: dict[str, Tensor], path: Path, *, base_hash: str, config: dict[str, Any]) -> None:
-    """Writes a folder with trained tensors only. `config` (JSON): how they were trained, so that a loader can rebuild the model."""
+    """Write a folder with trained tensors only. `config` (JSON): how they were trained, so that a loader can rebuild the model."""
     with folders.written_whole(path, size=_bytes(tensors.values())) as partial:
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial / DELTA_WEIGHTS)
         (partial / DELTA).write_text(json.dumps({"base_hash": base_hash, "config": config}, indent=1) + "\n")
@@ -239,7 +246,7 @@ def save_delta(tensors: dict[str, Tensor], path: Path, *, base_hash: str, config
 
 
 def load_delta(path: str | Path, *, base_hash: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, config). Raises ValueError when the delta is damaged or was trained on another base than `base_hash`."""
+    """Load (tensors, config) of a delta. Raises ValueError when the delta is damaged or was trained on another base than `base_hash`."""
     path = Path(path)
     if not (path / DELTA).exists():
         raise ValueError(f"{path} holds no {DELTA}: it is no folder of trained tensors")

@@ -29,7 +29,7 @@ from ans_core.model.config import Sa2VAConfig
 from ans_core.model.sa2va import Sa2VA
 
 Kind = Literal["native", "upstream", "sa2va-i"]
-"""Ours; upstream's releases, with one mask decoder; kumuji's Sa2VA-i, which has SAM2's original one beside it."""
+"""Our layout; upstream's, with one mask decoder; kumuji's Sa2VA-i, with SAM2's original mask decoder beside the trained one."""
 KINDS = {checkpoint.OUR_TYPE: "native", checkpoint.RELEASE_TYPE: "upstream", checkpoint.BASE_TYPE: "InternVL base"}
 TRAINED, ORIGINAL = "sam2.sam_mask_decoder.", "sam2.original_mask_decoder."
 """Our names of SAM2's mask decoder after and before Sa2VA's training."""
@@ -40,7 +40,7 @@ LORA_ALPHA_PER_RANK = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What a checkpoint is. `problems` empty: every tensor is known, none is missing, all have their shape."""
+    """Description of a checkpoint. No `problems` means: every tensor is known, none is missing, all have the right shape."""
 
     kind: str
     tensors: int
@@ -50,11 +50,11 @@ class Account:
 
 
 class Reader:
-    """The tensors of a folder by name, read when asked for."""
+    """Tensors of a folder by name, read on access."""
 
     def __init__(self, folder: Path) -> None:
         self.shapes: dict[str, Tensor] = {}
-        """On the meta device: shapes and dtypes without memory."""
+        """Shapes and dtypes of all tensors, on the meta device."""
         self._files: dict[str, Path] = {}
         self._added: dict[str, Tensor] = {}
         for file in folders.weight_files(folder):
@@ -62,7 +62,7 @@ class Reader:
                 self.shapes[name], self._files[name] = view.to("meta"), file
 
     def add(self, tensors: dict[str, Tensor]) -> None:
-        """From elsewhere than the folder (views of another file)."""
+        """Add tensors from another file (as views)."""
         self._added |= tensors
         self.shapes |= {name: tensor.to("meta") for name, tensor in tensors.items()}
 
@@ -74,7 +74,7 @@ class Reader:
 
 
 def account(source: str | Path) -> Account:
-    """Compares names and shapes with the model that config.json describes, on the meta device; reads no weights.
+    """Compare names and shapes with the model that config.json describes, on the meta device; reads no weights.
 
     Raises ValueError for a folder that is no checkpoint, or one of another family.
     """
@@ -112,13 +112,13 @@ def _told(kind: str, tensors: Collection[Tensor], problems: Iterable[str]) -> Ac
 # Between the layouts
 
 Recipe = tuple[tuple[str, ...], Callable[[list[Tensor]], Tensor]]
-"""Names of the tensors that an output is made of, and how."""
+"""Names of the input tensors of one output, and the function that makes it."""
 
 
 def convert(
     source: str | Path, target: str | Path, *, to: Kind, sam2: str | Path = "", max_shard: str = "5GB", metadata: dict[str, Any]
 ) -> None:
-    """Writes `target`, whole or not at all; dtypes are kept. The same layout as before: shards are written anew.
+    """Write `target`, whole or not at all; dtypes are kept. To the same layout, only the shards change.
 
     `sam2`: a published SAM2 (file, folder or hub id), whose mask decoder is added as the original one. `to="upstream"` leaves an original
     one out. From a release to upstream's layouts, the files beside the weights are copied as they are (Python code only where it reads the
@@ -170,7 +170,7 @@ def convert(
 
 
 def _original_decoder(file: Path, wanted: Mapping[str, torch.Size], config: Sa2VAConfig, to: Kind) -> dict[str, Tensor]:
-    """The mask decoder of a SAM2 file by the names that it has in a model as the original one. `wanted`: the trained one's shapes."""
+    """Read the mask decoder of a SAM2 file, named as the original one of a model. `wanted`: the trained one's shapes."""
     if config.grounding.original_decoder:
         raise ValueError(f"the source holds an original mask decoder already; leave --sam2 {file} out")
     if to == "upstream":
@@ -191,7 +191,7 @@ def _unchanged(names: Iterable[str]) -> dict[str, Recipe]:
 
 
 def _to_native(shapes: Mapping[str, Tensor], layout: layouts.Layout, kind: str) -> dict[str, Recipe]:
-    """How our tensors are made of the source's."""
+    """Map our tensors to recipes over the source's."""
     if kind == "native":
         return _unchanged(shapes)
     return {name: ((key,), _cutting(key, place, layout)) for key in shapes for place, name in enumerate(layouts.native_names(key, layout))}
@@ -202,7 +202,7 @@ def _cutting(key: str, place: int, layout: layouts.Layout) -> Callable[[list[Ten
 
 
 def _from_native(native: Mapping[str, Recipe], config: Sa2VAConfig, to: Kind) -> dict[str, Recipe]:
-    """How the target's tensors are made of the source's, by way of ours."""
+    """Map the target's tensors to recipes over the source's, by way of ours."""
     if to == "native":
         return dict(native)
     layout = replace(layouts.layout_of(config), two_decoders=to == "sa2va-i")
@@ -223,9 +223,9 @@ def _joining(key: str, parts: list[Recipe], layout: layouts.Layout) -> Recipe:
 TRAINED_PARTS = ("mlp1.", "text_hidden_fcs.", f"{layouts.UP_SAM}.sam_mask_decoder.")
 WORDS = re.compile(r"language_model\.(model\.(embed_tokens|tok_embeddings)|lm_head|output)\.weight")
 LAYERS = "language_model.model.layers."
-"""Upstream trains its parts and the words' vectors whole, and LoRA on every matrix of these."""
+"""Upstream trains TRAINED_PARTS and WORDS fully, and LoRA on every matrix of LAYERS."""
 DEEPSPEED_FILE = "mp_rank_00_model_states.pt"
-"""What `iter_1000.pth` holds where it is a folder."""
+"""Name of the file inside `iter_1000.pth` where that is a folder."""
 
 
 def _file_of(state: str | Path) -> Path:
@@ -236,7 +236,7 @@ def _file_of(state: str | Path) -> Path:
 
 
 def training_file(source: Path) -> Path | None:
-    """The file of a training state: `source` itself, or the one in a folder of DeepSpeed's. None for a folder of something else."""
+    """Find the file of a training state: `source` itself, or the one in DeepSpeed's folder. None for any other folder."""
     file = source / DEEPSPEED_FILE if source.is_dir() else source
     return file if file.is_file() else None
 
@@ -244,8 +244,8 @@ def training_file(source: Path) -> Path | None:
 def from_training_state(
     state: str | Path, *, internvl: str | Path, sam2: str | Path, template: str, alpha_per_rank: float = LORA_ALPHA_PER_RANK
 ) -> Sa2VA:
-    """What upstream's training saved (.pth, a folder of DeepSpeed's, or .safetensors: trained tensors alone with LoRA unmerged, or a whole
-    model under the same names) on the bases it was trained from. LoRA is merged: W + alpha / r * B A.
+    """Build a model of what upstream's training saved (.pth, a folder of DeepSpeed's, or .safetensors: trained tensors alone with LoRA
+    unmerged, or a whole model under the same names) on the bases it was trained from. LoRA is merged: W + alpha / r * B A.
 
     Raises ValueError listing keys that fit nothing of the bases, mis-shaped tensors, and what is missing: the bases stand in for no tensor
     that upstream trains. A state with anything beside those is a whole model. LoRA is on every matrix of the layers, or on none.
@@ -266,7 +266,7 @@ def from_training_state(
 
 
 def training_account(state: str | Path, *, internvl: str | Path, sam2: str | Path, template: str) -> Account:
-    """As `account`, of a training state beside its bases (which are read for it)."""
+    """Describe a training state as `account` does; its bases are read."""
     file = _file_of(state)
     merged, _, _ = _by_release_names(bases.import_base(internvl, sam2, template))
     found = _state_tensors(file, known=merged)
@@ -275,7 +275,7 @@ def training_account(state: str | Path, *, internvl: str | Path, sam2: str | Pat
 
 
 def _by_release_names(model: Sa2VA) -> tuple[dict[str, Tensor], dict[str, Tensor], layouts.Layout]:
-    """A model's tensors as a release with one mask decoder names them, by our names what it has beside these, and that layout."""
+    """Return a model's tensors as named in a release with one mask decoder, the remaining tensors by our names, and that layout."""
     layout = replace(layouts.layout_of(model.config), two_decoders=False)
     state = model.state_dict()
     kept = {name: tensor for name, tensor in state.items() if name.startswith(ORIGINAL)}
@@ -283,7 +283,7 @@ def _by_release_names(model: Sa2VA) -> tuple[dict[str, Tensor], dict[str, Tensor
 
 
 def _state_tensors(file: Path, *, known: Container[str]) -> dict[str, Tensor]:
-    """Of a training state, by the names of a release where these are `known`."""
+    """Read the tensors of a training state, by their names in a release where these are `known`."""
     found: dict[str, Tensor] = {}
     for saved, tensor in _training_tensors(file):
         if ".original_module." in saved:
@@ -299,7 +299,8 @@ def _state_problems(merged: Mapping[str, Tensor], found: Mapping[str, Tensor]) -
 
 
 def _wanted_of_state(whole: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    """Names and shapes that a training state with `found` is to have. `whole`: those of the model. LoRA's rank is each matrix's own."""
+    """Return the names and shapes that a training state with `found` must have. `whole`: those of the model. LoRA's rank is each matrix's
+    own."""
     trained = {key: shape for key, shape in whole.items() if key.startswith(TRAINED_PARTS) or WORDS.fullmatch(key)}
     wanted = dict(whole if any(key in whole and key not in trained for key in found) else trained)
     adapted = {key.rpartition(".lora_")[0] for key in found if key.endswith((".lora_A", ".lora_B"))}
@@ -323,8 +324,8 @@ def _training_tensors(file: Path) -> Iterable[tuple[str, Tensor]]:
 
 
 def _plain_key(key: str) -> str:
-    """The name in a release: without the wrappers of training (mmengine's `mllm.model.`, PEFT's), SAM2's gamma as upstream calls it; LoRA's
-    halves are called as their matrix, with `.lora_A` and `.lora_B`."""
+    """Return the name in a release: without the wrappers of training (mmengine's `mllm.model.`, PEFT's), SAM2's gamma as upstream calls it;
+    LoRA's halves are called as their matrix, with `.lora_A` and `.lora_B`."""
     key = key.removeprefix("mllm.model.").removeprefix("mllm.")
     key = key.replace("language_model.base_model.model.", "language_model.")
     key = re.sub(r"\.(base_layer|modules_to_save\.default)\.", ".", key)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -19,9 +22,28 @@ AGAIN = "copy or download it again (a stage's output: `dvc checkout`)"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 
 
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def local_folder(source: str | Path, patterns: tuple[str, ...] = ("*.json", "*.safetensors", "*.txt", "*.model")) -> Path:
+    """Return a local folder as it is; fetch the files of these patterns of a hub id into the hub's cache, and return their folder.
+
+    Raises ValueError for what is neither. A name in a folder that is there is no hub id.
+    """
+    if str(source) and Path(source).is_dir():
+        return Path(source)
+    name, advice = str(source), "give a local folder or a hub id such as OpenGVLab/InternVL2_5-4B"
+    if not HUB_ID.fullmatch(name) or Path(name).parent.is_dir():
+        raise ValueError(f"no folder {name!r}; {advice}")
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        raise ValueError(f"no folder {name!r}, and it can't be had from the hub ({error}); {advice}") from error
+
+
 @contextmanager
 def written_whole(path: Path, *, size: int) -> Iterator[Path]:
-    """Gives `.<name>.partial`, beside `path`, to write into; on leaving it is synced and replaces `path`, whatever that holds
+    """Yield the folder `.<name>.partial` beside `path` to write into. On exit it is synced and replaces `path`, whatever that holds
     (`refuse_to_replace` looks before). After an error `path` is as before.
 
     Raises OSError before anything is written when the disk has less than `size` bytes (and 1 % for the small files) left.
@@ -43,8 +65,8 @@ def written_whole(path: Path, *, size: int) -> Iterator[Path]:
 
 
 def refuse_to_replace(path: Path) -> None:
-    """Raises ValueError where writing to `path` would take something away that is no former output: a file, or a folder with anything
-    in it that its manifest, ours, does not list."""
+    """Raise ValueError if writing to `path` would delete anything but a former output: a file, or a folder with an entry that our manifest
+    does not list."""
     if path.is_file():
         raise ValueError(f"{path} is a file, and a folder is to be written there; give another name, or delete it")
     if not path.exists():
@@ -57,7 +79,7 @@ def refuse_to_replace(path: Path) -> None:
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Around what reads the JSON of `file` and makes sense of it: what a malformed one raises becomes a ValueError naming file and key."""
+    """Turn errors from reading and interpreting the JSON of `file` into a ValueError that names file and key."""
     try:
         yield
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -76,13 +98,13 @@ def file_hash(file: Path) -> str:
 
 
 def write_manifest(folder: Path, metadata: dict[str, Any]) -> None:
-    """manifest.json: SHA-256 of every file beside it, and what the writer wants to be remembered."""
+    """Write manifest.json: SHA-256 of every file beside it, and the writer's metadata."""
     files = {f.name: file_hash(f) for f in sorted(folder.iterdir()) if f.name != MANIFEST}
     (folder / MANIFEST).write_text(json.dumps({"sha256": files, "metadata": metadata}, indent=1) + "\n")
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """None where there is none of ours (folders from elsewhere may have another manifest.json)."""
+    """Read manifest.json. None if there is none of ours (folders from elsewhere may have another manifest.json)."""
     file = folder / MANIFEST
     if not file.exists():
         return None
@@ -96,7 +118,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def verify(folder: Path) -> None:
-    """Raises ValueError naming the first file that is missing or differs from the manifest; does nothing without one. A file that the
+    """Raise ValueError naming the first file that is missing or differs from the manifest; does nothing without one. A file that the
     manifest does not list is not looked at."""
     manifest = read_manifest(folder)
     if manifest is None:
@@ -113,7 +135,7 @@ def verify(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder: those its index names, else all. Raises ValueError for a missing one."""
+    """List the safetensors files of a model folder: those in its index, or all without one. Raises ValueError for a missing one."""
     index = folder / WEIGHTS_INDEX
     if index.exists():
         with reading(index):
@@ -128,7 +150,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the files, one at a time, as a view of the file (copy it to keep it). Raises ValueError for a broken file."""
+    """Yield every tensor of the files, one at a time, as a view of the file (copy it to keep it). Raises ValueError for a broken file."""
     for file in files:
         try:
             with safe_open(file, framework="pt") as reader:

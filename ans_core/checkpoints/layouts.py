@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ans_core import prompts
-from ans_core.model.config import Sa2VAConfig
+from ans_core.model.config import Sa2VAConfig, check_frames
 from ans_core.model.grounding import GroundingConfig
 
 TEXT_MODELS = ("qwen2", "internlm2", "phi3")
@@ -27,7 +27,7 @@ _UP_VIT, _VIT = "vision_model.encoder.layers.{n}", "internvl.model.vision_tower.
 _UP_LM, _LM = "language_model.model", "internvl.model.language_model"
 UP_SAM = "grounding_encoder.sam2_model"
 _UP_TRAINED_DECODER = "sam_mask_decoder_modified"
-"""As Sa2VA-i calls it, whose `sam_mask_decoder` is SAM2's own again."""
+"""Name of the trained decoder in a Sa2VA-i, where `sam_mask_decoder` is SAM2's original one."""
 
 # {n} a layer's number, {p} weight or bias, {rest} anything; of several rows that fit, the first counts, in both directions.
 _COMMON: dict[str, tuple[str, ...]] = {
@@ -75,14 +75,14 @@ _INTERNLM2: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Which text model an upstream checkpoint holds, and its attention's shape (InternLM2 packs by that)."""
+    """Text model of an upstream checkpoint, and its attention's shape (which decides how InternLM2 packs its matrices)."""
 
     text_model: str
     queries_per_key: int
     """Query heads that share a key head."""
     head_width: int
     two_decoders: bool = False
-    """Sa2VA-i's: SAM2's original mask decoder beside the trained one."""
+    """True for a Sa2VA-i: SAM2's original mask decoder beside the trained one."""
 
     def __post_init__(self) -> None:
         if self.text_model not in TEXT_MODELS:
@@ -90,7 +90,7 @@ class Layout:
 
 
 def layout_of(config: Sa2VAConfig) -> Layout:
-    """The upstream layout of a model (in our config, InternLM2 is a Llama)."""
+    """Return the upstream layout of a model (in our config, InternLM2 is a Llama)."""
     text = config.internvl["text_config"]
     kind = {"llama": "internlm2"}.get(text["model_type"], text["model_type"])
     heads = text["num_attention_heads"]
@@ -114,7 +114,7 @@ def _rows(layout: Layout) -> list[tuple[re.Pattern[str], str, list[re.Pattern[st
 
 
 def native_names(key: str, layout: Layout) -> tuple[str, ...]:
-    """Our names of what upstream's `key` holds: one, three for a packed q, k, v, none for a key that the layout does not know."""
+    """Return our names of what upstream's `key` holds: one, three for a packed q, k, v, none for a key that the layout does not know."""
     for pattern, _, _, native in _rows(layout):
         if match := pattern.fullmatch(key):
             return tuple(name.format(**match.groupdict()) for name in native)
@@ -122,7 +122,7 @@ def native_names(key: str, layout: Layout) -> tuple[str, ...]:
 
 
 def upstream_name(name: str, layout: Layout) -> str:
-    """Upstream's key that holds our tensor `name`. Raises KeyError for a name that is not a Sa2VA's."""
+    """Return upstream's key that holds our tensor `name`. Raises KeyError for a name that is not a Sa2VA's."""
     for _, upstream, patterns, _ in _rows(layout):
         for pattern in patterns:
             if match := pattern.fullmatch(name):
@@ -131,7 +131,7 @@ def upstream_name(name: str, layout: Layout) -> str:
 
 
 def split(key: str, tensor: Tensor, layout: Layout) -> list[Tensor]:
-    """Upstream's tensor cut into ours, in the order of native_names (views where possible)."""
+    """Cut upstream's tensor into ours, in the order of native_names (views where possible)."""
     if len(native_names(key, layout)) < 2:
         return [tensor]
     if "wqkv" not in key:
@@ -142,7 +142,7 @@ def split(key: str, tensor: Tensor, layout: Layout) -> list[Tensor]:
 
 
 def join(key: str, parts: list[Tensor], layout: Layout) -> Tensor:
-    """The inverse of split."""
+    """Join our tensors to upstream's: the inverse of `split`."""
     if len(parts) == 1:
         return parts[0]
     if "wqkv" not in key:
@@ -153,8 +153,8 @@ def join(key: str, parts: list[Tensor], layout: Layout) -> Tensor:
 
 
 def to_native(state: Iterable[tuple[str, Tensor]], layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    """Upstream's tensors one by one -> ours. Keys that are unknown, or whose rows are no whole number of heads, keep their name, so that
-    loading lists them as unexpected."""
+    """Turn upstream's tensors into ours, one by one. Keys that are unknown, or whose rows are no whole number of heads, keep their name, so
+    that loading lists them as unexpected."""
     for key, tensor in state:
         names = native_names(key, layout)
         if len(names) > 1 and not _is_cut(key, tensor, layout):
@@ -169,7 +169,7 @@ def _is_cut(key: str, tensor: Tensor, layout: Layout) -> bool:
 
 
 def to_upstream(state: Mapping[str, Tensor], layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    """Our tensors -> upstream's, one by one, in our order. Raises KeyError when a part of a packed matrix is missing."""
+    """Turn our tensors into upstream's, one by one, in our order. Raises KeyError when a part of a packed matrix is missing."""
     done = set()
     for name in state:
         key = upstream_name(name, layout)
@@ -191,17 +191,23 @@ _TEXT_KEYS = {
     "phi3": ("original_max_position_embeddings", "resid_pdrop", "embd_pdrop"),
 }
 SCALINGS = {"su": "longrope"}
-"""Of rotary positions, as Phi3's first code calls them."""
+"""Phi3's early names of rotary scalings -> transformers' names."""
 SAM_KEYS = {
     "image_size": "image_size", "embed": "embed_dim", "heads": "num_heads",
     "stages": "stages", "global_blocks": "global_att_blocks",
     "windows": "window_spec", "background": "window_pos_embed_bkg_spatial_size", "width": "d_model", "memory_layers": "mem_layers",
     "memory_feedforward": "mem_ffn", "memory_width": "mem_dim", "memory_frames": "num_maskmem",
 }  # fmt: skip
+SAM_KEYS_OF_RELEASES = {
+    "top_down_levels": "fpn_top_down_levels", "fuser_layers": "fuser_layers", "max_object_pointers": "max_obj_ptrs_in_encoder",
+}  # fmt: skip
+"""Sizes that may be missing: the defaults are those of every release."""
+SAM_KEYS_OF_OTHERS = ("backbone_channel_list", "rope_feat_sizes")
+"""Sizes that follow from others: the trunk's channels from its width; the rotary table, computed anew for each picture, from its size."""
 
 
 def vision_config(upstream: Mapping[str, Any]) -> dict[str, Any]:
-    """Upstream's `vision_config` (InternViT 300M or 6B) -> transformers' InternVLVisionConfig as a dict."""
+    """Turn upstream's `vision_config` (InternViT 300M or 6B) into transformers' InternVLVisionConfig as a dict."""
     copied = (
         "hidden_size",
         "intermediate_size",
@@ -225,7 +231,7 @@ def vision_config(upstream: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_config(upstream: Mapping[str, Any]) -> dict[str, Any]:
-    """Upstream's `llm_config` -> transformers' Qwen2Config, LlamaConfig (for InternLM2) or Phi3Config as a dict.
+    """Turn upstream's `llm_config` into transformers' Qwen2Config, LlamaConfig (for InternLM2) or Phi3Config as a dict.
 
     Phi3's sliding window is left out: transformers counts padding as tokens in it, so answers of a batch would differ from answers one by
     one. Without it the numbers are the same up to `sliding_window` tokens, so the context ends there. (InternVL2-4B's Phi-3-mini-128k has a
@@ -251,16 +257,54 @@ def text_config(upstream: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def grounding_config(sizes: Mapping[str, Any] | None, *, two_decoders: bool = False) -> GroundingConfig:
-    """`sizes` None = hiera-large, as in every release. Small test checkpoints write their sizes as `tiny_sam2_config`."""
+    """Read the sizes of a SAM2; None is hiera-large, as in every release. Small test checkpoints write theirs as `tiny_sam2_config`.
+
+    Raises ValueError for a key that is not known, and for channels that Hiera can't have.
+    """
     if sizes is None:
         return GroundingConfig(original_decoder=two_decoders)
+    known = (*SAM_KEYS.values(), *SAM_KEYS_OF_RELEASES.values(), *SAM_KEYS_OF_OTHERS)
+    if unknown := sorted(sizes.keys() - set(known)):
+        raise ValueError(f"SAM2's sizes hold {unknown}, which would have no effect; known are {', '.join(known)}")
     values: dict[str, Any] = {ours: sizes[theirs] for ours, theirs in SAM_KEYS.items()}
+    values |= {ours: sizes[theirs] for ours, theirs in SAM_KEYS_OF_RELEASES.items() if theirs in sizes}
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-    return GroundingConfig(original_decoder=two_decoders, **values)
+    config = GroundingConfig(original_decoder=two_decoders, **values)
+    if (channels := sizes.get("backbone_channel_list", config.trunk_channels)) != config.trunk_channels:
+        raise ValueError(f"'backbone_channel_list' is {channels}; with 'embed_dim' {config.embed} it is {config.trunk_channels}")
+    return config
+
+
+def upstream_sizes(config: GroundingConfig) -> dict[str, Any]:
+    """Write the sizes of a SAM2 as `grounding_config` reads them."""
+    own = {theirs: getattr(config, ours) for ours, theirs in (SAM_KEYS | SAM_KEYS_OF_RELEASES).items()}
+    return own | {"backbone_channel_list": config.trunk_channels, "rope_feat_sizes": [config.image_size // 16] * 2}
+
+
+OWN = "ans"
+"""Key in upstream's config.json for settings that upstream's layout has no place for. Upstream's code ignores it."""
+OWN_DEFAULTS = {"video_frames": 5, "frame_choice": "first"}
+"""The settings kept under OWN, with upstream's values. Only other values are written."""
+
+
+def own_settings(config: Sa2VAConfig) -> dict[str, Any]:
+    """Return what goes under OWN: the settings that differ from upstream's."""
+    settings = {key: getattr(config, key) for key in OWN_DEFAULTS}
+    changed = {key: value for key, value in settings.items() if value != OWN_DEFAULTS[key]}
+    return {OWN: changed} if changed else {}
+
+
+def _read_own(values: Mapping[str, Any]) -> dict[str, Any]:
+    own = values.get(OWN, {})
+    if not isinstance(own, Mapping) or not own.keys() <= OWN_DEFAULTS.keys():
+        raise ValueError(f"{OWN!r} is {own!r}; it holds nothing but {', '.join(OWN_DEFAULTS)}")
+    found = OWN_DEFAULTS | dict(own)
+    check_frames(found["video_frames"], found["frame_choice"])
+    return found
 
 
 def has_two_decoders(keys: Iterable[str]) -> bool:
-    """Whether upstream keys are a Sa2VA-i's. Its config.json does not say so."""
+    """Say whether upstream keys are those of a Sa2VA-i. Its config.json does not tell."""
     return any(key.startswith(f"{UP_SAM}.{_UP_TRAINED_DECODER}.") for key in keys)
 
 
@@ -272,7 +316,7 @@ def from_upstream_config(
     sam2: GroundingConfig | None = None,
     two_decoders: bool = False,
 ) -> Sa2VAConfig:
-    """config.json of an upstream folder -> ours. A base InternVL has neither `template` nor `sam2`: give them.
+    """Turn config.json of an upstream folder into ours. Give `template` and `sam2` for a base InternVL, which has neither.
     `two_decoders`: see `has_two_decoders`."""
     for key in ("vision_config", "llm_config"):
         if not isinstance(values[key], Mapping):
@@ -295,5 +339,5 @@ def from_upstream_config(
         grounding=sam2 or grounding_config(values.get("tiny_sam2_config"), two_decoders=two_decoders),
         template=template or values["template"],
         max_tiles=values["max_dynamic_patch"] if values["dynamic_image_size"] else 1,
-        frame_choice="first",
+        **_read_own(values),
     )

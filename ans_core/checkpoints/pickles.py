@@ -1,4 +1,4 @@
-"""Files that torch.save wrote in, what they hold out: tensors and plain values. None of their code is run, whatever they name."""
+"""Files written by torch.save -> their tensors and plain values. No code that they name is ever run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Ignored:
-    """Stands in for what lies beside the tensors and is not needed: takes what a pickle gives it, and keeps nothing."""
+    """Placeholder for objects beside the tensors that are not needed: accepts any arguments and keeps nothing."""
 
     def __init__(self, *given: object) -> None:
         pass
@@ -35,7 +35,7 @@ IGNORED = (
 
 
 def read(file: Path, *, entry: str) -> Any:
-    """Raises ValueError for a file that holds code, or is damaged. `entry`: where a reader looks for the tensors, for the advice."""
+    """Read a file. Raises ValueError if it holds code or is damaged; `entry` is the key of the tensors, named in the message."""
     remedy = f'save its tensors alone where it was made: torch.save({{"{entry}": TENSORS_BY_NAME}}, {file.name!r})'
     file.open("rb").close()  # an error that is the disk's speaks for itself
     try:
@@ -52,7 +52,7 @@ def read(file: Path, *, entry: str) -> Any:
 
 
 def tensors(file: Path, state: object) -> Iterable[tuple[str, Tensor]]:
-    """The items of what `read` found. Raises ValueError where it is no dict of tensors by name."""
+    """Return the items of a state dict. Raises ValueError unless it is a dict of tensors by name."""
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{file} holds no state dict of tensors")
     return state.items()

@@ -34,7 +34,7 @@ def _vit_6b() -> dict[str, Any]:
 
 
 def _text(model_type: str, *, hidden: int, layers: int, heads: int, kv_heads: int, mlp: int) -> dict[str, Any]:
-    """Vocabularies are InternVL2.5's with the five Sa2VA tokens: Qwen2.5 151,679, InternLM2.5 92,558."""
+    """Make a text config. Vocabularies are InternVL2.5's with the five Sa2VA tokens: Qwen2.5 151,679, InternLM2.5 92,558."""
     qwen = model_type == "qwen2"
     return {
         "model_type": model_type,
@@ -67,7 +67,7 @@ def _config(vision: dict[str, Any], text: dict[str, Any], template: str) -> Sa2V
 
 
 def special_token_ids(vocabulary: int) -> dict[str, int]:
-    """InternVL's nine tokens and Sa2VA's five are the last of every published vocabulary, in this order."""
+    """Return the ids of the special tokens: InternVL's nine and Sa2VA's five are the last of every published vocabulary, in this order."""
     tokens = (*prompts.INTERNVL_TOKENS, *prompts.SA2VA_TOKENS)
     return {token: vocabulary - len(tokens) + place for place, token in enumerate(tokens)}
 
@@ -80,12 +80,12 @@ PUBLISHED = MappingProxyType(
         "sa2va-26b": _config(_vit_6b(), _text("llama", hidden=6144, layers=48, heads=48, kv_heads=8, mlp=16384), "internlm2_chat"),
     }
 )
-"""By profile. The 4B's template is phi3_chat, as its release says, though its text model is Qwen2.5-3B."""
+"""Configurations by profile. The 4B's template is phi3_chat, as its release says, though its text model is Qwen2.5-3B."""
 
 
 def build_meta(name: str) -> Sa2VA:
-    """The model with every shape and no memory. Its tokenizer knows the special tokens, at their published ids, and where answers end; all
-    other words are one."""
+    """Build the model on the meta device: shapes without memory. Its tokenizer knows the special tokens, at their published ids, and the
+    template's stop words; it maps all other words to one id."""
     if name not in PUBLISHED:
         raise ValueError(f"no published size {name!r}; there are {', '.join(PUBLISHED)}")
     config = PUBLISHED[name]

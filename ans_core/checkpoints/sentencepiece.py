@@ -22,8 +22,8 @@ CONTROL, USER_DEFINED = 3, 4
 
 
 def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Ids are SentencePiece's, with the beginning-of-text token in front unless `add_bos_token` says no; a special token that
-    tokenizer_config.json puts at an id takes the place of the piece there."""
+    """Build the tokenizer. Ids are SentencePiece's, with the beginning-of-text token in front unless `add_bos_token` says no; a special
+    token that tokenizer_config.json puts at an id takes the place of the piece there."""
     proto = import_protobuf().ModelProto()
     proto.ParseFromString((folder / "tokenizer.model").read_bytes())
     if proto.trainer_spec.model_type != BPE_MODEL:
@@ -57,6 +57,6 @@ def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def _names(settings: dict[str, Any]) -> dict[str, str]:
-    """`bos_token` and its like; a token is written as its text or as {"content": text, ...}."""
+    """Return `bos_token`, `eos_token` and so on; a token is written as its text or as {"content": text, ...}."""
     given = {key: settings[key] for key in ("bos_token", "eos_token", "pad_token", "unk_token") if settings.get(key)}
     return {key: token["content"] if isinstance(token, dict) else token for key, token in given.items()}

@@ -1,4 +1,4 @@
-"""What stages hand on -> a model: the base folder and the trained tensors of SFT and RL on top of it."""
+"""The base folder and the trained tensors of SFT and RL -> a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ans_core.model.sa2va import Sa2VA
 
 
 def sft_model(base: Path, sft: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
-    """The base with SFT's tensors in place and its LoRA merged: what RL starts from. Raises ValueError when they do not belong together."""
+    """Load the base, put SFT's tensors in place and merge its LoRA: RL starts from it. Raises ValueError if they do not belong together."""
     tensors, config = checkpoint.load_delta(sft, base_hash=checkpoint.weights_hash(base))
     model = checkpoint.load(base, dtype=dtype, device=device)
     tuner = adapters.prepare_sft(model, adapters.lora_config(**config["lora"]), seed=dist.seed_of(config["seed"], "sft lora"))
@@ -23,12 +23,12 @@ def sft_model(base: Path, sft: Path, *, dtype: torch.dtype | None = None, device
 
 
 def rl_model(base: Path, sft: Path, rl: Path, *, device: torch.device | str = "cpu") -> Sa2VA:
-    """The merged SFT model with RL's policy merged into it."""
+    """Load the merged SFT model and merge RL's policy into it."""
     return _policies(base, sft, rl, device).merged("policy").requires_grad_(False).eval()
 
 
 def policy_model(base: Path, sft: Path, rl: Path, *, device: torch.device | str = "cpu") -> Sa2VA:
-    """The same as RL trained it: policy adapter active, nothing merged."""
+    """Load the model as RL trained it: policy adapter active, not merged."""
     return _policies(base, sft, rl, device).model.eval()
 
 

@@ -1,4 +1,4 @@
-"""What upstream's layout has beside the weights: config.json and tokenizer made of ours, or the files of a release as they are."""
+"""Files of upstream's layout beside the weights: config.json and tokenizer made of ours, or the files of a release as they are."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
 
 NEW_SETTINGS = ("backend", "is_local", "local_files_only", "extra_special_tokens")
-"""Of a tokenizer, in transformers 5 alone."""
+"""Settings of a tokenizer that only transformers 5 knows."""
 WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
-"""Ends of the names of files with weights."""
+"""Suffixes of files with weights."""
 
 
 def copy_release(source: Path, target: Path, *, code: bool) -> None:
-    """Every file of a release but its weights, config.json and manifest, byte by byte: tokenizer, generation settings, model card, and with
-    `code` the Python files of its classes, which are not run."""
+    """Copy every file of a release but its weights, config.json and manifest, byte by byte: tokenizer, generation settings, model card, and
+    with `code` the Python files of its classes, which are not run."""
     left_out = {"config.json", folders.MANIFEST}
     for file in sorted(source.iterdir()):
         if file.is_file() and file.name not in left_out and not file.name.endswith(WEIGHTS) and (code or file.suffix != ".py"):
@@ -32,8 +32,8 @@ def copy_release(source: Path, target: Path, *, code: bool) -> None:
 
 
 def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """As upstream's code, with transformers 4.42, reads it. Its classes are not transformers 5's, extra tokens have another key there, and
-    merges are strings, which tokenizers before 0.20 want and newer ones read as well."""
+    """Write a tokenizer for upstream's code with transformers 4.42. Its classes are not transformers 5's, extra tokens have another key
+    there, and merges are strings, which tokenizers before 0.20 want and newer ones read as well."""
     tokenizer.save_pretrained(folder)
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -48,10 +48,11 @@ def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
-    """Our configuration -> upstream's config.json, as `layouts.from_upstream_config` reads it and upstream's classes need it."""
+    """Turn our configuration into upstream's config.json, as `layouts.from_upstream_config` reads it and upstream's classes need it."""
     vision, text = config.internvl["vision_config"], config.internvl["text_config"]
     side = vision["image_size"][0]
-    grounding = {theirs: getattr(config.grounding, ours) for ours, theirs in layouts.SAM_KEYS.items()}
+    released = replace(config.grounding, original_decoder=False) == GroundingConfig()
+    sizes = {} if released else {"tiny_sam2_config": layouts.upstream_sizes(config.grounding)}
     return {
         "model_type": checkpoint.RELEASE_TYPE,
         "architectures": ["Sa2VAChatModel"],
@@ -76,11 +77,13 @@ def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
         "use_llm_lora": 0,
         "hidden_size": text["hidden_size"],
         "tie_word_embeddings": False,
-    } | ({} if replace(config.grounding, original_decoder=False) == GroundingConfig() else {"tiny_sam2_config": grounding})
+        **sizes,
+        **layouts.own_settings(config),
+    }
 
 
 def _vision(ours: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of layouts.vision_config."""
+    """Invert `layouts.vision_config`."""
     copied = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     return {
         **{key: ours[key] for key in copied},
@@ -102,7 +105,7 @@ def _vision(ours: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(ours: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of layouts.text_config."""
+    """Invert `layouts.text_config`."""
     kind = {"llama": "internlm2"}.get(ours["model_type"], ours["model_type"])
     classes = {"qwen2": "Qwen2ForCausalLM", "internlm2": "InternLM2ForCausalLM", "phi3": "Phi3ForCausalLM"}
     rope = dict(ours["rope_parameters"])

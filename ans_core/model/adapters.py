@@ -1,4 +1,4 @@
-"""What is frozen, what is trained: LoRA on the language model, full training of the small modules, and the trained tensors of a stage."""
+"""Frozen and trained parts: LoRA on the language model, full training of the small modules, and the trained tensors of a stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ans_core.model.sa2va import Sa2VA
 
 LORA_TARGETS = r".*language_model\..*\.(q_proj|k_proj|v_proj|o_proj|qkv_proj|gate_proj|up_proj|down_proj|gate_up_proj)"
-"""Every linear of the text model but the head (upstream's choice), as names inside `Sa2VA`."""
+"""Names inside `Sa2VA` of all linear layers of the text model except the head (upstream's choice)."""
 
 
 def lora_config(*, rank: int, alpha: int, dropout: float, modules_to_save: list[str] | None = None) -> LoraConfig:
@@ -24,7 +24,7 @@ def lora_config(*, rank: int, alpha: int, dropout: float, modules_to_save: list[
 
 
 def prepare_sft(model: Sa2VA, config: LoraConfig, *, seed: int) -> LoraModel:
-    """Freezes the model, adds LoRA (drawn from `seed`) and opens what the family trains fully; trained tensors become fp32.
+    """Freeze the model, add LoRA (initialised from `seed`) and unfreeze the modules that SFT trains fully; trained tensors become fp32.
 
     Trained: LoRA on all linears of the text model, embeddings and head, projector, text_hidden_fcs, SAM2's mask decoder but for its scores.
     Frozen: vision tower, SAM2's image encoder, prompt encoder and memory, and the decoder's two scores (predicted IoU, presence), which no
@@ -45,7 +45,7 @@ def prepare_sft(model: Sa2VA, config: LoraConfig, *, seed: int) -> LoraModel:
 
 
 def full_modules(model: Sa2VA) -> list[tuple[str, nn.Module]]:
-    """(name, module) of everything that SFT trains beside LoRA."""
+    """Return (name, module) of all modules that SFT trains fully, beside LoRA."""
     inner = model.internvl
     return [
         ("embed_tokens", inner.get_input_embeddings()),
@@ -62,7 +62,7 @@ def open_fully(modules: Iterable[nn.Module]) -> None:
 
 
 def merge(tuner: LoraModel) -> None:
-    """Adds every LoRA to its base weight and removes the wrappers, in place."""
+    """Merge every LoRA into its base weight and remove the wrappers, in place."""
     tuner.merge_and_unload()
 
 
@@ -71,12 +71,12 @@ def has_lora(model: nn.Module) -> bool:
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
-    """Tensors that take a gradient, by name."""
+    """Return the tensors that require a gradient, by name."""
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def load_trained(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copies a stage's trained tensors into a model prepared the same way. Raises ValueError unless names and shapes are the same."""
+    """Copy a stage's trained tensors into a model prepared the same way. Raises ValueError unless names and shapes are the same."""
     own = {name: p for name, p in model.named_parameters() if p.requires_grad}
     missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
     shapes = [n for n in own.keys() & tensors.keys() if own[n].shape != tensors[n].shape]
@@ -93,11 +93,11 @@ def load_trained(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 # Two policies over one backbone (RL)
 
 SHARED, DRAWING = ("multi_modal_projector",), ("text_hidden_fcs", "sam_mask_decoder")
-"""Modules that RL trains whole, a copy per adapter; embeddings and head stay frozen."""
+"""Modules that RL trains fully, with one copy per adapter; embeddings and head stay frozen."""
 
 
 def policy_modules(loops: Collection[str]) -> list[str]:
-    """Those of a run: what draws gets a gradient from loop `mask` alone, and stays frozen without it."""
+    """Return the modules that a run trains. Only loop `mask` gives the mask modules a gradient; without it they stay frozen."""
     return [*SHARED, *(DRAWING if "mask" in loops else ())]
 
 
@@ -125,7 +125,7 @@ class Policies:
         self._activate("policy")
 
     def tensors(self, adapter: str) -> dict[str, Tensor]:
-        """An adapter's tensors by names without the adapter in them."""
+        """Return an adapter's tensors, by names without the adapter's own."""
         return {n.replace(f".{adapter}.", ".*."): p.detach() for n, p in self.model.named_parameters() if f".{adapter}." in n}
 
     def load(self, adapter: str, tensors: dict[str, Tensor]) -> None:
@@ -138,7 +138,7 @@ class Policies:
 
     @contextmanager
     def using(self, adapter: str) -> Iterator[None]:
-        """`policy`, `teacher` or `reference` inside; what was active before afterwards."""
+        """Activate `policy`, `teacher` or `reference` in the context, and restore the previous one afterwards."""
         before = self.active
         self._activate(adapter)
         try:
@@ -160,7 +160,7 @@ class Policies:
 
     @torch.no_grad()
     def ema(self, decay: float) -> float:
-        """teacher = decay * teacher + (1 - decay) * policy, in fp32; returns the root mean square distance between them afterwards."""
+        """Update teacher = decay * teacher + (1 - decay) * policy in fp32. Return the root mean square distance between them afterwards."""
         teacher, policy = self.tensors("teacher"), self.tensors("policy")
         square, count = 0.0, 0
         for name, value in teacher.items():
@@ -170,7 +170,7 @@ class Policies:
         return (square / count) ** 0.5
 
     def merged(self, adapter: str) -> Sa2VA:
-        """The bare model with this adapter merged in; the adapters are gone afterwards."""
+        """Merge this adapter and return the bare model; all adapters are removed."""
         self._activate(adapter)
         merged = self.peft.merge_and_unload(adapter_names=[adapter])
         assert isinstance(merged, Sa2VA)

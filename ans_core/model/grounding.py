@@ -22,13 +22,12 @@ from sam2.modeling.memory_encoder import CXBlock, Fuser, MaskDownSampler, Memory
 from sam2.modeling.position_encoding import PositionEmbeddingSine
 from sam2.modeling.sam.transformer import RoPEAttention
 from sam2.modeling.sam2_base import NO_OBJ_SCORE, SAM2Base
-from sam2.modeling.sam2_utils import LayerNorm2d
 from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroundingConfig:
-    """Sizes of a SAM2. The defaults are `sam2_hiera_l.yaml` (SAM 2.0), which every published Sa2VA holds."""
+    """Sizes of a SAM2. The defaults are those of `sam2_hiera_l.yaml` (SAM 2.0), as in every published Sa2VA."""
 
     image_size: int = 1024
     embed: int = 144
@@ -39,14 +38,23 @@ class GroundingConfig:
     background: tuple[int, int] = (7, 7)
     """Size of the trunk's position table, stretched to the image."""
     width: int = 256
+    top_down_levels: tuple[int, ...] = (2, 3)
+    """Levels of the feature pyramid (0 = finest) that take the next coarser one in (`fpn_top_down_levels`)."""
     memory_layers: int = 4
     memory_feedforward: int = 2048
     memory_width: int = 64
+    fuser_layers: int = 2
+    """Layers of the memory encoder's fuser."""
     memory_frames: int = 7
     """Frames that the memory attention looks back at, the current one's slot included (`num_maskmem`)."""
     max_object_pointers: int = 16
     original_decoder: bool = False
     """Whether SAM2's mask decoder from before Sa2VA's training is kept beside the trained one."""
+
+    @property
+    def trunk_channels(self) -> list[int]:
+        """Channels of the trunk's stages, coarsest first: Hiera doubles them from stage to stage."""
+        return [self.embed * 2**i for i in (3, 2, 1, 0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +71,7 @@ class FrameFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskOutput:
-    """What the mask decoder says of B (image, prompt) pairs; `logits` is the mask with the best predicted IoU of three."""
+    """Output of the mask decoder for B (image, prompt) pairs. `logits` is the mask with the best predicted IoU of three."""
 
     logits: Float[Tensor, "B h4 w4"]
     all_logits: Float[Tensor, "B M h4 w4"]
@@ -73,14 +81,14 @@ class MaskOutput:
 
 
 Prompts = dict[int, dict[str, Any]]
-"""What `step` gets beside the frame, by the index of the prompted frames."""
+"""Extra arguments of `step` by the index of the prompted frame."""
 
 Bank = dict[str, dict[int, dict[str, Any]]]
 """SAM2's memory bank: outputs of conditioning and of other frames, by frame index."""
 
 
 def in_order(prompts: Prompts, frames: int) -> list[int]:
-    """The order in which frames are processed: the prompted ones, then the others in order of time."""
+    """Return the order in which frames are processed: first the prompted ones, then the others in order of time."""
     return [*prompts, *(index for index in range(frames) if index not in prompts)]
 
 
@@ -116,7 +124,10 @@ def _memory_encoder(config: GroundingConfig) -> MemoryEncoder:
         out_dim=config.memory_width,
         position_encoding=_sine(config.memory_width),
         mask_downsampler=MaskDownSampler(embed_dim=config.width, kernel_size=3, stride=2, padding=1),
-        fuser=Fuser(CXBlock(dim=config.width, kernel_size=7, padding=3, layer_scale_init_value=1e-6, use_dwconv=True), num_layers=2),
+        fuser=Fuser(
+            CXBlock(dim=config.width, kernel_size=7, padding=3, layer_scale_init_value=1e-6, use_dwconv=True),
+            num_layers=config.fuser_layers,
+        ),
     )
 
 
@@ -132,8 +143,8 @@ def _image_encoder(config: GroundingConfig) -> ImageEncoder:
     neck = FpnNeck(
         position_encoding=_sine(config.width),
         d_model=config.width,
-        backbone_channel_list=[config.embed * 2**i for i in (3, 2, 1, 0)],
-        fpn_top_down_levels=[2, 3],
+        backbone_channel_list=config.trunk_channels,
+        fpn_top_down_levels=list(config.top_down_levels),
         fpn_interp_model="nearest",
     )
     return ImageEncoder(trunk=trunk, neck=neck, scalp=1)
@@ -177,20 +188,14 @@ class Grounding(SAM2Base):
         if config.original_decoder:
             self.keep_original()
 
-    def norms_in_fp32(self) -> None:
-        """What autocast on a CPU asks for: inputs of half precision with weights of fp32 it takes, not the other way round."""
-        for module in self.modules():
-            if isinstance(module, (nn.LayerNorm, LayerNorm2d)):
-                module.float()
-
     def keep_original(self) -> None:
-        """Keeps the mask decoder as it is now beside the one that training will change."""
+        """Keep a copy of the mask decoder as it is now, beside the one that training changes."""
         self.original_mask_decoder: nn.Module = copy.deepcopy(self.sam_mask_decoder)
         self.config = replace(self.config, original_decoder=True)
 
     @contextmanager
     def original(self) -> Iterator[None]:
-        """Inside, the SAM2 that it was before Sa2VA's training: its own mask decoder, and masks blanked where the object is not."""
+        """Switch to SAM2 as it was before Sa2VA's training: its own mask decoder, and blank masks where the object is absent."""
         trained: Any = self.sam_mask_decoder
         self.sam_mask_decoder, self.blank_absent = self.original_mask_decoder, True
         try:
@@ -199,7 +204,7 @@ class Grounding(SAM2Base):
             self.sam_mask_decoder, self.blank_absent = trained, False
 
     def encode(self, pixels: Float[Tensor, "B 3 S S"]) -> FrameFeatures:
-        """Image encoder once per frame. No gradient unless its parameters take one."""
+        """Run the image encoder. There is no gradient unless its parameters require one."""
         fine, middle, coarse = self.image_encoder(pixels)["backbone_fpn"]
         return FrameFeatures(fine=fine, middle=middle, coarse=coarse)
 
@@ -210,7 +215,7 @@ class Grounding(SAM2Base):
         return FrameFeatures(fine=fine, middle=middle, coarse=coarse)
 
     def high_res(self, features: FrameFeatures) -> list[Tensor]:
-        """The two fine maps through the mask decoder's own 1x1 convolutions (trained, so never cached)."""
+        """Pass the two fine maps through the mask decoder's own 1x1 convolutions. These are trained, so never cache the result."""
         return [self.sam_mask_decoder.conv_s0(features.fine), self.sam_mask_decoder.conv_s1(features.middle)]
 
     def decode(
@@ -222,7 +227,7 @@ class Grounding(SAM2Base):
         *,
         multimask: bool = True,
     ) -> MaskOutput:
-        """Masks without memory (an image, or a conditioning frame): prompt b looks at frame `frame[b]` of `features`.
+        """Decode masks without memory (of an image, or of a conditioning frame): prompt b reads frame `frame[b]` of `features`.
 
         points: (coordinates (B, P, 2) in pixels of the model's image, labels (B, P): 1 in, 0 out, -1 none, 2/3 box corners).
         """
@@ -237,7 +242,7 @@ class Grounding(SAM2Base):
         return MaskOutput(logits=low[:, 0], all_logits=every, ious=ious, object_score=score[:, 0])
 
     def decode_every(self, features: FrameFeatures, frame: Tensor, points: tuple[Tensor, Tensor]) -> MaskOutput:
-        """As `decode`, with all four masks: `all_logits[:, 0]` is the single-mask answer, the others are the three. Images alone."""
+        """Decode all four masks of images: `all_logits[:, 0]` is the single-mask output, the others are the three of multimask output."""
         sparse, dense = self.sam_prompt_encoder(points=points, boxes=None, masks=None)
         every, ious, _, score = self.sam_mask_decoder.predict_masks(
             image_embeddings=features.coarse[frame] + self.no_mem_embed.view(1, -1, 1, 1),
@@ -252,12 +257,14 @@ class Grounding(SAM2Base):
         return MaskOutput(logits=best, all_logits=every, ious=ious, object_score=score[:, 0])
 
     def click_embeddings(self, at: Float[Tensor, "N 2"]) -> Float[Tensor, "N C"]:
-        """What the prompt encoder makes of one click each; `at`: pixels (x, y) of the model's image."""
+        """Encode one click per object; `at` holds pixels (x, y) of the model's image."""
         return self.sam_prompt_encoder(points=(at[:, None], torch.ones(len(at), 1, device=at.device)), boxes=None, masks=None)[0][:, 0]
 
     def _forward_sam_heads(self, backbone_features, point_inputs=None, mask_inputs=None, high_res_features=None, multimask_output=False):
-        """SAM2Base's method with the seg embedding as last sparse token, and blanking only on request. Same seven outputs, but masks
-        at their low resolution alone: the picture's size (4 MB a mask at 1024 pixels) is for the memory, and `step` makes it."""
+        """Replace SAM2Base's method: the seg embedding is the last sparse token, and masks are blanked on request only.
+
+        The seven outputs are the same, but masks come at low resolution alone: only the memory needs them at the picture's size (4 MB a
+        mask at 1024 pixels), and `step` makes that."""
         size, device = backbone_features.size(0), backbone_features.device
         prompt = point_inputs or {}
         coords = prompt.get("point_coords")
@@ -298,7 +305,7 @@ class Grounding(SAM2Base):
         conditioning: Sequence[int],
         memory_dtype: torch.dtype = torch.bfloat16,
     ) -> Float[Tensor, "N F h4 w4"]:
-        """Low-resolution mask logits of N objects through F frames (all objects in one batch, every frame encoded once).
+        """Track N objects through F frames and return low-resolution mask logits. All objects share one batch; each frame is encoded once.
 
         The frames in `conditioning` are decoded from the seg embeddings alone and remembered; then the others in order of time, by
         propagation through the memory bank.
@@ -314,7 +321,7 @@ class Grounding(SAM2Base):
         conditioning: Sequence[int],
         memory_dtype: torch.dtype = torch.bfloat16,
     ) -> Float[Tensor, "N F h4 w4"]:
-        """As `track`, with N objects whose masks in the K frames of `conditioning` are given, at any size (SAM2's `add_new_mask`)."""
+        """Track N objects whose masks in the K frames of `conditioning` are given, at any size (SAM2's `add_new_mask`)."""
         return self._all_frames(features, len(masks), self.mask_prompts(masks, conditioning), memory_dtype)
 
     def _all_frames(self, features: FrameFeatures, objects: int, prompts: Prompts, memory_dtype: torch.dtype) -> Float[Tensor, "N F h4 w4"]:
@@ -344,7 +351,7 @@ class Grounding(SAM2Base):
         original: bool = False,
         memory_dtype: torch.dtype = torch.bfloat16,
     ) -> Iterator[tuple[int, Float[Tensor, "N h4 w4"]]]:
-        """Mask logits of N objects, frame by frame as they are shown: (index, features of this one frame), in the order of `in_order`.
+        """Yield mask logits of N objects frame by frame. `shown` gives (index, features of this one frame) in the order of `in_order`.
 
         Keeps the prompted frames, and of the others no more than the memory looks back at. `frames`: of the whole clip. `original`: by SAM2
         as it was before Sa2VA's training (`self.original`).
@@ -365,7 +372,7 @@ class Grounding(SAM2Base):
             yield index, out["pred_masks"][:, 0]
 
     def maps(self, features: FrameFeatures) -> list[Tensor]:
-        """The three feature maps as SAM2's tracking wants them: decoder convolutions applied to the fine two."""
+        """Return the three feature maps for SAM2's tracking: the decoder's convolutions are applied to the two fine ones."""
         return [*self.high_res(features), features.coarse]
 
     def step(
@@ -380,7 +387,7 @@ class Grounding(SAM2Base):
         frames: int,
         remember: bool = True,
     ) -> dict[str, Any]:
-        """Frame `index` of N objects as SAM2's `track_step` runs it; object n sees row `rows[n]` of the maps (of its own clip).
+        """Run one frame of N objects as SAM2's `track_step` does; object n reads row `rows[n]` of the maps (of its own clip).
 
         Returns SAM2's record of the frame (pred_masks, obj_ptr, memory features, all in the graph) and what losses need of the heads:
         all_logits, ious, object_score. A prompted frame (by points, seg embeddings or masks) is a conditioning frame; others read the bank.

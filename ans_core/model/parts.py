@@ -1,4 +1,4 @@
-"""Which parts of a model a stage moved: a hash per part before and after, and the check that exactly the trained ones changed."""
+"""Hashes of a model's parts before and after a stage -> a check that the trained parts changed and no other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARTS = {
     "SAM2 prompt encoder": "sam2.sam_prompt_encoder.",
     "SAM2 memory": "sam2.",
 }
-"""Part -> prefix of its parameters; the first prefix that fits decides."""
+"""Part -> prefix of its parameters; the first prefix that matches counts."""
 
 
 def part_of(name: str) -> str:
@@ -40,7 +40,7 @@ def hashes(model: Sa2VA) -> dict[str, str]:
 
 
 def check_moved(before: dict[str, str], model: Sa2VA) -> dict[str, bool]:
-    """Part -> did it move. Raises RuntimeError when a frozen part moved or a trained one did not: then the training was wired wrongly."""
+    """Return which parts changed. Raises RuntimeError if a frozen part changed or a trained one did not."""
     after = hashes(model)
     moved = {key: before[key] != after[key] for key in before}
     wrong = [key for key, did in moved.items() if did == key.endswith("(frozen)")]

@@ -15,22 +15,27 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from sam2.modeling.sam2_utils import LayerNorm2d
 from torch import Tensor, nn
 from transformers import InternVLConfig, InternVLForConditionalGeneration, PreTrainedTokenizerBase
 
 from ans_core import media, prompts
-from ans_core.model.config import Sa2VAConfig, VideoMode
+from ans_core.model.config import FrameChoice, Sa2VAConfig, VideoMode
 from ans_core.model.grounding import Grounding
 from ans_core.model.packing import Packed, branch_attention
 from ans_core.types import Request
 
 if TYPE_CHECKING:
-    from ans_core.model.masks import Constants
-    from ans_core.model.predict import Answer, Region
+    from ans_core.model.options import Constants, TinyRegions
+    from ans_core.model.predict import Answer
+    from ans_core.model.requests import Region
+
+
+HALF = (torch.bfloat16, torch.float16)
 
 
 class Sa2VA(nn.Module):
-    """InternVL that draws: wherever it says `[SEG]`, that token's hidden state prompts SAM2."""
+    """InternVL joined with SAM2: the hidden state of each `[SEG]` token in an answer prompts SAM2 for a mask."""
 
     def __init__(self, config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__()
@@ -60,9 +65,14 @@ class Sa2VA(nn.Module):
         device_map: torch.device | str | None = None,
         attn_implementation: str | None = None,
     ) -> Sa2VA:
-        """From our folder or upstream's Hugging Face layout, in eval mode. `dtype`: torch's or its name; None and "auto" = as it is stored.
-        `device_map`: one device; "auto" = a GPU if there is one. `attn_implementation`: transformers' name ("sdpa", "eager"); None = its
-        choice. Raises ValueError for a dtype that holds no weights, a device that is not there, and a folder that is no Sa2VA."""
+        """Load a model in eval mode from a folder in our layout or upstream's, or from the hub, whose files are then kept in its cache.
+
+        path: a folder, or a hub id such as ByteDance/Sa2VA-4B.
+        dtype: torch's or its name; None and "auto" keep what is stored.
+        device_map: one device; "auto" is a GPU if there is one.
+        attn_implementation: transformers' name ("sdpa", "eager"); None is its choice.
+        Raises ValueError for a dtype that holds no weights, a device that is not there, and a folder that is no Sa2VA.
+        """
         from ans_core.checkpoints.checkpoint import from_pretrained  # it builds Sa2VAs, so it imports this module
 
         return from_pretrained(path, dtype=dtype, device_map=device_map, attn_implementation=attn_implementation)
@@ -72,58 +82,84 @@ class Sa2VA(nn.Module):
         *,
         text: str,
         image: media.Picture | None = None,
-        video: str | Path | Sequence[media.Picture] | None = None,
+        video: media.Video | None = None,
         past: Sequence[tuple[str, str]] | None = None,
         mask_prompts: Sequence[Region] | np.ndarray | None = None,
-        max_tokens: int = 512,
+        max_tokens: int = 2048,
         video_mode: Literal[VideoMode, "auto"] = "auto",
         constants: Constants = "fp32",
+        tiny_regions: TinyRegions = "largest",
+        frames: int | None = None,
+        frame_choice: FrameChoice | None = None,
     ) -> Answer:
-        """Upstream's `predict_forward`: an answer to `text` (`<image>` where the picture or the frames go) and a mask per `[SEG]` in it.
+        """Answer a question with a text and a mask per `[SEG]` in it: upstream's `predict_forward`.
 
-        video: its frames, or a file or folder of them. past: (question, answer) of the turns before, the first with `<image>`.
+        text: holds `<image>` where the picture or the frames go. White space at its ends is removed, as in training; upstream keeps it.
+        video: a file, a folder of frames, the frames, or one array (F, H, W, 3).
+        past: (question, answer) of the turns before, the first with `<image>`.
         mask_prompts: regions of the first frame, (H, W), called region1, region2, ... in the text.
-        constants: see `ans_core.model.masks.Constants`.
+        frames, frame_choice: how many frames of a clip the language model sees, and which; None is what the checkpoint says.
+        constants, tiny_regions: see `ans_core.model.options`; upstream's numbers need "bf16" and "none".
         Raises ValueError for a question that makes no sense, naming what does not fit.
         """
-        from ans_core.model.predict import request_of  # it uses Sa2VAs, so it imports this module
+        from ans_core.model.requests import request_of  # it uses Sa2VAs, so it imports this module
 
         request = request_of(text=text, image=image, video=video, past=past, mask_prompts=mask_prompts)
-        return self.predict_many([request], max_tokens=max_tokens, video_mode=video_mode, constants=constants)[0]
+        return self.predict_many(
+            [request],
+            max_tokens=max_tokens,
+            video_mode=video_mode,
+            constants=constants,
+            tiny_regions=tiny_regions,
+            frames=frames,
+            frame_choice=frame_choice,
+        )[0]
 
     def predict_many(
         self,
         requests: Sequence[Request],
         *,
-        max_tokens: int = 512,
+        max_tokens: int = 2048,
         batch: int = 8,
         video_mode: Literal[VideoMode, "auto"] = "auto",
         constants: Constants = "fp32",
+        tiny_regions: TinyRegions = "largest",
+        frames: int | None = None,
+        frame_choice: FrameChoice | None = None,
     ) -> list[Answer]:
-        """As `predict`, for any mixture of pictures, clips and plain text (`ans_core.model.predict.request_of` makes requests)."""
-        from ans_core.model.masks import VideoOptions
+        """Answer any mixture of pictures, clips and plain text as `predict` does. `ans_core.model.requests.request_of` makes requests."""
+        from ans_core.model.options import PredictOptions
         from ans_core.model.predict import answers, in_batches
 
-        options = VideoOptions(mode=self.video_mode(video_mode), constants=constants)
+        mode = self.video_mode(video_mode)
+        options = PredictOptions(mode=mode, constants=constants, tiny_regions=tiny_regions, frames=frames, frame_choice=frame_choice)
         return in_batches(requests, batch, lambda some: answers(self, some, options, max_tokens=max_tokens))
 
     def follow(
         self,
         *,
         text: str,
-        video: str | Path | Sequence[media.Picture],
+        video: media.Video,
         past: Sequence[tuple[str, str]] | None = None,
         mask_prompts: Sequence[Region] | np.ndarray | None = None,
-        max_tokens: int = 512,
+        max_tokens: int = 2048,
         video_mode: Literal[VideoMode, "auto"] = "auto",
         constants: Constants = "fp32",
+        tiny_regions: TinyRegions = "largest",
+        frames: int | None = None,
+        frame_choice: FrameChoice | None = None,
     ) -> tuple[str, Iterator[tuple[int, np.ndarray]]]:
-        """As `predict`, for a video too long to be held: the text, and (index, masks (N, H, W)) frame by frame. Give files, not pixels."""
-        from ans_core.model.masks import VideoOptions
-        from ans_core.model.predict import follow, request_of
+        """Answer about a video of any length as `predict` does: return the text and an iterator of (index, masks (N, H, W)).
 
-        request = request_of(text=text, video=video, past=past, mask_prompts=mask_prompts)
-        return follow(self, request, VideoOptions(mode=self.video_mode(video_mode), constants=constants), max_tokens=max_tokens)
+        A few frames of a video file or a folder are held at a time; frames given as pixels are held as long as the iterator."""
+        from ans_core.model.options import PredictOptions
+        from ans_core.model.predict import follow
+        from ans_core.model.requests import request_of
+
+        request = request_of(text=text, past=past, mask_prompts=mask_prompts)
+        mode = self.video_mode(video_mode)
+        options = PredictOptions(mode=mode, constants=constants, tiny_regions=tiny_regions, frames=frames, frame_choice=frame_choice)
+        return follow(self, request, media.clip(video), options, max_tokens=max_tokens)
 
     @property
     def device(self) -> torch.device:
@@ -136,22 +172,35 @@ class Sa2VA(nn.Module):
 
     @property
     def grid(self) -> int:
-        """Cells on a side of one tile as the language model sees it (after pixel shuffle)."""
+        """Number of cells on a side of one tile for the language model (after pixel shuffle)."""
         patch = self.internvl.config.vision_config.patch_size
         return int(self.tile_size // (patch[0] if isinstance(patch, (list, tuple)) else patch) * self.internvl.config.downsample_ratio)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights as they came: the vision tower's, which nothing trains after the base. What was trained is fp32."""
-        found: torch.dtype = self.internvl.model.vision_tower.dtype
-        return found
+        """Precision of inference: half precision if any weight is stored in it, else fp32. Trained tensors are fp32 in any case."""
+        return next((p.dtype for p in self.parameters() if p.dtype in HALF), torch.float32)
 
     def own_precision(self) -> AbstractContextManager[object]:
-        """Around inference: autocast where the weights are in half precision, since pixels, positions and trained parts are fp32."""
-        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, dtype=self.dtype)
+        """Return the context of inference: autocast if weights are in half precision, since pixels, positions and trained parts are
+        fp32."""
+        dtype = self.dtype
+        return nullcontext() if dtype == torch.float32 else torch.autocast(self.device.type, dtype=dtype)
+
+    def norms_in_fp32(self) -> None:
+        """Cast SAM2's layer norms to fp32, and all layer norms if some other weight is in fp32.
+
+        On a CPU, autocast accepts half precision inputs with fp32 weights, but not fp32 inputs with half precision weights."""
+        norms = [m for m in self.modules() if isinstance(m, (nn.LayerNorm, LayerNorm2d))]
+        of_norms = {id(p) for m in norms for p in m.parameters()}
+        mixed = any(p.dtype == torch.float32 for p in self.parameters() if id(p) not in of_norms)
+        of_sam2 = {id(m) for m in self.sam2.modules()}
+        for module in norms:
+            if mixed or id(module) in of_sam2:
+                module.float()
 
     def video_mode(self, asked: Literal[VideoMode, "auto"]) -> VideoMode:
-        """`auto` is `sa2va-i` where the model keeps SAM2's original mask decoder, else `sa2va`.
+        """Resolve `auto`: it is `sa2va-i` if the model keeps SAM2's original mask decoder, else `sa2va`.
 
         Raises ValueError for another mode, and where `sa2va-i` is asked for without that decoder."""
         if asked not in ("auto", *get_args(VideoMode)):
@@ -166,21 +215,23 @@ class Sa2VA(nn.Module):
         return asked
 
     def keep_original_decoder(self) -> None:
-        """Keeps SAM2's mask decoder as it is now, before Sa2VA's training, for video mode `sa2va-i`."""
+        """Keep a copy of SAM2's mask decoder as it is now, before Sa2VA's training, for video mode `sa2va-i`."""
         self.sam2.keep_original()
         self.config = replace(self.config, grounding=self.sam2.config)
 
-    def seen_frames(self, frames: int, mode: VideoMode = "sa2va") -> list[int]:
-        """Indices of the frames of a clip that the language model sees, and that condition its masks."""
-        count = min(self.config.video_frames, frames)
-        if count == 1 or (mode == "sa2va" and self.config.frame_choice == "first"):
+    def seen_frames(
+        self, frames: int, mode: VideoMode = "sa2va", *, count: int | None = None, choice: FrameChoice | None = None
+    ) -> list[int]:
+        """Return the indices of the frames that the language model sees and that condition the masks. None = as the configuration says."""
+        count = min(count or self.config.video_frames, frames)
+        if count == 1 or (mode == "sa2va" and (choice or self.config.frame_choice) == "first"):
             return list(range(count))
         return [i * (frames - 1) // (count - 1) for i in range(count)]
 
     # Pictures -> tokens
 
     def vision_features(self, pixels: Float[Tensor, "T 3 S S"]) -> Float[Tensor, "T n C"]:
-        """Vision tower + pixel shuffle, before the projector: frozen in SFT and RL, so worth computing once per image."""
+        """Run vision tower and pixel shuffle, without the projector. They are frozen in SFT and RL, so compute them once per image."""
         inner = self.internvl.model
         hidden = inner.vision_tower(pixel_values=pixels.to(inner.vision_tower.dtype)).last_hidden_state[:, 1:]  # CLS dropped
         side = int(hidden.shape[1] ** 0.5)
@@ -197,8 +248,8 @@ class Sa2VA(nn.Module):
         regions: list[list[Bool[Tensor, "grid grid"]]],
         clips: Sequence[bool] = (),
     ) -> Float[Tensor, "B L D"]:
-        """Token embeddings with every IMG_CONTEXT slot filled: a row's tiles in order, then its regions' cells: of the last tile, which
-        shows the whole picture, or of a clip's first frame.
+        """Embed tokens and fill every IMG_CONTEXT slot: first a row's tiles in order, then the cells of its regions. These are cells of the
+        last tile, which shows the whole picture, or of a clip's first frame.
 
         Raises ValueError when slots and image tokens do not agree: a picture without `<image>`, or `<image>` without a picture.
         """
@@ -218,7 +269,7 @@ class Sa2VA(nn.Module):
     # Tokens -> hidden states -> text and masks
 
     def hidden_states(self, packed: Packed, tiles: list[Float[Tensor, "_ n D"]]) -> Float[Tensor, "B L D"]:
-        """Last hidden state (after the final norm) of a packed batch."""
+        """Return the last hidden state (after the final norm) of a packed batch."""
         embeds = self.embed(packed.input_ids, tiles, packed.regions, packed.clips)
         out = self.internvl.model.language_model(
             inputs_embeds=embeds,
@@ -229,9 +280,9 @@ class Sa2VA(nn.Module):
         return out.last_hidden_state
 
     def logits(self, hidden: Float[Tensor, "*L D"]) -> Float[Tensor, "*L V"]:
-        """In fp32: bf16 logits alone put 5 % noise on a token's probability ratio."""
+        """Compute text logits in fp32: bf16 logits alone put 5 % noise on a token's probability ratio."""
         return self.internvl.lm_head(hidden).float()
 
     def seg_embeddings(self, hidden: Float[Tensor, "N D"]) -> Float[Tensor, "N C"]:
-        """Hidden states where `[SEG]` is the *input* token -> prompts for SAM2."""
+        """Project hidden states at the positions where `[SEG]` is the *input* token to prompts for SAM2."""
         return self.text_hidden_fcs(hidden)

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from ans_core.data.collate import pack_row, pad_rows
+from ans_core.model.generation import cut_at_stop, stopping
 from ans_core.model.packing import Packed
-from ans_core.model.predict import PrefilledBatch, cut_at_stop, stopping
+from ans_core.model.prefill import PrefilledBatch
 from ans_core.model.sa2va import Sa2VA
 
 Guard = Literal["guard", "clip"]

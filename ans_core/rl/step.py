@@ -21,11 +21,12 @@ from ans_core.benchmarks.loops import caption_request, expression_of, true_mask
 from ans_core.config.rl import Rl
 from ans_core.data.collate import TensorBatch, prefix_ids, question_ids, resize_mask
 from ans_core.dist import seed_of
-from ans_core.model import predict as ask
 from ans_core.model.adapters import Policies
+from ans_core.model.generation import generate, spoken_ids, text_of
 from ans_core.model.grounding import FrameFeatures, MaskOutput
 from ans_core.model.masks import upsample
 from ans_core.model.packing import Packed
+from ans_core.model.prefill import prompt, visible_tiles
 from ans_core.model.sa2va import Sa2VA
 from ans_core.rewards import Reward
 from ans_core.rewards.confidence import MaskPrediction
@@ -55,7 +56,7 @@ class RlBatch(TensorBatch):
 
 def collate(samples: Sequence[Sample], asked: Sequence[str], model: Sa2VA, *, mask_size: int) -> RlBatch:
     images = [transforms.open_image(s.frames[0]) for s in samples]
-    tiles = [ask.visible_tiles(model, [image]) for image in images]
+    tiles = [visible_tiles(model, [image]) for image in images]
     empty = torch.zeros(mask_size, mask_size, dtype=torch.bool)
     return RlBatch(
         samples=tuple(samples),
@@ -250,11 +251,11 @@ class RolloutStep:
         check_cache(self.model)
         seeds = [self.seed(what, i, g) for i in range(len(requests)) for g in range(group)]
         with torch.no_grad(), self.timer.part("generate"):
-            prompted = ask.prompt(self.model, requests, self.encoded.vision)
+            prompted = prompt(self.model, requests, self.encoded.vision)
             return sample(self.model, prompted, group=group, max_tokens=self.settings.max_tokens, reader=self.reader, seeds=seeds)
 
     def text(self, said: SampledAnswer) -> str:
-        return ask.text_of(self.model, ask.spoken_ids(self.model, list(said.ids)))
+        return text_of(self.model, spoken_ids(self.model, list(said.ids)))
 
     @torch.no_grad()
     def inverse_captions(self, masks: Sequence[RLE]) -> list[str]:
@@ -267,10 +268,10 @@ class RolloutStep:
         requests = [caption_request(self.batch.samples[i // group], masks[i]) for i in asked]
         check_cache(self.model)
         with self.timer.part("generate"), self.policies.using(self.settings.inverse):
-            prompted = ask.prompt(self.model, requests, [self.encoded.vision[i // group] for i in asked])
-            answers = ask.generate(self.model, prompted, max_tokens=self.settings.max_tokens)
+            prompted = prompt(self.model, requests, [self.encoded.vision[i // group] for i in asked])
+            answers = generate(self.model, prompted, max_tokens=self.settings.max_tokens)
         for i, ids in zip(asked, answers, strict=True):
-            texts[i] = ask.text_of(self.model, ask.spoken_ids(self.model, ids))
+            texts[i] = text_of(self.model, spoken_ids(self.model, ids))
         return texts
 
     # Tokens

@@ -19,7 +19,8 @@ from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import policy_model, rl_model
 from ans_core.config import Config
 from ans_core.data.regions import is_region
-from ans_core.model.predict import generate, prompt, seg_embeddings_of
+from ans_core.model.generation import generate, seg_embeddings_of
+from ans_core.model.prefill import prompt
 from ans_core.model.sa2va import Sa2VA
 from ans_core.stages.launch import machine_of
 from ans_core.types import Log, Request

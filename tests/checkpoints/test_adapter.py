@@ -11,8 +11,9 @@ from peft import PeftModel
 from ans_core.checkpoints import adapter, checkpoint
 from ans_core.checkpoints.trained import rl_model, sft_model
 from ans_core.model import adapters
-from ans_core.model import predict as ask
-from ans_core.model.masks import VideoOptions
+from ans_core.model.generation import seg_embeddings_of
+from ans_core.model.options import PredictOptions
+from ans_core.model.prefill import prompt
 from ans_core.model.sa2va import Sa2VA
 from ans_core.types import Request
 from tests import tiny
@@ -46,10 +47,10 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def outputs(model: Sa2VA) -> list[torch.Tensor]:
     request = Request(frames=(tiny.picture(0),), text="<image>\nPlease segment the red square.")
     with torch.no_grad():
-        prompted = ask.prompt(model, [request])
+        prompted = prompt(model, [request])
         ids = model.tokenizer.encode("It is [SEG].")
-        (embedding,) = ask.seg_embeddings_of(model, prompted, [ids])
-        frames = model.sam2.encode(VideoOptions().pixels(model, prompted.images[0]))
+        (embedding,) = seg_embeddings_of(model, prompted, [ids])
+        frames = model.sam2.encode(PredictOptions().pixels(model, prompted.images[0]))
         return [embedding, model.sam2.decode(frames, torch.zeros(1, dtype=torch.long), embedding).logits]
 
 

@@ -3,13 +3,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jaxtyping
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -118,6 +122,55 @@ def test_a_wrong_dtype_or_device_is_named(tmp_path: Path, changes: dict[str, Any
     checkpoint.save(tiny(), tmp_path / "m", metadata={})
     with pytest.raises(ValueError, match=message):
         Sa2VA.from_pretrained(tmp_path / "m", **changes)
+
+
+PARTS = {
+    "vision": "internvl.model.vision_tower",
+    "projector": "internvl.model.multi_modal_projector",
+    "language": "internvl.model.language_model",
+    "head": "internvl.lm_head",
+    "seg": "text_hidden_fcs",
+    "sam2": "sam2",
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("halved", [["language", "head"], ["projector"], ["sam2", "seg"], ["vision"], "some tensors"])
+def test_any_mixture_with_a_half_precision_loads_and_answers(tmp_path: Path, halved: list[str] | str, dtype: torch.dtype):
+    model = copy.deepcopy(tiny())
+    with torch.no_grad():
+        model.internvl.lm_head.weight[model.seg_token_id] *= 3
+    if isinstance(halved, list):
+        for part in halved:
+            model.get_submodule(PARTS[part]).to(dtype)
+    else:
+        for number, p in enumerate(model.parameters()):
+            p.data = p.data.to(dtype if number * 7 % 5 < 2 else torch.float32)
+    checkpoint.save(model, tmp_path / "m", metadata={})
+    loaded = Sa2VA.from_pretrained(tmp_path / "m")
+    assert loaded.dtype == dtype
+    assert {p.dtype for p in loaded.parameters()} == {dtype, torch.float32}
+    frames = [np.full((40, 50, 3), 60 * shade, np.uint8) for shade in range(1, 5)]
+    with torch.no_grad():
+        exact = copy.deepcopy(loaded).float()
+        asked = {"text": "<image>What is region1?", "mask_prompts": [np.eye(40, 50)], "max_tokens": 4}
+        for shown in ({"image": frames[0]}, {"video": frames}):
+            answer, expected = loaded.predict(**asked, **shown), exact.predict(**asked, **shown)
+            if answer.text == expected.text and len(expected.mask_logits):
+                assert (answer.seg_embeddings - expected.seg_embeddings).norm() < 0.1 * expected.seg_embeddings.norm()
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "listed"), [((torch.bfloat16, torch.float16), "bfloat16, float16, float32"), ((torch.float64,), "float32, float64")]
+)
+def test_weights_that_no_forward_pass_takes_together_are_refused_unless_cast(tmp_path: Path, dtypes: tuple[torch.dtype], listed: str):
+    model = copy.deepcopy(tiny())
+    for part, dtype in zip(("vision", "head"), dtypes, strict=False):
+        model.get_submodule(PARTS[part]).to(dtype)
+    checkpoint.save(model, tmp_path / "m", metadata={})
+    with pytest.raises(ValueError, match=f"holds weights in {listed}, which no forward pass takes together; load it in one: dtype"):
+        Sa2VA.from_pretrained(tmp_path / "m")
+    assert Sa2VA.from_pretrained(tmp_path / "m", dtype="float32").dtype == torch.float32
 
 
 def test_auto_takes_the_stored_dtype_and_a_device_that_is_there(tmp_path: Path):
@@ -237,7 +290,13 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("llm_config.use_sliding_window", True, "'sliding_window' 16"),
         ("downsample_ratio", None, "has no 'downsample_ratio'"),
         ("tiny_sam2_config.embed_dim", None, "has no 'embed_dim'"),
+        ("tiny_sam2_config.mem_heads", 2, "SAM2's sizes hold ['mem_heads'], which would have no effect"),
+        ("tiny_sam2_config.backbone_channel_list", [8, 4], "'backbone_channel_list' is [8, 4]; with 'embed_dim' 8 it is [64, 32, 16, 8]"),
         ("select_layer", -2, "'select_layer' is -2; only -1"),
+        ("ans", {"frames": 2}, "'ans' is {'frames': 2}; it holds nothing but video_frames, frame_choice"),
+        ("ans", [2], "'ans' is [2]; it holds nothing but video_frames, frame_choice"),
+        ("ans", {"video_frames": 0}, "0 frames of a clip; give a whole number from 1"),
+        ("ans", {"frame_choice": "last"}, "frame choice 'last'; there are first, uniform"),
         ("ps_version", "v1", "'ps_version' is 'v1'; only 'v2'"),
     ],
 )
@@ -258,6 +317,7 @@ def test_what_is_wrong_in_an_upstream_config_is_named(upstream: Path, tmp_path: 
         ("template", None, "template"),
         ("template", "vicuna", "no 'template' 'vicuna'; there are qwen_chat, internlm2_chat, phi3_chat"),
         ("grounding", None, "has no 'grounding'"),
+        ("video_frames", "3", "'3' frames of a clip; give a whole number from 1"),
         ("internvl.vision_config", None, "has no 'vision_config'"),
         ("internvl.text_config", 3, "'vision_config' and 'text_config' are to be the sizes"),
     ],
@@ -468,6 +528,29 @@ def test_a_release_is_a_whole_base_and_takes_no_sam2():
         bases.import_base(GOLDEN / "qwen2", "facebook/sam2-hiera-large", "qwen_chat")
 
 
-def test_a_base_folder_that_does_not_exist_is_not_taken_for_a_hub_id():
-    with pytest.raises(ValueError, match="no folder '/nowhere'"):
-        bases.import_base("/nowhere", "", "qwen_chat")
+@pytest.mark.slow
+def test_a_model_is_loaded_by_its_hub_id(tmp_path: Path):
+    """From a cache as the hub's client lays it out, without a connection. The client reads its settings once, so it is a new process."""
+    snapshot = tmp_path / "models--someone--tiny/snapshots/0123456789abcdef0123456789abcdef01234567"
+    checkpoint.save(tiny(), snapshot, metadata={})
+    (tmp_path / "models--someone--tiny/refs").mkdir()
+    (tmp_path / "models--someone--tiny/refs/main").write_text(snapshot.name)
+    script = """
+from ans_core.model import Sa2VA
+print(sum(p.numel() for p in Sa2VA.from_pretrained("someone/tiny").parameters()))
+try:
+    Sa2VA.from_pretrained("someone/other")
+except ValueError as error:
+    print(error)
+"""
+    settings = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    ran = subprocess.run([sys.executable, "-c", script], env=settings, capture_output=True, text=True, check=True)
+    size, said = ran.stdout.strip().split("\n", 1)
+    assert int(size) == sum(p.numel() for p in tiny().parameters())
+    assert said.startswith("no folder 'someone/other', and it can't be had from the hub (")
+
+
+@pytest.mark.parametrize("name", ["/nowhere", "runs", "runs/tiny/model", "tests/nothing", ""])
+def test_a_folder_that_is_not_there_is_not_taken_for_a_hub_id(name: str):
+    with pytest.raises(ValueError, match=f"no folder '{name}'; give a local folder or a hub id"):
+        Sa2VA.from_pretrained(name)

@@ -9,6 +9,7 @@ import sys
 import types
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,6 +58,48 @@ def test_our_own_model_survives_upstreams_layout_in_its_dtype(tmp_path: Path):
     conversion.convert(tmp_path / "up", tmp_path / "again", to="native", metadata={})
     assert equal(tensors(tmp_path / "own"), tensors(tmp_path / "again"))
     assert {t.dtype for t in tensors(tmp_path / "up").values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"fuser_layers": 3}, {"fuser_layers": 1, "top_down_levels": (2,)}, {"top_down_levels": ()}, {"max_object_pointers": 3}]
+)
+def test_every_size_of_sam2_survives_both_layouts(tmp_path: Path, sizes: dict[str, Any]):
+    model = build_tiny(replace(tiny().config, grounding=replace(tiny().config.grounding, **sizes)), tiny().tokenizer, seed=0)
+    checkpoint.save(model, tmp_path / "own", metadata={})
+    conversion.convert(tmp_path / "own", tmp_path / "up", to="upstream", metadata={})
+    conversion.convert(tmp_path / "up", tmp_path / "again", to="native", metadata={})
+    conversion.convert(tmp_path / "again", tmp_path / "up again", to="upstream", metadata={})
+    assert conversion.account(tmp_path / "up").problems == ()
+    assert checkpoint.load(tmp_path / "up").config.grounding == model.config.grounding
+    for one, other, part in (("own", "again", "grounding"), ("up", "up again", "tiny_sam2_config")):
+        assert equal(tensors(tmp_path / one), tensors(tmp_path / other))
+        assert len({json.dumps(json.loads((tmp_path / name / "config.json").read_text())[part]) for name in (one, other)}) == 1
+    sam2 = checkpoint.load(tmp_path / "up").sam2
+    assert len(sam2.memory_encoder.fuser.layers) == sizes.get("fuser_layers", 2)
+    assert sam2.image_encoder.neck.fpn_top_down_levels == list(sizes.get("top_down_levels", (2, 3)))
+    assert sam2.max_obj_ptrs_in_encoder == sizes.get("max_object_pointers", 16)
+
+
+@pytest.mark.parametrize(("frames", "choice"), [(3, "uniform"), (5, "uniform"), (2, "first"), (5, "first")])
+def test_frames_of_a_clip_survive_upstreams_layout(tmp_path: Path, frames: int, choice: Any):
+    model = copy.deepcopy(tiny())
+    model.config = replace(model.config, video_frames=frames, frame_choice=choice)
+    checkpoint.save(model, tmp_path / "own", metadata={})
+    conversion.convert(tmp_path / "own", tmp_path / "up", to="upstream", metadata={})
+    conversion.convert(tmp_path / "up", tmp_path / "again", to="native", metadata={})
+    conversion.convert(tmp_path / "again", tmp_path / "up again", to="upstream", metadata={})
+    for name in ("up", "again", "up again"):
+        loaded = checkpoint.load(tmp_path / name).config
+        assert (loaded.video_frames, loaded.frame_choice) == (frames, choice)
+    assert json.loads((tmp_path / "up/config.json").read_text()) == json.loads((tmp_path / "up again/config.json").read_text())
+    assert ("ans" in json.loads((tmp_path / "up/config.json").read_text())) == ((frames, choice) != (5, "first"))
+
+
+@needs_golden
+def test_the_sizes_of_sam2_are_written_as_upstream_wrote_them():
+    theirs = json.loads((GOLDEN / "training_pth/base_sam2/tiny_sam2_config.json").read_text())
+    written = layouts.upstream_sizes(layouts.grounding_config(theirs))
+    assert json.loads(json.dumps(written)) == theirs | {"max_obj_ptrs_in_encoder": 16}
 
 
 def test_shards_are_merged_without_another_change(tmp_path: Path):

@@ -19,7 +19,8 @@ from ans_core import media, overlay, rle, transforms
 from ans_core.checkpoints import checkpoint
 from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
-from ans_core.model.masks import AHEAD
+from ans_core.model.prefill import prompt
+from ans_core.model.video import AHEAD
 from ans_core.types import Request
 from flows import answer, cli
 from tests import tiny
@@ -31,7 +32,7 @@ def model(tmp_path: Path, tiny_model: Sa2VA) -> Path:
     talker = copy.deepcopy(tiny_model)
     talker.keep_original_decoder()
     with torch.no_grad():
-        prompted = ask.prompt(talker, [Request(frames=tiny.clip(0).frames, text="<image>\nthe square")])
+        prompted = prompt(talker, [Request(frames=tiny.clip(0).frames, text="<image>\nthe square")])
         state = talker.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[0, -1]
         talker.internvl.lm_head.weight.zero_()
         talker.internvl.lm_head.weight[talker.seg_token_id] = state

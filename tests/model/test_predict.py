@@ -9,7 +9,9 @@ from ans_core.data.collate import collate
 from ans_core.data.conversation import Turn
 from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
+from ans_core.model.generation import generate, seg_embeddings_of, spoken_ids, stop_ids
 from ans_core.model.masks import upsample
+from ans_core.model.prefill import SIMILAR_LENGTH, prompt, visible_tiles, vision_features
 from ans_core.model.supervised import packed, project_tiles
 from ans_core.types import Prediction, Request
 from tests import tiny
@@ -82,9 +84,9 @@ def test_text_alone_is_answered_as_the_language_model_does(talker: Sa2VA):
             )
             logits[talker.image_token_id] = -torch.inf
             said.append(int(logits.argmax()))
-            if said[-1] in ask.stop_ids(talker):
+            if said[-1] in stop_ids(talker):
                 break
-    assert answer.text == talker.tokenizer.decode(ask.spoken_ids(talker, said))
+    assert answer.text == talker.tokenizer.decode(spoken_ids(talker, said))
 
 
 def test_an_answer_ends_before_its_end_of_turn(own_model: Sa2VA):
@@ -93,16 +95,16 @@ def test_an_answer_ends_before_its_end_of_turn(own_model: Sa2VA):
         own_model.internvl.lm_head.weight.zero_()
     stop = own_model.tokenizer.convert_tokens_to_ids("<|im_end|>")
     own_model.internvl.lm_head.register_forward_hook(lambda m, i, o: o.index_fill(-1, torch.tensor([stop]), 1.0))
-    prompted = ask.prompt(own_model, [REQUESTS[0]])
-    assert ask.generate(own_model, prompted, max_tokens=5) == [[stop]]
+    prompted = prompt(own_model, [REQUESTS[0]])
+    assert generate(own_model, prompted, max_tokens=5) == [[stop]]
     assert ask.predict(own_model, [REQUESTS[0]], max_tokens=5, batch=1) == [Prediction(text="")]
-    assert stop in ask.stop_ids(own_model)
+    assert stop in stop_ids(own_model)
 
 
 def test_an_answer_never_holds_an_image_token(own_model: Sa2VA):
     own_model.internvl.lm_head.register_forward_hook(lambda m, i, o: o.index_fill(-1, torch.tensor([own_model.image_token_id]), 99.0))
     with torch.no_grad():
-        found = ask.generate(own_model, ask.prompt(own_model, [REQUESTS[0]]), max_tokens=8)
+        found = generate(own_model, prompt(own_model, [REQUESTS[0]]), max_tokens=8)
     assert own_model.image_token_id not in {token for row in found for token in row}
 
 
@@ -120,8 +122,8 @@ def test_the_seg_embeddings_of_an_answer_are_those_of_training(talker: Sa2VA, qu
     with torch.no_grad():
         hidden = talker.hidden_states(packed(batch), project_tiles(talker, batch))
         trained = talker.seg_embeddings(hidden[(batch.input_ids == talker.seg_token_id) & batch.loss_mask])
-        prompted = ask.prompt(talker, [still(0, question, mask_prompts=shown)])
-        (spoken,) = ask.seg_embeddings_of(talker, prompted, [talker.tokenizer.encode(answer)])
+        prompted = prompt(talker, [still(0, question, mask_prompts=shown)])
+        (spoken,) = seg_embeddings_of(talker, prompted, [talker.tokenizer.encode(answer)])
     assert spoken.shape == (2, 32)
     assert (spoken - trained).abs().max() < 1e-5
 
@@ -135,8 +137,8 @@ def test_a_clip_is_asked_about_as_in_training(talker: Sa2VA):
     with torch.no_grad():
         hidden = talker.hidden_states(packed(batch), project_tiles(talker, batch))
         trained = talker.seg_embeddings(hidden[(batch.input_ids == talker.seg_token_id) & batch.loss_mask])
-        prompted = ask.prompt(talker, [Request(frames=clip.frames, text="<image>\nPlease segment it.")])
-        (spoken,) = ask.seg_embeddings_of(talker, prompted, [talker.tokenizer.encode("[SEG]")])
+        prompted = prompt(talker, [Request(frames=clip.frames, text="<image>\nPlease segment it.")])
+        (spoken,) = seg_embeddings_of(talker, prompted, [talker.tokenizer.encode("[SEG]")])
     assert (spoken - trained).abs().max() < 1e-5
 
 
@@ -184,9 +186,9 @@ def test_known_features_are_not_computed_again(talker: Sa2VA):
     calls: list[int] = []
     handle = talker.internvl.model.vision_tower.register_forward_hook(lambda m, i, o: calls.append(1))
     with torch.no_grad():
-        tiles = [ask.visible_tiles(talker, [transforms.open_image(REQUESTS[0].frames[0])])]
-        features = ask.vision_features(talker, tiles)
-        one, other = ask.prompt(talker, REQUESTS[:1], features), ask.prompt(talker, REQUESTS[:1])
+        tiles = [visible_tiles(talker, [transforms.open_image(REQUESTS[0].frames[0])])]
+        features = vision_features(talker, tiles)
+        one, other = prompt(talker, REQUESTS[:1], features), prompt(talker, REQUESTS[:1])
     handle.remove()
     assert len(calls) == 2
     assert torch.equal(one.row(0), other.row(0))
@@ -229,12 +231,12 @@ def test_a_picture_that_several_requests_ask_about_is_encoded_once(talker: Sa2VA
         still(n % 2, prompts.REFERRING_EVAL.format(text=text)) for n, text in enumerate(("the cat", "a dog", "it", "the sky", "a bird"))
     ]
     together = ask.predict(talker, asked, max_tokens=8, batch=8)
-    tiles = sum(len(ask.visible_tiles(talker, [transforms.open_image(asked[n].frames[0])])) for n in (0, 1))
+    tiles = sum(len(visible_tiles(talker, [transforms.open_image(asked[n].frames[0])])) for n in (0, 1))
     assert seen == [("vision", tiles), ("sam", 2)]
-    prompted = ask.prompt(talker, asked)
+    prompted = prompt(talker, asked)
     assert prompted.prefix_of.tolist() == [0, 1, 0, 1, 0]
     assert len(prompted.prefixes) == 2
-    assert prompted.read.get_seq_length() == prompted.prefixes.shape[1]
+    assert prompted.prefix_cache.get_seq_length() == prompted.prefixes.shape[1]
     alone = [ask.predict(talker, [a], max_tokens=8, batch=1)[0] for a in asked]
     assert [a.text for a in together] == [a.text for a in alone]
     assert all(a.masks for a in together)
@@ -249,14 +251,14 @@ def test_beginnings_are_read_beside_those_of_their_length(talker: Sa2VA, monkeyp
         language, "forward", lambda *a, inputs_embeds, **k: sizes.append(inputs_embeds.shape[:2]) or read(inputs_embeds=inputs_embeds, **k)
     )
     with torch.no_grad():
-        together = ask.prompt(talker, REQUESTS)
+        together = prompt(talker, REQUESTS)
         slots, tokens = sum(rows * width for rows, width in sizes), int(together.prefix_attention.sum())
         assert len(sizes) > 1
-        assert tokens <= slots <= ask.SIMILAR_LENGTH * tokens < together.prefix_attention.numel()
+        assert tokens <= slots <= SIMILAR_LENGTH * tokens < together.prefix_attention.numel()
         for number, request in enumerate(REQUESTS):
-            alone = ask.prompt(talker, [request])
+            alone = prompt(talker, [request])
             row, length = together.prefix_of[number], alone.prefixes.shape[1]
             assert together.prefix_attention[row].sum() == length
-            for layer, own in zip(together.read.layers, alone.read.layers, strict=True):
+            for layer, own in zip(together.prefix_cache.layers, alone.prefix_cache.layers, strict=True):
                 assert (layer.keys[row, :, -length:] - own.keys[0]).abs().max() < 1e-5
                 assert (layer.values[row, :, -length:] - own.values[0]).abs().max() < 1e-5

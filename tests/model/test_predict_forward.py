@@ -10,16 +10,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import imageio.v3 as iio
 import jaxtyping
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from ans_core import rle
+from ans_core import media, rle
 from ans_core.model import Sa2VA
-from ans_core.model import predict as ask
 from ans_core.model.config import VideoMode
+from ans_core.model.generation import cut_at_stop
+from ans_core.model.options import PredictOptions
+from ans_core.model.prefill import prompt
+from ans_core.model.requests import request_of
 from tests.golden import GOLDEN, arrays, error, needs_golden
 
 pytestmark = needs_golden
@@ -107,7 +111,7 @@ def test_a_batch_of_everything_is_answered_as_one_by_one():
     past = [("<image>Please segment the cat.", "Sure,[SEG].")]
     asked = [question(name) for name in ("text", "image", "vp", "video", "image")]
     asked[-1] |= {"text": "And the dog?", "past": past}
-    together = model.predict_many([ask.request_of(**q) for q in asked], max_tokens=8)
+    together = model.predict_many([request_of(**q) for q in asked], max_tokens=8)
     for one, q in zip(together, asked, strict=True):
         alone = model.predict(**q, max_tokens=8)
         assert one.text == alone.text
@@ -139,6 +143,37 @@ def test_a_clip_is_followed_frame_by_frame_with_the_same_masks(mode: VideoMode):
     assert (model.predict(**question("image"), max_tokens=8).masks[0] == picture.masks[0]).all()
 
 
+@pytest.mark.parametrize("mode", ["sa2va", "sa2va-i"])
+def test_a_video_file_is_followed_as_its_frames_with_a_few_held(tmp_path: Path, mode: VideoMode):
+    """40 frames, of which five are kept and one is decoded at a time."""
+    model, inputs, _ = copy.deepcopy(qwen2())
+    model.keep_original_decoder()
+    shots = np.concatenate([inputs["pf_video_uint8"]] * 6)[:40]
+    iio.imwrite(tmp_path / "clip.mp4", shots, plugin="pyav", codec="mpeg4", fps=8)
+    frames = tuple(media.clip(tmp_path / "clip.mp4"))
+    decoded, alive, most = media.VideoFile.__getitem__, [0], [0]
+
+    class Held(bytes):
+        def __del__(self) -> None:
+            alive[0] -= 1
+
+    def counted(self: media.VideoFile, index: int) -> bytes:
+        found = Held(decoded(self, index))
+        alive[0] += 1
+        most[0] = max(most[0], alive[0])
+        return found
+
+    asked = {"text": question("video")["text"], "max_tokens": 8, "video_mode": mode}
+    expected = model.predict(**asked, video=list(frames))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(media.VideoFile, "__getitem__", counted)
+        text, masks = model.follow(**asked, video=tmp_path / "clip.mp4")
+        found = [one for _, one in masks]
+    assert text == expected.text
+    assert (np.stack(found)[:, 0] != expected.masks[0]).mean() < 1e-3
+    assert 5 <= most[0] <= 5 + 2
+
+
 def test_frames_of_another_size_are_found_when_they_come():
     model, inputs, _ = qwen2()
     video = [*inputs["pf_video_uint8"], np.zeros((8, 9, 3), np.uint8)]
@@ -149,10 +184,10 @@ def test_frames_of_another_size_are_found_when_they_come():
 
 def test_earlier_turns_stand_before_the_question_as_training_wrote_them():
     model, inputs, _ = qwen2()
-    request = ask.request_of(image=inputs["pf_image_uint8"], text="And the dog?", past=[("<image>Please segment the cat.", "Sure,[SEG].")])
+    request = request_of(image=inputs["pf_image_uint8"], text="And the dog?", past=[("<image>Please segment the cat.", "Sure,[SEG].")])
     with torch.no_grad():
-        found = ask.prompt(model, [request]).row(0)
-        first = ask.prompt(model, [ask.request_of(image=inputs["pf_image_uint8"], text="<image>Please segment the cat.")]).row(0)
+        found = prompt(model, [request]).row(0)
+        first = prompt(model, [request_of(image=inputs["pf_image_uint8"], text="<image>Please segment the cat.")]).row(0)
         rest = "Sure,[SEG].<|im_end|>\n<|im_start|>user\nAnd the dog?<|im_end|>\n<|im_start|>assistant\n"
         second = model.internvl.get_input_embeddings()(torch.tensor(model.tokenizer.encode(rest)))
     assert torch.equal(found, torch.cat([first, second]))
@@ -169,7 +204,20 @@ def test_earlier_turns_stand_before_the_question_as_training_wrote_them():
         ({"video_mode": "sa2va-i"}, "SAM2's original mask decoder"),
         ({"video_mode": "sa2va_i"}, "video mode 'sa2va_i'; there are sa2va, sa2va-i, and auto"),
         ({"constants": "bfloat16"}, "constants 'bfloat16'; there are fp32, bf16"),
+        ({"tiny_regions": "all"}, "tiny_regions 'all'; there are largest, none"),
+        ({"frames": 0}, "0 frames of a clip; give a whole number from 1"),
+        ({"frame_choice": "last"}, "frame choice 'last'; there are first, uniform"),
         ({"past": "<|im_start|>user"}, "past is a text; give the turns before as"),
+        (
+            {"past": [{"role": "user", "content": "What?"}]},
+            r"past holds a dict with 'role', 'content', as chat messages are",
+        ),
+        ({"past": ["What?", "A cat."]}, r"past holds 'What\?'; give the turns before as \(question, answer\) pairs"),
+        ({"image": None, "video": Image.new("RGB", (8, 8))}, "the video is Image, one picture; give it as image"),
+        ({"image": None, "video": b"pixels"}, "the video is bytes, one picture"),
+        ({"image": None, "video": np.zeros((8, 8, 3), np.uint8)}, r"a video of shape \(8, 8, 3\); give \(frames, height, width, 3\)"),
+        ({"image": None, "video": torch.zeros(2, 3, 8, 8)}, r"a picture of shape \(3, 8, 8\) and float32; give \(height, width, 3\)"),
+        ({"image": None, "video": []}, "the video has no frames; give at least one"),
         ({"image": [np.zeros((8, 8, 3), np.uint8)]}, "not list; give one picture"),
         ({"mask_prompts": [np.ones(8, bool)]}, r"a mask prompt of shape \(8,\); give a list"),
         ({"image": None, "text": "What?", "mask_prompts": [np.ones((8, 8), bool)]}, "1 mask prompts without a picture"),
@@ -187,7 +235,7 @@ def test_what_upstream_leaves_out_is_nothing_and_masks_come_in_any_form():
     plain = model.predict(**question("image"), max_tokens=8)
     assert model.predict(**question("image"), video=None, past=None, mask_prompts=None, max_tokens=8).text == plain.text
     mask = inputs["pf_mask_prompts"][0]
-    expected = ask.request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=[mask]).mask_prompts
+    expected = request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=[mask]).mask_prompts
     counted = rle.encode(mask.astype(bool))
     runs = np.diff(np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int).T.flatten(), [2]]))) + 0, prepend=0).tolist()
     forms = [
@@ -198,10 +246,48 @@ def test_what_upstream_leaves_out_is_nothing_and_masks_come_in_any_form():
         {"size": counted["size"], "counts": runs},
     ]
     for form in forms:
-        assert ask.request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=[form]).mask_prompts == expected
-    assert (
-        ask.request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=inputs["pf_mask_prompts"]).mask_prompts[:1] == expected
-    )
+        assert request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=[form]).mask_prompts == expected
+    assert request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=inputs["pf_mask_prompts"]).mask_prompts[:1] == expected
+
+
+@pytest.mark.parametrize(("frames", "choice"), [(2, None), (None, "uniform"), (3, "uniform"), (7, "first")])
+def test_frames_are_chosen_at_a_call_as_by_the_checkpoint(frames: int | None, choice: Any):
+    model = qwen2()[0]
+    other = copy.copy(model)
+    other.config = dataclasses.replace(model.config, video_frames=frames or 5, frame_choice=choice or "first")
+    asked = question("video") | {"max_tokens": 8}
+    expected = other.predict(**asked)
+    for given in (model.predict(**asked, frames=frames, frame_choice=choice), expected):
+        assert torch.equal(given.seg_embeddings, expected.seg_embeddings)
+        assert torch.equal(given.mask_logits, expected.mask_logits)
+    assert not torch.equal(model.predict(**asked).seg_embeddings, expected.seg_embeddings)
+    text, masks = model.follow(**asked, frames=frames, frame_choice=choice)
+    assert text == expected.text
+    assert (np.stack([one[0] for _, one in masks]) != expected.masks[0]).mean() < 1e-3
+
+
+def test_a_region_that_sampling_misses_has_no_tokens_by_upstreams_rule():
+    model, inputs, _ = qwen2()
+    dot = np.zeros(inputs["pf_image_uint8"].shape[:2], bool)
+    dot[3, 5] = True
+    request = request_of(text="<image>What is region1?", image=inputs["pf_image_uint8"], mask_prompts=[dot])
+    with torch.no_grad():
+        lengths = [len(prompt(model, [request], options=PredictOptions(tiny_regions=rule)).row(0)) for rule in ("largest", "none")]
+    assert lengths[0] == lengths[1] + 1
+    answers = [model.predict(**question("image"), mask_prompts=[dot], max_tokens=8, tiny_regions=rule) for rule in ("largest", "none")]
+    assert not torch.equal(answers[0].seg_embeddings, answers[1].seg_embeddings)
+
+
+def test_following_nothing_is_refused():
+    with pytest.raises(ValueError, match="the video has no frames"):
+        qwen2()[0].follow(text="<image>Who moves?", video=[])
+
+
+def test_a_video_may_be_one_array_or_tensor():
+    _, inputs, _ = qwen2()
+    expected = request_of(text="<image>", video=list(inputs["pf_video_uint8"]))
+    for video in (inputs["pf_video_uint8"], torch.from_numpy(inputs["pf_video_uint8"])):
+        assert request_of(text="<image>", video=video) == expected
 
 
 def test_a_video_may_be_a_file_or_a_folder_of_frames(tmp_path: Path):
@@ -221,7 +307,7 @@ def test_regions_of_a_clip_are_those_of_its_first_frame():
     def prompted(changed: int | None) -> torch.Tensor:
         shown = [255 - f if i == changed else f for i, f in enumerate(frames)]
         with torch.no_grad():
-            return ask.prompt(model, [ask.request_of(text="<image>What is region1?", video=shown, mask_prompts=[mask])]).row(0)
+            return prompt(model, [request_of(text="<image>What is region1?", video=shown, mask_prompts=[mask])]).row(0)
 
     plain, cells = prompted(None), model.grid**2
     for changed, expected in ((0, 2 * cells), (model.seen_frames(len(frames))[-1], cells)):  # frame and region, frame alone
@@ -234,8 +320,8 @@ def test_a_clip_of_one_frame_is_one_tile_and_is_followed_as_it_is_predicted():
     with torch.no_grad():
         model.sam2.original_mask_decoder.conv_s0.weight.mul_(1.5)
         asked = question("video") | {"video": list(inputs["pf_video_uint8"][:1])}
-        tokens = len(ask.prompt(model, [ask.request_of(**asked)]).row(0))
-        assert tokens < len(ask.prompt(model, [ask.request_of(text=asked["text"], image=asked["video"][0])]).row(0))
+        tokens = len(prompt(model, [request_of(**asked)]).row(0))
+        assert tokens < len(prompt(model, [request_of(text=asked["text"], image=asked["video"][0])]).row(0))
     whole = model.predict(**asked, max_tokens=8, video_mode="sa2va-i")
     text, frames = model.follow(**asked, max_tokens=8, video_mode="sa2va-i")
     assert text == whole.text
@@ -262,9 +348,9 @@ def test_an_answer_ends_at_a_stop_word_of_several_tokens():
         assert answer.text == expected
         assert len(answer.masks) == 1
         assert len(steps) < len(script)
-    ids, complete = ask.cut_at_stop(model, told)
+    ids, complete = cut_at_stop(model, told)
     assert (complete, model.tokenizer.decode(ids)) == (True, "Sure,[SEG].<|end|>")
-    assert ask.cut_at_stop(model, told[:3]) == (told[:3], False)
+    assert cut_at_stop(model, told[:3]) == (told[:3], False)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (10_000, 10)])

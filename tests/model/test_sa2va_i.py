@@ -13,7 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from ans_core import transforms
 from ans_core.checkpoints import checkpoint, conversion
-from ans_core.model import Sa2VA, masks
+from ans_core.model import Sa2VA
+from ans_core.model.masks import upsample
+from ans_core.model.options import PredictOptions
+from ans_core.model.video import track
 from tests import tiny
 from tests.checkpoints.test_conversion import equal, tensors
 from tests.golden import GOLDEN, arrays, error, needs_golden
@@ -53,7 +56,7 @@ def test_masks_through_a_clip_equal_upstreams(released: Path):
     with model.sam2.original():
         low = model.sam2.track_masks(features, masks, conditioning=seen)[0]
     assert error(to_image_size(low[:, None])[..., ::4, ::4], outputs["propagated_logits_ds4"]) < 1e-4
-    final = [torch.from_numpy(masks.upsample(z, size=model.sam2.image_size, height=150, width=190)) for z in low]
+    final = [torch.from_numpy(upsample(z, size=model.sam2.image_size, height=150, width=190)) for z in low]
     assert torch.equal(torch.stack(final), outputs["final_masks_150x190"])
 
 
@@ -75,7 +78,7 @@ def test_seen_frames_keep_the_masks_that_they_have_as_pictures(own_model: Sa2VA)
     own_model.sam2.original_mask_decoder.pred_obj_score_head.layers[-1].bias -= 1e4
     pictures = [transforms.open_image(f) for f in tiny.clip(3).frames]
     embeddings = torch.randn(2, own_model.config.grounding.width, generator=torch.Generator().manual_seed(1)) * 3
-    through = masks.track(own_model, pictures, embeddings, masks.VideoOptions(mode="sa2va-i"))
+    through = track(own_model, pictures, embeddings, PredictOptions(mode="sa2va-i"))
     seen = own_model.seen_frames(4, "sa2va-i")
     pixels = transforms.normalise([pictures[i] for i in seen], size=own_model.sam2.image_size)
     frames = torch.tensor([0, 1, 0, 1])
@@ -84,7 +87,7 @@ def test_seen_frames_keep_the_masks_that_they_have_as_pictures(own_model: Sa2VA)
     assert ((through[:, seen] > 0) == (alone > 0)).float().mean() > 0.97
     rest = [i for i in range(4) if i not in seen]
     assert (through[:, rest] == -1024).all()
-    assert (masks.track(own_model, pictures, embeddings, masks.VideoOptions())[:, rest] > -1024).all()
+    assert (track(own_model, pictures, embeddings, PredictOptions())[:, rest] > -1024).all()
 
 
 def test_a_model_that_keeps_the_original_decoder_is_saved_with_it(tmp_path: Path, own_model: Sa2VA):

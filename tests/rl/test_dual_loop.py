@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 
 import pytest
@@ -11,7 +10,7 @@ from ans_core import prompts
 from ans_core.benchmarks.loops import caption_request, expression_of, mask_request, score_loops, score_loops_of_truth, true_mask
 from ans_core.config import Rl
 from ans_core.model import Sa2VA, adapters, parts
-from ans_core.model import predict as ask
+from ans_core.model.prefill import prompt
 from ans_core.rewards import REWARDS
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import dual_loop, grpo, rollout, text_loop
@@ -169,7 +168,7 @@ def test_the_log_probabilities_are_those_of_the_distribution_that_was_sampled_fr
     step = a_round(module)
     requests = [caption_request(s, true_mask(s)) for s in SAMPLES]
     with torch.no_grad():
-        prompted = ask.prompt(own_model, requests, step.encoded.vision)
+        prompted = prompt(own_model, requests, step.encoded.vision)
         said = step.sample_answers(requests, "captions")
         done = text_loop.experience_of(step, requests, said)
         packed, hidden, _ = step.hidden(done.groups, done.regions)
@@ -325,7 +324,7 @@ def test_the_gradient_is_the_weighted_sum_of_the_loops(own_model: Sa2VA) -> None
     module = loops(own_model, mask_weight=0.0)
 
     def gradient(**weights: float) -> Tensor:
-        module.settings, module.exploration = dataclasses.replace(module.settings, loops=weights), dual_loop.Exploration(width=0.5)
+        module.settings, module.exploration = module.settings.model_copy(update={"loops": weights}), dual_loop.Exploration(width=0.5)
         module.zero_grad()
         torch.manual_seed(0)
         compute(module, batch(own_model))[0].backward()

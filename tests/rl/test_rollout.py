@@ -10,8 +10,9 @@ import torch
 
 from ans_core.benchmarks.loops import caption_request, true_mask
 from ans_core.model import Sa2VA
-from ans_core.model import predict as ask
+from ans_core.model.generation import generate, stop_ids
 from ans_core.model.packing import Packed
+from ans_core.model.prefill import PrefilledBatch, prompt
 from ans_core.rl.rollout import CLIP, Group, Reader, Segment, _GumbelSampling, check_cache, entropies, pack, sample, token_logps
 from tests import tiny
 
@@ -20,10 +21,10 @@ def reader(temperature: float = 1.0, forbidden: tuple[int, ...] = (), **words: s
     return Reader(temperature=temperature, forbidden=forbidden, guard=words.get("guard", "guard"))  # type: ignore[arg-type]
 
 
-def prompted(model: Sa2VA, count: int = 2) -> ask.PrefilledBatch:
+def prompted(model: Sa2VA, count: int = 2) -> PrefilledBatch:
     samples = [tiny.region(i, "a red square") for i in range(count)]
     with torch.no_grad():
-        return ask.prompt(model, [caption_request(s, true_mask(s)) for s in samples])
+        return prompt(model, [caption_request(s, true_mask(s)) for s in samples])
 
 
 # Reader
@@ -98,13 +99,13 @@ def test_what_is_drawn_without_heat_is_what_greedy_search_says(own_model: Sa2VA)
     cold = Reader(temperature=1e-6, forbidden=[own_model.image_token_id], guard="guard")
     told = sample(own_model, prompted(own_model), group=3, max_tokens=6, reader=cold, seeds=range(6))
     with torch.no_grad():
-        greedy = ask.generate(own_model, prompted(own_model), max_tokens=6)
+        greedy = generate(own_model, prompted(own_model), max_tokens=6)
     assert greedy[0] != greedy[1]
     assert [list(a.ids) for a in told] == [greedy[0]] * 3 + [greedy[1]] * 3
 
 
 def test_an_answer_ends_with_its_end_of_turn_and_is_complete_only_then(own_model: Sa2VA):
-    stops = ask.stop_ids(own_model)
+    stops = stop_ids(own_model)
     with torch.no_grad():
         own_model.internvl.lm_head.weight[stops[0]] += own_model.internvl.lm_head.weight.std()
     told = sample(own_model, prompted(own_model), group=16, max_tokens=8, reader=reader(), seeds=range(32))
