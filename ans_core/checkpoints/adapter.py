@@ -42,6 +42,9 @@ def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -
         rank = alpha = first["lora"]["rank"] + second["lora"]["rank"]
         found = _joined(_plain(before), _plain(after), _scale(first), _scale(second))
     whole = [name for name in MODULES if any(f".{name}." in f".{key}" for key in found)]
+    for name, tensor in folders.tensors(folders.weight_files(base)):  # PEFT wants such a module whole, the frozen parts too
+        if name not in found and any(f".{module}." in f".{name}" for module in whole):
+            found[name] = tensor.clone()
     peft = adapters.lora_config(rank=rank, alpha=alpha, dropout=0.0, modules_to_save=whole)
     peft.base_model_name_or_path = str(base)
     peft.inference_mode = True

@@ -174,7 +174,7 @@ def test_the_language_model_sees_the_first_or_evenly_spread_frames(own_model: Sa
             still(0, prompts.REGION_EVAL, mask_prompts=(rle.encode(np.ones((64, 60), bool)),)),
             r"the mask prompt is \(64, 60\) \(height, width\), the image \(64, 64\)",
         ),
-        (Request(frames=(b"no picture",), text="<image>"), "cannot read the image 10 bytes"),
+        (Request(frames=(b"no picture",), text="<image>"), "cannot read the image of 10 embedded bytes"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(tiny_model: Sa2VA, request_: Request, message: str):
