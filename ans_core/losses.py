@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ans_core.metrics.mask import mask_iou
+
 
 def text_loss(logits: Float[Tensor, "M V"], target: Int[Tensor, " M"]) -> Float[Tensor, ""]:
     """Cross-entropy in fp32, mean over the M learned tokens of the batch; 0 where there are none."""
@@ -117,5 +119,4 @@ def promptable_loss(
 def mean_iou(logits: Float[Tensor, "N h w"], target: Bool[Tensor, "N S T"]) -> float:
     """Mean over objects at the target's size; both empty counts 1."""
     drawn = F.interpolate(logits[:, None].float(), size=target.shape[-2:], mode="bilinear")[:, 0] > 0
-    both, either = (drawn & target).flatten(1).sum(1), (drawn | target).flatten(1).sum(1)
-    return float(torch.where(either > 0, both / either.clamp(min=1), 1.0).mean()) if len(target) else 0.0
+    return float(mask_iou(drawn, target).mean()) if len(target) else 0.0

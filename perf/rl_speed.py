@@ -47,7 +47,7 @@ from ans_core.rewards import REWARDS
 from ans_core.rl import grpo, text_loop
 from ans_core.rl.mask_policy import MASK_POLICIES
 from ans_core.rl.rollout import Group, Reader, SampledAnswer, Segment, pack, sample, token_logps
-from ans_core.rl.step import EncodedImages, Experience, Exploration, RolloutStep, StepTimer, collate
+from ans_core.rl.step import EncodedImages, Experience, Exploration, RolloutStep, StepTimer, rl_batch
 from ans_core.transforms import grid_cells
 from ans_core.types import Prediction, Sample
 from tests.tiny import GROUNDING
@@ -324,7 +324,7 @@ class Captions:
         default = Rl()
         self.settings = default.model_copy(update=chosen)
         samples = regions(side, BATCH)
-        self.batch = collate(samples, [s.text for s in samples], self.model, mask_size=32)
+        self.batch = rl_batch(samples, [s.text for s in samples], self.model, mask_size=32)
         self.requests = [caption_request(s, true_mask(s)) for s in samples]
         self.cells = [[grid_cells(rle.decode(m), grid=self.model.grid) for m in r.mask_prompts] for r in self.requests]
         start = prefix_ids(tokenizer, template=config.template, frame_tokens=[self.model.grid**2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ans_core import prompts, rle
-from ans_core.metrics.mask import Counts, counts
+from ans_core.metrics.mask import counts
 from ans_core.metrics.meteor import meteor
 from ans_core.types import Predict, Prediction, Request, Sample
 
@@ -55,7 +55,7 @@ def closed(samples: Sequence[Sample], captions: Sequence[str], masks: Sequence[d
     `inverse` gives to the mask (an empty mask earns 0).
     """
     redrawn = inverse([mask_request(s, c) for s, c in zip(samples, captions, strict=True)])
-    ious = [iou(predicted_mask(s, p), true_mask(s)) for s, p in zip(samples, redrawn, strict=True)]
+    ious = [counts(predicted_mask(s, p), true_mask(s)).iou for s, p in zip(samples, redrawn, strict=True)]
     asked = [i for i, mask in enumerate(masks) if rle.area(mask)]
     retold = inverse([caption_request(samples[i], masks[i]) for i in asked])
     scores = dict.fromkeys(range(len(samples)), 0.0)
@@ -67,8 +67,3 @@ def true_mask(sample: Sample) -> dict[str, object]:
     mask = sample.masks[0][0]
     assert mask is not None, f"{sample.sample_id}: a region sample has its mask in the first frame"
     return mask
-
-
-def iou(a: dict[str, object], b: dict[str, object]) -> float:
-    total: Counts = counts(a, b)
-    return total.iou

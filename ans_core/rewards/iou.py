@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
-
 from ans_core.metrics.mask import Counts, counts
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.types import Prediction
@@ -28,17 +24,3 @@ def soft(answer: Prediction, truth: Prediction) -> float:
     """`soft_iou` of an answer whose probabilities are known; of a given mask, whose pixels are 0 or 1, the hard one."""
     known = answer.soft_iou if isinstance(answer, MaskPrediction) else None
     return iou(answer, truth) if known is None else known
-
-
-def hard_iou(masks: Bool[Tensor, "*batch H W"], truth: Bool[Tensor, "*batch H W"]) -> Float[Tensor, "*batch"]:
-    """Per mask; both empty = 1. The same number as `iou`, on tensors."""
-    intersection, union = (masks & truth).sum((-2, -1)), (masks | truth).sum((-2, -1))
-    return torch.where(union > 0, intersection / union.clamp(min=1), 1.0)
-
-
-def soft_iou(probabilities: Float[Tensor, "*batch H W"], truth: Bool[Tensor, "*batch H W"]) -> Float[Tensor, "*batch"]:
-    """sum(p t) / sum(p + t - p t): denser than the hard one at low overlap, equal to it where every probability is 0 or 1."""
-    target = truth.to(probabilities.dtype)
-    intersection = (probabilities * target).sum((-2, -1))
-    union = (probabilities + target).sum((-2, -1)) - intersection
-    return torch.where(union > 0, intersection / union.clamp(min=torch.finfo(union.dtype).tiny), 1.0)

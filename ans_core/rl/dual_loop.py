@@ -26,8 +26,8 @@ from ans_core.dist import rank, shared_sum, world_size
 from ans_core.model.adapters import Policies
 from ans_core.model.parts import part_of
 from ans_core.rewards import Reward
+from ans_core.rewards.judge.judging import Judging
 from ans_core.rl import caption_loop, describe_loop, grpo, mask_loop, pictures, vqa_loop
-from ans_core.rl.judging import Judging
 from ans_core.rl.mask_policy import MASK_POLICIES, steered
 from ans_core.rl.rollout import Reader, exact_head
 from ans_core.rl.step import EncodedImages, Experience, Exploration, Loop, RlBatch, RolloutStep, StepTimer

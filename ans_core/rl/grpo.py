@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ans_core.metrics.mask import pairwise_iou
+
 Scale = Literal["group", "batch", "within", "none"]
 """What centred rewards are divided by. group: the group's own standard deviation (GRPO). batch: that of all rewards (TRL's "batch"), in
 which differences between samples count too. within: that of all centred rewards, pooled over groups. none: 1 (Dr. GRPO). All unbiased."""
@@ -225,12 +227,7 @@ def exact_kl(logits: Float[Tensor, "M V"], reference: Float[Tensor, "M V"]) -> F
 # How much a group explores
 
 
-def pairwise_iou(masks: Bool[Tensor, "B G H W"]) -> Float[Tensor, " B"]:
-    """Mean IoU of two different masks of each group: 1 = the policy does not explore. Both empty counts 1. Pixels are counted as integers:
-    a product of matrices would be rounded under autocast."""
-    both = (masks[:, :, None] & masks[:, None]).flatten(3).sum(3)  # (B, G, G)
-    size = both.diagonal(dim1=1, dim2=2)
-    either = size[:, :, None] + size[:, None, :] - both
-    iou = torch.where(either > 0, both / either.clamp(min=1), 1.0)
+def group_overlap(masks: Bool[Tensor, "B G H W"]) -> Float[Tensor, " B"]:
+    """Mean IoU of two different masks of each group: 1 = the policy does not explore. Two empty masks count 1."""
     off = ~torch.eye(masks.shape[1], dtype=torch.bool, device=masks.device)
-    return iou[:, off].mean(1)
+    return pairwise_iou(masks, masks)[:, off].mean(1)

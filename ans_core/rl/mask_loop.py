@@ -60,7 +60,7 @@ def act(step: RolloutStep) -> Experience:
     sure = actions.confidence.flatten().tolist()
     predictions = [MaskPrediction(text=t, masks=((m,),), confidence=c) for t, m, c in zip(texts, masks, sure, strict=True)]
     rewards = step.score(predictions, s.rewards_mask)
-    alike = grpo.pairwise_iou(actions.masks)
+    alike = grpo.group_overlap(actions.masks)
     metrics = {
         "group_pairwise_iou": shared_mean(float(alike.mean()), alike.device),
         "identical": shared_mean(float((alike == 1).float().mean()), alike.device),

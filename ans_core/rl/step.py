@@ -21,6 +21,7 @@ from ans_core.benchmarks.loops import caption_request, expression_of, true_mask
 from ans_core.config.rl import Rl
 from ans_core.data.collate import TensorBatch, prefix_ids, question_ids, resize_mask
 from ans_core.dist import seed_of
+from ans_core.metrics.mask import soft_iou
 from ans_core.model.adapters import Policies
 from ans_core.model.generation import generate, spoken_ids, text_of
 from ans_core.model.grounding import FrameFeatures, MaskOutput
@@ -30,7 +31,6 @@ from ans_core.model.prefill import prompt, visible_tiles
 from ans_core.model.sa2va import Sa2VA
 from ans_core.rewards import Reward
 from ans_core.rewards.confidence import MaskPrediction
-from ans_core.rewards.iou import soft_iou
 from ans_core.rl import grpo
 from ans_core.rl.mask_policy import MaskActions, MaskPolicy, mean_probability
 from ans_core.rl.rollout import Group, Reader, Rollout, SampledAnswer, Segment, check_cache, pack, sample
@@ -54,7 +54,7 @@ class RlBatch(TensorBatch):
     """Of the sample's mask; empty where it has none."""
 
 
-def collate(samples: Sequence[Sample], asked: Sequence[str], model: Sa2VA, *, mask_size: int) -> RlBatch:
+def rl_batch(samples: Sequence[Sample], asked: Sequence[str], model: Sa2VA, *, mask_size: int) -> RlBatch:
     images = [transforms.open_image(s.frames[0]) for s in samples]
     tiles = [visible_tiles(model, [image]) for image in images]
     empty = torch.zeros(mask_size, mask_size, dtype=torch.bool)

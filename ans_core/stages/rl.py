@@ -28,12 +28,12 @@ from ans_core.model import adapters
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.sa2va import Sa2VA
 from ans_core.rewards import REWARDS, corpus_rewards
+from ans_core.rewards.judge.choose import judge_of
+from ans_core.rewards.judge.judging import Judging
 from ans_core.rewards.judge.questions import read_questions
 from ans_core.rl.curriculum import easiest_first, taking_part
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop
-from ans_core.rl.judging import Judging
-from ans_core.rl.step import RlBatch, collate
-from ans_core.stages.judging import judge_of
+from ans_core.rl.step import RlBatch, rl_batch
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
 from ans_core.types import Log, Sample
 
@@ -55,7 +55,7 @@ def _judging(cfg: Config, inputs: dict[str, Path]) -> Iterator[Judging | None]:
     if not (cfg.rl.use_llm_judge or cfg.rl.use_llm_judge_loop2):
         yield None
         return
-    with closing(judge_of(cfg)) as judge:
+    with closing(judge_of(cfg.judge)) as judge:
         yield Judging(
             judge=judge,
             questions=read_questions(inputs["questions"] / "questions.jsonl"),
@@ -176,7 +176,7 @@ class RolloutBatches:
             rng = dist.rng_of(cfg.seed, "rl asked", rollout, samples[i].dataset, samples[i].sample_id)
             others = self.expressions[kind][i]
             asked.append(rng.choice(others) if others and rng.random() < s.expressions else samples[i].text)
-        return collate([samples[i] for i in own], asked, self.model, mask_size=cfg.sft.mask_size)
+        return rl_batch([samples[i] for i in own], asked, self.model, mask_size=cfg.sft.mask_size)
 
 
 def own_share(numbers: Sequence[int], *, micro: int, micros: int) -> Sequence[int]:

@@ -4,9 +4,10 @@ import torch
 from pycocoevalcap.cider.cider import Cider as PublicCider
 
 from ans_core import rle
+from ans_core.metrics.mask import mask_iou, soft_iou
 from ans_core.rewards import REWARDS, corpus_rewards
 from ans_core.rewards.confidence import MaskPrediction
-from ans_core.rewards.iou import hard_iou, iou, soft_iou
+from ans_core.rewards.iou import iou
 from ans_core.types import Prediction
 
 
@@ -98,15 +99,15 @@ def test_iou_of_a_clip_pools_its_frames_and_skips_unannotated_ones():
 def test_tensor_iou_equals_the_one_on_run_lengths():
     masks, truth = torch.rand(4, 8, 8) > 0.5, torch.rand(4, 8, 8) > 0.5
     expected = [iou(*(Prediction(text="", masks=((rle.encode(m.numpy()),),)) for m in pair)) for pair in zip(masks, truth, strict=True)]
-    assert hard_iou(masks, truth).tolist() == pytest.approx(expected)
-    assert torch.allclose(soft_iou(masks.float(), truth), hard_iou(masks, truth))
+    assert mask_iou(masks, truth).tolist() == pytest.approx(expected)
+    assert torch.allclose(soft_iou(masks.float(), truth), mask_iou(masks, truth))
 
 
 def test_soft_iou_by_hand_and_on_empty_masks():
     probabilities, truth = torch.tensor([[0.5, 0.25]]), torch.tensor([[True, False]])
     assert soft_iou(probabilities, truth).item() == pytest.approx(0.5 / (0.75 + 1 - 0.5))
     nothing = torch.zeros(2, 3, dtype=torch.bool)
-    assert soft_iou(torch.zeros(2, 3), nothing).item() == hard_iou(nothing, nothing).item() == 1.0
+    assert soft_iou(torch.zeros(2, 3), nothing).item() == mask_iou(nothing, nothing).item() == 1.0
 
 
 def test_soft_iou_has_a_gradient_where_nothing_overlaps_yet():

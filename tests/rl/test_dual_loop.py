@@ -13,10 +13,10 @@ from ans_core.model import Sa2VA, adapters, parts
 from ans_core.model.prefill import prompt
 from ans_core.rewards import REWARDS
 from ans_core.rewards.confidence import MaskPrediction
+from ans_core.rewards.judge.judging import Judging
 from ans_core.rl import dual_loop, grpo, rollout, text_loop
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop
-from ans_core.rl.judging import Judging
-from ans_core.rl.step import RolloutStep, collate
+from ans_core.rl.step import RolloutStep, rl_batch
 from ans_core.stages.rl import expressions_of, own_share, rows_of
 from ans_core.types import Prediction, Request, Sample
 from tests import tiny
@@ -46,7 +46,7 @@ def batch(
     of: tuple[str, ...] = tuple(LOOPS),
 ) -> Batches:
     return Batches(
-        batches=[collate(samples, asked or [s.text for s in samples], model, mask_size=32)],
+        batches=[rl_batch(samples, asked or [s.text for s in samples], model, mask_size=32)],
         of=dict.fromkeys(of, 0),
         learned=learned or len(samples),
         rollout=step // inner_steps,

@@ -15,10 +15,10 @@ from PIL import Image
 from torch import Tensor
 
 from ans_core.model import Sa2VA
+from ans_core.rewards.judge.judging import Judging
 from ans_core.rewards.judge.rules import RuleJudge, questions_of
 from ans_core.rl import curriculum
 from ans_core.rl.dual_loop import LOOPS, DualLoop
-from ans_core.rl.judging import Judging
 from ans_core.rl.mask_policy import MASK_POLICIES, steered
 from ans_core.rl.step import RolloutStep
 from ans_core.stages.rl import samples_by_loop

@@ -356,7 +356,7 @@ def test_pairwise_iou_by_hand():
     masks = torch.zeros(2, 2, 1, 4, dtype=torch.bool)
     masks[0, 0, 0, :] = True
     masks[0, 1, 0, :2] = True
-    assert grpo.pairwise_iou(masks).tolist() == [0.5, 1.0]
+    assert grpo.group_overlap(masks).tolist() == [0.5, 1.0]
 
 
 def test_pairwise_iou_counts_pixels_exactly_under_autocast():
@@ -365,7 +365,7 @@ def test_pairwise_iou_counts_pixels_exactly_under_autocast():
     masks.flatten(2)[:, :, :1001] = True
     masks[1, 0, 0, 0] = False
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = grpo.pairwise_iou(masks)
+        found = grpo.group_overlap(masks)
     assert found[0] == 1.0
     assert found[1].item() == pytest.approx((1 + 2 * 1000 / 1001) / 3)
 

@@ -191,7 +191,7 @@ def test_seg_gaussians_masks_are_what_the_noisy_embeddings_draw():
 def test_the_token_policy_draws_one_mask_for_all():
     what, policy = drawn(logits()), MASK_POLICIES["token"](4)
     actions = act(policy, what)
-    assert grpo.pairwise_iou(actions.masks).tolist() == [1.0, 1.0]
+    assert grpo.group_overlap(actions.masks).tolist() == [1.0, 1.0]
     assert policy.log_prob(what, actions)[:, 3].tolist() == what.words.tolist()
 
 
@@ -310,6 +310,6 @@ def test_steering_brings_the_group_into_its_band_from_either_side(name: str):
     low, high = mask_policy.TARGET_IOU
     for width in (0.01, 10.0):
         for step in range(250):
-            alike = float(grpo.pairwise_iou(act(policy, what, width=width, seed=step, group=6).masks).mean())
+            alike = float(grpo.group_overlap(act(policy, what, width=width, seed=step, group=6).masks).mean())
             width = steered(width, alike)
         assert low - 0.05 < alike < high + 0.05

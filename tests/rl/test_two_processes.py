@@ -17,7 +17,7 @@ import torch
 from ans_core import dist, loop
 from ans_core.rl import dual_loop
 from ans_core.rl.dual_loop import LOOPS, Batches
-from ans_core.rl.step import collate
+from ans_core.rl.step import rl_batch
 from ans_core.stages.rl import own_share
 from tests import tiny
 from tests.rl.test_dual_loop import loops
@@ -43,7 +43,7 @@ for name in ("caption", "mask"):
 def make(step, micro):
     own = own_share(list(range(4)), micro=micro, micros=1)
     part = [samples[i] for i in own]
-    batch = collate(part, [s.text for s in part], module.model, mask_size=32)
+    batch = rl_batch(part, [s.text for s in part], module.model, mask_size=32)
     return Batches(batches=[batch], of={"caption": 0, "mask": 0}, learned=len(own), rollout=step, micro=0, inner=0, step=step)
 
 machine = loop.Machine(device=torch.device("cpu"), deepspeed_stage=int(sys.argv[2]))

@@ -9,11 +9,11 @@ import pytest
 
 from ans_core import data
 from ans_core.config import Config, ConfigError, resolve
+from ans_core.rewards.judge.choose import judge_of
 from ans_core.rewards.judge.endpoint import EndpointJudge
 from ans_core.rewards.judge.questions import read_questions
 from ans_core.rewards.judge.rules import RuleJudge
 from ans_core.stages import judge_questions, prepare
-from ans_core.stages.judging import judge_of
 from ans_core.types import Sample
 from tests.rewards.chat_server import Handler, fails, says, serving
 from tests.workspace import ROOT
@@ -111,14 +111,14 @@ def test_a_failing_endpoint_stops_the_stage_and_what_was_done_is_not_asked_again
 
 
 def test_the_settings_name_the_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert isinstance(judge_of(config()), RuleJudge)
+    assert isinstance(judge_of(config().judge), RuleJudge)
     monkeypatch.setenv("WORLD_SIZE", "4")
-    judge = judge_of(config(model="m", base_url="http://127.0.0.1:1/v1", cache=str(tmp_path / "c.sqlite"), concurrency=2))
+    judge = judge_of(config(model="m", base_url="http://127.0.0.1:1/v1", cache=str(tmp_path / "c.sqlite"), concurrency=2).judge)
     assert isinstance(judge, EndpointJudge)
     judge.close()
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ValueError, match="set the environment variable OPENAI_API_KEY"):
-        judge_of(config(model="m", cache=str(tmp_path / "c.sqlite")))
+        judge_of(config(model="m", cache=str(tmp_path / "c.sqlite")).judge)
 
 
 @pytest.mark.parametrize(

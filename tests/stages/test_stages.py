@@ -24,6 +24,7 @@ from ans_core.data import DatasetEntry, write_entries
 from ans_core.model import Sa2VA
 from ans_core.stages import base, convert, evaluate, judge_questions, launch, prepare, rl, sft
 from flows import cli
+from tests import workspace
 from tests.workspace import ROOT
 
 OPTIM = {"steps": 2, "batch": 2, "lr": 1e-3, "save_every": 1}
@@ -139,7 +140,7 @@ def test_stages_started_again_write_the_same_bits(runs: Path, tmp_path: Path):
 @pytest.mark.parametrize("stage", [sft, rl])
 def test_a_stage_stopped_between_two_steps_goes_on_to_the_same_bits(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage):  # type: ignore[no-untyped-def]
     """RL: with the teacher, the width of the exploration and the rewards so far."""
-    name, collate = stage.__name__.rsplit(".", 1)[1], "collate" if stage is rl else "collate_readable"
+    name, collate = stage.__name__.rsplit(".", 1)[1], "rl_batch" if stage is rl else "collate_readable"
     real, made = getattr(stage, collate), []
 
     def stopping(*args: object, **words: object) -> object:
@@ -340,23 +341,37 @@ def test_the_last_means_are_over_the_last_fifty_steps():
     assert launch.last_means(curves) == {"train/loss": sum(range(50, 100)) / 50}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"inner_steps": 3}, r"rl\.optim\.save_every 1 must be a multiple of rl\.inner_steps 3 on several processes"),
-        ({"use_llm_judge": True, "rewards_caption": {"iou": 1.0}}, r"rl\.use_llm_judge pays by METEOR and judge together"),
-        ({"use_llm_judge": True}, r"questions\.jsonl does not exist; run the stage `judge_questions` first"),
-    ],
-)
-def test_settings_of_rl_that_do_not_go_together_are_refused_before_anything_is_loaded(
-    settings: dict[str, object], message: str, runs: Path, tmp_path: Path
-):
-    values = CONFIG.model_dump()
-    values["rl"] |= settings
-    values["launch"]["processes"] = 2 if "inner_steps" in settings else 1
+def test_rl_with_a_judge_wants_its_questions_before_anything_is_loaded(runs: Path, tmp_path: Path):
+    cfg = Config.model_validate(CONFIG.model_dump() | {"rl": CONFIG.rl.model_dump() | {"use_llm_judge": True}})
     inputs = dict.fromkeys(("data", "base", "sft", "questions"), tmp_path / "nothing")
-    with pytest.raises(ValueError, match=message):
-        run(rl, tmp_path, "rl", inputs, Config.model_validate(values))
+    with pytest.raises(ValueError, match=r"questions\.jsonl does not exist; run the stage `judge_questions` first"):
+        run(rl, tmp_path, "rl", inputs, cfg)
+
+
+TWO = """
+import sys
+from pathlib import Path
+from ans_core import dist
+from ans_core.checkpoints import checkpoint
+from ans_core.stages import rl, sft
+from tests.stages import test_stages as stages
+
+runs, folder = Path(sys.argv[1]), Path(sys.argv[2])
+save, written = checkpoint.save_delta, []
+checkpoint.save_delta = lambda *args, **words: (written.append(1), save(*args, **words))
+inputs = {k: runs / k for k in ("data", "base")}
+stages.run(sft, folder, "sft", inputs)
+assert len(written) == (dist.rank() == 0) and (folder / "sft" / "delta.json").exists(), "the others wait for the first"
+stages.run(rl, folder, "rl", inputs | {"sft": folder / "sft"})
+assert len(written) == 2 * (dist.rank() == 0) and (folder / "rl" / "delta.json").exists(), "the others wait for the first"
+"""
+
+
+def test_of_two_processes_the_first_writes_and_the_other_waits(runs: Path, tmp_path: Path):
+    script = tmp_path / "two.py"
+    script.write_text(TWO)
+    workspace.launch(script, str(runs), str(tmp_path), processes=2)
+    assert sorted(p.name for p in (tmp_path / "sft").iterdir()) == sorted(p.name for p in (runs / "sft").iterdir())
 
 
 def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_path: Path):

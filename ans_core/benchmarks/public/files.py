@@ -128,32 +128,7 @@ def refuse_same(predictions: Path, truth: Path | None) -> None:
 
 def mask(found: object, *, height: int, width: int, where: str) -> RLE:
     """None = empty. RLE or polygons of exactly that size."""
-    if isinstance(found, dict) and not isinstance(found.get("counts", ""), str | bytes | list):
-        raise ValueError(f"{where}: counts of an RLE are text or a list of run lengths, got {type(found['counts']).__name__}")
-    if found is None:
-        return rle.empty(height, width)
-    made = rle.from_annotation(found, height=height, width=width, where=where)
-    if run_total(made["counts"]) != height * width:  # pycocotools would read beyond the mask
-        raise ValueError(f"{where}: the RLE's counts are no run lengths of {height} x {width} pixels")
-    return made
-
-
-def run_total(counts: str) -> int | None:
-    """Sum of a compressed RLE's run lengths; None where it is no such code (COCO: 5 bits a letter from "0", bit 6 = more to come, sign at
-    the end, from the fourth on the difference to the run before the last)."""
-    letters = np.frombuffer(counts.encode("latin-1", "replace"), np.uint8).astype(np.int64) - 48
-    if not len(letters) or letters.min() < 0 or letters.max() > 63 or letters[-1] & 32:
-        return None
-    ends = np.flatnonzero(letters & 32 == 0)
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    place = np.arange(len(letters)) - np.repeat(starts, ends - starts + 1)
-    if place.max() > 7:
-        return None
-    runs = np.add.reduceat((letters & 31) << (5 * place), starts)
-    runs -= np.where(letters[ends] & 16, np.int64(1) << (5 * (ends - starts + 1)), 0)
-    for first in (1, 2):
-        runs[first::2] = np.cumsum(runs[first::2])
-    return int(runs.sum()) if runs.min() >= 0 else None
+    return rle.empty(height, width) if found is None else rle.from_annotation(found, height=height, width=width, where=where)
 
 
 def index_mask(path: Path) -> UInt8[np.ndarray, "H W"]:
