@@ -38,7 +38,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     samples = [s for source in data.sources(inputs["data"], "train") for s in source.samples if is_region(s)]
     captions = list(dict.fromkeys(sample.text for sample in samples))
     written: dict[str, _Written] = {}
-    with closing(judge_of(cfg.judge, deadline_s=CHUNK_DEADLINE_S)) as judge, tqdm(total=len(captions), desc="questions") as bar:
+    with closing(judge_of(cfg, deadline_s=CHUNK_DEADLINE_S)) as judge, tqdm(total=len(captions), desc="questions") as bar:
         for start in range(0, len(captions), CHUNK):
             chunk = captions[start : start + CHUNK]
             found = write_chunk(judge, chunk, positives=cfg.judge.positives, negatives=cfg.judge.negatives)

@@ -55,7 +55,7 @@ def _judging(cfg: Config, inputs: dict[str, Path]) -> Iterator[Judging | None]:
     if not (cfg.rl.use_llm_judge or cfg.rl.use_llm_judge_loop2):
         yield None
         return
-    with closing(judge_of(cfg.judge)) as judge:
+    with closing(judge_of(cfg)) as judge:
         yield Judging(
             judge=judge,
             questions=read_questions(inputs["questions"] / "questions.jsonl"),

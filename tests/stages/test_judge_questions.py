@@ -111,14 +111,14 @@ def test_a_failing_endpoint_stops_the_stage_and_what_was_done_is_not_asked_again
 
 
 def test_the_settings_name_the_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert isinstance(judge_of(config().judge), RuleJudge)
+    assert isinstance(judge_of(config()), RuleJudge)
     monkeypatch.setenv("WORLD_SIZE", "4")
-    judge = judge_of(config(model="m", base_url="http://127.0.0.1:1/v1", cache=str(tmp_path / "c.sqlite"), concurrency=2).judge)
+    judge = judge_of(config(model="m", base_url="http://127.0.0.1:1/v1", cache=str(tmp_path / "c.sqlite"), concurrency=2))
     assert isinstance(judge, EndpointJudge)
     judge.close()
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ValueError, match="set the environment variable OPENAI_API_KEY"):
-        judge_of(config(model="m", cache=str(tmp_path / "c.sqlite")).judge)
+        judge_of(config(model="m", cache=str(tmp_path / "c.sqlite")))
 
 
 @pytest.mark.parametrize(

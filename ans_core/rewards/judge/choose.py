@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from ans_core import dist
-from ans_core.config.judge import Judge as Settings
+from ans_core.config import Config
 from ans_core.rewards.judge.base import Judge
 from ans_core.rewards.judge.chat import Price
 from ans_core.rewards.judge.endpoint import EndpointJudge
 from ans_core.rewards.judge.rules import RuleJudge
 
 
-def judge_of(settings: Settings, *, deadline_s: float | None = None) -> Judge:
+def judge_of(cfg: Config, *, deadline_s: float | None = None) -> Judge:
     """To be closed after use. `deadline_s` None: the setting's. Calls at a time and the cost limit are this process's share."""
+    settings = cfg.judge
     if not settings.model:
         return RuleJudge()
     processes = dist.world_size()
