@@ -170,6 +170,14 @@ def compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def tools(arguments: argparse.Namespace) -> int:
+    """The agent's visual operations: lists them, or runs one on a picture or a clip and writes what it shows."""
+    from flows.tools import list_operations, run_operation
+
+    print(run_operation(arguments, out=root() / ".ans/tools", newest_model=newest_model) if arguments.name else list_operations())
+    return 0
+
+
 def server(arguments: argparse.Namespace) -> int:
     """Prefect server, deployments of prefect.yaml and a worker, until Ctrl-C."""
     from flows.launch import serve
@@ -244,16 +252,24 @@ def parser() -> argparse.ArgumentParser:
     it = command("compare", compare)
     it.add_argument("one", metavar="RUN", help="a summary.json, a git revision, or an MLflow run id")
     it.add_argument("other", metavar="RUN")
+    it = command("tools", tools)
+    it.add_argument("name", nargs="?", metavar="OPERATION", help="without one, all are listed")
+    it.add_argument("source", nargs="?", metavar="IMAGE|VIDEO", help="a picture, a video file, or a folder with the frames of one")
+    it.add_argument("settings", nargs="*", metavar="key=value", help="as in bbox_2d=[250,500,500,750] or 'masks=[mask_1]'")
+    it.add_argument("--mask", action="append", metavar="PNG", help="becomes mask_1, mask_2, ...: of the picture's size, 0 = outside")
+    it.add_argument("--model", help="checkpoint folder, for operations that need one (default: runs/<profile>/model)")
+    it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/tools/<operation>)")
     it = command("server", server)
     it.add_argument("--port", type=int, default=4200)
     return top
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
-    """argparse leaves words over that follow an option: of `ans profile tiny --force a=b` they are settings, anything else is an error."""
+    """argparse leaves words over that follow an option: of `ans profile tiny --force a=b` and `ans tools` they are settings, anything else
+    is an error."""
     top = parser()
     arguments, rest = top.parse_known_args(words)
-    unknown = [word for word in rest if word.startswith("-") or arguments.function is not profile]
+    unknown = [word for word in rest if word.startswith("-") or arguments.function not in (profile, tools)]
     if unknown:
         top.error(f"unrecognized arguments: {' '.join(unknown)}")
     if rest:
