@@ -131,11 +131,13 @@ def _letters(grey: Float[np.ndarray, "H W"], spots: Bool[np.ndarray, "H W"]) -> 
         inside = x1 > 0 and y1 > 0 and x2 < width and y2 < height
         if not (inside and LEAST_HEIGHT <= tall <= 0.8 * height and 0.15 * tall <= wide <= tall):
             continue
-        shape = labels[place] == number
-        if shape.all() or abs(float(grey[place][shape].mean()) - float(grey[place][~shape].mean())) < LEAST_CONTRAST:
+        shape, here = labels[place] == number, grey[place]
+        if shape.all() or abs(float(here[shape].mean()) - float(here[~shape].mean())) < LEAST_CONTRAST:
             continue
+        paper = float(np.median(here[~shape]))
+        ink = float(here[shape].max() if here[shape].mean() > paper else here[shape].min())
         boxes.append((x1, y1, x2, y2))
-        cells.append(_cell(shape))
+        cells.append(_cell(np.clip((here - paper) / (ink - paper), 0, 1)))  # grey tells a 3 from an 8 where the threshold closes its gaps
     if not cells:
         return []
     names, known = _templates()
@@ -145,10 +147,10 @@ def _letters(grey: Float[np.ndarray, "H W"], spots: Bool[np.ndarray, "H W"]) -> 
     return [_Letter(text=names[i], box=box, score=float(score)) for box, i, score in rated if score >= LEAST_SCORE]
 
 
-def _cell(shape: Bool[np.ndarray, "h w"]) -> Float[np.ndarray, " D"]:
-    """Brought to one height, aspect kept, in the middle of a square; zero mean and unit length."""
-    wide = max(1, min(CELL, round(CELL * shape.shape[1] / shape.shape[0])))
-    small = Image.fromarray(shape.astype(np.uint8) * 255).resize((wide, CELL), Image.Resampling.BOX)
+def _cell(ink: Float[np.ndarray, "h w"]) -> Float[np.ndarray, " D"]:
+    """0 = paper, 1 = ink. Brought to one height, aspect kept, in the middle of a square; zero mean and unit length."""
+    wide = max(1, min(CELL, round(CELL * ink.shape[1] / ink.shape[0])))
+    small = Image.fromarray((255 * ink).astype(np.uint8)).resize((wide, CELL), Image.Resampling.BOX)
     cell = np.zeros((CELL, CELL), np.float32)
     left = (CELL - wide) // 2
     cell[:, left : left + wide] = np.asarray(small)
@@ -164,11 +166,10 @@ def _templates() -> tuple[list[str], Float[np.ndarray, "T D"]]:
         for letter in ALPHABET:
             canvas = Image.new("L", (160, 160))
             ImageDraw.Draw(canvas).text((80, 80), letter, fill=255, font=font, anchor="mm")
-            drawn = np.asarray(canvas) > 127
-            if drawn.any():
-                rows, columns = np.flatnonzero(drawn.any(1)), np.flatnonzero(drawn.any(0))
-                names.append(letter)
-                cells.append(_cell(drawn[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]))
+            box = canvas.getbbox()
+            assert box is not None, f"the font has no {letter}"
+            names.append(letter)
+            cells.append(_cell(np.asarray(canvas.crop(box), np.float32) / 255))
     return names, np.stack(cells)
 
 

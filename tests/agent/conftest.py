@@ -34,13 +34,13 @@ def colour_at(model: object, picture: Image.Image, points: list[tuple[float, flo
 
 
 def follow_colour(model: object, pictures: Sequence[Image.Image], mask: np.ndarray) -> np.ndarray:
-    """The largest piece of the mask's colour in every frame."""
+    """The piece of the mask's colour that overlaps most with the frame before."""
     colour = np.median(np.asarray(pictures[0], float)[mask], axis=0)
     masks = [mask]
     for picture in pictures[1:]:
         labels, pieces = ndimage.label(_same_colour(picture, colour))
-        sizes = ndimage.sum_labels(labels > 0, labels, range(1, pieces + 1))
-        masks.append(labels == 1 + int(np.argmax(sizes)) if pieces else np.zeros_like(mask))
+        common = [int((masks[-1] & (labels == piece)).sum()) for piece in range(1, pieces + 1)]
+        masks.append(labels == 1 + int(np.argmax(common)) if max(common, default=0) else np.zeros_like(mask))
     return np.stack(masks)
 
 
