@@ -145,6 +145,13 @@ def data(arguments: argparse.Namespace) -> int:
     """Reads a data set as training would, and says what is in it or what is wrong."""
     from ans_core.data.formats import FORMATS, SPLITS
 
+    if arguments.format == "traces":  # the agent's, which are no samples
+        from ans_core.agent.world.trace_file import mix, read_traces
+
+        traces = read_traces(Path(arguments.path))
+        shares = ", ".join(f"{kind} {share:.2f}" for kind, share in mix(traces).items())
+        print(f"{arguments.path}: {len(traces)} traces ({shares}), no fault found")
+        return 0
     if arguments.format not in FORMATS:
         raise SystemExit(f"no format named {arguments.format!r}; ans_core/data/formats has {sorted(FORMATS)}")
     path = Path(arguments.path)
@@ -245,7 +252,7 @@ def parser() -> argparse.ArgumentParser:
     it = command("data", data)
     it.add_argument("action", choices=["check"])
     it.add_argument("path")
-    it.add_argument("--format", required=True, help="name of a module of ans_core/data/formats")
+    it.add_argument("--format", required=True, help="name of a module of ans_core/data/formats, or traces (docs/agent.md)")
     it.add_argument("--split", help="one split (default: all)")
     it = command("doctor", doctor)
     it.add_argument("--look-only", action="store_true", help="leave stuck MLflow runs as they are")

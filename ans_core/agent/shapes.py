@@ -7,19 +7,9 @@ from jaxtyping import Bool, Float, UInt8
 from scipy import ndimage
 from scipy.spatial import ConvexHull
 
-NAMES = {
-    "red": (214, 32, 38),
-    "green": (30, 158, 52),
-    "blue": (38, 70, 220),
-    "yellow": (245, 222, 30),
-    "purple": (140, 40, 175),
-    "orange": (250, 132, 10),
-    "cyan": (40, 212, 226),
-    "white": (246, 246, 246),
-    "black": (20, 20, 20),
-    "grey": (128, 128, 128),
-    "brown": (120, 72, 30),
-}
+from ans_core.data.scenes import COLOURS
+
+NAMES = COLOURS | {"black": (20, 20, 20), "grey": (128, 128, 128), "brown": (120, 72, 30)}
 """sRGB of the words that colours are told in."""
 WHITE = np.array([0.95047, 1.0, 1.08883])
 """D65, of the CIE 1931 2 degree observer."""

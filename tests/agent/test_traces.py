@@ -18,6 +18,7 @@ from ans_core.agent.world import FAMILIES, draw_question
 from ans_core.agent.world.trace_file import SHARES, Trace, check_mix, mix, read_traces
 from ans_core.agent.world.traces import kinds_of, trace, write_drawn_traces
 from ans_core.model import Sa2VA
+from flows import cli
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,12 @@ def test_what_is_written_is_read_and_keeps_its_mix(folder: Path) -> None:
     assert {t.provenance["source"] for t in traces} == {"drawn"}
     with pytest.raises(ValueError, match=r"instead of 0\.20"):
         check_mix([t for t in traces if t.kind != "trap"])
+
+
+def test_ans_data_check_reads_traces(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = cli.parse(["data", "check", str(folder), "--format", "traces"])
+    assert arguments.function(arguments) == 0
+    assert "traces (golden 0.6" in capsys.readouterr().out
 
 
 def test_traps_are_no_targets_and_of_a_correction_only_the_last_call_and_the_answer_are(folder: Path) -> None:
