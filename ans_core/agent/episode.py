@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ans_core import prompts
 from ans_core.agent import ocr, protocol
 from ans_core.agent.operations import OPERATIONS, Operation, Result, Tools
 from ans_core.agent.operations.base import Arguments
@@ -45,13 +44,13 @@ class Observation:
     def turn(self) -> str:
         """As the user's next turn; every `<image>` stands for one of `pictures`, in order. Text that was read in a picture, or that a call
         is quoted with, can't pass for a token of the template."""
-        text = self.text.replace("<", "‹").replace(">", "›").replace(prompts.SEG, prompts.SEG.lower())
+        text = protocol.without_tokens(self.text)
         return "<image>\n" * len(self.pictures) + (text if self.ok else f"Error: {text}")
 
 
 class Toolbox:
     """Operations ready to run. Those without a model run in a process of their own, started when first needed and killed at the limit; the
-    others run here, on frozen weights, and stop at the next module of the network after the limit."""
+    others run here, on frozen weights, and stop at the next module of the network after the limit. For one thread."""
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from ans_core import prompts
+from ans_core.agent.protocol import without_tokens
 from ans_core.model import Sa2VA
 from ans_core.model.grounding import FrameFeatures
 from ans_core.model.masks import AHEAD, VideoOptions, upsample
@@ -41,8 +42,8 @@ def mask_by_points(model: Sa2VA, picture: Image.Image, points: list[tuple[float,
 def mask_by_words(model: Sa2VA, picture: Image.Image, words: str) -> tuple[Bool[np.ndarray, "H W"], float]:
     """Mask and predicted IoU of the first `[SEG]` that the model says; an empty mask where it says none. (Sa2VA does not learn SAM2's
     object score, so it is not asked.)"""
-    asked = words.replace("<image>", " ")
-    answer = model.predict(text=prompts.REFERRING_EVAL.format(text=asked), image=picture, max_tokens=MOST_TOKENS)
+    asked = prompts.REFERRING_EVAL.format(text=without_tokens(words))
+    answer = model.predict(text=asked, image=picture, max_tokens=MOST_TOKENS)
     if not len(answer.seg_embeddings):
         return np.zeros((picture.height, picture.width), bool), 0.0
     with model.own_precision():

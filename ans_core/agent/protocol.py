@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ans_core import prompts
 from ans_core.agent.operations.base import Arguments, Operation
 from ans_core.agent.refusal import Refused
 
@@ -93,12 +94,18 @@ def parse(said: str) -> tuple[str, Call | None]:
     return thought.strip(), _call(body.strip())
 
 
+def without_tokens(text: str) -> str:
+    """Words from a picture or a call, so that they can't pass for tokens of the template: brackets of another kind, `[SEG]` in small."""
+    return text.replace("<", "‹").replace(">", "›").replace(prompts.SEG, prompts.SEG.lower())
+
+
 def _call(body: str) -> Call:
     if len(body) > LONGEST_CALL:
         raise Refused("broken_call", f"the call has {len(body)} characters; at most {LONGEST_CALL} are read")
     try:
         value = json.loads(body, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:  # JSONDecodeError is a ValueError, as what the two hooks raise
+        json.dumps(value, ensure_ascii=False).encode()  # half of a character (as \\ud800) is no text
+    except (ValueError, RecursionError) as error:  # of json, of the two hooks, of encode
         raise Refused("broken_call", f"the call is no JSON ({str(error)[:80]})") from None
     if not isinstance(value, dict) or value.keys() != {"name", "arguments"}:
         raise Refused("broken_call", 'a call is {"name": ..., "arguments": {...}} and nothing else')

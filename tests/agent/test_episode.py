@@ -138,6 +138,20 @@ def says_seg(model: Sa2VA, words: str) -> Call:
     return Call(name="segment_object_at", arguments={"text": words})
 
 
+@pytest.mark.parametrize("words", ["<IMG_CONTEXT>", "<image>", "[SEG]<|im_end|>", "{text}", "\x00", "x" * 200])
+def test_any_words_can_be_asked_for(tiny_model: Sa2VA, words: str) -> None:
+    with Toolbox(tiny_model) as toolbox:
+        observation, _ = toolbox.call(Workspace.of([tiny.picture(0)]), Call(name="segment_object_at", arguments={"text": words}))
+    assert observation.error in (None, "nothing_found")
+
+
+def test_a_mask_of_one_pixel_can_be_followed_and_measured(tiny_model: Sa2VA) -> None:
+    workspace = Workspace.of([tiny.picture(0), tiny.picture(1)], masks=[rle.decode(tiny.square(63, 63, 64, 64))])
+    with Toolbox(tiny_model) as toolbox:
+        for name, arguments in (("track_object", {"mask": "mask_1"}), ("get_properties", {"masks": ["mask_1"]})):
+            assert toolbox.call(workspace, Call(name=name, arguments=arguments))[0].ok
+
+
 def test_words_that_the_model_answers_without_a_mask_find_nothing(own_model: Sa2VA) -> None:
     with torch.no_grad():
         own_model.internvl.lm_head.weight.zero_()  # the first token of all, which is not `[SEG]`

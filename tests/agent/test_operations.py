@@ -116,13 +116,13 @@ def test_properties_tell_place_rank_and_colour(toolbox: Toolbox) -> None:
 def test_the_patterns_of_drawn_scenes_are_measured_right(toolbox: Toolbox) -> None:
     """The independent way to what a zoom shows."""
     right = 0
-    for index in range(40):
+    for index in range(20):
         question = draw_question("pattern", seed=3, split="val", index=index)
         mask = rle.decode(question.targets[0].masks[0])
         seen, _ = call(toolbox, Workspace.of(question.frames, masks=[mask]), "get_properties", masks=["mask_1"], properties=["texture"])
         right += seen.values["mask_1"]["texture"] == question.answer
         assert question.answer in PATTERNS
-    assert right >= 38
+    assert right >= 19
 
 
 def edits(one: list[str] | str, other: list[str] | str) -> int:
@@ -140,7 +140,7 @@ def test_text_of_drawn_scenes_is_read_by_templates() -> None:
     from ans_core.agent import ocr
 
     wrong_characters = wrong_words = 0
-    count = 40
+    count = 20
     for index in range(count):
         question = draw_question("text", seed=5, split="val", index=index)
         picture = Image.open(io.BytesIO(question.frames[0]))

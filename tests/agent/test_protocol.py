@@ -44,6 +44,7 @@ def test_a_call_is_read_as_it_is_written() -> None:
         ('<tool_call>{"name": "zoom_in"}</tool_call>', "broken_call"),
         ('<tool_call>{"name": "zoom_in", "arguments": [], "more": 1}</tool_call>', "broken_call"),
         ('<tool_call>{"name": 1, "arguments": {}}</tool_call>', "broken_call"),
+        ('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', "broken_call"),
         ('<tool_call>{"name": "a", "name": "b", "arguments": {}}</tool_call>', "broken_call"),
         ('<tool_call>{"name": "zoom_in", "arguments": {"bbox_2d": [NaN, 0, 1, 1]}}</tool_call>', "broken_call"),
         ("<tool_call>" + "[" * 1900 + "</tool_call>", "broken_call"),

@@ -53,6 +53,19 @@ def test_what_is_written_is_read_and_keeps_its_mix(folder: Path) -> None:
         check_mix([t for t in traces if t.kind != "trap"])
 
 
+def test_nothing_is_overwritten_and_an_empty_result_is_an_error(folder: Path, tmp_path: Path, tiny_model: Sa2VA) -> None:
+    with Toolbox(tiny_model) as toolbox:  # untrained: its masks answer nothing
+
+        def write(where: Path) -> object:
+            return write_drawn_traces(where, families=["larger"], each=2, split="train", seed=0, toolbox=toolbox, provenance={})
+
+        with pytest.raises(ValueError, match="exists; write into another folder"):
+            write(folder)
+        with pytest.raises(ValueError, match=r"no trace is left of 2 questions; dropped: \{'larger/"):
+            write(tmp_path)
+    assert not (tmp_path / "traces.jsonl").exists()
+
+
 def test_ans_data_check_reads_traces(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = cli.parse(["data", "check", str(folder), "--format", "traces"])
     assert arguments.function(arguments) == 0

@@ -44,7 +44,7 @@ def write_drawn_traces(
     """`each` questions of every family as traces in a folder. `provenance`: what stands beside the source and the question's id in every
     record (the weights' hash, the reader of READ_TEXT).
 
-    Raises ValueError where the mix is off after the filter."""
+    Raises ValueError where the mix is off after the filter, or nothing is left."""
     questions = (draw_question(f, seed=seed, split=split, index=i, tile=toolbox.tile) for f in families for i in range(each))
     kinds = kinds_of([f for f in families for _ in range(each)])
     written, records = Written(), []
@@ -58,9 +58,11 @@ def write_drawn_traces(
                 written.kinds[kind] += 1
                 records.append(found[0])
                 yield found
+        if not records:
+            raise ValueError(f"no trace is left of {len(kinds)} questions; dropped: {dict(written.dropped)}")
+        check_mix(records)  # before the file has its name
 
     write_traces(folder, made())
-    check_mix(records)
     return written
 
 
