@@ -70,8 +70,6 @@ class Family:
     """draw(rng, pixels on a side, question_id)."""
     conclude: Conclude
     needs_operation: bool = True
-    needs_model: bool = False
-    """Whether the plan has operations that need a model."""
 
 
 def is_right(said: str, question: Question) -> bool:

@@ -70,4 +70,4 @@ def conclude(question: Question, observations: Sequence[Observation]) -> str | N
     return question.choices[ranks.index(1)] if 1 in ranks else None
 
 
-LARGER = Family(name="larger", draw=draw, conclude=conclude, needs_model=True)
+LARGER = Family(name="larger", draw=draw, conclude=conclude)

@@ -51,4 +51,4 @@ def conclude(question: Question, observations: Sequence[Observation]) -> str | N
     return direction if direction in DIRECTIONS else None
 
 
-MOVES = Family(name="moves", draw=draw, conclude=conclude, needs_model=True)
+MOVES = Family(name="moves", draw=draw, conclude=conclude)
