@@ -154,6 +154,13 @@ def data(arguments: argparse.Namespace) -> int:
     """Reads a data set as training would, and says what is in it and what is wrong."""
     from flows.data_check import check
 
+    if arguments.format == "traces":  # the agent's, which are no samples
+        from ans_core.agent.world.trace_file import mix, read_traces
+
+        traces = read_traces(Path(arguments.path))
+        shares = ", ".join(f"{kind} {share:.2f}" for kind, share in mix(traces).items())
+        print(f"{arguments.path}: {len(traces)} traces ({shares}), no fault found")
+        return 0
     return check(Path(arguments.path), arguments.format, arguments.split, pixels=not arguments.headers_only)
 
 
@@ -169,6 +176,14 @@ def compare(arguments: argparse.Namespace) -> int:
     from flows.compare import table
 
     print(table(arguments.one, arguments.other, root()))
+    return 0
+
+
+def tools(arguments: argparse.Namespace) -> int:
+    """The agent's visual operations: lists them, or runs one on a picture or a clip and writes what it shows."""
+    from flows.tools import list_operations, run_operation
+
+    print(run_operation(arguments, out=root() / ".ans/tools", newest_model=newest_model) if arguments.name else list_operations())
     return 0
 
 
@@ -245,7 +260,7 @@ def parser() -> argparse.ArgumentParser:
     it = command("data", data)
     it.add_argument("action", choices=["check"])
     it.add_argument("path")
-    it.add_argument("--format", help="name of a format of ans_core/data/formats (default: by the files in the folder)")
+    it.add_argument("--format", help="a format of ans_core/data/formats (default: by the files in the folder), or traces (docs/agent.md)")
     it.add_argument("--split", help="one split (default: all)")
     it.add_argument("--headers-only", action="store_true", help="do not decode the pictures")
     it = command("doctor", doctor)
@@ -253,16 +268,24 @@ def parser() -> argparse.ArgumentParser:
     it = command("compare", compare)
     it.add_argument("one", metavar="RUN", help="a summary.json, a folder runs/<profile>, a git revision, or an MLflow run id")
     it.add_argument("other", metavar="RUN")
+    it = command("tools", tools)
+    it.add_argument("name", nargs="?", metavar="OPERATION", help="without one, all are listed")
+    it.add_argument("source", nargs="?", metavar="IMAGE|VIDEO", help="a picture, a video file, or a folder with the frames of one")
+    it.add_argument("settings", nargs="*", metavar="key=value", help="as in bbox_2d=[250,500,500,750] or 'masks=[mask_1]'")
+    it.add_argument("--mask", action="append", metavar="PNG", help="becomes mask_1, mask_2, ...: of the picture's size, 0 = outside")
+    it.add_argument("--model", help="checkpoint folder, for operations that need one (default: runs/<profile>/model)")
+    it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/tools/<operation>)")
     it = command("server", server)
     it.add_argument("--port", type=int, default=4200)
     return top
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
-    """argparse leaves words over that follow an option: of `ans profile tiny --force a=b` they are settings, anything else is an error."""
+    """argparse leaves words over that follow an option: of `ans profile tiny --force a=b` and `ans tools` they are settings, anything else
+    is an error."""
     top = parser()
     arguments, rest = top.parse_known_args(words)
-    unknown = [word for word in rest if word.startswith("-") or arguments.function is not profile]
+    unknown = [word for word in rest if word.startswith("-") or arguments.function not in (profile, tools)]
     if unknown:
         top.error(f"unrecognized arguments: {' '.join(unknown)}")
     if rest:

@@ -1,0 +1,79 @@
+"""The frozen model's SAM2 as operations use it: points, a box or words -> a mask, and a mask followed through a clip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from jaxtyping import Bool
+from PIL import Image
+from torch import Tensor
+
+from ans_core import prompts
+from ans_core.agent.protocol import without_tokens
+from ans_core.model import Sa2VA
+from ans_core.model.grounding import FrameFeatures
+from ans_core.model.masks import AHEAD, VideoOptions, upsample
+
+MOST_TOKENS = 32
+"""Of the answer that holds `[SEG]`."""
+
+
+@torch.no_grad()
+def mask_by_points(model: Sa2VA, picture: Image.Image, points: list[tuple[float, float, int]]) -> tuple[Bool[np.ndarray, "H W"], float]:
+    """Mask and predicted IoU; an empty mask where SAM2's object score is negative. points: (x, y, SAM2's label), shares of the picture.
+    By SAM2's original mask decoder where the model keeps it: Sa2VA's training fits the other one to `[SEG]`."""
+    side = model.sam2.image_size
+    coords = torch.tensor([[(x * side, y * side) for x, y, _ in points]], device=model.device)
+    labels = torch.tensor([[label for _, _, label in points]], dtype=torch.int32, device=model.device)
+    with model.own_precision(), model.sam2.original() if model.sam2.config.original_decoder else nullcontext():
+        features = model.sam2.encode(VideoOptions().pixels(model, [picture]))
+        first = torch.zeros(1, dtype=torch.long, device=model.device)
+        # SAM2's own rule: several masks for one click, which may mean a part or the whole; one mask for a box
+        out = model.sam2.decode(features, first, points=(coords, labels), multimask=len(points) == 1)
+    if float(out.object_score[0]) < 0:
+        return np.zeros((picture.height, picture.width), bool), 0.0
+    return _mask(model, out.logits[0], picture), float(out.ious[0].max())
+
+
+@torch.no_grad()
+def mask_by_words(model: Sa2VA, picture: Image.Image, words: str) -> tuple[Bool[np.ndarray, "H W"], float]:
+    """Mask and predicted IoU of the first `[SEG]` that the model says; an empty mask where it says none. (Sa2VA does not learn SAM2's
+    object score, so it is not asked.)"""
+    asked = prompts.REFERRING_EVAL.format(text=without_tokens(words))
+    answer = model.predict(text=asked, image=picture, max_tokens=MOST_TOKENS)
+    if not len(answer.seg_embeddings):
+        return np.zeros((picture.height, picture.width), bool), 0.0
+    with model.own_precision():
+        features = model.sam2.encode(VideoOptions().pixels(model, [picture]))
+        first = torch.zeros(1, dtype=torch.long, device=model.device)
+        out = model.sam2.decode(features, first, answer.seg_embeddings[:1])
+    return _mask(model, out.logits[0], picture), float(out.ious[0].max())
+
+
+def _mask(model: Sa2VA, logits: Tensor, picture: Image.Image) -> Bool[np.ndarray, "H W"]:
+    return upsample(logits, size=model.sam2.image_size, height=picture.height, width=picture.width)
+
+
+@torch.no_grad()
+def follow(model: Sa2VA, pictures: Sequence[Image.Image], mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "F H W"]:
+    """An object's masks in the frames of a clip, the first of which is given. By SAM2 as it was before Sa2VA's training where the model
+    keeps it: that one was trained to go on from masks."""
+    masks = [mask]
+    original = model.sam2.config.original_decoder
+    with model.own_precision():
+        prompts = model.sam2.mask_prompts(torch.from_numpy(mask)[None, None].to(model.device), [0])
+        found = model.sam2.propagate(_shown(model, pictures), prompts, objects=1, frames=len(pictures), original=original)
+        for index, logits in found:
+            if index:
+                masks.append(upsample(logits[0], size=model.sam2.image_size, height=mask.shape[0], width=mask.shape[1]))
+    return np.stack(masks)
+
+
+def _shown(model: Sa2VA, pictures: Sequence[Image.Image]) -> Iterator[tuple[int, FrameFeatures]]:
+    for start in range(0, len(pictures), AHEAD):
+        chosen = pictures[start : start + AHEAD]
+        features = model.sam2.encode(VideoOptions().pixels(model, chosen))
+        yield from ((start + place, features[[place]]) for place in range(len(chosen)))

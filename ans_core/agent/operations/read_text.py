@@ -1,0 +1,41 @@
+"""READ_TEXT: the lines of text in an image, or around a mask, with boxes and confidences."""
+
+from __future__ import annotations
+
+from ans_core.agent import ocr
+from ans_core.agent.operations.base import Arguments, ImageName, MaskName, Operation, Result, Tools, image_or_mask
+from ans_core.agent.refusal import Refused
+from ans_core.agent.workspace import Workspace, opened
+
+MARGIN = 0.05
+"""Read around a mask, as a share of its box's longer side."""
+MOST_LINES = 16
+
+
+class ReadText(Arguments):
+    image: ImageName | None = None
+    mask: MaskName | None = None
+
+
+def run(workspace: Workspace, arguments: ReadText, tools: Tools) -> Result:
+    part = image_or_mask(workspace, arguments.image, arguments.mask, smallest=tools.smallest, margin=MARGIN)
+    lines = ocr.read_lines(opened(workspace.frames[part.frame]).crop(part.box), by=tools.ocr)[:MOST_LINES]
+    if not lines:
+        raise Refused("nothing_found", "no text was found there; zoom in on it first, or try another place")
+    left, top = part.box[:2]
+    told = []
+    for line in lines:
+        x1, y1, x2, y2 = line.box
+        box = workspace.thousandths((left + x1, top + y1, left + x2, top + y2))
+        told.append({"text": line.text, "bbox_2d": box, "confidence": round(line.confidence, 2)})
+    text = "; ".join(f"{line['text']!r} at {line['bbox_2d']}, confidence {line['confidence']}" for line in told)
+    return Result(text=text, values={"lines": told})
+
+
+READ_TEXT = Operation(
+    name="read_text",
+    sentence="Reads the text in an image or around a mask.",
+    arguments=ReadText,
+    run=run,
+    call_pieces=('{"image": "image_', '{"mask": "mask_', '"}'),
+)

@@ -1,0 +1,80 @@
+"""A process that runs functions for another one, and is killed when one of them takes too long."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from typing import Any
+
+from ans_core.agent.refusal import Refused
+
+# Started from a small server that has the imports already: a fork of a process with threads may hang, a fresh interpreter takes seconds.
+CONTEXT = multiprocessing.get_context("forkserver")
+PRELOADED = "ans_core.agent.operations"
+STARTING_S = 120.0
+"""For the first start, imports included."""
+
+
+class Worker:
+    """Starts with the first call; started anew after it was killed or died."""
+
+    def __init__(self) -> None:
+        self.process: ForkServerProcess | None = None
+        self.pipe: Connection | None = None
+
+    def call(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
+        """What `function(*arguments)` returns there; what it raises is raised here. Both must pickle.
+
+        Raises Refused where it takes longer than `seconds` (the process is killed) or the process dies."""
+        if self.process is None or not self.process.is_alive():
+            self._start()
+        assert self.pipe is not None
+        try:
+            self.pipe.send((function, arguments))
+            if not self.pipe.poll(seconds):
+                self.close()
+                raise Refused("time_limit", f"stopped after {seconds:g} s; try a smaller part")
+            ok, value = self.pipe.recv()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            self.close()
+            raise Refused("crashed", "the operation crashed; try another one") from None
+        if not ok:
+            raise value
+        return value
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+        if self.pipe is not None:
+            self.pipe.close()
+        self.process = self.pipe = None
+
+    def _start(self) -> None:
+        self.close()
+        CONTEXT.set_forkserver_preload([PRELOADED])
+        self.pipe, theirs = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+        if not self.pipe.poll(STARTING_S):
+            self.close()
+            raise RuntimeError(f"the process for operations did not start within {STARTING_S:g} s")
+        self.pipe.recv()
+
+
+def serve(pipe: Connection) -> None:
+    """Until the other end is closed."""
+    pipe.send("ready")
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            told = (True, function(*arguments))
+        except Exception as error:  # noqa: BLE001  it is raised in the other process
+            told = (False, error)
+        pipe.send(told)

@@ -1,0 +1,177 @@
+"""What an episode works on: a picture or a clip, and immutable handles (image_n, mask_n, track_n) on its native pixels.
+
+A box is x1, y1, x2, y2 (x to the right, y down, x2 and y2 exclusive): of native pixels in a handle, of thousandths (0..1000) of the named
+image in what a model says and reads, as InternVL writes boxes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Literal, TypeVar
+
+import numpy as np
+from jaxtyping import Bool
+from PIL import Image
+
+from ans_core import media, rle, transforms
+from ans_core.agent.refusal import Refused
+from ans_core.types import RLE, ImageRef
+
+Box = tuple[int, int, int, int]
+Kind = Literal["image", "mask", "track"]
+THOUSAND = 1000
+FIRST = "image_1"
+"""The picture asked about, or the first frame of the clip."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageHandle:
+    """A part of a frame."""
+
+    frame: int
+    box: Box
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskHandle:
+    """Pixels of a frame, as COCO's run-length text."""
+
+    frame: int
+    counts: str
+    predicted_iou: float | None = None
+    """SAM2's own estimate; None where the mask was given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackHandle:
+    """One object's mask in every frame."""
+
+    mask: str
+    """What it was followed from."""
+    counts: tuple[str, ...]
+
+
+Handle = ImageHandle | MaskHandle | TrackHandle
+KINDS: dict[type, Kind] = {ImageHandle: "image", MaskHandle: "mask", TrackHandle: "track"}
+Found = TypeVar("Found", ImageHandle, MaskHandle, TrackHandle)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workspace:
+    """F frames of one size and the handles made on them so far. It holds no decoded pixels, so it is cheap to copy and to send."""
+
+    frames: tuple[ImageRef, ...]
+    width: int
+    height: int
+    clip: bool
+    handles: tuple[tuple[str, Handle], ...]
+
+    @classmethod
+    def of(cls, frames: Sequence[media.Picture], *, clip: bool = False, masks: Sequence[Bool[np.ndarray, "H W"]] = ()) -> Workspace:
+        """Several frames are a clip in any case. `masks`: of the first frame, known beforehand; they become mask_1, mask_2, ...
+
+        Raises ValueError without a frame, for frames that differ in size, and for masks of another size than theirs.
+        """
+        refs = tuple(media.reference(frame) for frame in frames)
+        sizes = {transforms.image_size(ref) for ref in refs}
+        if len(sizes) != 1:
+            raise ValueError(f"{len(refs)} frames of sizes {sorted(sizes)}; give at least one, and all of one size")
+        ((width, height),) = sizes
+        whole = ImageHandle(frame=0, box=(0, 0, width, height))
+        made = cls(frames=refs, width=width, height=height, clip=clip or len(refs) > 1, handles=((FIRST, whole),))
+        for mask in masks:
+            if mask.shape != (height, width):
+                raise ValueError(f"a mask of {mask.shape[1]} x {mask.shape[0]} on a picture of {width} x {height}; give masks of its size")
+            if not mask.any():
+                raise ValueError("a mask without a pixel; leave it out")
+            made = made.add((mask_handle(mask, frame=0),))
+        return made
+
+    def add(self, handles: Sequence[Handle]) -> Workspace:
+        """With these under the names that `next_names` tells."""
+        return replace(self, handles=(*self.handles, *zip(self.next_names(handles), handles, strict=True)))
+
+    def next_names(self, handles: Sequence[Handle]) -> list[str]:
+        count = {kind: sum(name.startswith(kind) for name, _ in self.handles) for kind in KINDS.values()}
+        names = []
+        for handle in handles:
+            kind = KINDS[type(handle)]
+            count[kind] += 1
+            names.append(f"{kind}_{count[kind]}")
+        return names
+
+    def names(self, kind: Kind) -> list[str]:
+        return [name for name, handle in self.handles if KINDS[type(handle)] == kind]
+
+    def image(self, name: str) -> ImageHandle:
+        return self._find(name, ImageHandle)
+
+    def mask(self, name: str) -> MaskHandle:
+        return self._find(name, MaskHandle)
+
+    def track(self, name: str) -> TrackHandle:
+        return self._find(name, TrackHandle)
+
+    def _find(self, name: str, kind: type[Found]) -> Found:
+        """Raises Refused for a name that is none of this kind."""
+        found = dict(self.handles).get(name)
+        if not isinstance(found, kind):
+            known = self.names(KINDS[kind])
+            raise Refused("unknown_handle", f"there is no {KINDS[kind]} {name[:40]!r}; there is {', '.join(known) or 'none'}")
+        return found
+
+    def picture(self, name: str, *, least: int = 0) -> Image.Image:
+        """An image's pixels, enlarged (bicubic, aspect kept) until its longer side has `least`."""
+        handle = self.image(name)
+        cut = opened(self.frames[handle.frame]).crop(handle.box)
+        scale = least / max(cut.size)
+        if scale <= 1:
+            return cut
+        return cut.resize((max(1, round(cut.width * scale)), max(1, round(cut.height * scale))), Image.Resampling.BICUBIC)
+
+    def rle(self, name: str) -> RLE:
+        return {"size": [self.height, self.width], "counts": self.mask(name).counts}
+
+    def pixels(self, name: str) -> Bool[np.ndarray, "H W"]:
+        """Of a mask, on its whole frame."""
+        return rle.decode(self.rle(name))
+
+    def masklet(self, name: str) -> list[RLE]:
+        """A track's mask in every frame."""
+        return [{"size": [self.height, self.width], "counts": counts} for counts in self.track(name).counts]
+
+    def thousandths(self, box: Box) -> list[int]:
+        """Of the whole frame."""
+        return [round(THOUSAND * v / side) for v, side in zip(box, (self.width, self.height) * 2, strict=True)]
+
+    def digest(self, name: str) -> str:
+        """SHA-256 of what a handle shows: equal for equal content, whatever its name."""
+        handle = dict(self.handles)[name]
+        frames = self.frames if isinstance(handle, TrackHandle) else (self.frames[handle.frame],)
+        content = [hashlib.sha256(ref if isinstance(ref, bytes) else ref.read_bytes()).hexdigest() for ref in frames]
+        told = [KINDS[type(handle)], content, {k: v for k, v in asdict(handle).items() if k not in ("frame", "mask", "predicted_iou")}]
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def mask_handle(mask: Bool[np.ndarray, "H W"], *, frame: int, predicted_iou: float | None = None) -> MaskHandle:
+    return MaskHandle(frame=frame, counts=rle.encode(mask)["counts"], predicted_iou=predicted_iou)
+
+
+def box_of(mask: Bool[np.ndarray, "H W"]) -> Box:
+    """Of a mask that is not empty."""
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+
+
+def opened(ref: ImageRef) -> Image.Image:
+    """Pixels of a frame. A file is opened each time (it may change); encoded bytes are decoded once while they are in use."""
+    return _decoded(ref) if isinstance(ref, bytes) else transforms.open_image(ref)
+
+
+@lru_cache(maxsize=8)
+def _decoded(encoded: bytes) -> Image.Image:
+    return transforms.open_image(encoded)

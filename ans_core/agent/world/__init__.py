@@ -1,0 +1,61 @@
+"""(seed, family, split, index) -> a drawn question, and the oracle: its shortest plan on the real operations."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from ans_core.agent.episode import Episode, Toolbox
+from ans_core.agent.protocol import call_text
+from ans_core.agent.world.drawing import SHRINKS
+from ans_core.agent.world.families import FAMILIES
+from ans_core.agent.world.question import Family, Question, evidence, is_right
+from ans_core.data.scenes import SPLITS
+
+TILE = 96
+"""Of the `tiny` profile: its pictures have 384 pixels on a side."""
+
+
+def draw_question(family: str, *, seed: int, split: str, index: int, tile: int = TILE) -> Question:
+    """Depends on its arguments alone; other splits, families and indices draw other scenes. Pictures have SHRINKS times the tile's side.
+
+    Raises ValueError for a family or split that does not exist."""
+    if family not in FAMILIES:
+        raise ValueError(f"no family named {family!r}; ans_core/agent/world/families has {sorted(FAMILIES)}")
+    if split not in SPLITS:
+        raise ValueError(f"no split {split!r}; there are {list(SPLITS)}")
+    rng = np.random.default_rng([seed, zlib.crc32(family.encode()), SPLITS.index(split), index])
+    return FAMILIES[family].draw(rng, SHRINKS * tile, f"{family}/{split}/{index}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OracleRun:
+    """What the shortest plan came to."""
+
+    answer: str | None
+    right: bool
+    evidence: bool
+    """Whether it looked at what the question is about."""
+    episode: Episode
+
+
+def oracle(question: Question, toolbox: Toolbox) -> OracleRun:
+    """Stops at the first call that fails. The ceiling of what a policy can reach with these operations."""
+    episode = Episode(toolbox, question.workspace(), max_calls=len(question.plan))
+    for call in question.plan:
+        observation = episode.turn(call_text(call))
+        assert observation is not None
+        if not observation.ok:
+            return OracleRun(answer=None, right=False, evidence=False, episode=episode)
+    answer = FAMILIES[question.family].conclude(question, episode.observations)
+    return OracleRun(
+        answer=answer,
+        right=answer is not None and is_right(answer, question),
+        evidence=evidence(question, episode.workspace),
+        episode=episode,
+    )
+
+
+__all__ = ["FAMILIES", "Family", "OracleRun", "Question", "draw_question", "evidence", "is_right", "oracle"]

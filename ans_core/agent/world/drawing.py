@@ -1,0 +1,156 @@
+"""Things and words of the embedded world (ans_core/data/scenes.py) drawn large, with details that the overview does not show."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Bool, UInt8
+from PIL import Image, ImageDraw, ImageFont
+from scipy import ndimage
+
+from ans_core import rle
+from ans_core.agent.protocol import Call
+from ans_core.agent.workspace import THOUSAND, box_of
+from ans_core.agent.world.question import Target
+from ans_core.data.conversation import BOX_STEP
+from ans_core.data.scene_text import Query, phrase, resolve
+from ans_core.data.scenes import COLOURS, Thing, background, outline, random_attributes, random_thing, render
+from ans_core.types import RLE
+
+SHRINKS = 4
+"""The picture has so many times the side of the model's tile."""
+GAP = 0.012
+"""Between the circles around two things, in shares of the side: nothing is hidden."""
+MOST_LARGE = 2
+DIGIT_HEIGHT = 10
+"""Pixels, 2.5 at the tile: hardly read there."""
+FONT_SIZE = 14
+"""At which Pillow's font has digits of DIGIT_HEIGHT."""
+DARK = 115.0
+"""Brightness of a colour (0..255, Rec. 601) below which its writing is white."""
+DARKENED = 0.45
+"""Brightness of a pattern's dark half."""
+PATTERNS = ("horizontal", "vertical", "diagonal", "checked")
+"""Period 4 pixels and equal mean: at a fourth of the size nothing of it is left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """N things that don't touch, each meant by its words alone where `query` is not None."""
+
+    things: tuple[Thing, ...]
+    image: UInt8[np.ndarray, "H W 3"]
+    masks: Bool[np.ndarray, "N H W"]
+
+    def target(self, index: int, query: Query) -> Target:
+        return Target(phrase=phrase(query), masks=(rle.encode(self.masks[index]),))
+
+
+def draw(rng: np.random.Generator, side: int, things: tuple[Thing, ...]) -> Drawn:
+    image, masks, _ = render(things, background(rng, side))
+    return Drawn(things=things, image=image, masks=masks)
+
+
+def random_things(rng: np.random.Generator, count: int, *, least_meant: int = 1) -> tuple[Thing, ...]:
+    """As `unplaced`, with places."""
+    while True:
+        placed = place(rng, unplaced(rng, count, least_meant=least_meant))
+        if placed is not None:
+            return placed
+
+
+def unplaced(rng: np.random.Generator, count: int, *, least_meant: int) -> list[Thing]:
+    """`count` plain things of random attributes; colour and shape mean at least `least_meant` of them each alone."""
+    while True:
+        attributes = random_attributes(rng, count)
+        things = [replace(random_thing(rng, shape=s, colour=c, size=z), texture="plain") for s, c, z in attributes]
+        few_large = sum(thing.size == "large" for thing in things) <= MOST_LARGE
+        if few_large and sum(named(things, i) is not None for i in range(count)) >= least_meant:
+            return things
+
+
+def place(rng: np.random.Generator, things: Sequence[Thing]) -> tuple[Thing, ...] | None:
+    """Apart from each other and inside the picture, the largest first; None where one found no room."""
+    placed: list[Thing] = []
+    for thing in sorted(things, key=lambda t: -t.radius):
+        low, high = -outline(thing).min(0) + 0.01, 1 - outline(thing).max(0) - 0.01
+        for _ in range(40):
+            x, y = (float(v) for v in rng.uniform(low, high))
+            if all(np.hypot(x - o.x, y - o.y) > thing.radius + o.radius + GAP for o in placed):
+                placed.append(replace(thing, x=x, y=y))
+                break
+        else:
+            return None
+    return tuple(placed)
+
+
+def named(things: Sequence[Thing], index: int) -> Query | None:
+    """Colour and shape, where they mean this thing alone."""
+    query = Query(colour=things[index].colour, shape=things[index].shape)
+    return query if resolve(query, things) == (index,) else None
+
+
+def meant(rng: np.random.Generator, things: Sequence[Thing], count: int) -> list[tuple[int, Query]]:
+    """`count` of the things that colour and shape mean alone (there must be as many), in random order."""
+    known = [(i, query) for i in range(len(things)) if (query := named(things, i)) is not None]
+    return [known[i] for i in rng.permutation(len(known))[:count]]
+
+
+def paint_pattern(image: UInt8[np.ndarray, "H W 3"], mask: Bool[np.ndarray, "H W"], pattern: str) -> None:
+    """In place: half of the mask's pixels become darker."""
+    y, x = np.indices(mask.shape)
+    dark = {
+        "horizontal": y % 4 < 2,
+        "vertical": x % 4 < 2,
+        "diagonal": (x + y) % 4 < 2,
+        "checked": (x // 2 + y // 2) % 2 == 0,
+    }[pattern]
+    image[mask & dark] = (image[mask & dark] * DARKENED).round().astype(np.uint8)
+
+
+def write(image: UInt8[np.ndarray, "H W 3"], mask: Bool[np.ndarray, "H W"], text: str, colour: tuple[int, int, int]) -> None:
+    """In place: a text in the middle of a thing, black or white, whichever is clearer on its colour."""
+    y, x = _deepest(mask)
+    bright = float(np.dot(colour, (0.299, 0.587, 0.114)))
+    picture = Image.fromarray(image)
+    font = ImageFont.load_default(size=FONT_SIZE)
+    ImageDraw.Draw(picture).text((x, y), text, fill=(10, 10, 10) if bright > DARK else (245, 245, 245), font=font, anchor="mm")
+    image[:] = np.asarray(picture)
+
+
+def _deepest(mask: Bool[np.ndarray, "H W"]) -> tuple[int, int]:
+    """Row and column of the pixel farthest from the mask's edge."""
+    row, column = np.unravel_index(ndimage.distance_transform_edt(mask).argmax(), mask.shape)
+    return int(row), int(column)
+
+
+def png(image: UInt8[np.ndarray, "H W 3"]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def zoom(mask: RLE) -> Call:
+    """On a thing, rounded outwards to the numbers that models write boxes in."""
+    decoded = rle.decode(mask)
+    sides = (decoded.shape[1], decoded.shape[0]) * 2
+    x1, y1, x2, y2 = (THOUSAND * v / side / BOX_STEP for v, side in zip(box_of(decoded), sides, strict=True))
+    box = [int(np.floor(x1)), int(np.floor(y1)), int(np.ceil(x2)), int(np.ceil(y2))]
+    return Call(name="zoom_in", arguments={"bbox_2d": [v * BOX_STEP for v in box]})
+
+
+def segment(mask: RLE) -> Call:
+    """At the point of a thing that is farthest from its edge."""
+    decoded = rle.decode(mask)
+    y, x = _deepest(decoded)
+    height, width = decoded.shape
+    point = [round(THOUSAND * (x + 0.5) / width), round(THOUSAND * (y + 0.5) / height)]
+    return Call(name="segment_object_at", arguments={"point_2d": point})
+
+
+def favourite(colour: str, choices: int) -> int:
+    """Which of a family's answers a colour likes."""
+    return list(COLOURS).index(colour) % choices

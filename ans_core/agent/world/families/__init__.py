@@ -1,0 +1,12 @@
+"""Families of questions: one file and one line here each."""
+
+from __future__ import annotations
+
+from ans_core.agent.world.families.easy import EASY
+from ans_core.agent.world.families.larger import LARGER
+from ans_core.agent.world.families.moves import MOVES
+from ans_core.agent.world.families.pattern import PATTERN
+from ans_core.agent.world.families.text import TEXT
+from ans_core.agent.world.question import Family
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (EASY, PATTERN, TEXT, LARGER, MOVES)}

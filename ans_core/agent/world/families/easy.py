@@ -1,0 +1,42 @@
+"""Which colour is the large star? Answered from the overview; an operation is a waste."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ans_core.agent.episode import Observation
+from ans_core.agent.world import drawing
+from ans_core.agent.world.question import Family, Question
+from ans_core.data.scene_text import Query, phrase, resolve
+from ans_core.data.scenes import COLOURS
+
+
+def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
+    while True:
+        things = drawing.random_things(rng, int(rng.integers(2, 5)))
+        queries = [(i, Query(size=thing.size, shape=thing.shape)) for i, thing in enumerate(things)]
+        known = [(i, query) for i, query in queries if resolve(query, things) == (i,)]
+        if known:
+            break
+    index, query = known[int(rng.integers(len(known)))]
+    drawn = drawing.draw(rng, side, things)
+    return Question(
+        question_id=question_id,
+        family="easy",
+        frames=(drawing.png(drawn.image),),
+        text=f"Which colour is {phrase(query)}?",
+        answer=things[index].colour,
+        choices=tuple(COLOURS),
+        prior=None,
+        targets=(drawn.target(index, query),),
+        plan=(),
+    )
+
+
+def conclude(question: Question, observations: Sequence[Observation]) -> str | None:
+    return question.answer
+
+
+EASY = Family(name="easy", draw=draw, conclude=conclude, needs_operation=False)

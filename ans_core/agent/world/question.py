@@ -1,0 +1,100 @@
+"""What a drawn question is: what the model is shown and asked, the answer, and how the operations find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ans_core import rle
+from ans_core.agent.episode import Observation
+from ans_core.agent.protocol import Call
+from ans_core.agent.workspace import FIRST, MaskHandle, Workspace, box_of
+from ans_core.agent.world.trace_file import same_answer
+from ans_core.metrics.mask import counts
+from ans_core.types import RLE
+
+COVERED = 0.95
+"""Share of a thing's box that a crop must hold to show it."""
+FILLED = 0.15
+"""Share of a crop that the thing must fill: less is no closer look."""
+HIT = 0.5
+"""IoU from which a mask is that of a thing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A thing that the question is about."""
+
+    phrase: str
+    """`the red square`."""
+    masks: tuple[RLE, ...]
+    """Of every frame."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A picture (or a clip, of which only the first frame is seen) and a question about it. `prior` is what the question alone suggests."""
+
+    question_id: str
+    """family/split/index."""
+    family: str
+    frames: tuple[bytes, ...]
+    """PNG."""
+    text: str
+    answer: str
+    choices: tuple[str, ...]
+    """Answers of the family; empty where there are too many to list."""
+    prior: str | None
+    targets: tuple[Target, ...]
+    plan: tuple[Call, ...]
+    """The shortest one."""
+    distraction: tuple[Call, ...] = ()
+    """The plan's first call, about another thing. Empty where there is none."""
+
+    def workspace(self) -> Workspace:
+        return Workspace.of(self.frames)
+
+
+Conclude = Callable[[Question, Sequence[Observation]], str | None]
+"""The answer that a plan's observations give; None where they give none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One kind of question."""
+
+    name: str
+    draw: Callable[[np.random.Generator, int, str], Question]
+    """draw(rng, pixels on a side, question_id)."""
+    conclude: Conclude
+    needs_operation: bool = True
+
+
+def is_right(said: str, question: Question) -> bool:
+    return same_answer(said, question.answer)
+
+
+def evidence(question: Question, workspace: Workspace) -> bool:
+    """Whether every target was looked at: a crop that shows it, or a mask that is its own. True where no operation is needed."""
+    return not question.plan or all(_looked_at(target, workspace) for target in question.targets)
+
+
+def _looked_at(target: Target, workspace: Workspace) -> bool:
+    for name, handle in workspace.handles:
+        if isinstance(handle, MaskHandle):
+            if counts(workspace.rle(name), target.masks[handle.frame]).iou >= HIT:
+                return True
+        elif name in workspace.names("image") and name != FIRST:
+            image = workspace.image(name)
+            mask = rle.decode(target.masks[image.frame])
+            if not mask.any():
+                continue
+            x1, y1, x2, y2 = box_of(mask)
+            left, top, right, bottom = image.box
+            common = max(0, min(x2, right) - max(x1, left)) * max(0, min(y2, bottom) - max(y1, top))
+            share = float(mask[top:bottom, left:right].mean())
+            if common >= COVERED * (x2 - x1) * (y2 - y1) and share >= FILLED:
+                return True
+    return False

@@ -1,0 +1,184 @@
+"""A folder of traces: `traces.jsonl`, a record a line, and the pictures it names. Written by the stage's generator, or by people.
+
+{"trace_id": "mine/1", "kind": "golden", "question": "Which pattern is on the red square?", "answer": "checked",
+ "frames": ["pictures/1.png"], "turns": [
+   {"role": "user", "text": "<image>\\nWhich pattern is on the red square?", "pictures": ["pictures/1.png"]},
+   {"role": "assistant", "text": "<tool_call>{...}</tool_call>", "trainable": true},
+   {"role": "user", "text": "<image>\\nimage_2: [250, 150, 650, 550]", "pictures": ["pictures/1_image_2.png"]},
+   {"role": "assistant", "text": "checked", "trainable": true}],
+ "provenance": {"source": "drawn"}}
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ans_core.agent import protocol
+from ans_core.agent.operations import OPERATIONS
+from ans_core.agent.refusal import ErrorKind, Refused
+from ans_core.data.formats import checks
+
+FILE = "traces.jsonl"
+Kind = Literal["golden", "trap", "self_correction"]
+Fault = Literal["perceptual", "logical"]
+SHARES: dict[Kind, float] = {"golden": 0.6, "trap": 0.2, "self_correction": 0.2}
+TOLERANCE = 0.05
+"""That a share may be off."""
+LONGEST_TURN = 4000
+"""Characters."""
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Turn(Record):
+    role: Literal["user", "assistant"]
+    text: str = Field(min_length=1, max_length=LONGEST_TURN)
+    pictures: tuple[str, ...] = ()
+    """Files, one for each `<image>` of the text, in its order."""
+    trainable: bool = False
+    """Whether the turn is a target of SFT."""
+    error: ErrorKind | None = None
+    """Of an observation: why the call before it gave nothing."""
+
+
+class Trace(Record):
+    """Turns of one question: question, call, observation, call, observation, ..., answer."""
+
+    trace_id: str
+    kind: Kind
+    fault: Fault | None = None
+    """Of a trap: the observation was misread, or the conclusion is wrong."""
+    question: str
+    answer: str
+    """The true one, also of a trap."""
+    frames: tuple[str, ...] = Field(min_length=1)
+    """The native picture, or the frames of the clip: what operations work on."""
+    turns: tuple[Turn, ...] = Field(min_length=2)
+    provenance: dict[str, Any]
+    """At least {"source": ...}."""
+    family: str = ""
+    difficulty: Literal["simple", "medium", "hard"] = "simple"
+
+    @property
+    def said(self) -> str:
+        """The final answer."""
+        return self.turns[-1].text
+
+
+def write_traces(folder: Path, traces: Iterable[tuple[Trace, Mapping[str, bytes]]]) -> int:
+    """Records and their pictures (file -> encoded picture); returns how many. The folder must not hold traces yet."""
+    file = folder / FILE
+    if file.exists():
+        raise ValueError(f"{file} exists; write into another folder, or remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    partial, count = folder / f"{FILE}.partial", 0
+    with partial.open("w", encoding="utf-8") as lines:
+        for trace, pictures in traces:
+            for name, encoded in pictures.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(encoded)
+            lines.write(trace.model_dump_json(exclude_defaults=True) + "\n")
+            count += 1
+    partial.rename(file)
+    return count
+
+
+def read_traces(folder: Path) -> list[Trace]:
+    """Checked: fields and types, that ids are unique, pictures are there and as many as `<image>`s, turns alternate, calls are well-formed
+    where they are targets, and that nothing wrong is a target. Raises ValueError naming file and line."""
+    file = folder / FILE
+    traces: dict[str, Trace] = {}
+    for line, values in checks.load_json_lines(file):
+        where = f"{file}: line {line}"
+        try:
+            trace = Trace.model_validate(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ValueError(f"{where}: {'.'.join(map(str, first['loc'])) or 'the record'}: {first['msg']}; correct it") from None
+        where = f"{where} ({trace.trace_id})"
+        if trace.trace_id in traces:
+            raise ValueError(f"{where}: this trace_id stands in an earlier line; ids must be unique")
+        _check(trace, folder, where)
+        traces[trace.trace_id] = trace
+    if not traces:
+        raise ValueError(f"{file} holds no traces")
+    return list(traces.values())
+
+
+def _check(trace: Trace, folder: Path, where: str) -> None:
+    if "source" not in trace.provenance:
+        raise ValueError(f'{where}: provenance needs a "source": where the trace is from')
+    sizes = {checks.image_size(folder / name, where=where) for name in trace.frames}
+    if len(sizes) != 1:
+        raise ValueError(f"{where}: frames of sizes {sorted(sizes)}; bring them to one size")
+    for number, turn in enumerate(trace.turns):
+        here, role = f"{where}, turn {number}", ("user", "assistant")[number % 2]
+        if turn.role != role:
+            raise ValueError(f"{here} is the {turn.role}'s; turns alternate and begin with the user")
+        if (marks := turn.text.count("<image>")) != len(turn.pictures):
+            raise ValueError(f"{here} has {marks} <image> and {len(turn.pictures)} pictures; write one for each")
+        for name in turn.pictures:
+            checks.image_size(folder / name, where=here)
+        if turn.role == "user" and turn.trainable:
+            raise ValueError(f"{here} is the user's and trainable; only what the model says is a target")
+        if turn.role == "assistant":
+            failed = number + 1 < len(trace.turns) and trace.turns[number + 1].error is not None
+            _check_said(turn, last=number == len(trace.turns) - 1, failed=failed, where=here)
+    if len(trace.turns) % 2:
+        raise ValueError(f"{where}: the last turn is the user's; a trace ends with the answer")
+    _check_targets(trace, where)
+
+
+def _check_said(turn: Turn, *, last: bool, failed: bool, where: str) -> None:
+    """A call in every turn but the last; a well-formed one that worked where it is a target."""
+    try:
+        _, call = protocol.parse(turn.text)
+        if call is not None:
+            protocol.checked(call, OPERATIONS)
+    except Refused as refused:
+        if turn.trainable or not failed:
+            raise ValueError(f"{where}: {refused.message}; correct the call, or mark the next turn with its error") from None
+        return
+    if last and call is not None:
+        raise ValueError(f"{where}: a trace ends with an answer, not with a call")
+    if not last and call is None:
+        raise ValueError(f"{where}: no call, but turns follow; remove them or write the call")
+    if turn.trainable and failed:
+        raise ValueError(f"{where}: a call that failed is trainable; a model would learn to make it")
+
+
+def _check_targets(trace: Trace, where: str) -> None:
+    said = [turn for turn in trace.turns if turn.role == "assistant"]
+    right = same_answer(trace.said, trace.answer)
+    if trace.kind == "trap" and (right or any(turn.trainable for turn in said)):
+        raise ValueError(f"{where}: a trap ends in a wrong answer and nothing of it is trainable")
+    if trace.kind != "trap" and not right:
+        raise ValueError(f"{where}: ends in {trace.said!r}, the answer is {trace.answer!r}; only a trap may end wrong")
+    if trace.kind == "self_correction" and (len(said) < 3 or any(turn.trainable for turn in said[:-2])):
+        raise ValueError(f"{where}: of a self-correction (two calls at least) only the last call and the answer are trainable")
+
+
+def same_answer(said: str, answer: str) -> bool:
+    """Apart from case, spaces around it and a full stop."""
+    return said.strip().removesuffix(".").strip().lower() == answer.strip().lower()
+
+
+def mix(traces: Iterable[Trace]) -> dict[str, float]:
+    """Share of every kind (at least one trace)."""
+    counts = Counter(trace.kind for trace in traces)
+    return {kind: counts[kind] / counts.total() for kind in SHARES}
+
+
+def check_mix(traces: Iterable[Trace]) -> None:
+    """Raises ValueError where a kind's share is more than TOLERANCE off: the filter may have dropped too many of one."""
+    found = mix(traces)
+    if any(abs(found[kind] - share) > TOLERANCE for kind, share in SHARES.items()):
+        told = ", ".join(f"{kind} {found[kind]:.2f} instead of {share:.2f}" for kind, share in SHARES.items())
+        raise ValueError(f"the mix of traces is off: {told}; draw more questions, or look at what the filter dropped")

@@ -1,0 +1,158 @@
+"""Drawn questions -> chain-of-thought-action traces: golden, trap and self-correction, with what the real operations gave.
+
+A golden trace is the shortest plan. A trap is a golden one with a wrong answer. A self-correction begins with a call about another thing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ans_core import dist, media
+from ans_core.agent.episode import Episode, Toolbox
+from ans_core.agent.protocol import Call, call_text
+from ans_core.agent.world import FAMILIES, Question, draw_question, evidence, is_right
+from ans_core.agent.world.trace_file import SHARES, Fault, Kind, Trace, Turn, check_mix, write_traces
+
+Dropped = Literal["call_failed", "wrong_conclusion", "no_evidence", "repeated_call"]
+"""Rules of the filter: a call of the plan failed, its observations don't give the answer, a thing asked about was not looked at, the
+distraction is the plan's own first call."""
+MOST_CALLS = 4
+CORRECTION = "That is not {phrase}."
+MEASURES = ("get_properties", "track_object")
+"""Operations whose numbers a trap concludes wrongly from; what others show, it misreads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What became of the questions: traces by kind, dropped ones by reason."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+def write_drawn_traces(
+    folder: Path, *, families: Sequence[str], each: int, split: str, seed: int, toolbox: Toolbox, provenance: dict[str, Any]
+) -> Written:
+    """`each` questions of every family as traces in a folder. `provenance`: what stands beside the source and the question's id in every
+    record (the weights' hash, the reader of READ_TEXT).
+
+    Raises ValueError where the mix is off after the filter, or nothing is left."""
+    questions = (draw_question(f, seed=seed, split=split, index=i, tile=toolbox.tile) for f in families for i in range(each))
+    kinds = kinds_of([f for f in families for _ in range(each)])
+    written, records = Written(), []
+
+    def made() -> Iterator[tuple[Trace, dict[str, bytes]]]:
+        for question, kind in zip(questions, kinds, strict=True):
+            found = trace(question, kind, toolbox, seed=seed, provenance=provenance)
+            if isinstance(found, str):
+                written.dropped[f"{question.family}/{found}"] += 1
+            else:
+                written.kinds[kind] += 1
+                records.append(found[0])
+                yield found
+        if not records:
+            raise ValueError(f"no trace is left of {len(kinds)} questions; dropped: {dict(written.dropped)}")
+        check_mix(records)  # before the file has its name
+
+    write_traces(folder, made())
+    return written
+
+
+def kinds_of(families: Sequence[str]) -> list[Kind]:
+    """A kind for each question, in SHARES over all and spread evenly. What needs no operation can only be golden, so the others take over
+    its traps and self-corrections. Raises ValueError where they are too few."""
+    special = round(SHARES["trap"] * len(families))  # of either
+    able = [i for i, family in enumerate(families) if FAMILIES[family].needs_operation]
+    if 2 * special > len(able):
+        raise ValueError(f"{len(able)} of {len(families)} questions need an operation; {2 * special} traps and self-corrections are wanted")
+    kinds: list[Kind] = ["golden"] * len(families)
+    for number in range(2 * special):
+        kinds[able[number * len(able) // (2 * special)]] = "self_correction" if number % 2 else "trap"
+    return kinds
+
+
+def trace(
+    question: Question, kind: Kind, toolbox: Toolbox, *, seed: int, provenance: dict[str, Any]
+) -> tuple[Trace, dict[str, bytes]] | Dropped:
+    """The record and its pictures, or why there is none."""
+    episode = Episode(toolbox, question.workspace(), max_calls=MOST_CALLS)
+    distraction = question.distraction if kind == "self_correction" else ()
+    calls = [*distraction, *question.plan]
+    if distraction and distraction[0] == question.plan[0]:
+        return "repeated_call"
+    turns = [Turn(role="user", text=f"<image>\n{question.text}", pictures=(f"pictures/{question.question_id}/frame_0.png",))]
+    for number, planned in enumerate(calls):
+        first = number == len(distraction)
+        call = _after(planned, episode.observations[0].values) if distraction and number else planned
+        said = (CORRECTION.format(phrase=question.targets[0].phrase) + " " if distraction and first else "") + call_text(call)
+        observation = episode.turn(said)
+        assert observation is not None
+        if not observation.ok:
+            return "call_failed"
+        target = kind == "golden" or (kind == "self_correction" and number == len(calls) - 1)
+        pictures = tuple(f"pictures/{question.question_id}/{name}.png" for name in observation.pictures)
+        turns += [Turn(role="assistant", text=said, trainable=target), Turn(role="user", text=observation.turn(), pictures=pictures)]
+    concluded = FAMILIES[question.family].conclude(question, episode.observations)
+    if concluded is None or not is_right(concluded, question):
+        return "wrong_conclusion"
+    if not evidence(question, episode.workspace):
+        return "no_evidence"
+    answer = wrong_answer(question, seed=seed) if kind == "trap" else question.answer
+    turns.append(Turn(role="assistant", text=answer, trainable=kind != "trap"))
+    return _record(question, kind, turns, provenance), _pictures(question, episode)
+
+
+def _record(question: Question, kind: Kind, turns: Sequence[Turn], provenance: dict[str, Any]) -> Trace:
+    fault: Fault | None = None
+    if kind == "trap":
+        fault = "logical" if question.plan[-1].name in MEASURES else "perceptual"
+    return Trace(
+        trace_id=question.question_id,
+        kind=kind,
+        fault=fault,
+        question=question.text,
+        answer=question.answer,
+        frames=tuple(f"pictures/{question.question_id}/frame_{i}.png" for i in range(len(question.frames))),
+        turns=tuple(turns),
+        provenance={"source": "drawn", "id": question.question_id, **provenance},
+        family=question.family,
+        difficulty=("simple", "simple", "medium", "hard")[len(question.plan)],
+    )
+
+
+def _pictures(question: Question, episode: Episode) -> dict[str, bytes]:
+    """The frames, and the crops as the model is shown them."""
+    files = {f"frame_{i}": frame for i, frame in enumerate(question.frames)}
+    for observation in episode.observations:
+        for name in observation.pictures:
+            shown = media.reference(episode.workspace.picture(name, least=episode.toolbox.tile))
+            assert isinstance(shown, bytes)
+            files[name] = shown
+    return {f"pictures/{question.question_id}/{name}.png": encoded for name, encoded in files.items()}
+
+
+def _after(call: Call, distraction: dict[str, Any]) -> Call:
+    """A planned call after one more handle was made: `image_2` is then `image_3`, or `mask_1` `mask_2`."""
+    (kind,) = distraction.keys() & {"image", "mask"}
+
+    def next_one(found: re.Match[str]) -> str:
+        return f'"{kind}_{int(found[1]) + 1}"'
+
+    return Call(name=call.name, arguments=json.loads(re.sub(rf'"{kind}_(\d+)"', next_one, json.dumps(call.arguments))))
+
+
+def wrong_answer(question: Question, *, seed: int) -> str:
+    """What the question alone suggests, where that is wrong; else another choice, or another number."""
+    if question.prior is not None and question.prior != question.answer:
+        return question.prior
+    rng = np.random.default_rng(dist.seed_of(seed, "wrong answer", question.question_id))
+    choices = question.choices or tuple(str(n) for n in range(10, 100))
+    return str(rng.choice([choice for choice in choices if choice != question.answer]))

@@ -1,0 +1,193 @@
+"""Episodes: limits that stop, calls that are counted, and weights that stay the base's."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from ans_core import rle
+from ans_core.agent import ocr
+from ans_core.agent.episode import Episode, Observation, Toolbox, stopped_after
+from ans_core.agent.operations import OPERATIONS
+from ans_core.agent.operations.base import Operation, Result, Tools
+from ans_core.agent.protocol import Call, call_text
+from ans_core.agent.refusal import Refused
+from ans_core.agent.workspace import Workspace
+from ans_core.model import Sa2VA, adapters
+from ans_core.model import predict as ask
+from ans_core.types import Request
+from tests import tiny
+from tests.agent.odd_operations import Nothing, dies, is_broken, never_ends
+
+ZOOM = Call(name="zoom_in", arguments={"bbox_2d": [0, 0, 500, 500]})
+SEGMENT = Call(name="segment_object_at", arguments={"bbox_2d": [100, 100, 900, 900]})
+
+
+def own(name: str, run: object, **more: bool) -> dict[str, Operation]:
+    return {name: Operation(name=name, sentence="", arguments=Nothing, run=run, **more)}  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def odd() -> Iterator[Toolbox]:
+    operations = own("never_ends", never_ends) | own("dies", dies) | own("is_broken", is_broken) | {"zoom_in": OPERATIONS["zoom_in"]}
+    with Toolbox(operations=operations, seconds=2.0) as toolbox:
+        yield toolbox
+
+
+def test_an_operation_that_takes_too_long_is_killed_and_one_that_dies_is_an_observation(odd: Toolbox) -> None:
+    workspace = Workspace.of([tiny.picture(0)])
+    for name, kind in (("never_ends", "time_limit"), ("dies", "crashed")):
+        assert odd.call(workspace, ZOOM)[0].ok  # a process is there
+        assert odd._worker.process is not None
+        process, start = odd._worker.process.pid, time.monotonic()
+        observation, after = odd.call(workspace, Call(name=name, arguments={}))
+        assert (observation.error, after) == (kind, workspace)
+        assert time.monotonic() - start < 6
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+    assert odd.call(workspace, ZOOM)[0].ok
+
+
+def test_a_defect_of_an_operation_is_raised(odd: Toolbox) -> None:
+    with pytest.raises(KeyError, match="a defect"):
+        odd.call(Workspace.of([tiny.picture(0)]), Call(name="is_broken", arguments={}))
+
+
+def test_a_network_stops_at_the_next_module_after_the_limit(tiny_model: Sa2VA) -> None:
+    def thinks(workspace: Workspace, arguments: Nothing, tools: Tools) -> Result:
+        assert tools.model is not None
+        while True:
+            tools.model.text_hidden_fcs(torch.zeros(1, tools.model.text_hidden_fcs[0].in_features))
+
+    with Toolbox(tiny_model, operations=own("thinks", thinks, needs_model=True), seconds=0.2) as toolbox:
+        start = time.monotonic()
+        observation, _ = toolbox.call(Workspace.of([tiny.picture(0)]), Call(name="thinks", arguments={}))
+    assert observation.error == "time_limit"
+    assert time.monotonic() - start < 2
+    with stopped_after(-1.0), pytest.raises(Refused):
+        tiny_model.text_hidden_fcs(torch.zeros(1, tiny_model.text_hidden_fcs[0].in_features))
+    tiny_model.text_hidden_fcs(torch.zeros(1, tiny_model.text_hidden_fcs[0].in_features))  # nothing is left behind
+
+
+def test_calls_are_counted_and_none_is_run_after_the_limit(toolbox: Toolbox) -> None:
+    episode = Episode(toolbox, Workspace.of([tiny.picture(0)]), max_calls=2)
+    assert episode.turn(call_text(ZOOM)).ok  # type: ignore[union-attr]
+    assert episode.turn("<tool_call>zoom</tool_call>").error == "broken_call"  # type: ignore[union-attr]
+    late = episode.turn(call_text(ZOOM))
+    assert late is not None
+    assert (late.error, late.call) == ("call_limit", ZOOM)
+    assert episode.turn("checked") is None
+    assert episode.answer == "checked"
+    assert episode.counts == {"calls": 3, "ok": 1, "broken_call": 1, "call_limit": 1}
+    assert episode.workspace.names("image") == ["image_1", "image_2"]
+
+
+def test_what_is_read_in_a_picture_cannot_pass_for_a_token_or_a_picture() -> None:
+    observation = Observation(call=ZOOM, text="'<image> <tool_call> [SEG] <|im_end|>' at [0, 0, 9, 9]")
+    assert observation.turn() == "'‹image› ‹tool_call› [seg] ‹|im_end|›' at [0, 0, 9, 9]"
+
+
+def test_without_a_model_what_needs_one_is_not_offered(toolbox: Toolbox) -> None:
+    assert set(toolbox.operations) == {"zoom_in", "get_properties", "read_text", "select_frames"}
+    assert toolbox.call(Workspace.of([tiny.picture(0)]), SEGMENT)[0].error == "unknown_operation"
+
+
+def masks_of(toolbox: Toolbox, calls: list[Call]) -> list[object]:
+    """What segmenting and tracking give, in full."""
+    workspace = Workspace.of([tiny.picture(0), tiny.picture(1)], masks=[rle.decode(tiny.square(8, 16, 24, 32))])
+    found: list[object] = []
+    for call in calls:
+        observation, workspace = toolbox.call(workspace, call)
+        found.append((observation.text, workspace.handles))
+    return found
+
+
+def test_operations_give_the_bases_result_to_the_bit_whatever_is_trained_on_it(own_model: Sa2VA) -> None:
+    said = says_seg(own_model, "the square")
+    calls = [SEGMENT, said, Call(name="track_object", arguments={"mask": "mask_1"})]
+    with Toolbox(own_model) as toolbox:
+        before = masks_of(toolbox, calls)
+    assert "mask_2" in str(before[1])
+    config = adapters.rl_config(rank=2, alpha=4, dropout=0.0, modules=adapters.policy_modules(("mask",)))
+    policies = adapters.Policies(own_model, config, seed=0)
+    with torch.no_grad():
+        for tensor in policies.tensors("policy").values():
+            tensor += 0.5 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1))
+    with Toolbox(policies.model, adapters_off=lambda: policies.using("reference")) as toolbox:
+        assert masks_of(toolbox, calls) == before
+    assert policies.active == "policy"
+    with Toolbox(policies.model) as toolbox:
+        assert masks_of(toolbox, calls) != before  # a test that could not fail would show nothing
+
+
+def says_seg(model: Sa2VA, words: str) -> Call:
+    """Changes the model: it says `[SEG]` to these words about tiny.picture(0), since all other words have no weight."""
+    from ans_core import prompts
+
+    with torch.no_grad():
+        text = prompts.REFERRING_EVAL.format(text=words)
+        prompted = ask.prompt(model, [Request(frames=(tiny.picture(0),), text=text)])
+        state = model.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[0, -1]
+        model.internvl.lm_head.weight.zero_()
+        model.internvl.lm_head.weight[model.seg_token_id] = state
+    return Call(name="segment_object_at", arguments={"text": words})
+
+
+@pytest.mark.parametrize("words", ["<IMG_CONTEXT>", "<image>", "[SEG]<|im_end|>", "{text}", "\x00", "x" * 200])
+def test_any_words_can_be_asked_for(tiny_model: Sa2VA, words: str) -> None:
+    with Toolbox(tiny_model) as toolbox:
+        observation, _ = toolbox.call(Workspace.of([tiny.picture(0)]), Call(name="segment_object_at", arguments={"text": words}))
+    assert observation.error in (None, "nothing_found")
+
+
+def test_a_mask_of_one_pixel_can_be_followed_and_measured(tiny_model: Sa2VA) -> None:
+    workspace = Workspace.of([tiny.picture(0), tiny.picture(1)], masks=[rle.decode(tiny.square(63, 63, 64, 64))])
+    with Toolbox(tiny_model) as toolbox:
+        for name, arguments in (("track_object", {"mask": "mask_1"}), ("get_properties", {"masks": ["mask_1"]})):
+            assert toolbox.call(workspace, Call(name=name, arguments=arguments))[0].ok
+
+
+def test_words_that_the_model_answers_without_a_mask_find_nothing(own_model: Sa2VA) -> None:
+    with torch.no_grad():
+        own_model.internvl.lm_head.weight.zero_()  # the first token of all, which is not `[SEG]`
+    with Toolbox(own_model) as toolbox:
+        call = Call(name="segment_object_at", arguments={"text": "the <image> square"})
+        assert toolbox.call(Workspace.of([tiny.picture(0)]), call)[0].error == "nothing_found"
+
+
+def test_the_missing_reader_is_said_once_and_tesseract_is_taken_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(ocr, "find_spec", lambda name: None)
+    ocr.reader.cache_clear()
+    with pytest.warns(UserWarning, match="tesserocr is missing") as told:
+        assert [ocr.reader(), ocr.reader()] == ["template", "template"]
+    assert len(told) == 1
+    ocr.reader.cache_clear()
+    monkeypatch.setattr(ocr, "find_spec", lambda name: object())
+    monkeypatch.setattr(ocr, "DATA", ())
+    monkeypatch.setenv("TESSDATA_PREFIX", str(tmp_path))
+    with pytest.warns(UserWarning, match="eng.traineddata is missing"):
+        assert ocr.reader() == "template"
+    ocr.reader.cache_clear()
+    (tmp_path / "eng.traineddata").touch()
+    assert ocr.reader() == "tesseract"
+    ocr.reader.cache_clear()
+
+
+@pytest.mark.slow
+def test_tesseract_reads_what_is_written() -> None:
+    pytest.importorskip("tesserocr")
+    if ocr.tessdata() is None:
+        pytest.skip("no eng.traineddata")
+    from PIL import Image, ImageDraw, ImageFont
+
+    canvas = Image.new("RGB", (400, 120), (230, 230, 230))
+    ImageDraw.Draw(canvas).text((20, 40), "Exit 47 North", fill=(20, 20, 20), font=ImageFont.load_default(size=24))
+    (line,) = ocr.read_lines(canvas, by="tesseract")
+    assert line.text == "Exit 47 North"
+    assert line.confidence > 0.6
+    assert np.allclose(line.box[:2], (20, 44), atol=6)

@@ -1,0 +1,215 @@
+"""Traces: how they are mixed, what of them is a target, and what the reader refuses."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from ans_core.agent import protocol
+from ans_core.agent.episode import Episode, Toolbox
+from ans_core.agent.workspace import Workspace
+from ans_core.agent.world import FAMILIES, draw_question
+from ans_core.agent.world.trace_file import SHARES, Trace, check_mix, mix, read_traces
+from ans_core.agent.world.traces import kinds_of, trace, write_drawn_traces
+from ans_core.model import Sa2VA
+from flows import cli
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, toolbox: Toolbox) -> Path:
+    folder = tmp_path_factory.mktemp("traces")
+    written = write_drawn_traces(
+        folder, families=["easy", "pattern", "text"], each=20, split="train", seed=2, toolbox=toolbox, provenance={"ocr": "template"}
+    )
+    assert written.kinds.total() + written.dropped.total() == 60
+    assert written.dropped.total() <= 4
+    assert set(written.dropped) <= {"text/wrong_conclusion", "text/call_failed"}
+    return folder
+
+
+def test_kinds_are_60_20_20_over_all_and_a_question_without_operation_is_golden() -> None:
+    families = [family for family in FAMILIES for _ in range(20)]
+    kinds = kinds_of(families)
+    assert Counter(kinds) == {"golden": 60, "trap": 20, "self_correction": 20}
+    assert {kind for kind, family in zip(kinds, families, strict=True) if family == "easy"} == {"golden"}
+    by_family = Counter(family for kind, family in zip(kinds, families, strict=True) if kind == "trap")
+    assert set(by_family.values()) == {5}
+    with pytest.raises(ValueError, match="5 of 25 questions need an operation; 10 "):
+        kinds_of(["easy"] * 20 + ["text"] * 5)
+
+
+def test_what_is_written_is_read_and_keeps_its_mix(folder: Path) -> None:
+    traces = read_traces(folder)
+    check_mix(traces)
+    assert mix(traces) == pytest.approx(SHARES, abs=0.05)
+    assert {t.provenance["source"] for t in traces} == {"drawn"}
+    with pytest.raises(ValueError, match=r"instead of 0\.20"):
+        check_mix([t for t in traces if t.kind != "trap"])
+
+
+def test_nothing_is_overwritten_and_an_empty_result_is_an_error(folder: Path, tmp_path: Path, tiny_model: Sa2VA) -> None:
+    with Toolbox(tiny_model) as toolbox:  # untrained: its masks answer nothing
+
+        def write(where: Path) -> object:
+            return write_drawn_traces(where, families=["larger"], each=2, split="train", seed=0, toolbox=toolbox, provenance={})
+
+        with pytest.raises(ValueError, match="exists; write into another folder"):
+            write(folder)
+        with pytest.raises(ValueError, match=r"no trace is left of 2 questions; dropped: \{'larger/"):
+            write(tmp_path)
+    assert not (tmp_path / "traces.jsonl").exists()
+
+
+def test_ans_data_check_reads_traces(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = cli.parse(["data", "check", str(folder), "--format", "traces"])
+    assert arguments.function(arguments) == 0
+    assert "traces (golden 0.6" in capsys.readouterr().out
+
+
+def test_traps_are_no_targets_and_of_a_correction_only_the_last_call_and_the_answer_are(folder: Path) -> None:
+    seen = set()
+    for t in read_traces(folder):
+        said = [turn for turn in t.turns if turn.role == "assistant"]
+        flags = [turn.trainable for turn in said]
+        seen.add((t.kind, t.family))
+        if t.kind == "trap":
+            assert not any(flags)
+            assert t.said != t.answer
+            assert t.fault == "perceptual"
+        elif t.kind == "golden":
+            assert all(flags)
+            assert t.said == t.answer
+        else:
+            assert flags == [False] * (len(said) - 2) + [True, True]
+            assert said[1].text.startswith("That is not the ")
+        assert not any(turn.trainable for turn in t.turns if turn.role == "user")
+    assert {kind for kind, family in seen if family == "pattern"} == set(SHARES)
+
+
+def test_observations_are_what_the_operations_give_again(folder: Path, toolbox: Toolbox) -> None:
+    """Text and pixels, from the stored native picture."""
+    for t in read_traces(folder)[::6]:
+        episode = Episode(toolbox, Workspace.of([folder / frame for frame in t.frames]))
+        for said, came in zip(t.turns[1:-1:2], t.turns[2::2], strict=True):
+            observation = episode.turn(said.text)
+            assert observation is not None
+            assert observation.turn() == came.text
+            for name, file in zip(observation.pictures, came.pictures, strict=True):
+                assert episode.workspace.picture(name, least=toolbox.tile).tobytes() == Image.open(folder / file).tobytes()
+
+
+@pytest.mark.parametrize("family", ["larger", "moves"])
+@pytest.mark.parametrize("kind", SHARES)
+def test_traces_of_families_that_need_masks(tiny_model: Sa2VA, colour_sam: None, family: str, kind: Any) -> None:
+    with Toolbox(tiny_model) as toolbox:
+        made = [
+            trace(draw_question(family, seed=0, split="train", index=i, tile=96), kind, toolbox, seed=0, provenance={}) for i in range(3)
+        ]
+    kept = [found[0] for found in made if not isinstance(found, str)]
+    assert len(kept) == 3
+    for t in kept:
+        assert (t.fault == "logical") == (kind == "trap")
+        assert t.difficulty == {"larger": "hard", "moves": "medium"}[family]
+        last = protocol.parse(t.turns[-3].text)[1]
+        assert last is not None
+        if family == "moves":
+            assert last.arguments == {"mask": "mask_2" if kind == "self_correction" else "mask_1"}
+
+
+def test_a_trace_whose_observations_do_not_give_the_answer_is_dropped(tiny_model: Sa2VA) -> None:
+    """An untrained model's masks: the filter's rules, not the scene, decide."""
+    with Toolbox(tiny_model) as toolbox:
+        found = [
+            trace(draw_question("larger", seed=0, split="train", index=i, tile=64), "golden", toolbox, seed=0, provenance={})
+            for i in range(4)
+        ]
+    assert set(found) <= {"call_failed", "wrong_conclusion", "no_evidence"}
+
+
+GOLDEN = {
+    "trace_id": "mine/1",
+    "kind": "golden",
+    "question": "Which pattern is on the red square?",
+    "answer": "checked",
+    "frames": ["1.png"],
+    "turns": [
+        {"role": "user", "text": "<image>\nWhich pattern is on the red square?", "pictures": ["1.png"]},
+        {
+            "role": "assistant",
+            "text": protocol.call_text(protocol.Call(name="zoom_in", arguments={"bbox_2d": [0, 0, 500, 500]})),
+            "trainable": True,
+        },
+        {"role": "user", "text": "<image>\nimage_2: [0, 0, 500, 500]", "pictures": ["2.png"]},
+        {"role": "assistant", "text": "Checked.", "trainable": True},
+    ],
+    "provenance": {"source": "by hand"},
+}
+
+
+def read(folder: Path, *records: dict[str, Any]) -> list[Trace]:
+    for name in ("1.png", "2.png"):
+        Image.new("RGB", (40, 30)).save(folder / name)
+    (folder / "traces.jsonl").write_text("\n".join(json.dumps(record) for record in records) + "\n")
+    return read_traces(folder)
+
+
+def test_a_trace_written_by_hand_is_read(tmp_path: Path) -> None:
+    (found,) = read(tmp_path, GOLDEN)
+    assert (found.said, found.kind, len(found.turns)) == ("Checked.", "golden", 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda r: r.update(colour="red"), "colour: Extra inputs"),
+        (lambda r: r.pop("answer"), "answer: Field required"),
+        (lambda r: r.update(kind="silver"), "kind: Input should be 'golden'"),
+        (lambda r: r.update(provenance={}), 'provenance needs a "source"'),
+        (lambda r: r.update(frames=["3.png"]), "3.png does not exist"),
+        (lambda r: r["turns"][2].update(pictures=[]), "turn 2 has 1 <image> and 0 pictures"),
+        (lambda r: r["turns"][2].update(trainable=True), "turn 2 is the user's and trainable"),
+        (lambda r: r["turns"].pop(1), "turn 1 is the user's; turns alternate"),
+        (lambda r: r["turns"].pop(3), "ends with the answer"),
+        (lambda r: r["turns"][1].update(text="<tool_call>zoom</tool_call>"), "turn 1: the call is no JSON"),
+        (lambda r: r["turns"][1].update(text=r["turns"][1]["text"].replace("zoom_in", "zoom")), "there is no operation 'zoom'"),
+        (lambda r: r["turns"][1].update(text="Let me see."), "turn 1: no call, but turns follow"),
+        (lambda r: r["turns"][3].update(text=r["turns"][1]["text"]), "ends with an answer, not with a call"),
+        (lambda r: r["turns"][2].update(error="bad_box"), "turn 1: a call that failed is trainable"),
+        (lambda r: r["turns"][3].update(text="diagonal"), "ends in 'diagonal', the answer is 'checked'"),
+        (lambda r: r.update(kind="trap"), "a trap ends in a wrong answer"),
+        (lambda r: (r.update(kind="trap"), r["turns"][3].update(text="diagonal")), "nothing of it is trainable"),
+        (lambda r: r.update(kind="self_correction"), "two calls at least"),
+    ],
+)
+def test_what_is_wrong_with_a_trace_is_said_with_its_line(tmp_path: Path, change: Callable[[dict[str, Any]], object], told: str) -> None:
+    wrong = json.loads(json.dumps(GOLDEN | {"trace_id": "mine/2"}))
+    change(wrong)
+    with pytest.raises(ValueError, match=r"traces.jsonl: line 2") as error:
+        read(tmp_path, GOLDEN, wrong)
+    assert told in str(error.value)
+
+
+def test_a_failed_call_may_stand_in_a_trace_if_it_is_no_target(tmp_path: Path) -> None:
+    record = json.loads(json.dumps(GOLDEN))
+    record["turns"][1:1] = [
+        {"role": "assistant", "text": "<tool_call>zoom</tool_call>"},
+        {"role": "user", "text": "Error: the call is no JSON", "error": "broken_call"},
+    ]
+    assert len(read(tmp_path, record)[0].turns) == 6
+
+
+def test_ids_are_unique_and_lines_are_json(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"line 2 \(mine/1\): this trace_id stands in an earlier line"):
+        read(tmp_path, GOLDEN, GOLDEN)
+    (tmp_path / "traces.jsonl").write_text(json.dumps(GOLDEN)[:-5])
+    with pytest.raises(ValueError, match="line 1 is not JSON"):
+        read_traces(tmp_path)
+    (tmp_path / "traces.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match="holds no traces"):
+        read_traces(tmp_path)

@@ -1,0 +1,122 @@
+"""The drawn world: what its questions promise, and that their plans work on the operations."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ans_core import rle
+from ans_core.agent.episode import Toolbox
+from ans_core.agent.protocol import Call
+from ans_core.agent.workspace import Workspace
+from ans_core.agent.world import FAMILIES, TILE, Question, draw_question, evidence, oracle
+from ans_core.agent.world.drawing import DARKENED, PATTERNS, SHRINKS, paint_pattern
+from ans_core.data.scenes import SPLITS
+from ans_core.model import Sa2VA
+
+
+def pixels(question: Question, frame: int = 0) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(question.frames[frame])))
+
+
+def questions(family: str, count: int, split: str = "val", seed: int = 0) -> list[Question]:
+    return [draw_question(family, seed=seed, split=split, index=index) for index in range(count)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_question_depends_on_seed_split_and_index_alone_and_no_scene_comes_twice(family: str) -> None:
+    drawn = [draw_question(family, seed=seed, split=split, index=i) for seed in (0, 1) for split in SPLITS for i in range(3)]
+    assert draw_question(family, seed=1, split="val", index=2) == drawn[3 * 4 + 2]
+    assert len({question.frames[0] for question in drawn}) == len(drawn)
+    assert len({question.question_id for question in drawn[:9]}) == 9
+    assert pixels(drawn[0]).shape == (SHRINKS * TILE, SHRINKS * TILE, 3)
+    assert pixels(draw_question(family, seed=0, split="test", index=0, tile=64)).shape == (256, 256, 3)
+
+
+def test_unknown_families_and_splits_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no family named 'patern'; .* 'pattern'"):
+        draw_question("patern", seed=0, split="val", index=0)
+    with pytest.raises(ValueError, match="no split 'dev'"):
+        draw_question("easy", seed=0, split="dev", index=0)
+
+
+def test_a_pattern_leaves_nothing_at_the_tile_and_has_one_mean() -> None:
+    """But for rounding, and for the picture's edge, where the filter ends."""
+    means = []
+    for pattern in PATTERNS:
+        image = np.full((SHRINKS * TILE, SHRINKS * TILE, 3), 200, np.uint8)
+        paint_pattern(image, np.ones(image.shape[:2], bool), pattern)
+        assert set(np.unique(image)) == {200, round(200 * DARKENED)}
+        means.append(image.mean())
+        small = np.asarray(Image.fromarray(image).resize((TILE, TILE), Image.Resampling.BICUBIC))[2:-2, 2:-2].astype(int)
+        assert small.max() - small.min() <= 1
+    assert means == [pytest.approx(100 * (1 + DARKENED))] * len(PATTERNS)
+
+
+@pytest.mark.slow
+def test_priors_are_those_that_are_set() -> None:
+    """pattern: .2 + .8 / 4 = .4; text: .4 + .6 / 90. 150 questions: two standard deviations are .08."""
+    for family, share in (("pattern", 0.4), ("text", 0.407)):
+        drawn = questions(family, 150)
+        assert np.mean([question.answer == question.prior for question in drawn]) == pytest.approx(share, abs=0.1)
+    answers = Counter(question.answer for question in questions("moves", 60))
+    assert set(answers) == {"left", "right", "up", "down"}
+    assert max(answers.values()) < 28
+    first = [question.answer == question.choices[0] for question in questions("larger", 60)]
+    assert 0.3 < np.mean(first) < 0.7
+
+
+def test_the_larger_thing_is_1_2_to_1_8_times_as_large() -> None:
+    for question in questions("larger", 12):
+        areas = {target.phrase: rle.area(target.masks[0]) for target in question.targets}
+        ratio = areas[question.answer] / min(areas.values())
+        assert 1.17 < ratio < 1.85  # of pixels
+        assert set(areas) == set(question.choices)
+
+
+@pytest.mark.slow
+def test_the_first_frame_of_a_clip_does_not_tell_where_things_go() -> None:
+    """The way may lead out of the picture: the mean place is the same for all directions."""
+    places: dict[str, list[np.ndarray]] = {}
+    for question in questions("moves", 100):
+        mask = rle.decode(question.targets[0].masks[0])
+        places.setdefault(question.answer, []).append(np.argwhere(mask).mean(0) / len(mask))
+        assert len(question.frames) == 8
+    for direction, axis in (("left", 1), ("right", 1), ("up", 0), ("down", 0)):
+        assert np.mean([place[axis] for place in places[direction]]) == pytest.approx(0.5, abs=0.12)
+
+
+@pytest.mark.parametrize(("family", "least"), [("easy", 1.0), ("pattern", 1.0), ("text", 0.9)])
+def test_the_shortest_plan_answers_without_a_model(toolbox: Toolbox, family: str, least: float) -> None:
+    runs = [oracle(question, toolbox) for question in questions(family, 10)]
+    assert np.mean([run.right for run in runs]) >= least
+    assert all(run.evidence for run in runs)
+    assert {len(run.episode.observations) for run in runs} == {{"easy": 0, "pattern": 1, "text": 2}[family]}
+
+
+@pytest.mark.parametrize("family", ["larger", "moves"])
+def test_the_shortest_plan_answers_with_masks_that_are_right(tiny_model: Sa2VA, colour_sam: None, family: str) -> None:
+    with Toolbox(tiny_model) as toolbox:
+        runs = [oracle(question, toolbox) for question in questions(family, 6)]
+    assert all(run.right and run.evidence for run in runs)
+
+
+def test_evidence_is_a_closer_look_at_the_thing_asked_about(toolbox: Toolbox) -> None:
+    question = questions("pattern", 1)[0]
+
+    def looked(call: Call) -> bool:
+        observation, workspace = toolbox.call(question.workspace(), call)
+        assert observation.ok
+        return evidence(question, workspace)
+
+    assert looked(question.plan[0])
+    assert not looked(question.distraction[0])
+    assert not evidence(question, question.workspace())
+    assert not looked(Call(name="zoom_in", arguments={"bbox_2d": [0, 0, 1000, 1000]}))
+    mask = rle.decode(question.targets[0].masks[0])
+    assert evidence(question, Workspace.of(question.frames, masks=[mask]))
+    assert not evidence(question, Workspace.of(question.frames, masks=[~mask]))
