@@ -15,7 +15,9 @@ from ans_core import prompts
 from ans_core.agent.protocol import without_tokens
 from ans_core.model import Sa2VA
 from ans_core.model.grounding import FrameFeatures
-from ans_core.model.masks import AHEAD, VideoOptions, upsample
+from ans_core.model.masks import upsample
+from ans_core.model.options import PredictOptions
+from ans_core.model.video import AHEAD
 
 MOST_TOKENS = 32
 """Of the answer that holds `[SEG]`."""
@@ -29,7 +31,7 @@ def mask_by_points(model: Sa2VA, picture: Image.Image, points: list[tuple[float,
     coords = torch.tensor([[(x * side, y * side) for x, y, _ in points]], device=model.device)
     labels = torch.tensor([[label for _, _, label in points]], dtype=torch.int32, device=model.device)
     with model.own_precision(), model.sam2.original() if model.sam2.config.original_decoder else nullcontext():
-        features = model.sam2.encode(VideoOptions().pixels(model, [picture]))
+        features = model.sam2.encode(PredictOptions().pixels(model, [picture]))
         first = torch.zeros(1, dtype=torch.long, device=model.device)
         # SAM2's own rule: several masks for one click, which may mean a part or the whole; one mask for a box
         out = model.sam2.decode(features, first, points=(coords, labels), multimask=len(points) == 1)
@@ -47,7 +49,7 @@ def mask_by_words(model: Sa2VA, picture: Image.Image, words: str) -> tuple[Bool[
     if not len(answer.seg_embeddings):
         return np.zeros((picture.height, picture.width), bool), 0.0
     with model.own_precision():
-        features = model.sam2.encode(VideoOptions().pixels(model, [picture]))
+        features = model.sam2.encode(PredictOptions().pixels(model, [picture]))
         first = torch.zeros(1, dtype=torch.long, device=model.device)
         out = model.sam2.decode(features, first, answer.seg_embeddings[:1])
     return _mask(model, out.logits[0], picture), float(out.ious[0].max())
@@ -75,5 +77,5 @@ def follow(model: Sa2VA, pictures: Sequence[Image.Image], mask: Bool[np.ndarray,
 def _shown(model: Sa2VA, pictures: Sequence[Image.Image]) -> Iterator[tuple[int, FrameFeatures]]:
     for start in range(0, len(pictures), AHEAD):
         chosen = pictures[start : start + AHEAD]
-        features = model.sam2.encode(VideoOptions().pixels(model, chosen))
+        features = model.sam2.encode(PredictOptions().pixels(model, chosen))
         yield from ((start + place, features[[place]]) for place in range(len(chosen)))
