@@ -1,4 +1,4 @@
-"""Masks drawn and true masks -> mean IoU in [0, 1], hard (pixels) or soft (probabilities)."""
+"""Predicted and true masks -> mean IoU in [0, 1], hard (pixels) or soft (probabilities)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ans_core.types import Prediction
 
 
 def iou(answer: Prediction, truth: Prediction) -> float:
-    """Object i against object i, pixels pooled over its frames, mean over objects. A mask too few or too many counts 0; no object
-    asked for and none drawn = 1, and so is an empty mask where the true one is empty."""
+    """Compare object i with object i, pixels pooled over its frames, and average over objects. A missing or extra mask counts 0. No object
+    asked for and none predicted = 1; so is an empty mask if the true one is empty."""
     slots = max(len(answer.masks), len(truth.masks))
     if not slots:
         return 1.0
@@ -25,19 +25,19 @@ def iou(answer: Prediction, truth: Prediction) -> float:
 
 
 def soft(answer: Prediction, truth: Prediction) -> float:
-    """`soft_iou` of an answer whose probabilities are known; of a given mask, whose pixels are 0 or 1, the hard one."""
+    """Return `soft_iou` of an answer with known probabilities; for a given mask, whose pixels are 0 or 1, the hard IoU."""
     known = answer.soft_iou if isinstance(answer, MaskPrediction) else None
     return iou(answer, truth) if known is None else known
 
 
 def hard_iou(masks: Bool[Tensor, "*batch H W"], truth: Bool[Tensor, "*batch H W"]) -> Float[Tensor, "*batch"]:
-    """Per mask; both empty = 1. The same number as `iou`, on tensors."""
+    """Return the IoU per mask; both empty = 1. The same number as `iou`, on tensors."""
     intersection, union = (masks & truth).sum((-2, -1)), (masks | truth).sum((-2, -1))
     return torch.where(union > 0, intersection / union.clamp(min=1), 1.0)
 
 
 def soft_iou(probabilities: Float[Tensor, "*batch H W"], truth: Bool[Tensor, "*batch H W"]) -> Float[Tensor, "*batch"]:
-    """sum(p t) / sum(p + t - p t): denser than the hard one at low overlap, equal to it where every probability is 0 or 1."""
+    """Return sum(p t) / sum(p + t - p t): denser than the hard IoU at low overlap, equal to it if every probability is 0 or 1."""
     target = truth.to(probabilities.dtype)
     intersection = (probabilities * target).sum((-2, -1))
     union = (probabilities + target).sum((-2, -1)) - intersection
