@@ -35,4 +35,4 @@ class Prepare(Section):
     image_size: Positive = 128
     """Side of a drawn scene in pixels."""
     sources: Annotated[tuple[DataSource, ...], Listed] = ()
-    """Real data sets beside (or instead of) the drawn ones: trained on together, evaluated separately."""
+    """Real data sets, in addition to or instead of the drawn ones: trained on together, evaluated separately."""

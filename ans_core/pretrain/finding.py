@@ -1,4 +1,4 @@
-"""Pre-training of a tiny language model to find what a question names: supervised attention, boxes and clicks beside the text loss.
+"""Pre-training of a tiny language model to find what a question names: text loss plus losses of attention, boxes and clicks.
 
 It replaces what a published InternVL knows. From random weights, next-token prediction alone teaches it late: after thousands of questions
 the model tells the colour of a shown region, but does not find "the red circle" (LOG). Supervised attention follows Mi et al. (2016, for

@@ -35,7 +35,7 @@ class PromptBatch(TensorBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryBatch(TensorBatch):
-    """Clips, and pictures beside them."""
+    """Clips, and the pictures trained with them."""
 
     clips: PromptBatch
     pictures: PromptBatch

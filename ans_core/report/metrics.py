@@ -53,7 +53,7 @@ class MetricName:
 
     @property
     def title(self) -> str:
-        """`Referring segmentation · val`, `Referring segmentation · photos`."""
+        """Return e.g. `Referring segmentation · val`, `Referring segmentation · photos`."""
         first, _, second = self.benchmark.partition("/")
         return f"{TASKS[self.task]} · {first if second == self.task else second}" if self.task else self.benchmark
 

@@ -139,7 +139,7 @@ class RolloutBatches:
     def __init__(self, cfg: Config, practice: LoopSamples, model: Sa2VA, referring: Sequence[Sample]) -> None:
         self.cfg, self.practice, self.model = cfg, practice, model
         self.expressions = [expressions_of(samples, referring) for samples in practice.samples]
-        """Of loop 2's samples; empty for those of other loops."""
+        """Expressions for the samples of loop 2; empty for samples of other loops."""
         s = cfg.rl
         self.order = [easiest_first(samples, s.curriculum) if s.curriculum != "none" else None for samples in practice.samples]
 
