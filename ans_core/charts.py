@@ -1,4 +1,4 @@
-"""Numbers -> small charts as SVG text to stand inside an HTML page; axes and words take the page's text colour."""
+"""Draw numbers as small SVG charts for an HTML page; axes and words take the page's text colour."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 PALETTE = ("#2f6fde", "#e0653a", "#2a9d6f", "#a259c4", "#c99a1d", "#d14a7c", "#4aa3b8", "#7a7a7a")
 INK = "#010203"
-"""Stands for the page's text colour until the SVG is written."""
+"""Placeholder for the page's text colour until the SVG is written."""
 _STYLE: Any = {
     "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9, "axes.titlesize": 10, "legend.fontsize": 8,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK,
@@ -26,7 +26,7 @@ Curve = Sequence[tuple[float, float]]
 
 
 def lines(title: str, curves: Mapping[str, Curve]) -> str:
-    """One line per name. Long noisy curves get their running mean drawn over the pale raw one."""
+    """Draw one line per name. A long noisy curve is drawn pale, with its running mean over it."""
 
     def draw(axes: Axes) -> None:
         for colour, (name, points) in zip(_colours(len(curves)), curves.items(), strict=True):
@@ -44,7 +44,7 @@ def lines(title: str, curves: Mapping[str, Curve]) -> str:
 
 
 def band(title: str, per_step: Sequence[Sequence[float]]) -> str:
-    """Mean of each step with one standard deviation around it."""
+    """Draw the mean of each step with one standard deviation around it."""
 
     def draw(axes: Axes) -> None:
         means, deviations = np.array([np.mean(v) for v in per_step]), np.array([np.std(v) for v in per_step])
@@ -57,7 +57,7 @@ def band(title: str, per_step: Sequence[Sequence[float]]) -> str:
 
 
 def histogram(title: str, groups: Mapping[str, Sequence[float]]) -> str:
-    """Shares of values in [0, 1], in 20 bins, one outline per group."""
+    """Draw shares of values in [0, 1], in 20 bins, one outline per group."""
 
     def draw(axes: Axes) -> None:
         for colour, (name, values) in zip(_colours(len(groups)), groups.items(), strict=True):
@@ -73,8 +73,8 @@ def histogram(title: str, groups: Mapping[str, Sequence[float]]) -> str:
 
 
 def _svg(title: str, draw: Callable[[Axes], None], *, told: str) -> str:
-    """`told`: what the chart shows, for who can't see it."""
-    # the salt keeps the ids of charts on one page apart, and the same every time
+    """Return the SVG of a chart. `told`: its content in words, for people who can't see it."""
+    # the salt makes ids unique on a page, and the same every time
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": title}):
         figure = Figure(figsize=(3.9, 2.5), layout="constrained")
         axes = figure.add_subplot()
@@ -92,7 +92,7 @@ def _colours(count: int) -> list[str]:
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:
-    """Over a fiftieth of the curve to each side; short curves stay as they are."""
+    """Average over a fiftieth of the curve to each side; short curves stay as they are."""
     reach = len(values) // 50
     if not reach:
         return values

@@ -1,4 +1,4 @@
-"""Seeds, ranks and threads: what makes a run the same wherever it runs."""
+"""Seeds, ranks and threads: what makes a run's results the same on every machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 
 
 def seed_of(*parts: object) -> int:
-    """A seed for anything random, a function of (run seed, step, sample, ...) alone: rank count and resuming do not change results."""
+    """Return a seed for anything random, a function of (run seed, step, sample, ...) alone: rank count and resuming don't change
+    results."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "big")
 
 
@@ -22,7 +23,7 @@ def rng_of(*parts: object) -> random.Random:
 
 
 def seed_everything(*parts: object) -> None:
-    """Python's, NumPy's and torch's global generators: libraries draw from them."""
+    """Seed the global generators of Python, NumPy and torch, which libraries draw from."""
     seed = seed_of(*parts)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
@@ -38,8 +39,8 @@ def world_size() -> int:
 
 
 def shared_sum(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Over all processes, the same on each; one alone gets its values back. All of them must call it. `device`: the model's, since NCCL
-    knows no other; the sum is where the values were."""
+    """Sum over all processes; each gets the same result, and a single process gets its values back. All processes must call it. `device`:
+    the model's, which NCCL needs; the result is on the device of `values`."""
     if world_size() == 1:
         return values
     total = values.to(device, copy=True)
@@ -48,12 +49,13 @@ def shared_sum(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def shared_mean(value: float, device: torch.device) -> float:
-    """As `shared_sum`."""
+    """Average over all processes, as `shared_sum` sums."""
     return float(shared_sum(torch.tensor(value, dtype=torch.float64), device)) / world_size()
 
 
 def shared_means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of every name over the mappings that have it, those of all processes together: the same on each. All of them must call it."""
+    """Average every name over those mappings of all processes that have it; each process gets the same result. All processes must
+    call it."""
     found: list[Sequence[Mapping[str, float]]] = [values] * world_size()
     if world_size() > 1:
         torch.distributed.all_gather_object(found, values)
@@ -72,7 +74,7 @@ def wait_for_all() -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """auto = this process's GPU when there is one. Raises RuntimeError when a GPU is asked for and there is none."""
+    """Return the device; auto = this process's GPU if there is one. Raises RuntimeError if a GPU is required and there is none."""
     if name == "cuda" and not torch.cuda.is_available():
         raise RuntimeError("launch.device is cuda but torch sees no GPU; set launch.device=auto or cpu, or see `ans doctor`")
     if name == "cpu" or not torch.cuda.is_available():
@@ -81,7 +83,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def deterministic(on: bool) -> None:
-    """Same bits on the same machine. On CPU they are the same anyway; on a GPU this costs speed."""
+    """Make torch deterministic: the same bits on the same machine. A CPU gives them anyway; on a GPU this costs speed."""
     if on and torch.cuda.is_available():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)

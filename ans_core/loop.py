@@ -1,7 +1,8 @@
-"""The one training loop: batches and a loss module in, trained parameters and curves out; killed at any moment it resumes to the same bits.
+"""The one training loop: batches and a loss module in, trained parameters and curves out. A run killed at any moment resumes to the same
+bits.
 
-Nothing random survives a step: batch and seeds are functions of (run seed, step), the learning rate of the step. The state to resume from
-is trained tensors + optimizer + whatever the loss module keeps, written whole or not at all under `scratch`.
+No random state is carried over a step: batch and seeds are functions of (run seed, step), the learning rate of the step. The state to
+resume from is trained tensors + optimizer + what the loss module keeps, written completely or not at all under `scratch`.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ Curves = list[tuple[int, str, float]]
 """(step, name, value) rows of curves.csv."""
 
 KEPT_STATES = 2
-"""Newest training states that are kept: one that turns out damaged leaves the one before."""
+"""Number of newest training states that are kept: if one is damaged, the one before is used."""
 
 MAX_SKIPPED = 10
-"""Steps with a non-finite loss or gradient in a row after which the run stops."""
+"""The run stops after this many consecutive steps with a non-finite loss or gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,27 +54,27 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where it runs; changes no result on one process."""
+    """Where the loop runs; on one process this changes no result."""
 
     device: torch.device
     dtype: str = "fp32"
-    """fp32 or bf16 autocast of the forward pass."""
+    """fp32, or bf16 autocast of the forward pass."""
     deepspeed_stage: int = 0
     workers: int = 0
 
 
 @runtime_checkable
 class WholeStep(Protocol):
-    """A loss module that sees all of this process's micro-batches of a step before the first of them is computed.
+    """A loss module that sees all of this process's micro-batches of a step before it computes the first of them.
 
-    What `forward` gives for them then adds up, over micro-batches and processes, to the step's loss. Losses of other modules are averaged.
+    What its `forward` returns is summed over micro-batches and processes to the step's loss. Losses of other modules are averaged.
     """
 
     def begin_step(self, batches: Sequence[Any]) -> list[Any]: ...
 
 
 class _Steps(Dataset[Any]):
-    """Micro-batches `start..` of the run, as a map-style data set so that loader workers can make them ahead."""
+    """Micro-batches `start..` of the run as a map-style data set, so that loader workers can prepare them ahead."""
 
     def __init__(self, make: Callable[[int, int], Any], start: int, schedule: Schedule) -> None:
         self.make, self.start, self.schedule = make, start, schedule
@@ -101,9 +102,9 @@ def train(
     after_step: Callable[[int], dict[str, float]] | None = None,
     scales: Mapping[str, float] | None = None,
 ) -> Curves:
-    """Runs `loss_module(batch) -> (loss, metrics)` for `schedule.steps` optimizer steps and returns the curves, means over the processes.
+    """Run `loss_module(batch) -> (loss, metrics)` for `schedule.steps` optimizer steps and return the curves, averaged over the processes.
 
-    make_batch(step, micro) gives this process's share of micro-batch `micro`. State beside parameters and optimizer is what
+    make_batch(step, micro) returns this process's share of micro-batch `micro`. State beside parameters and optimizer is what
     `loss_module.get_extra_state` keeps (saved and restored by name).
     """
     accelerator = _accelerator(machine, schedule)
@@ -142,7 +143,7 @@ def train(
 
 
 def bar_interval_s() -> float:
-    """A log file gets a line every half minute, a terminal ten a second."""
+    """Return the seconds between updates of a progress bar: half a minute in a log file, a tenth of a second in a terminal."""
     return 0.1 if sys.stderr.isatty() else 30.0
 
 
@@ -152,11 +153,11 @@ def _accelerator(machine: Machine, schedule: Schedule) -> Accelerator:
         plugin = DeepSpeedPlugin(
             zero_stage=machine.deepspeed_stage, gradient_accumulation_steps=schedule.accumulate, gradient_clipping=schedule.clip_grad
         )
-        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1  # batches are made here; DeepSpeed only wants numbers that agree
+        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1  # batches are made here; DeepSpeed only needs consistent numbers
         plugin.deepspeed_config["train_batch_size"] = schedule.accumulate * world_size()
         plugin.deepspeed_config["zero_allow_untested_optimizer"] = True
     # bf16 is this loop's own autocast: accelerate's would turn the trained tensors of a DeepSpeed run into bf16.
-    on_cpu = machine.device.type == "cpu" and plugin is None  # accelerate leaves DeepSpeed out where it is told cpu
+    on_cpu = machine.device.type == "cpu" and plugin is None  # accelerate ignores DeepSpeed if told to use the CPU
     micros = schedule.accumulate
     return Accelerator(cpu=on_cpu, mixed_precision="no", deepspeed_plugin=plugin, gradient_accumulation_steps=micros)
 
@@ -170,15 +171,16 @@ def _step(
     schedule: Schedule,
     machine: Machine,
 ) -> tuple[dict[str, float], bool]:
-    """(the step's loss and means over those micro-batches of all processes that have the value; whether the weights were moved, on all of
-    them or on none). DeepSpeed divides, clips and steps inside `backward`: there a loss that is not finite ends the run before it can spoil
-    the weights.
+    """Return (the step's loss and means over the micro-batches of all processes that have the value; whether the weights were updated, the
+    same on all processes).
+
+    DeepSpeed divides, clips and steps inside `backward`: there a non-finite loss ends the run before it can spoil the weights.
     """
     found: list[dict[str, float]] = []
     micros = [next(batches) for _ in range(schedule.accumulate)]
     parts = 1
     if isinstance(module, WholeStep):
-        parts = schedule.accumulate * world_size()  # undoes the two means, of accelerate and of DDP or DeepSpeed
+        parts = schedule.accumulate * world_size()  # undoes two means: accelerate's, and that of DDP or DeepSpeed
         with _autocast(machine):
             micros = module.begin_step(micros)
     for batch in micros:
@@ -212,7 +214,7 @@ def _check_for_deepspeed(loss: Tensor, machine: Machine) -> None:
 
 
 def trained_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters that take a gradient, by name (a module's own, also when DDP or DeepSpeed wraps it)."""
+    """Return the parameters that require a gradient, by name (the module's own names, also if DDP or DeepSpeed wraps it)."""
     return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
 
@@ -221,7 +223,7 @@ def _state(module: nn.Module) -> dict[str, Any]:
 
 
 def _save(folder: Path, step: int, module: nn.Module, optimizer: Any, wrapped: Any, curves: Curves, machine: Machine) -> None:
-    """Write `<folder>/step-N` with a manifest, renamed whole; then those before the last KEPT_STATES go."""
+    """Write `<folder>/step-N` with a manifest and rename it once complete; then remove states older than the last KEPT_STATES."""
     final, partial = folder / f"step-{step:07d}", folder / f"step-{step:07d}.partial"
     if rank() == 0:
         shutil.rmtree(partial, ignore_errors=True)
@@ -229,7 +231,7 @@ def _save(folder: Path, step: int, module: nn.Module, optimizer: Any, wrapped: A
     if machine.deepspeed_stage:
         wait_for_all()  # for the folder
         wrapped.save_checkpoint(str(partial), tag="deepspeed", exclude_frozen_parameters=True)
-        wait_for_all()  # for everybody's part
+        wait_for_all()  # for the parts of all processes
     if rank() == 0:
         state = {"trained": trained_tensors(module), "extra": _state(module)}
         if not machine.deepspeed_stage:
@@ -248,14 +250,14 @@ def _save(folder: Path, step: int, module: nn.Module, optimizer: Any, wrapped: A
 
 
 def _resume(folder: Path, module: nn.Module, optimizer: Any, wrapped: Any, machine: Machine) -> tuple[int, Curves]:
-    """(step to go on from, curves so far); (0, []) when nothing is there. A damaged state is put aside, and the one before it is used.
+    """Return (next step, curves so far); (0, []) without a state. A damaged state is moved aside, and the one before it is used.
 
-    A state of another number of processes goes on with the same global batch: rows are functions of the step, so only rounding and what
-    each process draws at random differ. DeepSpeed's optimizer is cut to the processes: there it is refused.
+    A state of another number of processes resumes with the same global batch: rows are functions of the step, so only rounding and
+    per-process randomness differ. DeepSpeed's optimizer state is split by process, so it is refused there.
     """
     for path in reversed(_states(folder)):
         manifest = _manifest(path)
-        wait_for_all()  # all have looked before one of them moves it
+        wait_for_all()  # all processes have looked before one of them moves it
         if manifest is None:
             if rank() == 0:
                 aside = path.with_name(path.name + ".damaged")
@@ -290,12 +292,12 @@ def _resume(folder: Path, module: nn.Module, optimizer: Any, wrapped: Any, machi
 
 
 def _states(folder: Path) -> list[Path]:
-    """Whole training states, the oldest first."""
+    """Return the complete training states, oldest first."""
     return sorted(folder.glob("step-*[0-9]"))
 
 
 def _manifest(path: Path) -> dict[str, Any] | None:
-    """The folder's manifest when every file in it has its hash, else None (a state that was cut off)."""
+    """Return the folder's manifest if every file in it has its hash, else None (a state that was cut off)."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
     except (OSError, json.JSONDecodeError):
@@ -318,7 +320,7 @@ def _sync(path: Path) -> None:
 
 
 def write_curves(path: Path, curves: dict[str, Curves]) -> None:
-    """curves.csv with columns step, name, value; names are `<phase>/<name>`."""
+    """Write curves.csv with columns step, name, value; names are `<phase>/<name>`."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("step", "name", "value"))

@@ -1,4 +1,4 @@
-"""Logits and targets -> scalar losses, in the family's definitions (upstream's mmdet losses; parity is tested on golden values)."""
+"""Logits and targets -> scalar losses, as the Sa2VA family defines them (upstream's mmdet losses; parity is tested on golden values)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ans_core.metrics.mask import mask_iou
 
 
 def text_loss(logits: Float[Tensor, "M V"], target: Int[Tensor, " M"]) -> Float[Tensor, ""]:
-    """Cross-entropy in fp32, mean over the M learned tokens of the batch; 0 where there are none."""
+    """Return cross-entropy in fp32, mean over the M learned tokens of the batch; 0 without any."""
     return F.cross_entropy(logits.float(), target) if len(target) else logits.float().sum()
 
 
 def point_sample(maps: Float[Tensor, "N H W"], points: Float[Tensor, "N P 2"]) -> Float[Tensor, "N P"]:
-    """Bilinear values at points (x, y) in [0, 1], corners not aligned, zero outside."""
+    """Sample maps bilinearly at points (x, y) in [0, 1]; corners not aligned, zero outside."""
     return F.grid_sample(maps[:, None], 2 * points[:, :, None] - 1, mode="bilinear", padding_mode="zeros", align_corners=False)[:, 0, :, 0]
 
 
@@ -31,9 +31,10 @@ def uncertain_points(
     oversample: float = 3.0,
     importance: float = 0.75,
 ) -> Float[Tensor, "N P 2"]:
-    """Sample points as Mask2Former does: of oversample * points uniform points keep the share `importance` nearest to logit 0; fill up.
+    """Sample points as Mask2Former does: from oversample * points uniform points, keep the share `importance` of `points` nearest to logit
+    0; the rest are uniform.
 
-    `seeds`: one a mask, so that a mask's points do not depend on what else is in the batch; None = torch's global generator.
+    `seeds`: one per mask, so that a mask's points do not depend on the rest of the batch; None = torch's global generator.
     """
     count, generators = len(logits), [torch.Generator(logits.device).manual_seed(seed) for seed in seeds or ()]
 
@@ -69,7 +70,7 @@ def point_losses(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Compute upstream's two mask losses before their weights (2.0 and 0.5): its averaging factors N*P and N carry +1e-4.
 
-    `total` stands for N where these masks are a part of a step's: the parts then add up to the step's loss. None = N.
+    `total` replaces N if these masks are only a part of a step's: the parts then add up to the step's loss. None = N.
     """
     count, points = logits.shape
     masks = count if total is None else total
@@ -78,12 +79,12 @@ def point_losses(
 
 
 def dice(p: Float[Tensor, "N P"], target: Float[Tensor, "N P"]) -> Float[Tensor, " N"]:
-    """1 - (2 sum(p t) + 1) / (sum p + sum t + 1) per mask: +1 keeps an empty mask predicted empty at loss 0."""
+    """Return 1 - (2 sum(p t) + 1) / (sum p + sum t + 1) per mask; +1 gives an empty mask predicted empty loss 0."""
     return 1 - (2 * (p * target).sum(1) + 1) / (p.sum(1) + target.sum(1) + 1)
 
 
 def focal(logits: Float[Tensor, "N P"], target: Float[Tensor, "N P"], *, alpha: float = 0.25, gamma: float = 2.0) -> Float[Tensor, " N"]:
-    """Sigmoid focal loss per mask, mean over its points (SAM2's training: alpha .25, gamma 2)."""
+    """Return the sigmoid focal loss per mask, mean over its points (SAM2's training: alpha .25, gamma 2)."""
     ce = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
     p = logits.sigmoid()
     pt = p * target + (1 - p) * (1 - target)
@@ -97,9 +98,9 @@ def promptable_loss(
     object_score: Float[Tensor, " N"],
     targets: Bool[Tensor, "N S T"],
 ) -> Float[Tensor, ""]:
-    """SAM2's training loss: 20 focal + dice of the best of M masks, L1 of every predicted IoU, BCE of the object score.
+    """Compute SAM2's training loss: 20 focal + dice of the best of M masks, L1 of every predicted IoU, BCE of the object score.
 
-    Mask and IoU terms count only where the object is present (video facts, A1); mean over N.
+    Mask and IoU terms count only if the object is present (video facts, A1); mean over N.
     """
     count, masks = logits.shape[:2]
     size = logits.shape[-2:]
@@ -117,6 +118,6 @@ def promptable_loss(
 
 @torch.no_grad()
 def mean_iou(logits: Float[Tensor, "N h w"], target: Bool[Tensor, "N S T"]) -> float:
-    """Mean over objects at the target's size; both empty counts 1."""
+    """Return the mean over objects at the target's size; both empty counts 1."""
     drawn = F.interpolate(logits[:, None].float(), size=target.shape[-2:], mode="bilinear")[:, 0] > 0
     return float(mask_iou(drawn, target).mean()) if len(target) else 0.0

@@ -1,4 +1,4 @@
-"""Pictures as people have them (files, folders of frames, videos, PIL, arrays) -> the frames of a request."""
+"""Turn pictures in any usual form (files, folders of frames, videos, PIL, arrays) into the frames of a request."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from torch import Tensor
 from ans_core.types import ImageRef
 
 Picture = str | Path | bytes | Image.Image | np.ndarray
-"""bytes: the encoded picture."""
+"""bytes: an encoded picture."""
 Video = str | Path | Sequence[Picture] | np.ndarray | Tensor
-"""A file, a folder of frames, the frames, or all of them as one (F, H, W, 3) of uint8."""
+"""A file, a folder of frames, the frames themselves, or one (F, H, W, 3) array of uint8."""
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 VIDEOS = (".mp4", ".mov", ".mkv", ".avi", ".webm", ".gif")
 
 
 SCRATCH = ".frames-"
-"""How the folders begin that `frames` unpacks videos into."""
+"""Prefix of the folders into which `frames` unpacks videos."""
 
 
 @contextmanager
 def frames(source: Path, *, scratch: Path) -> Iterator[tuple[Path, ...]]:
-    """One frame of a picture, all of a video, a folder's pictures in the order of their names.
+    """Yield one frame for a picture, all frames of a video, or a folder's pictures in the order of their names.
 
-    A video's frames are lossless PNG files in a folder of their own in `scratch`, removed at the end: none is held in memory.
-    Raises FileNotFoundError, and ValueError for what is none of these or can't be decoded.
+    A video's frames are lossless PNG files in a folder of their own in `scratch`, removed at the end: none is held in memory. Raises
+    FileNotFoundError, and ValueError for any other or undecodable file.
     """
     if (files := _files(source)) is not None:
         yield files
@@ -48,15 +48,15 @@ def frames(source: Path, *, scratch: Path) -> Iterator[tuple[Path, ...]]:
 
 
 class VideoFile(Sequence[bytes]):
-    """The frames of a video file as PNG, decoded when they are asked for, one held at a time. Indices in rising order cost one pass
-    through the file. Raises ValueError for a file that can't be decoded to its end."""
+    """The frames of a video file as PNG, decoded on access, one held at a time. Indices in rising order need one pass through the file.
+    Raises ValueError for a file that can't be decoded to its end."""
 
     def __init__(self, source: Path) -> None:
         self._source = source
         self._length = sum(1 for _ in _shots(source))
         self._rest: Iterator[tuple[int, np.ndarray]] = iter(())
         self._due = self._length
-        """Index of the frame that `_rest` gives next."""
+        """Index of the frame that `_rest` yields next."""
 
     def __len__(self) -> int:
         return self._length
@@ -76,7 +76,7 @@ class VideoFile(Sequence[bytes]):
 
 
 def clip(video: Video) -> Sequence[ImageRef]:
-    """Return the frames of a clip, at least one. Those of a video file are decoded when they are asked for.
+    """Return the frames of a clip, at least one. Those of a video file are decoded on access.
 
     Raises ValueError for what is no clip, and FileNotFoundError.
     """
@@ -96,7 +96,7 @@ def clip(video: Video) -> Sequence[ImageRef]:
 
 
 def _files(source: Path) -> tuple[Path, ...] | None:
-    """A picture, or those of a folder; None for a video."""
+    """Return a picture, or the pictures of a folder; None for a video."""
     if source.is_dir():
         pictures = tuple(sorted(p for p in source.iterdir() if p.suffix.lower() in PICTURES))
         if not pictures:
@@ -108,7 +108,7 @@ def _files(source: Path) -> tuple[Path, ...] | None:
 
 
 def _shots(source: Path) -> Iterator[np.ndarray]:
-    """The frames of a video, one after the other."""
+    """Yield the frames of a video, one after the other."""
     empty = True
     try:
         for shot in iio.imiter(source, plugin="pillow" if source.suffix.lower() == ".gif" else "pyav"):
@@ -121,7 +121,7 @@ def _shots(source: Path) -> Iterator[np.ndarray]:
 
 
 def reference(picture: Picture) -> ImageRef:
-    """A file or encoded bytes as they are; pixels as lossless PNG. Raises ValueError for an array that is not (H, W, 3) uint8."""
+    """Return a file or encoded bytes as they are, pixels as lossless PNG. Raises ValueError for an array that is not (H, W, 3) uint8."""
     if isinstance(picture, bytes):
         return picture
     if isinstance(picture, (str, Path)):
@@ -136,8 +136,8 @@ def reference(picture: Picture) -> ImageRef:
 
 
 def _png(picture: Image.Image) -> bytes:
-    """A picture of grey in 16 bits stays so: `open_image` takes the high byte. Pillow's mode "I" has no range of its own: values up to 255
-    are 8 bits, others 16."""
+    """Encode as PNG. A 16-bit grey picture stays 16-bit: `open_image` takes the high byte. Pillow's mode "I" has no range of its own:
+    values up to 255 count as 8 bits, others as 16."""
     file = io.BytesIO()
     if picture.mode.startswith("I"):
         values = np.asarray(picture).clip(0, 65535)

@@ -1,4 +1,4 @@
-"""Trainable parameters -> AdamW, and the learning rate of every step."""
+"""AdamW over the trainable parameters, and the learning rate of every step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 
 
 def adamw(module: nn.Module, *, lr: float, weight_decay: float, scales: Mapping[str, float]) -> torch.optim.AdamW:
-    """Over all parameters that require a gradient; norms, biases and embeddings are decayed too, as upstream does.
+    """Make the optimizer of all parameters that require a gradient; norms, biases and embeddings are decayed too, as upstream does.
 
-    `scales`: part of a name -> factor on the learning rate of the parameters that have it in their name.
+    `scales`: part of a name -> factor on the learning rate of the parameters whose names contain it.
 
-    Raises ValueError when a trained tensor is not fp32: bf16 AdamW at lr 1e-5 moves hardly any weight.
+    Raises ValueError if a trained tensor is not fp32: bf16 AdamW at lr 1e-5 moves hardly any weight.
     """
     groups: dict[float, list[nn.Parameter]] = {}
     for name, p in module.named_parameters():
@@ -30,7 +30,8 @@ def adamw(module: nn.Module, *, lr: float, weight_decay: float, scales: Mapping[
 
 
 def lr_factor(step: int, *, steps: int, warmup: float) -> float:
-    """Linear warm-up over the first share `warmup` of the steps, then cosine to 0. A function of the step: nothing to save."""
+    """Return the learning rate's factor: linear warm-up over the first share `warmup` of the steps, then cosine to 0. It depends on the
+    step alone, so there is nothing to save."""
     rising = max(1, round(warmup * steps))
     if step < rising:
         return (step + 1) / rising

@@ -1,4 +1,4 @@
-"""A picture, masks and words -> the picture with the masks drawn on: alone, truth beside prediction, or as an animation."""
+"""Draw masks on a picture: alone, truth beside prediction, or as an animation."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ans_core.types import RLE
 COLOURS = (
     (0, 215, 255), (255, 40, 200), (170, 255, 0), (255, 140, 0), (130, 90, 255), (0, 255, 150), (255, 80, 80), (255, 235, 60),
 )  # fmt: skip
-"""Of object 0, 1, ...; then again from the start: neon, unlike what the objects themselves are painted in. The fill is
-translucent, the contour opaque with a white rim."""
+"""Colours of objects 0, 1, ..., then again from the first: neon, unlike the colours of the objects themselves. The fill is translucent, the
+contour opaque with a white rim."""
 OPACITY = 0.25
-"""Low, so that one still sees what colour the object has."""
+"""Low, so that the object's own colour remains visible."""
 PANEL_WIDTH = 320
-"""Pixels that small pictures are enlarged to (nearest neighbour) in `side_by_side`, so that its words can be read."""
+"""Width in pixels to which `side_by_side` enlarges small pictures (nearest neighbour), so that its words can be read."""
 SLOWEST_FPS, FASTEST_FPS = 0.002, 100.0
 LONGEST_MS = 655_350
-"""That a frame of a GIF can last."""
+"""Longest duration of a GIF frame."""
 SAMPLED_PIXELS = 2**15
-"""Of a picture, for a palette."""
+"""Most pixels of one picture that are used for a palette."""
 TRANSPARENT = 255
-"""Place in an animation's palette."""
+"""Its index in an animation's palette."""
 
 
 def draw(image: Image.Image, masks: Sequence[RLE | None]) -> Image.Image:
-    """Mask i in COLOURS[i]; None draws nothing. The masks have the picture's size; the picture is left as it was."""
+    """Draw mask i in COLOURS[i]; None draws nothing. Masks have the picture's size; the picture itself is not changed."""
     pixels = np.asarray(image.convert("RGB")).astype(np.float32)
     contours = np.zeros(pixels.shape[:2], bool)
     edges = []
@@ -62,11 +62,11 @@ def side_by_side(
     truth_text: str,
     prediction_text: str,
 ) -> Image.Image:
-    """Ground truth left, prediction right, the question above, what each says below."""
+    """Draw ground truth left, prediction right, the question above, and the text of each below."""
     scale = max(1, round(PANEL_WIDTH / image.width))
     size = (image.width * scale, image.height * scale)
     panels = [draw(image, masks).resize(size, Image.Resampling.NEAREST) for masks in (truth, prediction)]
-    letter = max(13, 13 * size[0] // PANEL_WIDTH)  # a page shows wide pictures smaller, words and all
+    letter = max(13, 13 * size[0] // PANEL_WIDTH)  # a page scales wide pictures down with their words
     gap, line, font = 8, letter + 4, ImageFont.load_default(size=letter)
     per_line = max(12, 13 * size[0] // (7 * letter))
     head = textwrap.wrap(question, 2 * per_line) or [""]
@@ -83,8 +83,8 @@ def side_by_side(
 
 
 def save_animation(frames: Iterable[Image.Image], path: Path, *, sample: Iterable[Image.Image], fps: float) -> None:
-    """An endless GIF, written frame by frame: a frame and the one before it are held. All share one palette, so colours don't flicker:
-    COLOURS and white as they are, the rest from `sample`. A frame equal to the one before it makes that one last longer.
+    """Write an endless GIF frame by frame; only a frame and the one before it are held. All frames share one palette, so colours don't
+    flicker: COLOURS and white exactly, the rest from `sample`. A frame equal to the one before it makes that one last longer.
 
     Raises ValueError without frames, and for a rate that a GIF can't have.
     """
@@ -93,7 +93,7 @@ def save_animation(frames: Iterable[Image.Image], path: Path, *, sample: Iterabl
     frame_ms = round(1000 / fps)
     with path.open("wb") as file:
         before: np.ndarray | None = None
-        waiting: dict[str, Any] = {}  # what is written once it is known how long it lasts
+        waiting: dict[str, Any] = {}  # the last frame, written once its duration is known
         for frame in frames:
             indexed = frame.convert("RGB").quantize(palette=palette, dither=Image.Dither.NONE)
             pixels = np.asarray(indexed)
@@ -114,13 +114,13 @@ def save_animation(frames: Iterable[Image.Image], path: Path, *, sample: Iterabl
 
 
 def check_fps(fps: float) -> None:
-    """Raises ValueError for a rate that a GIF can't have: it counts hundredths of a second, in 16 bits."""
+    """Raise ValueError for a rate that a GIF can't have: it counts hundredths of a second, in 16 bits."""
     if not SLOWEST_FPS <= fps <= FASTEST_FPS:
         raise ValueError(f"fps {fps:g}: a GIF shows {SLOWEST_FPS} to {FASTEST_FPS:g} frames a second; give a rate between them")
 
 
 def _palette(sample: Iterable[Image.Image]) -> Image.Image:
-    """At most 255 colours. Large pictures are thinned, to SAMPLED_PIXELS or fewer each."""
+    """Return a palette of at most 255 colours. Large pictures are thinned to SAMPLED_PIXELS or fewer each."""
     thin = []
     for picture in sample:
         step = math.ceil(math.sqrt(picture.width * picture.height / SAMPLED_PIXELS))
@@ -133,7 +133,7 @@ def _palette(sample: Iterable[Image.Image]) -> Image.Image:
 
 
 def _header(first: Image.Image) -> list[bytes]:
-    """With a palette of all 256 places, TRANSPARENT's too."""
+    """Return the header, with a palette of all 256 entries including TRANSPARENT."""
     whole = Image.new("P", first.size)
     levels = first.getpalette("RGB") or []
     whole.putpalette(levels + [0] * (768 - len(levels)))
@@ -141,8 +141,8 @@ def _header(first: Image.Image) -> list[bytes]:
 
 
 def _changes(pixels: np.ndarray, changed: Bool[np.ndarray, "H W"]) -> tuple[Image.Image, tuple[int, int]]:
-    """The part of a frame that differs from the one before it (a pixel where nothing does), transparent where it does not, which packs
-    to half; and its upper left corner (x, y)."""
+    """Return the part of a frame that differs from the one before it (one pixel if nothing differs), with unchanged pixels transparent,
+    which halves the file; and its upper left corner (x, y)."""
     rows, columns = (np.flatnonzero(changed.any(axis)) if changed.any() else np.zeros(1, int) for axis in (1, 0))
     part = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
     shown = np.where(changed[part], pixels[part], np.uint8(TRANSPARENT))
@@ -150,7 +150,7 @@ def _changes(pixels: np.ndarray, changed: Bool[np.ndarray, "H W"]) -> tuple[Imag
 
 
 def _grown(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
-    """With the four neighbours of every pixel."""
+    """Grow a mask by the four neighbours of every pixel."""
     padded = np.pad(mask, 1)
     return padded[1:-1, 1:-1] | padded[:-2, 1:-1] | padded[2:, 1:-1] | padded[1:-1, :-2] | padded[1:-1, 2:]
 

@@ -1,4 +1,4 @@
-"""Tokens and templates of the family: what exactly is written around a question, and around an image.
+"""Tokens and templates of the Sa2VA family: the exact text around a question and around an image.
 
 Sources: upstream Sa2VA's templates and datasets (README, "How it is built"). Questions and answers are upstream's words.
 """
@@ -73,9 +73,9 @@ REGION_QUESTIONS = (
     "Could you describe {region} in the picture in a few words?",
 )
 REGION_EVAL = "<image>" + REGION_QUESTIONS[0].format(region="region1")
-"""No newline: the sentence that lists the regions brings its own (upstream's evaluation has two where its training has one)."""
+"""No newline: the sentence that lists the regions has its own (upstream's evaluation has two where its training has one)."""
 
-# Pre-training of tiny bases: captions, InternVL's grounding format, regions. Short questions: half of the tokens would be theirs.
+# Pre-training of tiny bases: captions, InternVL's grounding format, regions. Long questions would be half of the tokens.
 CAPTION_QUESTION = "Describe the image."
 BOX_QUESTION = "<ref>{text}</ref>"
 PLACE_QUESTION = "Where is {text}?"
@@ -83,8 +83,8 @@ SHORT_REGION_QUESTION = "Describe region1."
 
 
 def referring_question(text: str, template: str) -> str:
-    """Ask for what an expression means, alike in training, RL and evaluation: in lower case, without full stop, with one article.
-    An expression with "?" is the question itself (upstream's reasoning sets); `<image>` stays where the template has it."""
+    """Ask for the object that an expression means, the same in training, RL and evaluation: in lower case, without full stop, with one
+    article. An expression with "?" is itself the question (upstream's reasoning sets); `<image>` stays at the template's place."""
     image = "<image>\n" if template.startswith("<image>\n") else ""
     if "?" in text:
         return image + text.strip()
@@ -93,23 +93,23 @@ def referring_question(text: str, template: str) -> str:
 
 
 def region_question(regions: int, template: str) -> str:
-    """Ask for one caption of all the regions that are shown, alike in training and evaluation."""
+    """Ask for one caption of all the regions shown, the same in training and evaluation."""
     *others, last = [f"region{i}" for i in range(1, regions + 1)]
     return template.format(region=f"{', '.join(others)} and {last}" if others else last)
 
 
 def plain_question(text: str) -> str:
-    """A user's words without `<image>`: pictures stand at the start, wherever the words have them (as upstream reads LLaVA)."""
+    """Return a user's words without `<image>`: pictures always come first, wherever the words have them (as upstream reads LLaVA)."""
     return text.replace("<image>", "").strip()
 
 
 def image_text(num_image_tokens: int, num_images: int = 1) -> str:
-    """One `<img>...</img>` per image (a video frame each), joined by newlines as upstream does."""
+    """Return one `<img>...</img>` per image (or video frame), joined by newlines as upstream does."""
     return "\n".join([IMG_START + IMG_CONTEXT * num_image_tokens + IMG_END] * num_images)
 
 
 def region_text(cells: list[int]) -> str:
-    """Upstream's sentence that lists the visual prompts; `cells[i]` image tokens for region i+1, "" for no region."""
+    """Return upstream's sentence that lists the visual prompts; `cells[i]` image tokens for region i+1, "" without regions."""
     if not cells:
         return ""
     regions = ", ".join(f"region{i}{VP_START}{IMG_CONTEXT * n}{VP_END}" for i, n in enumerate(cells, start=1))
@@ -117,12 +117,12 @@ def region_text(cells: list[int]) -> str:
 
 
 def box_text(x1: float, y1: float, x2: float, y2: float, *, step: int = 1) -> str:
-    """InternVL's `<box>[[x1, y1, x2, y2]]</box>`: shares of the image (0..1) as thousandths, rounded to multiples of `step`."""
+    """Return InternVL's `<box>[[x1, y1, x2, y2]]</box>`: shares of the image (0..1) as thousandths, rounded to multiples of `step`."""
     return "<box>[[" + ", ".join(str(round(1000 * v / step) * step) for v in (x1, y1, x2, y2)) + "]]</box>"
 
 
 def interleave(caption: str, phrases: tuple[tuple[int, int], ...]) -> str:
-    """`a cat on a mat`, spans -> `<p> a cat </p> [SEG] on <p> a mat </p> [SEG]` (upstream's GCG answer, spaces included)."""
+    """Turn `a cat on a mat` and spans into `<p> a cat </p> [SEG] on <p> a mat </p> [SEG]` (upstream's GCG answer, spaces included)."""
     parts, last = [], 0
     for start, end in phrases:
         parts += [caption[last:start], f"{P_START} {caption[start:end]} {P_END} {SEG}"]

@@ -1,4 +1,4 @@
-"""Masks <-> COCO run-length text (pycocotools does the coding; this file checks and converts)."""
+"""Convert masks to and from COCO run-length text (pycocotools does the coding; this file checks and converts)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pycocotools import mask as coco
 from ans_core.types import RLE
 
 LETTERS = "".join(map(chr, range(48, 112)))
-"""Of compressed counts."""
+"""Letters of compressed counts."""
 MARGIN = 0.1
-"""How far outside the picture a polygon may reach, in longer sides: annotators overshoot, but farther points belong to another picture."""
+"""How far outside the picture a polygon may reach, as a share of the longer side: annotators overshoot, but farther points belong to
+another picture."""
 
 
 def encode(mask: Bool[np.ndarray, "H W"]) -> RLE:
@@ -34,23 +35,23 @@ def area(rle: RLE) -> int:
 
 
 def box(rle: RLE) -> tuple[float, float, float, float]:
-    """x1, y1, x2, y2 of a mask that is not empty, as shares of the image."""
+    """Return x1, y1, x2, y2 of a non-empty mask, as shares of the image."""
     rows, columns = np.nonzero(decode(rle))
     height, width = rle["size"]
     return float(columns.min() / width), float(rows.min() / height), float((columns.max() + 1) / width), float((rows.max() + 1) / height)
 
 
 def union(rles: list[RLE]) -> RLE:
-    """All pixels of any of the masks (at least one mask, all of one size)."""
+    """Return all pixels of any of the masks (at least one mask, all of one size)."""
     merged = coco.merge(rles)
     return {"size": [int(n) for n in merged["size"]], "counts": merged["counts"].decode("ascii")}
 
 
 def from_annotation(segmentation: object, *, height: int, width: int, where: str) -> RLE:
-    """Any of COCO's three forms (list of polygons, uncompressed RLE, compressed RLE) as a compressed RLE of exactly height x width.
+    """Convert any of COCO's three forms (list of polygons, uncompressed RLE, compressed RLE) to a compressed RLE of exactly height x width.
 
-    Raises ValueError naming `where` for anything else. Everything is checked here: pycocotools reads past the end of cut counts, and a
-    coordinate of 1e308 kills the process.
+    Raises ValueError naming `where` for anything else. Everything is checked here: pycocotools reads past the end of truncated counts, and
+    a coordinate of 1e308 kills the process.
     """
     if isinstance(segmentation, dict) and "counts" in segmentation and "size" in segmentation:
         size, counts = segmentation["size"], segmentation["counts"]
@@ -70,8 +71,8 @@ def from_annotation(segmentation: object, *, height: int, width: int, where: str
 def run_lengths(counts: str) -> list[int]:
     """Decode the runs of compressed counts. Raises ValueError with the reason where pycocotools would read nonsense, or past the end.
 
-    Every number has 5 bits a letter, the lowest first, in the letters from "0" (48) on; the sixth bit says that more letters follow. From
-    the fourth run on, a number is the difference from the run before the last.
+    A number is stored as letters from "0" (48) on, 5 bits per letter, lowest first; the sixth bit says that more letters follow. From the
+    fourth run on, a number is the difference from the run before the last.
     """
     if not counts or counts.strip(LETTERS):
         raise ValueError('letters outside of "0" to "o"' if counts else "no letters")

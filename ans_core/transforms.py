@@ -1,4 +1,4 @@
-"""PIL pictures -> normalised tensors, exactly as the reference prepares them (bicubic PIL resize, no torchvision)."""
+"""Turn PIL pictures into normalised tensors, exactly as the reference prepares them (bicubic PIL resize, no torchvision)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from torch import Tensor
 from ans_core.types import ImageRef
 
 CODEC_ERRORS = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, struct.error, zlib.error)
-"""What Pillow's decoders let out for a broken file."""
+"""Errors that Pillow's decoders raise for a broken file."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def open_image(ref: ImageRef) -> Image.Image:
-    """RGB picture of a file or of encoded bytes. Raises ValueError naming the file when it is missing, truncated, no picture or too large.
+    """Return the RGB picture of a file or of encoded bytes. Raises ValueError naming the file if it is missing, truncated, no picture or
+    too large.
 
-    Deviation on purpose: 16 bits of grey (0..65535) become 8, the high byte, as Pillow reads 16 bits of colour. Upstream's `convert("RGB")`
-    clips them at 255, which leaves white.
+    Deviation on purpose: 16-bit grey (0..65535) becomes 8-bit, the high byte, as Pillow reads 16-bit colour. Upstream's `convert("RGB")`
+    clips it at 255, which leaves white.
     """
     with _opened(ref) as image:
         if not image.mode.startswith("I"):  # "I", "I;16", "I;16B"
@@ -37,13 +38,13 @@ def open_image(ref: ImageRef) -> Image.Image:
 
 
 def image_size(ref: ImageRef) -> tuple[int, int]:
-    """(width, height), without reading the pixels. Raises ValueError as `open_image` does."""
+    """Return (width, height) without reading the pixels. Raises ValueError as `open_image` does."""
     with _opened(ref) as image:
         return image.size
 
 
 def check_image(ref: ImageRef) -> None:
-    """Decode all pixels, and compare a PNG's checksums, which decoding skips. Raises ValueError as `open_image` does."""
+    """Decode all pixels, and check a PNG's checksums, which decoding skips. Raises ValueError as `open_image` does."""
     with _opened(ref) as image:
         image.verify()
     open_image(ref)
@@ -80,7 +81,7 @@ def normalise(images: Sequence[Image.Image], *, size: int, constants: torch.dtyp
 
 @lru_cache
 def tiling_ratios(max_tiles: int) -> tuple[tuple[int, int], ...]:
-    """All (columns, rows) of 1..max_tiles tiles by area, in the reference's order.
+    """Return all (columns, rows) of 1..max_tiles tiles by area, in the reference's order.
 
     The reference sorts a Python set, so equal areas keep the set's iteration order; ties between equal aspect differences depend on it.
     """
@@ -89,7 +90,8 @@ def tiling_ratios(max_tiles: int) -> tuple[tuple[int, int], ...]:
 
 
 def tiling(width: int, height: int, *, size: int, max_tiles: int) -> tuple[int, int]:
-    """(columns, rows) of InternVL's dynamic tiling: the nearest aspect ratio; on a tie the larger one if the pixels are there."""
+    """Return (columns, rows) of InternVL's dynamic tiling: the nearest aspect ratio; on a tie the larger one if the picture has enough
+    pixels."""
     aspect, best, best_difference = width / height, (1, 1), math.inf
     for columns, rows in tiling_ratios(max_tiles):
         difference = abs(aspect - columns / rows)
@@ -101,7 +103,7 @@ def tiling(width: int, height: int, *, size: int, max_tiles: int) -> tuple[int, 
 
 
 def tiles(image: Image.Image, *, size: int, max_tiles: int) -> list[Image.Image]:
-    """Row-major tiles of size x size, and the whole image as a thumbnail last when there is more than one tile."""
+    """Return row-major tiles of size x size; if there is more than one, the whole image as a thumbnail comes last."""
     columns, rows = tiling(*image.size, size=size, max_tiles=max_tiles)
     if columns * rows == 1:
         return [image.resize((size, size), Image.Resampling.BICUBIC)]
@@ -111,14 +113,14 @@ def tiles(image: Image.Image, *, size: int, max_tiles: int) -> list[Image.Image]
 
 
 def coverage(mask: Bool[np.ndarray, "H W"], *, grid: int) -> Float[Tensor, "grid grid"]:
-    """Share of every cell of a grid x grid feature map that a mask covers, 0..1."""
+    """Return the share, 0..1, of every cell of a grid x grid feature map that a mask covers."""
     return torch.nn.functional.adaptive_avg_pool2d(torch.from_numpy(mask)[None, None].float(), grid)[0, 0]
 
 
 def grid_cells(mask: Bool[np.ndarray, "H W"], *, grid: int, largest: bool = True) -> Bool[Tensor, "grid grid"]:
-    """Cells of the grid x grid feature map that a visual prompt covers (nearest sampling, as upstream).
+    """Return the cells of the grid x grid feature map that a visual prompt covers (nearest sampling, as upstream).
 
-    A region that nearest sampling misses altogether gets the cell it covers most, unless `largest` is False: upstream then shows the model
+    A region that nearest sampling misses completely gets the cell it covers most, unless `largest` is False: upstream then shows the model
     no region at all.
     """
     cells = torch.nn.functional.interpolate(torch.from_numpy(mask)[None, None].float(), size=(grid, grid), mode="nearest")[0, 0] > 0.5

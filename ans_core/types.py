@@ -1,7 +1,7 @@
-"""The nouns: what travels from an annotation file to a model and back to a report.
+"""The shared data types: what travels from an annotation file to a model and back to a report.
 
-Dimension letters, everywhere: B samples, F frames, N objects, H W pixels, h w feature grid, L text tokens, D hidden,
-V vocabulary, G rollouts.
+Dimension letters, everywhere: B samples, F frames, N objects, H W pixels, h w feature grid, L text tokens, D hidden, V vocabulary, G
+rollouts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Masklet = tuple[RLE | None, ...]
 """One object's mask in every frame (length F). None = not annotated; an RLE of area 0 = absent."""
 
 ImageRef = Path | bytes
-"""Where a frame's pixels are: a file, or the encoded image itself (as Arrow files hold it)."""
+"""Where a frame's pixels are: a file, or the encoded image itself (as stored in Arrow files)."""
 
 Task = Literal["referring", "region_caption", "grounded_caption", "conversation"]
 
@@ -47,12 +47,12 @@ class Sample:
     question: str | None = None
     """conversation: the user's words. Otherwise None and a template asks."""
     meta: dict[str, Any] = field(default_factory=dict)
-    """What a report may want to split by (`kind`, `category`, ...). Never read by training."""
+    """Keys by which a report may split (`kind`, `category`, ...). Never read by training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What a model is asked: upstream's `predict_forward` arguments. `text` holds `<image>` where the frames go."""
+    """What a model is asked: upstream's `predict_forward` arguments. `text` holds `<image>` at the frames' place."""
 
     frames: tuple[ImageRef, ...]
     text: str
@@ -61,7 +61,7 @@ class Request:
     past: tuple[tuple[str, str], ...] = ()
     """Turns before this one: (question, answer). The first question then holds `<image>`."""
     clip: bool = False
-    """That a single frame is a clip of one, which is not tiled as a picture is. Several are a clip in any case."""
+    """Whether a single frame is a clip of one frame, which is not tiled as a picture is. Several frames are always a clip."""
 
     @property
     def is_clip(self) -> bool:
@@ -79,7 +79,7 @@ class Prediction:
 
 
 Predict = Callable[[Sequence[Request]], list[Prediction]]
-"""A model as benchmarks see it: batched, same order as asked."""
+"""A model as benchmarks see it: batched, answers in the order of the requests."""
 
 Log = Callable[[dict[str, float], int], None]
-"""log(metrics, step): a training stage's curves, wherever the caller sends them."""
+"""log(metrics, step): records a training stage's curves."""

@@ -1,4 +1,5 @@
-"""A picture or a clip and a text -> a folder: answer.json (with masks as RLE), masks/*.png, and the overlay: PNG, or GIF and MP4."""
+"""Ask a model about a picture or clip and write a folder: answer.json (with masks as RLE), masks/*.png, and the overlay: PNG, or GIF and
+MP4."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from ans_core.types import RLE
 MASK = re.compile(r"object\d+_frame\d{5,}\.png")
 OVERLAYS = ("overlay.png", "overlay.gif", "overlay.mp4")
 SAMPLED_FRAMES = 32
-"""Of a clip, evenly spread, from which the colours of its GIF come."""
+"""Number of frames, evenly spread over a clip, from which the colours of its GIF come."""
 
 
 def write_answer(
@@ -40,10 +41,11 @@ def write_answer(
     device: str = "auto",
     dtype: str | None = None,
 ) -> str:
-    """What to tell about it. Former outputs in `out` are removed first, nothing else there. Of a clip a few frames are held at a time.
+    """Write the answer and return what to print about it. Earlier outputs in `out` are removed first, other files are kept. Only a few
+    frames of a clip are in memory at a time.
 
-    `<image>` is put before the first question where it stands nowhere. masks: pictures as large as the first frame, whose regions
-    (all that is not black) are called region1, region2, ...
+    If no question has `<image>`, it is put before the first one. masks: pictures as large as the first frame, whose regions (all that is
+    not black) are called region1, region2, ...
     Raises ValueError for frames that differ in size, a source that would be removed, masks that don't fit, and a rate that a GIF can't
     have.
     """
@@ -75,7 +77,7 @@ def write_answer(
 
 
 def with_image(text: str, past: Sequence[tuple[str, str]]) -> tuple[str, list[tuple[str, str]]]:
-    """The question and the turns before it, `<image>` in the first question of all."""
+    """Return the question and the turns before it, with `<image>` in the first question of all."""
     questions = [*(question for question, _ in past), text]
     if not any("<image>" in question for question in questions):
         questions[0] = f"<image>\n{questions[0]}"
@@ -83,7 +85,8 @@ def with_image(text: str, past: Sequence[tuple[str, str]]) -> tuple[str, list[tu
 
 
 def read_masks(paths: Sequence[Path], size: tuple[int, int]) -> np.ndarray | None:
-    """(N, H, W); None without any. Raises ValueError, naming the file, for what is no picture of that size or all black."""
+    """Return (N, H, W); None without any. Raises ValueError, naming the file, for an unreadable picture, a wrong size, or an all-black
+    mask."""
     regions = []
     for path in paths:
         try:
@@ -99,7 +102,7 @@ def read_masks(paths: Sequence[Path], size: tuple[int, int]) -> np.ndarray | Non
 
 
 def former(out: Path) -> list[Path]:
-    """What earlier questions left in a folder, by its names; also what a killed one had unpacked."""
+    """List the outputs of earlier questions in a folder, by their names, including what a killed run had unpacked."""
     if not out.is_dir():
         return []
     masks = [path for path in out.glob("masks/*.png") if MASK.fullmatch(path.name)]
@@ -107,7 +110,7 @@ def former(out: Path) -> list[Path]:
 
 
 def check(source: Path, frames: Sequence[Path], old: Sequence[Path]) -> None:
-    """Before anything is computed or removed."""
+    """Check the inputs before anything is computed or removed."""
     removed = {path.resolve() for path in old}
     for path in (source, *frames):
         if path.resolve() in removed:
@@ -127,7 +130,7 @@ def remove(paths: Iterable[Path]) -> None:
 
 
 def write_masks(drawn: Iterable[tuple[int, Iterable[np.ndarray]]], folder: Path) -> list[list[RLE]]:
-    """By object and frame, as (index, masks (N, H, W)) come."""
+    """Write masks as they arrive as (index, masks (N, H, W)); return their RLEs by object and frame."""
     folder.mkdir(parents=True, exist_ok=True)
     found: list[list[RLE]] = []
     for frame, masks in drawn:
@@ -139,7 +142,8 @@ def write_masks(drawn: Iterable[tuple[int, Iterable[np.ndarray]]], folder: Path)
 
 
 def write_overlay(frames: Sequence[Path], masks: Sequence[Sequence[RLE]], out: Path, *, fps: float) -> list[Path]:
-    """Every frame is opened and drawn once for the GIF, once for the MP4, and those from which the GIF's colours come once more."""
+    """Draw the overlay. Each frame is opened and drawn once for the GIF and once for the MP4; those that give the GIF its colours once
+    more."""
 
     def drawn(indices: Iterable[int]) -> Iterator[Image.Image]:
         return (overlay.draw(transforms.open_image(frames[i]), [coded[i] for coded in masks]) for i in indices)
@@ -155,7 +159,7 @@ def write_overlay(frames: Sequence[Path], masks: Sequence[Sequence[RLE]], out: P
 
 
 def save_video(frames: Iterable[Image.Image], path: Path, *, fps: float) -> None:
-    """H.264 as every browser shows it: its colours are stored for 2 x 2 pixels, so an odd row or column is repeated."""
+    """Write H.264 in the form that every browser plays: colours are stored for 2 x 2 pixels, so an odd row or column is repeated."""
     with iio.imopen(path, "w", plugin="pyav") as file:
         file.init_video_stream("libx264", fps=fps)
         for frame in frames:

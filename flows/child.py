@@ -1,4 +1,4 @@
-"""A DVC stage's name in, `dvc repro --single-item` as a process group of its own: ended by a watchdog, and with its parent."""
+"""Run `dvc repro --single-item` for a stage as a process group of its own, which a watchdog ends, and which ends with its parent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUSY_RETRY_S = 15
 GRACE_S = 30
 POLL_S = 0.2
 BAR_EVERY_S = 30.0
-"""Between two states of a progress bar in a file; a terminal shows bars as they are."""
+"""Seconds between two states of a progress bar in a file; a terminal shows bars unchanged."""
 LOG_TAIL_LINES = 20
 
 # Set in the child before it becomes dvc: a pre-exec function in this (threaded) process could deadlock.
@@ -33,11 +33,11 @@ class StageFailedError(RuntimeError):
 
 
 class SettingsError(StageFailedError):
-    """A mistake that no retry mends."""
+    """A mistake in the settings, which no retry mends."""
 
 
 def end_group(process: subprocess.Popen[Any]) -> None:
-    """TERM to the whole group, KILL after a grace period."""
+    """Send TERM to the whole group, and KILL after a grace period."""
     if process.poll() is not None:
         return
     os.killpg(process.pid, signal.SIGTERM)
@@ -49,7 +49,7 @@ def end_group(process: subprocess.Popen[Any]) -> None:
 
 
 class BarThinner:
-    """Output as bytes in, lines for a file out: of a bar's states (they end with a carriage return) one every BAR_EVERY_S."""
+    """Turn output bytes into lines for a file; of a bar's states (they end with a carriage return) keep one every BAR_EVERY_S."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -71,7 +71,7 @@ class BarThinner:
 
 
 def relay(pipe: int) -> None:
-    """What a child says to this process's standard error, a file, as long as somebody holds the other end."""
+    """Copy a child's output to this process's standard error, a file, until nobody holds the other end."""
     thinner = BarThinner()
     while data := os.read(pipe, 65536):
         if shown := thinner.feed(data):
@@ -82,7 +82,8 @@ def relay(pipe: int) -> None:
 
 
 def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environment: dict[str, str]) -> int:
-    """Exit status. The output goes to standard error: a terminal gets it as it is. Raises TimeoutError after ending the group."""
+    """Run a command and return its exit status. Output goes to standard error; a terminal gets it unchanged. Raises TimeoutError after
+    ending the group."""
     environ = {
         **environment(),
         **extra_environment,
@@ -113,7 +114,7 @@ def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environm
 
 
 def repro(name: str, *, root: Path, timeout_s: float, extra_environment: dict[str, str]) -> bool:
-    """Runs one stage, or takes its result from DVC's run cache (then False); waits while another dvc command is at work."""
+    """Run one stage, or take its result from DVC's run cache (then return False); wait while another dvc command is at work."""
     with tempfile.TemporaryDirectory(prefix="ans-") as folder:
         note = Path(folder) / "note.json"
         environ = {**extra_environment, "ANS_NOTE": str(note)}
@@ -131,7 +132,7 @@ def repro(name: str, *, root: Path, timeout_s: float, extra_environment: dict[st
 
 
 def failure(name: str, status: int, told: dict[str, Any]) -> str:
-    """The stage's own message and the end of its log; of a stage that was killed, the end of its log alone."""
+    """Return the stage's own message and the end of its log; for a killed stage, the end of its log alone."""
     how = f"signal {-status}" if status < 0 else f"status {status}"
     lines = [f"stage {name} failed ({how}): {told.get('message', 'it ended without a word (killed?)')}"]
     if log := told.get("log"):

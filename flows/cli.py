@@ -109,7 +109,7 @@ def convert(arguments: argparse.Namespace) -> int:
 
 
 def write_adapter(source: Path, target: Path, base: str | None) -> int:
-    """Of a stage's output, beside which those of the stages before it lie."""
+    """Write an adapter from a stage's output; the outputs of the stages before it must lie beside it."""
     from ans_core.checkpoints import adapter, checkpoint
 
     if not (source / checkpoint.DELTA).exists():
@@ -134,7 +134,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
     here, checkpoint = root(), Path(arguments.checkpoint).resolve()
     config = load(here / "params.yaml")
-    asked = json.dumps([weights_hash(checkpoint), config.model_dump(mode="json")])  # what a killed run goes on with must be of the same
+    asked = json.dumps([weights_hash(checkpoint), config.model_dump(mode="json")])  # a killed run resumes with the same ones only
     key = f"{checkpoint.name}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
     out, scratch = here / ".ans/eval" / key, here / ".ans/scratch" / config.profile / "eval" / key
     out.mkdir(parents=True, exist_ok=True)
@@ -298,7 +298,7 @@ def main() -> None:
     os.environ.update(environment())
     try:
         sys.exit(arguments.function(arguments))
-    except (ValueError, OSError) as error:  # what is wrong with the input is said in these; ANS_TRACEBACK=1 shows where it was found
+    except (ValueError, OSError) as error:  # errors in the input; ANS_TRACEBACK=1 shows where they were raised
         if os.environ.get("ANS_TRACEBACK"):
             raise
         print(f"ans: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Two results (a summary, a folder of runs, a git revision, an MLflow run) in, a table of their metrics and the differences out."""
+"""Compare two results (a summary, a folder of runs, a git revision, an MLflow run): a table of their metrics and the differences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def flat_metrics(values: dict[str, Any], prefix: str = "") -> Metrics:
 
 
 def metrics_of(name: str, root: Path) -> Metrics:
-    """Raises FileNotFoundError where `name` is nothing that has metrics."""
+    """Return a result's metrics. Raises FileNotFoundError if `name` is nothing that has metrics."""
     path = Path(name)
     if path.is_file():
         found = flat_metrics(json.loads(path.read_text(encoding="utf-8")))
@@ -40,7 +40,7 @@ def metrics_of(name: str, root: Path) -> Metrics:
 
 
 def of_folder(folder: Path) -> Metrics:
-    """Of runs/<profile>, what `evaluate` wrote last, also where the report is of before."""
+    """Return the metrics of runs/<profile>: what `evaluate` wrote last, even if the report is older."""
     files = {row: folder / "evaluate" / row / "metrics.json" for row in ROWS}
     there = {row: json.loads(file.read_text(encoding="utf-8")) for row, file in files.items() if file.exists()}
     if not there:
@@ -53,7 +53,7 @@ def is_revision(name: str, root: Path) -> bool:
 
 
 def of_revision(name: str, root: Path) -> Metrics:
-    """Every metric, where the DVC cache has them; else the headline, which git keeps."""
+    """Return every metric if the DVC cache has them, else the headline, which git keeps."""
     import dvc.api
 
     try:
@@ -72,7 +72,7 @@ def git(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def of_mlflow_run(name: str, root: Path) -> Metrics:
-    """Of a pipeline's run, the metrics of its stages, the later try of two."""
+    """Return the metrics of the stages of a pipeline run; for a repeated stage, those of the later try."""
     from mlflow.exceptions import MlflowException
 
     from tasks.tracking import client
@@ -90,7 +90,7 @@ def of_mlflow_run(name: str, root: Path) -> Metrics:
 
 
 def stage_metric(stage: str, name: str) -> str:
-    """`rl/referring/val/gIoU`, as the summary has it, of what `evaluate@rl` and the report measured; else `sft: loss`."""
+    """Name a metric `rl/referring/val/gIoU`, as the summary does, if `evaluate@rl` or the report measured it; else `sft: loss`."""
     task, _, row = stage.partition("@")
     if task == "report" and name.partition("/")[0] in ROWS:
         return name
@@ -98,7 +98,7 @@ def stage_metric(stage: str, name: str) -> str:
 
 
 def table(one: str, other: str, root: Path) -> str:
-    """A line per metric, `-` where one lacks it. Raises ValueError where they have none in common."""
+    """Return one line per metric, with `-` where one result lacks it. Raises ValueError if they have none in common."""
     left, right = in_common(metrics_of(one, root), metrics_of(other, root))
     if not left.keys() & right.keys():
         raise ValueError(
@@ -115,8 +115,8 @@ def table(one: str, other: str, root: Path) -> str:
 
 
 def in_common(left: Metrics, right: Metrics) -> tuple[Metrics, Metrics]:
-    """Under the same names: of one spelling (MLflow's J_F is J&F); of other splits, or a headline and a summary, by the names without
-    the split, and only what both have."""
+    """Return both results under the same names: with one spelling (MLflow's J_F is J&F). For different splits, or a headline and a summary,
+    drop the split from the names and keep only what both have."""
     spelt = {metric_name(name): name for name in (*left, *right) if metric_name(name) != name}
     left, right = ({spelt.get(name, name): value for name, value in found.items()} for found in (left, right))
     if left.keys() & right.keys():

@@ -1,4 +1,4 @@
-"""A data set on disk -> what is in it and what is wrong with it, printed."""
+"""Print what is in a data set on disk and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ans_core.data.pictures import check_pictures
 from ans_core.types import Sample
 
 FAULTY = 1
-"""Exit status of a data set that can't be trained on."""
+"""Exit status for a data set that can't be trained on."""
 
 
 def check(path: Path, data_format: str | None, split: str | None, *, pixels: bool) -> int:
-    """Read a data set as training would, `pixels`: and decode its pictures. The exit status tells whether anything is wrong."""
+    """Read a data set as training would; with `pixels` also decode its pictures. The exit status tells whether anything is wrong."""
     form = data_format or infer(path)
     if form not in FORMATS:
         raise ValueError(f"no format named {form!r}; ans_core/data/formats has {sorted(FORMATS)}")
@@ -52,7 +52,7 @@ def check(path: Path, data_format: str | None, split: str | None, *, pixels: boo
 
 
 def summary(split: str, samples: Sequence[Sample]) -> list[str]:
-    """Counts, sizes, mask areas and lengths of texts of a split."""
+    """Return counts, sizes, mask areas and text lengths of a split."""
     tasks = Counter(sample.task for sample in samples)
     sizes = sorted({(s.width, s.height) for s in samples}, key=lambda size: size[0] * size[1])
     words = sorted(len(s.text.split()) for s in samples)
@@ -70,7 +70,7 @@ def summary(split: str, samples: Sequence[Sample]) -> list[str]:
 
 
 def warnings(read: Mapping[str, Sequence[Sample]], present: Sequence[str]) -> list[str]:
-    """What may be meant so and mostly is not."""
+    """Return warnings about things that may be intended but mostly are not."""
     lines = [NO_VAL] if "train" in present and "val" not in present else []
     pictures = {split: {picture_key(sample) for sample in samples} for split, samples in read.items()}
     names = list(pictures)

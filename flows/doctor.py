@@ -1,4 +1,4 @@
-"""The installation and the workspace in, a list of what is right and wrong out, each fault with its remedy."""
+"""Check the installation and the workspace: a list of findings, each fault with its remedy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def versions() -> list[Finding]:
 
 
 def locked(root: Path) -> Finding:
-    """Installed versions against constraints.txt."""
+    """Compare installed versions with constraints.txt."""
     pins = [
         line.strip().split("==")
         for line in (root / "constraints.txt").read_text().splitlines()
@@ -88,7 +88,7 @@ def settings(root: Path) -> Finding:
 
 
 def locks(root: Path) -> list[Finding]:
-    """A lock that a process holds is work going on. Leftover text in a lock file that nobody holds is harmless."""
+    """Report locks. A lock held by a process is work in progress; leftover text in a lock file that nobody holds is harmless."""
     found = []
     for path in sorted((root / ".ans").glob("*.lock")):
         with path.open("a+") as file:
@@ -120,7 +120,7 @@ def scratch(root: Path) -> Finding:
 
 
 def report(root: Path, *, repair: bool) -> int:
-    """Prints the findings; exit status 1 if one is a fault."""
+    """Print the findings; exit status 1 if one is a fault."""
     findings = [
         *versions(),
         locked(root),

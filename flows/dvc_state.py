@@ -1,6 +1,6 @@
-"""A stage's name in, whether DVC would run it out; as a program, `dvc repro --single-item NAME` with exit codes that tell what happened.
+"""Tell whether DVC would run a stage; as a program, run `dvc repro --single-item NAME` with exit codes that tell what happened.
 
-The one module that uses DVC's internals.
+The only module that uses DVC's internals.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import yaml
 from tasks.process import leave_note
 
 BUSY = 75
-"""Exit code where another dvc command is at work (EX_TEMPFAIL)."""
+"""Exit code if another dvc command is at work (EX_TEMPFAIL)."""
 
 
 def is_up_to_date(name: str, root: Path) -> bool:
-    """As `dvc status NAME` says, 20 times as fast. Ask only after everything upstream ran. Raises BlockingIOError while DVC is busy."""
+    """Tell what `dvc status NAME` tells, 20 times as fast. Call it only after everything upstream ran. Raises BlockingIOError while DVC is
+    busy."""
     return are_up_to_date([name], root)
 
 
 def are_up_to_date(names: Iterable[str], root: Path) -> bool:
-    """Whether a run of all of these would do nothing. Raises ValueError where dvc.lock or dvc.yaml can't be read."""
+    """Tell whether running all of these would do nothing. Raises ValueError if dvc.lock or dvc.yaml can't be read."""
     check_lock_file(root / "dvc.lock")
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
@@ -42,12 +43,12 @@ def are_up_to_date(names: Iterable[str], root: Path) -> bool:
 
 
 def quiet_dvc() -> None:
-    """No advice for people who type commands."""
+    """Silence DVC's advice for people who type commands."""
     logging.getLogger("dvc").setLevel(logging.WARNING)
 
 
 def check_lock_file(path: Path) -> None:
-    """Raises ValueError for a dvc.lock that a merge or a full disk has spoiled; DVC takes an empty one for a new project."""
+    """Raise ValueError for a dvc.lock that a merge or a full disk has damaged; DVC takes an empty one for a new project."""
     remedy = f"`git checkout {path.name}` takes the committed one back; without the file, every stage is looked up in the run cache"
     try:
         read = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {"stages": {}}
@@ -59,7 +60,7 @@ def check_lock_file(path: Path) -> None:
 
 
 def main(name: str) -> None:
-    """Exit codes: 0 done, BUSY, 1 failed. The stage that runs finds this process in ANS_PARENT_PID, and ends with it."""
+    """Run a stage. Exit codes: 0 done, BUSY, 1 failed. The stage finds this process in ANS_PARENT_PID, and ends with it."""
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
     from dvc.repo import Repo
@@ -74,7 +75,7 @@ def main(name: str) -> None:
         cause = error.__cause__ or error
         if isinstance(cause, LockError):
             sys.exit(BUSY)
-        if not isinstance(cause, StageCmdFailedError):  # that one has told itself
+        if not isinstance(cause, StageCmdFailedError):  # the stage has reported its own failure
             leave_note(message=f"dvc: {cause}")
             print(f"dvc: {cause}", file=sys.stderr)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""`ans eval score`: a predictions file of anybody's model and a benchmark's truth in, the benchmark's own figures out."""
+"""`ans eval score`: score any model's predictions file against a benchmark's truth, with the benchmark's own metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_options(arguments: argparse.Namespace) -> None:
-    """Of `ans eval CHECKPOINT`, which takes none of them."""
+    """Refuse the options of `ans eval CHECKPOINT`."""
     given = [name for name in ("benchmark", "predictions", "data", "out", *OPTIONS) if getattr(arguments, name) is not None]
     if given:
         raise ValueError(f"ans eval CHECKPOINT takes no {', '.join(given)}; those go with `ans eval score BENCHMARK`")
@@ -54,7 +54,7 @@ def score(arguments: argparse.Namespace) -> int:
 
 
 def others(name: str) -> list[str]:
-    """What other systems reached on the whole benchmark."""
+    """Return what other systems reached on the whole benchmark."""
     from ans_core.benchmarks.public.published import published
 
     rows = [

@@ -1,4 +1,4 @@
-"""`ans run` and `ans server`: the flow on a temporary Prefect server with a table at the end; a lasting server with a worker."""
+"""`ans run`: the flow on a temporary Prefect server, with a table at the end. `ans server`: a lasting server with a worker."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ POOL = "ans"
 
 
 def quiet_prefect(here: Path) -> None:
-    """Settings of a run without a server of one's own; must come before prefect is imported."""
+    """Set Prefect up for runs without a user's server; must come before prefect is imported."""
     os.environ.setdefault("PREFECT_HOME", str(here / ".ans/prefect"))
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "15")  # 60: one request in some runs is never answered, and asked again then
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")  # a stage says itself what went wrong; Prefect would add tracebacks
+    os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "15")  # default 60: in some runs a request is never answered, only its retry
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")  # stages report their own errors; Prefect would add tracebacks
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
     os.environ.setdefault("PREFECT_CLI_PROMPT", "false")
@@ -44,7 +44,7 @@ def run_pipeline(here: Path) -> int:
     start_s = time.monotonic()
     try:
         rows = nothing_to_do(here) or run_flow(here)
-    except (StageFailedError, TimeoutError) as error:  # what the stage said stands above
+    except (StageFailedError, TimeoutError) as error:  # the stage's own message is already printed
         print(f"\nans: {str(error).splitlines()[0]}\nThe same command resumes where it stopped.", file=sys.stderr)
         return 1
     print_result(rows, here, profile, time.monotonic() - start_s)
@@ -52,7 +52,8 @@ def run_pipeline(here: Path) -> int:
 
 
 def nothing_to_do(here: Path) -> list[tuple[str, str, float]]:
-    """All stages as cached, or none: a server, Prefect and MLflow take 20 s of processor time to find out the same."""
+    """Return all stages as cached if none would run, else nothing: server, Prefect and MLflow take 20 s of processor time to find out the
+    same."""
     with held(here / ".ans/flow.lock", "full-pipeline"):
         for line in watch_sources(here):
             print(line)
@@ -64,7 +65,7 @@ def nothing_to_do(here: Path) -> list[tuple[str, str, float]]:
 
 
 def run_flow(here: Path) -> list[tuple[str, str, float]]:
-    """On the server that PREFECT_API_URL names, else on a temporary one."""
+    """Run the flow on the server that PREFECT_API_URL names, else on a temporary one."""
     quiet_prefect(here)
     with ExitStack() as stack:
         if "PREFECT_API_URL" not in os.environ:
@@ -107,7 +108,7 @@ def print_result(rows: list[tuple[str, str, float]], here: Path, profile: str, t
 
 
 def serve(here: Path, *, port: int) -> int:
-    """Starts three things and ends them together, whatever ends this process: server, deployments, worker."""
+    """Start server, deployments and worker, and end them together, however this process ends."""
     exit_on_term()
     with prefect_server(here, port=port) as client:
         env = {**environment(), **client, "ANS_HOME": str(here), "PREFECT_CLI_PROMPT": "false"}
@@ -130,4 +131,4 @@ def run_worker(here: Path, env: dict[str, str]) -> int:
     try:
         return worker.wait()
     finally:
-        end_group(worker)  # before its server: without one it waits long for an answer
+        end_group(worker)  # before its server: without it the worker waits long for an answer

@@ -1,4 +1,4 @@
-"""The `nightly-evals` flow: the newest checkpoint's benchmarks and the report, on the settings of params.yaml. Trains nothing."""
+"""The `nightly-evals` flow: benchmarks of the newest checkpoints and the report, with the settings of params.yaml. It trains nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVALUATION = tuple(stage for stage in STAGES if stage.task in {"evaluate", "repo
 
 @flow(name="nightly-evals", flow_run_name=run_name, retries=0)
 def nightly_evals() -> list[Row]:
-    """A row whose checkpoint and settings did not change since the last night is cached."""
+    """Evaluate; a row whose checkpoint and settings did not change since last night is cached."""
     end_with_worker()
     here = root()
     os.chdir(here)

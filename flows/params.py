@@ -1,4 +1,4 @@
-"""A profile's name and `key=value` words in, params.yaml out: complete, resolved, and never over somebody's edits by hand."""
+"""Write params.yaml from a profile's name and `key=value` words: complete, resolved, and never over edits by hand."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def render(values: dict[str, Any], words: tuple[str, ...]) -> str:
 
 
 def edited_keys(path: Path) -> list[str]:
-    """Settings that differ from those that were written; empty if params.yaml is as `ans profile` left it. A setting that the file does
-    not have yet is no edit."""
+    """Return settings that differ from those written; empty if params.yaml is as `ans profile` left it. A setting that the file lacks is no
+    edit."""
     values = read_yaml(path).values
     if marked(path) == digest(values):
         return []
@@ -39,13 +39,13 @@ def edited_keys(path: Path) -> list[str]:
 
 
 def marked(path: Path) -> str | None:
-    """The digest in params.yaml of what was written."""
+    """Return the digest, stored in params.yaml, of the settings as written."""
     found = [line.removeprefix(MARK) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith(MARK)]
     return found[0] if len(found) == 1 else None
 
 
 def as_written(path: Path, values: dict[str, Any]) -> dict[str, Any] | None:
-    """What `ans profile`, with the words that params.yaml was written with, gives today; None where it gives nothing."""
+    """Return what `ans profile` would write today, with the words that params.yaml was written with; None if it fails."""
     try:
         return resolve(path.parent / PROFILES / f"{values.get('profile')}.yaml", words_of(path.read_text(encoding="utf-8")))
     except ConfigError:
@@ -53,7 +53,7 @@ def as_written(path: Path, values: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """The `key=value` words that params.yaml was written with."""
+    """Return the `key=value` words that params.yaml was written with."""
     first = text.partition("\n")[0]
     if first.count("`") < 2:
         return ()
@@ -71,7 +71,7 @@ def differing(one: Any, other: Any, prefix: str = "") -> list[str]:
 
 
 def write(name: str, root: Path, words: tuple[str, ...] = (), *, force: bool = False) -> Path:
-    """Refuses, naming them, to drop edits by hand."""
+    """Write params.yaml. Refuses to overwrite edits by hand, and names them."""
     path = root / "params.yaml"
     values = resolve(root / PROFILES / f"{name}.yaml", words)
     if path.exists() and not force and (edits := edited_keys(path)):
@@ -84,7 +84,7 @@ def write(name: str, root: Path, words: tuple[str, ...] = (), *, force: bool = F
 
 
 def write_if_needed(name: str, root: Path) -> str:
-    """Keep what a params.yaml of this profile was given by hand and by words, and add what it lacks; else write it anew."""
+    """Keep the edits and words of a params.yaml of this profile and add what it lacks; else write it anew."""
     path = root / "params.yaml"
     if not path.exists() or read_yaml(path).values.get("profile") != name:
         write(name, root)
@@ -98,7 +98,7 @@ def write_if_needed(name: str, root: Path) -> str:
 
 
 def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[str]:
-    """Adds folders to prepare.sources of params.yaml; one that is there stays as it is. Keeps other settings, not comments."""
+    """Add folders to prepare.sources of params.yaml; existing ones stay as they are. Keeps other settings, not comments."""
     from ans_core.data.formats import infer  # loads torch and datasets, which `ans profile` does without
 
     values = load(root / "params.yaml").model_dump(mode="json")
@@ -120,7 +120,7 @@ def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[
 
 
 def watch_sources(root: Path) -> list[str]:
-    """Writes the fingerprints of prepare.sources and evaluate.sources where the files have changed: their stages then run again."""
+    """Write the fingerprints of prepare.sources and evaluate.sources if the files have changed: their stages then run again."""
     values = load(root / "params.yaml").model_dump(mode="json")
     lines = []
     for section in ("prepare", "evaluate"):
@@ -134,12 +134,12 @@ def watch_sources(root: Path) -> list[str]:
 
 
 def fingerprint(path: Path) -> str:
-    """Of a folder (or file): names, sizes and bytes of everything in it, of pictures the time of the last change instead of the bytes.
+    """Hash a folder (or file): names, sizes and bytes of everything in it; for pictures the modification time instead of the bytes.
 
     Empty if it is missing. A million pictures are too much to read before every run.
     """
     if not path.exists():
-        return ""  # the stage says what is wrong
+        return ""  # the stage reports the error
     whole = hashlib.sha256()
     for file in sorted(p for p in (path.rglob("*") if path.is_dir() else [path]) if p.is_file()):
         known, picture = file.stat(), file.suffix.lower() in PICTURES
@@ -151,7 +151,7 @@ def fingerprint(path: Path) -> str:
 
 
 def rewrite(root: Path, values: dict[str, Any]) -> None:
-    """params.yaml with these values, marked as edited where they are not what its command gives; untouched where they are its own."""
+    """Write params.yaml with these values, marked as edited if they differ from what its command writes, untouched if they don't."""
     path = root / "params.yaml"
     if values != read_yaml(path).values:
         written = render(values, words_of(path.read_text(encoding="utf-8")))

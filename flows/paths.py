@@ -1,4 +1,4 @@
-"""Where the checkout is, and the environment that its commands run in."""
+"""The checkout's folder, and the environment of its commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def root() -> Path:
-    """The checkout around the working directory, else the one that this package was installed from."""
+    """Return the checkout around the working directory, else the one that this package was installed from."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / "dvc.yaml").exists() and (folder / "profiles").is_dir():
@@ -17,12 +17,12 @@ def root() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """The present one, where `python` means this interpreter and nothing phones home."""
+    """Return the current environment, with `python` as this interpreter and without telemetry."""
     quiet = {
         "DVC_NO_ANALYTICS": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "1",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     }
-    # Not resolved: the interpreter of a virtual environment is a link out of it.
+    # Not resolved: a virtual environment's interpreter is a link to a file outside of it.
     return {**os.environ, **quiet, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}

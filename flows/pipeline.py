@@ -1,4 +1,4 @@
-"""The `full-pipeline` flow: the stages of tasks/stages.py in order, each one a Prefect task that DVC decides to run or not."""
+"""The `full-pipeline` flow: the stages of tasks/stages.py in order, each one a Prefect task; DVC decides whether it runs."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from tasks.tracking import client, close_stuck_runs, durations_s, experiment_id,
 
 RETRY_DELAY_S = 5
 Row = tuple[str, str, float]
-"""A stage, `ran` or `cached`, and the seconds it took (of a cached one: when it ran)."""
+"""A stage, `ran` or `cached`, and the seconds it took (for a cached one: when it ran)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """What to tell about a stage's place in the run. `durations_s`: what each stage took when it last ran."""
+    """Progress messages about a stage's place in the run. `durations_s`: how long each stage took when it last ran."""
 
     start_s: float
     stages: tuple[Stage, ...]
     durations_s: dict[str, float]
 
     def place(self, stage: Stage) -> str:
-        """Time left is told where every stage that is left has run before; those after this one may turn out to be cached."""
+        """Return the message. It tells the time left if every remaining stage has run before; later stages may turn out to be cached."""
         index = self.stages.index(stage)
         left = [self.durations_s.get(other.name) for other in self.stages[index:]]
         known = [f"at most about {clock_text(sum(filter(None, left)))} left"] if None not in left else []
@@ -53,7 +53,7 @@ def clock_text(seconds: float) -> str:
 
 
 def is_worth_a_retry(_task: Any, _run: Any, state: State[Any]) -> bool:
-    """Not for a mistake in the settings."""
+    """Retry unless the settings are wrong."""
     return not isinstance(state.result(raise_on_failure=False), SettingsError)
 
 
@@ -67,7 +67,7 @@ def run_stage(stage: Stage, here: Path, pipeline: str, clock: Clock) -> State[No
 
 
 def is_cached(stage: Stage, here: Path) -> bool:
-    """Waits while a dvc command is at work."""
+    """Tell whether a stage is cached; wait while a dvc command is at work."""
     while True:
         try:
             return is_up_to_date(stage.name, here)
@@ -77,7 +77,7 @@ def is_cached(stage: Stage, here: Path) -> bool:
 
 
 def prefect_task(stage: Stage) -> Any:
-    """Prefect's own caching is off: dvc.lock is the one cache."""
+    """Make a stage's task. Prefect's own caching is off: dvc.lock is the only cache."""
     make = task(
         name=stage.name, version=stage.version, retries=stage.retries, retry_delay_seconds=RETRY_DELAY_S,
         retry_condition_fn=is_worth_a_retry, cache_policy=NO_CACHE, tags=["gpu"] if stage.gpu else [],
@@ -86,7 +86,7 @@ def prefect_task(stage: Stage) -> Any:
 
 
 def run_stages(stages: tuple[Stage, ...], here: Path) -> list[Row]:
-    """Under one MLflow run and with one Prefect artifact; stops at the first that fails."""
+    """Run stages under one MLflow run and with one Prefect artifact; stop at the first that fails."""
     config = load(here / "params.yaml")
     pipeline = f"flow-{runtime.flow_run.id or os.getpid()}"
     close_stuck_runs(here)
@@ -116,7 +116,7 @@ def run_stages(stages: tuple[Stage, ...], here: Path) -> list[Row]:
 
 
 def publish(rows: list[Row], here: Path, profile: str, failure: str = "") -> None:
-    """The run as a page in Prefect: its stages, where the report is, what failed."""
+    """Show the run as a page in Prefect: its stages, the report's path, and what failed."""
     lines = [f"# {runtime.flow_run.flow_name}, profile {profile}", "| stage | | time |", "|-|-|-:|"]
     lines += [f"| {name} | {how} | {clock_text(seconds)} |" for name, how, seconds in rows]
     report = here / "runs" / profile / "report/report.html"
@@ -125,13 +125,14 @@ def publish(rows: list[Row], here: Path, profile: str, failure: str = "") -> Non
 
 
 def end_with_worker() -> None:
-    """A worker's death ends the run that it started, as Crashed: nothing would, and the next ones would wait for its place."""
+    """End the run, as Crashed, when the worker that started it dies; otherwise it would stay open, and later runs would wait for
+    its place."""
     if "PREFECT__FLOW_RUN_ID" in os.environ:
         die_with_parent()
 
 
 def run_name() -> str:
-    """Of a flow run: flow, profile, time."""
+    """Name a flow run: profile and time."""
     path = root() / "params.yaml"
     profile = runtime.flow_run.parameters.get("profile") or (load(path).profile if path.exists() else "no params.yaml")
     return f"{profile} {time.strftime('%Y-%m-%d %H:%M')}"
@@ -139,7 +140,8 @@ def run_name() -> str:
 
 @flow(name="full-pipeline", flow_run_name=run_name, retries=0, log_prints=False)
 def full_pipeline(profile: str | None = None) -> list[Row]:
-    """From raw annotations to the report. `profile` writes params.yaml where it holds another one; None takes it as it is."""
+    """Run everything from raw annotations to the report. `profile` writes params.yaml if it holds another profile; None uses it
+    as it is."""
     end_with_worker()
     here = root()
     os.chdir(here)

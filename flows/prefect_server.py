@@ -1,7 +1,7 @@
 """A Prefect server for this machine alone: a loopback port and a key in, the environment that its clients need out.
 
-Whoever can talk to Prefect's API can run commands (a deployment's pull steps), and by default it answers every page that the user's
-browser shows. This one wants a key, and answers only requests for its own address that no page of another site has sent.
+Anyone who can talk to Prefect's API can run commands (a deployment's pull steps), and by default it answers every page that the user's
+browser shows. This server requires a key, and answers only requests for its own address that no other site's page has sent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ END_S = 10.0
 
 
 class OwnAddressOnly:
-    """ASGI middleware: refuses a foreign Host (DNS rebinding) and a foreign Origin (a page of another site), WebSockets too."""
+    """ASGI middleware: refuse a foreign Host (DNS rebinding) and a foreign Origin (a page of another site), also for WebSockets."""
 
     def __init__(self, app: Any, *, port: int) -> None:
         self.app = app
@@ -50,9 +50,9 @@ class OwnAddressOnly:
 
 @contextmanager
 def prefect_server(here: Path, *, port: int = 0, temporary: bool = False) -> Iterator[dict[str, str]]:
-    """Starts a server (port 0: any free one), yields PREFECT_API_URL and PREFECT_API_AUTH_STRING for its clients, ends it.
+    """Start a server (port 0: any free one), yield PREFECT_API_URL and PREFECT_API_AUTH_STRING for its clients, and end it.
 
-    It also ends when this process is killed. A temporary one has no UI and no scheduler. Raises OSError where the port is taken.
+    It also ends when this process is killed. A temporary one has no UI and no scheduler. Raises OSError if the port is taken.
     """
     try:
         listening = socket.create_server((HOST, port))
@@ -99,7 +99,7 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def main(descriptor: int) -> None:
-    """The server's process, on a socket that is bound already."""
+    """Run the server's process on a socket that is already bound."""
     die_with_parent()
     import uvicorn
     from prefect.server.api.server import create_app

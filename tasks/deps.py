@@ -25,7 +25,7 @@ HEADER = """\
 
 
 def module_file(module: str, root: Path) -> Path | None:
-    """The file of a dotted name below `root`, or None where the name is no module there (a function, say)."""
+    """Return the file of a dotted name below `root`, or None if the name is no module there (a function, say)."""
     path = root / Path(*module.split("."))
     if (path / "__init__.py").is_file():
         return path / "__init__.py"
@@ -33,7 +33,7 @@ def module_file(module: str, root: Path) -> Path | None:
 
 
 def imported_names(file: Path, root: Path) -> frozenset[str]:
-    """Dotted names that `file` may import, also inside functions. `from a import b` gives `a` and `a.b`."""
+    """Return dotted names that `file` may import, also inside functions. `from a import b` gives `a` and `a.b`."""
     return _imported(file, file.read_text(), file.relative_to(root).parent.parts)
 
 
@@ -51,7 +51,7 @@ def _imported(file: Path, text: str, package: tuple[str, ...]) -> frozenset[str]
 
 
 def package_data(folder: Path) -> set[Path]:
-    """Files beside the modules of a package that are no Python (word lists, templates), also in sub-folders without modules."""
+    """Return a package's files that are not Python (word lists, templates), also in sub-folders without modules."""
     found = {path for path in folder.iterdir() if path.is_file() and path.suffix not in {".py", ".pyc"}}
     for child in folder.iterdir():
         if child.is_dir() and child.name != "__pycache__" and not any(child.rglob("*.py")):
@@ -60,8 +60,8 @@ def package_data(folder: Path) -> set[Path]:
 
 
 def code_files(module: str, root: Path = Path(), package: str = "ans_core") -> list[Path]:
-    """Files of `package` that importing `module` reads, relative to `root`, sorted; parents' __init__.py too, and the package data that
-    these modules name."""
+    """Return the files of `package` that importing `module` reads, relative to `root`, sorted; includes parents' __init__.py and the
+    package data that these modules name."""
     todo, files = [module], set[Path]()
     while todo:
         name = todo.pop()
@@ -80,7 +80,7 @@ def code_files(module: str, root: Path = Path(), package: str = "ans_core") -> l
 
 
 def settings_read(file: Path) -> set[str]:
-    """Which settings a stage reads: `sft` for `cfg.sft`, `sft.optim` for `cfg.sft.optim` (no deeper)."""
+    """Return the settings that a stage reads: `sft` for `cfg.sft`, `sft.optim` for `cfg.sft.optim` (no deeper)."""
     tree = ast.parse(file.read_text(), filename=str(file))
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     read = set()
@@ -96,7 +96,7 @@ def settings_read(file: Path) -> set[str]:
 
 
 def unlisted_settings(stage: Stage, root: Path = Path()) -> set[str]:
-    """Settings that a stage reads and its row of the table forgets: changing them would not run it again."""
+    """Return settings that a stage reads but its row of the table lacks: changing them would not run the stage again."""
     file = root / f"ans_core/stages/{stage.task}.py"
     listed = FREE_SECTIONS | set(stage.sections)
     return {name for name in settings_read(file) if not {name, name.partition(".")[0]} & listed} if file.exists() else set()
@@ -119,7 +119,7 @@ ROW_MODEL = {"untrained": "base/base", "base": "base/base", "sft": "base/base", 
 
 
 def dvc_rows(rows: list[Stage], root: Path) -> dict[str, Any]:
-    """The rows of one task as a DVC `foreach`: named task@row, alike but for the model they start from."""
+    """Return the rows of one task as a DVC `foreach`: named task@row, equal except for the model they start from."""
     shared = [name for name in rows[0].inputs if all(name in row.inputs for row in rows)]
     files = [path.as_posix() for path in code_files(f"ans_core.stages.{rows[0].task}", root)]
     return {
@@ -143,7 +143,7 @@ def dvc_yaml(root: Path = Path()) -> str:
 
 
 def plots() -> list[dict[str, Any]]:
-    """What `dvc plots` draws: the curves of every stage that has some, a chart per name (.dvc/plots/curves.json)."""
+    """Return what `dvc plots` draws: the curves of every stage that has some, a chart per name (.dvc/plots/curves.json)."""
     return [
         {f"{stage.name} curves": {"x": "step", "y": {f"runs/${{profile}}/{stage.out}/curves.csv": "value"}, "template": "curves"}}
         for stage in STAGES

@@ -1,4 +1,4 @@
-"""A stage as a Unix process: it dies with its parent, ends cleanly on TERM, and holds the workspace for itself."""
+"""A stage as a Unix process: it dies with its parent, ends cleanly on TERM, and locks the workspace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(by: signal.Signals = signal.SIGTERM, *, parent: int | None = None) -> None:
-    """That signal for this process when the thread that started it dies (Linux). Without it a stage outlives a killed flow.
+    """Send this process the signal `by` when the thread that started it dies (Linux). Without it a stage outlives a killed flow.
 
     Raises SystemExit if `parent` (None: the process that ANS_PARENT_PID names, or any but init) is gone already.
     """
@@ -33,14 +33,14 @@ def die_with_parent(by: signal.Signals = signal.SIGTERM, *, parent: int | None =
 
 
 def leave_note(**values: Any) -> None:
-    """Adds to the file that ANS_NOTE names, by which a stage tells the flow what its exit status can't; nothing without one."""
+    """Add to the file that ANS_NOTE names: a stage tells the flow there what its exit status can't. Does nothing without ANS_NOTE."""
     if "ANS_NOTE" in os.environ:
         path = Path(os.environ["ANS_NOTE"])
         path.write_text(json.dumps(read_note(path) | values), encoding="utf-8")
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """Empty where nothing was told, or a killed process was about to."""
+    """Read the note; empty if there is none, or if a killed process had only begun it."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
@@ -49,7 +49,8 @@ def read_note(path: Path) -> dict[str, Any]:
 
 
 def exit_on_term() -> None:
-    """TERM ends the process as an exception does, so that the run is closed. Ignores a second TERM (group and parent send one)."""
+    """Make TERM end the process as an exception does, so that the run is closed. A second TERM is ignored (group and parent send
+    one each)."""
 
     def handler(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -60,7 +61,7 @@ def exit_on_term() -> None:
 
 @contextmanager
 def held(path: Path, what: str, wait: bool = True) -> Iterator[None]:
-    """An exclusive lock that the kernel drops when its holder dies. While another holds it: waits and says so, or refuses."""
+    """Hold an exclusive lock that the kernel drops when its holder dies. If another process holds it: wait with a message, or refuse."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         waited_s = 0

@@ -1,4 +1,4 @@
-"""A stage's name in, its output folder out: settings, locks, disk, progress, logs and exit codes around ans_core."""
+"""Run a stage: settings, locks, disk, progress, logs and exit codes around ans_core; a name in, an output folder out."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from tasks.stages import Stage, stage_named
 from tasks.tracking import TrackedRun, Tracker, TrackingError, git_tags, start_tracker
 
 SPINS = "3000"
-"""Of an idle thread of libgomp, which torch brings, before it sleeps."""
+"""How often an idle thread of torch's libgomp spins before it sleeps."""
 USER_ERROR = 2
-"""Exit code of a mistake that no retry mends."""
+"""Exit code for a mistake that no retry mends."""
 STAGE_FAILED = 1
 DONE = "done"
 MIN_FREE_BYTES = 500_000_000
 
 
 class Progress:
-    """The stage's `log`: a line in the log file, and metrics to MLflow. Bars are the stages' own."""
+    """The stage's `log`: a line in the log file, and metrics to MLflow. Stages draw their own progress bars."""
 
     def __init__(self, run: TrackedRun | None) -> None:
         self._run = run
@@ -47,7 +47,7 @@ class Progress:
 
 
 def inputs_md5(stage: Stage, profile: str, root: Path) -> dict[str, str]:
-    """What DVC recorded for each input folder when the stage before wrote it."""
+    """Return the hash that DVC recorded for each input folder when the stage before wrote it."""
     lock = yaml.safe_load((root / "dvc.lock").read_text())["stages"] if (root / "dvc.lock").exists() else {}
     recorded = {out["path"]: out["md5"] for entry in lock.values() for out in entry.get("outs", [])}
     paths = {name: path.as_posix() for name, path in stage.input_paths(profile).items()}
@@ -57,14 +57,14 @@ def inputs_md5(stage: Stage, profile: str, root: Path) -> dict[str, str]:
 
 
 def state_key(stage: Stage, config: Config, root: Path) -> str:
-    """Decides which earlier, killed attempt may be resumed: same settings, same inputs, same code."""
+    """Return a key of the killed attempts that may be resumed: same settings, same inputs, same code."""
     code = {path.as_posix(): hashlib.sha256((root / path).read_bytes()).hexdigest() for path in stage_code(stage, root)}
     parts = [settings_of(stage, config), inputs_md5(stage, config.profile, root), code, stage.version]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def settings_of(stage: Stage, config: Config) -> dict[str, Any]:
-    """The parts of the settings that decide the stage's result, by the (dotted) names of the table."""
+    """Return the settings that decide the stage's result, by the (dotted) names of the table."""
     values = config.model_dump(mode="json")
     return {name: functools.reduce(operator.getitem, name.split("."), values) for name in stage.sections}
 
@@ -74,7 +74,7 @@ def stage_code(stage: Stage, root: Path) -> list[Path]:
 
 
 def check_disk(stage: Stage, profile: str, root: Path) -> None:
-    """Room for a resumable state, the output and DVC's copy of it, each about as large as the largest input model."""
+    """Check for room for a resumable state, the output and DVC's copy of it, each about as large as the largest input model."""
     models = [path for name, path in stage.input_paths(profile, root).items() if name in {"base", "model"}]
     sizes = [sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in models]
     need = MIN_FREE_BYTES + 3 * max(sizes, default=0)
@@ -87,7 +87,7 @@ def check_disk(stage: Stage, profile: str, root: Path) -> None:
 
 
 def start_log_file(stage: Stage, profile: str, root: Path, *, process: str | None = None) -> Path:
-    """`process`: rank of one that is not the first, which logs beside it."""
+    """Start the log file. `process`: rank of a process that is not the first, which logs to a file beside it."""
     beside = f"-process{process}" if process else ""
     path = root / ".ans/logs" / f"{profile}-{stage.name}-{time.strftime('%Y%m%d-%H%M%S')}{beside}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def start_log_file(stage: Stage, profile: str, root: Path, *, process: str | Non
 
 
 def launch_ranks(stage: Stage, config: Config) -> None:
-    """Becomes torchrun, which starts this same command once per process."""
+    """Replace this process by torchrun, which starts the same command once per process."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.launch.processes}"]
     os.execv(sys.executable, [*command, "-m", f"tasks.{stage.task}", *([stage.row] if stage.row else [])])
 
@@ -107,9 +107,9 @@ def stage_function(stage: Stage) -> Callable[..., dict[str, float]]:
 
 
 def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> dict[str, float]:
-    """Run the function into `<out>.partial` and rename. `scratch` stays, marked done: DVC still has to record the output.
+    """Run the function into `<out>.partial` and rename it. `scratch` stays, marked done: DVC still has to record the output.
 
-    Of several processes the first alone writes to `out`; the others wait for it inside the stage's function.
+    With several processes only the first writes to `out`; the others wait for it inside the stage's function.
     """
     out = stage.out_path(config.profile, root)
     scratch = root / ".ans/scratch" / config.profile / stage.name / key
@@ -133,7 +133,7 @@ def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> 
 
 
 def write_versions(path: Path, root: Path) -> Path:
-    """Which code and which data made the numbers: shown in the report."""
+    """Write which code and data made the numbers, for the report."""
     lock = root / "dvc.lock"
     found = git_tags(root) | {"dvc.lock sha256": hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else "none"}
     path.write_text(json.dumps(found))
@@ -141,15 +141,15 @@ def write_versions(path: Path, root: Path) -> Path:
 
 
 def drop_done_scratch(root: Path, keep: str) -> None:
-    """Removes training states of finished attempts, which DVC has recorded by the time another stage starts."""
+    """Remove training states of finished attempts, which DVC has recorded by the time another stage starts."""
     for mark in (root / ".ans/scratch").glob(f"*/*/*/{DONE}"):
         if mark.parent.name != keep:
             shutil.rmtree(mark.parent)
 
 
 def use_threads(config: Config) -> None:
-    """Must come before torch is imported. Idle threads spin for some microseconds, as small operations follow one another, and then sleep:
-    spinning longer, as they do by default, they starve any second program and are starved by it (LOG)."""
+    """Set threads; must come before torch is imported. Idle threads spin for some microseconds, because small operations follow one
+    another, and then sleep: the default's longer spinning slows down any second program, and is slowed down by it (LOG)."""
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = SPINS
     if config.launch.threads:
@@ -160,7 +160,7 @@ def run_tracked(stage: Stage, config: Config, root: Path, tracker: Tracker) -> N
     key = state_key(stage, config, root)
     drop_done_scratch(root, keep=key)
     params = {"profile": config.profile, **settings_of(stage, config), "launch": config.launch.model_dump(mode="json")}
-    stage_function(stage)  # what it imports takes as long as MLflow, which the tracker imports meanwhile
+    stage_function(stage)  # its imports take as long as MLflow, which the tracker imports meanwhile
     run = tracker.stage_run(root, stage=stage.name, version=stage.version, profile=config.profile, state_key=key, params=params)
     progress = Progress(run)
     ok, start_s = False, time.monotonic()
@@ -174,7 +174,7 @@ def run_tracked(stage: Stage, config: Config, root: Path, tracker: Tracker) -> N
 
 
 def main(name: str, root: Path = Path()) -> None:
-    """The body of every tasks/<stage>.py. Exit codes: 0 done, 1 failed (a retry resumes it), 2 a mistake in the settings."""
+    """Run the stage: the body of every tasks/<stage>.py. Exit codes: 0 done, 1 failed (a retry resumes it), 2 a mistake in the settings."""
     die_with_parent()
     exit_on_term()
     stage = stage_named(name)

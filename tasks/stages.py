@@ -24,25 +24,25 @@ class Stage:
     retries: int = 1
     gpu: bool = True
     distributed: bool = False
-    """Started by torchrun where launch.processes > 1."""
+    """Started by torchrun if launch.processes > 1."""
     timeout_s: int = 24 * 3600
-    """The watchdog ends the process group after that long."""
+    """Time after which the watchdog ends the process group."""
     row: str | None = None
     copies: tuple[tuple[str, str], ...] = ()
-    """(file in `out`, place in the repository) of what DVC also keeps outside runs/."""
+    """(file in `out`, place in the repository) of files that DVC also keeps outside runs/."""
     in_git: tuple[tuple[str, str], ...] = ()
-    """The same, of what git keeps and DVC does not: a dozen numbers that a change is read by."""
+    """The same, for files that git keeps and DVC does not: a dozen numbers that show a change's effect."""
     curves: bool = False
     """Whether it writes curves.csv."""
 
     @property
     def task(self) -> str:
-        """Module name under tasks and under ans_core.stages."""
+        """Return the module name under tasks and under ans_core.stages."""
         return self.name.partition("@")[0]
 
     @property
     def command(self) -> str:
-        """`exec`: no shell stays between dvc and the stage, which ends with the process that started it."""
+        """Return the command. `exec`: no shell stays between dvc and the stage, which ends with the process that started it."""
         return f"exec python -m tasks.{self.task}" + (f" {self.row}" if self.row else "")
 
     def input_paths(self, profile: str, root: Path = Path()) -> dict[str, Path]:
@@ -64,7 +64,7 @@ def _evaluate(row: str) -> Stage:
 
 
 JUDGED = ("judge.model", "judge.meteor_weight", "judge.judge_weight", "judge.on_failure")
-"""What of the judge decides a reward."""
+"""The judge's settings that decide a reward."""
 
 # fmt: off
 STAGES: tuple[Stage, ...] = (

@@ -1,4 +1,4 @@
-"""What a stage logs in, MLflow runs out: one parent per pipeline run, one nested run per stage, also under a bare `dvc repro`."""
+"""Record what a stage logs as MLflow runs: one parent per pipeline run, one nested run per stage, also under a bare `dvc repro`."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ if TYPE_CHECKING:
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("DO_NOT_TRACK", "true")
-# MLflow's own, 7 retries of 120 s, hold a stage for minutes while its server is away.
+# MLflow's defaults (7 retries of 120 s) block a stage for minutes while its server is away.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
 
 EXPERIMENT = "ans"
 FLUSH_EVERY_S = 5
 RETRY_FLUSH_S = 60
-"""After the store did not take the metrics: they are kept, and sent when it does."""
+"""Seconds until the next try after the store refused metrics; they are kept until then."""
 ARTIFACT_SUFFIXES = {".html", ".json", ".csv", ".png", ".jpg", ".md"}
 MAX_ARTIFACT_BYTES = 20_000_000
 MAX_ARTIFACTS = 60
 
 
 _IMPORT = Thread(target=import_module, args=("mlflow.store.tracking.sqlalchemy_store",), daemon=True)
-"""Started by the tracker's process alone."""
+"""Only the tracker's process starts it."""
 
 
 class TrackingError(ValueError):
-    """The store of runs can't be used; said before any work is spent."""
+    """The store of runs can't be used; raised before any work is spent."""
 
 
 @functools.cache
 def check_database(path: Path) -> None:
-    """Raises TrackingError for a damaged file, which MLflow would answer with a page of SQL."""
+    """Raise TrackingError for a damaged file, which MLflow would answer with a page of SQL."""
     if path.exists() and path.stat().st_size:
         try:
             with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
                 (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
-        except sqlite3.OperationalError:  # locked by a writer: it is in use, thus fine
+        except sqlite3.OperationalError:  # locked by a writer: the database is in use, so it is fine
             return
         except sqlite3.DatabaseError as error:
             found = str(error)
@@ -69,12 +69,12 @@ def check_database(path: Path) -> None:
 
 
 def client(root: Path) -> MlflowClient:
-    """The store that MLFLOW_TRACKING_URI names, else .ans/mlflow.db of this checkout."""
+    """Return the client of the store that MLFLOW_TRACKING_URI names, else of this checkout's .ans/mlflow.db."""
     import logging
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
     if _IMPORT.is_alive():
-        _IMPORT.join()  # a second thread that imports it meanwhile finds it half made
+        _IMPORT.join()  # a second thread importing it meanwhile would see a half-initialised module
     from mlflow import MlflowClient
 
     (root / ".ans").mkdir(exist_ok=True)
@@ -86,7 +86,7 @@ def client(root: Path) -> MlflowClient:
 
 
 def experiment_id(mlflow: MlflowClient, root: Path) -> str:
-    """Raises TrackingError where the store does not answer."""
+    """Return the experiment's id. Raises TrackingError if the store does not answer."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -102,7 +102,7 @@ def experiment_id(mlflow: MlflowClient, root: Path) -> str:
 
 
 def pipeline_key(pid: int) -> str:
-    """What the stages of one pipeline run have in common: the flow run's id, or the `dvc` process that started the stage's, `pid`."""
+    """Return what the stages of one pipeline run share: the flow run's id, or the `dvc` process that started the stage's process `pid`."""
     if key := os.environ.get("ANS_PIPELINE"):
         return key
     stage = psutil.Process(pid)
@@ -126,7 +126,7 @@ def where_from(root: Path) -> dict[str, str]:
 
 
 def metric_name(name: str) -> str:
-    """MLflow allows no `&`: video/val/J&F is logged as video/val/J_F."""
+    """Replace `&`, which MLflow does not allow: video/val/J&F is logged as video/val/J_F."""
     return re.sub(r"[^\w\-./ :]", "_", name)
 
 
@@ -138,13 +138,13 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def find_runs(mlflow: MlflowClient, experiment: str, tags: dict[str, str], limit: int = 1) -> list[Any]:
-    """Newest first."""
+    """Return runs, newest first."""
     where = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
     return list(mlflow.search_runs([experiment], where, max_results=limit, order_by=["attributes.start_time DESC"]))
 
 
 def parent_run(mlflow: MlflowClient, experiment: str, key: str, profile: str, root: Path, *, pid: int) -> str:
-    """The pipeline's run, made by whoever comes first; opened again where an earlier stage had closed it. `pid` works on it."""
+    """Return the pipeline's run; the first stage makes it, and a later one reopens it if it was closed. `pid` works on it."""
     found = find_runs(mlflow, experiment, {"ans.pipeline": key, "ans.kind": "pipeline"})
     if found:
         mlflow.set_tag(found[0].info.run_id, "ans.pid", str(pid))
@@ -165,7 +165,7 @@ class StageRun:
         experiment = experiment_id(self._mlflow, root)
         if flow_pid := os.environ.get("ANS_PIPELINE_PID"):
             self._parent = parent_run(self._mlflow, experiment, pipeline_key(pid), profile, root, pid=int(flow_pid))
-        else:  # bare `dvc repro`: no flow stands behind the parent, this stage does
+        else:  # bare `dvc repro`: this stage owns the parent run, not a flow
             close_stuck_runs(root)
             self._parent = parent_run(self._mlflow, experiment, pipeline_key(pid), profile, root, pid=pid)
         tags = {"mlflow.parentRunId": self._parent, "ans.kind": "stage", "ans.stage": stage, "ans.version": version}
@@ -184,7 +184,7 @@ class StageRun:
             self.flush()
 
     def flush(self) -> None:
-        """Metrics that the store does not take wait for the next time."""
+        """Send buffered metrics; if the store refuses them they wait for the next flush."""
         from mlflow.exceptions import MlflowException
 
         wait_s = FLUSH_EVERY_S
@@ -198,7 +198,7 @@ class StageRun:
         self._next_flush_s = time.monotonic() + wait_s
 
     def log_files(self, folder: Path) -> None:
-        """The small files of an output that a person would look at; weights stay in DVC."""
+        """Log the small files of an output that a person would look at; weights stay in DVC."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -220,7 +220,7 @@ class StageRun:
         self.flush()
         try:
             self._mlflow.set_terminated(self.run_id, "FINISHED" if ok else "FAILED")
-            if "ANS_PIPELINE" not in os.environ or not ok:  # a flow closes its own; a bare `dvc repro` has nobody else who could
+            if "ANS_PIPELINE" not in os.environ or not ok:  # a flow closes its own run; under a bare `dvc repro` this stage must
                 self._mlflow.set_terminated(self._parent, "FINISHED" if ok else "FAILED")
         except MlflowException as error:
             warn(f"MLflow does not answer, {len(self._waiting)} metrics are lost; the next run closes this one: {error}")
@@ -231,7 +231,7 @@ def warn(message: str) -> None:
 
 
 class TrackedRun:
-    """A StageRun seen from the stage: where the tracker's process was killed, the training goes on and its curves are lost."""
+    """A StageRun as the stage uses it: if the tracker's process was killed, training goes on and its curves are lost."""
 
     def __init__(self, remote: StageRun) -> None:
         self._remote: StageRun | None = remote
@@ -256,15 +256,15 @@ class TrackedRun:
 
 
 class Tracker(BaseManager):
-    """StageRuns live in a process of their own, which imports MLflow (3 s) while the stage's imports torch and all else."""
+    """Runs StageRuns in its own process, which imports MLflow (3 s) while the stage's process imports torch and everything else."""
 
     def stage_run(self, root: Path, **values: Any) -> TrackedRun:
-        """Raises TrackingError where the store can't be used."""
+        """Start a stage's run. Raises TrackingError if the store can't be used."""
         return TrackedRun(self.StageRun(root, pid=os.getpid(), **values))  # type: ignore[attr-defined]
 
 
 def start_tracker() -> Tracker:
-    """Used as a context, it ends with the block."""
+    """Start the tracker; used as a context manager, it ends with the block."""
     tracker = Tracker()
     tracker.start(_prepare, (os.getpid(),))
     return tracker
@@ -280,14 +280,14 @@ Tracker.register("StageRun", StageRun, exposed=("log", "log_files", "end"))
 
 
 def last_run(root: Path, tags: dict[str, str]) -> Any | None:
-    """The newest finished stage run with these tags, or None."""
+    """Return the newest finished stage run with these tags, or None."""
     mlflow = client(root)
     found = find_runs(mlflow, experiment_id(mlflow, root), {"ans.kind": "stage", **tags}, limit=20)
     return next((run for run in found if run.info.status == "FINISHED"), None)
 
 
 def durations_s(root: Path, profile: str) -> dict[str, float]:
-    """Of each stage that has finished on this profile: what it took the last time."""
+    """Return, for each stage that has finished on this profile, how long it took the last time."""
     mlflow = client(root)
     found = find_runs(mlflow, experiment_id(mlflow, root), {"ans.kind": "stage", "ans.profile": profile}, limit=200)
     took = {run.data.tags["ans.stage"]: run.data.metrics.get("duration_s") for run in reversed(found) if run.info.status == "FINISHED"}
@@ -295,7 +295,7 @@ def durations_s(root: Path, profile: str) -> dict[str, float]:
 
 
 def works_since(pid: int, started_s: float) -> bool:
-    """Whether this process is at work and was so at `started_s`; a killed one that nobody has waited for (a zombie) is not."""
+    """Tell whether this process is at work and already was at `started_s`; a killed one that nobody has waited for (a zombie) is not."""
     try:
         process = psutil.Process(pid)
         return process.status() != psutil.STATUS_ZOMBIE and process.create_time() < started_s + 1
@@ -304,7 +304,7 @@ def works_since(pid: int, started_s: float) -> bool:
 
 
 def close_stuck_runs(root: Path, *, repair: bool = True) -> list[str]:
-    """Names of the runs of this host still marked RUNNING whose process is gone; with `repair` ends them as FAILED."""
+    """Return names of this host's runs still marked RUNNING whose process is gone; with `repair` end them as FAILED."""
     mlflow = client(root)
     closed = []
     for run in mlflow.search_runs([experiment_id(mlflow, root)], "attributes.status = 'RUNNING'"):

@@ -1,4 +1,4 @@
-"""Grounded conversation (GCG, GranD-f): a picture in, a caption out whose phrases carry masks."""
+"""Grounded conversation (GCG, GranD-f): a picture in, a caption with masks for its phrases out."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def truth(sample: Sample) -> Prediction:
 
 
 def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score:
-    """mIoU is GranD-f's (matched pairs alone, mean over images); mIoU_all_objects also counts what was missed or drawn in vain.
-    recall_token_f1 is GranD-f's recall with words in common instead of BERT for the phrases: not the benchmark's number."""
+    """Score answers. mIoU is GranD-f's (matched pairs alone, mean over images); mIoU_all_objects also counts missed objects and extra
+    masks. recall_token_f1 is GranD-f's recall with shared words instead of BERT for the phrases: not the benchmark's number."""
     check_pairs(samples, predictions)
     matched = [_ground(sample, prediction) for sample, prediction in zip(samples, predictions, strict=True)]
     told, real = [plain_caption(p.text) for p in predictions], [s.text for s in samples]

@@ -1,4 +1,4 @@
-"""The two loops as measurements: mask -> caption -> mask' and caption -> mask -> caption', each closed by an inverse model."""
+"""Measure the two loops: mask -> caption -> mask' and caption -> mask -> caption', each closed by an inverse model."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from ans_core.types import Predict, Prediction, Request, Sample
 
 
 def caption_request(sample: Sample, mask: dict[str, object]) -> Request:
-    """What is in this mask?"""
+    """Ask what is in this mask."""
     return Request(frames=sample.frames[:1], text=prompts.REGION_EVAL, mask_prompts=(mask,))
 
 
 def mask_request(sample: Sample, caption: str) -> Request:
-    """Where is what this caption tells of?"""
+    """Ask where the thing is that this caption describes."""
     return Request(frames=sample.frames[:1], text=prompts.referring_question(expression_of(caption), prompts.REFERRING_EVAL))
 
 
 def expression_of(caption: str) -> str:
-    """A caption as the referring text that asks for it: lower case, no full stop, definite article."""
+    """Turn a caption into a referring expression: lower case, no full stop, definite article."""
     if "?" in caption:
-        return caption  # an expression that asks; see `referring_question`
+        return caption  # the expression is a question; see `referring_question`
     text = caption.strip().lower().rstrip(".").strip()
     return "the " + text.removeprefix("a ").removeprefix("an ") if text.startswith(("a ", "an ")) else text
 
 
 def predicted_mask(sample: Sample, prediction: Prediction) -> dict[str, object]:
-    """The first mask of an answer, or an empty one."""
+    """Return the first mask of an answer, or an empty one."""
     first = prediction.masks[0][0] if prediction.masks else None
     return first if first is not None else rle.empty(sample.height, sample.width)
 
@@ -39,21 +39,20 @@ Found = list[tuple[str, str, float]]
 
 
 def score_loops(samples: Sequence[Sample], *, ask: Predict, inverse: Predict) -> Found:
-    """Both loops on region-caption samples: greedy answers of `ask`, answered back by `inverse`."""
+    """Score both loops on region-caption samples: `inverse` answers the greedy answers of `ask`."""
     captions = [p.text for p in ask([caption_request(s, true_mask(s)) for s in samples])]
     drawn = [predicted_mask(s, p) for s, p in zip(samples, ask([mask_request(s, s.text) for s in samples]), strict=True)]
     return closed(samples, captions, drawn, inverse=inverse)
 
 
 def score_loops_of_truth(samples: Sequence[Sample], *, inverse: Predict) -> Found:
-    """What both loops would give a model that captions and draws without fault: `inverse` answers the true captions and masks."""
+    """Score both loops for a model that captions and draws perfectly: `inverse` answers the true captions and masks."""
     return closed(samples, [s.text for s in samples], [true_mask(s) for s in samples], inverse=inverse)
 
 
 def closed(samples: Sequence[Sample], captions: Sequence[str], masks: Sequence[dict[str, object]], *, inverse: Predict) -> Found:
-    """loop1 IoU: of the true mask and the one that `inverse` draws from the caption. loop2 METEOR: of the true caption and the one that
-    `inverse` gives to the mask (an empty mask earns 0).
-    """
+    """Close both loops. loop1 IoU: true mask against the mask that `inverse` draws from the caption. loop2 METEOR: true caption against the
+    caption that `inverse` gives for the mask (an empty mask gets 0)."""
     redrawn = inverse([mask_request(s, c) for s, c in zip(samples, captions, strict=True)])
     ious = [counts(predicted_mask(s, p), true_mask(s)).iou for s, p in zip(samples, redrawn, strict=True)]
     asked = [i for i, mask in enumerate(masks) if rle.area(mask)]

@@ -25,13 +25,13 @@ def truth(sample: Sample) -> Prediction:
 
 
 def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score:
-    """gIoU, cIoU: single-object samples alone. `_several`: two objects and more; `_all`: every sample, as gRefCOCO counts (nothing
-    meant: IoU 1 for an empty answer, else 0).
+    """Score answers. gIoU, cIoU: single-object samples alone. `_several`: two or more objects; `_all`: every sample, as gRefCOCO counts
+    (nothing meant: IoU 1 for an empty answer, else 0).
 
-    Only the first `[SEG]` mask counts (upstream). No `[SEG]` = an empty mask: IoU 0 where something was meant, and in cIoU its true
-    pixels stay in the union. Upstream leaves such samples out of cIoU's sums; that flattering number is `cIoU_upstream`.
-    N_acc / T_acc (gRefCOCO): of the samples with no / some target, the share answered with no / some pixel. Words don't count there:
-    any text without `[SEG]` is right. N_denied: the share of the samples with no target whose text also says so (`denies`).
+    Only the first `[SEG]` mask counts (upstream). No `[SEG]` = an empty mask: IoU 0 if something was meant, and the true pixels stay in
+    cIoU's union. Upstream leaves such samples out of cIoU's sums; that flattering number is `cIoU_upstream`.
+    N_acc / T_acc (gRefCOCO): the share of the samples with no / some target that are answered with no / some pixel. Words don't count
+    there: any text without `[SEG]` is right. N_denied: the share of the samples with no target whose text also says so (`denies`).
     """
     check_pairs(samples, predictions)
     drawn = [_drawn(sample, prediction) for sample, prediction in zip(samples, predictions, strict=True)]
@@ -60,7 +60,8 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
 
 
 def denies(text: str) -> bool:
-    """No mask, and a word of negation: "There is no such object.", "I can't find it." By words alone, so "no." denies as well."""
+    """Tell whether a text denies: no mask, and a negation: "There is no such object.", "I can't find it." Only the words decide, so "no."
+    denies as well."""
     return SEG not in text and _NEGATION.search(text.lower().replace("’", "'")) is not None
 
 

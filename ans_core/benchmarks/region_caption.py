@@ -12,11 +12,11 @@ from ans_core.prompts import REGION_QUESTIONS, region_question
 from ans_core.types import Prediction, Request, Sample
 
 ATTRIBUTES = ("size", "colour", "texture", "shape")
-"""Keys of `meta` that hold the one word a caption should use."""
+"""Keys of `meta` with a word that a caption should use."""
 
 
 def request(sample: Sample) -> Request:
-    """Every masklet's first frame is a region, and the question asks for all of them."""
+    """Ask about all regions in one question; each masklet's first frame is a region."""
     regions = regions_of(sample)
     text = "<image>" + region_question(len(regions), REGION_QUESTIONS[0])  # no newline: see REGION_EVAL
     return Request(frames=sample.frames[:1], text=text, mask_prompts=regions)
@@ -27,9 +27,9 @@ def truth(sample: Sample) -> Prediction:
 
 
 def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score:
-    """METEOR is NLTK's, mean over samples: the truth itself scores just below 1 (metrics/meteor.py). exact_match: equal
-    but for case, blanks and the final full stop. attribute_accuracy: colour AND shape right; `attribute_accuracy/size` and so on one by
-    one."""
+    """Score answers. METEOR is NLTK's, mean over samples: the truth itself scores just below 1 (metrics/meteor.py). exact_match: equal
+    except for case, blanks and the final full stop. attribute_accuracy: colour AND shape right; `attribute_accuracy/size` and so on: each
+    by itself."""
     check_pairs(samples, predictions)
     told, real = [p.text for p in predictions], [s.text for s in samples]
     meteors = [meteor(text, [reference]) for text, reference in zip(told, real, strict=True)]

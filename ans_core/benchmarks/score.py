@@ -1,4 +1,4 @@
-"""What every benchmark hands back, and what several of them share."""
+"""The result type of every benchmark, and what several of them share."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ans_core.types import RLE, Prediction, Request, Sample
 @dataclass(frozen=True, kw_only=True)
 class Score:
     metrics: dict[str, float]
-    """Names without benchmark and split. A metric that no sample speaks for is left out, never invented."""
+    """Names without benchmark and split. A metric without samples is left out."""
     per_sample: list[float]
-    """Each sample's own main figure in [0, 1]: which overlays show right and which wrong answers."""
+    """Each sample's own main metric in [0, 1]: it decides which overlays show right and which wrong answers."""
     details: list[dict[str, bool]] = field(default_factory=list)
-    """What else is known of each sample, one entry a sample; empty = nothing."""
+    """Further facts about each sample, one entry per sample; empty = none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """What a sample is asked, what its perfect answer is, and how answers are scored. Pure functions: pixels stay in files."""
+    """The question for a sample, its perfect answer, and the scoring. Pure functions: pixels stay in files."""
 
     request: Callable[[Sample], Request]
     truth: Callable[[Sample], Prediction]
@@ -37,7 +37,7 @@ def check_pairs(samples: Sequence[Sample], predictions: Sequence[Prediction]) ->
 
 
 def meant(sample: Sample, frame: int) -> RLE | None:
-    """All the sample's objects in one frame as one mask, as one `[SEG]` draws several; None: not annotated."""
+    """Return all the sample's objects in one frame as one mask, as one `[SEG]` draws several; None: not annotated."""
     present = [mask for masklet in sample.masks if (mask := masklet[frame]) is not None]
     if present:
         return rle.union(present)
@@ -50,7 +50,7 @@ def mean(numbers: Iterable[float]) -> float:
 
 
 def by_kind(samples: Sequence[Sample], values: Sequence[float], name: str) -> dict[str, float]:
-    """`gIoU/relation` and so on, for every `meta["kind"]` there is."""
+    """Return `gIoU/relation` and so on, for every `meta["kind"]` in the samples."""
     kinds: dict[str, list[float]] = defaultdict(list)
     for sample, value in zip(samples, values, strict=True):
         if "kind" in sample.meta:
@@ -59,8 +59,8 @@ def by_kind(samples: Sequence[Sample], values: Sequence[float], name: str) -> di
 
 
 def shuffled(samples: Sequence[Sample], seed: int) -> list[Sample]:
-    """The single-object samples, each with the expression of one in ANOTHER image and its own ground truth: a model that reads the
-    text must now do badly. Images form a random ring; each takes its successor's texts (in turn, if it has more samples)."""
+    """Return the single-object samples, each with the expression of a sample in ANOTHER image and its own ground truth: a model that reads
+    the text must now score badly. Images form a random ring; each takes its successor's texts (in turn, if it has more samples)."""
     of_image: dict[tuple[str, str], list[Sample]] = defaultdict(list)
     for sample in samples:
         if len(sample.masks) == 1:

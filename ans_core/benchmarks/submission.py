@@ -1,4 +1,4 @@
-"""Samples and predictions -> the files that benchmark servers and public scorers take."""
+"""Write samples and predictions as the files that benchmark servers and public scorers take."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ans_core.types import Prediction, Sample
 
 
 def write_video_zip(path: Path, samples: Sequence[Sample], predictions: Sequence[Prediction]) -> None:
-    """MeViS val, Ref-YouTube-VOS: `Annotations/<video>/<expression>/<frame>.png`, grey, 0 or 255. The first `[SEG]` counts; none = empty
-    masks. Sample ids are <video>_<expression>, as the reader of the format gives them."""
+    """Write MeViS val, Ref-YouTube-VOS: `Annotations/<video>/<expression>/<frame>.png`, grey, 0 or 255. The first `[SEG]` counts; none =
+    empty masks. Sample ids are <video>_<expression>, as the format's reader gives them."""
     check_pairs(samples, predictions)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # a PNG is packed already
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # PNG is already compressed
         for sample, prediction in zip(samples, predictions, strict=True):
             expression = sample.sample_id.removeprefix(f"{sample.image_id}_")
             nothing = rle.empty(sample.height, sample.width)
@@ -36,7 +36,7 @@ def write_video_zip(path: Path, samples: Sequence[Sample], predictions: Sequence
 
 
 def write_gcg_folder(folder: Path, samples: Sequence[Sample], predictions: Sequence[Prediction]) -> None:
-    """GranD-f: `<image_id>.json` {"image_id", "caption", "phrases", "pred_masks"}, a phrase a mask."""
+    """Write GranD-f: `<image_id>.json` {"image_id", "caption", "phrases", "pred_masks"}, one phrase per mask."""
     check_pairs(samples, predictions)
     folder.mkdir(parents=True, exist_ok=True)
     for sample, prediction in zip(samples, predictions, strict=True):

@@ -16,7 +16,7 @@ def request(sample: Sample) -> Request:
 
 
 def truth(sample: Sample) -> Prediction:
-    """Frames without annotation come out empty: a prediction has a mask in every frame."""
+    """Return the true masks; frames without annotation are empty, because a prediction has a mask in every frame."""
     if not sample.masks:
         return Prediction(text=NO_TARGET_ANSWER)
     masklet = tuple(meant(sample, frame) or rle.empty(sample.height, sample.width) for frame in range(len(sample.frames)))
@@ -24,7 +24,7 @@ def truth(sample: Sample) -> Prediction:
 
 
 def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score:
-    """J and F are averaged over all annotated frames of an expression, then over expressions (MeViS; no frame is dropped).
+    """Score answers. J and F are averaged over all annotated frames of an expression, then over expressions (MeViS; no frame is dropped).
     J&F = (J + F) / 2. The first `[SEG]` counts; no `[SEG]` = empty masks."""
     check_pairs(samples, predictions)
     js, fs = [], []

@@ -1,4 +1,4 @@
-"""params.yaml -> a frozen, validated Config. Only stages read it; below them functions take plain values. One file a stage."""
+"""params.yaml -> a frozen, validated Config. Only stages read it; functions below them take plain values. One file per stage."""
 
 from ans_core.config.base import Base, Language, Sam, Vision
 from ans_core.config.convert import Convert

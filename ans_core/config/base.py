@@ -12,7 +12,7 @@ from ans_core.config.training import Optim
 
 
 class Vision(Section):
-    """InternViT + projector. Sizes are those of the profile's own tiny model; published weights bring their own config.json."""
+    """InternViT + projector. Sizes of the profile's own tiny model; published weights have their own config.json."""
 
     image_size: Positive = 96
     patch_size: Positive = 8
@@ -46,7 +46,7 @@ class Language(Section):
 
 
 class Sam(Section):
-    """SAM2. The decoder's width stays 256: its 8 heads are hard-coded and narrower ones did not learn (LOG)."""
+    """SAM2. The decoder's width stays 256: its 8 heads are hard-coded, and narrower heads did not learn (LOG)."""
 
     image_size: Positive = 128
     embed: Positive = 32
@@ -86,25 +86,25 @@ class Base(Section):
     language: Language = Language()
     sam: Sam = Sam()
     vision_words: Optim = Optim(steps=1600, batch=32, lr=2e-3)
-    """Vision tower alone: the words of region captions from the regions' features."""
+    """Vision tower alone: predict the words of region captions from the regions' features."""
     alignment: Optim = Optim(steps=300, batch=32, lr=3e-3, weight_decay=0.01)
-    """Word embeddings and projector: image tokens near the words for what they show."""
+    """Word embeddings and projector: move image tokens near the words for what they show."""
     sam_images: Optim = Optim(steps=600, batch=16, lr=8e-4, weight_decay=0.01)
     sam_clips: Optim = Optim(steps=300, batch=4, lr=2e-4, weight_decay=0.01)
-    """Clips a step; twice as many pictures come beside them."""
+    """`batch` counts clips; each step adds twice as many pictures."""
     language_text: Optim = Optim(steps=600, batch=16, lr=1e-3)
     questions_per_image: Positive = 8
     mixture: dict[StillKind, Weight] = {"referring": 0.6, "region_caption": 0.3, "grounded_caption": 0.1}
     """Shares of the language side's pre-training: places and boxes of expressions, captions of regions and of pictures."""
     attention_weight: Weight = 4.0
-    """Of supervised attention beside the language side's text loss: looking at what a question names (LOG)."""
+    """Weight of supervised attention, beside the language side's text loss: attend to what a question names (LOG)."""
     box_weight: Weight = 4.0
-    """Of the box head beside it: where that is."""
+    """Weight of the box head beside it: predict that thing's box."""
     click_weight: Weight = 4.0
-    """Of the warm-up of text_hidden_fcs beside it: where SAM2 would have to be clicked. 0 leaves it untrained."""
+    """Weight of the warm-up of text_hidden_fcs beside it: predict where SAM2 would have to be clicked. 0 leaves it untrained."""
     dtype: Literal["fp32", "bf16"] = "bf16"
-    """Of the language side's forward pass (autocast): half the time on a CPU or GPU with bf16 instructions, slower without; weights are
-    fp32. The other phases run in fp32: on a CPU their convolutions are faster so (LOG)."""
+    """Dtype of the language side's forward pass (autocast): bf16 takes half the time on a CPU or GPU with bf16 instructions, more time
+    without; weights are fp32. The other phases run in fp32, which is faster for their convolutions on a CPU (LOG)."""
 
     @model_validator(mode="after")
     def _possible(self) -> Base:

@@ -18,4 +18,4 @@ def _size(text: str) -> str:
 
 class Convert(Section):
     max_shard: Annotated[str, AfterValidator(_size)] = "5GB"
-    """Largest file of weights."""
+    """Largest weights file."""

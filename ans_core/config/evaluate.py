@@ -14,16 +14,16 @@ from ans_core.config.section import ConfigError, Count, Impossible, Listed, Name
 
 class Evaluate(Section):
     benchmarks: Annotated[tuple[BenchmarkName, ...], Listed] = ("referring", "region_caption", "grounded_caption", "video", "loops")
-    """Each needs samples in `split`, in a drawn set or one of the user's, or in evaluate.sources."""
+    """Each needs samples in `split`: in a drawn set, one of the user's, or evaluate.sources."""
     optional: Annotated[tuple[BenchmarkName, ...], Listed] = ()
-    """Those that are left out, not refused, where there are no samples for them."""
+    """Benchmarks that are skipped, instead of refused, if there are no samples for them."""
     split: Name = "val"
     limit: Count = 0
     """Samples per benchmark; 0 = all."""
     loop_samples: Positive = 300
-    """Regions that the two loops are measured on."""
+    """Number of regions on which the two loops are measured."""
     video_mode: Literal["auto", "sa2va", "sa2va-i"] = "auto"
-    """How masks go through clips; auto = sa2va-i where the model keeps SAM2's original mask decoder."""
+    """How masks are propagated through clips; auto = sa2va-i if the model keeps SAM2's original mask decoder."""
     batch: Positive = 32
     max_tokens: Positive = 48
     overlays: Count = 24
@@ -39,7 +39,7 @@ class Evaluate(Section):
 
 
 def require_samples(settings: Evaluate, found: Collection[str]) -> None:
-    """Raise ConfigError for benchmarks that none of the data has samples for (`found` names those it has), unless they are optional."""
+    """Raise ConfigError for benchmarks without samples in any data (`found` names those with samples), unless they are optional."""
     missing = [name for name in settings.benchmarks if name not in found and name not in settings.optional]
     if missing:
         raise ConfigError(

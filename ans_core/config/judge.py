@@ -11,36 +11,36 @@ from ans_core.config.section import Count, Impossible, Positive, Rate, Section, 
 
 
 class Judge(Section):
-    """Rewards captions by questions about the true one: the stage `judge_questions` writes them, RL asks them."""
+    """Rewards captions by questions about the true caption: the stage `judge_questions` writes them, RL asks them."""
 
     model: str = ""
-    """Name at the endpoint; empty = by rules, without a language model (made for the drawn world)."""
+    """Model name at the endpoint; empty = by rules, without a language model (made for the drawn world)."""
     base_url: str = ""
-    """Of any OpenAI-compatible endpoint, as in http://127.0.0.1:8000/v1; empty = OpenAI's own."""
+    """URL of any OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1; empty = OpenAI's own."""
     api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key, which stands nowhere else."""
+    """Environment variable with the key, which is stored nowhere else."""
     positives: Positive = 4
-    """Questions per caption about details that are there, at most."""
+    """Most questions per caption about details that are there."""
     negatives: Count = 3
-    """And about details that are not."""
+    """Most questions per caption about details that are not there."""
     concurrency: Positive = 16
-    """Calls at a time, over all processes."""
+    """Concurrent calls, over all processes."""
     timeout_s: Rate = 30.0
-    """Of one attempt."""
+    """Timeout of one attempt."""
     deadline_s: Rate = 60.0
-    """Of all judgements of a step, retries and pauses included; what is not there by then counts as failed."""
+    """Deadline for all judgements of a step, retries and pauses included; what is missing by then counts as failed."""
     retries: Count = 3
     price_in: Weight = 0.0
     """USD per million tokens."""
     price_out: Weight = 0.0
     max_cost_usd: Weight = 0.0
-    """From then on nothing is asked any more, in this run of the stage, over all processes; 0 = no limit."""
+    """Once this is spent nothing more is asked in this run of the stage, over all processes; 0 = no limit."""
     meteor_weight: Weight = 0.25
     judge_weight: Weight = 0.75
     on_failure: Literal["meteor", "drop"] = "meteor"
-    """Where one judgement of a group is missing, the whole group is paid by METEOR alone, or left out."""
+    """If one judgement of a group is missing: reward the whole group by METEOR alone, or drop it."""
     cache: str = ".ans/judge.sqlite"
-    """Replies by what was asked; on a local disk."""
+    """Cache of replies by request; on a local disk."""
 
     @model_validator(mode="after")
     def _possible(self) -> Judge:

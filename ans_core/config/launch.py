@@ -10,7 +10,7 @@ from ans_core.config.section import Count, Positive, Section
 
 
 class Launch(Section):
-    """How training stages start. Not a dependency of any stage: it changes where things run, not what is computed."""
+    """How training stages start. No stage depends on it: it changes where things run, not what is computed."""
 
     processes: Positive = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"

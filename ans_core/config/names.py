@@ -1,4 +1,4 @@
-"""Names that settings may hold and that other packages register. Written down twice, so that reading settings loads no model code;
+"""Names that settings may hold and that other packages register. They are repeated here so that reading settings loads no model code;
 tests/test_config.py compares them with the registries."""
 
 from typing import Annotated, Literal
@@ -19,7 +19,7 @@ def one_of(names: tuple[str, ...]) -> AfterValidator:
 
 STILL_KINDS = ("referring", "region_caption", "grounded_caption")
 DATA_KINDS = (*STILL_KINDS, "video", "extra")
-"""ans_core/data: what a data set is to a mixture."""
+"""ans_core/data: the role of a data set in a mixture."""
 FORMATS = ("annotations", "grandf", "grefcoco", "mevis", "refcoco", "region_arrow", "regions", "videos")
 """ans_core/data/formats."""
 BENCHMARKS = (*STILL_KINDS, "video", "loops")

@@ -16,9 +16,9 @@ class DataSource(Section):
     path: Name
     split: Name = "train"
     repeats: Positive = 1
-    """Factor on the set's size where data sets divide their share of the mixture: its epochs to those of a set with 1."""
+    """Factor on the set's size when data sets divide their share of the mixture: its epochs relative to those of a set with 1."""
     files: str = ""
-    """Fingerprint of the files as `ans run` saw them last, which writes it: by this DVC notices that they changed."""
+    """Fingerprint of the files, written by `ans run` when it last saw them; it tells DVC that they changed."""
 
 
 class Prepare(Section):
@@ -33,6 +33,6 @@ class Prepare(Section):
     test_clips: Count = 60
     clip_frames: Positive = 8
     image_size: Positive = 128
-    """Pixels on a side of a drawn scene."""
+    """Side of a drawn scene in pixels."""
     sources: Annotated[tuple[DataSource, ...], Listed] = ()
-    """Real data sets beside (or instead of) the drawn ones: trained on together, evaluated apart."""
+    """Real data sets, in addition to or instead of the drawn ones: trained on together, evaluated separately."""

@@ -1,4 +1,4 @@
-"""params.yaml, or a profile and `key=value` words, in; a checked Config, or its plain values, out."""
+"""Read params.yaml, or a profile and `key=value` words, into a checked Config or its plain values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FREE_TABLES = frozenset({"mixture", "loops", "rewards_caption", "rewards_mask", 
 
 
 def load(path: Path) -> Config:
-    """Read params.yaml. Keys that it lacks, as one of an older version may, get the profile's values, and a line on stderr names them."""
+    """Read params.yaml. Missing keys, as in a file of an older version, get the profile's values, and a line on stderr names them."""
     file = read_yaml(path)
     values, lacking = completed(file.values, path.parent)
     config = _validate(values, Origin(files=(file,)))
@@ -32,7 +32,8 @@ def load(path: Path) -> Config:
 
 
 def completed(values: dict[str, Any], root: Path) -> tuple[dict[str, Any], list[str]]:
-    """`values` with what they lack of their profile's (of the plain defaults, where the profile is not there); the names of that."""
+    """Return `values` with missing keys from their profile (from the plain defaults if the profile is missing), and the names of those
+    keys."""
     profile = values.get("profile")
     defaults = Config(profile="none").model_dump(mode="json", exclude={"profile"})
     given = set(_flat(values))
@@ -45,7 +46,8 @@ def completed(values: dict[str, Any], root: Path) -> tuple[dict[str, Any], list[
 
 
 def resolve(profile: Path, words: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Defaults + profiles/NAME.yaml + `key=value` words (dotted keys, YAML values): the validated, plain values of params.yaml."""
+    """Merge defaults, profiles/NAME.yaml and `key=value` words (dotted keys, YAML values); return the validated, plain values of
+    params.yaml."""
     files = _profile_files(profile)
     values = Config(profile="none").model_dump(mode="json") | {"profile": profile.stem}
     for file in reversed(files):
@@ -56,7 +58,7 @@ def resolve(profile: Path, words: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def _profile_files(path: Path, before: tuple[Path, ...] = ()) -> tuple[YamlFile, ...]:
-    """The profile and those that it extends, nearest first."""
+    """Return the profile and those that it extends, nearest first."""
     if not path.is_file():
         names = sorted(other.stem for other in path.parent.glob("*.yaml"))
         raise ConfigError(f"no profile named {path.stem!r}{nearest(path.stem, names)}; {path.parent} has {names}")
@@ -85,7 +87,7 @@ def _set(values: dict[str, Any], word: str) -> None:
 
 
 def _merge(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Sections are merged key by key; a free-form table (a mixture, rewards) is one value and replaced whole."""
+    """Merge sections key by key; a free-form table (a mixture, rewards) is one value and is replaced as a whole."""
     merged = dict(values)
     for key, change in changes.items():
         is_section = isinstance(change, dict) and isinstance(values.get(key), dict) and key not in FREE_TABLES
@@ -95,13 +97,13 @@ def _merge(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where values come from: files, the one that counts most first, and words that count more than any."""
+    """Where values come from: files, the one with the highest priority first, and words, which override all files."""
 
     files: tuple[YamlFile, ...]
     words: tuple[str, ...] = ()
 
     def of(self, keys: tuple[str, ...]) -> str:
-        """`params.yaml:12`, the file and the line of the key or, where no file has it, of the section around it."""
+        """Return e.g. `params.yaml:12`: the file and line of the key or, if no file has it, of the section around it."""
         for word in self.words:
             named = tuple(word.partition("=")[0].split("."))
             if keys[: len(named)] == named:
@@ -131,7 +133,7 @@ def _explain(fault: Any, origin: Origin) -> str:
         known = _keys(keys[:-1])
         return f"{where}: unknown setting{nearest(keys[-1], known)}; there are {known}"
     if isinstance(fault["input"], dict | tuple | BaseModel) or fault["type"] == "missing":
-        return f"{where}: {message}"  # the value is long, or a secret
+        return f"{where}: {message}"  # without the value, which is long or a secret
     if fault["type"] == "literal_error":
         message += nearest(str(fault["input"]), re.findall(r"'([^']*)'", fault["ctx"]["expected"]))
     return f"{where} = {_shortened(repr(fault['input']))}: {message}"
@@ -142,7 +144,7 @@ def _shortened(text: str) -> str:
 
 
 def _keys(sections: Sequence[str]) -> list[str]:
-    """Names that are valid in a section, given as the path of keys that leads there (list positions among them)."""
+    """Return the valid names in a section, given as the path of keys to it (which may hold list positions)."""
     model: Any = Config
     for section in sections:
         if section.isdigit():
@@ -159,7 +161,7 @@ def _tell_once(line: str) -> None:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of all leaves; the free-form tables (mixtures, rewards) count as one leaf."""
+    """Return dotted names of all leaves; a free-form table (mixture, rewards) counts as one leaf."""
     names = []
     for key, value in values.items():
         is_section = isinstance(value, dict) and bool(value) and key not in FREE_TABLES

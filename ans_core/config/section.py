@@ -1,4 +1,4 @@
-"""What every section of the settings is made of: its base class, the ranges of numbers, and the errors of values that can't be."""
+"""Base of the settings' sections: its class, the ranges of numbers, and the errors of invalid values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 LARGEST = 10**9
-"""Of every whole number: more steps, pixels or samples than anybody has are a slip of the key."""
+"""Upper limit of every whole number: more steps, pixels or samples than this are a typing error."""
 
 Positive = Annotated[int, Field(gt=0, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -18,7 +18,7 @@ Rate = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0)]
 Name = Annotated[str, Field(min_length=1)]
 Listed = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-"""Beside a tuple type: YAML knows lists only."""
+"""Added to a tuple type: YAML has lists only."""
 
 
 class Section(BaseModel):
@@ -32,7 +32,7 @@ class ConfigError(ValueError):
 
 
 class Impossible(ValueError):
-    """What a validator of a section raises about one of its keys (dotted from the section), so that its line can be told."""
+    """Raised by a section's validator about one of its keys (dotted from the section), so that the error can name its line."""
 
     def __init__(self, key: str, why: str) -> None:
         super().__init__(why)
@@ -50,6 +50,6 @@ def some_weight(weights: Iterable[float], *, key: str, why: str) -> None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean 'this'?)`, or nothing where no known name is near."""
+    """Return ` (did you mean 'this'?)`, or nothing if no known name is near."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

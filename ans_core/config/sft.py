@@ -11,7 +11,7 @@ from ans_core.config.training import Lora, Optim
 
 
 class Sft(Section):
-    """Supervised fine-tuning on the mixture: text cross-entropy + mask losses, as the family trains (LOG, README)."""
+    """Supervised fine-tuning on the mixture: text cross-entropy + mask losses, as the Sa2VA family trains (LOG, README)."""
 
     optim: Optim = Optim(steps=1200, batch=16, lr=7e-4)
     decoder_lr: Weight = 1.0
@@ -24,7 +24,7 @@ class Sft(Section):
         "referring": 0.5, "region_caption": 0.25, "grounded_caption": 0.1, "video": 0.1, "extra": 0.1,
     }  # fmt: skip
     """Shares of the rows by kind of data; kinds without data do not count. `extra`: all data sets of prepare.sources together, which divide
-    it by images x repeats. A data set that is named here has its own share instead."""
+    it by images x repeats. A data set named here has its own share instead."""
     mask_weight: Weight = 2.0
     dice_weight: Weight = 0.5
     mask_points: Positive = 12544
@@ -32,7 +32,7 @@ class Sft(Section):
     """Side of the mask targets that points are sampled from (upstream: 256)."""
     max_length: Positive = 8192
     dtype: Literal["fp32", "bf16"] = "bf16"
-    """Of the forward pass (autocast); trained tensors are fp32 in any case. fp32 also casts a base in half precision up."""
+    """Dtype of the forward pass (autocast); trained tensors are always fp32. fp32 also casts a half-precision base up."""
 
     @model_validator(mode="after")
     def _possible(self) -> Sft:

@@ -19,7 +19,7 @@ from ans_core.config.section import Impossible, Section, nearest
 from ans_core.config.sft import Sft
 
 PROFILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
-"""It names files and folders."""
+"""Pattern of profile names, which become file and folder names."""
 
 
 class Config(Section):

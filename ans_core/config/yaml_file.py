@@ -1,5 +1,5 @@
-"""A YAML file in, its plain values and the line of every key out; and back. Read and written by ruamel.yaml, as DVC reads params.yaml
-(YAML 1.2: `1e-4` is a number, `yes` and `1:30` are text), so that no value means one thing to DVC and another to a stage."""
+"""Read a YAML file into plain values and the line of every key, and write it. ruamel.yaml does both, as DVC reads params.yaml (YAML 1.2:
+`1e-4` is a number, `yes` and `1:30` are text), so that a value never means one thing to DVC and another to a stage."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class YamlFile:
     path: Path
     values: dict[str, Any]
     lines: dict[Keys, int]
-    """From 1; list positions are keys too."""
+    """Counted from 1; list positions are keys too."""
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Raise ConfigError, with file, line and key, for anything that is not a mapping of plain values, each key once."""
+    """Read a file. Raises ConfigError, with file, line and key, for anything that is not a mapping of plain values, each key once."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -45,8 +45,8 @@ def read_yaml(path: Path) -> YamlFile:
 
 
 def parse(text: str, *, source: str) -> tuple[Any, dict[Keys, int]]:
-    """The values of a YAML text and the lines of its keys; `source` names it in errors."""
-    yaml = YAML(typ="safe", pure=True)  # its C parser ends the process on 100,000 open brackets
+    """Return the values of a YAML text and the lines of its keys; `source` names it in errors."""
+    yaml = YAML(typ="safe", pure=True)  # the C parser crashes the process on 100,000 open brackets
     try:
         node = yaml.compose(text)
         reader = _Reader(yaml, source)
@@ -61,7 +61,7 @@ def parse(text: str, *, source: str) -> tuple[Any, dict[Keys, int]]:
 
 
 def dump(values: dict[str, Any]) -> str:
-    """Text that `parse` turns into the same values."""
+    """Return text that `parse` turns into the same values."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style, yaml.sort_base_mapping_type_on_output = False, False  # type: ignore[assignment]
     yaml.width = 132
@@ -72,7 +72,7 @@ def dump(values: dict[str, Any]) -> str:
 
 
 class _Reader:
-    """Turns nodes into values, and remembers where each stood."""
+    """Turns nodes into values, and records the line of each."""
 
     def __init__(self, yaml: YAML, source: str) -> None:
         self.yaml, self.source = yaml, source

@@ -1,4 +1,4 @@
-"""A prepared folder (`datasets.json`, written by the stage `prepare`) -> its data sets as Samples."""
+"""Read a prepared folder (`datasets.json`, written by the stage `prepare`) and return its data sets as Samples."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from ans_core.data.mixture import Source
 from ans_core.types import Sample
 
 Kind = Literal["referring", "region_caption", "grounded_caption", "video", "extra"]
-"""What a data set is to the mixture; extra: a data set of the user's, with samples of any task."""
+"""The role of a data set in the mixture; extra: a user's own data set, with samples of any task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetEntry:
-    """One split of one data set. `path` counts from the prepared folder; of kind "extra" it is as the settings give it (from
-    the working folder).
-    """
+    """One split of one data set. `path` is relative to the prepared folder; for kind "extra" it is as in the settings (relative to the
+    working folder)."""
 
     name: str
     format: str
@@ -35,7 +34,7 @@ def write_entries(prepared: Path, entries: Collection[DatasetEntry]) -> None:
 
 
 def read_entries(prepared: Path, split: str | None = None, kinds: Collection[str] | None = None) -> list[DatasetEntry]:
-    """Those of a split (None: all) and of some kinds (None: all), in the order they were written."""
+    """Return the entries of a split (None: all) and of some kinds (None: all), in the order they were written."""
     if unknown := set(kinds or ()) - set(get_args(Kind)):
         raise ValueError(f"no kinds of data {sorted(unknown)}; there are {list(get_args(Kind))}")
     file = prepared / "datasets.json"
@@ -51,7 +50,7 @@ def read_entry(prepared: Path, entry: DatasetEntry) -> list[Sample]:
 
 
 def read_samples(*, format: str, path: Path, name: str, split: str) -> list[Sample]:
-    """Any data set by the name of its format; ValueError names the file and record that is wrong."""
+    """Read a data set of any format by the format's name; ValueError names the wrong file and record."""
     if format not in FORMATS:
         raise ValueError(f"data set {name!r}: no format {format!r}; ans_core/data/formats has {sorted(FORMATS)}")
     if not path.exists():
@@ -60,12 +59,12 @@ def read_samples(*, format: str, path: Path, name: str, split: str) -> list[Samp
 
 
 def load(prepared: Path, split: str, kinds: Collection[str] | None = None) -> dict[str, list[Sample]]:
-    """Samples of a split by data set name; `read_entries` tells each name's kind."""
+    """Return the samples of a split by data set name; `read_entries` has each data set's kind."""
     return {entry.name: read_entry(prepared, entry) for entry in read_entries(prepared, split, kinds)}
 
 
 def sources(prepared: Path, split: str, kinds: Collection[str] | None = None) -> list[Source]:
-    """The data sets of a split as a mixture takes them."""
+    """Return the data sets of a split as sources of a mixture."""
     entries = read_entries(prepared, split, kinds)
     return [Source(name=e.name, kind=e.kind, samples=read_entry(prepared, e), repeats=e.repeats) for e in entries]
 

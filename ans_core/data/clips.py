@@ -1,6 +1,5 @@
-"""(seed, split, index) -> a short clip of moving, crossing, leaving and entering things, its masks per frame, and expressions
-about them.
-"""
+"""Draw (seed, split, index) -> a short clip of moving, crossing, leaving and entering things, their masks per frame, and expressions about
+them."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ SEEN = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moving:
-    """A thing and its way. `direction` is None where there is no single one (still, bouncing)."""
+    """A thing and its path. `direction` is None if it has no single direction (still, bouncing)."""
 
     thing: Thing
     motion: str
@@ -38,10 +37,9 @@ class Clip:
 
 
 def draw_clip(*, seed: int, split: str, index: int, image_size: int, frames: int) -> Clip:
-    """Depends on its arguments alone. Drawn again where a thing is hardly ever seen, or a leaving (entering) one is seen in the
-    last (first) frame.
-    """
-    key = [seed, SPLITS.index(split), index, 7]  # 7: apart from the still scenes' streams
+    """Draw a clip that depends on the arguments alone. Draw again if a thing is hardly ever visible, or a leaving (entering) thing is
+    visible in the last (first) frame."""
+    key = [seed, SPLITS.index(split), index, 7]  # 7: a random stream of its own, unlike those of still scenes
     count = int(np.random.default_rng(key).integers(2, 5))
     attempt = 1
     while True:
@@ -58,7 +56,7 @@ def draw_clip(*, seed: int, split: str, index: int, image_size: int, frames: int
 
 
 def clip_expressions(rng: np.random.Generator, things: Sequence[Moving], count: int = 3) -> list[Expression]:
-    """Expressions by motion and by attribute in turn, and one for several things where there are such."""
+    """Write expressions by motion and by attribute in turn, and one for several things if possible."""
     found: list[Expression] = []
     for i in range(count):
         for target in np.roll(rng.permutation(len(things)), -i):
@@ -77,9 +75,8 @@ def _attribute_expression(rng: np.random.Generator, things: Sequence[Moving], ta
 
 
 def _motion_expression(rng: np.random.Generator, things: Sequence[Moving], target: int) -> Expression | None:
-    """`the circle moving left`: attributes and motion together mean one thing, and no fitting thing moves in an unclear
-    direction.
-    """
+    """Write e.g. `the circle moving left`: attributes and motion together mean one thing, and no thing with these attributes moves in an
+    unclear direction."""
     mover = things[target]
     for _ in range(8):
         query = _attributes_of(rng, mover.thing, least=0)
@@ -127,7 +124,7 @@ def _moving(rng: np.random.Generator, shape: str, colour: str, size: str, *, fra
         length = abs(edge - start[axis]) + 2.2 * thing.radius
     if motion == "entering":
         end = start.copy()
-        end[axis] = low[axis] + high[axis] - start[axis]  # the same way from the opposite edge, played towards the inside
+        end[axis] = low[axis] + high[axis] - start[axis]  # the same path mirrored: from the opposite edge inwards
         path = end - ahead * length * (1 - time)
     else:
         path = start + ahead * length * time

@@ -1,4 +1,4 @@
-"""Rows of turns -> one Batch of tensors: packed tokens, pictures for both encoders, targets of every mask."""
+"""Collate rows of turns into one Batch of tensors: packed tokens, pictures for both encoders, targets of every mask."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ans_core.types import RLE, ImageRef
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How a model wants its inputs: sizes, tiling, template."""
+    """The sizes, tiling and template that a model expects of its inputs."""
 
     template: str
     tile_size: int
@@ -36,21 +36,21 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One image (or the chosen frames of one clip) and what is asked about it."""
+    """One image (or the chosen frames of one clip) and the questions about it."""
 
     name: str
-    """For errors: dataset and image."""
+    """Data set and image, for errors."""
     frames: tuple[ImageRef, ...]
     turns: tuple[Turn, ...]
     mask_frames: tuple[int, ...] = (0,)
-    """Which frames of the turns' masklets these frames are."""
+    """Indices of these frames in the turns' masklets."""
     seed: int = 0
-    """Of everything random that a loss does with this row."""
+    """Seed of everything random that a loss does with this row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """Samples of one row that training goes on without."""
+    """Samples of one row that training leaves out."""
 
     row: str
     samples: int
@@ -58,7 +58,7 @@ class LeftOut:
 
 
 class TooLong(ValueError):
-    """Turns of a row are longer than the context."""
+    """The turns of a row are longer than the context."""
 
     def __init__(self, message: str, fitting: tuple[Turn, ...]) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ AnyBatch = TypeVar("AnyBatch", bound="TensorBatch")
 
 @dataclass(frozen=True, kw_only=True)
 class TensorBatch:
-    """Its tensors, those in lists, and the batches in it move together."""
+    """A batch whose tensors move together: its own, those in its lists, and those of batches in it."""
 
     def to(self: AnyBatch, device: torch.device | str) -> AnyBatch:
         return replace(self, **{f.name: _moved(getattr(self, f.name), device) for f in fields(self)})
@@ -98,21 +98,22 @@ class Batch(TensorBatch):
     tiles: Float[Tensor, "T 3 s s"]
     tiles_per_row: list[int]
     sam_frames: Float[Tensor, "Q 3 S S"]
-    """Frames that some mask is drawn in; rows without masks bring none, so nothing is encoded for them."""
+    """Frames in which some mask is drawn; rows without masks add none, so nothing is encoded for them."""
     pair_seg: Int[Tensor, " P"]
-    """(seg, frame) pairs to draw: index into the batch's `[SEG]` tokens in row-major order ..."""
+    """First half of the (seg, frame) pairs to draw: index into the batch's `[SEG]` tokens in row-major order."""
     pair_frame: Int[Tensor, " P"]
-    """... and into sam_frames."""
+    """Second half: index into sam_frames."""
     targets: Bool[Tensor, "P M M"]
     pair_seeds: list[int]
-    """One a pair: a mask's random points depend on its row alone, not on the rows beside it."""
+    """One per pair: a mask's random points depend on its row alone, not on the other rows."""
     totals: Mapping[str, float] = field(default_factory=dict)
-    """What losses are divided by: learned `tokens` and `masks` of all micro-batches and processes of the step. Empty = this batch's own."""
+    """What losses are divided by: learned `tokens` and `masks` of all micro-batches and processes of the step. Empty = counts of this
+    batch."""
     looks: Int[Tensor, "K 3"]
-    """(row, place, thing) of the tokens that should look at something known (`Turn.target`), in order: the one before the answer and the
-    answer's first; where a region is described, all that predict the answer ..."""
+    """(row, place, thing) of the tokens whose attention has a known target (`Turn.target`), in order: the token before the answer and the
+    answer's first; if a region is described, all tokens that predict the answer."""
     things: Float[Tensor, "O cells"]
-    """... and how that thing spreads over the cells of the row's last tile; every row adds up to 1."""
+    """How each such thing spreads over the cells of the row's last tile; every row adds up to 1."""
     boxes: Float[Tensor, "O 4"]
     """The things' boxes: x1, y1, x2, y2 as shares of the image."""
 
@@ -127,12 +128,12 @@ class PackedRow:
     learned: list[bool]
 
     def predicting(self, branch: int) -> list[int]:
-        """Places of the tokens that predict this branch's answer: the last of its question and all but the last of its answer."""
+        """Return the places of tokens that predict this branch's answer: the last of its question and all but the last of its answer."""
         return [i - 1 for i, (b, learned) in enumerate(zip(self.branches, self.learned, strict=True)) if b == branch and learned]
 
 
 def pack_row(prefix: list[int], branches: Sequence[tuple[list[int], list[int]]]) -> PackedRow:
-    """branches: (question ids, answer ids); the answers are what is learned."""
+    """Pack a prefix and branches of (question ids, answer ids); only answers are learned."""
     ids, positions, numbers, learned = list(prefix), list(range(len(prefix))), [0] * len(prefix), [False] * len(prefix)
     for number, (question, answer) in enumerate(branches, start=1):
         length = len(question) + len(answer)
@@ -144,20 +145,20 @@ def pack_row(prefix: list[int], branches: Sequence[tuple[list[int], list[int]]])
 
 
 def prefix_ids(tokenizer: PreTrainedTokenizerBase, *, template: str, frame_tokens: Sequence[int]) -> list[int]:
-    """Start of the user's turn and its pictures: `frame_tokens[i]` image tokens for picture i."""
+    """Return the start of the user's turn and its pictures: `frame_tokens[i]` image tokens for picture i."""
     before = prompts.TEMPLATES[template].user.split("{input}")[0]
     start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
     return start + tokenizer.encode(before + "\n".join(prompts.image_text(n) for n in frame_tokens), add_special_tokens=False)
 
 
 def question_ids(tokenizer: PreTrainedTokenizerBase, question: str, *, template: str, cells: Sequence[int]) -> list[int]:
-    """The rest of the user's turn (regions of `cells` tokens, the question) up to where the answer begins."""
+    """Return the rest of the user's turn (regions of `cells` tokens, the question), up to the start of the answer."""
     after = prompts.TEMPLATES[template].user.split("{input}")[1]
     return tokenizer.encode((prompts.region_text(list(cells)) or "\n") + question + after, add_special_tokens=False)
 
 
 def encode_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, tiles: int) -> PackedRow:
-    """Raises TooLong when a conversation is longer than the context: image tokens and `[SEG]` are never cut silently."""
+    """Tokenize a row. Raises TooLong if a conversation is longer than the context: image tokens and `[SEG]` are never cut silently."""
     per_frame = [tiles * layout.grid**2] if len(row.frames) == 1 else [layout.grid**2] * len(row.frames)
     prefix = prefix_ids(tokenizer, template=layout.template, frame_tokens=per_frame)
     suffix = prompts.TEMPLATES[layout.template].suffix
@@ -177,7 +178,7 @@ def encode_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, 
 
 
 def pad_rows(rows: Sequence[PackedRow], *, pad_id: int) -> dict[str, Tensor]:
-    """input_ids, position_ids, branch (-1 = padding) and loss_mask of rows padded on the right."""
+    """Return input_ids, position_ids, branch (-1 = padding) and loss_mask of rows padded on the right."""
     length = max(len(row.ids) for row in rows)
 
     def padded(name: str, fill: int) -> Tensor:
@@ -196,7 +197,7 @@ def region_cells(turn: Turn, layout: Layout) -> list[Bool[Tensor, "grid grid"]]:
 
 
 def cell_shares(mask: RLE, grid: int) -> Float[Tensor, " cells"]:
-    """How a mask that is not empty spreads over the cells of a grid x grid feature map; adds up to 1."""
+    """Return how a non-empty mask spreads over the cells of a grid x grid feature map; adds up to 1."""
     covered = transforms.coverage(rle.decode(mask), grid=grid).flatten()
     return covered / covered.sum()
 
@@ -212,22 +213,21 @@ class ReadRow:
 
 
 def read_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, images: list[Image.Image] | None = None) -> ReadRow:
-    """Opens the row's pictures unless they are given. Raises ValueError for one that can't be read, TooLong for a conversation."""
+    """Open the row's pictures (unless given) and tokenize it. Raises ValueError for an unreadable picture, TooLong for a conversation."""
     images = [transforms.open_image(ref) for ref in row.frames] if images is None else images
     tiles = _tiles(images, layout)
     return ReadRow(row=row, images=images, tiles=tiles, packed=encode_row(row, tokenizer, layout, tiles=len(tiles)))
 
 
 def collate(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Batch:
-    """Raises ValueError as `read_row` does."""
+    """Collate rows; raises ValueError as `read_row` does."""
     return _batch([read_row(row, tokenizer, layout) for row in rows], tokenizer, layout)
 
 
 def collate_readable(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> tuple[Batch, list[LeftOut]]:
-    """Leave out what can't be read or is too long, and name it: since rows are functions of the step, a run that raised here would raise
-    again whenever it is resumed. Without any row left the batch is one black picture that nothing is asked about, so that this process
-    still takes part in every collective operation.
-    """
+    """Collate rows, leaving out and naming those that can't be read or are too long. Rows are functions of the step, so a run that raised
+    here would raise again whenever it is resumed. If no row is left, the batch is one black picture without questions, so that this process
+    still takes part in every collective operation."""
     read: list[ReadRow] = []
     left_out: list[LeftOut] = []
     for row in rows:
@@ -270,7 +270,7 @@ def _batch(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout: 
         if any(turn.masks for turn in row.turns):
             first = len(sam_frames)
             sam_frames += images
-            own = 0  # `[SEG]`s of this row so far
+            own = 0  # `[SEG]` tokens of this row so far
             for turn in row.turns:
                 for masklet in turn.masks:
                     for place, frame in enumerate(row.mask_frames):
@@ -301,12 +301,12 @@ def _batch(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout: 
 
 
 def _tiles(images: list[Image.Image], layout: Layout) -> list[Image.Image]:
-    """An image is tiled; frames of a clip are one tile each."""
+    """Tile an image; each frame of a clip is one tile."""
     if len(images) == 1:
         return transforms.tiles(images[0], size=layout.tile_size, max_tiles=layout.max_tiles)
     return images
 
 
 def resize_mask(mask: Bool[np.ndarray, "H W"], size: int) -> Bool[Tensor, "S S"]:
-    """Nearest, as upstream resizes its ground truth."""
+    """Resize with nearest neighbour, as upstream resizes its ground truth."""
     return F.interpolate(torch.from_numpy(mask)[None, None].float(), size=(size, size), mode="nearest")[0, 0] > 0.5

@@ -1,4 +1,4 @@
-"""Samples of one image -> a conversation: questions, answers, the masks answers draw and the masks questions show."""
+"""Turn the samples of one image into a conversation: questions, answers, masks to draw and masks shown in questions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ans_core import prompts, rle
 from ans_core.types import RLE, Masklet, Sample
 
 BOX_STEP = 50
-"""Thousandths of the image that box coordinates of tiny bases are rounded to: few enough numbers to be learned from few scenes."""
+"""Box coordinates of tiny bases are rounded to this many thousandths of the image: few enough numbers to learn from few scenes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,18 +19,18 @@ class Turn:
     """One question and its answer about the images of a row."""
 
     question: str
-    """Without image tokens; regions are named region1, region2, ..."""
+    """Without image tokens; it names regions region1, region2, ..."""
     answer: str
     masks: tuple[Masklet, ...] = ()
     """One per `[SEG]` of the answer."""
     regions: tuple[RLE, ...] = ()
     """Visual prompts, on the first frame."""
     target: RLE | None = None
-    """What the question is about, in the first frame: where a tiny base in pre-training is taught to look before it answers."""
+    """The object that the question is about, in the first frame: pre-training teaches a tiny base to look there before it answers."""
 
 
 def turn(sample: Sample, rng: random.Random) -> Turn:
-    """The family's conversation for a sample, in a template drawn by `rng`."""
+    """Return the Sa2VA family's conversation for a sample, in a template drawn by `rng`."""
     match sample.task:
         case "referring":
             return referring_turn(sample, rng)
@@ -47,7 +47,7 @@ def turn(sample: Sample, rng: random.Random) -> Turn:
 
 
 def referring_turn(sample: Sample, rng: random.Random) -> Turn:
-    """One `[SEG]` draws all the objects meant."""
+    """Ask for objects; one `[SEG]` draws all of them."""
     if len(sample.frames) > 1:
         question = prompts.referring_question(sample.text, prompts.VIDEO_QUESTION)
     else:
@@ -58,7 +58,7 @@ def referring_turn(sample: Sample, rng: random.Random) -> Turn:
 
 
 def pretraining_turn(sample: Sample, rng: random.Random) -> Turn:
-    """What a tiny base learns before anyone adds `[SEG]`: captions of pictures and regions, boxes of expressions (InternVL's format)."""
+    """Return what a tiny base learns before `[SEG]` exists: captions of pictures and regions, boxes of expressions (InternVL's format)."""
     match sample.task:
         case "grounded_caption":
             return Turn(question=prompts.CAPTION_QUESTION, answer=sentence(sample.text))
@@ -77,7 +77,7 @@ def pretraining_turn(sample: Sample, rng: random.Random) -> Turn:
 
 
 def regions_of(sample: Sample) -> tuple[RLE, ...]:
-    """The visual prompts of a sample, on the first frame: region1, region2, ..."""
+    """Return the visual prompts of a sample, on the first frame: region1, region2, ..."""
     return tuple(_first(masklet) for masklet in sample.masks)
 
 
@@ -87,7 +87,7 @@ def sentence(text: str) -> str:
 
 
 def union(masks: tuple[Masklet, ...]) -> Masklet:
-    """All the objects as one masklet; a frame that nobody annotated for any object stays None."""
+    """Merge all objects into one masklet; a frame without annotation of any object stays None."""
     merged = []
     for frame in zip(*masks, strict=True):
         known = [m for m in frame if m is not None]
@@ -100,7 +100,7 @@ def box(mask: RLE) -> str:
 
 
 def place(mask: RLE) -> str:
-    """The words for the ninth of the picture that the mask's centre of gravity is in."""
+    """Name the ninth of the picture that holds the mask's centre of gravity."""
     rows, columns = np.nonzero(rle.decode(mask))
     height, width = mask["size"]
     row = min(2, int(3 * (rows.mean() + 0.5) / height))

@@ -1,4 +1,4 @@
-"""Samples that training left out -> a file that names them, from which they are counted."""
+"""Record the samples that training left out in a file, and count them from it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from ans_core.data.collate import LeftOut
 
 
 class LeftOutFile:
-    """One process's file, a JSON object a line: {step, row, samples, reason}. Loader workers write it, the training loop counts; a resumed
-    run writes again what it makes again, which counts once.
-    """
+    """One process's file, one JSON object per line: {step, row, samples, reason}. Loader workers write it, the training loop counts it. A
+    resumed run may write the same rows again; they count once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,7 +31,7 @@ class LeftOutFile:
                 file.write(json.dumps({"step": step} | asdict(found)) + "\n")
 
     def count(self, step: int) -> int:
-        """Samples of this step; steps are asked for in order."""
+        """Count the samples of this step; steps must be asked for in order."""
         if self.path.exists():
             with self.path.open(encoding="utf-8") as file:
                 file.seek(self._read)

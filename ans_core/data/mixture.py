@@ -1,4 +1,4 @@
-"""Samples of many data sets -> the rows of every training step, decided by (seed, step) alone."""
+"""Mix samples of many data sets into the rows of every training step, decided by (seed, step) alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ans_core.types import Sample
 MakeTurn = Callable[[Sample, Random], Turn]
 
 BLOCK = 64
-"""Rows among which the pools have their exact shares, in shuffled order."""
+"""Number of rows within which the pools have their exact shares, in shuffled order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolRows:
-    """What a run of so many rows takes from one pool."""
+    """How many rows a run takes from one pool."""
 
     name: str
     datasets: tuple[str, ...]
@@ -47,18 +47,18 @@ class PoolRows:
 
 
 class Mixture:
-    """Pools of images (or clips) with everything that is asked about them. A row is one image of one pool, in shuffled epochs, and up to
-    `questions` questions about it, which the image is encoded once for.
+    """Pools of images (or clips) with all questions about them. A row is one image of one pool, in shuffled epochs, with up to `questions`
+    questions about it; the image is encoded once for all of them.
 
-    Pools: the drawn images (their kinds share rows and compete for questions), the drawn clips, and every data set of the user's (kind
-    `extra`) by itself. A user's data set has the share `shares[name]`; those that are not named divide `shares["extra"]` by their
-    images x repeats, as upstream concatenates data sets, so every one of them has its epochs in the ratio of the repeats.
+    Pools: the drawn images (their kinds share rows and compete for questions), the drawn clips, and each of the user's data sets (kind
+    `extra`) by itself. A user's data set has the share `shares[name]`; those without one divide `shares["extra"]` in proportion to images x
+    repeats, as upstream concatenates data sets, so that their epochs are in the ratio of the repeats.
     """
 
     def __init__(
         self, sources: Sequence[Source], shares: Mapping[str, float], *, questions: int, frames: int, seed: int, turn: MakeTurn
     ) -> None:
-        """Raises ValueError when nothing is left to train on."""
+        """Build the pools. Raises ValueError if nothing is left to train on."""
         self.questions, self.frames, self.seed, self.turn = questions, frames, seed, turn
         self.kind_shares: dict[str, float] = {}
         self.datasets: dict[str, list[str]] = defaultdict(list)
@@ -89,15 +89,16 @@ class Mixture:
         self._block: tuple[int, list[int], list[int]] = (-1, [], [])
 
     def rows(self, step: int, micro: int, *, batch: int, micros: int) -> list[Row]:
-        """This process's rows of micro-batch `micro` of `micros` of optimizer step `step`; a batch is `batch` rows over all of them."""
+        """Return this process's rows of micro-batch `micro` of `micros` of optimizer step `step`; `batch` counts rows over all processes
+        and micro-batches."""
         first = step * batch
         mine = range(first, first + batch)[micro * world_size() + rank() :: micros * world_size()]
         return [self.row(number) for number in mine]
 
     def row(self, number: int) -> Row:
-        """Row `number` of the run."""
+        """Return row `number` of the run."""
         rng = rng_of(self.seed, "row", number)
-        rng.random()  # unused: without it, rows of a single pool would not be those that cached bases were trained on
+        rng.random()  # unused draw: keeps the rows of a single pool the same as those that cached bases were trained on
         name, of_pool = self._place(number)
         pool = self.pools[name]
         epoch, place = divmod(of_pool, len(pool))
@@ -112,7 +113,7 @@ class Mixture:
         return Row(name=where, frames=refs, turns=turns, mask_frames=frames, seed=seed_of(self.seed, "points", number))
 
     def table(self, rows: int) -> list[PoolRows]:
-        """What the first `rows` rows take from every pool."""
+        """Return what the first `rows` rows take from every pool."""
         whole = rows // BLOCK * BLOCK
         counts = dict(zip(self.pools, apportion(self.shares, whole), strict=True))
         for number in range(whole, rows):
@@ -129,7 +130,7 @@ class Mixture:
         ]
 
     def _place(self, number: int) -> tuple[str, int]:
-        """(pool of a row, how many rows before it are of that pool)."""
+        """Return (pool of a row, number of earlier rows from that pool)."""
         block, place = divmod(number, BLOCK)
         if self._block[0] != block:
             before, after = apportion(self.shares, block * BLOCK), apportion(self.shares, (block + 1) * BLOCK)
@@ -141,7 +142,7 @@ class Mixture:
         return list(self.pools)[pool], before[pool] + order[:place].count(pool)
 
     def _order(self, pool: str, epoch: int) -> list[int]:
-        """The permutation of an epoch, kept while it lasts."""
+        """Return the permutation of an epoch, cached during the epoch."""
         if self._orders.get(pool, (-1, []))[0] != epoch:
             indices = list(range(len(self.pools[pool])))
             rng_of(self.seed, "epoch", pool, epoch).shuffle(indices)
@@ -149,7 +150,7 @@ class Mixture:
         return self._orders[pool][1]
 
     def _choose(self, by_kind: dict[str, list[Sample]], rng: Random) -> list[Sample]:
-        """Up to `questions` different samples of one image: a kind by its share, then a sample of it."""
+        """Choose up to `questions` different samples of one image: first a kind by its share, then a sample of it."""
         left = {kind: rng.sample(rows, len(rows)) for kind, rows in by_kind.items()}
         chosen: list[Sample] = []
         while left and len(chosen) < self.questions:
@@ -161,9 +162,9 @@ class Mixture:
 
 
 def apportion(shares: Sequence[Fraction], rows: int) -> list[int]:
-    """How many of the first `rows` rows each share has (shares add up to 1): Webster's method, which gives rows out one by one, each to
-    the share with the smallest (own rows + 1/2) / share. So no count falls as `rows` grows, and none strays far from rows x share.
-    """
+    """Return how many of the first `rows` rows each share gets (shares add up to 1). This is Webster's method: it gives out rows one by
+    one, each to the share with the smallest (own rows + 1/2) / share. So no count falls as `rows` grows, and each stays close to rows x
+    share."""
     start = max(Fraction(rows) - Fraction(len(shares), 2), Fraction(0))
     counts = [int(start * share + Fraction(1, 2)) for share in shares]  # rounded, these add up to at most `rows`
     for _ in range(rows - sum(counts)):
@@ -172,5 +173,5 @@ def apportion(shares: Sequence[Fraction], rows: int) -> list[int]:
 
 
 def picture_key(sample: Sample) -> tuple[object, ...]:
-    """The pictures themselves: data sets that show the same files share rows."""
+    """Return a key of the pictures themselves, so that data sets with the same files share rows."""
     return tuple(Path(os.path.normpath(ref)) if isinstance(ref, Path) else ref for ref in sample.frames)

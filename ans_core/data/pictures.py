@@ -1,4 +1,4 @@
-"""Samples -> nothing, or DataError naming the pictures that can't be decoded."""
+"""Check that all pictures of samples can be decoded; DataError names those that can't."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ans_core.data.formats.checks import DataError, Faults
 from ans_core.types import ImageRef, Sample
 
 CHUNK = 1024
-"""Pictures that are handed to the threads at a time; Pillow decodes outside of Python's lock."""
+"""Pictures handed to the threads at a time; Pillow decodes outside of Python's lock."""
 
 
 def check_pictures(samples: Sequence[Sample], *, where: str) -> None:
-    """Decode every picture once, whole. A picture is named with the first sample that shows it."""
+    """Decode every picture once, completely. An error names a picture with the first sample that shows it."""
     shown: dict[ImageRef, str] = {}
     for sample in samples:
         for ref in sample.frames:

@@ -1,4 +1,4 @@
-"""Which samples are regions with a caption: what the RL loops practise on, and what the judge is asked about."""
+"""Which samples are regions with a caption: the RL loops train on them, and the judge asks about them."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from ans_core.types import Sample
 
 
 def is_region(sample: Sample) -> bool:
-    """One mask, in the first frame, and its caption; of whichever data set."""
+    """Tell whether a sample is one mask in the first frame with its caption; the data set doesn't matter."""
     return sample.task == "region_caption" and len(sample.masks) == 1 and sample.masks[0][0] is not None

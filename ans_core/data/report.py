@@ -1,6 +1,4 @@
-"""Data sets that were read -> one self-contained HTML page: counts, sizes, mask areas, text lengths, and pictures with their
-masks.
-"""
+"""Write data sets to one self-contained HTML page: counts, sizes, mask areas, text lengths, and pictures with their masks."""
 
 from __future__ import annotations
 
@@ -65,7 +63,7 @@ def _table(read: Mapping[DatasetEntry, Sequence[Sample]]) -> str:
 
 
 def _areas(samples: Sequence[Sample]) -> list[float]:
-    """Share of the picture of every mask that is there (absent and unannotated frames left out)."""
+    """Return each mask's share of the picture (absent and unannotated frames left out)."""
     found = []
     for sample in samples:
         pixels = [rle.area(mask) for masklet in sample.masks for mask in masklet if mask is not None]
@@ -93,12 +91,12 @@ def _figure_url(figure: Figure) -> str:
 
 
 def _spread(samples: Sequence[Sample]) -> list[Sample]:
-    """PICTURES samples, evenly from first to last."""
+    """Choose PICTURES samples, evenly from first to last."""
     return [samples[i] for i in sorted(set(np.linspace(0, len(samples) - 1, PICTURES).astype(int)))] if samples else []
 
 
 def _tile(sample: Sample) -> str:
-    """The picture with its masks tinted; of a clip the first, middle and last frame side by side."""
+    """Draw the picture with its masks tinted; for a clip the first, middle and last frame side by side."""
     frames = sorted({0, len(sample.frames) // 2, len(sample.frames) - 1})
     pictures = [_overlay(sample.frames[f], [masklet[f] for masklet in sample.masks]) for f in frames]
     buffer = io.BytesIO()
@@ -112,7 +110,7 @@ def _tile(sample: Sample) -> str:
 
 
 def _overlay(image: ImageRef, masks: Sequence[rle.RLE | None]) -> UInt8[np.ndarray, "h w 3"]:
-    """Objects keep their colours and get a coloured rim; the rest is dimmed (unless there is no mask)."""
+    """Draw objects in their own colours with a coloured rim and dim the rest (unless there is no mask)."""
     opened = transforms.open_image(image)
     scale = TILE / max(opened.size)
     size = max(1, round(opened.width * scale)), max(1, round(opened.height * scale))

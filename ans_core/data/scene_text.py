@@ -1,7 +1,6 @@
-"""Things of a drawn scene -> what can be said about them, and a symbolic resolver that proves what each expression means.
+"""Write texts about the things of a drawn scene, with a symbolic resolver that proves what each expression means.
 
-The vocabulary is closed (about 60 words, lower case). An expression is kept only where the resolver finds its answer with clear
-margins.
+The vocabulary is closed (about 60 words, lower case). An expression is kept only if the resolver finds its answer with clear margins.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 from ans_core.data.scenes import CLEAR, COLOURS, SHAPES, SIZES, TEXTURES, THIRDS, Thing
 
 ATTRIBUTES = ("size", "colour", "texture", "shape")
-"""Also the order of words in every phrase."""
+"""In the order of words in every phrase."""
 ROWS, COLUMNS = ("top", "middle", "bottom"), ("left", "middle", "right")
 PLACES: dict[str, tuple[int | None, int | None]] = {
     "at the top left": (0, 0), "at the top right": (0, 2), "at the bottom left": (2, 0), "at the bottom right": (2, 2),
@@ -23,16 +22,16 @@ PLACES: dict[str, tuple[int | None, int | None]] = {
 }  # fmt: skip
 """Words -> (row, column) of the picture's thirds; None: any."""
 EXTREMES = {"leftmost": ("x", 1), "rightmost": ("x", -1), "topmost": ("y", 1), "lowest": ("y", -1)}
-"""Word -> (axis, sign): the thing with the least sign * coordinate."""
+"""Word -> (axis, sign): the thing with the smallest sign * coordinate."""
 RELATIONS = {"left of": ("x", 1), "right of": ("x", -1), "above": ("y", 1), "below": ("y", -1)}
 MARGIN = 0.08
-"""Least difference of coordinates (shares of the side) that a comparison may rest on."""
+"""Smallest difference of coordinates (shares of the side) on which a comparison may rest."""
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
-    """A meaning: attributes that must hold (None: any), and at most one of place, extreme, relation."""
+    """A meaning: required attributes (None: any), and at most one of place, extreme, relation."""
 
     size: str | None = None
     colour: str | None = None
@@ -46,7 +45,7 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expression:
-    """A referring expression, the things it means (indices), and what kind of knowledge it asks for."""
+    """A referring expression, the indices of the things it means, and the kind of knowledge it tests."""
 
     text: str
     targets: tuple[int, ...]
@@ -66,9 +65,8 @@ def has_attributes(query: Query, thing: Thing) -> bool:
 
 
 def resolve(query: Query, things: Sequence[Thing]) -> tuple[int, ...] | None:
-    """Indices of the things meant, in order; None where the answer is borderline (a comparison within MARGIN, an anchor that is
-    not one thing).
-    """
+    """Return the indices of the things meant, in order; None if the answer is borderline (a comparison within MARGIN, an anchor that is not
+    exactly one thing)."""
     fits = tuple(i for i, thing in enumerate(things) if has_attributes(query, thing))
     if query.place is not None:
         row, column = PLACES[query.place]
@@ -79,7 +77,7 @@ def resolve(query: Query, things: Sequence[Thing]) -> tuple[int, ...] | None:
         axis, sign = EXTREMES[query.extreme]
         order = sorted(fits, key=lambda i: sign * getattr(things[i], axis))
         if len(order) < 2 or sign * (getattr(things[order[1]], axis) - getattr(things[order[0]], axis)) < MARGIN:
-            return None  # "the leftmost" of one is no comparison
+            return None  # with one thing, "the leftmost" compares nothing
         return (order[0],)
     if query.relation is not None:
         assert query.anchor is not None
@@ -95,13 +93,13 @@ def resolve(query: Query, things: Sequence[Thing]) -> tuple[int, ...] | None:
 
 
 def words(query: Query, *, plural: bool = False) -> str:
-    """Attribute words and noun, without article: `large red striped circle`."""
+    """Return attribute words and noun, without article: `large red striped circle`."""
     noun = (query.shape or "object") if not plural else _plural(query.shape or "object")
     return " ".join([value for name in ATTRIBUTES[:3] if (value := getattr(query, name)) is not None] + [noun])
 
 
 def phrase(query: Query) -> str:
-    """`the circle left of the blue square`."""
+    """Return e.g. `the circle left of the blue square`."""
     parts = ["the", *([query.extreme] if query.extreme else []), words(query)]
     if query.place:
         parts.append(query.place)
@@ -112,7 +110,8 @@ def phrase(query: Query) -> str:
 
 
 def single_expressions(rng: np.random.Generator, things: Sequence[Thing], count: int = 3) -> list[Expression]:
-    """Up to `count` expressions for one thing each: attribute, location, then relation or attribute; targets as different as can be."""
+    """Write up to `count` expressions for one thing each: attribute, location, then relation or attribute; targets differ as much as
+    possible."""
     kinds = {"attribute": _attribute_query, "location": _location_query, "relation": _relation_query}
     targets = rng.permutation(len(things))
     found: list[Expression] = []
@@ -127,9 +126,7 @@ def single_expressions(rng: np.random.Generator, things: Sequence[Thing], count:
 
 
 def unique_query(rng: np.random.Generator, things: Sequence[Thing], target: int, draw: DrawQuery) -> Query | None:
-    """A drawn query that means exactly `target`. Where words of place are used they should be needed: the first tries insist on
-    it.
-    """
+    """Draw a query that means exactly `target`. The first tries insist that words of place, if used, are needed."""
     for attempt in range(24):
         query = draw(rng, things, target)
         if resolve(query, things) != (target,):
@@ -141,7 +138,7 @@ def unique_query(rng: np.random.Generator, things: Sequence[Thing], target: int,
 
 
 def several_expression(rng: np.random.Generator, things: Sequence[Thing]) -> Expression | None:
-    """`all red objects`, `the two circles`: at least two things with the same one or two attributes."""
+    """Write `all red objects`, `the two circles`: at least two things with the same one or two attributes."""
     for _ in range(12):
         query = _some_attributes(rng, things[int(rng.integers(len(things)))], least=1, most=2)
         targets = resolve(query, things)
@@ -153,7 +150,7 @@ def several_expression(rng: np.random.Generator, things: Sequence[Thing]) -> Exp
 
 
 def none_expression(rng: np.random.Generator, things: Sequence[Thing]) -> Expression | None:
-    """A plausible thing that is not there: it differs from one that is there in colour or in shape alone."""
+    """Describe a plausible thing that is absent: it differs from one that is there in colour or in shape alone."""
     for _ in range(12):
         query = _some_attributes(rng, things[int(rng.integers(len(things)))], least=1, most=3)
         if rng.random() < 0.5:
@@ -166,7 +163,7 @@ def none_expression(rng: np.random.Generator, things: Sequence[Thing]) -> Expres
 
 
 def place_words(x: float, y: float) -> str:
-    """The ninth of the picture that a point (shares of width and height) lies in."""
+    """Name the ninth of the picture that holds a point (shares of width and height)."""
     row, column = third(y), third(x)
     if row == column == 1:
         return "in the middle"
@@ -176,12 +173,12 @@ def place_words(x: float, y: float) -> str:
 
 
 def region_caption(thing: Thing) -> str:
-    """Always the same grammar: size, colour, texture, shape, place."""
+    """Write a caption, always in the order size, colour, texture, shape, place."""
     return f"a {thing.size} {thing.colour} {thing.texture} {thing.shape} {place_words(thing.x, thing.y)} of the picture"
 
 
 def grounded_caption(things: Sequence[Thing], most: int = 3) -> tuple[str, list[tuple[tuple[int, int], int]]]:
-    """The first `most` things from left to right: caption, and per phrase its [start, end) characters and the thing it names."""
+    """Describe the first `most` things from left to right; return the caption, and per phrase its [start, end) characters and its thing."""
     order = sorted(range(len(things)), key=lambda i: things[i].x)[:most]
     text, spans = "", []
     for position, i in enumerate(order):
@@ -198,7 +195,7 @@ def attributes(thing: Thing) -> dict[str, str]:
 
 
 def vocabulary() -> set[str]:
-    """Every word that any text of this module can hold."""
+    """Return every word that any text of this module can hold."""
     listed = [*SIZES, *COLOURS, *TEXTURES, *SHAPES, *PLACES, *EXTREMES, *RELATIONS, *NUMBERS.values()]
     plurals = [_plural(noun) for noun in (*SHAPES, "object")]
     return {word for entry in listed for word in entry.split()} | set(plurals) | {"a", "the", "all", "and", "of", "picture", "object"}
@@ -209,7 +206,7 @@ def _plural(noun: str) -> str:
 
 
 def _some_attributes(rng: np.random.Generator, thing: Thing, *, least: int, most: int) -> Query:
-    """Some of the thing's attributes; the noun is said four times out of five."""
+    """Draw some of the thing's attributes; four times out of five the noun is among them."""
     said = set(rng.choice(ATTRIBUTES[:3], size=int(rng.integers(max(least - 1, 0), most)), replace=False))
     if rng.random() < 0.8 or len(said) < least:
         said.add("shape")

@@ -1,4 +1,4 @@
-"""Drawn scenes and clips -> files in the layouts of RefCOCO, gRefCOCO, GAR region captions, GranD-f and MeViS.
+"""Write drawn scenes and clips in the layouts of RefCOCO, gRefCOCO, GAR region captions, GranD-f and MeViS.
 
 root/images/*.png                         every still scene, once
 root/refcoco/{refs(unc).p,instances.json}         one thing per expression
@@ -30,17 +30,17 @@ from ans_core.data.scenes import SHAPES, SPLITS, Scene, draw_scene
 PNG_LEVEL = 3
 """zlib level: 4 ms less per picture than the default for 3 % larger files."""
 SEVERAL_SHARE = 0.6
-"""Share of scenes that are also asked for several things ..."""
+"""Share of scenes that also get an expression for several things."""
 NONE_SHARE = {"train": 0.6, "val": 0.35, "test": 0.35}
-"""... and for one that is not there. In training, asked of every scene, a tiny model denies a twelfth of what is there too; of a third of
-them, it never denies (LOG)."""
+"""Share of scenes that also get an expression for an absent thing. If every training scene has one, a tiny model denies a twelfth of the
+things that are there; with a third of the scenes, it never denies (LOG)."""
 
 EXPRESSIONS = {"train": 6, "val": 3, "test": 3}
-"""Single-object expressions of a scene, at most. Training asks more of a picture: encoding it is what costs."""
+"""Most single-object expressions per scene. Training has more per picture because encoding the picture is the costly part."""
 
 
 def write_scenes(root: Path, *, seed: int, counts: dict[str, int], image_size: int) -> None:
-    """Draws `counts[split]` still scenes per split and writes them in the four still layouts."""
+    """Draw `counts[split]` still scenes per split and write them in the four still layouts."""
     (root / "images").mkdir(parents=True)
     coco = {"images": [], "annotations": [], "categories": [{"id": i, "name": name} for i, name in enumerate(SHAPES, start=1)]}
     refs: list[dict[str, Any]] = []
@@ -80,7 +80,7 @@ def write_scenes(root: Path, *, seed: int, counts: dict[str, int], image_size: i
 
 
 def write_clips(root: Path, *, seed: int, counts: dict[str, int], image_size: int, frames: int) -> None:
-    """Draws `counts[split]` clips per split as a MeViS-type set."""
+    """Draw `counts[split]` clips per split and write them as a MeViS-type set."""
     for split, count in counts.items():
         videos: dict[str, Any] = {}
         mask_dict: dict[str, Any] = {}
@@ -132,9 +132,8 @@ def _refs(
     ref_id: int,
     grouped: bool,
 ) -> list[dict[str, Any]]:
-    """grouped: RefCOCO, one record per thing with all its sentences. Otherwise gRefCOCO, one record per sentence with a list of
-    things (-1: none).
-    """
+    """Make records. grouped: RefCOCO, one record per thing with all its sentences. Otherwise gRefCOCO, one record per sentence with a list
+    of things (-1: none)."""
     records: dict[tuple[int, ...], dict[str, Any]] = {}
     for number, expression in enumerate(expressions):
         targets = expression.targets

@@ -1,5 +1,5 @@
-"""(seed, split, index) -> a scene of the embedded world: things with attributes and places, its picture, and the exact masks of
-what is visible.
+"""Draw (seed, split, index) -> a scene of the embedded world: things with attributes and places, its picture, and exact masks of the
+visible parts.
 
 Coordinates are shares of the picture's side: x to the right, y down, (0, 0) the top left corner.
 """
@@ -27,21 +27,21 @@ COLOURS = {
 }
 SHAPES = ("circle", "square", "triangle", "star", "cross")
 SIZES = {"small": (0.036, 0.044), "large": (0.084, 0.104)}
-"""Range of a circle's share of the picture; other shapes a little less (AREA_FACTOR)."""
+"""Range of a circle's area as a share of the picture; other shapes are a little smaller (AREA_FACTOR)."""
 TEXTURES = {"plain": 0.5, "striped": 0.28, "dotted": 0.22}
 AREA_FACTOR = {"circle": 1.0, "square": 1.0, "triangle": 0.9, "star": 0.85, "cross": 0.9}
-"""Pointed shapes reach further for the same area; a little less keeps them inside the picture."""
+"""Pointed shapes reach further for the same area; a smaller area keeps them inside the picture."""
 THIRDS = (1 / 3, 2 / 3)
 CLEAR = 0.03
-"""No thing's centre is nearer than this to a line between thirds, so that place words are never borderline."""
+"""Smallest distance of a thing's centre to a line between thirds, so that place words are never borderline."""
 VISIBLE = 0.7
-"""Every thing shows at least this share of its area."""
+"""Smallest visible share of each thing's area."""
 SUPERSAMPLE = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Thing:
-    """One object. `radius` is the circumscribed circle's."""
+    """One object. `radius` is that of the circumscribed circle."""
 
     shape: str
     colour: str
@@ -57,7 +57,7 @@ class Thing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """Things from back to front, the picture, and per thing the pixels it shows."""
+    """Things from back to front, the picture, and the visible pixels of each thing."""
 
     things: tuple[Thing, ...]
     image: UInt8[np.ndarray, "H W 3"]
@@ -65,7 +65,7 @@ class Scene:
 
 
 def draw_scene(*, seed: int, split: str, index: int, image_size: int) -> Scene:
-    """Depends on its arguments alone. Layouts that hide more than 1 - VISIBLE of a thing are drawn again."""
+    """Draw a scene that depends on the arguments alone. Layouts that hide more than 1 - VISIBLE of a thing are drawn again."""
     key = [seed, SPLITS.index(split), index]
     count = int(np.random.default_rng(key).integers(2, 7))
     attempt = 1
@@ -80,7 +80,7 @@ def draw_scene(*, seed: int, split: str, index: int, image_size: int) -> Scene:
 
 
 def random_thing(rng: np.random.Generator, *, shape: str, colour: str, size: str) -> Thing:
-    """A thing of these attributes with everything else drawn; placed at the top left corner until it gets a place."""
+    """Draw a thing with these attributes and everything else random; it stays at the top left corner until it gets a place."""
     area = rng.uniform(*SIZES[size]) * AREA_FACTOR[shape]
     red, green, blue = np.clip(np.array(COLOURS[colour]) + rng.integers(-12, 13, 3), 0, 255).tolist()
     return Thing(
@@ -98,13 +98,13 @@ def random_thing(rng: np.random.Generator, *, shape: str, colour: str, size: str
 
 
 def outline(thing: Thing) -> Float[np.ndarray, "P 2"]:
-    """Corners around the thing's own centre, in shares of the picture's side."""
+    """Return corners around the thing's own centre, in shares of the picture's side."""
     turn = np.array([[np.cos(thing.angle), -np.sin(thing.angle)], [np.sin(thing.angle), np.cos(thing.angle)]])
     return _polygon(thing.shape) @ turn.T * thing.radius
 
 
 def random_attributes(rng: np.random.Generator, count: int) -> list[tuple[str, str, str]]:
-    """(shape, colour, size) of `count` things. A new thing often shares its colour or shape with an earlier one: a distractor."""
+    """Draw (shape, colour, size) of `count` things. A new thing often shares its colour or shape with an earlier one: a distractor."""
     drawn: list[tuple[str, str, str]] = []
     large = 0
     for i in range(count):
@@ -119,7 +119,7 @@ def random_attributes(rng: np.random.Generator, count: int) -> list[tuple[str, s
 
 
 def background(rng: np.random.Generator, image_size: int) -> UInt8[np.ndarray, "H W 3"]:
-    """Muted and textured: a gradient between two greyish colours plus cloudy noise, never as bright or saturated as a thing."""
+    """Draw a muted texture: a gradient between two greyish colours plus cloudy noise, never as bright or saturated as a thing."""
     side = np.linspace(0, 1, image_size, dtype=np.float32)
     direction = rng.uniform(0, 2 * np.pi)
     ramp = side[None, :] * np.cos(direction) + side[:, None] * np.sin(direction)
@@ -136,9 +136,8 @@ def background(rng: np.random.Generator, image_size: int) -> UInt8[np.ndarray, "
 def render(
     things: tuple[Thing, ...], canvas: UInt8[np.ndarray, "H W 3"]
 ) -> tuple[UInt8[np.ndarray, "H W 3"], Bool[np.ndarray, "N H W"], Float[np.ndarray, " N"]]:
-    """Things painted back to front: picture, visible pixels per thing, and how many pixels each would have alone inside the
-    picture.
-    """
+    """Paint things back to front; return the picture, visible pixels per thing, and how many pixels each would have alone inside the
+    picture."""
     size = len(canvas)
     image = canvas.astype(np.float32)
     owner = np.full((size, size), -1, np.int8)
@@ -163,7 +162,7 @@ def render(
 
 
 def _layout(rng: np.random.Generator, count: int) -> tuple[Thing, ...] | None:
-    """Things with places; None where the drawn ones found no room."""
+    """Draw things with places; None if they found no room."""
     placed: list[Thing] = []
     for shape, colour, size in random_attributes(rng, count):
         thing = random_thing(rng, shape=shape, colour=colour, size=size)
@@ -180,12 +179,12 @@ def _layout(rng: np.random.Generator, count: int) -> tuple[Thing, ...] | None:
 
 
 def _reach(thing: Thing) -> float:
-    """A little more than the radius of the circle of the same area: neighbours may touch, seldom cover each other."""
+    """Return a little more than the radius of the circle of the same area: neighbours may touch, but seldom cover each other."""
     return 1.12 * thing.radius * float(np.sqrt(_polygon_area(thing.shape) / np.pi))
 
 
 def _paint(thing: Thing, size: int, box: tuple[int, int, int, int]) -> Float[np.ndarray, "h w 3"]:
-    """The thing's colour over its box; stripes and dots are the same colour made dark, fixed to the thing (they move with it)."""
+    """Return the thing's colour over its box; stripes and dots are a dark version of it, fixed to the thing (they move with it)."""
     x0, y0, x1, y1 = box
     rgb = np.array(thing.rgb, np.float32)
     if thing.texture == "plain":
@@ -206,7 +205,7 @@ def _paint(thing: Thing, size: int, box: tuple[int, int, int, int]) -> Float[np.
 
 @cache
 def _polygon(shape: str) -> Float[np.ndarray, "P 2"]:
-    """Corners on or in the unit circle, centred, y down."""
+    """Return corners on or in the unit circle, centred, y down."""
     if shape == "square":
         return _on_circle(4, start=np.pi / 4)
     if shape == "triangle":

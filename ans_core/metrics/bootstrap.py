@@ -1,4 +1,4 @@
-"""Per-sample counts -> the figure they add up to, how far other samples could have moved it, and whether two systems differ."""
+"""Confidence intervals of metrics from per-sample counts, by bootstrap, also for the difference of two systems."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """A figure that is a sum over samples divided by another: a mean over samples (denominators 1), cIoU (intersections over unions), a
-    share of some samples (denominator 0 where a sample does not count)."""
+    """A metric that is one sum over samples divided by another: a mean (denominators 1), cIoU (intersections over unions), or a share of
+    some samples (denominator 0 for samples that don't count)."""
 
     numerators: Sequence[float | int]
     denominators: Sequence[float | int] | None = None
@@ -31,15 +31,15 @@ class Ratio:
 
 
 def interval(ratio: Ratio, *, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap: the samples are drawn anew with replacement. A draw in which nothing counts is left out."""
+    """Return the percentile bootstrap interval: samples are resampled with replacement. A resample in which nothing counts is left out."""
     return _middle(_resampled(ratio.terms(), seed, resamples), level)
 
 
 def difference(
     ours: Ratio, theirs: Ratio, *, paired: bool, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95
 ) -> tuple[float, float]:
-    """Interval of ours - theirs. paired: sample i is the same in both and is drawn for both at once, which leaves out how hard the samples
-    are; otherwise each has samples of its own."""
+    """Return the interval of ours - theirs. paired: sample i is the same in both and both are resampled together, which removes the
+    variation in difficulty; otherwise each is resampled by itself."""
     one, other = ours.terms(), theirs.terms()
     if paired and len(one) != len(other):
         raise ValueError(f"a paired comparison needs the same samples in both, got {len(one)} and {len(other)}")

@@ -1,4 +1,4 @@
-"""Captions and their references -> CIDEr, whether they are equal, whether they name the right attributes. (METEOR: metrics/meteor.py.)"""
+"""Captions and their references -> CIDEr, equality, and whether they name the right attributes. (METEOR: metrics/meteor.py.)"""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ans_core.metrics.meteor import words
 
 
 def cider(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """pycocoevalcap's CIDEr (not CIDEr-D's name, but its clipping and length penalty), 0 to 10, mean over captions.
+    """Return pycocoevalcap's CIDEr (not named CIDEr-D, but with its clipping and length penalty), 0 to 10, mean over captions.
 
-    An n-gram's weight is log(number of captions scored / number of those whose references hold it): the references themselves are
-    the corpus. So the number depends on which samples are scored together, and one caption alone always gets 0 (log 1).
-    Tokens are metrics.meteor.words (lower case, no punctuation), not the Java PTB tokenizer's: plain sentences come out the same.
+    An n-gram's weight is log(number of captions scored / number of those whose references hold it): the references themselves are the
+    corpus. So the number depends on which samples are scored together, and one caption alone always gets 0 (log 1). Tokens are
+    metrics.meteor.words (lower case, no punctuation), not the Java PTB tokenizer's: plain sentences give the same tokens.
     """
     told = {i: [" ".join(words(text))] for i, text in enumerate(hypotheses)}
     real = {i: [" ".join(words(text)) for text in texts] for i, texts in enumerate(references)}
@@ -24,7 +24,7 @@ def cider(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> flo
 
 
 def same_text(one: str, other: str) -> bool:
-    """Equal but for case, blanks and the final full stop."""
+    """Tell whether texts are equal except for case, blanks and the final full stop."""
     return _plain(one) == _plain(other)
 
 
@@ -33,7 +33,7 @@ def _plain(text: str) -> str:
 
 
 def attributes_right(hypotheses: Sequence[str], attributes: Sequence[Mapping[str, str]]) -> list[dict[str, bool]]:
-    """Per caption and attribute (`colour`: `red`): is the right word there, and no rival that any sample has?"""
+    """Tell per caption and attribute (`colour`: `red`) whether the right word is there, and none of the other values in any sample."""
     vocabulary: dict[str, set[str]] = {}
     for true in attributes:
         for key, value in true.items():

@@ -1,4 +1,4 @@
-"""An answer with phrases and masks against the true phrases and masks (grounded conversation, GCG) -> mIoU and recall."""
+"""Compare an answer's phrases and masks with the true ones (grounded conversation, GCG): mIoU and recall."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ans_core.metrics.meteor import words
 from ans_core.types import RLE
 
 _PIECE = re.compile(r"<p>((?:(?!<p>|\[SEG\]).)*)</p>|(\[SEG\])", re.DOTALL)
-"""A phrase, or a `[SEG]`. A `<p>` that is never closed (models write that) is no phrase and hides no `[SEG]`."""
+"""A phrase, or a `[SEG]`. A `<p>` that is never closed (models write this) is no phrase and hides no `[SEG]`."""
 _MARKUP = re.compile(r"<[^<>]*>|\[SEG\]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grounded:
-    """One image's matches. Sums over images come from these counts."""
+    """The matches of one image. Sums over images use these counts."""
 
     ious: tuple[float, ...]
-    """Of the pairs matched one to one, best first, overlap > 0 only."""
+    """IoUs of the pairs matched one to one, best first, overlap > 0 only."""
     recalled: int
     """True phrases found: IoU >= .5 and phrase similarity >= .5."""
     true: int
@@ -32,26 +32,26 @@ class Grounded:
 
     @property
     def miou(self) -> float:
-        """GranD-f's mIoU of one image: mean over MATCHED pairs, so missed objects and extra masks cost nothing; 0 without a match.
-        Unlike the public scorer: nothing to find and nothing drawn = 1."""
+        """Return GranD-f's mIoU of one image: mean over MATCHED pairs, so missed objects and extra masks cost nothing; 0 without a match.
+        Unlike the public scorer: nothing to find and nothing predicted = 1."""
         if not self.true and not self.drawn:
             return 1.0
         return sum(self.ious) / len(self.ious) if self.ious else 0.0
 
     @property
     def miou_all(self) -> float:
-        """Missed objects and extra masks count 0."""
+        """Return the mIoU in which missed objects and extra masks count 0."""
         slots = max(self.true, self.drawn)
         return sum(self.ious) / slots if slots else 1.0
 
 
 def plain_caption(text: str) -> str:
-    """Without `<p>` tags and `[SEG]`, as the public scorer strips an answer."""
+    """Remove `<p>` tags and `[SEG]`, as the public scorer strips an answer."""
     return re.sub(r"\s+([.,;])", r"\1", " ".join(_MARKUP.sub(" ", text).split()))
 
 
 def phrases(text: str) -> list[str]:
-    """One phrase per `[SEG]`, in order: the last `<p> .. </p>` before it that no earlier `[SEG]` has taken, else ""."""
+    """Return one phrase per `[SEG]`, in order: the last `<p> .. </p>` before it that no earlier `[SEG]` has taken, else ""."""
     found: list[str] = []
     waiting = ""
     for piece in _PIECE.finditer(text):
@@ -64,8 +64,8 @@ def phrases(text: str) -> list[str]:
 
 
 def token_f1(one: str, other: str) -> float:
-    """Share of words in common. Our stand-in for the public scorer's BERT cosine, which needs downloaded weights: recalls computed
-    with it are named `recall_token_f1` and are not the benchmark's number."""
+    """Return the share of common words. It replaces the public scorer's BERT cosine, which needs downloaded weights: recalls computed with
+    it are named `recall_token_f1` and are not the benchmark's number."""
     a, b = Counter(words(one)), Counter(words(other))
     common = (a & b).total()
     return 2 * common / (a.total() + b.total()) if common else 0.0
@@ -79,7 +79,8 @@ def ground(
     true_phrases: Sequence[str],
     similarity: Callable[[str, str], float] = token_f1,
 ) -> Grounded:
-    """Greedy one to one by IoU. As the public scorer, recall walks the pairs from the best down and stops at the first failure."""
+    """Match masks greedily one to one by IoU. As in the public scorer, recall goes through the pairs from the best down and stops at the
+    first failure."""
     if len(drawn) != len(drawn_phrases) or len(true) != len(true_phrases):
         raise ValueError(f"{len(drawn)} masks, {len(drawn_phrases)} phrases drawn; {len(true)} masks, {len(true_phrases)} phrases true")
     ious = iou_matrix(drawn, true)
@@ -89,8 +90,8 @@ def ground(
 
 
 def recalled_pairs(ious: Float[np.ndarray, "P N"], similarity: Callable[[int, int], float]) -> int:
-    """True phrases found: the walk from the best pair down ends at the first with IoU or similarity (drawn, true) below .5. Of equal IoUs
-    the first true mask's goes first, as in GLaMM's code."""
+    """Count the true phrases found: go through the pairs from the best down and stop at the first with IoU or similarity (drawn, true)
+    below .5. Of equal IoUs the first true mask's goes first, as in GLaMM's code."""
     recalled = 0
     for j, i, iou in best_pairs(ious.T):
         if iou < 0.5 or similarity(i, j) < 0.5:
@@ -100,7 +101,7 @@ def recalled_pairs(ious: Float[np.ndarray, "P N"], similarity: Callable[[int, in
 
 
 def best_pairs(ious: Float[np.ndarray, "P N"]) -> list[tuple[int, int, float]]:
-    """(row, column, IoU) from the best pair down, each mask once, until nothing overlaps. Ties: the first in reading order."""
+    """Return (row, column, IoU) from the best pair down, each mask once, until nothing overlaps. Ties: the first in reading order."""
     free = ious.copy()
     pairs = []
     while free.size and free.max() > 0:

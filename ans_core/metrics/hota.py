@@ -16,7 +16,7 @@ _EPS = float(np.finfo(float).eps)
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """Who is there (numbers from 0), and how much they overlap."""
+    """The objects in a frame (numbered from 0), and their overlaps."""
 
     true: Sequence[int]
     drawn: Sequence[int]
@@ -25,7 +25,7 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Tracks:
-    """Of one sequence, per alpha. Sequences are pooled by their true positives."""
+    """Counts of one sequence, per alpha. Sequences are pooled by their true positives."""
 
     matched: Float[np.ndarray, " A"]
     missed: Float[np.ndarray, " A"]
@@ -67,7 +67,7 @@ def tracks(frames: Sequence[Frame]) -> Tracks:
 
 
 def hota(sequences: Sequence[Tracks]) -> dict[str, float]:
-    """Means over alphas."""
+    """Return means over alphas."""
     matched, missed, extra = (sum(getattr(s, key) for s in sequences) for key in ("matched", "missed", "extra"))
     pooled = np.maximum(1, matched)
     detection = matched / np.maximum(1, matched + missed + extra)
@@ -88,6 +88,6 @@ def hota(sequences: Sequence[Tracks]) -> dict[str, float]:
 
 
 def _counts(present: Sequence[Sequence[int]]) -> Float[np.ndarray, " n"]:
-    """In how many frames each is there."""
+    """Count the frames in which each object is present."""
     ids = [i for frame in present for i in frame]
     return np.bincount(ids, minlength=max(ids, default=-1) + 1).astype(float)

@@ -1,5 +1,5 @@
-"""Pairs of masks -> IoU: RLE or boolean arrays as pixel counts that add up over samples (cIoU, gIoU), stacks of masks at once, and masks of
-probabilities. The convention of all of them: two empty masks agree (IoU 1)."""
+"""IoU of pairs of masks: RLE or boolean arrays as pixel counts that add up over samples (cIoU, gIoU), stacks of masks at once, and masks of
+probabilities. Everywhere, two empty masks have IoU 1."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Mask = RLE | Bool[np.ndarray, "H W"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """Pixels in both masks, and in any of the two. Sums of Counts pool samples (cIoU)."""
+    """Pixels in both masks, and in at least one. Sums of Counts pool samples (cIoU)."""
 
     intersection: int = 0
     union: int = 0
 
     @property
     def iou(self) -> float:
-        """Both masks empty = 1: nothing was asked for and nothing was drawn."""
+        """Return the IoU; both masks empty = 1: nothing was asked for and nothing was predicted."""
         return self.intersection / self.union if self.union else 1.0
 
     def __add__(self, other: Counts) -> Counts:
@@ -33,7 +33,7 @@ class Counts:
 
 
 def counts(prediction: Mask, truth: Mask) -> Counts:
-    """Both as RLE or both as arrays, of one size (ValueError otherwise: COCO's own code would return garbage)."""
+    """Count pixels; both as RLE or both as arrays, of one size (ValueError otherwise: COCO's own code would return garbage)."""
     if isinstance(prediction, dict) and isinstance(truth, dict):
         if list(prediction["size"]) != list(truth["size"]):
             raise ValueError(f"predicted mask of size {prediction['size']} against a true one of {truth['size']}; resize the prediction")
@@ -48,7 +48,7 @@ def counts(prediction: Mask, truth: Mask) -> Counts:
 
 
 def iou_matrix(masks: Sequence[RLE], others: Sequence[RLE]) -> Float[np.ndarray, "N M"]:
-    """IoU of every mask with every other one, from the run lengths; all of one size."""
+    """Return the IoU of every mask with every other one, from the run lengths; all of one size."""
     if not masks or not others:
         return np.zeros((len(masks), len(others)))
     if len(sizes := {tuple(m["size"]) for m in (*masks, *others)}) > 1:
@@ -59,18 +59,18 @@ def iou_matrix(masks: Sequence[RLE], others: Sequence[RLE]) -> Float[np.ndarray,
 
 
 def mask_iou(masks: Bool[Any, "*batch H W"], truth: Bool[Any, "*batch H W"]) -> Float[Any, "*batch"]:
-    """IoU of every mask with its true one; NumPy arrays or tensors, of shapes that broadcast."""
+    """Return the IoU of every mask with its true one; NumPy arrays or tensors, of shapes that broadcast."""
     return _share((masks & truth).sum((-2, -1)), (masks | truth).sum((-2, -1)))
 
 
 def soft_iou(probabilities: Float[Any, "*batch H W"], truth: Bool[Any, "*batch H W"]) -> Float[Any, "*batch"]:
-    """sum(p t) / sum(p + t - p t): denser than `mask_iou` at low overlap, equal to it where every probability is 0 or 1."""
+    """Return sum(p t) / sum(p + t - p t): denser than `mask_iou` at low overlap, equal to it if every probability is 0 or 1."""
     intersection = (probabilities * truth).sum((-2, -1))
     return _share(intersection, (probabilities + truth).sum((-2, -1)) - intersection)
 
 
 def pairwise_iou(masks: Bool[Any, "*batch N H W"], others: Bool[Any, "*batch M H W"]) -> Float[Any, "*batch N M"]:
-    """IoU of every mask with every other one. Pixels are counted as integers: a product of matrices would be rounded under autocast."""
+    """Return the IoU of every mask with every other one. Pixels are counted as integers because autocast would round a matrix product."""
     both = (masks[..., :, None, :, :] & others[..., None, :, :, :]).sum((-2, -1))
     return _share(both, masks.sum((-2, -1))[..., :, None] + others.sum((-2, -1))[..., None, :] - both)
 
@@ -81,11 +81,11 @@ def _share(intersection: Any, union: Any) -> Any:
 
 
 def ciou(per_sample: Iterable[Counts]) -> float:
-    """Cumulative IoU: all intersections over all unions, so large objects weigh more."""
+    """Return cumulative IoU: all intersections over all unions, so large objects weigh more."""
     return sum(per_sample, start=Counts()).iou
 
 
 def giou(per_sample: Iterable[Counts]) -> float:
-    """Mean of the samples' IoUs (at least one sample)."""
+    """Return the mean of the samples' IoUs (at least one sample)."""
     ious = [c.iou for c in per_sample]
     return sum(ious) / len(ious)

@@ -1,4 +1,4 @@
-"""Masklets with scores (video noun-phrase segmentation, SA-Co/VEval) -> average precision, and how well phrases are found."""
+"""Masklets with scores (video noun-phrase segmentation, SA-Co/VEval) -> average precision, and how well phrases are detected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THRESHOLDS = np.linspace(0.5, 0.95, 10)
 
 
 def masklet_ious(drawn: Sequence[Sequence[RLE | None]], true: Sequence[Sequence[RLE | None]]) -> Float[np.ndarray, "P N"]:
-    """Intersections summed over frames, by unions summed over frames; None = empty. Two that are empty everywhere = 1."""
+    """Return intersections summed over frames, divided by unions summed over frames; None = empty. Two masklets empty everywhere = 1."""
     both = np.zeros((len(drawn), len(true)))
     our_pixels, their_pixels = (np.array([_pixels(masklet) for masklet in masklets]) for masklets in (drawn, true))
     for i, ours in enumerate(drawn):
@@ -45,8 +45,8 @@ class Group:
 
 
 def average_precision(groups: Mapping[tuple[Hashable, Hashable], Group]) -> dict[str, float]:
-    """COCO's AP, AP50, AP75 (101 recall points, 100 detections) with masklets for boxes; keys are (video, category), the mean is over
-    categories that have a truth."""
+    """Return COCO's AP, AP50, AP75 (101 recall points, 100 detections) with masklets instead of boxes; keys are (video, category), the mean
+    is over categories that have a truth."""
     videos = {name: i for i, name in enumerate(dict.fromkeys(video for video, _ in groups))}
     categories = {name: i for i, name in enumerate(dict.fromkeys(category for _, category in groups), start=1)}
     common = {"bbox": [0, 0, 1, 1], "area": 1.0, "iscrowd": 0}
@@ -85,8 +85,9 @@ class _MaskletEval(COCOeval):
 
 
 def phrase_figures(groups: Sequence[Group]) -> dict[str, float]:
-    """SA-Co's cgF1 of predictions that score .5 and more. IL_MCC: Matthews coefficient of "the phrase is there"; positive_micro_F1: matches
-    (Hungarian, on IoU) over all phrases with a truth; cgF1: their product. At IoU .5, .75 and as the mean over .5 to .95."""
+    """Return SA-Co's cgF1 of predictions with a score of .5 or more. IL_MCC: Matthews coefficient of "the phrase is there";
+    positive_micro_F1: matches (Hungarian, on IoU) over all phrases with a truth; cgF1: their product. At IoU .5, .75 and as the mean over
+    .5 to .95."""
     hits, predicted, true = np.zeros(len(THRESHOLDS)), 0, 0
     table = np.zeros((2, 2))
     for group in groups:

@@ -1,4 +1,4 @@
-"""Two texts -> METEOR, as NLTK computes it (Lavie & Agarwal 2007), with WordNet 3.0's synonyms from a table shipped in data/.
+"""METEOR of two texts, as NLTK computes it (Lavie & Agarwal 2007), with WordNet 3.0's synonyms from a table shipped in data/.
 
 Not the Java METEOR 1.5 of COCO-style tables: the two differ by .2 and more on the same pair and must not be compared.
 """
@@ -36,17 +36,18 @@ _Words = list[tuple[int, str]]
 
 
 def words(text: str) -> list[str]:
-    """Lower-cased words without punctuation; inner hyphens and apostrophes stay."""
+    """Return lower-cased words without punctuation; inner hyphens and apostrophes stay."""
     return _WORD.findall(text.lower())
 
 
 def meteor(hypothesis: str, references: Sequence[str], *, mode: Mode = "nltk") -> float:
-    """The best over the references. Identical texts of n words score 1 - .5 / n^3 (n = 1: .5), not 1; no common word: 0."""
+    """Return the best score over the references. Identical texts of n words score 1 - .5 / n^3 (n = 1: .5), not 1; no common word: 0."""
     return max(meteor_of_words(words(hypothesis), words(reference), mode=mode) for reference in references)
 
 
 def meteor_of_words(hypothesis: Sequence[str], reference: Sequence[str], *, mode: Mode = "nltk") -> float:
-    """alpha .9, beta 3, gamma .5. Words are lower-cased and hold no underscore (WordNet's sign for entries of several words)."""
+    """Score words with alpha .9, beta 3, gamma .5. They must be lower-case without underscore (WordNet's mark of entries of
+    several words)."""
     matches = _align(list(enumerate(hypothesis)), list(enumerate(reference)), mode)
     if not matches:
         return 0.0
@@ -58,7 +59,7 @@ def meteor_of_words(hypothesis: Sequence[str], reference: Sequence[str], *, mode
 
 @functools.lru_cache(maxsize=100_000)
 def synonyms(word: str) -> frozenset[str]:
-    """The word itself and every one-word synonym in every sense of every base form it can have."""
+    """Return the word itself and every one-word synonym in every sense of every base form it can have."""
     table = _table()
     found = {word}
     for pos, base in _bases(word):
@@ -78,7 +79,7 @@ def _stemmer() -> PorterStemmer:
 
 @functools.lru_cache(maxsize=100_000)
 def _bases(word: str) -> tuple[tuple[str, str], ...]:
-    """(part of speech, base form in WordNet) of a word; irregular forms first consult WordNet's exception lists."""
+    """Return (part of speech, base form in WordNet) of a word; irregular forms first consult WordNet's exception lists."""
     table = _table()
     bases = []
     for pos, suffixes in _SUFFIXES.items():
@@ -90,7 +91,7 @@ def _bases(word: str) -> tuple[tuple[str, str], ...]:
 
 @functools.cache
 def _table() -> dict[str, dict[str, tuple[str, ...]]]:
-    """word -> {part of speech: its own and its synonyms' names, part of speech + "!": base forms of an irregular form}."""
+    """Load word -> {part of speech: its own and its synonyms' names, part of speech + "!": base forms of an irregular form}."""
     packed = resources.files("ans_core.metrics").joinpath("data/synonyms.txt.xz").read_bytes()
     table: dict[str, dict[str, tuple[str, ...]]] = {}
     for line in lzma.decompress(packed).decode().splitlines():
@@ -100,7 +101,8 @@ def _table() -> dict[str, dict[str, tuple[str, ...]]]:
 
 
 def _align(hypothesis: _Words, reference: _Words, mode: Mode) -> _Pairs:
-    """Exact, then stem, then synonym: each hypothesis word, from the right, takes the LAST reference word still free (as NLTK)."""
+    """Match exact words, then stems, then synonyms: each hypothesis word, from the right, takes the LAST reference word still free (as
+    NLTK)."""
     pairs: _Pairs = []
     hypothesis, reference = _match(hypothesis, reference, lambda word: (word,), lambda word: (word,), pairs)
     if mode == "nltk":
@@ -124,7 +126,7 @@ def _match(
     offered: Callable[[str], Iterable[str]],
     pairs: _Pairs,
 ) -> tuple[_Words, _Words]:
-    """Adds to `pairs` the words that share a key and returns those left over."""
+    """Add to `pairs` the words that share a key, and return those left over."""
     places: dict[str, list[int]] = defaultdict(list)
     for j, word in reference:
         for key in offered(word):

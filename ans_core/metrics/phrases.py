@@ -1,4 +1,4 @@
-"""Phrases -> how alike two of them are, by a text encoder (GranD-f's recall uses BERT base uncased)."""
+"""Similarity of two phrases by a text encoder (GranD-f's recall uses BERT base uncased)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class PhraseEncoder:
     """Cosine of two phrases' vectors: the mean of the encoder's last hidden states, special tokens included, as GLaMM's evaluation does."""
 
     def __init__(self, model: str) -> None:
-        """`model`: a folder or hub id that AutoModel and AutoTokenizer know."""
+        """Load `model`: a folder or hub id that AutoModel and AutoTokenizer know."""
         from transformers import AutoModel, AutoTokenizer
 
         self.tokenizer = AutoTokenizer.from_pretrained(model)

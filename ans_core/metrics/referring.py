@@ -1,4 +1,4 @@
-"""Pixel counts of every expression -> the figures of RefCOCO, gRefCOCO and ReasonSeg, each as its public scorer defines them."""
+"""Pixel counts of every expression -> the metrics of RefCOCO, gRefCOCO and ReasonSeg, each as its public scorer defines them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ans_core.metrics.mask import Counts, Mask, ciou, counts, giou
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One expression's outcome."""
+    """The result of one expression."""
 
     counts: Counts
     meant: bool
     """The true mask has pixels."""
     drawn: bool
-    """The predicted one has."""
+    """The predicted mask has pixels."""
 
 
 def answer(prediction: Mask, truth: Mask) -> Answer:
@@ -26,14 +26,15 @@ def answer(prediction: Mask, truth: Mask) -> Answer:
 
 
 def shares_above(answers: Sequence[Answer], thresholds: Sequence[float]) -> dict[str, float]:
-    """`P@0.5`: the share of expressions with a target whose IoU is at least .5."""
+    """Return `P@0.5` and so on: the share of expressions with a target whose IoU is at least .5."""
     ious = [a.counts.iou for a in answers if a.meant]
     return {f"P@{t:g}": sum(iou >= t for iou in ious) / len(ious) for t in thresholds} if ious else {}
 
 
 def grefcoco(answers: Sequence[Answer]) -> dict[str, float]:
-    """ReLA: gIoU and cIoU over all (nothing meant: IoU 1 if nothing is drawn, else 0 and what is drawn goes into the union); N_acc, T_acc:
-    of the expressions without / with a target the share answered with an empty / some mask; P@ of those with one."""
+    """Return ReLA's metrics. gIoU and cIoU over all (nothing meant: IoU 1 if nothing is predicted, else 0 and the predicted pixels go into
+    the union); N_acc, T_acc: the share of expressions without / with a target answered with an empty / non-empty mask; P@ over those with
+    one."""
     metrics = {"gIoU": giou(a.counts for a in answers), "cIoU": ciou(a.counts for a in answers)}
     for name, target in (("N_acc", False), ("T_acc", True)):
         if asked := [a.drawn == target for a in answers if a.meant == target]:
@@ -42,7 +43,7 @@ def grefcoco(answers: Sequence[Answer]) -> dict[str, float]:
 
 
 def reasonseg(answers: Sequence[Answer]) -> dict[str, float]:
-    """LISA: its small constants lower the figures by less than 1e-5."""
+    """Return LISA's metrics; its small constants lower them by less than 1e-5."""
     ious = [a.counts.intersection / (a.counts.union + 1e-5) + (a.counts.union == 0) for a in answers]
     pooled = sum((a.counts for a in answers), start=Counts())
     return {"gIoU": sum(ious) / (len(ious) + 1e-5), "cIoU": pooled.intersection / (pooled.union + 1e-10)}

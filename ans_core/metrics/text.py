@@ -1,4 +1,4 @@
-"""Texts and their references -> BLEU, ROUGE-L and CIDEr of pycocoevalcap, and the tokens that COCO's caption scores are made on."""
+"""Texts and their references -> BLEU, ROUGE-L and CIDEr of pycocoevalcap, and the tokens on which COCO's caption scores are computed."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ class TextScores:
 
 
 def text_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> TextScores:
-    """Tokens are what stands between blanks: no lower-casing, no punctuation removed. The definitions and constants are pycocoevalcap's
-    (BLEU: closest reference length; ROUGE-L: beta 1.2, precision and recall maximal one by one; CIDEr: see `metrics.caption.cider`)."""
+    """Score texts whose tokens are separated by blanks: no lower-casing, no punctuation removed. Definitions and constants are
+    pycocoevalcap's (BLEU: closest reference length; ROUGE-L: beta 1.2, the maximum of precision and of recall, each by itself; CIDEr: see
+    `metrics.caption.cider`)."""
     told = {i: [text] for i, text in enumerate(hypotheses)}
     real = {i: list(texts) for i, texts in enumerate(references)}
     if not told or any(not texts for texts in real.values()):
@@ -75,8 +76,8 @@ def text_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) 
 
 
 def coco_tokens(text: str) -> str:
-    """Lower-cased tokens without punctuation, joined by blanks: what COCO's caption evaluation makes with the Stanford tokenizer (Java).
-    Equal to it in 29,897 of 29,902 captions of the COCO test set and their predictions; what differs are rare abbreviations."""
+    """Return lower-cased tokens without punctuation, joined by blanks, as COCO's caption evaluation makes with the Stanford tokenizer
+    (Java). Equal to it in 29,897 of 29,902 captions of the COCO test set and their predictions; the others hold rare abbreviations."""
     lowered = _BRACKET_WORD.sub(lambda match: _plain_bracket(match[0]), text.lower())
     lowered = _LONE_HYPHEN.sub(" - ", lowered.replace("=", " = "))
     tokens: list[str] = []

@@ -1,1 +1,1 @@
-"""What only a model from random weights needs: its sizes and weights, and the objectives that stand in for what published weights know."""
+"""Only for models from random weights: sizes and weights, and objectives that replace what published weights have learned."""

@@ -1,9 +1,9 @@
-"""Pre-training of word embeddings and projector: described things and pictures in, the loss of finding a thing by the sum of its words,
-and of telling a region's words from its cells, out.
+"""Pre-training of word embeddings and projector: described things and pictures in; out, the loss of finding a thing by the sum of its
+words, and of telling a region's words from its cells.
 
-Stands in for what a published InternVL learns before its language model is trained: image tokens that lie near the words for what they
-show (a contrast in both directions as CLIP's, but between the cells of one picture, and between the words of the vocabulary). Half a
-minute of it saves a tiny language model from finding this space by itself (LOG).
+It replaces what a published InternVL learns before its language model is trained: image tokens that lie near the words for what they show
+(a contrast in both directions as CLIP's, but between the cells of one picture, and between the words of the vocabulary). Half a minute of
+it saves a tiny language model from finding this space by itself (LOG).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ans_core.pretrain.region_words import NOT_SAID
 from ans_core.types import ImageRef, Sample
 
 FIRST_SCALE = 5.0
-"""Of a thing's cosines with cells, before it is learned."""
+"""Initial scale of a thing's cosines with cells; it is learned."""
 FIRST_WORD_SCALE = 10.0
-"""Of a region's cosines with words."""
+"""Initial scale of a region's cosines with words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +36,19 @@ class AlignmentBatch(TensorBatch):
 
     pixels: Float[Tensor, "B 3 S S"]
     image: Int[Tensor, " N"]
-    """Which picture a thing is in."""
+    """Index of the picture that a thing is in."""
     words: Int[Tensor, "N W"]
     """Tokens of its description; -1 = padding."""
     shares: Float[Tensor, "N cells"]
     """How it spreads over the cells of its picture; adds up to 1."""
     whole: Bool[Tensor, " N"]
-    """The words are a region's caption, which says all there is to say: its other words are wrong."""
+    """The words are a region's complete caption, so all other words are wrong for it."""
 
 
 def alignment_batch(
     pictures: Sequence[tuple[ImageRef, Sequence[Sample]]], tokenizer: PreTrainedTokenizerBase, *, size: int, grid: int
 ) -> AlignmentBatch:
-    """pictures: (image, samples of it that name something in it)."""
+    """Make a batch from pictures: (image, samples of it that name something in it)."""
     image, words, shares, whole = [], [], [], []
     for place, (_, samples) in enumerate(pictures):
         for sample in samples:
@@ -66,8 +66,8 @@ def alignment_batch(
 
 
 class Alignment(nn.Module):
-    """Cross-entropy of the cells that a thing covers, from the cosines of its words with each cell, added up over the words;
-    + binary cross-entropy of a region's words, summed over the vocabulary, from the cosines of its mean cell with each word."""
+    """Cross-entropy of the cells that a thing covers, from the cosines of its words with each cell, summed over the words; plus binary
+    cross-entropy of a region's words, summed over the vocabulary, from the cosines of its mean cell with each word."""
 
     def __init__(self, model: Sa2VA) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Alignment(nn.Module):
     def _told(self, region: Float[Tensor, "R D"], table: Float[Tensor, "V D"], words: Int[Tensor, "R W"]) -> Float[Tensor, ""]:
         logits = self.log_word_scale.exp() * region @ table.T + self.word_bias
         counted = torch.ones_like(self.word_bias)
-        counted[self.model.tokenizer.pad_token_id] = 0  # no word; and it starts as zero, where normalising has a gradient of 1e12
+        counted[self.model.tokenizer.pad_token_id] = 0  # padding is no word; it starts as zero, where normalising has a gradient of 1e12
         said = torch.zeros_like(logits)
         rows, places = (words >= 0).nonzero(as_tuple=True)
         said[rows, words[rows, places]] = 1

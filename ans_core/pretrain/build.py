@@ -1,4 +1,4 @@
-"""A model from nothing: tokenizer, configuration and random weights of a tiny Sa2VA (the `tiny` and `smoke` profiles)."""
+"""Build a tiny Sa2VA from nothing: tokenizer, configuration and random weights (the `tiny` and `smoke` profiles)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHAT_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 def build_tokenizer(texts: Iterable[str], *, vocabulary: int = 1024) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of Qwen2's kind trained on `texts`: any text can be written, frequent words are one token."""
+    """Train a byte-level BPE of Qwen2's kind on `texts`: it can write any text, and frequent words are one token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -46,7 +46,8 @@ def tiny_config(
     template: str,
     video_frames: int,
 ) -> Sa2VAConfig:
-    """`vision` and `language` hold the sizes of config.Vision and config.Language; the token count follows from the patch size."""
+    """Return the configuration. `vision` and `language` hold the sizes of config.Vision and config.Language; the token count follows from
+    the patch size."""
     side = vision["image_size"] // vision["patch_size"] // 2
     internvl = {
         "vision_config": {
@@ -88,16 +89,17 @@ def tiny_config(
 
 
 def hidden_std(width: int) -> float:
-    """Of random weights: 0.7 / sqrt(width). The big models' 0.02 (with a layer scale of 0.1) leaves a narrow net nearly linear: colour and
-    place are learned then, shape and texture are not (LOG)."""
+    """Return the standard deviation of random weights: 0.7 / sqrt(width). The big models' 0.02 (with a layer scale of 0.1) leaves a narrow
+    net nearly linear: it then learns colour and place, but not shape and texture (LOG)."""
     return 0.7 / width**0.5
 
 
 def frequency_filters(patch: int, count: int) -> Float[Tensor, "count 3 patch patch"]:
-    """Patch embedding of a random model: cosines of the lowest frequencies in brightness and two colour contrasts, fine ones raised.
+    """Return a random model's patch embedding: cosines of the lowest frequencies in brightness and two colour contrasts, with higher
+    frequencies amplified.
 
-    Measured on drawn scenes, a patch's mean is 5 to 20 times as strong as the frequencies that show edges; random filters hide those
-    under it, and shape is then learned much later than colour. The gains make all responses about equal.
+    Measured on drawn scenes, a patch's mean is 5 to 20 times as strong as the frequencies that show edges; random filters hide these, and
+    shape is then learned much later than colour. The gains make all responses about equal.
     """
     place = torch.arange(patch) + 0.5
     waves = torch.stack([torch.cos(math.pi * place * k / patch) * math.sqrt((1 if k == 0 else 2) / patch) for k in range(patch)])
@@ -114,7 +116,7 @@ def frequency_filters(patch: int, count: int) -> Float[Tensor, "count 3 patch pa
 
 
 def sine_positions(side: int, width: int) -> Float[Tensor, "P width"]:
-    """Sines and cosines of row and column (values of size 1): attention finds a patch's neighbours with one linear map.
+    """Return sines and cosines of row and column (values of size 1): attention finds a patch's neighbours with one linear map.
 
     transformers starts learned positions at 0 or 0.02: beside patches of size 1, place then stays hidden for hundreds of steps.
     """
@@ -126,8 +128,9 @@ def sine_positions(side: int, width: int) -> Float[Tensor, "P width"]:
 
 
 def match_by_content(attention: Any) -> None:
-    """Queries start as keys, both orthogonal maps of the input: a token first attends to what is like it (Trockman & Kolter 2023 find this
-    in trained transformers). With words and image tokens in one space (alignment.py) that is a first guess at what is asked for (LOG)."""
+    """Initialise queries as keys, both orthogonal maps of the input, so that a token first attends to similar tokens (Trockman & Kolter
+    2023 find this in trained transformers). With words and image tokens in one space (alignment.py) this is a first guess at what is asked
+    for (LOG)."""
     heads, width = attention.num_key_value_groups, attention.k_proj.weight.shape
     key = nn.init.orthogonal_(torch.empty(width))
     attention.k_proj.weight.data.copy_(key)
@@ -135,8 +138,8 @@ def match_by_content(attention: Any) -> None:
 
 
 def match_by_place(attention: Any) -> None:
-    """The same for SAM2's attention between prompts and image tokens, whose queries and keys carry one code of positions: a pixel first
-    listens to the click that is near it, and a click to its pixels. From plain random weights masks stay empty for longer (LOG)."""
+    """Initialise SAM2's attention between prompts and image tokens likewise; their queries and keys carry the same positional code. A pixel
+    first attends to the nearest click, and a click to its pixels. From plain random weights masks stay empty for longer (LOG)."""
     key = nn.init.orthogonal_(torch.empty(attention.k_proj.weight.shape))
     for projection in (attention.k_proj, attention.q_proj):
         projection.weight.data.copy_(key)
@@ -144,15 +147,16 @@ def match_by_place(attention: Any) -> None:
 
 
 def match_same_place(attention: Any) -> None:
-    """SAM2's memory attention turns queries and keys by their place (rotary positions): with equal constant biases in both, the scores fall
-    with distance, so a pixel first asks what the memory knows of its own place. With it clips are learned in half the steps (LOG)."""
+    """Initialise SAM2's memory attention to prefer the same place. It rotates queries and keys by their place (rotary positions): with
+    equal constant biases in both, scores fall with distance, so a pixel first reads the memory of its own place. With it clips are learned
+    in half the steps (LOG)."""
     for projection in (attention.q_proj, attention.k_proj):
         projection.weight.data.mul_(0.5)
         nn.init.constant_(projection.bias, 2.0)
 
 
 def build_tiny(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Sa2VA:
-    """Random weights drawn from `seed` alone (the caller's random state is left as it was)."""
+    """Build the model with random weights drawn from `seed` alone (the caller's random state is not changed)."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Sa2VA(config, tokenizer)

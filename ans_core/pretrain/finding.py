@@ -1,9 +1,9 @@
-"""Pre-training of a tiny language model to find what a question names: supervised attention, boxes and clicks beside the text loss.
+"""Pre-training of a tiny language model to find what a question names: text loss plus losses of attention, boxes and clicks.
 
-Stands in for what a published InternVL knows. From random weights, next words alone teach it late: after thousands of questions the
-model tells the colour of a shown region, but does not find "the red circle" (LOG). Supervised attention is Mi et al.'s (2016, for
-translation); the box head regresses what the answer will say, as detectors do. `text_hidden_fcs`, from which `[SEG]` will be drawn, is
-warmed up on its way to SAM2 as projectors are before their fine-tuning: it learns to say where to click.
+It replaces what a published InternVL knows. From random weights, next-token prediction alone teaches it late: after thousands of questions
+the model tells the colour of a shown region, but does not find "the red circle" (LOG). Supervised attention follows Mi et al. (2016, for
+translation); the box head regresses the box that the answer will name, as detectors do. `text_hidden_fcs`, which `[SEG]` will use, is
+warmed up: it learns to say where SAM2 should be clicked, as projectors are warmed up before fine-tuning.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ans_core.model.supervised import Supervised
 
 
 class Finding(Supervised):
-    """Text loss + attention_weight * KL(where the thing is || where tokens look) + box_weight * L1 of the thing's box + click_weight * MSE
-    of the prompt encoder's embedding of a click on its middle.
+    """Text loss + attention_weight * KL(the thing's cells || attention) + box_weight * L1 of the thing's box + click_weight * MSE of the
+    prompt encoder's embedding of a click on its middle.
 
-    The attention is that of the first half of the heads of the middle layer: below it the question's words are gathered, above it what was
-    seen is read. Which tokens look is `Batch.looks`; every question weighs the same. Box (by a linear head that is thrown away) and click
-    are read from the last hidden states of the first two.
+    The attention is that of the first half of the heads of the middle layer: the layers below gather the question's words, the layers above
+    read what was found. `Batch.looks` lists the tokens with a target; every question weighs the same. Box (by a linear head that is
+    discarded) and click are read from the last hidden states of the first two.
     """
 
     def __init__(self, model: Sa2VA, *, attention_weight: float, box_weight: float, click_weight: float) -> None:
@@ -74,7 +74,7 @@ class Finding(Supervised):
         return loss + share * (self.attention_weight * divergence + self.box_weight * off + self.click_weight * missed), metrics
 
     def attended(self, hidden: Float[Tensor, "B L D"], rotary: tuple[Tensor, Tensor], batch: Batch) -> Float[Tensor, "K heads cells"]:
-        """Log-probability of attention from every look to every cell of its row's image; what is missing to 1 goes to text.
+        """Return the log-probability of attention from every look to every cell of its row's image; the rest of the attention goes to text.
 
         hidden: input of the layer's attention; rotary: its cosines and sines.
         """
@@ -92,17 +92,18 @@ class Finding(Supervised):
 
 
 def look_weights(thing: Tensor) -> Float[Tensor, " K"]:
-    """Of looks in order (`Batch.looks[:, 2]`): all things weigh the same, and the looks at one share its weight; adds up to 1."""
+    """Return weights of looks in order (`Batch.looks[:, 2]`): all things weigh the same, and looks at one thing share its weight; adds up
+    to 1."""
     looks = thing.bincount()
     return 1.0 / (len(looks) * looks[thing])
 
 
 def first_looks(thing: Tensor) -> Bool[Tensor, " K"]:
-    """Of looks in order: which are among the first two at their thing."""
+    """Tell which of the looks, in order, are among the first two at their thing."""
     return torch.cat([torch.ones_like(thing[:2], dtype=torch.bool), thing[2:] != thing[:-2]])
 
 
 def middle_attention(model: Sa2VA) -> Any:
-    """The layer of a tiny language model that is taught to look (`Finding`)."""
+    """Return the attention layer of a tiny language model that `Finding` supervises."""
     layers = model.internvl.model.language_model.layers
     return layers[len(layers) // 2].self_attn

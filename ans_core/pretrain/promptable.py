@@ -1,4 +1,4 @@
-"""Promptable segmentation, as SAM2 is trained: a click or a box on the first frame, masks in every frame, gradients through the memory."""
+"""Promptable segmentation, as SAM2 is trained: a click or box on the first frame, masks in every frame, gradients through the memory."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class PromptBatch(TensorBatch):
 
     frames: Float[Tensor, "Q 3 S S"]
     rows: Int[Tensor, "N F"]
-    """Which of `frames` object n looks at in its frame f."""
+    """Index into `frames` of object n's frame f."""
     coordinates: Float[Tensor, "N P 2"]
     labels: Int[Tensor, "N P"]
-    """1 a click inside, 2 and 3 a box's corners, -1 padding."""
+    """1: click inside; 2 and 3: corners of a box; -1: padding."""
     targets: Bool[Tensor, "N F S S"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryBatch(TensorBatch):
-    """Clips, and pictures beside them."""
+    """Clips, and the pictures trained with them."""
 
     clips: PromptBatch
     pictures: PromptBatch
@@ -44,9 +44,9 @@ class MemoryBatch(TensorBatch):
 def prompt_batch(
     clips: Sequence[tuple[tuple[ImageRef, ...], Sequence[Masklet]]], *, size: int, objects: int, frames: int, rng: Random
 ) -> PromptBatch:
-    """Up to `objects` objects of each clip over `frames` consecutive frames that begin where the object shows (else anywhere).
+    """Choose up to `objects` objects of each clip over `frames` consecutive frames; the first frame shows the object if possible.
 
-    Clips: (frames, masklets). Prompts: a uniform click in the mask or its box, one as likely as the other.
+    Clips: (frames, masklets). Prompts: a uniform click in the mask or its box, with equal probability.
     """
     pictures: list[Image.Image] = []
     rows, coordinates, labels, targets = [], [], [], []
@@ -86,9 +86,10 @@ def _prompt(mask: Bool[np.ndarray, "S S"], rng: Random) -> tuple[list[list[float
 class Promptable(nn.Module):
     """SAM2's training loss of a PromptBatch, mean over the frames of the clip.
 
-    SAM2 answers from four mask tokens: one for prompts of several points or a box, and three, of which it takes the best by predicted IoU,
-    for a single click, for frames without a prompt, and for `[SEG]`. On the prompted frame all four learn the same (what is drawn here is
-    not ambiguous, and from random weights the best of three stays empty: LOG); on later frames the best of three learns, as SAM2 trains.
+    SAM2 has four mask tokens: one for prompts of several points or a box, and three, of which it takes the best by predicted IoU, for a
+    single click, for frames without a prompt, and for `[SEG]`. On the prompted frame all four learn the same target (what is drawn here is
+    not ambiguous, and from random weights the best of three stays empty: LOG); on later frames the best of three learns, as in SAM2's
+    training.
     """
 
     def __init__(self, sam2: Grounding) -> None:
@@ -112,7 +113,7 @@ class Promptable(nn.Module):
         return torch.stack(losses).mean(), metrics
 
     def _later_frames(self, features: FrameFeatures, batch: PromptBatch) -> Iterator[dict[str, Any]]:
-        """SAM2's record of every frame after the prompted one, each from the memory of those before it."""
+        """Yield SAM2's record of every frame after the prompted one, each from the memory of those before it."""
         maps, frames = self.sam2.maps(features), batch.rows.shape[1]
         bank: Bank = {"cond_frame_outputs": {}, "non_cond_frame_outputs": {}}
         prompt = {"point_coords": batch.coordinates, "point_labels": batch.labels}
@@ -125,8 +126,8 @@ class Promptable(nn.Module):
 
 
 class Memory(nn.Module):
-    """Loss of clips plus loss of pictures. A decoder that images alone have trained can't read what the memory adds, so it has to move with
-    the memory; the pictures keep it good at clicks (LOG)."""
+    """Loss of clips plus loss of pictures. A decoder trained on images alone can't read what the memory adds, so it is trained with the
+    memory; the pictures keep it good at clicks (LOG)."""
 
     def __init__(self, sam2: Grounding) -> None:
         super().__init__()

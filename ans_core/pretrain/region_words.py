@@ -1,8 +1,8 @@
 """Pre-training of a vision tower: pictures and described regions in, the loss of telling a region's words from its features out.
 
-Stands in for what a published vision tower has learned from image-text pairs. The words of a region's caption are predicted as a bag (as
-CatLIP does for whole images) by one linear layer from the mean feature of the region's patches: the short way to every patch. Through the
-language model alone, colour and place are learned in minutes, shape is not (LOG).
+It replaces what a published vision tower has learned from image-text pairs. One linear layer predicts the words of a region's caption as a
+bag of words (as CatLIP does for whole images) from the mean feature of the region's patches, so that the gradient reaches every patch
+directly. Through the language model alone, colour and place are learned in minutes, shape is not (LOG).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ans_core.model.sa2va import Sa2VA
 from ans_core.types import ImageRef, Sample
 
 NOT_SAID = -4.0
-"""First bias of every word, as in SigLIP: most words are not said."""
+"""Initial bias of every word, as in SigLIP: most words are not in a caption."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class WordsBatch(TensorBatch):
 
     pixels: Float[Tensor, "B 3 S S"]
     image: Int[Tensor, " N"]
-    """Which picture a region is in."""
+    """Index of the picture that a region is in."""
     weights: Float[Tensor, "N P"]
     """Equal for all patches that the region touches, 0 elsewhere; they add up to 1."""
     words: Float[Tensor, "N V"]
@@ -41,7 +41,7 @@ class WordsBatch(TensorBatch):
 def words_batch(
     pictures: Sequence[tuple[ImageRef, Sequence[Sample]]], tokenizer: PreTrainedTokenizerBase, *, size: int, patches: int
 ) -> WordsBatch:
-    """pictures: (image, its region-caption samples). `patches` on a side."""
+    """Make a batch from pictures: (image, its region-caption samples). `patches` is the number on a side."""
     image, weights, words = [], [], []
     for place, (_, samples) in enumerate(pictures):
         for sample in samples:
@@ -58,7 +58,7 @@ def words_batch(
 
 
 class RegionWords(nn.Module):
-    """Binary cross-entropy of the bag of words, summed over the vocabulary, mean over regions. The head is thrown away."""
+    """Binary cross-entropy of the bag of words, summed over the vocabulary, mean over regions. The head is discarded."""
 
     def __init__(self, model: Sa2VA) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Two rows' metrics and per-sample scores -> what changed between them, by how much, and how sure that is."""
+"""Compare two rows' metrics and per-sample scores: what changed, by how much, and how certain that is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from ans_core.report.metrics import Summary, parse
 
 SCORED_BY = {"referring": "gIoU_all", "region_caption": "METEOR", "grounded_caption": "mIoU_all_objects", "video": "J&F"}
-"""The metric that is the mean of a benchmark's per-sample scores."""
+"""The metric that is the mean of each benchmark's per-sample scores."""
 WITHOUT_SCORES = {
     "referring": ("gIoU", "cIoU", "N_acc"),
     "region_caption": ("exact_match",),
@@ -27,7 +27,7 @@ RESAMPLES = 2000
 Verdict = Literal["better", "worse", "unclear", "no interval"]
 VERDICTS: tuple[Verdict, ...] = ("better", "worse", "unclear", "no interval")
 Key = tuple[str, str, int]
-"""Data set, sample id, and which record of that id it is."""
+"""Data set, sample id, and the record's number among those with that id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Change:
 
 
 def read_answers(folder: Path | None) -> Answers:
-    """predictions.jsonl of a row; nothing where it is not there."""
+    """Read a row's predictions.jsonl; empty if there is none."""
     path = folder / "predictions.jsonl" if folder else None
     if not path or not path.exists():
         return {}
@@ -85,7 +85,8 @@ def read_answers(folder: Path | None) -> Answers:
 
 
 def paired_interval(differences: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile bootstrap of the mean of paired differences: samples are drawn with replacement, RESAMPLES times."""
+    """Return the 95 % percentile bootstrap interval of the mean of paired differences: samples are drawn with replacement,
+    RESAMPLES times."""
     values, rng = np.asarray(differences, float), np.random.default_rng(seed)
     means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(RESAMPLES)]
     low, high = np.percentile(means, (2.5, 97.5))
@@ -93,7 +94,7 @@ def paired_interval(differences: Sequence[float], *, seed: int = 0) -> tuple[flo
 
 
 def changes(summary: Summary, answers: Mapping[str, Answers], before: str, after: str) -> list[Change]:
-    """Of row `after` against row `before`, in the order of VERDICTS."""
+    """Return the changes of row `after` against row `before`, in the order of VERDICTS."""
     old, new = summary.get(before, {}), summary.get(after, {})
     found = [
         change
@@ -110,7 +111,7 @@ def changes(summary: Summary, answers: Mapping[str, Answers], before: str, after
 def _scored(
     benchmark: str, old: dict[str, float], new: dict[str, float], before: dict[Key, Answer], after: dict[Key, Answer]
 ) -> Change | None:
-    """None where the rows have fewer than two samples in common."""
+    """Compare per-sample scores; None if the rows have fewer than two samples in common."""
     keys = [key for key in after if key in before]
     if len(keys) < 2:
         return None

@@ -1,4 +1,4 @@
-"""curves.csv and rewards.json of a training stage -> charts as SVG."""
+"""Draw a training stage's curves.csv and rewards.json as SVG charts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ans_core import charts
 from ans_core.report.files import read_json
 
 SKIPPED = "skipped"
-"""Drawn where a step was skipped."""
+"""Name of the curve that is drawn if a step was skipped."""
 OWN_CHART = ("grad_norm", SKIPPED)
 LINES_PER_CHART = 6
 SCALE = 10.0
@@ -22,8 +22,8 @@ Curve = list[tuple[float, float]]
 
 
 def curves(folder: Path | None) -> list[Markup]:
-    """A chart per group of metrics of one scale: names with the same first part (`loss/text`, `loss/mask`) are a group; what the training
-    loop adds stands alone."""
+    """Draw a chart per group of metrics of similar scale: names with the same first part (`loss/text`, `loss/mask`) form a group; each
+    metric that the training loop adds has its own chart."""
     path = folder / "curves.csv" if folder else None
     if not path or not path.exists():
         return []
@@ -54,7 +54,7 @@ def read_curves(path: Path) -> dict[str, Curve]:
 
 
 def by_scale(named: Mapping[str, Curve]) -> list[list[str]]:
-    """Names of curves that one axis can show, LINES_PER_CHART at most, small scales first; flat zeros go with the smallest."""
+    """Group names of curves that one axis can show, at most LINES_PER_CHART, small scales first; constant zeros go with the smallest."""
     largest = {name: max(abs(value) for _, value in curve) for name, curve in named.items()}
     found: list[list[str]] = []
     unit = 0.0
@@ -68,7 +68,7 @@ def by_scale(named: Mapping[str, Curve]) -> list[list[str]]:
 
 
 def rewards(folder: Path | None) -> list[Markup]:
-    """Per reward: how its spread moves with the steps, and its histogram in the first and last quarter of them."""
+    """Draw per reward its mean and spread over the steps, and its histogram in their first and last quarter."""
     path = folder / "rewards.json" if folder else None
     if not path or not path.exists():
         return []

@@ -1,4 +1,4 @@
-"""Files of earlier stages -> JSON values, and pictures as data URIs."""
+"""Read files of earlier stages as JSON values, and pictures as data URIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Overlays of `evaluate` and rollouts of `rl` -> the pictures of the page, with what the filters ask for."""
+"""Select overlays of `evaluate` and rollouts of `rl` for the page, with the fields that its filters need."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ans_core.report.files import data_uri, read_json
 from ans_core.report.metrics import ROWS, parse
 
 RIGHT = 0.5
-"""The score that `evaluate` calls right."""
+"""Scores from here on count as right in `evaluate`."""
 DRAWN_TASKS = ("referring", "video")
-"""An answer is masks; where nothing is meant, none."""
+"""Tasks whose answer is masks; none if nothing is meant."""
 UNCHECKED = "No mask was due and none was drawn, which counts as right. The words are not the denial that was trained; no score reads them."
 ROLLOUTS_PER_LOOP = 5
 
 
 def overlays(folders: Mapping[str, Path | None], answers: Mapping[str, Answers], limit: int) -> dict[str, list[dict[str, Any]]]:
-    """By row, the last first: about `limit` pictures each, as even as can be over benchmarks and verdicts, those first whose verdict the
-    row changed."""
+    """Return pictures by row, the last row first: about `limit` each, as even as possible over benchmarks and verdicts; those whose verdict
+    the row changed go first."""
     return {row: _of_row(row, folders.get(row), answers, limit) for row in reversed(ROWS)}
 
 
@@ -49,7 +49,7 @@ def _of_row(row: str, folder: Path | None, answers: Mapping[str, Answers], limit
 
 
 def text_unchecked(entry: Mapping[str, Any]) -> bool:
-    """Counted right for drawing nothing where nothing is meant, though it says something else than that."""
+    """Tell whether an answer counts as right for predicting no mask where nothing is meant, although its text says something else."""
     nothing_meant = parse(entry["benchmark"]).task in DRAWN_TASKS and "[SEG]" not in entry["truth"]
     return nothing_meant and entry["verdict"] == "right" and _words(entry["text"]) != _words(entry["truth"])
 
@@ -57,7 +57,7 @@ def text_unchecked(entry: Mapping[str, Any]) -> bool:
 def _history(
     row: str, entry: Mapping[str, Any], keys: Mapping[tuple[str, str], list[Key]], answers: Mapping[str, Answers]
 ) -> dict[str, Any]:
-    """The question, every row's score of the sample, and `changed`: "better" or "worse" if the row before judged otherwise."""
+    """Return the question, every row's score of the sample, and `changed`: "better" or "worse" if the row before had another verdict."""
     benchmark = entry["benchmark"]
     own = answers.get(row, {}).get(benchmark, {})
     alike = [key for key in keys.get((benchmark, entry["sample_id"]), ()) if abs(own[key].score - entry["score"]) < 1e-3]
@@ -75,7 +75,7 @@ def _words(text: str) -> list[str]:
 
 
 def rollouts(folder: Path | None) -> list[dict[str, Any]]:
-    """In the order of training; of each loop at most as many as fit on a page: first, last, and evenly between."""
+    """Return rollouts in the order of training; of each loop at most as many as fit on a page: first, last, and evenly between."""
     shown = []
     paths = sorted((folder / "samples").glob("*.png")) if folder else []
     for loop in sorted({path.stem.partition("-")[2] for path in paths}):

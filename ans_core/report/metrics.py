@@ -1,6 +1,6 @@
-"""Metric names as `evaluate` writes them -> tables by benchmark, and the headline: a dozen numbers whose names never change.
+"""Sort metrics, named as `evaluate` writes them, into tables by benchmark, and a headline: a dozen numbers whose names never change.
 
-`<task>/<split>/<metric>` is of the drawn world (`referring/val/gIoU`), `<data set>/<task>/<metric>` of anybody's own data.
+`<task>/<split>/<metric>` belongs to the drawn world (`referring/val/gIoU`), `<data set>/<task>/<metric>` to a user's data.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ HEADLINE = {
     ),
     "sft": ("referring/gIoU", "loop1/IoU", "loop2/METEOR"),
 }  # fmt: skip
-"""The finished model by every task, and of the one before RL what RL is to raise or to keep."""
+"""rl: the finished model on every task. sft: the model before RL, on what RL is to raise or keep."""
 NOT_A_GRADE = ("samples", "shuffled_text", "of_truth")
-"""Metric names that hold one of these have no best stage."""
+"""Metrics with one of these in their name have no best stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class MetricName:
 
     @property
     def title(self) -> str:
-        """`Referring segmentation · val`, `Referring segmentation · photos`."""
+        """Return e.g. `Referring segmentation · val`, `Referring segmentation · photos`."""
         first, _, second = self.benchmark.partition("/")
         return f"{TASKS[self.task]} · {first if second == self.task else second}" if self.task else self.benchmark
 
@@ -66,8 +66,7 @@ def parse(name: str) -> MetricName:
 
 
 def short(metrics: Mapping[str, float]) -> dict[str, float]:
-    """By `<task>/<metric>`, without the names of data sets and split: the mean over the data sets that have it.
-    Other names stay."""
+    """Rename to `<task>/<metric>`, without data set and split: the mean over the data sets that have it. Other names stay."""
     values: dict[str, list[float]] = defaultdict(list)
     for name, value in metrics.items():
         parts = parse(name)
@@ -76,7 +75,7 @@ def short(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def headline(summary: Summary) -> Summary:
-    """By row. A metric that no data set speaks for is left out."""
+    """Return the headline by row. A metric that no data set has is left out."""
     found = {row: short(summary.get(row, {})) for row in HEADLINE}
     return {row: {name: values[name] for name in HEADLINE[row] if name in values} for row, values in found.items() if values}
 
@@ -92,7 +91,7 @@ class Table:
 
 
 def tables(summary: Summary) -> list[Table]:
-    """In the order of TASKS, then what TASKS does not know."""
+    """Return tables in the order of TASKS, then those of other tasks."""
     benchmarks: dict[str, list[MetricName]] = defaultdict(list)
     for name in sorted({name for metrics in summary.values() for name in metrics}):
         parts = parse(name)
@@ -116,7 +115,7 @@ def tables(summary: Summary) -> list[Table]:
 
 
 def _line(summary: Summary, benchmark: str, metric: str) -> dict[str, Any]:
-    """A cell holds the value, its gain on the row before that has one, and whether it alone is the best."""
+    """Make a line. A cell holds the value, its gain on the previous row that has one, and whether it alone is the best."""
     values = [summary.get(row, {}).get(f"{benchmark}/{metric}") for row in ROWS]
     graded = not any(part in metric for part in NOT_A_GRADE)
     best = _single_best(values) if graded else None
@@ -130,7 +129,7 @@ def _line(summary: Summary, benchmark: str, metric: str) -> dict[str, Any]:
 
 
 def _single_best(values: Sequence[float | None]) -> int | None:
-    """The place of the largest of several, unless another is shown with the same three digits."""
+    """Return the index of the largest of several values; None if another shows the same three digits."""
     shown = [(round(value, 3), place) for place, value in enumerate(values) if value is not None]
     if len(shown) < 2 or sorted(shown)[-1][0] == sorted(shown)[-2][0]:
         return None
@@ -138,5 +137,5 @@ def _single_best(values: Sequence[float | None]) -> int | None:
 
 
 def named(names: Iterable[str]) -> list[str]:
-    """Those that the first table shows."""
+    """Select the metrics that the first table shows."""
     return [name for name in names if (parts := parse(name)).metric in MAIN.get(parts.task, ())]

@@ -1,4 +1,4 @@
-"""What the page shows -> its HTML: one file that loads nothing from elsewhere."""
+"""Render the report's content as HTML: one file that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _file(name: str) -> str:
 
 
 def figure(value: float | None, signed: bool = False) -> str:
-    """Three digits, or a whole number as it is; – where there is none."""
+    """Format three digits, or a whole number as it is; – without a value."""
     if value is None:
         return "–"
     if value == int(value) and abs(value) > 1:
@@ -33,12 +33,12 @@ def figure(value: float | None, signed: bool = False) -> str:
 
 
 def interval(change: Change) -> str:
-    """`+0.004 to +0.020`."""
+    """Format `+0.004 to +0.020`."""
     return f"{figure(change.interval[0], True)} to {figure(change.interval[1], True)}" if change.interval else "–"
 
 
 def place(change: Change, changes: list[Change]) -> str:
-    """CSS lengths of the interval and the difference on an axis that all changes share, with 0 in its middle."""
+    """Return CSS lengths of the interval and the difference on an axis that all changes share, with 0 in its middle."""
     ends = [abs(end) for c in changes for end in (*(c.interval or ()), c.difference)]
     reach = max(ends) or 1.0
     low, high = change.interval or (change.difference, change.difference)

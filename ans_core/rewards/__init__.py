@@ -21,9 +21,9 @@ REWARDS: dict[str, Reward] = {
 }
 
 CORPUS_REWARDS: dict[str, Callable[[Sequence[str]], Reward]] = {"cider": cider_of}
-"""Those that weigh words by how rare they are among the true texts."""
+"""Rewards that weigh words by how rare they are among the true texts."""
 
 
 def corpus_rewards(corpus: Sequence[str], *, needed: Collection[str]) -> dict[str, Reward]:
-    """Those of `needed`: CIDEr keeps 39 KB a text."""
+    """Make only the `needed` rewards, because CIDEr keeps 39 KB per text."""
     return {name: made(corpus) for name, made in CORPUS_REWARDS.items() if name in needed}

@@ -1,4 +1,4 @@
-"""An answer's text -> 1 if it has the shape asked for, else 0."""
+"""An answer's text -> 1 if it has the requested format, else 0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TAGS = re.compile(f"{re.escape(P_START)}|{re.escape(P_END)}")
 
 
 def well_formed(answer: Prediction, truth: Prediction) -> float:
-    """As many `[SEG]` and as many masks as the truth has, and every `<p>` closed before the next one opens."""
+    """Require as many `[SEG]` and masks as the truth has, and every `<p>` closed before the next one opens."""
     segs = answer.text.count(SEG)
     tags = _TAGS.findall(answer.text)
     paired = tags == [P_START, P_END] * (len(tags) // 2)

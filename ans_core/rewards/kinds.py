@@ -1,4 +1,4 @@
-"""What a reward is: (answer, truth) -> a number in [0, 1]; the truth itself earns 1. NaN: not to be told, so the answer is left out."""
+"""The type of a reward: (answer, truth) -> a number in [0, 1]; the truth itself earns 1. NaN: undecidable, so the answer is left out."""
 
 from collections.abc import Callable
 

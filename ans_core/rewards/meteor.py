@@ -10,19 +10,19 @@ from ans_core.types import Prediction
 
 
 def meteor_surface(answer: Prediction, truth: Prediction) -> float:
-    """Synonyms looked up by the word as written: car / automobile match. What RL should use."""
+    """Score with synonyms of the word as written: car / automobile match. Use this for RL."""
     return normalised(answer.text, truth.text, mode="surface")
 
 
 def meteor_nltk(answer: Prediction, truth: Prediction) -> float:
-    """NLTK's own matching, where synonyms are looked up by stem."""
+    """Score with NLTK's own matching, which looks synonyms up by stem."""
     return normalised(answer.text, truth.text, mode="nltk")
 
 
 def normalised(text: str, reference: str, *, mode: Mode) -> float:
-    """METEOR gives identical texts of n words 1 - .5 / n^3, and no text more: one chunk of all words is the least fragmentation
-    there is. Divided by that, a reward lies in [0, 1] for captions of any length. Phrase tags and `[SEG]` are not words. Two texts
-    without words = 1, one of them = 0."""
+    """Return METEOR in [0, 1] for captions of any length. METEOR gives identical texts of n words 1 - .5 / n^3, its maximum (a single chunk
+    is the least fragmentation), and the score is divided by that. Phrase tags and `[SEG]` are not words. Two texts without words = 1, one
+    of them = 0."""
     hypothesis, real = plain_caption(text), plain_caption(reference)
     best = _best(real)
     return meteor(hypothesis, [real], mode=mode) / best if best else float(not words(hypothesis))
@@ -30,5 +30,5 @@ def normalised(text: str, reference: str, *, mode: Mode) -> float:
 
 @functools.lru_cache(maxsize=10_000)
 def _best(reference: str) -> float:
-    """Of the text with itself; computed, not taken from the formula, so that the truth earns 1.0 to the last bit."""
+    """Return the score of the text with itself; computed, not taken from the formula, so that the truth earns exactly 1.0."""
     return meteor(reference, [reference])

@@ -1,4 +1,4 @@
-"""Loop 1: mask -> captions -> masks'. The policy tells what is in a mask; the inverse model draws what it reads."""
+"""Loop 1: mask -> captions -> masks'. The policy captions a mask; the inverse model draws a mask from each caption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples -> their order from easy to hard, and how many of them take part by a step."""
+"""Order samples from easy to hard, and tell how many of them take part at a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Difficulty = Callable[[Sequence[Sample]], list[float]]
 
 
 def _area(samples: Sequence[Sample]) -> list[float]:
-    """Small masks are hard; a sample without one counts as whole."""
+    """Score small masks as hard; a sample without a mask counts as one that covers the whole picture."""
     shares = [sum(rle.area(m[0]) for m in s.masks if m[0] is not None) / (s.height * s.width) for s in samples]
     return [-share if sample.masks else -1.0 for share, sample in zip(shares, samples, strict=True)]
 
@@ -23,7 +23,7 @@ def _length(samples: Sequence[Sample]) -> list[float]:
 
 
 def _objects(samples: Sequence[Sample]) -> list[float]:
-    """The more samples a picture has, the more there is to be mistaken for."""
+    """Count the samples of the same picture: the more there are, the easier an object is mistaken for another."""
     counts = Counter(picture_key(s) for s in samples)
     return [float(counts[picture_key(s)]) for s in samples]
 
@@ -32,12 +32,13 @@ CURRICULA: dict[str, Difficulty] = {"area": _area, "length": _length, "objects":
 
 
 def easiest_first(samples: Sequence[Sample], by: str) -> list[int]:
-    """Indices; equally hard ones stay in their order."""
+    """Return the samples' indices, easiest first; equally hard samples keep their order."""
     difficulty = CURRICULA[by](samples)
     return sorted(range(len(samples)), key=lambda i: difficulty[i])
 
 
 def taking_part(count: int, *, progress: float, start: float, until: float) -> int:
-    """How many of `count` samples take part at `progress` (0 to 1) of the run: from the share `start` linearly to all at `until`."""
+    """Return how many of `count` samples take part at `progress` (0 to 1) of the run: the share grows linearly from `start` to 1 at
+    `until`."""
     share = 1.0 if progress >= until else start + (1 - start) * progress / until
     return max(1, min(count, round(share * count)))

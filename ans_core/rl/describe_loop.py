@@ -1,4 +1,4 @@
-"""Plain captioning: picture -> captions, judged by their words."""
+"""Plain captioning: picture -> captions, scored against the true caption."""
 
 from __future__ import annotations
 

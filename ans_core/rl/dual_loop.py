@@ -1,7 +1,7 @@
-"""One RL step: samples in, the loss of all loops out, with rollouts, rewards, teacher and reference in between.
+"""One RL step: samples -> the loss of all loops, with rollouts, rewards, teacher and reference in between.
 
-Every loop acts first (policy and inverse model), then the reference reads what was done, then the policy learns from it, for `inner_steps`
-updates on the same rollouts. The first of them is on-policy: ratio 1. Frozen encoders run once per picture for all of that.
+First every loop acts (policy and inverse model), then the reference reads the rollouts, then the policy learns from them in `inner_steps`
+updates. The first of these updates is on-policy: its ratio is 1. The frozen encoders run once per picture for all of this.
 """
 
 from __future__ import annotations
@@ -41,29 +41,31 @@ LOOPS: dict[str, Loop] = {
 }
 
 REWARD_MEMORY = 0.95
-"""Decay of the mean reward by which adaptive weights are set."""
+"""Decay of the running mean reward that sets the adaptive loop weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batches(TensorBatch):
-    """What all loops need for one step."""
+    """The samples that all loops need for one step."""
 
     batches: list[RlBatch]
     of: Mapping[str, int]
-    """Loop -> its batch; loops of the same samples share one."""
+    """Loop -> index of its batch; loops that take the same samples share one."""
     learned: int
-    """Samples of each batch to learn from: the others are candidates (`rl.oversample`)."""
+    """Number of samples of each batch to learn from; the batch may hold more candidates (`rl.oversample`)."""
     rollout: int
-    """Number of the rollout that this step learns from; seeds count by it."""
+    """Number of the rollout that this step learns from; seeds use it."""
     micro: int
     inner: int
-    """Which update on the same rollouts this is."""
+    """Index of the update on the same rollouts."""
     step: int
 
 
 class DualLoop(nn.Module):
-    """The loss module of the RL stage. Its extra state is saved with every training state: teacher, exploration, rewards so far (of the
-    first process's samples), and rollouts that are still to be learned from.
+    """The loss module of the RL stage.
+
+    Its extra state is saved with every training state: teacher, exploration, rewards so far (of the first process's samples), and rollouts
+    that are still to be learned from.
     """
 
     def __init__(
@@ -122,7 +124,8 @@ class DualLoop(nn.Module):
         self.waiting = {m: {name: Experience.of(s) for name, s in loops.items()} for m, loops in state["waiting"].items()}
 
     def after_step(self, step: int) -> dict[str, float]:
-        """The teacher follows the policy, only after a real step. Raises RuntimeError where the run can't learn any more, or breaks."""
+        """Move the teacher towards the policy; called after real steps only. Raises RuntimeError when the run can't learn any more or
+        diverges."""
         self.updates += 1
         s = self.settings
         self.timer.stop("update")
@@ -149,8 +152,9 @@ class DualLoop(nn.Module):
     # A step
 
     def begin_step(self, batches: Sequence[Batches]) -> list[Batches]:
-        """Act in all micro-batches of a step, before the policy learns from the first of them: advantages and losses count them all."""
-        self._forget_step()  # also after a step that was skipped, which no `after_step` ended
+        """Act in all micro-batches of a step before the policy learns from the first of them: advantages and losses are computed over all
+        of them."""
+        self._forget_step()  # a skipped step ends without `after_step`
         self.timer.start("step")
         moved = [batch.to(self.model.device) for batch in batches]
         self.monitor.on = bool(self.settings.monitor_every) and moved[0].step % self.settings.monitor_every == 0
@@ -169,7 +173,7 @@ class DualLoop(nn.Module):
         return moved
 
     def _set_advantages(self, batches: Sequence[Batches]) -> None:
-        """Compare the rewards of all micro-batches and processes."""
+        """Compute advantages from the rewards of all micro-batches and processes."""
         s = self.settings
         for name in s.loops:
             own = [self.waiting[batch.micro][name] for batch in batches]
@@ -188,7 +192,7 @@ class DualLoop(nn.Module):
                 pictures.save(self.pictures_to, f"{first.rollout:06d}-{LOOPS[name].prefix}", self.acted[first.micro][name], own[0])
 
     def _set_totals(self, batches: Sequence[Batches]) -> None:
-        """Tell every loop's step what is counted over all micro-batches and processes."""
+        """Give every loop's step the counts over all micro-batches and processes."""
         names = list(self.settings.loops)
         counts = torch.zeros(len(names), 3, dtype=torch.float64)
         for row, name in enumerate(names):
@@ -201,9 +205,9 @@ class DualLoop(nn.Module):
                 self.acted[batch.micro][name] = replace(self.acted[batch.micro][name], totals=totals)
 
     def forward(self, batch: Batches) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """This micro-batch's part of the step's loss, by what `begin_step` did.
+        """Return this micro-batch's part of the step's loss, from what `begin_step` did.
 
-        The timer's part `update` ends with the next micro-batch, or after the step: backward pass and optimizer belong to it.
+        The timer's part `update` ends with the next micro-batch or after the step, so it includes the backward pass and the optimizer.
         """
         s = self.settings
         self.timer.stop("update")
@@ -235,7 +239,8 @@ class DualLoop(nn.Module):
         self.identical.clear()
 
     def _check_active(self, gradient: Tensor) -> None:
-        """With gradient checkpointing, layers run again in the backward pass: under another adapter the policy would get no gradient."""
+        """Assert that the policy's adapter is active. With gradient checkpointing, layers run again in the backward pass: under another
+        adapter the policy would get no gradient."""
         assert self.policies.active == "policy", f"backward with the adapter {self.policies.active!r} active; only the policy learns"
 
     def _rollout_steps(self, batch: Batches) -> dict[str, RolloutStep]:
@@ -268,10 +273,10 @@ class DualLoop(nn.Module):
 
     @torch.no_grad()
     def _act(self, batch: Batches, steps: dict[str, RolloutStep]) -> tuple[dict[str, Experience], dict[str, RolloutStep]]:
-        """Roll out and reward one micro-batch, and let the reference read what was done.
+        """Roll out and reward one micro-batch, and let the reference read the rollouts.
 
-        While a judge reads captions, the other loops act and the reference reads. Of more candidates than are learned from, those with a
-        spread stay, and the reference reads them alone.
+        While a judge reads captions, the other loops act and the reference reads. If there are more candidates than are learned from, those
+        whose rewards differ are kept, and the reference reads only the kept ones.
         """
         done, judged = {}, {}
         for name, step in steps.items():
@@ -299,7 +304,7 @@ class DualLoop(nn.Module):
         return grpo.weighted_sum(experience.rewards, LOOPS[name].rewards(self.settings))
 
     def _record_rewards(self, name: str, experience: Experience, judged: Future[list[float | None]] | None) -> None:
-        """Adds the judgements, and says in metrics, record and running means what was earned."""
+        """Add the judgements to the rewards, and write the rewards to metrics, record and running means."""
         if judged is not None:
             assert self.judging is not None, "judgements without a judge"
             with self.timer.part("judge"):
@@ -314,7 +319,7 @@ class DualLoop(nn.Module):
         known = rewards[~rewards.isnan()].double()
         summed, count = shared_sum(torch.tensor([float(known.sum()), float(len(known))]), self.model.device).tolist()
         experience.metrics |= {"failed": 1 - len(known) / rewards.numel(), "zero_spread": grpo.zero_spread(rewards)}
-        if not count:  # all of all processes failed: nothing is known of this step
+        if not count:  # every rollout of every process failed: this step has no mean reward
             return
         best = sum(weight for weight in LOOPS[name].rewards(self.settings).values() if weight > 0) or 1.0
         mean = summed / count
@@ -327,7 +332,11 @@ class DualLoop(nn.Module):
         return bool(every) and batch.rollout % every == 0 and batch.micro == 0 and rank() == 0
 
     def _weights(self) -> dict[str, float]:
-        """Of the loops' losses. Adaptive: by what a loop still misses of its best reward, to the power `adaptive_loops`; same sum."""
+        """Return the weights of the loops' losses.
+
+        Adaptive: proportional to the part of its best reward that a loop still lacks, to the power `adaptive_loops`; the sum stays the
+        same.
+        """
         fixed = {str(name): weight for name, weight in self.settings.loops.items()}
         if not self.settings.adaptive_loops:
             return fixed
@@ -336,15 +345,17 @@ class DualLoop(nn.Module):
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Most that this process has held so far: on the GPU, or resident in main memory."""
+    """Return the most memory that this process has held so far: on the GPU, or resident in main memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 class GradientMonitor:
-    """Gradient norms by part of the model, in the steps where it is on; they are read before the optimizer clears them. Of several
-    processes the largest: each sees its own samples' gradient, before they are averaged."""
+    """Gradient norms by part of the model, in the steps where it is on; read before the optimizer clears the gradients.
+
+    With several processes the largest norm counts: each process sees the gradient of its own samples, before averaging.
+    """
 
     def __init__(self, model: nn.Module, limit: float) -> None:
         self.limit, self.on = limit, False
@@ -365,7 +376,8 @@ class GradientMonitor:
         return note
 
     def found(self, step: int, device: torch.device) -> dict[str, float]:
-        """`grad_norm/<part>`, before clipping; all processes call it. Raises RuntimeError where one is above the limit (0 = none)."""
+        """Return `grad_norm/<part>`, before clipping; all processes must call it. Raises RuntimeError if a norm is above the limit (0 = no
+        limit)."""
         norms = {part: sum(self.squares[part].values()) ** 0.5 for part in sorted(self.parts)} if self.on else {}
         if norms and world_size() > 1:
             largest = torch.tensor(list(norms.values()), device=device)

@@ -1,4 +1,4 @@
-"""Rewards of a group -> advantages; log-probabilities and advantages -> a policy-gradient loss; two policies -> their KL."""
+"""GRPO: rewards of a group -> advantages; log-probabilities and advantages -> policy-gradient loss; two policies -> their KL."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from torch import Tensor
 from ans_core.metrics.mask import pairwise_iou
 
 Scale = Literal["group", "batch", "within", "none"]
-"""What centred rewards are divided by. group: the group's own standard deviation (GRPO). batch: that of all rewards (TRL's "batch"), in
-which differences between samples count too. within: that of all centred rewards, pooled over groups. none: 1 (Dr. GRPO). All unbiased."""
+"""What centred rewards are divided by. group: the group's own standard deviation (GRPO). batch: the standard deviation of all rewards
+(TRL's "batch"), which includes differences between samples. within: the standard deviation of all centred rewards, pooled over groups.
+none: 1 (Dr. GRPO). All standard deviations are unbiased."""
 
 Combine = Literal["sum_then_normalise", "normalise_then_sum"]
-"""Reward parts are summed first, or made advantages first, each by itself, and their weighted sum normalised over the batch (GDPO), so
-that a part of small spread is not drowned by another."""
+"""sum_then_normalise: sum the reward parts, then compute advantages. normalise_then_sum: compute advantages of each part, then normalise
+their weighted sum over the batch (GDPO), so that a part of small spread is not drowned by another."""
 
 Form = Literal["dapo", "grpo", "dr_grpo", "bnpo", "gspo", "cispo"]
-"""dapo: mean over the tokens of the step. bnpo: mean over a micro-batch's tokens, then over micro-batches and processes. grpo: mean over
-each answer's tokens, then over answers (short ones weigh more). dr_grpo: sum over answers x longest answer allowed. gspo: one ratio an
-answer (mean log-ratio), then as grpo. cispo: the clipped ratio as a constant weight, then as dapo. Names and formulas as TRL 1.16's
-`loss_type`; gspo is its `importance_sampling_level="sequence"` with `loss_type="grpo"`."""
+"""How the loss is averaged. dapo: mean over the tokens of the step. bnpo: mean over a micro-batch's tokens, then over micro-batches and
+processes. grpo: mean over each answer's tokens, then over answers (tokens of short answers weigh more). dr_grpo: sum over tokens, divided
+by answers x longest answer allowed. gspo: one ratio per answer (mean log-ratio), then as grpo. cispo: the clipped ratio as a constant
+weight, then as dapo. Names and formulas follow `loss_type` of TRL 1.16; gspo is its `importance_sampling_level="sequence"` with
+`loss_type="grpo"`."""
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +-20 before exp (verl, OpenRLHF)."""
@@ -49,17 +51,17 @@ class Objective:
     clip_high: float
     """Ratios are clipped to [1 - low, 1 + high]; cispo: to at most 1 + high."""
     max_tokens: int
-    """Longest answer that can be said (dr_grpo's constant)."""
+    """Longest answer allowed (dr_grpo's constant)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """What a step's losses are divided by: counts over all its micro-batches and processes, whose losses then add up."""
+    """What a step's losses are divided by: counts over all its micro-batches and processes, so that their losses add up."""
 
     samples: float
     answers: float
     tokens: float
-    """Of the policy's own, that are learned from."""
+    """Tokens sampled by the policy that are learned from."""
     micro_batches: float = 1.0
 
 
@@ -67,7 +69,7 @@ class Totals:
 
 
 def weighted_sum(parts: Mapping[str, Float[Tensor, "B G"]], weights: Mapping[str, float]) -> Float[Tensor, "B G"]:
-    """A rollout with a part that failed (NaN) has no reward (NaN): one without it can't be compared with its group."""
+    """Sum the reward parts by weight. A rollout with a failed part (NaN) gets NaN: without the part it can't be compared with its group."""
     return torch.stack([weights[name] * values for name, values in parts.items()]).sum(0)
 
 
@@ -80,11 +82,14 @@ def advantages_of_parts(
     std_floor: float,
     total: Total = _alone,
 ) -> Float[Tensor, "B G"]:
-    """`normalise_then_sum` scales every part by `scale`, and the weighted sum by its standard deviation over the batch (floor: 1e-4, as
-    TRL's epsilon: it is made of normalised numbers)."""
+    """Compute advantages from several reward parts.
+
+    `normalise_then_sum` divides each part by its `scale`, and the weighted sum by its standard deviation over the batch. The floor of the
+    latter is 1e-4, TRL's epsilon, because the sum is made of normalised numbers.
+    """
     if combine == "sum_then_normalise":
         return advantages(weighted_sum(parts, weights), scale=scale, std_floor=std_floor, total=total)
-    known = ~weighted_sum(parts, weights).isnan()  # who lacks one part is in no baseline of another
+    known = ~weighted_sum(parts, weights).isnan()  # a rollout that lacks one part is left out of the other parts' baselines
     both = {name: torch.where(known, values, torch.nan) for name, values in parts.items()}
     single = {name: advantages(values, scale=scale, std_floor=std_floor, total=total) for name, values in both.items()}
     summed = torch.where(known, weighted_sum(single, weights), 0.0)
@@ -93,7 +98,7 @@ def advantages_of_parts(
 
 
 def _over_all(values: Float[Tensor, " K"], total: Total) -> tuple[float, float]:
-    """(mean, unbiased standard deviation) over all processes; (0, 0) of nothing, deviation 0 of one."""
+    """Return (mean, unbiased standard deviation) over all processes; (0, 0) without values, deviation 0 for one value."""
     values = values.double()
     summed, count = total(torch.stack([values.sum(), values.new_tensor(float(len(values)))])).tolist()
     mean = summed / max(count, 1.0)
@@ -102,10 +107,11 @@ def _over_all(values: Float[Tensor, " K"], total: Total) -> tuple[float, float]:
 
 
 def advantages(rewards: Float[Tensor, "B G"], *, scale: Scale, std_floor: float, total: Total = _alone) -> Float[Tensor, "B G"]:
-    """Rewards minus their group's mean, divided by a standard deviation (`Scale`) of at least the floor.
+    """Subtract the group's mean from rewards and divide by a standard deviation (`Scale`) of at least `std_floor`.
 
-    Equal rewards give exactly zero, compared directly: their float mean can be off by an ulp. NaN = a failed reward: left out of the
-    baseline, advantage 0. The floor keeps noise of a nearly equal group from being blown up to +-1. Raises ValueError for G < 2.
+    Groups of equal rewards get exactly zero; equality is tested directly because a float mean can be off by an ulp. A failed reward (NaN)
+    is left out of the baseline and gets advantage 0. The floor keeps the noise of a nearly equal group from being scaled up to +-1. Raises
+    ValueError for G < 2.
     """
     if rewards.shape[1] < 2:
         raise ValueError(f"groups of {rewards.shape[1]} have no baseline; rl.group must be at least 2")
@@ -126,20 +132,20 @@ def advantages(rewards: Float[Tensor, "B G"], *, scale: Scale, std_floor: float,
 
 
 def _all_equal(rewards: Float[Tensor, "B G"]) -> Bool[Tensor, " B"]:
-    """Groups whose known rewards are all the same, or are none."""
+    """Tell which groups have known rewards that are all equal, or no known rewards."""
     known = ~rewards.isnan()
     first = torch.where(known, rewards, torch.inf).amin(1, keepdim=True)
     return (~known | (rewards == first)).all(1)
 
 
 def zero_spread(rewards: Float[Tensor, "B G"]) -> float:
-    """Share of groups that teach nothing because all their rewards are equal (or failed)."""
+    """Return the share of groups that teach nothing because all their rewards are equal (or failed)."""
     return float(_all_equal(rewards).float().mean())
 
 
 def most_telling(rewards: Float[Tensor, "B G"], count: int) -> Int[Tensor, " count"]:
-    """The `count` groups to learn from, in their order: those with a spread first (DAPO's dynamic sampling, with the candidates drawn
-    beforehand)."""
+    """Choose the `count` groups to learn from, groups with differing rewards first; return their indices in ascending order. This is DAPO's
+    dynamic sampling with all candidates drawn beforehand."""
     order = torch.argsort(_all_equal(rewards).int(), stable=True)
     return order[:count].sort().values
 
@@ -157,11 +163,12 @@ def policy_loss(
     answers: int,
     totals: Totals | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-    """The loss of M tokens (or, with one token an answer, of M masks) that were sampled by `behaviour`.
+    """Return the loss of M tokens (or of M masks, one token an answer) that were sampled with log-probabilities `behaviour`, and metrics.
 
-    answer: which of `answers` answers a token belongs to; answers without a token in the loss count in grpo's, gspo's and dr_grpo's means.
-    The ratio is against the policy that acted, never against the reference. totals: of the step that the tokens belong to; None = they are
-    all. M = 0 gives 0 with a graph to nothing. Metrics: mean ratio, and shares of tokens held back by each clip.
+    answer: which of the `answers` answers a token belongs to. Answers without a token in the loss still count in the means of grpo, gspo
+    and dr_grpo. The ratio is against the policy that sampled, never against the reference. totals: counts of the whole step; None = these
+    tokens are the whole step. M = 0 gives a loss of 0 that is attached to the (empty) graph. Metrics: mean and largest ratio, and the share
+    of tokens held back by each clip.
     """
     if not len(logps):
         return logps.sum(), {}
@@ -206,10 +213,11 @@ def _aggregate(
 
 
 def token_kl(logps: Float[Tensor, " M"], reference: Float[Tensor, " M"]) -> tuple[Float[Tensor, ""], float]:
-    """(loss term, estimate) of KL(policy || reference) over sampled tokens: k2's gradient, which is the reverse KL's, with k3's value.
+    """Return (loss term, estimate) of KL(policy || reference) over sampled tokens: the loss term is k2, whose gradient is that of the
+    reverse KL; the estimate is k3.
 
-    Schulman's k3 = exp(d) - 1 - d with d = reference - policy is never negative; its gradient is not the KL's (1.47 times too large).
-    k1 in the loss has expected gradient 0: it regularises nothing.
+    Schulman's k3 = exp(d) - 1 - d with d = reference - policy is never negative, but its gradient is not the KL's (1.47 times too large).
+    k1 as a loss has expected gradient 0, so it regularises nothing.
     """
     if not len(logps):
         return logps.sum(), 0.0
@@ -219,7 +227,8 @@ def token_kl(logps: Float[Tensor, " M"], reference: Float[Tensor, " M"]) -> tupl
 
 
 def exact_kl(logits: Float[Tensor, "M V"], reference: Float[Tensor, "M V"]) -> Float[Tensor, ""]:
-    """KL(policy || reference) of M categorical distributions, summed: for tokens that were given, which no sampled estimate fits."""
+    """Return KL(policy || reference) summed over M categorical distributions. It is for given tokens: estimates from samples don't apply to
+    them."""
     policy, fixed = logits.float().log_softmax(dim=1), reference.float().log_softmax(dim=1)
     return F.kl_div(fixed, policy, log_target=True, reduction="sum")
 

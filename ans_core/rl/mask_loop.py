@@ -1,5 +1,7 @@
-"""Loop 2: caption or expression -> masks -> captions'. The policy's mask is explored (`mask_policy`); the inverse model
-captions every tried mask. Beside it the supervised mask loss, and the words around `[SEG]` held to the reference.
+"""Loop 2: caption or expression -> masks -> captions'.
+
+The policy tries G masks (`mask_policy`); the inverse model captions each of them. The loss adds the supervised mask loss, and a KL that
+keeps the words around `[SEG]` close to the reference.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ from ans_core.rl.step import Experience, Loop, RolloutStep
 
 
 def policy_output(step: RolloutStep, groups: tuple[Group, ...]) -> tuple[PolicyOutput, Float[Tensor, "M V"]]:
-    """What the active adapter draws for every sample's text, and its logits of the answers' tokens, which are given."""
+    """Return the masks that the active adapter draws for every sample's text, and its logits at the answers' tokens, which are given."""
     packed, hidden, rollout = step.hidden(groups, [])
     embeddings, decoded = step.decoded(packed, hidden)
     at, place = packed.loss_mask.nonzero(as_tuple=True)
     words = step.reader.guarded(step.model.logits(hidden[at, place - 1]))
     logp = words.log_softmax(1).gather(1, packed.input_ids[at, place][:, None])[:, 0]
     total = torch.zeros(len(groups), device=logp.device).index_add(0, rollout, logp)
-    # DistributedDataParallel waits for a gradient of all that is trained, and few losses read these two heads.
+    # DistributedDataParallel waits for a gradient of every trained parameter, and few losses use these two heads.
     unread = 0.0 * (decoded.ious.sum() + decoded.object_score.sum())
     output = PolicyOutput(
         embeddings=embeddings.float(),
@@ -85,7 +87,7 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
     each = torch.arange(len(logps), device=logps.device)
     objective = replace(step.objective, max_tokens=1)
     totals = replace(step.totals, tokens=step.totals.answers)  # an answer is one action
-    share = len(done.groups) / totals.samples  # of the step: what follows are means over this batch's samples
+    share = len(done.groups) / totals.samples  # of the step's samples: the losses below are means over this batch
     loss, metrics = grpo.policy_loss(
         logps, behaviour, done.advantage.to(logps.device).flatten(), each, objective, answers=len(logps), totals=totals
     )
@@ -101,7 +103,8 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
 
 
 def _supervised(step: RolloutStep, logits: Float[Tensor, "B h w"]) -> Float[Tensor, ""]:
-    """BCE and dice, weighted as in SFT; a sample's random points have its own seed, wherever it is computed."""
+    """Return BCE and dice loss, weighted as in SFT. The random points of a sample are seeded by the sample, so they don't depend on its
+    process."""
     seeds = [step.seed("mask points", i) for i in range(len(logits))]
     bce, dice = mask_losses(logits, step.batch.targets, points=step.mask_points, seeds=seeds)
     return step.mask_losses[0] * bce + step.mask_losses[1] * dice

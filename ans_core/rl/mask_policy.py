@@ -1,7 +1,7 @@
-"""Masks as actions: what the policy draws -> G masks to try, and the log-probability of a tried one under any later policy.
+"""Masks as actions: the policy's mask output -> G masks to try, and the log-probability of a tried mask under any later policy.
 
-A mask made from text by one `[SEG]` token has no randomness of its own: its token's log-probability teaches nothing about its shape. Each
-policy here puts the randomness somewhere: a new one is a class and a line in MASK_POLICIES.
+A mask that one `[SEG]` token decodes to has no randomness of its own: the token's log-probability teaches nothing about its shape. Each
+policy here adds randomness in a different place; a new one is a class and a line in MASK_POLICIES.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 TARGET_IOU = (0.75, 0.92)
-"""Mean pairwise IoU of a group that the width is steered to: different enough to learn from, near enough to be masks."""
+"""Range to which the width steers a group's mean pairwise IoU: masks differ enough to learn from, and are still plausible."""
 WIDTH_STEP = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOutput:
-    """What a policy draws for B texts."""
+    """The mask output of a policy for B texts."""
 
     embeddings: Float[Tensor, "B C"]
-    """Of the `[SEG]` tokens, as the mask decoder gets them."""
+    """Embeddings of the `[SEG]` tokens, as the mask decoder gets them."""
     logits: Float[Tensor, "B h w"]
-    """Of the mask that counts: the one with the best predicted IoU."""
+    """Logits of the chosen mask: the one with the best predicted IoU."""
     choices: Float[Tensor, "B M H W"]
     """The decoder's M masks."""
     ious: Float[Tensor, "B M"]
@@ -40,10 +40,10 @@ class PolicyOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskActions:
-    """What was done, kept as it was: a later log-probability never draws anew."""
+    """Sampled actions, stored so that a later log-probability never samples again."""
 
     choice: Tensor
-    """(B, G, ...) the numbers that were output."""
+    """(B, G, ...) the numbers that were sampled."""
     masks: Bool[Tensor, "B G h w"]
     confidence: Float[Tensor, "B G"]
     """Mean probability that the mask's pixels are foreground, 0.5 to 1; 0 where it is empty."""
@@ -52,7 +52,7 @@ class MaskActions:
 
 
 Decode = Callable[[Float[Tensor, "P C"]], Float[Tensor, "P h w"]]
-"""Embeddings, G for each of the B pictures in order -> mask logits by the decoder that acts."""
+"""Decode embeddings to mask logits with the acting decoder; G embeddings for each of the B pictures, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +62,12 @@ class MaskSampling:
     width: float
     scale: float
     generators: Sequence[torch.Generator]
-    """One a sample."""
+    """One per sample."""
     group: int
     decode: Decode
 
     def normal(self, *shape: int) -> Float[Tensor, "B G *shape"]:
-        """Noise of the samples' generators."""
+        """Return normal noise from the samples' generators."""
         return torch.stack([torch.randn((self.group, *shape), generator=g, device=g.device) for g in self.generators])
 
     def actions(self, choice: Tensor, logits: Float[Tensor, "B G h w"]) -> MaskActions:
@@ -77,26 +77,27 @@ class MaskSampling:
 
 
 def mean_probability(p: Float[Tensor, "*P h w"], masks: Bool[Tensor, "*P h w"]) -> Float[Tensor, "*P"]:
-    """Of the pixels in a mask; 0 where it is empty."""
+    """Return the mean probability of the pixels in a mask; 0 for an empty mask."""
     return torch.where(masks, p, 0.0).sum((-2, -1)) / masks.sum((-2, -1)).clamp(min=1)
 
 
 @runtime_checkable
 class MaskPolicy(Protocol):
     explores: ClassVar[bool]
-    """Whether its width can be steered."""
+    """Whether the width can be steered."""
 
     def spread(self, output: PolicyOutput) -> float:
-        """The unit that its width is measured in: a mean over samples."""
+        """Return the unit in which the width is measured: a mean over samples."""
 
     def act(self, output: PolicyOutput, sampling: MaskSampling) -> MaskActions:
-        """G masks of each sample, by the sample's generator."""
+        """Sample G masks for each sample, with the sample's generator."""
 
     def log_prob(self, output: PolicyOutput, actions: MaskActions) -> Float[Tensor, "B G"]:
-        """Of the stored actions, up to a constant, as mean over an action's numbers: a sum would make every ratio extreme."""
+        """Return the log-probability of the stored actions, up to a constant, as the mean over an action's numbers: a sum would make every
+        ratio extreme."""
 
     def kl(self, output: PolicyOutput, reference: PolicyOutput, actions: MaskActions) -> Float[Tensor, ""]:
-        """KL(policy || reference) of the distributions of actions, exact, per number, mean over samples."""
+        """Return the exact KL(policy || reference) of the action distributions, per number, averaged over samples."""
 
 
 class _Gaussian(ABC):
@@ -106,7 +107,7 @@ class _Gaussian(ABC):
 
     @abstractmethod
     def mean(self, output: PolicyOutput) -> Tensor:
-        """(B, ...)"""
+        """Return the mean of the action, (B, ...)."""
 
     def log_prob(self, output: PolicyOutput, actions: MaskActions) -> Float[Tensor, "B G"]:
         mean = self.mean(output) / actions.scale
@@ -119,8 +120,8 @@ class _Gaussian(ABC):
 
 @dataclass(frozen=True)
 class GridGaussian(_Gaussian):
-    """The action is a cells x cells grid around the pooled logits, so that whole parts of a mask grow or shrink; the detail within a cell
-    is kept. Its gradient reaches all that draws, SAM2's mask decoder too."""
+    """The action is a grid of cells x cells around the pooled logits, so that whole parts of a mask grow or shrink; detail within a cell is
+    kept. The gradient reaches everything that draws, including SAM2's mask decoder."""
 
     cells: int
 
@@ -138,7 +139,7 @@ class GridGaussian(_Gaussian):
 
 
 class SegGaussian(_Gaussian):
-    """The action is the `[SEG]` embedding; the mask decoder belongs to the environment and gets no gradient."""
+    """The action is the `[SEG]` embedding; the mask decoder is part of the environment and gets no gradient."""
 
     def mean(self, output: PolicyOutput) -> Float[Tensor, "B C"]:
         return output.embeddings
@@ -153,7 +154,7 @@ class SegGaussian(_Gaussian):
 
 
 class Bernoulli:
-    """Every pixel is drawn by itself with probability sigmoid(logit / width): the most exploration, and speckled masks."""
+    """Each pixel is sampled independently with probability sigmoid(logit / width): the most exploration, and speckled masks."""
 
     explores: ClassVar[bool] = True
 
@@ -179,8 +180,8 @@ class Bernoulli:
 
 
 class Multimask:
-    """The action is which of the decoder's masks counts, with its predicted IoUs / width as logits: exact discrete log-probabilities, and
-    no more masks to explore than there are."""
+    """The action is the index of one of the decoder's masks; the logits are the predicted IoUs / width. Log-probabilities are exact and
+    discrete, but there are only as many masks to explore as the decoder outputs."""
 
     explores: ClassVar[bool] = True
 
@@ -203,8 +204,8 @@ class Multimask:
 
 
 class Token:
-    """The algorithm as first written down: the "action" is the answer's tokens, which are given. All masks of a group are one, every
-    advantage is 0 and so is the gradient. Kept to show just that."""
+    """The algorithm as first written down: the "action" is the answer's tokens, which are given. All masks of a group are the same, so
+    every advantage and the gradient are 0. It is kept to show this."""
 
     explores: ClassVar[bool] = False
 
@@ -229,10 +230,10 @@ MASK_POLICIES: dict[str, Callable[[int], MaskPolicy]] = {
     "multimask": lambda cells: Multimask(),
     "token": lambda cells: Token(),
 }
-"""Name -> its maker, from the number of cells on a side of the grid."""
+"""Name -> constructor, which takes the number of grid cells on a side."""
 
 
 def steered(width: float, pairwise_iou: float) -> float:
-    """The next step's width: wider where the group's masks are too alike, narrower where they are too different."""
+    """Return the next step's width: wider if the group's masks are too alike, narrower if they are too different."""
     low, high = TARGET_IOU
     return width * math.exp(WIDTH_STEP * ((pairwise_iou > high) - (pairwise_iou < low)))

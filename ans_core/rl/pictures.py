@@ -1,4 +1,4 @@
-"""What a loop tried on one sample -> a picture of it (masks, texts, rewards) and the same in JSON, for people to look at."""
+"""Draw what a loop tried on one sample (masks, texts, rewards) as a picture, with the same content in JSON, for people to look at."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PANEL_INCHES = 2.2
 
 
 def save(folder: Path, name: str, step: RolloutStep, done: Experience) -> None:
-    """`<folder>/<name>.png` and `.json`: the first sample of a batch. Truth on the left, then the G rollouts with what they earned."""
+    """Write `<folder>/<name>.png` and `.json` for a batch's first sample: truth on the left, then the G rollouts with their rewards."""
     assert done.advantage is not None, "pictures come after the rewards"
     sample, size = step.batch.samples[0], step.settings.group
     image = transforms.open_image(sample.frames[0])

@@ -1,6 +1,7 @@
-"""What the policy said, as segments; sampled from the model, and read again as log-probabilities, through one and the same function.
+"""Rollouts as segments: sampled from the model, and read again as log-probabilities. Both use the same `Reader`.
 
-A rollout is a list of segments, each either said by the policy (trainable) or given to it: a question, a forced answer, a tool's reply.
+A rollout is a list of segments. Each is either sampled from the policy (trainable) or given to it: a question, a forced answer, a tool's
+reply.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from ans_core.model.prefill import PrefilledBatch
 from ans_core.model.sa2va import Sa2VA
 
 Guard = Literal["guard", "clip"]
-"""guard: logits that are not finite are replaced and counted, others are left alone. clip: also clamped to +-30, which takes the gradient
-from every token beyond (logits 35, 28, -40 give log p = -0.13 for the first instead of -0.0009)."""
+"""guard: replace and count logits that are not finite, leave others alone. clip: also clamp to +-30, which removes the gradient of every
+token beyond (logits 35, 28, -40 give log p = -0.13 for the first instead of -0.0009)."""
 
 CLIP = 30.0
 REPLACED = 1e4
@@ -33,7 +34,7 @@ REPLACED = 1e4
 class Segment:
     ids: tuple[int, ...]
     trainable: bool
-    """Sampled from the policy, so its log-probability is learned; otherwise given."""
+    """True: sampled from the policy, so its log-probability is learned. False: given."""
 
 
 Rollout = tuple[Segment, ...]
@@ -41,32 +42,36 @@ Rollout = tuple[Segment, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The G rollouts of one sample, all of which go on from its prefix: the picture and, but for its last token, what is asked of it. (That
-    one predicts what is said first, in each rollout for itself.)"""
+    """The G rollouts of one sample, which share a prefix: the picture and the question without its last token.
+
+    Each rollout holds that last token itself, because it predicts the first token of the answer.
+    """
 
     prefix: tuple[int, ...]
     rollouts: tuple[Rollout, ...]
 
 
 class Reader:
-    """Raw logits -> the logits of the distribution that the policy acts by. Used in sampling and for log-probabilities alike: what one of
-    them did alone would make the behaviour another policy than the one that learns. top_p is 1: a cut tail has no log-probability.
+    """Turn raw logits into the logits of the distribution that the policy samples from.
+
+    Sampling and log-probabilities both use it: a step that only one of them took would make the behaviour policy differ from the learned
+    one. top_p is 1: tokens of a cut tail would have no log-probability.
     """
 
     def __init__(self, *, temperature: float, forbidden: Sequence[int], guard: Guard) -> None:
         self.temperature, self.guard = temperature, guard
         self.forbidden = list(forbidden)
-        """Never said: IMG_CONTEXT, whose slot no picture could fill when the answer is read again."""
+        """Token ids that are never sampled: IMG_CONTEXT, whose slot would have no picture when the answer is read again."""
         self.nonfinite = 0
         """Logits replaced so far."""
 
     def __call__(self, raw: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
-        """In fp32: bf16 logits alone put 5 % of noise on a ratio."""
+        """Apply guard, temperature and forbidden tokens in fp32: bf16 logits alone put 5 % of noise on a ratio."""
         logits = self.guarded(raw) / self.temperature
         return logits.index_fill(1, torch.tensor(self.forbidden, device=raw.device, dtype=torch.long), -torch.inf)
 
     def guarded(self, raw: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
-        """All finite, nothing forbidden, at temperature 1: for tokens that are given."""
+        """Return finite logits with nothing forbidden, at temperature 1: for tokens that are given."""
         logits = raw.float()
         bad = ~logits.detach().isfinite()
         if count := int(bad.sum()):
@@ -76,8 +81,10 @@ class Reader:
 
 
 class _GumbelSampling(LogitsProcessor):
-    """Turns a greedy search into sampling: argmax(logits + Gumbel noise) is a draw from softmax(logits). Every row has a generator of its
-    own, so what it says depends neither on the rows beside it nor on the process it runs in."""
+    """Turn greedy search into sampling: argmax(logits + Gumbel noise) is a sample from softmax(logits).
+
+    Every row has its own generator, so its tokens depend neither on the other rows nor on the process it runs in.
+    """
 
     def __init__(self, reader: Reader, seeds: Sequence[int], device: torch.device) -> None:
         self.reader = reader
@@ -97,11 +104,11 @@ class SampledAnswer:
     """One sampled answer."""
 
     ids: tuple[int, ...]
-    """With the end-of-turn token, where it came to one."""
+    """Including the end-of-turn token, if there is one."""
     logps: tuple[float, ...]
-    """Of every token, as it was sampled."""
+    """Log-probability of every token, as it was sampled."""
     complete: bool
-    """Ended by itself, not by max_tokens."""
+    """Ended by itself, not cut at max_tokens."""
 
 
 class _Fp32Head(nn.Linear):
@@ -111,20 +118,21 @@ class _Fp32Head(nn.Linear):
 
 
 def exact_head(model: Sa2VA) -> None:
-    """Makes the model's head compute in fp32 under autocast, too, for sampling and learning alike: logits that are rounded to bf16 put 0.1
-    on a log-probability. SFT leaves it in fp32, so nothing is copied."""
+    """Make the model's head compute in fp32 under autocast, for sampling and learning alike: logits rounded to bf16 change a
+    log-probability by 0.1. SFT keeps the head in fp32, so nothing is copied."""
     model.internvl.lm_head.__class__ = _Fp32Head
 
 
 def check_cache(model: Sa2VA) -> None:
-    """Raises RuntimeError with gradient checkpointing on a model in training mode: transformers then drops the KV cache, with a warning
-    only, and what follows the shared prefixes would be read without them."""
+    """Raise RuntimeError if the model trains with gradient checkpointing: transformers then drops the KV cache with only a warning, and
+    tokens after the shared prefixes would be read without them."""
     if any(m.training and getattr(m, "gradient_checkpointing", False) for m in model.internvl.model.language_model.modules()):
         raise RuntimeError("sampling needs the KV cache, which gradient checkpointing drops in training mode: call model.eval() first")
 
 
 def _prefill(model: Sa2VA, prompted: PrefilledBatch) -> PrefilledBatch:
-    """The same requests with all but their last token read, once each: what is left is read by every answer."""
+    """Read all but the last token of every request once; return a batch whose cache holds them. Every answer then reads the last token
+    itself."""
     begun, length = prompted.prefix_of, prompted.prefixes.shape[1]
     attention = torch.cat([prompted.prefix_attention[begun], prompted.attention], dim=1)
     read = model.internvl.model.language_model(
@@ -149,7 +157,7 @@ def _prefill(model: Sa2VA, prompted: PrefilledBatch) -> PrefilledBatch:
 def sample(
     model: Sa2VA, prompted: PrefilledBatch, *, group: int, max_tokens: int, reader: Reader, seeds: Sequence[int]
 ) -> list[SampledAnswer]:
-    """`group` answers to each of the B requests, one after the other; `seeds`: one an answer (B x group)."""
+    """Sample `group` answers for each of the B requests, in request order; `seeds` has one seed per answer (B x group)."""
     prompted = _prefill(model, prompted)
     rows = torch.arange(len(prompted.embeds), device=model.device).repeat_interleave(group)
     sampling = _GumbelSampling(reader, seeds, model.device)
@@ -169,8 +177,8 @@ def sample(
 
 
 def pack(groups: Sequence[Group], *, pad_id: int) -> tuple[dict[str, Tensor], Int[Tensor, " M"]]:
-    """Fields of `Packed` with one row a group (its prefix is read once for all its rollouts), and the rollout that each of the M trainable
-    tokens belongs to (counted through all groups), in the order of `loss_mask`."""
+    """Return fields of `Packed` with one row per group (its prefix is read once for all its rollouts), and the rollout that each of the M
+    trainable tokens belongs to (counted through all groups), in the order of `loss_mask`."""
     rows = []
     for group in groups:
         row = pack_row(list(group.prefix), [([], [i for segment in rollout for i in segment.ids]) for rollout in group.rollouts])
@@ -185,12 +193,12 @@ def pack(groups: Sequence[Group], *, pad_id: int) -> tuple[dict[str, Tensor], In
 def token_logps(
     model: Sa2VA, packed: Packed, hidden: Float[Tensor, "B L D"], reader: Reader
 ) -> tuple[Float[Tensor, " M"], Float[Tensor, "M V"]]:
-    """Of every trainable token, and of all tokens that could have stood in its place."""
+    """Return the log-probability of every trainable token, and the log-probabilities of all tokens in its place."""
     at, place = packed.loss_mask.nonzero(as_tuple=True)
     logp = reader(model.logits(hidden[at, place - 1])).log_softmax(dim=1)
     return logp.gather(1, packed.input_ids[at, place][:, None])[:, 0], logp
 
 
 def entropies(logp: Float[Tensor, "M V"]) -> Float[Tensor, " M"]:
-    """A token that is never said has none, and takes no gradient."""
+    """Return the entropy of each row. A token with probability 0 adds nothing and gets no gradient."""
     return -(logp.exp() * logp.masked_fill(logp.isneginf(), 0.0)).sum(1)

@@ -1,6 +1,6 @@
-"""One step's samples and what is known of them -> what every loop does with them: asks, draws, reads answers again, rewards.
+"""One step's samples and encoded images, with everything that loops do with them: ask, draw, read answers again, reward.
 
-Frozen encoders have run once: their features serve all loops and rollouts, policy, teacher and reference.
+The frozen encoders have run once: all loops and rollouts, policy, teacher and reference use their features.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from ans_core.rl.rollout import Group, Reader, Rollout, SampledAnswer, Segment, 
 from ans_core.types import RLE, Prediction, Request, Sample
 
 MASK_ANSWER = prompts.REFERRING_ANSWERS[0]
-"""Teacher-forced: what is explored is the mask, not the words around `[SEG]`."""
+"""Teacher-forced: the policy explores the mask, not the words around `[SEG]`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RlBatch(TensorBatch):
-    """Samples of one step, one image each, and their pictures for both encoders."""
+    """Samples of one step, one image each, with pictures for both encoders."""
 
     samples: tuple[Sample, ...]
     asked: tuple[str, ...]
-    """What loop 2 draws from: the sample's caption or an expression that means the same thing."""
+    """The text from which loop 2 draws: the sample's caption or an expression with the same meaning."""
     tiles: Float[Tensor, "T 3 s s"]
     tiles_per_row: list[int]
     pixels: Float[Tensor, "B 3 S S"]
     targets: Bool[Tensor, "B M M"]
-    """Of the sample's mask; empty where it has none."""
+    """The sample's mask; empty if it has none."""
 
 
 def rl_batch(samples: Sequence[Sample], asked: Sequence[str], model: Sa2VA, *, mask_size: int) -> RlBatch:
@@ -70,11 +70,11 @@ def rl_batch(samples: Sequence[Sample], asked: Sequence[str], model: Sa2VA, *, m
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedImages:
-    """The frozen part of the work on a batch, done once."""
+    """Features of the frozen encoders for a batch, computed once."""
 
     vision: list[Float[Tensor, "_ n C"]]
     frames: FrameFeatures | None
-    """None where no loop draws in these pictures."""
+    """None if no loop draws in these pictures."""
 
     def take(self, kept: Sequence[int]) -> EncodedImages:
         return EncodedImages(vision=[self.vision[i] for i in kept], frames=None if self.frames is None else self.frames[list(kept)])
@@ -82,21 +82,21 @@ class EncodedImages:
 
 @dataclass(kw_only=True)
 class Experience:
-    """What a loop's policy did with B samples and what it earned; enough to learn from it again, after a kill as well."""
+    """What a loop's policy did with B samples and the rewards it got: enough to learn from it again, also after the run was killed."""
 
     groups: tuple[Group, ...]
     regions: list[list[Bool[Tensor, "grid grid"]]]
-    """Visual prompts of every group's row, as `Packed` wants them."""
+    """Visual prompts of every group's row, in the format of `Packed`."""
     texts: list[str]
-    """B x G captions, and ..."""
+    """B x G captions. Of each pair of caption and mask, one is the policy's and the other the inverse model's."""
     masks: list[RLE]
-    """... masks: one side of each pair is the policy's, the other the inverse model's. Empty where a loop has none."""
+    """B x G masks; empty if a loop has none."""
     rewards: dict[str, Float[Tensor, "B G"]]
     """Reward parts."""
     kept: list[int] | None = None
-    """Which of the batch's candidates these samples are; None = all."""
+    """Indices of these samples among the batch's candidates; None = all."""
     sampled_logps: list[tuple[float, ...]] = field(default_factory=list)
-    """B x G: of the tokens said, as they were sampled."""
+    """B x G: log-probabilities of the answer's tokens, as they were sampled."""
     actions: MaskActions | None = None
     advantage: Float[Tensor, "B G"] | None = None
     known: dict[str, Tensor] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Experience:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def take(self, kept: Sequence[int]) -> Experience:
-        """Of these samples alone; before anything about tokens is `known`."""
+        """Keep these samples only; allowed until `known` holds per-token values."""
         assert not self.known, "reference and behaviour are of the samples that stay"
         group = next(iter(self.rewards.values())).shape[1]
         actions = self.actions
@@ -124,11 +124,11 @@ class Experience:
         )
 
     def learned_tokens(self) -> int:
-        """Tokens of the policy's own that the loss counts."""
+        """Count the sampled tokens that enter the loss."""
         return sum(len(s.ids) for group in self.groups for rollout in group.rollouts for s in rollout if s.trainable)
 
     def state(self) -> dict[str, Any]:
-        """In plain containers and tensors, as a checkpoint takes them."""
+        """Return plain containers and tensors for a checkpoint."""
         groups = [(g.prefix, [[(s.ids, s.trainable) for s in r] for r in g.rollouts]) for g in self.groups]
         return {**vars(self), "groups": groups, "actions": None if self.actions is None else dict(vars(self.actions))}
 
@@ -159,7 +159,7 @@ class StepTimer:
         self._open[name] = self._now()
 
     def stop(self, name: str) -> None:
-        """Of a part that was not started, nothing."""
+        """Add the time since `start`; a part that was not started adds nothing."""
         now = self._now()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._open.pop(name, now)
 
@@ -176,19 +176,19 @@ class StepTimer:
 
 @dataclass(kw_only=True)
 class Exploration:
-    """How far loop 2 explores, over the steps."""
+    """How far loop 2 explores; carried from step to step."""
 
     width: float
-    """Of the mask policy's distribution, in units of `scale`."""
+    """Width of the mask policy's distribution, in units of `scale`."""
     scale: float = 0.0
-    """Running mean of what the policy's numbers spread; 0 = not known yet."""
+    """Running mean of the policy's `spread`; 0 = not known yet."""
     identical: int = 0
-    """Updates in a row in which no group had two different masks."""
+    """Consecutive updates in which no group had two different masks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutStep:
-    """A batch in the hands of the policies."""
+    """One batch with the policies and settings that act on it."""
 
     policies: Policies
     settings: Rl
@@ -199,14 +199,14 @@ class RolloutStep:
     mask_policy: MaskPolicy
     exploration: Exploration
     mask_points: int
-    """Of the supervised mask loss, as in SFT, ..."""
+    """Random points of the supervised mask loss, as in SFT."""
     mask_losses: tuple[float, float]
-    """... and the weights of its BCE and dice."""
+    """Weights of its BCE and dice."""
     seeds: tuple[object, ...]
-    """(run seed, step): with the loop, the sample and the rollout they decide everything random."""
+    """(run seed, loop, rollout number): with the sample and the rollout's index they decide everything random."""
     timer: StepTimer
     totals: grpo.Totals = field(default_factory=lambda: grpo.Totals(samples=1.0, answers=1.0, tokens=1.0))
-    """Known when all of the step's micro-batches have acted."""
+    """Known once all micro-batches of the step have acted."""
 
     @property
     def model(self) -> Sa2VA:
@@ -240,13 +240,13 @@ class RolloutStep:
         return seed_of(*self.seeds, what, chosen.dataset, chosen.sample_id, rollout)
 
     def generators(self, what: str) -> list[torch.Generator]:
-        """One a sample."""
+        """Return one generator per sample."""
         return [torch.Generator(self.model.device).manual_seed(self.seed(what, i)) for i in range(len(self.batch.samples))]
 
     # Asking in words
 
     def sample_answers(self, requests: Sequence[Request], what: str) -> list[SampledAnswer]:
-        """G sampled answers of the policy to a request about every sample."""
+        """Sample G answers of the policy to the request about each sample."""
         group = self.settings.group
         check_cache(self.model)
         seeds = [self.seed(what, i, g) for i in range(len(requests)) for g in range(group)]
@@ -259,7 +259,7 @@ class RolloutStep:
 
     @torch.no_grad()
     def inverse_captions(self, masks: Sequence[RLE]) -> list[str]:
-        """The inverse model's greedy captions of G masks a sample; an empty mask has nothing to tell of and gets an empty text."""
+        """Return the inverse model's greedy captions of G masks per sample; an empty mask gets an empty text."""
         group = self.settings.group
         asked = [i for i, mask in enumerate(masks) if rle.area(mask)]
         texts = [""] * len(masks)
@@ -277,24 +277,24 @@ class RolloutStep:
     # Tokens
 
     def group_of(self, index: int, rollouts: Sequence[Rollout]) -> Group:
-        """Rollouts that share the sample's picture."""
+        """Make a group of rollouts that share the sample's picture."""
         tokens = self.batch.tiles_per_row[index] * self.model.grid**2
         prefix = prefix_ids(self.model.tokenizer, template=self.model.config.template, frame_tokens=[tokens])
         return Group(prefix=tuple(prefix), rollouts=tuple(rollouts))
 
     def answers_of(self, index: int, question: Segment, answers: Sequence[Segment]) -> Group:
-        """Rollouts that share the question, too."""
+        """Make a group of rollouts that share the picture and the question."""
         picture = self.group_of(index, ())
         last = replace(question, ids=question.ids[-1:])
         return Group(prefix=picture.prefix + question.ids[:-1], rollouts=tuple((last, answer) for answer in answers))
 
     def question(self, text: str, cells: Sequence[int] = ()) -> Segment:
-        """`text` without `<image>`."""
+        """Return the question as a given segment; `text` comes without `<image>`."""
         ids = question_ids(self.model.tokenizer, text, template=self.model.config.template, cells=cells)
         return Segment(ids=tuple(ids), trainable=False)
 
     def referring_rollout(self, text: str) -> Rollout:
-        """The question for what a text means, and the answer that draws it."""
+        """Return the question for the object that `text` means, and the answer that draws it."""
         question = prompts.referring_question(expression_of(text), prompts.REFERRING_QUESTIONS[1])
         answer = MASK_ANSWER + prompts.TEMPLATES[self.model.config.template].suffix
         ids = self.model.tokenizer.encode(answer, add_special_tokens=False)
@@ -304,7 +304,7 @@ class RolloutStep:
         return transforms.grid_cells(rle.decode(mask), grid=self.model.grid)
 
     def hidden(self, groups: Sequence[Group], regions: list[list[Tensor]]) -> tuple[Packed, Float[Tensor, "B L D"], Int[Tensor, " M"]]:
-        """Packed tokens, their hidden states under the active adapter, and the rollout of every trainable token."""
+        """Return packed tokens, their hidden states under the active adapter, and the rollout of every trainable token."""
         fields, rollout = pack(groups, pad_id=self.model.tokenizer.pad_token_id or 0)
         device = self.model.device
         moved: dict[str, Any] = {name: values.to(device) for name, values in fields.items()}
@@ -314,19 +314,19 @@ class RolloutStep:
     # Masks
 
     def decoded(self, packed: Packed, hidden: Float[Tensor, "B L D"]) -> tuple[Float[Tensor, "P C"], MaskOutput]:
-        """Every row's `[SEG]`s and the masks they draw."""
+        """Return the embeddings of every row's `[SEG]` tokens and the masks they decode to."""
         at = (packed.input_ids == self.model.seg_token_id) & packed.loss_mask
         embeddings = self.model.seg_embeddings(hidden[at])
         return embeddings, self.model.sam2.decode(self.frames, at.nonzero()[:, 0], embeddings)
 
     def decode(self, embeddings: Float[Tensor, "P C"], *, each: int) -> Float[Tensor, "P h w"]:
-        """What `each` embeddings a sample draw."""
+        """Decode `each` embeddings per sample to mask logits."""
         frame = torch.arange(len(self.batch.samples), device=embeddings.device).repeat_interleave(each)
         return self.model.sam2.decode(self.frames, frame, embeddings).logits
 
     @torch.no_grad()
     def inverse_masks(self, texts: Sequence[str]) -> list[MaskPrediction]:
-        """The inverse model's masks of G texts a sample, all of a picture's texts in one packed row."""
+        """Return the inverse model's masks for G texts per sample; all texts of a picture share one packed row."""
         size = self.settings.group
         groups = [
             self.group_of(i, [self.referring_rollout(text) for text in texts[i * size : (i + 1) * size]])
@@ -350,7 +350,7 @@ class RolloutStep:
     # Rewards
 
     def score(self, answers: Sequence[Prediction], weights: Collection[str]) -> dict[str, Float[Tensor, "B G"]]:
-        """Every reward part of B x G answers, of a text and a mask or of text alone, judged against the sample's own."""
+        """Compute every reward part of B x G answers (text and mask, or text alone) against the samples' truth."""
         size = self.settings.group
         with self.timer.part("reward"):
             drawn = bool(answers[0].masks)
@@ -364,23 +364,23 @@ class RolloutStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """A task that the policy practises. A new one is a file with one of these and a line in LOOPS (ans_core/rl/dual_loop.py)."""
+    """A task that the policy practises. A new one is a file with a `Loop` and a line in LOOPS (ans_core/rl/dual_loop.py)."""
 
     prefix: str
-    """Of its metrics."""
+    """Prefix of its metrics."""
     takes: Callable[[Sample], bool]
     """The samples it can use."""
     wants: str
-    """Those samples in words, for the error that there are none."""
+    """Those samples in words, for the error when there are none."""
     decodes_masks: bool = False
-    """Whether masks are drawn in its pictures, so that SAM2 has to see them."""
+    """Whether the loop draws masks in its pictures, so that SAM2 must encode them."""
     rewards: Callable[[Rl], Mapping[Any, float]]
     """Weights of its reward parts."""
     act: Callable[[RolloutStep], Experience]
-    """Under no_grad: rollouts and rewards."""
+    """Roll out and reward, under no_grad."""
     judged: Callable[[Rl], bool] = lambda settings: False
-    """Whether its captions are also paid by the judge, in the part `meteor`."""
+    """Whether the judge also scores its captions, in the part `meteor`."""
     read_reference: Callable[[RolloutStep, Experience], dict[str, Tensor]]
-    """Under no_grad with the reference active: what the KL needs."""
+    """Compute what the KL needs, under no_grad with the reference active."""
     learn: Callable[[RolloutStep, Experience], tuple[Float[Tensor, ""], dict[str, float]]]
-    """The loss, with a gradient to the policy, and metrics."""
+    """Return the loss, with a gradient to the policy, and metrics."""

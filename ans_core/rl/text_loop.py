@@ -1,4 +1,4 @@
-"""What loops whose action is a text share: sampled answers as rollouts, and GRPO on their tokens."""
+"""Shared by loops whose action is a text: sampled answers as rollouts, and GRPO on their tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ans_core.types import Prediction, Request
 
 
 def experience_of(step: RolloutStep, requests: Sequence[Request], answers: Sequence[SampledAnswer]) -> Experience:
-    """Sampled answers as rollouts, without rewards yet."""
+    """Turn sampled answers into rollouts; rewards are still missing."""
     s, size = step.settings, step.settings.group
     groups, regions = [], []
     for i, request in enumerate(requests):
@@ -71,15 +71,15 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
 
 
 def _sampling_gap(done: Experience, logps: Float[Tensor, " M"]) -> float:
-    """Largest difference between a token's log-probability as it was sampled and as it is learned: numerics alone, unless the two read the
-    model differently."""
+    """Return the largest difference between a token's log-probability when sampled and when learned: rounding alone, unless the two read
+    the model differently."""
     learned = [segment.trainable for group in done.groups for rollout in group.rollouts for segment in rollout[1:]]
     sampled = [p for ps, kept in zip(done.sampled_logps, learned, strict=True) if kept for p in ps]
     return float((logps.cpu() - torch.tensor(sampled)).abs().max()) if sampled else 0.0
 
 
 def text_experience(step: RolloutStep, requests: Sequence[Request], what: str) -> Experience:
-    """Answers judged by their words alone. `what` names them: it is part of what seeds the sampling."""
+    """Sample answers that are scored as texts alone. `what` names them and is part of the sampling seed."""
     done = experience_of(step, requests, step.sample_answers(requests, what))
     done.rewards = step.score([Prediction(text=text) for text in done.texts], step.settings.rewards_text)
     return done

@@ -1,4 +1,4 @@
-"""Questions about a picture or its regions -> answers, judged by their words."""
+"""Questions about a picture or its regions -> answers, scored against the true answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def act(step: RolloutStep) -> Experience:
 
 def request(sample: Sample) -> Request:
     shown = regions_of(sample)
-    gap = "" if shown else "\n"  # the sentence that lists regions brings its own
+    gap = "" if shown else "\n"  # the sentence that lists regions has its own
     return Request(frames=sample.frames[:1], text=f"<image>{gap}{prompts.plain_question(sample.question or '')}", mask_prompts=shown)
 
 

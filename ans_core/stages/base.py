@@ -1,10 +1,10 @@
-"""base: data in, the model that SFT starts from out: published weights imported, or a tiny model pre-trained from random weights.
+"""base: data in, the model that SFT starts from out: imported published weights, or a tiny model pre-trained from random weights.
 
     dvc repro -s base          tiny: about 18 minutes on 2 cores; prompted IoU (held-out) in metrics.json
 
-Pre-training of a tiny model stands in for what published weights know: the vision tower tells regions' words apart; words lie near the
+Pre-training of a tiny model replaces what published weights have learned: the vision tower tells regions' words apart; words lie near the
 image tokens they fit; SAM2 segments what is clicked or boxed, in images and through clips (memory trained, gradients through time);
-InternVL captions pictures and regions and finds described things (boxes, clicks). Nobody knows `[SEG]`.
+InternVL captions pictures and regions and finds described things (boxes, clicks). No part knows `[SEG]` yet.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ Clip = tuple[tuple[ImageRef, ...], list[Masklet]]
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """One training of a part of the model, whose parameters alone take a gradient by then."""
+    """One training of a part of the model; only that part's parameters require a gradient."""
 
     loss: nn.Module
     batches: Callable[[int, int], Any]
-    """By (step, micro)."""
+    """(step, micro) -> batch."""
     optim: Optim
     dtype: str = "fp32"
-    """Of the forward pass: convolutions are faster in fp32 on a CPU (LOG)."""
+    """Dtype of the forward pass: convolutions are faster in fp32 on a CPU (LOG)."""
 
 
 DRAWN = ("referring", "region_caption", "grounded_caption", "video")
-"""Kinds of the drawn data sets; a user's own data wait for SFT."""
+"""Kinds of the drawn data sets; a user's own data are used from SFT on."""
 
 CLIP_FRAMES = 4
 """Frames of a clip in SAM2's pre-training."""
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """inputs: data. Writes out/untrained (tiny only) and out/base, whole model folders, curves.csv and moved.json."""
+    """Run the stage. inputs: data. Writes out/untrained (tiny only) and out/base (both whole model folders), curves.csv and moved.json."""
     if cfg.base.source == "published":
         model = bases.import_base(cfg.base.internvl, cfg.base.sam2, template=cfg.base.template)
         checkpoint.save(model, out / "base", metadata={"stage": "base", "source": [cfg.base.internvl, cfg.base.sam2]})
@@ -73,7 +73,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     checkpoint.save(model, out / "untrained", metadata={"stage": "untrained", "seed": cfg.seed})
     moved, curves = {}, {}
     for name, start in PHASES.items():
-        dist.seed_everything(cfg.seed, name, "start")  # some losses bring heads of their own: random, but the same after a kill
+        dist.seed_everything(cfg.seed, name, "start")  # some losses add heads: random, but the same after a restart
         phase = start(cfg, model, train)
         machine = machine_of(cfg.launch, phase.dtype)
         before = hashes(model)
@@ -98,7 +98,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 @torch.no_grad()
 def _start_seg(model: Sa2VA) -> None:
-    """`[SEG]`, which no text had so far, starts with the embedding of `<box>`: a new token as the known one that comes nearest."""
+    """Initialise `[SEG]`, which no text has used so far, with the embedding of `<box>`, the known token nearest in meaning."""
     table = model.internvl.get_input_embeddings().weight
     table[model.seg_token_id] = table[model.tokenizer.convert_tokens_to_ids("<box>")]
 
@@ -112,7 +112,7 @@ def _tiny(base: Base, tokenizer: PreTrainedTokenizerFast, frames: int) -> Sa2VAC
 
 
 def _texts(sources: list[Source], *, seed: int) -> Iterator[str]:
-    """Everything the model will read and write about the training data, for the tokenizer."""
+    """Yield all training texts that the model will read and write, for the tokenizer."""
     rng = dist.rng_of(seed, "tokenizer")
     for source in sources:
         for sample in source.samples:
@@ -125,7 +125,7 @@ def _texts(sources: list[Source], *, seed: int) -> Iterator[str]:
 
 
 def _clips(samples: list[Sample]) -> list[Clip]:
-    """Every picture or clip with all the objects that samples of it name, each once."""
+    """Return every picture or clip with all objects that its samples name, each object once."""
     found: dict[tuple[ImageRef, ...], list[Masklet]] = defaultdict(list)
     for sample in samples:
         known = found[sample.frames]
@@ -142,7 +142,7 @@ def _sam_images(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
 
 
 def _sam_clips(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
-    """The memory learns to carry objects through time, and the decoder to read it; twice as many pictures beside the clips."""
+    """Train the memory to carry objects through time, and the decoder to read it; batches hold twice as many pictures as clips."""
     clips, optim = _clips(data.of_kind(sources, "video")), cfg.base.sam_clips
     model.requires_grad_(False)
     model.sam2.requires_grad_(True)
@@ -157,7 +157,7 @@ def _sam_clips(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
 
 
 def _share(optim: Optim) -> int:
-    """How many items of a batch are this process's in a micro-batch."""
+    """Return how many items of a batch this process takes per micro-batch."""
     return max(1, optim.batch // optim.accumulate // dist.world_size())
 
 
@@ -200,7 +200,7 @@ def _alignment(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
 
 
 def _pictures(samples: list[Sample], cfg: Config, name: str, optim: Optim) -> Callable[[int, int], list[tuple[ImageRef, list[Sample]]]]:
-    """This process's pictures of a micro-batch, each with its samples."""
+    """Return this process's pictures of a micro-batch, each with its samples."""
     found: dict[ImageRef, list[Sample]] = defaultdict(list)
     for sample in samples:
         found[sample.frames[0]].append(sample)
@@ -244,7 +244,8 @@ PHASES: dict[str, Callable[[Config, Sa2VA, list[Source]], Phase]] = {
 
 @torch.no_grad()
 def held_out(cfg: Config, model: Sa2VA, sources: list[Source]) -> dict[str, float]:
-    """IoU of what is clicked or boxed on held-out pictures, and at the end of held-out clips after one prompt in the first frame."""
+    """Return the IoU of clicked or boxed objects on held-out pictures, and at the end of held-out clips after one prompt in the first
+    frame."""
     model.eval()
     promptable, size, found = Promptable(model.sam2), model.sam2.image_size, {}
     for name, kind, frames in (("image", "region_caption", 1), ("clip", "video", CLIP_FRAMES)):

@@ -1,4 +1,4 @@
-"""convert: base, SFT and RL tensors in, one Hugging Face folder out that `Sa2VA.from_pretrained` loads, proven equal to what was trained.
+"""convert: base, SFT and RL tensors in, one Hugging Face folder out that `Sa2VA.from_pretrained` loads, checked to equal the trained model.
 
 dvc repro -s convert       tiny: seconds
 """
@@ -26,18 +26,19 @@ from ans_core.stages.launch import machine_of
 from ans_core.types import Log, Request
 
 PROBES = 8
-"""Held-out samples that both models are asked."""
+"""Number of held-out samples on which both models are compared."""
 TOLERANCE = 2e-4
 """Largest difference of mask logits relative to their largest value; merging LoRA rounds once."""
 HALF_TOLERANCE, HALF_TEXTS = 0.1, 0.25
-"""The same, and the share of answers that may differ, where the weights are in half precision: merged ones are rounded to it. (tiny's, cast
-to bf16: 0.011 and none of 16.)"""
+"""For weights in half precision: the same tolerance, and the share of answers that may differ, because merged weights are rounded. (tiny's,
+cast to bf16: 0.011 and none of 16.)"""
 BENCHMARK_DATA = ("regions", "videos")
-"""Formats whose known sets are benchmark test items: a model trained on them is tagged so."""
+"""Formats whose known data sets are benchmark test items: a model trained on them gets a tag that says so."""
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """inputs: data, base, sft, rl. Writes the model folder (weights, config, tokenizer, README.md as model card, parity.json) to `out`."""
+    """Run the stage. inputs: data, base, sft, rl. Writes the model folder (weights, config, tokenizer, README.md as model card,
+    parity.json) to `out`."""
     machine = machine_of(cfg.launch)
     base, sft, rl = inputs["base"] / "base", inputs["sft"], inputs["rl"]
     asked = probes(inputs["data"], cfg.evaluate.split)
@@ -55,7 +56,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 
 def probes(prepared: Path, split: str) -> list[Request]:
-    """Both directions for a few held-out regions; where the data has none, what benchmarks ask about pictures (a clip's first frame)."""
+    """Return requests in both directions for a few held-out regions; if the data has none, what benchmarks ask about pictures (a clip's
+    first frame)."""
     sources = data.sources(prepared, split) or data.sources(prepared, "train")
     samples = [s for source in sources for s in source.samples]
     regions = [s for s in samples if is_region(s) and rle.area(true_mask(s))][:PROBES]
@@ -66,7 +68,7 @@ def probes(prepared: Path, split: str) -> list[Request]:
 
 @torch.no_grad()
 def outputs(model: Sa2VA, requests: Sequence[Request], max_tokens: int) -> tuple[list[list[int]], list[torch.Tensor]]:
-    """Of every greedy answer: its token ids, and mask logits of its `[SEG]`s."""
+    """Return every greedy answer's token ids, and the mask logits of its `[SEG]` tokens."""
     if not requests:
         return [], []
     with model.own_precision():
@@ -80,7 +82,8 @@ def outputs(model: Sa2VA, requests: Sequence[Request], max_tokens: int) -> tuple
 
 
 def compare(one: tuple[list[list[int]], list[torch.Tensor]], other: tuple[list[list[int]], list[torch.Tensor]]) -> dict[str, float]:
-    """texts: answers that differ; masks: largest relative difference of mask logits in the others; probes: answers compared."""
+    """Compare outputs. texts: number of answers that differ; masks: largest relative difference of mask logits in the others; probes:
+    answers compared."""
     same = [a == b for a, b in zip(one[0], other[0], strict=True)]
     drawn = [(a, b) for alike, a, b in zip(same, one[1], other[1], strict=True) if alike and len(a)]
     relative = [(a - b).abs().max() / a.abs().max().clamp(min=1) for a, b in drawn]

@@ -2,8 +2,8 @@
 
     dvc repro -s evaluate@sft          tiny: about a minute on 2 cores
 
-`row` is untrained, base, sft or rl (the converted folder). In every row the loops are measured with the same frozen SFT model as the
-inverse; the row as its own inverse is reported as `*_self`. A killed run goes on after the last finished chunk of predictions.
+`row` is untrained, base, sft or rl (the converted folder). The loops of every row are measured with the same frozen SFT model as the
+inverse; results with the row as its own inverse are named `*_self`. A killed run resumes after the last finished chunk of predictions.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from ans_core.stages.launch import machine_of
 from ans_core.types import Log, Predict, Prediction, Request, Sample
 
 CHUNK = 256
-"""Samples between points that a killed run goes on from."""
+"""Samples per chunk; a killed run resumes at a chunk."""
 LOOPS = "loops"
-"""Not in BENCHMARKS: it needs two models."""
+"""Not in BENCHMARKS because it needs two models."""
 
 
 def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Writes metrics.json, predictions.jsonl, overlays/ and skipped.json (benchmarks without samples) to `out`."""
+    """Run the stage. Writes metrics.json, predictions.jsonl, overlays/ and skipped.json (benchmarks without samples) to `out`."""
     settings = cfg.evaluate
     machine = machine_of(cfg.launch)
     if row == "untrained" and not (inputs["base"] / "untrained").exists():
@@ -76,7 +76,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
 
 
 def remembering(ask: Predict) -> Predict:
-    """The same model is not asked the same twice: loops ask again what benchmarks have asked."""
+    """Cache answers: the loops ask the same model again what benchmarks have asked."""
     known: dict[object, Prediction] = {}
 
     def answer(requests: Sequence[Request]) -> list[Prediction]:
@@ -101,21 +101,21 @@ def load_row(row: str, inputs: dict[str, Path], device: torch.device) -> Sa2VA:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What one benchmark, or the loops, ask about: the samples of one data set, or of the drawn ones together."""
+    """The samples that one benchmark, or the loops, ask about: those of one data set, or of the drawn ones together."""
 
     benchmark: str
     dataset: str | None
-    """None: drawn."""
+    """None: the drawn data sets."""
     split: str
     samples: list[Sample]
 
     def name(self, metric: str) -> str:
-        """`referring/val` of the drawn world, `mine/referring` of a data set."""
+        """Name a metric: `referring/val` for the drawn world, `mine/referring` for a data set."""
         return f"{metric}/{self.split}" if self.dataset is None else f"{self.dataset}/{metric}"
 
 
 def evaluated_sets(cfg: Config, prepared: Path) -> list[Asked]:
-    """Every benchmark of every data set that has samples for it; the loops come last. Raises ValueError for a name that two sets have."""
+    """Return every benchmark of every data set that has samples for it, the loops last. Raises ValueError if two sets share a name."""
     settings = cfg.evaluate
     loaded: dict[str | None, list[Sample]] = {None: []}
     for source in data.sources(prepared, settings.split):
@@ -141,7 +141,7 @@ def evaluated_sets(cfg: Config, prepared: Path) -> list[Asked]:
 
 
 def without_samples(cfg: Config, sets: Sequence[Asked]) -> dict[str, str]:
-    """The reason by benchmark, which is logged too, for the optional ones that no data set has samples of."""
+    """Return and log, for each optional benchmark that no data set has samples of, the reason."""
     missing = [name for name in cfg.evaluate.benchmarks if name not in {asked.benchmark for asked in sets}]
     reasons = dict.fromkeys(missing, f"skipped: no data set has samples of split {cfg.evaluate.split!r} for it")
     for name, reason in reasons.items():
@@ -154,14 +154,14 @@ def benchmark_of(sample: Sample) -> str:
 
 
 def limited(samples: list[Sample], limit: int) -> list[Sample]:
-    """The first `limit` in steps through the whole list, so that every part of it has a say; 0 = all."""
+    """Return `limit` samples at equal steps through the whole list, so that every part of it is represented; 0 = all."""
     if not limit or len(samples) <= limit:
         return samples
     return [samples[i * len(samples) // limit] for i in range(limit)]
 
 
 def resumable(ask: Predict, benchmark: Benchmark, samples: Sequence[Sample], folder: Path, *, desc: str) -> list[Prediction]:
-    """Predictions of all samples; every finished chunk is kept in `folder` and not asked again."""
+    """Return predictions of all samples; every finished chunk is kept in `folder` and not computed again."""
     folder.mkdir(parents=True, exist_ok=True)
     predictions: list[Prediction] = []
     for start in tqdm(range(0, len(samples), CHUNK), desc=desc, disable=dist.rank() > 0, mininterval=bar_interval_s()):
@@ -176,21 +176,23 @@ def resumable(ask: Predict, benchmark: Benchmark, samples: Sequence[Sample], fol
 
 
 def can_shuffle(samples: Sequence[Sample]) -> bool:
-    """Whether two images have single-object samples, between which texts can be swapped."""
+    """Tell whether at least two images have single-object samples, so that their texts can be swapped."""
     return len({(s.dataset, s.image_id) for s in samples if len(s.masks) == 1}) > 1
 
 
 def shuffled_text(ask: Predict, benchmark: Benchmark, samples: list[Sample], scratch: Path, *, name: str, seed: int) -> float:
-    """gIoU of single-object samples asked with another image's expression: near 0 only for a model that reads."""
+    """Return gIoU of single-object samples asked with another image's expression: near 0 only for a model that reads."""
     swapped = shuffled(samples, dist.seed_of(seed, "shuffled"))
     folder = scratch / f"{name.replace('/', '_')}_shuffled"
     return benchmark.score(swapped, resumable(ask, benchmark, swapped, folder, desc=f"{name}, shuffled texts")).metrics["gIoU"]
 
 
 def loop_metrics(ask: Predict, inverse: Predict, asked: Asked, *, truth: bool) -> dict[str, float]:
-    """loop1/<split>/IoU and loop2/<split>/METEOR (or <dataset>/loop1/IoU ...) with the frozen SFT model as inverse, both with the row as
-    its own (`_self`), and, asked for `truth`, what the inverse makes of true captions and masks (`_of_truth`): the most that either loop
-    can gain."""
+    """Return loop1/<split>/IoU and loop2/<split>/METEOR (or <dataset>/loop1/IoU ...).
+
+    Both are measured with the frozen SFT model as inverse and with the row as its own inverse (`_self`). With `truth` also what the inverse
+    makes of true captions and masks (`_of_truth`): the most that either loop can gain.
+    """
     regions = asked.samples
     found = {"": score_loops(regions, ask=ask, inverse=inverse), "_self": score_loops(regions, ask=ask, inverse=ask)}
     if truth:
@@ -220,7 +222,7 @@ def write_overlays(
     *,
     count: int,
 ) -> None:
-    """Half the best and half the worst samples, ground truth beside prediction, listed in index.json."""
+    """Draw half the best and half the worst samples, ground truth beside prediction, and list them in index.json."""
     folder.mkdir(exist_ok=True)
     index_file = folder / "index.json"
     index = json.loads(index_file.read_text()) if index_file.exists() else []
@@ -246,19 +248,20 @@ def write_overlays(
 
 
 def is_right(sample: Sample, score: Score, i: int) -> bool:
-    """Whether the gallery shows an answer as right. Where nothing is meant, its words must say so as well: no mask alone is no denial."""
+    """Tell whether the gallery shows an answer as right. If no object is meant, the answer's words must say so: drawing no mask is not
+    enough."""
     denied = bool(sample.masks) or not score.details or score.details[i].get("denies", True)
     return score.per_sample[i] >= 0.5 and denied
 
 
 def spread(indices: list[int], count: int) -> list[int]:
-    """`count` of them, evenly spread: not only the very best or the very worst."""
+    """Return `count` of the indices, evenly spread: not only the very best or the very worst."""
     chosen = min(count, len(indices))
     return [indices[i * len(indices) // chosen] for i in range(chosen)]
 
 
 def shown(sample: Sample, answer: Prediction) -> list[dict[str, object]]:
-    """Masks to draw on the first frame: the answer's, or the region that was asked about."""
+    """Return the masks to draw on the first frame: the answer's, or the region that was asked about."""
     masks = answer.masks or (sample.masks if sample.task == "region_caption" else ())
     empty = rle.empty(sample.height, sample.width)
     return [m[0] if m[0] is not None else empty for m in masks]

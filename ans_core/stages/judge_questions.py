@@ -1,4 +1,4 @@
-"""judge_questions: the true captions that RL trains on in, what the judge asks of sampled ones out (questions.jsonl)."""
+"""judge_questions: the true captions that RL trains on in, the judge's questions about them out (questions.jsonl)."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ans_core.types import Log
 
 FILE = "questions.jsonl"
 CHUNK = 64
-"""Captions between two looks at whether the judge still answers."""
+"""Captions between two checks whether the judge still answers."""
 CHUNK_DEADLINE_S = 1800.0
-"""No training step waits here: slow endpoints may take their time."""
+"""No training step waits for this, so slow endpoints may take their time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Written:
-    """Of one caption."""
+    """The questions written for one caption."""
 
     questions: Questions
     drafted: int
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """inputs: data. Captions alike are asked about alike. Started again after a failure, the judge's cache has what was done, so
-    `scratch` stays empty. RuntimeError where the endpoint fails."""
+    """Run the stage. inputs: data. Equal captions share their questions. After a failure the judge's cache has what was done, so `scratch`
+    stays empty. Raises RuntimeError if the endpoint fails."""
     samples = [s for source in data.sources(inputs["data"], "train") for s in source.samples if is_region(s)]
     captions = list(dict.fromkeys(sample.text for sample in samples))
     written: dict[str, _Written] = {}
@@ -55,14 +55,14 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 
 def write_chunk(judge: Judge, captions: Sequence[str], *, positives: int, negatives: int) -> list[_Written]:
-    """Drafts that nobody can read count as none."""
+    """Write questions for a chunk of captions; unreadable drafts count as no questions."""
     drafted = [draft or () for draft in judge.write(captions, positives=positives, negatives=negatives).result()]
     checked = self_checked(judge, captions, drafted)
     return [_Written(questions=kept, drafted=len(draft)) for kept, draft in zip(checked, drafted, strict=True)]
 
 
 def _metrics(samples: int, written: Sequence[_Written]) -> dict[str, float]:
-    """Means over different captions. A caption without questions is paid by METEOR alone."""
+    """Return means over different captions. A caption without questions is rewarded by METEOR alone."""
     drafted, kept = sum(w.drafted for w in written), sum(len(w.questions) for w in written)
     return {
         "samples": float(samples),

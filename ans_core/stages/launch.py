@@ -1,4 +1,4 @@
-"""Settings of a stage -> what the training loop wants; and how the machine is set up before it; its curves -> figures."""
+"""Turn a stage's settings into what the training loop takes, set up the machine, and summarise curves as metrics."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ans_core.dist import deterministic, pick_device
 from ans_core.loop import Curves, Machine, Schedule
 
 LAST = 50
-"""Steps at the end that a training stage's own figures are means of."""
+"""A training stage's own metrics are means over this many last steps."""
 
 
 def schedule_of(optim: Optim) -> Schedule:
     values = optim.model_dump()
-    del values["batch"]  # the mixture's business
+    del values["batch"]  # used by the mixture
     return Schedule(**values)
 
 
 def machine_of(launch: Launch, dtype: str = "fp32") -> Machine:
-    """Also sets threads and determinism for the process."""
+    """Return the machine; also sets threads and determinism for the process."""
     if launch.threads:
         torch.set_num_threads(launch.threads)
     deterministic(launch.deterministic)
@@ -27,12 +27,12 @@ def machine_of(launch: Launch, dtype: str = "fp32") -> Machine:
 
 
 def weights_dtype(dtype: str) -> torch.dtype | None:
-    """Of the weights that a forward pass of `dtype` reads: autocast takes them as they are stored."""
+    """Return the dtype to load weights in for a forward pass of `dtype`: None for autocast, which keeps the stored dtype."""
     return torch.float32 if dtype == "fp32" else None
 
 
 def last_means(curves: Curves) -> dict[str, float]:
-    """Mean of every curve over its last steps."""
+    """Return the mean of every curve over its last steps."""
     end = max(step for step, *_ in curves)
     rows: dict[str, list[float]] = {}
     for step, name, value in curves:

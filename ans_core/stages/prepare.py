@@ -1,6 +1,5 @@
-"""Settings -> a prepared folder: drawn data sets, a list of all data sets that were read and checked (datasets.json), and a
-data report.
-"""
+"""prepare: settings in, a prepared folder out: drawn data sets, a list of all data sets read and checked (datasets.json), and a data
+report."""
 
 from __future__ import annotations
 
@@ -31,12 +30,11 @@ CLIPS: tuple[str, str, str, Kind] = ("scenes_clips", "mevis", "scenes/mevis", "v
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Real data sets are checked before anything is drawn. Metrics: samples per data set and split, and what fixes the
-    difficulty.
-    """
+    """Run the stage. Real data sets are checked before anything is drawn. Metrics: samples per data set and split, and measures of
+    difficulty."""
     entries = source_entries(cfg.prepare.sources)
     read = {entry: read_entry(out, entry) for entry in tqdm(entries, desc="check data sets", disable=not entries)}
-    for entry, samples in read.items():  # drawn ones were written a moment ago: to decode 6,000 takes 3 s and finds nothing
+    for entry, samples in read.items():  # not drawn ones, just written: decoding 6,000 takes 3 s and finds nothing
         check_pictures(samples, where=f"{entry.path}, split {entry.split!r}")
     drawn = _draw(cfg.prepare, seed=cfg.seed, out=out)
     if not drawn and not read:
@@ -48,7 +46,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 
 def source_entries(sources: tuple[DataSource, ...]) -> list[DatasetEntry]:
-    """The split that is asked for and, beside "train", the set's own "val" and "test", to evaluate on."""
+    """Return the requested split and, if that is "train", also the set's own "val" and "test" for evaluation."""
     entries = []
     names: set[str] = {name for name, *_ in (*DRAWN, CLIPS)}
     for source in sources:
@@ -100,9 +98,9 @@ def _metrics(read: dict[DatasetEntry, list[Sample]]) -> dict[str, float]:
 
 
 def _distractor_share(expressions: Sequence[Sample], regions: Sequence[Sample]) -> float:
-    """Share of images in which a thing other than the target of some single-object expression has the target's colour or shape.
+    """Return the share of images in which a thing other than the target of some single-object expression has the target's colour or shape.
 
-    `regions` are the region captions of the same images, with attributes in meta; things are told apart by their mask.
+    `regions` are the region captions of the same images, with attributes in meta; things are matched by their mask.
     """
     things: dict[ImageRef, dict[str, dict[str, str]]] = {}
     for region in regions:
@@ -118,7 +116,7 @@ def _distractor_share(expressions: Sequence[Sample], regions: Sequence[Sample]) 
 
 
 def _mask(sample: Sample) -> RLE:
-    """The first object's, in the first frame."""
+    """Return the first object's mask in the first frame."""
     mask = sample.masks[0][0]
     assert mask is not None, sample.sample_id
     return mask

@@ -1,9 +1,10 @@
-"""What the stages before wrote (metrics, scores, curves, rewards, pictures) -> one self-contained report.html, summary.json, headline.json.
+"""report: outputs of the stages before (metrics, scores, curves, rewards, pictures) in; a self-contained report.html, summary.json,
+headline.json out.
 
 Read, per stage: `evaluate/<row>/metrics.json` {"referring/val/gIoU": .7}, `evaluate/<row>/predictions.jsonl` (benchmark, dataset,
 sample_id, asked, score), `evaluate/<row>/overlays/index.json` [{file, benchmark, sample_id, text, truth, score, verdict: right|wrong}],
 `<base|sft|rl>/curves.csv` (step,name,value), `rl/rewards.json` {name: [rewards of step 1, ...]}, `rl/samples/<rollout>-<loop>.png` and
-`.json`, and the file `versions` (JSON: git, dvc_lock, ...). What is missing is named as not there.
+`.json`, and the file `versions` (JSON: git, dvc_lock, ...). The report names what is missing.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from ans_core.types import Log
 
 TRAINED = ("base", "sft", "rl")
 STEPS = (("RL", "sft", "rl"), ("SFT", "base", "sft"))
-"""(name, row before, row after), what a reader asks first in front."""
+"""(name, row before, row after), most interesting first."""
 CARDS = ("referring/gIoU", "region_caption/METEOR", "grounded_caption/mIoU_all_objects", "video/J&F", "loop1/IoU")
 PACKAGES = ("torch", "transformers", "peft", "sam2", "numpy", "pycocotools", "pycocoevalcap", "nltk")
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """`inputs` by folder name under runs/<profile>: "evaluate/rl", "sft", ... Nothing to resume, so `scratch` stays empty."""
+    """Run the stage. `inputs` by folder name under runs/<profile>: "evaluate/rl", "sft", ... `scratch` stays empty: nothing to resume."""
     evaluated = {row: inputs.get(f"evaluate/{row}") for row in ROWS}
     summary = {row: _metrics(folder) for row, folder in evaluated.items()}
     if not any(summary.values()):
@@ -73,7 +74,7 @@ def _write_json(path: Path, values: Summary) -> None:
 
 
 def _cards(summary: Summary) -> list[dict[str, Any]]:
-    """The last row that has the figure, and its distance to the row before."""
+    """Return for each figure the last row that has it, and its difference to the row before."""
     of_row = {row: metrics.short(values) for row, values in summary.items()}
     cards = []
     for name in CARDS:
@@ -98,7 +99,7 @@ def _verdicts(summary: Summary, answers: dict[str, Answers]) -> list[dict[str, A
 
 
 def _versions(path: Path | None) -> dict[str, str]:
-    """Of the code and data (written by whoever started the run), then of the machine and the packages of this very process."""
+    """Return versions of code and data (written by whoever started the run), then of the machine and the packages of this process."""
     given = {str(name): str(value) for name, value in read_json(path).items()} if path and path.exists() else {"code and data": "not there"}
     here = {"report made on": platform.platform(), "python": platform.python_version()}
     return given | here | {name: importlib.metadata.version(name) for name in PACKAGES if name not in given}

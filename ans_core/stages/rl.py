@@ -39,8 +39,8 @@ from ans_core.types import Log, Sample
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """inputs: data, base, sft, questions. Writes the policy's tensors (delta on SFT), curves.csv, rewards.json, moved.json and `samples`
-    (pictures of what was tried) to `out`."""
+    """Run the stage. inputs: data, base, sft, questions. Writes the policy's tensors (delta on SFT), curves.csv, rewards.json, moved.json
+    and `samples` (pictures of rollouts) to `out`."""
     if cfg.rl.mask_policy == "token" and "mask" in cfg.rl.loops:
         logging.warning(
             "rl.mask_policy token: every mask of a group is the same, so loop 2 has no policy gradient; it is there for comparison"
@@ -51,7 +51,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 @contextmanager
 def _judging(cfg: Config, inputs: dict[str, Path]) -> Iterator[Judging | None]:
-    """None where no loop is judged."""
+    """Yield the judge and its questions; None if no loop is judged."""
     if not (cfg.rl.use_llm_judge or cfg.rl.use_llm_judge_loop2):
         yield None
         return
@@ -110,14 +110,14 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSamples:
-    """Samples by loop; loops that take the same ones share them."""
+    """Samples by loop; loops that take the same samples share them."""
 
     samples: list[list[Sample]]
     of: dict[str, int]
 
 
 def samples_by_loop(samples: Sequence[Sample], loops: Collection[str]) -> LoopSamples:
-    """Raises ValueError for a loop that the data has no sample for."""
+    """Select each loop's samples. Raises ValueError for a loop without samples in the data."""
     chosen: dict[Callable[[Sample], bool], int] = {}
     found = LoopSamples(samples=[], of={})
     for name in loops:
@@ -134,12 +134,12 @@ def samples_by_loop(samples: Sequence[Sample], loops: Collection[str]) -> LoopSa
 
 
 class RolloutBatches:
-    """Step and micro-batch -> this process's samples of every loop."""
+    """(step, micro-batch) -> this process's samples of every loop."""
 
     def __init__(self, cfg: Config, practice: LoopSamples, model: Sa2VA, referring: Sequence[Sample]) -> None:
         self.cfg, self.practice, self.model = cfg, practice, model
         self.expressions = [expressions_of(samples, referring) for samples in practice.samples]
-        """Of loop 2's samples; none for those of other loops."""
+        """Expressions for the samples of loop 2; empty for samples of other loops."""
         s = cfg.rl
         self.order = [easiest_first(samples, s.curriculum) if s.curriculum != "none" else None for samples in practice.samples]
 
@@ -180,12 +180,12 @@ class RolloutBatches:
 
 
 def own_share(numbers: Sequence[int], *, micro: int, micros: int) -> Sequence[int]:
-    """Of what all processes and micro-batches do together, this process's part in one micro-batch."""
+    """Return this process's part, in one micro-batch, of what all processes and micro-batches do together."""
     return numbers[micro * dist.world_size() + dist.rank() :: micros * dist.world_size()]
 
 
 def expressions_of(samples: Sequence[Sample], referring: Sequence[Sample]) -> list[list[str]]:
-    """For every region the expressions that mean it: those with its picture and its very mask."""
+    """Return for every region the expressions that mean it: those with the same picture and exactly the same mask."""
     found: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for sample in referring:
         if len(sample.frames) == len(sample.masks) == 1 and sample.masks[0][0] is not None:
@@ -199,7 +199,7 @@ def _thing(sample: Sample) -> tuple[object, ...]:
 
 
 def rows_of(count: int, step: int, *, batch: int, seed: int) -> list[int]:
-    """Indices of a step's samples: shuffled epochs, decided by (seed, step) alone."""
+    """Return the indices of a step's samples: shuffled epochs, decided by (seed, step) alone."""
     orders: dict[int, list[int]] = {}
     chosen = []
     for number in range(step * batch, (step + 1) * batch):

@@ -1,4 +1,4 @@
-"""sft: the base model and the mixture in, the tensors that fine-tuning trained out (the base itself is referred to by its hash).
+"""sft: the base model and the mixture in, the fine-tuned tensors out (the base is referred to by its hash).
 
     dvc repro -s sft           tiny: 10 to 13 minutes on 2 cores
 
@@ -29,8 +29,8 @@ from ans_core.types import Log
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """inputs: data, base. Writes the trained tensors (delta), curves.csv and moved.json to `out`. Samples that can't be read or are too
-    long are left out: the curve `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
+    """Run the stage. inputs: data, base. Writes the trained tensors (delta), curves.csv and moved.json to `out`. Samples that can't be read
+    or are too long are left out: the curve `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
     settings, base = cfg.sft, inputs["base"] / "base"
     machine = machine_of(cfg.launch, settings.dtype)
     model = checkpoint.load(base, dtype=weights_dtype(settings.dtype), device=machine.device)

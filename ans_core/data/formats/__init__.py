@@ -1,7 +1,7 @@
 """Annotation formats on disk -> Samples: one file and one line here per format.
 
-A reader checks all it reads (ans_core/data/formats/checks.py) and raises DataError, a ValueError, naming the file and the records, up to
-20 of them. Extra keys of a record may go into meta.
+A reader checks all it reads (ans_core/data/formats/checks.py) and raises DataError, a ValueError that names the file and up to 20 wrong
+records. Extra keys of a record may go into meta.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ NO_VAL = 'it has a split "train" and none "val", so that nothing tells how well 
 
 
 def infer(path: Path) -> str:
-    """The format of a folder, by the names of its files; manifests of clips are told from those of regions by their first line."""
+    """Return the format of a folder from its file names; the first line tells manifests of clips from manifests of regions."""
     if not path.is_dir():
         if path.name in plain.FILES:
             return "annotations"

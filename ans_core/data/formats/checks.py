@@ -1,6 +1,5 @@
-"""What every reader checks before a sample leaves it: files are there and readable, records have their form, text is there, masks fit
-and are not empty, ids are not repeated.
-"""
+"""Checks that every reader makes before it returns a sample: files exist and are readable, records are well-formed, text is not empty,
+masks fit and are not empty, ids are unique."""
 
 from __future__ import annotations
 
@@ -19,9 +18,9 @@ from ans_core import prompts, rle, transforms
 from ans_core.types import RLE, ImageRef
 
 TOLD = 20
-"""Faults of a file that are told one by one."""
+"""Number of a file's faults that are listed one by one."""
 RESERVED = ("<image>", prompts.IMG_CONTEXT, prompts.SEG)
-"""In a text they would stand for pixels or masks that are not there."""
+"""Tokens that a text must not hold: they would stand for pixels or masks that don't exist."""
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
@@ -30,7 +29,7 @@ class DataError(ValueError):
 
 
 class Faults:
-    """Collect what is wrong with single records (`with faults: ...` skips the rest of a record that is wrong), and raise it at the end."""
+    """Collect the faults of single records (`with faults: ...` skips the rest of a wrong record) and raise them together at the end."""
 
     def __init__(self, file: Path | str) -> None:
         self.file, self.count = file, 0
@@ -50,7 +49,7 @@ class Faults:
         return True
 
     def tell(self) -> None:
-        """Raise DataError where anything was wrong."""
+        """Raise DataError if anything was wrong."""
         if self.count == 1:
             raise DataError(*self.first)
         if self.count:
@@ -68,7 +67,7 @@ Id = Annotated[Any, AfterValidator(_id)]
 
 
 class Record(BaseModel):
-    """The form of a record: types are taken literally (no "1" for 1); keys that are not named are ignored."""
+    """Base of all records: types are strict (no "1" for 1); unknown keys are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -103,7 +102,7 @@ def _keys(form: type[Record]) -> list[str]:
 
 
 def image_size(image: ImageRef, *, where: str, stated: tuple[int | None, int | None] = (None, None)) -> tuple[int, int]:
-    """(height, width) out of the file's header; the pixels are not read. `stated` is what the annotations say, None where they don't."""
+    """Read (height, width) from the file's header, without the pixels. `stated` is the size in the annotations, None if they have none."""
     try:
         width, height = transforms.image_size(image)
     except ValueError as error:
@@ -117,7 +116,7 @@ def image_size(image: ImageRef, *, where: str, stated: tuple[int | None, int | N
 
 
 def inside(folder: Path, name: str, *, where: str) -> Path:
-    """A file of a folder, by a name that does not lead out of it."""
+    """Return the path of a file in a folder; refuse a name that leads out of the folder."""
     leaves = name.startswith("/") or (".." in name and os.path.normpath(name).split("/")[0] == "..")
     if not name or "\0" in name or leaves or max(map(len, name.encode().split(b"/"))) > 255:
         raise DataError(
@@ -127,7 +126,7 @@ def inside(folder: Path, name: str, *, where: str) -> Path:
 
 
 def mask(segmentation: object, *, height: int, width: int, where: str) -> RLE:
-    """One object's mask: of the image's size, with at least one pixel."""
+    """Decode one object's mask; it must have the image's size and at least one pixel."""
     made = some_mask(segmentation, height=height, width=width, where=where)
     if rle.area(made) == 0:
         raise DataError(f"{where}: the mask has no pixel; draw it again or leave it out (no object at all: an empty list of masks)")
@@ -135,7 +134,7 @@ def mask(segmentation: object, *, height: int, width: int, where: str) -> RLE:
 
 
 def some_mask(segmentation: object, *, height: int, width: int, where: str) -> RLE:
-    """As `mask`, or without a pixel."""
+    """Decode a mask as `mask` does, but allow an empty one."""
     try:
         return rle.from_annotation(segmentation, height=height, width=width, where=where)
     except ValueError as error:
@@ -143,7 +142,7 @@ def some_mask(segmentation: object, *, height: int, width: int, where: str) -> R
 
 
 def text(value: object, *, where: str) -> str:
-    """Without white space around it. Raises DataError where there is nothing to be seen, or a token that stands for pixels."""
+    """Strip white space. Raises DataError for a text without visible characters, or with a token that stands for pixels."""
     if not isinstance(value, str) or not any(unicodedata.category(c)[0] in "LNPS" for c in value):
         raise DataError(f"{where}: the text is {rle.short(value)}; write what the mask shows or leave the record out")
     if CONTROL.search(value):
@@ -155,7 +154,7 @@ def text(value: object, *, where: str) -> str:
 
 
 def by_id(values: Iterable[Any], key: str, *, where: str) -> dict[Any, Any]:
-    """Objects by their ids, of which none may come twice; `where` names the list."""
+    """Index objects by id; refuse a repeated id. `where` names the list."""
     found: dict[Any, Any] = {}
     for number, value in enumerate(values):
         try:
@@ -169,7 +168,7 @@ def by_id(values: Iterable[Any], key: str, *, where: str) -> dict[Any, Any]:
 
 
 def once(ids: Iterable[tuple[str, Any]]) -> None:
-    """Of (place, id): an id that comes twice is refused."""
+    """Check (place, id) pairs; refuse a repeated id."""
     seen = set()
     for where, name in ids:
         if name in seen:
@@ -178,7 +177,7 @@ def once(ids: Iterable[tuple[str, Any]]) -> None:
 
 
 def load_json(path: Path) -> Any:
-    """Raises DataError for what is not JSON, for a key that comes twice in an object, and for nesting deeper than anybody's."""
+    """Load JSON. Raises DataError for invalid JSON, a repeated key in an object, and nesting that is too deep."""
     try:
         return jiter.from_json(_content(path), catch_duplicate_keys=True)
     except ValueError as error:
@@ -187,7 +186,7 @@ def load_json(path: Path) -> Any:
 
 
 def load_list(path: Path) -> list[Any]:
-    """Of records, at least one."""
+    """Load a list of at least one record."""
     found = load_json(path)
     if not isinstance(found, list) or not found:
         raise DataError(f"{path}: expected a list with at least one record, found {rle.short(found)}")
@@ -195,7 +194,7 @@ def load_list(path: Path) -> list[Any]:
 
 
 def load_json_lines(path: Path) -> list[tuple[int, Any]]:
-    """(line number from 1, record) of every line that is not blank; at least one."""
+    """Load (line number from 1, record) of every line that is not blank; at least one."""
     records, faults = [], Faults(path)
     for number, line in enumerate(_content(path).split(b"\n"), start=1):
         with faults:
@@ -234,7 +233,7 @@ def known_split(split: str, splits: Iterable[str], *, path: Path) -> None:
 
 
 def image_folder(candidates: Iterable[Path], *, where: str) -> Path:
-    """The first that exists."""
+    """Return the first folder that exists."""
     tried = list(candidates)
     for folder in tried:
         if folder.is_dir():

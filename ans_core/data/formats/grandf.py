@@ -56,7 +56,7 @@ def _file(path: Path, split: str) -> Path:
 
 
 def _sample(value: Any, folder: Path, *, name: str, number: int, where: str) -> Sample:
-    """Phrases are ordered by their start; where two overlap, the later one is left out (upstream trims likewise)."""
+    """Make a sample with phrases ordered by their start; of two that overlap, the later is left out (upstream trims likewise)."""
     record = checks.record(Caption, value, where=where)
     checks.text(record.caption, where=where)
     image = checks.inside(folder, record.file_name, where=where)

@@ -33,7 +33,7 @@ class Videos(checks.Record):
 
 
 class MaskDict:
-    """The masks of mask_dict.json; null means that the object is not to be seen in that frame: area 0, as the benchmark counts it."""
+    """The masks of mask_dict.json; null means that the object is not visible in that frame: area 0, as the benchmark counts it."""
 
     def __init__(self, file: Path) -> None:
         self.file, self.entries = file, checks.load_json(file)

@@ -1,9 +1,9 @@
-"""Our own plain `annotations.json` (a list of records) or `annotations.jsonl` (one a line) -> referring, region_caption and conversation
+"""Our own plain `annotations.json` (a list of records) or `annotations.jsonl` (one per line) -> referring, region_caption and conversation
 samples.
 
-{image, text, masks}: one object of `masks` is a polygon [x1, y1, x2, y2, ...], a list of polygons, or an RLE. `masks: []` says that nothing
-in the image fits the text. `task` is "referring", the default, or "region_caption".
-{image, question, answer, regions}: regions, which may be left out, are masks that the question calls region1, region2, ...
+{image, text, masks}: each object in `masks` is a polygon [x1, y1, x2, y2, ...], a list of polygons, or an RLE. `masks: []` says that
+nothing in the image fits the text. `task` is "referring" (the default) or "region_caption".
+{image, question, answer, regions}: regions (optional) are masks that the question calls region1, region2, ...
 Optional in both: `split`; without it, one image in five is "val", by a hash of its path.
 """
 
@@ -56,7 +56,7 @@ class Conversation(Annotation):
 
 
 def read(path: Path, *, name: str, split: str) -> list[Sample]:
-    """`path` is the file, or the folder that holds it. Images' paths count from the file's folder."""
+    """Read `path`, the file or its folder. Image paths are relative to the file's folder."""
     file, records, faults = _records(path)
     checks.known_split(split, {r.part for _, _, r in records} if records else {split}, path=file)
     seen: dict[tuple[object, ...], str] = {}
@@ -101,12 +101,12 @@ def splits(path: Path) -> list[str]:
 
 
 def split_by_image(image: str) -> str:
-    """Four in five "train", the rest "val"; depends on the text alone, so that more data never moves an image."""
+    """Put four images in five into "train", the rest into "val"; depends on the text alone, so that more data never moves an image."""
     return "val" if int(hashlib.sha256(image.encode()).hexdigest(), 16) % 5 == 0 else "train"
 
 
 def _records(path: Path) -> tuple[Path, list[tuple[str, str, Expression | Conversation]], checks.Faults]:
-    """The file, (place, id, record) of the records that have their form, and what is wrong with the others."""
+    """Return the file, (place, id, record) of the well-formed records, and the faults of the others."""
     file = next((path / name for name in FILES if (path / name).is_file()), path / FILES[0]) if path.is_dir() else path
     if file.suffix == ".jsonl":
         values = [(f"{file}: line {line}", str(line), value) for line, value in checks.load_json_lines(file)]
@@ -135,7 +135,7 @@ def _list(file: Path) -> list[Any]:
 
 
 def _texts(record: Expression | Conversation, *, where: str) -> tuple[str, ...]:
-    """The text, or question and answer."""
+    """Return the text, or question and answer."""
     if isinstance(record, Expression):
         return (checks.text(record.text, where=where),)
     asked = checks.text(record.question, where=f"{where}, question")

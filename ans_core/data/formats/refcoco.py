@@ -16,7 +16,7 @@ from ans_core.data.formats import checks
 from ans_core.types import RLE, Sample
 
 IMAGE_FOLDERS = ("images", "../images/mscoco/images/train2014", "../images/train2014", "../images")
-"""Relative to the folder; the second is where REFER keeps COCO's."""
+"""Relative to the folder; REFER keeps COCO's images in the second."""
 NO_OBJECT = -1
 
 
@@ -52,16 +52,15 @@ class Instances(checks.Record):
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Containers, text and numbers only: these need no import, so every import (and with it any code) is refused."""
+    """Unpickle containers, text and numbers only: these need no import, so every import (and with it any code) is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it wants to import {module}.{name}")
 
 
 class Pictures:
-    """instances.json: pictures and their annotations by id. Records are looked at, masks decoded and pictures opened when they are asked
-    for, once: a split names few of COCO's.
-    """
+    """instances.json: pictures and their annotations by id. Records are checked, masks decoded and pictures opened on first use, and only
+    once: a split uses few of COCO's pictures."""
 
     def __init__(self, path: Path) -> None:
         self.file = path / "instances.json"
@@ -73,7 +72,7 @@ class Pictures:
         self._masks: dict[Any, tuple[Any, RLE]] = {}
 
     def image(self, image_id: Any, *, where: str) -> tuple[Path, int, int]:
-        """File, height and width."""
+        """Return file, height and width."""
         if image_id not in self._opened:
             if image_id not in self.images:
                 raise checks.DataError(f"{where}: image_id {image_id} is not in instances.json; both files must be of one release")
@@ -137,7 +136,7 @@ def splits(path: Path) -> list[str]:
 
 
 def _refs(path: Path) -> tuple[Path, list[tuple[str, Ref]], checks.Faults]:
-    """The folder's one annotation file, (place, record) of its records that have their form, and what is wrong with the others."""
+    """Return the folder's one annotation file, (place, record) of its well-formed records, and the faults of the others."""
     files = sorted([*path.glob("refs(*).p"), *path.glob("grefs(*).json")])
     if len(files) != 1:
         raise checks.DataError(
@@ -166,11 +165,11 @@ def _unpickled(file: Path) -> list[Any]:
 
 
 PICKLE_ERRORS = (pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError, OSError)
-"""What a damaged pickle ends in: its operations run on whatever is on the stack."""
+"""Errors that a damaged pickle can raise: its operations run on whatever is on the stack."""
 
 
 def _targets(ref: Ref, *, where: str) -> list[Any]:
-    """gRefCOCO marks "no such object" by `no_target` and the annotation -1."""
+    """Return the annotation ids; gRefCOCO marks "no such object" by `no_target` and the annotation -1."""
     none = ref.ann_id == [NO_OBJECT]
     if ref.no_target and ref.ann_id and not none:
         raise checks.DataError(f"{where}: no_target is set, and ann_id names {rle.short(ref.ann_id)}; one of them is wrong")

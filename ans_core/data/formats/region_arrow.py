@@ -31,11 +31,11 @@ class Row(checks.Record):
 
 COLUMNS = tuple(Row.model_fields)
 ARROW_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, pyarrow.ArrowException)
-"""What `datasets` and pyarrow let out for damaged files."""
+"""Errors that `datasets` and pyarrow raise for damaged files."""
 
 
 def read(path: Path, *, name: str, split: str) -> list[Sample]:
-    """`path/<split>` as saved by save_to_disk; split "train" may also be `path` itself. Paths of images count from that folder."""
+    """Read `path/<split>` as saved by save_to_disk; split "train" may also be `path` itself. Image paths are relative to that folder."""
     checks.known_split(split, splits(path), path=path)
     folder = path / split if (path / split).is_dir() else path
     images = _Images(folder)
@@ -114,7 +114,7 @@ class _Images:
 
 
 def _caption(turns: list[Turn], *, where: str) -> str:
-    """The first answer; marks of prompts (`<Prompt0>`) are taken out."""
+    """Return the first answer, without prompt markers (`<Prompt0>`)."""
     answer = next((turn.value for turn in turns if turn.speaker == "gpt"), None)
     if answer is None:
         raise checks.DataError(f'{where}: the conversation has no turn from "gpt"; a caption is needed')

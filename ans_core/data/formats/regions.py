@@ -1,7 +1,6 @@
-"""A folder with `manifest.jsonl` of masks on photographs -> for every region a region_caption sample and a referring one.
+"""A folder with `manifest.jsonl` of masks on photographs -> one region_caption sample and one referring sample per region.
 
-Text is the caption or, where there is none, `<category> <place>`. Regions of one image with the same text make one referring
-sample for all of them.
+The text is the caption or, without one, `<category> <place>`. Regions of one image with the same text share one referring sample.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Region(checks.Record):
 
 
 def read(path: Path, *, name: str, split: str) -> list[Sample]:
-    """Lines of other splits are checked for their form only."""
+    """Read one split; lines of other splits are only checked for their form."""
     file = path / "manifest.jsonl"
     checks.known_split(split, ("train", "val"), path=file)
     sizes: dict[str, tuple[int, int]] = {}
@@ -68,7 +67,7 @@ def splits(path: Path) -> list[str]:
 
 
 def _lines(file: Path) -> tuple[list[tuple[str, Region]], checks.Faults]:
-    """(place, region) of the lines that have their form, and what is wrong with the others."""
+    """Return (place, region) of the well-formed lines, and the faults of the others."""
     faults = checks.Faults(file)
     lines: list[tuple[str, Region]] = []
     known: set[str] = set()

@@ -39,7 +39,7 @@ class MasksFile(checks.Record):
 
 
 def read(path: Path, *, name: str, split: str) -> list[Sample]:
-    """The one split is "val". A null mask means that the frame is not annotated, an area of 0 that the object is absent."""
+    """Read the only split, "val". A null mask means that the frame is not annotated; an area of 0 means that the object is absent."""
     file = path / "manifest.jsonl"
     checks.known_split(split, splits(path), path=file)
     faults = checks.Faults(file)

@@ -1,4 +1,4 @@
-"""What every judge can do, and the self-check that drafted questions must pass before any caption is asked them."""
+"""The interface of every judge, and the self-check that drafted questions must pass before they are used."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from ans_core.rewards.judge.questions import Question, Questions
 Asked = Sequence[tuple[str, Questions]]
 """(caption, the questions of its true caption)."""
 Choice = tuple[int, ...]
-"""The option chosen, question by question."""
+"""The chosen option of each question."""
 T = TypeVar("T")
 STATS = ("calls", "cached", "failed", "parse_failed", "tokens_in", "tokens_out", "cost", "latency_s")
 
 
 @runtime_checkable
 class Judge(Protocol):
-    """What is asked comes back in the order asked, as a future: nobody waits but who wants the result. None: no judgement."""
+    """Results come as futures in the order asked, so only those who need a result wait. None: no judgement."""
 
     def submit(self, asked: Asked) -> Future[list[float | None]]:
-        """Rewards in [0, 1]. A caption without words earns 0; where there are no questions there is no judgement."""
+        """Return rewards in [0, 1]. A caption without words gets 0; without questions there is no judgement."""
         ...
 
     def choose(self, asked: Asked) -> Future[list[Choice | None]]:
-        """The answers themselves."""
+        """Return the answers themselves."""
         ...
 
     def write(self, captions: Sequence[str], *, positives: int, negatives: int) -> Future[list[Questions | None]]:
-        """Drafts up to so many questions from each true caption, and one of recognition. Empty: nothing can be asked of it."""
+        """Draft up to so many questions from each true caption, and one recognition question. Empty: nothing can be asked about it."""
         ...
 
     def stats(self) -> dict[str, float]:
-        """Since the last time it was asked, by the names of STATS. calls: requests answered or given up, retries not counted; cached:
-        answered without one; failed: no judgement for the endpoint's sake; parse_failed: replies nobody can read; cost: USD; latency_s:
+        """Return counts since the last call, by the names of STATS. calls: requests answered or given up, retries not counted; cached:
+        answered without a request; failed: no judgement because of the endpoint; parse_failed: unreadable replies; cost: USD; latency_s:
         mean of the answered calls."""
         ...
 
@@ -42,16 +42,16 @@ class Judge(Protocol):
 
 
 def finished(values: list[T]) -> Future[list[T]]:
-    """What a judge that does not wait for anybody returns."""
+    """Return a finished future, for a judge that waits for nobody."""
     future: Future[list[T]] = Future()
     future.set_result(values)
     return future
 
 
 def self_checked(judge: Judge, captions: Sequence[str], drafted: Sequence[Questions]) -> list[Questions]:
-    """Of every true caption the questions that it answers with a score of 1 and that saying nothing answers with at most 0.
+    """Keep for each true caption the questions that the caption answers with a score of 1 and the empty caption with at most 0.
 
-    None are left where the recognition or all positives are lost: the rest alone would pay for saying little. A caption that the judge
+    None are kept if the recognition question or all positives fail: the rest alone would reward saying little. A caption that the judge
     cannot answer for has none either.
     """
     asked = list(zip(captions, drafted, strict=True))

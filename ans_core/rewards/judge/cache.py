@@ -1,4 +1,4 @@
-"""Replies of a model by the content of what it was asked, in a SQLite file that several processes may share."""
+"""Cache a model's replies by the content of the request, in a SQLite file that several processes may share."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ BUSY_S = 30.0
 
 
 def key_of(*, model: str, prompt_version: str, parameters: dict[str, Any], content: Any) -> str:
-    """sha256 over all that decides a reply. `content`: what is asked, as JSON values."""
+    """Return a sha256 over everything that decides a reply. `content`: the question, as JSON values."""
     parts = [SCHEMA_VERSION, model, prompt_version, parameters, content]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 class Cache:
-    """Holds what was understood; failures and unreadable replies are never put in. Used from one thread at a time. The file lies on a
+    """Holds understood replies; failures and unreadable replies are never stored. Use it from one thread at a time. The file must be on a
     local disk: SQLite's write-ahead log does not work over a network file system."""
 
     def __init__(self, path: Path) -> None:

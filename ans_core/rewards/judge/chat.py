@@ -1,4 +1,4 @@
-"""One OpenAI-compatible chat endpoint: a request in, the text of its reply out, or `Unavailable`; it counts what that costs.
+"""One OpenAI-compatible chat endpoint: a request in, the text of its reply out, or `Unavailable`; it counts what the calls cost.
 
 Retries are the openai client's own: 408, 409, 429, 5xx, timeouts and broken connections, after Retry-After (up to two minutes) or
 exponential pauses with jitter; any other 4xx is final. All methods belong to one event loop.
@@ -21,9 +21,9 @@ from openai.types.chat import ChatCompletion
 from ans_core.rewards.judge.wording import Request
 
 CHARACTERS_PER_TOKEN = 4
-"""Where a server does not count tokens."""
+"""For servers that do not count tokens."""
 TOLD_STATUSES = {400, 404, 422}
-"""Whose messages go into the log: they speak of the request. Those of 401 and 403 may show parts of the key."""
+"""Statuses whose messages go into the log: they describe the request. Messages of 401 and 403 may show parts of the key."""
 OPTIONAL = {
     "response_format": ("response_format", "json_schema", "structured", "grammar"),
     "temperature": ("temperature",),
@@ -33,12 +33,12 @@ OPTIONAL = {
 
 
 class Unavailable(RuntimeError):
-    """No reply, whatever the reason; the message holds no key."""
+    """No reply, for any reason; the message holds no key."""
 
 
 @dataclass(kw_only=True)
 class Breaker:
-    """Opens after `failures` failed calls in a row; from then on lets one call through every `pause_s`, until one succeeds."""
+    """Opens after `failures` consecutive failed calls; from then on it lets one call through every `pause_s`, until one succeeds."""
 
     failures: int
     pause_s: float
@@ -75,7 +75,7 @@ class Usage:
 
 @dataclass(kw_only=True, frozen=True)
 class Price:
-    """USD per million tokens, and the limit of what is spent (0 = none). Calls under way when it is reached still come home."""
+    """USD per million tokens, and the spending limit (0 = none). Calls under way when it is reached still finish."""
 
     tokens_in: float = 0.0
     tokens_out: float = 0.0
@@ -86,7 +86,8 @@ FREE = Price()
 
 
 class Chat:
-    """`base_url` empty: OpenAI's own. ValueError where the key's environment variable is not set, unless the endpoint is local."""
+    """Client of an endpoint; an empty `base_url` is OpenAI's own. ValueError if the key's environment variable is not set, unless the
+    endpoint is local."""
 
     def __init__(
         self,
@@ -114,14 +115,14 @@ class Chat:
         self.usage = Usage()
 
     async def reply(self, request: Request) -> str:
-        """Waits for one of the `concurrency` places first. May be empty, as replies may."""
+        """Send a request once one of the `concurrency` places is free. The reply may be empty."""
         async with self._slots:
             self._check()
             start_s = time.monotonic()
             self.usage.calls += 1
             try:
                 completion = await self._complete(request)
-            except asyncio.CancelledError:  # the deadline: of a server that hangs nothing else is seen
+            except asyncio.CancelledError:  # the deadline: the only sign of a server that hangs
                 self._breaker.failed()
                 raise
             except (openai.OpenAIError, ValueError, RecursionError) as error:  # a body that is no JSON, or nested too deeply
@@ -144,7 +145,7 @@ class Chat:
             raise Unavailable("calls are paused after failures in a row")
 
     async def _complete(self, request: Request) -> ChatCompletion:
-        """Leaves out, from then on, what the server refuses by name."""
+        """Send the request, without the parameters that the server has refused by name so far."""
         schema = {"name": "reply", "schema": request.schema, "strict": True}
         whole: dict[str, Any] = {
             "response_format": {"type": "json_schema", "json_schema": schema}, "temperature": 0, "max_tokens": request.max_tokens,
@@ -185,7 +186,7 @@ class Chat:
         return self._once(f"the judge's endpoint failed: {reason}")
 
     def _once(self, message: str) -> str:
-        """Into the log, but only the first time, and without the key should a server repeat it."""
+        """Log a message the first time only, without the key in case a server repeats it."""
         clean = message.replace(self._key, "***") if self._key else message
         if clean not in self._told:
             self._told.add(clean)
@@ -194,7 +195,7 @@ class Chat:
 
 
 def is_local(base_url: str) -> bool:
-    """This machine, or an address of a private network: such servers seldom ask for keys."""
+    """Tell whether an address is this machine or in a private network: such servers seldom ask for keys."""
     host = urlsplit(base_url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_private
@@ -203,12 +204,12 @@ def is_local(base_url: str) -> bool:
 
 
 def _is_count(told: object) -> TypeGuard[int]:
-    """The client does not check what it receives."""
+    """Check a count, because the client does not check what it receives."""
     return isinstance(told, int) and told > 0
 
 
 def _text(completion: ChatCompletion) -> str:
-    """Empty where the server gives no choice, no message or no content (a refusal); the client does not check what it receives."""
+    """Return the text; empty if the server gives no choice, message or content (a refusal). The client does not check what it receives."""
     try:
         content = completion.choices[0].message.content
     except (AttributeError, IndexError, TypeError):

@@ -1,4 +1,4 @@
-"""Settings -> the judge they name."""
+"""Build the judge that the settings name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ans_core.rewards.judge.rules import RuleJudge
 
 
 def judge_of(cfg: Config, *, deadline_s: float | None = None) -> Judge:
-    """To be closed after use. `deadline_s` None: the setting's. Calls at a time and the cost limit are this process's share."""
+    """Build a judge; the caller must close it. `deadline_s` None: the setting's. Concurrent calls and the cost limit are this process's
+    share."""
     settings = cfg.judge
     if not settings.model:
         return RuleJudge()

@@ -1,4 +1,4 @@
-"""METEOR and judgements of groups of captions -> one reward each; within a group all captions are paid by the same rule."""
+"""METEOR and judgements of groups of captions -> one reward each; the same rule holds for all captions of a group."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ OnFailure = Literal["meteor", "drop"]
 def with_judgements(
     meteor: Float[Tensor, "B G"], judged: Sequence[float | None], *, meteor_weight: float, judge_weight: float, on_failure: OnFailure
 ) -> tuple[Float[Tensor, "B G"], float]:
-    """Rewards, and the share of groups that fell back. `judged` row by row (B * G); the weights are scaled to add up to 1.
+    """Return rewards, and the share of groups that fell back. `judged` is row by row (B * G); the weights are scaled to add up to 1.
 
-    If one judgement of a group is missing, its judgements are all set aside: judged and unjudged captions side by side would differ by
-    more than what they say. "meteor": METEOR alone, at full weight; "drop": NaN for the whole group, to be left out.
+    If one judgement of a group is missing, the whole group is treated as not judged: rewards of judged and unjudged captions would differ
+    by more than their content. "meteor": METEOR alone, at full weight; "drop": NaN for the whole group, which leaves it out.
     """
     total = meteor_weight + judge_weight
     if min(meteor_weight, judge_weight) < 0 or total <= 0:

@@ -1,4 +1,4 @@
-"""The judge on an OpenAI-compatible endpoint: questions and captions in, futures of rewards out, by way of a cache on disk."""
+"""A judge on an OpenAI-compatible endpoint: questions and captions in, futures of rewards out, with a cache on disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class _Job(Generic[T_co]):
-    """A request, its name in the cache, and how its reply is read (None: it cannot be)."""
+    """A request, its cache key, and the function that reads its reply (None: unreadable)."""
 
     key: str
     request: Request
@@ -38,11 +38,11 @@ class _Counts:
 
 
 class EndpointJudge:
-    """A `Judge`. Calls are made by a thread of its own, whose event loop alone touches the state: whoever submits goes on at once.
+    """A `Judge` whose calls run in its own thread; only that thread's event loop touches the state, so submitting never blocks.
 
-    A batch (one call of submit, choose or write) has `deadline_s` seconds; what is not there by then is None. Limits (`concurrency`,
-    `price.limit`) are this object's: several processes divide them. An answer that cannot be read makes the whole reply unreadable, and its
-    judgement None: counted as 0 it would pay for how the judge writes.
+    A batch (one call of submit, choose or write) has `deadline_s` seconds; what is missing by then is None. Limits (`concurrency`,
+    `price.limit`) belong to this object: several processes divide them. One unreadable answer makes the whole reply unreadable, and its
+    judgement None: counting it as 0 would reward the judge's style.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class EndpointJudge:
         return self._start(self._take_stats()).result()
 
     def close(self) -> None:
-        """Drops what is under way; its futures are cancelled. May be called twice."""
+        """Drop calls under way and cancel their futures. May be called twice."""
         if self._loop.is_closed():
             return
         self._start(self._end()).result()
@@ -87,7 +87,7 @@ class EndpointJudge:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _rewards(self, asked: Asked) -> list[float | None]:
-        """Captions without words earn 0 unasked."""
+        """Compute rewards; captions without words get 0 without a call."""
         silent = [bool(questions) and not normal(caption) for caption, questions in asked]
         chosen = await self._choices(
             [(caption, () if none else questions) for (caption, questions), none in zip(asked, silent, strict=True)]
@@ -98,7 +98,7 @@ class EndpointJudge:
         ]
 
     async def _choices(self, asked: Asked) -> list[Choice | None]:
-        """To no questions there are no answers, and no call."""
+        """Compute answers; without questions there are no answers, and no call."""
         rows = [i for i, (_, questions) in enumerate(asked) if questions]
         found = dict(zip(rows, await self._batch([self._answering(*asked[i]) for i in rows]), strict=True))
         return [found[i] if questions else () for i, (_, questions) in enumerate(asked)]
@@ -127,7 +127,7 @@ class EndpointJudge:
         return _Job(key=key, request=request, read=read)
 
     async def _batch(self, jobs: Sequence[_Job[T]]) -> list[T | None]:
-        """Jobs alike are done once; those of the cache without a call."""
+        """Run jobs; equal jobs run once, and cached ones without a call."""
         unlike = {job.key: job for job in jobs}
         tasks = {key: self._loop.create_task(self._done(job)) for key, job in unlike.items()}
         try:

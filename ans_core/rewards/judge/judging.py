@@ -1,4 +1,4 @@
-"""Captions of a step -> judgements by questions about the true ones, and METEOR mixed with them."""
+"""Judge the captions of a step with questions about the true captions, and mix the judgements with METEOR."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Judging:
     on_failure: OnFailure
 
     def submit(self, samples: Sequence[Sample], texts: Sequence[str]) -> Future[list[float | None]]:
-        """G captions a sample; returns at once."""
+        """Submit G captions per sample to the judge; return at once."""
         group = len(texts) // len(samples)
         asked = [
             (text, self.questions[s.dataset, s.sample_id]) for i, s in enumerate(samples) for text in texts[i * group : (i + 1) * group]
@@ -35,7 +35,7 @@ class Judging:
     def rewards_with_judge(
         self, meteor: Float[Tensor, "B G"], judged: Sequence[float | None]
     ) -> tuple[Float[Tensor, "B G"], dict[str, float]]:
-        """The reward that stands for METEOR's, and metrics."""
+        """Return the reward that replaces METEOR's, and metrics."""
         rewards, fell_back = with_judgements(
             meteor, judged, meteor_weight=self.meteor_weight, judge_weight=self.judge_weight, on_failure=self.on_failure
         )

@@ -1,4 +1,4 @@
-"""A judge's reply, whatever its shape -> the option it chose for every question."""
+"""Parse a judge's reply, in any form, into the option it chose for every question."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _NAMED = re.compile(r"\b(?:answer|option|choice)\b\W*(?:is\W*)?([a-h])\b(?!')|\(
 
 
 def choices(reply: str, questions: Questions) -> list[int | None]:
-    """None where no option can be made out. Understands {"q1": "b", ...}, ["b", ...], broken JSON of either, numbered answers in prose,
-    one answer per line; an answer is a letter, an option's text, or both."""
+    """Return the chosen options; None where no option can be identified. Understands {"q1": "b", ...}, ["b", ...], broken JSON of either,
+    numbered answers in prose, one answer per line; an answer is a letter, an option's text, or both."""
     text = _THOUGHT.sub(" ", reply)
     pieces = _pieces(text, len(questions))
     options = [[option.text for option in question.options] for question in questions]
@@ -25,9 +25,9 @@ def choices(reply: str, questions: Questions) -> list[int | None]:
 
 
 def choice(piece: str, options: Sequence[str]) -> int | None:
-    """In this order: exact text, `a. text` or letter; a leading letter; the text inside it that ends last (the longest on a tie); the one
-    text it is inside of; a letter named as the answer. DLC-Bench's, but that a leading letter, which is what is asked for, goes before a
-    text inside (`c. It is not red`)."""
+    """Identify an option, trying in this order: exact text, `a. text` or letter; a leading letter; the option's text inside the answer that
+    ends last (the longest on a tie); the one text that contains the answer; a letter named as the answer. This is DLC-Bench's order, except
+    that a leading letter, which is what is asked for, precedes a text inside (`c. It is not red`)."""
     said, texts = _plain(piece), [_plain(option) for option in options]
     if not said:
         return None
@@ -48,15 +48,15 @@ def choice(piece: str, options: Sequence[str]) -> int | None:
 
 
 def json_value(text: str) -> Any:
-    """The first JSON object or array in a text (a model likes to introduce it, or to fence it); None where there is none.
-    What a model thought aloud before does not count."""
+    """Return the first JSON object or array in a text (models introduce it, or fence it); None without any. Text that a model thought aloud
+    before does not count."""
     decoder, text = json.JSONDecoder(), _THOUGHT.sub(" ", text)
     for start in re.finditer(r"[{\[]", text):
         try:
             return decoder.raw_decode(text, start.start())[0]
         except ValueError:
             continue
-        except RecursionError:  # nested too deeply, and so it would be from every bracket on
+        except RecursionError:  # nested too deeply, also from any later bracket
             return None
     return None
 
@@ -70,7 +70,7 @@ def _inside(part: str, whole: str) -> list[re.Match[str]]:
 
 
 def _pieces(text: str, count: int) -> list[str | None]:
-    """The reply cut up by question."""
+    """Split the reply by question."""
     value = json_value(text)
     if isinstance(value, dict) and len(value) == 1 and isinstance(next(iter(value.values())), list | dict):
         value = next(iter(value.values()))  # {"answers": [...]}
@@ -90,14 +90,14 @@ def _pieces(text: str, count: int) -> list[str | None]:
 
 
 def _text(answer: Any) -> str | None:
-    """{"question": ..., "answer": "b"} counts as "b"."""
+    """Return an answer's text; {"question": ..., "answer": "b"} counts as "b"."""
     if isinstance(answer, dict):
         answer = next((answer[key] for key in ("answer", "choice", "option", "letter") if key in answer), None)
     return answer if isinstance(answer, str) else None
 
 
 def _numbered(text: str, count: int) -> list[str | None]:
-    """`1. b 2) no ...`, `"q1": "b", "q2": "a` and the like: what stands between a number and the next; numbers count up."""
+    """Split `1. b 2) no ...`, `"q1": "b", "q2": "a` and the like: the text between a number and the next; numbers count up."""
     starts: list[re.Match[str] | None] = []
     at = 0
     for i in range(count):

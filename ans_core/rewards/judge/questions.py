@@ -1,4 +1,4 @@
-"""What a caption is asked: multiple-choice questions with scored options, what the answers are worth, and questions.jsonl."""
+"""Questions about captions: multiple choice with scored options, the score of the answers, and questions.jsonl."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 Kind = Literal["recognition", "positive", "negative"]
-"""recognition: is it the right thing at all? positive: what is said of a detail that is there? negative: of one that is not?"""
+"""recognition: is it the right thing at all? positive: what does the caption say of a detail that is there? negative: of one that is not
+there?"""
 LETTERS = "abcdefgh"
 """Names of a question's options, in order."""
 
@@ -42,11 +43,11 @@ class Question:
 
 
 Questions = tuple[Question, ...]
-"""All of one caption. Empty: nothing can be asked, and nothing judged."""
+"""All questions of one caption. Empty: nothing can be asked, and nothing judged."""
 
 
 def shuffled(question: Question) -> Question:
-    """The options in an order that the question's content decides: no letter is right more often than others."""
+    """Shuffle the options in an order that depends on the question's content: no letter is right more often than others."""
     order = list(question.options)
     content = json.dumps([question.kind, question.text, *(option.text for option in order)])
     random.Random(hashlib.sha256(content.encode()).digest()).shuffle(order)
@@ -54,8 +55,8 @@ def shuffled(question: Question) -> Question:
 
 
 def score(questions: Questions, chosen: Sequence[int]) -> float:
-    """[-1, 1]: the mean of the positives' mean and the negatives' mean (of what there is). Where the thing is not recognised every
-    answer counts at most 0 (DLC-Bench's gate): details of something else are worth nothing."""
+    """Return a score in [-1, 1]: the mean of the positives' mean and the negatives' mean (of those that exist). If the thing is not
+    recognised every answer counts at most 0 (DLC-Bench's gate): details of something else are worth nothing."""
     picked = [(question.kind, question.options[i].score) for question, i in zip(questions, chosen, strict=True)]
     recognised = all(value > 0 for kind, value in picked if kind == "recognition")
     means = []
@@ -68,13 +69,13 @@ def score(questions: Questions, chosen: Sequence[int]) -> float:
 
 
 def reward(questions: Questions, chosen: Sequence[int]) -> float:
-    """max(0, score): the true caption earns 1 and the empty one 0, as under every other reward. (score + 1) / 2 would pay .5 for saying
-    nothing; a wrong statement still costs, as it lowers the mean over the questions."""
+    """Return max(0, score): the true caption gets 1 and the empty one 0, as under every other reward. (score + 1) / 2 would give .5 for
+    saying nothing; a wrong statement still costs, as it lowers the mean over the questions."""
     return max(0.0, score(questions, chosen))
 
 
 def write_questions(path: Path, questions: Mapping[tuple[str, str], Questions]) -> None:
-    """One line per sample, by (data set, sample_id)."""
+    """Write one line per sample, from questions by (data set, sample_id)."""
     with path.open("w", encoding="utf-8") as file:
         for (dataset, sample_id), asked in questions.items():
             record = {"dataset": dataset, "sample_id": sample_id, "questions": [asdict(question) for question in asked]}
@@ -82,7 +83,7 @@ def write_questions(path: Path, questions: Mapping[tuple[str, str], Questions]) 
 
 
 def read_questions(path: Path) -> dict[tuple[str, str], Questions]:
-    """By (data set, sample_id). ValueError names file and line."""
+    """Read questions by (data set, sample_id). ValueError names file and line."""
     if not path.is_file():
         raise ValueError(f"{path} does not exist; run the stage `judge_questions` first")
     found = {}

@@ -1,10 +1,10 @@
-"""The judge without a model: questions made from a caption's words, answered by looking for words and their synonyms.
+"""The judge without a model: writes questions from a caption's words, and answers them by looking for words and their synonyms.
 
-Deterministic. Made for the drawn world, whose captions it understands whole; of other English it knows words, colours and places, no
+Deterministic. Made for the drawn world, whose captions it understands completely; of other English it knows words, colours and places, no
 grammar.
 
-Its options quote the words that decide: `It is "red".` is chosen where the caption says red. Among the options found a wrong one goes
-first (naming every colour is no way to be right), else the best; where none is found, the option that quotes nothing.
+Its options quote the deciding words: `It is "red".` is chosen if the caption says red. Of the options found a wrong one wins (naming every
+colour must not be right), else the best; if none is found, the option that quotes nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _reward(caption: str, questions: Questions) -> float | None:
 
 
 def content_words(text: str) -> list[str]:
-    """Without markup, function words and hyphens."""
+    """Return the words without markup, function words and hyphens."""
     return [word for word in words(plain_caption(text).replace("-", " ")) if word not in FUNCTION_WORDS]
 
 
@@ -82,7 +82,7 @@ def answers(caption: str, questions: Questions) -> Choice:
 
 
 def questions_of(caption: str, *, positives: int, negatives: int) -> Questions:
-    """Empty for a caption without content words."""
+    """Write a caption's questions; empty for a caption without content words."""
     said, head = content_words(caption), _head(caption)
     if head is None:
         return ()
@@ -92,7 +92,7 @@ def questions_of(caption: str, *, positives: int, negatives: int) -> Questions:
 
 
 def _head(caption: str) -> str | None:
-    """What the caption is of: the last word of its first run of content words (`a large red CIRCLE at the top`)."""
+    """Return the caption's subject: the last word of its first run of content words (`a large red CIRCLE at the top`)."""
     head = None
     for word in words(plain_caption(caption).replace("-", " ")):
         if word not in FUNCTION_WORDS:
@@ -111,7 +111,7 @@ def _recognition(head: str) -> Question:
 
 
 def _details(said: Sequence[str], head: str) -> list[Question]:
-    """Slots with one value first, then the other content words in their order."""
+    """Ask about slots with one value first, then the other content words in their order."""
     slots, rest = [], list(dict.fromkeys(word for word in said if word != head))
     for slot in SLOTS:
         value = _value(said, slot)
@@ -122,14 +122,14 @@ def _details(said: Sequence[str], head: str) -> list[Question]:
 
 
 def _value(said: Sequence[str], slot: str) -> str | None:
-    """The slot's value in a caption: one word, of a place also two side by side (`top left`); None where it has none or more."""
+    """Return the slot's value in a caption: one word, for a place also two side by side (`top left`); None if it has none or several."""
     at = [i for i, word in enumerate(said) if word in SLOTS[slot]]
     side_by_side = slot == "place" and len(at) == 2 and at[1] == at[0] + 1
     return " ".join(said[i] for i in at) if len(at) == 1 or side_by_side else None
 
 
 def _slot_question(slot: str, value: str) -> Question:
-    """Of `top left`, top or left alone is a part; of `top`, `top left` is wrong."""
+    """Ask for a slot's value. For `top left`, top or left alone is partly right; for `top`, `top left` is wrong."""
     parts = value.split()
     partial = parts if len(parts) > 1 else PARTIAL.get(value, ())
     options = [
@@ -147,7 +147,7 @@ def _word_question(word: str) -> Question:
 
 
 def _negatives(said: Sequence[str], head: str, count: int) -> list[Question]:
-    """Values that no word of the caption means, as many slots as can be, in an order that the caption decides."""
+    """Ask about values that no word of the caption means, over as many slots as possible, in an order that depends on the caption."""
     rng = random.Random(" ".join(said))
     meant = {other for word in said for other in synonyms(word)}
     free = {slot: [value for value in values if value not in meant] for slot, values in SLOTS.items()}
@@ -178,7 +178,7 @@ def _answer(question: Question, said: Sequence[str]) -> int:
 
 
 def _found(quoted: Sequence[Sequence[str]], said: Sequence[str]) -> set[int]:
-    """Options with a phrase in the caption. Longer phrases first, and no word is used twice: `top left` leaves no `left`."""
+    """Return the options with a phrase in the caption. Longer phrases go first, and no word is used twice: `top left` leaves no `left`."""
     known = {word for phrases in quoted for phrase in phrases for word in phrase.split()}
     meant = [{word} if word in known else known & synonyms(word) for word in said]
     phrases = sorted(((phrase.split(), i) for i, group in enumerate(quoted) for phrase in group), key=lambda row: -len(row[0]))

@@ -1,4 +1,4 @@
-"""What a language model is told when it answers questions and when it writes them, and the JSON schemas of its replies."""
+"""The prompts of a language model that answers and writes questions, and the JSON schemas of its replies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ans_core.rewards.judge.parse import json_value
 from ans_core.rewards.judge.questions import LETTERS, Option, Question, Questions, shuffled
 
 PROMPT_VERSION = "1"
-"""To be raised with every change of the texts below: it is part of the cache's keys."""
+"""Raise it with every change of the texts below: it is part of the cache keys."""
 ANSWER_TOKENS = 300
 DRAFT_TOKENS = 3000
 
@@ -71,12 +71,12 @@ class _Draft(_Part):
 
 
 def normal(caption: str) -> str:
-    """Without markup, blanks evened out: what judge and cache see."""
+    """Remove markup and normalise blanks: judge and cache see this text."""
     return " ".join(plain_caption(caption).split())
 
 
 def answering(caption: str, questions: Questions) -> Request:
-    """All questions of a caption in one call. A schema with a key per question and its letters leaves nothing to count wrong."""
+    """Ask all questions of a caption in one call. The schema has a key per question with its letters, so the model can't miscount."""
     blocks = []
     for number, question in enumerate(questions, start=1):
         options = "\n".join(f"{letter}. {option.text}" for letter, option in zip(LETTERS, question.options, strict=False))
@@ -93,7 +93,8 @@ def writing(caption: str, *, positives: int, negatives: int) -> Request:
 
 
 def read_draft(reply: str, *, positives: int, negatives: int) -> Questions | None:
-    """Superfluous questions are cut and impossible ones (two options alike) left out; None where the reply is no draft at all."""
+    """Read drafted questions; superfluous ones are cut and invalid ones (two equal options) left out. None if the reply is no
+    draft at all."""
     try:
         draft = _Draft.model_validate(json_value(reply))
     except ValidationError:
@@ -113,5 +114,5 @@ def _question(kind: Any, text: str, options: dict[str, float]) -> Question:
 
 
 def _quoted(caption: str) -> str:
-    """As a JSON string: a caption cannot end it and go on as part of the prompt."""
+    """Quote as a JSON string, so that a caption cannot end it and continue as part of the prompt."""
     return json.dumps(caption, ensure_ascii=False)
