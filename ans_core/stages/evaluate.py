@@ -47,7 +47,8 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
         return {}
     sets = evaluated_sets(cfg, inputs["data"])
     require_samples(settings, {asked.benchmark for asked in sets})
-    (out / "skipped.json").write_text(json.dumps(without_samples(cfg, sets), indent=1))
+    notes = without_samples(cfg, sets) | other_splits(inputs["data"], settings.split)
+    (out / "skipped.json").write_text(json.dumps(notes, indent=1))
     model = load_row(row, inputs, machine.device)
     mode = model.video_mode(settings.video_mode)
     logging.info("row %s: clips in video mode %s", row, mode)
@@ -123,6 +124,9 @@ def evaluated_sets(cfg: Config, prepared: Path) -> list[Asked]:
             loaded[source.name] = list(source.samples)
         else:
             loaded[None] += source.samples
+    for entry in data.read_entries(prepared, "val", ["extra"]):
+        if entry.name not in loaded:  # `other_splits` says so
+            loaded[entry.name] = data.read_entry(prepared, entry)
     for s in settings.sources:
         if s.name in loaded:
             raise ValueError(f"evaluate.sources: {s.name!r} is also a data set of prepare.sources; give it a name of its own")
@@ -147,6 +151,19 @@ def without_samples(cfg: Config, sets: Sequence[Asked]) -> dict[str, str]:
     for name, reason in reasons.items():
         logging.warning("evaluate.benchmarks: %s %s", name, reason)
     return reasons
+
+
+def other_splits(prepared: Path, split: str) -> dict[str, str]:
+    """Return and log, for each data set of the user's without the split that is asked for, what is evaluated instead: its `val` split."""
+    notes: dict[str, str] = {}
+    own = data.read_entries(prepared, kinds=["extra"])
+    for name in dict.fromkeys(entry.name for entry in own):
+        splits = {entry.split for entry in own if entry.name == name}
+        if split not in splits:
+            instead = "its split 'val' is evaluated" if "val" in splits else "nothing of it is evaluated: give it a split 'val' or 'test'"
+            notes[name] = f"it has no split {split!r}; {instead}"
+            logging.warning("evaluate: data set %s: %s", name, notes[name])
+    return notes
 
 
 def benchmark_of(sample: Sample) -> str:

@@ -11,6 +11,7 @@ from PIL import Image
 from ans_core import rle
 from ans_core.benchmarks import BENCHMARKS
 from ans_core.config import Config
+from ans_core.data import DatasetEntry, write_entries
 from ans_core.data.mixture import Source
 from ans_core.stages import evaluate
 from ans_core.stages.evaluate import (
@@ -20,6 +21,7 @@ from ans_core.stages.evaluate import (
     is_right,
     limited,
     load_row,
+    other_splits,
     resumable,
     shown,
     spread,
@@ -127,6 +129,7 @@ def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Source(name="mine", kind="extra", samples=mine),
     ]
     monkeypatch.setattr(evaluate.data, "sources", lambda path, split: sources)
+    write_entries(folder, [])
     return folder
 
 
@@ -141,6 +144,17 @@ def test_every_benchmark_and_the_loops_ask_about_every_data_set_that_has_the_tas
         ("referring/test", 9), ("mine/referring", 3), ("mine/region_caption", 2), ("video/test", 1), ("mine/video", 1), ("mine/loops", 1)
     ]  # fmt: skip
     assert sets[-1].name("loop1") == "mine/loop1"
+
+
+def test_a_data_set_without_the_split_is_evaluated_on_its_val_split_and_says_so(tmp_path: Path):
+    def entry(name: str, split: str) -> DatasetEntry:
+        return DatasetEntry(name=name, format="plain", path=str(tmp_path), split=split, kind="extra")
+
+    write_entries(tmp_path, [entry("mine", "train"), entry("mine", "val"), entry("whole", "test"), entry("all", "train")])
+    assert other_splits(tmp_path, "test") == {
+        "mine": "it has no split 'test'; its split 'val' is evaluated",
+        "all": "it has no split 'test'; nothing of it is evaluated: give it a split 'val' or 'test'",
+    }
 
 
 def test_a_benchmark_without_samples_is_named_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
