@@ -95,6 +95,11 @@ def start_log_file(stage: Stage, profile: str, root: Path, *, process: str | Non
     return path
 
 
+def starts_under_torchrun(stage: Stage, config: Config) -> bool:
+    """DeepSpeed wants it of one process, too: without torchrun's variables it looks for MPI."""
+    return stage.distributed and (config.launch.processes > 1 or config.launch.deepspeed_stage > 0)
+
+
 def launch_ranks(stage: Stage, config: Config) -> None:
     """Replace this process by torchrun, which starts the same command once per process."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.launch.processes}"]
@@ -190,7 +195,7 @@ def main(name: str, root: Path = Path()) -> None:
     partial = stage.out_path(config.profile, root).with_name(Path(stage.out).name + ".partial")
     if rank is None:
         shutil.rmtree(partial, ignore_errors=True)
-        if stage.distributed and config.launch.processes > 1:
+        if starts_under_torchrun(stage, config):
             launch_ranks(stage, config)
     first = rank in {None, "0"}
     log_file = start_log_file(stage, config.profile, root, process=None if first else rank)

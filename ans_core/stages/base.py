@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     for name, start in PHASES.items():
         dist.seed_everything(cfg.seed, name, "start")  # some losses add heads: random, but the same after a restart
         phase = start(cfg, model, train)
-        machine = machine_of(cfg.launch, phase.dtype)
+        machine = replace(machine_of(cfg.launch, phase.dtype), deepspeed_stage=0)  # one process trains here: nothing to share out
         before = hashes(model)
         curves[name] = loop.train(
             phase.loss,

@@ -91,6 +91,12 @@ def test_the_base_stage_trains_its_phases_each_on_its_own_parts(runs: Path):
     assert torch.equal(table[trained_model.seg_token_id], table[box])
 
 
+def test_the_base_stage_is_one_process_whatever_deepspeed_does_for_the_stages_after_it(runs: Path, tmp_path: Path):
+    launched = CONFIG.launch.model_copy(update={"processes": 2, "deepspeed_stage": 2})
+    run(base, tmp_path, "base", {"data": runs / "data"}, CONFIG.model_copy(update={"launch": launched}))
+    assert (tmp_path / "base/curves.csv").read_bytes() == (runs / "base/curves.csv").read_bytes()
+
+
 def test_sft_and_rl_hold_trained_tensors_alone_and_the_hash_of_their_base(runs: Path):
     config = json.loads((runs / "sft" / "moved.json").read_text())
     assert {k for k, did in config.items() if not did} == {k for k in config if k.endswith("(frozen)")}

@@ -1,4 +1,4 @@
-"""Threads of a stage."""
+"""Threads and processes of a stage."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from ans_core.config import Config, Launch
 from tasks import runner
+from tasks.stages import stage_named
 
 
 @pytest.mark.parametrize(("own", "spins"), [({}, runner.SPINS), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)])
@@ -17,3 +18,12 @@ def test_idle_threads_sleep_soon_unless_the_user_says_otherwise(monkeypatch: pyt
     runner.use_threads(Config.model_construct(launch=Launch(threads=3)))
     assert os.environ.get("GOMP_SPINCOUNT") == spins
     assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("stage", "processes", "deepspeed_stage", "torchrun"),
+    [("sft", 1, 0, False), ("sft", 2, 0, True), ("rl", 1, 2, True), ("base", 2, 2, False)],
+)
+def test_torchrun_starts_training_of_several_processes_or_with_deepspeed(stage: str, processes: int, deepspeed_stage: int, torchrun: bool):
+    launch = Launch(processes=processes, deepspeed_stage=deepspeed_stage)
+    assert runner.starts_under_torchrun(stage_named(stage), Config.model_construct(launch=launch)) == torchrun
