@@ -1,10 +1,10 @@
-"""The bar of the README: the whole pipeline for several seeds, then the table (mean, deviation, gains of RL over SFT paired by seed).
+"""The README's results: the whole pipeline for several seeds, then the table (mean, deviation, gains of RL over SFT paired by seed).
 
     python perf/bar.py --profile tiny --seeds 0 1 2        # 2 cores: about 45 minutes a seed
     python perf/bar.py --table                             # only the table, from perf/results/
     python perf/bar.py --split test                        # the same of the pictures that no setting was chosen by
 
-Every seed's metrics/summary.json is kept as perf/results/<profile>-seed<N>.json. params.yaml is as before afterwards.
+Every seed's metrics/summary.json is kept as perf/results/<profile>-<split>-seed<N>.json. params.yaml is as before afterwards.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ def run(profile: str, seed: int, split: str) -> None:
         subprocess.run([ans, "profile", profile, f"seed={seed}", f"evaluate.split={split}", "--force"], check=True)
         subprocess.run([sys.executable, "-m", "dvc", "repro"], check=True)
         RESULTS.mkdir(exist_ok=True)
-        shutil.copyfile("metrics/summary.json", RESULTS / f"{profile}-seed{seed}.json")
+        shutil.copyfile("metrics/summary.json", RESULTS / f"{profile}-{split}-seed{seed}.json")
     finally:
         Path("params.yaml").write_text(before)
 
 
 def table(profile: str, split: str) -> str:
     """Raises SystemExit where a seed's results are of another split."""
-    runs = {int(p.stem.rpartition("seed")[2]): json.loads(p.read_text()) for p in sorted(RESULTS.glob(f"{profile}-seed*.json"))}
+    runs = {int(p.stem.rpartition("seed")[2]): json.loads(p.read_text()) for p in sorted(RESULTS.glob(f"{profile}-{split}-seed*.json"))}
     wanted = [metric.format(split=split) for metric in METRICS]
     lacking = [seed for seed, summary in runs.items() if not summary.get("rl", {}).keys() & set(wanted)]
     if lacking or not runs:
         raise SystemExit(
-            f"{RESULTS}/{profile}-seed*.json: no metrics of split {split!r} of seeds {lacking or 'any'}; run them, or give their --split"
+            f"{RESULTS}/{profile}-{split}-seed*.json: no metrics of split {split!r} of seeds {lacking or 'any'}; run them, or give their"
+            " --split"
         )
     lines = [
         f"{len(runs)} seeds: {sorted(runs)}",

@@ -24,7 +24,7 @@ from ans_core.agent.world.drawing import PATTERNS
 from ans_core.data.clips import draw_clip
 from ans_core.data.formats import regions, videos
 from ans_core.metrics.mask import counts
-from ans_core.metrics.video import boundary_f, region_j
+from ans_core.metrics.video import j_and_f
 from ans_core.model import Sa2VA
 from tests import tiny
 
@@ -202,7 +202,7 @@ def test_a_track_goes_both_ways_from_its_mask_and_says_how_things_move(tiny_mode
         _, workspace = call(toolbox, workspace, "segment_object_at", image="image_2", point_2d=[1000 * (8 * start + 8) // 64, 430])
         seen, workspace = call(toolbox, workspace, "track_object", mask="mask_1")
     masks = np.stack([rle.decode(one) for one in workspace.masklet("track_1")])
-    assert np.mean([(region_j(a, b) + boundary_f(a, b)) / 2 for a, b in zip(masks, truth, strict=True)]) == 1.0  # J&F
+    assert np.mean([j_and_f(a, b) for a, b in zip(masks, truth, strict=True)]) == 1.0  # J&F
     assert (seen.values["direction"], seen.values["visible"], seen.values["forward_backward_iou"]) == ("right", 5, 1.0)
     assert seen.values["boxes"]["4"] == [500, 312, 750, 562]
     assert workspace.digest("track_1") != workspace.digest("mask_1")

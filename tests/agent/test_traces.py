@@ -211,5 +211,5 @@ def test_ids_are_unique_and_lines_are_json(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="line 1 is not JSON"):
         read_traces(tmp_path)
     (tmp_path / "traces.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match="holds no traces"):
+    with pytest.raises(ValueError, match="holds no record"):
         read_traces(tmp_path)
