@@ -99,6 +99,8 @@ def write_if_needed(name: str, root: Path) -> str:
 
 def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[str]:
     """Add folders to prepare.sources of params.yaml; existing ones stay as they are. Keeps other settings, not comments."""
+    if not paths:
+        return []
     from ans_core.data.formats import infer  # loads torch and datasets, which `ans profile` does without
 
     values = load(root / "params.yaml").model_dump(mode="json")
