@@ -231,6 +231,7 @@ DATA = {"name": "mine", "format": "regions", "path": "data/mine", "split": "trai
         ("prepare", {"sources": [DATA | {"name": "video"}]}, "prepare.sources.0.name: 'video' is the name of a kind of data"),
         ("convert", {"max_shard": "5XB"}, "convert.max_shard = '5XB': no size: write a number and KB, MB, GB or TB"),
         ("launch", {"device": "cdua"}, "launch.device = 'cdua': Input should be 'auto', 'cpu' or 'cuda' (did you mean 'cuda'?)"),
+        ("launch", {"device": "gpu"}, "did you mean 'cuda'?)"),
         ("base", {"template": "qwen_chta"}, "(did you mean 'qwen_chat'?)"),
         ("base", {"source": "published"}, "base.internvl: internvl is empty: base.source is published"),
         ("base", {"language": {"heads": 4, "kv_heads": 3}}, "base.language.kv_heads: 4 is no multiple of 3"),

@@ -17,6 +17,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0)]
 Name = Annotated[str, Field(min_length=1)]
+SAME = {"gpu": "cuda", "float32": "fp32", "bfloat16": "bf16"}
+"""Words for settings that people know from elsewhere -> the name here, where spelling alone would suggest another."""
+
 Listed = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 """Added to a tuple type: YAML has lists only."""
 
@@ -51,5 +54,6 @@ def some_weight(weights: Iterable[float], *, key: str, why: str) -> None:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'this'?)`, or nothing if no known name is near."""
-    close = difflib.get_close_matches(word, list(known), n=1)
+    names = list(known)
+    close = [SAME[word]] if SAME.get(word) in names else difflib.get_close_matches(word, names, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
