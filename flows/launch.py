@@ -118,9 +118,25 @@ def serve(here: Path, *, port: int) -> int:
         api, key = client["PREFECT_API_URL"], client["PREFECT_API_AUTH_STRING"]
         print(f"\nIn the browser: {api.removesuffix('/api')}, which asks for this key: {key}")
         print(f"PREFECT_API_URL={api} PREFECT_API_AUTH_STRING={key} prefect deployment run full-pipeline/tiny\n", flush=True)
+        close_open_runs(client)
         while (status := run_worker(here, env)) < 0:
+            close_open_runs(client)
             print(f"the worker was killed (signal {-status}), another one takes its place", file=sys.stderr, flush=True)
         return status
+
+
+def close_open_runs(client: dict[str, str]) -> None:
+    """Set the pool's open flow runs to Crashed. To be called when no worker lives: what it started ends with it, but a flow can't always
+    say so itself, and the next runs of its deployment would wait for its place."""
+    import httpx
+
+    user, password = client["PREFECT_API_AUTH_STRING"].split(":", 1)
+    with httpx.Client(base_url=client["PREFECT_API_URL"], auth=(user, password), timeout=60) as api:
+        is_open = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
+        found = api.post("flow_runs/filter", json={"flow_runs": is_open, "work_pools": {"name": {"any_": [POOL]}}})
+        crashed = {"state": {"type": "CRASHED", "name": "Crashed", "message": "its worker was killed"}, "force": True}
+        for run in found.raise_for_status().json():
+            api.post(f"flow_runs/{run['id']}/set_state", json=crashed).raise_for_status()
 
 
 def run_worker(here: Path, env: dict[str, str]) -> int:
