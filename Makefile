@@ -24,7 +24,7 @@ demo: setup  ## the whole pipeline: make demo [PROFILE=tiny|smoke]
 
 test: setup  ## every test, also the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 -q
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadscope
 
 check: setup  ## lint, types, import contracts, fast tests (< 2 minutes)
 	$(BIN)/ruff check .

@@ -113,13 +113,15 @@ def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environm
     return process.returncode
 
 
-def repro(name: str, *, root: Path, timeout_s: float, extra_environment: dict[str, str]) -> bool:
-    """Run one stage, or take its result from DVC's run cache (then return False); wait while another dvc command is at work."""
+def repro(name: str, *, root: Path, timeout_s: float, extra_environment: dict[str, str], force: bool = False) -> bool:
+    """Run one stage, with `force` also if it is up to date, or take its result from DVC's run cache (then return False). Wait while another
+    dvc command is at work."""
     with tempfile.TemporaryDirectory(prefix="ans-") as folder:
         note = Path(folder) / "note.json"
         environ = {**extra_environment, "ANS_NOTE": str(note)}
         waited_s = 0
-        while (status := run_once(["-m", "flows.dvc_state", name], root=root, timeout_s=timeout_s, extra_environment=environ)) == BUSY:
+        command = ["-m", "flows.dvc_state", name, *(["--force"] if force else [])]
+        while (status := run_once(command, root=root, timeout_s=timeout_s, extra_environment=environ)) == BUSY:
             if waited_s == 0:
                 print(f"{name} waits: another dvc command is at work in {root}", file=sys.stderr, flush=True)
             time.sleep(BUSY_RETRY_S)

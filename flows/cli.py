@@ -36,6 +36,36 @@ def stage(arguments: argparse.Namespace) -> int:
     return subprocess.run(command, cwd=root(), env=environment(), check=False).returncode
 
 
+def nightly(arguments: argparse.Namespace) -> int:
+    """Champion against challenger: evaluates the newest registered checkpoint and the best so far, and promotes the better one."""
+    from flows.launch import prefect_api
+
+    here = root()
+    with prefect_api(here):
+        from flows.nightly import nightly_evals
+
+        print(f"nightly-evals: {nightly_evals()}")
+    return 0
+
+
+def sweep(arguments: argparse.Namespace) -> int:
+    """The pipeline for every combination of settings, as DVC experiments, and one table of their results."""
+    from ans_core.config.yaml_file import parse
+    from flows.launch import prefect_api
+
+    grid = {}
+    for word in arguments.settings:
+        key, _, values = word.partition("=")
+        if not values:
+            raise ValueError(f"{word!r}: write KEY=VALUE,VALUE as in rl.kl=0.01,0.05")
+        grid[key] = [parse(value, source=repr(word))[0] for value in values.split(",")]
+    with prefect_api(root()):
+        from flows import sweep as flow
+
+        print(Path(flow.sweep(grid=grid, name=arguments.name)).read_text(encoding="utf-8"))
+    return 0
+
+
 def profile(arguments: argparse.Namespace) -> int:
     """Writes params.yaml."""
     from flows.params import write, write_if_needed
@@ -194,6 +224,30 @@ def server(arguments: argparse.Namespace) -> int:
     return serve(root(), port=arguments.port)
 
 
+def up(arguments: argparse.Namespace) -> int:
+    """Prefect server with a worker, and MLflow's page, in the background on this machine; prints their addresses."""
+    from flows import services
+
+    print("\n".join(services.told(services.up(root(), port=arguments.port, ui_port=arguments.ui_port))))
+    return 0
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """What is up, what is at work, and what waits to be resumed."""
+    from flows import services
+
+    print("\n".join(services.status(root())))
+    return 0
+
+
+def down(arguments: argparse.Namespace) -> int:
+    """Ends what `ans up` started."""
+    from flows import services
+
+    print("ended:", ", ".join(services.down(root())) or "nothing was up")
+    return 0
+
+
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="ans",
@@ -218,6 +272,10 @@ def parser() -> argparse.ArgumentParser:
     it = command("stage", stage)
     it.add_argument("name", help="as in `dvc stage list`: prepare, base, sft, rl, convert, evaluate@sft, report ...")
     it.add_argument("--force", action="store_true", help="also if nothing changed")
+    command("nightly", nightly)
+    it = command("sweep", sweep)
+    it.add_argument("settings", nargs="+", metavar="KEY=VALUE,VALUE", help="every combination is run, as in rl.kl=0.01,0.05 seed=0,1")
+    it.add_argument("--name", help="of the experiments, NAME-1, NAME-2 ... (default: with the time)")
     it = command("profile", profile)
     it.add_argument("name", help="a file of profiles/, without .yaml")
     it.add_argument("settings", nargs="*", metavar="key=value", help="as in sft.optim.steps=200")
@@ -277,6 +335,11 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/tools/<operation>)")
     it = command("server", server)
     it.add_argument("--port", type=int, default=4200)
+    it = command("up", up)
+    it.add_argument("--port", type=int, default=4200, help="of Prefect; another one if it is taken (default: 4200)")
+    it.add_argument("--ui-port", type=int, default=5000, help="of MLflow; another one if it is taken (default: 5000)")
+    command("status", status)
+    command("down", down)
     return top
 
 

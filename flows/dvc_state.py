@@ -42,6 +42,39 @@ def are_up_to_date(names: Iterable[str], root: Path) -> bool:
         raise ValueError(f"dvc can't tell what is up to date: {error}") from error
 
 
+def output_hash(path: str, root: Path) -> str | None:
+    """Return the hash that dvc.lock has for an output of a stage, or None."""
+    lock = root / "dvc.lock"
+    check_lock_file(lock)
+    stages = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"] if lock.exists() else {}
+    return next((out["md5"] for stage in stages.values() for out in stage.get("outs", []) if out["path"] == path), None)
+
+
+def check_out(md5: str, folder: Path, root: Path) -> None:
+    """Write the folder that has this hash from DVC's cache, or from the default remote where the cache lacks it. Raises ValueError if
+    neither has all of it."""
+    from dvc.exceptions import DvcException
+    from dvc.fs import LocalFileSystem
+    from dvc.repo import Repo
+    from dvc_data.hashfile import load
+    from dvc_data.hashfile.checkout import CheckoutError, checkout
+    from dvc_data.hashfile.hash_info import HashInfo
+
+    quiet_dvc()
+    wanted, partial = HashInfo("md5", md5), folder.with_name(folder.name + ".partial")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with Repo(str(root)) as repo:
+        try:
+            if not repo.cache.local.exists(md5) and repo.config["core"].get("remote"):
+                repo.cloud.pull([wanted])
+            checkout(str(partial), LocalFileSystem(), load(repo.cache.local, wanted), repo.cache.local, force=True)
+        except (FileNotFoundError, CheckoutError, DvcException) as error:
+            raise ValueError(
+                f"DVC's cache and remote lack {md5} ({error}): `dvc pull` from where it was made, or run the pipeline"
+            ) from error
+    partial.rename(folder)
+
+
 def quiet_dvc() -> None:
     """Silence DVC's advice for people who type commands."""
     logging.getLogger("dvc").setLevel(logging.WARNING)
@@ -59,8 +92,9 @@ def check_lock_file(path: Path) -> None:
         raise ValueError(f"{path} is empty or cut, it lists no stages: {remedy}")
 
 
-def main(name: str) -> None:
-    """Run a stage. Exit codes: 0 done, BUSY, 1 failed. The stage finds this process in ANS_PARENT_PID, and ends with it."""
+def main(name: str, force: bool = False) -> None:
+    """Run a stage; with `force` also if it is up to date. Exit codes: 0 done, BUSY, 1 failed. The stage finds this process in
+    ANS_PARENT_PID, and ends with it."""
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
     from dvc.repo import Repo
@@ -70,7 +104,7 @@ def main(name: str) -> None:
     quiet_dvc()
     try:
         with Repo(".") as repo:
-            repo.reproduce(name, single_item=True)
+            repo.reproduce(name, single_item=True, force=force)
     except DvcException as error:
         cause = error.__cause__ or error
         if isinstance(cause, LockError):
@@ -82,4 +116,4 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], force="--force" in sys.argv)

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from flows.child import LAUNCH, StageFailedError, end_group
@@ -65,14 +66,20 @@ def nothing_to_do(here: Path) -> list[tuple[str, str, float]]:
 
 
 def run_flow(here: Path) -> list[tuple[str, str, float]]:
-    """Run the flow on the server that PREFECT_API_URL names, else on a temporary one."""
+    with prefect_api(here):
+        from flows.pipeline import full_pipeline
+
+        return full_pipeline()
+
+
+@contextmanager
+def prefect_api(here: Path) -> Iterator[None]:
+    """Use the server that PREFECT_API_URL names, else a temporary one. Import flows inside."""
     quiet_prefect(here)
     with ExitStack() as stack:
         if "PREFECT_API_URL" not in os.environ:
             os.environ.update(stack.enter_context(prefect_server(here, temporary=True)))
-        from flows.pipeline import full_pipeline
-
-        return full_pipeline()
+        yield
 
 
 def print_result(rows: list[tuple[str, str, float]], here: Path, profile: str, took_s: float) -> None:

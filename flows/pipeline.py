@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,15 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, State
 
 from ans_core.config import load
+from ans_core.config.section import nearest
 from flows.child import BUSY_RETRY_S, SettingsError, repro
-from flows.dvc_state import is_up_to_date
-from flows.params import watch_sources, write_if_needed
+from flows.dvc_state import is_up_to_date, output_hash
+from flows.params import add_sources, watch_sources, write, write_if_needed
 from flows.paths import root
+from tasks import registry
 from tasks.process import die_with_parent, held
 from tasks.runner import state_key
-from tasks.stages import STAGES, Stage
+from tasks.stages import STAGES, Stage, stage_named
 from tasks.tracking import client, close_stuck_runs, durations_s, experiment_id, last_run, parent_run
 
 RETRY_DELAY_S = 5
@@ -57,12 +61,12 @@ def is_worth_a_retry(_task: Any, _run: Any, state: State[Any]) -> bool:
     return not isinstance(state.result(raise_on_failure=False), SettingsError)
 
 
-def run_stage(stage: Stage, here: Path, pipeline: str, clock: Clock) -> State[None]:
-    if is_cached(stage, here):
+def run_stage(stage: Stage, here: Path, pipeline: str, clock: Clock, force: bool) -> State[None]:
+    if not force and is_cached(stage, here):
         return Completed(name="Cached", message=f"{stage.name} is up to date (dvc.lock)")
     print(clock.place(stage), file=sys.stderr, flush=True)
     tracked = {"ANS_PIPELINE": pipeline, "ANS_PIPELINE_PID": str(os.getpid())}
-    ran = repro(stage.name, root=here, timeout_s=stage.timeout_s, extra_environment=tracked)
+    ran = repro(stage.name, root=here, timeout_s=stage.timeout_s, extra_environment=tracked, force=force)
     return Completed(message=f"{stage.name} ran") if ran else Completed(name="Cached", message=f"{stage.name} came from DVC's run cache")
 
 
@@ -85,8 +89,9 @@ def prefect_task(stage: Stage) -> Any:
     return make(run_stage)
 
 
-def run_stages(stages: tuple[Stage, ...], here: Path) -> list[Row]:
-    """Run stages under one MLflow run and with one Prefect artifact; stop at the first that fails."""
+def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = ()) -> list[Row]:
+    """Run stages under one MLflow run and with one Prefect artifact; stop at the first that fails. Those in `force` run even if they are up
+    to date."""
     config = load(here / "params.yaml")
     pipeline = f"flow-{runtime.flow_run.id or os.getpid()}"
     close_stuck_runs(here)
@@ -99,7 +104,7 @@ def run_stages(stages: tuple[Stage, ...], here: Path) -> list[Row]:
     try:
         for stage in stages:
             start_s = time.monotonic()
-            state = prefect_task(stage)(stage, here, pipeline, clock, return_state=True)
+            state = prefect_task(stage)(stage, here, pipeline, clock, stage.name in force, return_state=True)
             if state.is_failed():
                 publish(rows, here, config.profile, failure=str(state.message))
             state.result()  # raises what the task raised
@@ -112,7 +117,17 @@ def run_stages(stages: tuple[Stage, ...], here: Path) -> list[Row]:
     finally:
         mlflow.set_terminated(parent, status)
     publish(rows, here, config.profile)
+    register(rows, here, config.profile)
     return rows
+
+
+def register(rows: list[Row], here: Path, profile: str) -> None:
+    """Register the converted checkpoint of this run as challenger; nightly-evals compares it with the champion."""
+    stage = stage_named("convert")
+    md5 = output_hash(stage.out_path(profile).as_posix(), here)
+    if stage.name in {name for name, _, _ in rows} and md5:
+        run = last_run(here, {"ans.stage": stage.name, "ans.profile": profile})
+        registry.register(here, profile, md5, run_id=run.info.run_id if run else None)
 
 
 def publish(rows: list[Row], here: Path, profile: str, failure: str = "") -> None:
@@ -139,15 +154,49 @@ def run_name() -> str:
 
 
 @flow(name="full-pipeline", flow_run_name=run_name, retries=0, log_prints=False)
-def full_pipeline(profile: str | None = None) -> list[Row]:
-    """Run everything from raw annotations to the report. `profile` writes params.yaml if it holds another profile; None uses it
-    as it is."""
+def full_pipeline(
+    profile: str | None = None,
+    overrides: dict[str, Any] | None = None,
+    stages: list[str] | None = None,
+    force: list[str] | None = None,
+    data: list[str] | None = None,
+) -> list[Row]:
+    """Run everything from raw annotations to the report, or some `stages`.
+
+    profile: writes params.yaml if it holds another profile; None uses it as it is.
+    overrides: settings on top of the profile, as in {"sft.optim.lr": 0.0001}; they replace those of an earlier run.
+    stages, force: names of tasks/stages.py, as evaluate@rl. Forced stages run even if they are up to date.
+    data: folders of data sets to add to prepare.sources.
+    Raises ConfigError for an unknown or impossible setting and ValueError for an unknown stage, before any stage runs.
+    """
     end_with_worker()
     here = root()
     os.chdir(here)
+    chosen, forced = stages_named(stages), {stage.name for stage in stages_named(force or ())}
     with held(here / ".ans/flow.lock", "full-pipeline"):
-        if profile:
-            write_if_needed(profile, here)
-        for line in watch_sources(here):
+        use_settings(profile, overrides, here)
+        for line in [*add_sources([Path(folder).resolve() for folder in data or ()], None, here), *watch_sources(here)]:
             print(line)
-        return run_stages(STAGES, here)
+        return run_stages(chosen, here, forced)
+
+
+def stages_named(names: Collection[str] | None) -> tuple[Stage, ...]:
+    """Return these stages in the pipeline's order; None: all. Raises ValueError for a name that is none."""
+    known = [stage.name for stage in STAGES]
+    for name in names or ():
+        if name not in known:
+            raise ValueError(f"no stage {name!r}{nearest(name, known)}; there are {known}")
+    return tuple(stage for stage in STAGES if names is None or stage.name in names)
+
+
+def words_of(overrides: dict[str, Any]) -> tuple[str, ...]:
+    """Return settings as `ans profile` takes them."""
+    return tuple(f"{key}={json.dumps(value)}" for key, value in overrides.items())
+
+
+def use_settings(profile: str | None, overrides: dict[str, Any] | None, here: Path) -> None:
+    """Write params.yaml as a flow's parameters ask."""
+    if overrides:
+        write(profile or load(here / "params.yaml").profile, here, words_of(overrides))
+    elif profile:
+        write_if_needed(profile, here)

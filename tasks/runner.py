@@ -46,11 +46,11 @@ class Progress:
             self._run.log(metrics, step)
 
 
-def inputs_md5(stage: Stage, profile: str, root: Path) -> dict[str, str]:
-    """Return the hash that DVC recorded for each input folder when the stage before wrote it."""
+def inputs_md5(stage: Stage, profile: str, root: Path, *, leave_out: str = "") -> dict[str, str]:
+    """Return the hash that DVC recorded for each input folder, but for the one named `leave_out`, when the stage before wrote it."""
     lock = yaml.safe_load((root / "dvc.lock").read_text())["stages"] if (root / "dvc.lock").exists() else {}
     recorded = {out["path"]: out["md5"] for entry in lock.values() for out in entry.get("outs", [])}
-    paths = {name: path.as_posix() for name, path in stage.input_paths(profile).items()}
+    paths = {name: path.as_posix() for name, path in stage.input_paths(profile).items() if name != leave_out}
     if missing := [path for path in paths.values() if path not in recorded]:
         raise ConfigError(f"dvc.lock has no record of {missing}: run `dvc repro {stage.name}`, which makes what {stage.name} needs first")
     return {name: recorded[path] for name, path in paths.items()}

@@ -2,6 +2,7 @@
 break its server or scheduler without a word."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ import pytest
 
 from flows.prefect_server import OwnAddressOnly
 from tasks.stages import STAGES
-from tests.workspace import ROOT, environment, executed, make, run, words_of
+from tests.workspace import ROOT, ans, end_all, environment, executed, living, make, run, words_of
 
 LIMIT_S = 1800.0
 """Of anything that is waited for here: a loaded machine is slow, and a fault ends the wait by itself where it can."""
@@ -254,3 +255,27 @@ def test_the_page_of_mlflow_answers_its_own_address_alone_and_is_few_processes(t
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_up_status_and_down(tmp_path: Path) -> None:
+    workspace = make(tmp_path)
+    ports = ["--port", str(free_port()), "--ui-port", str(free_port())]
+    try:
+        first = ans(workspace, "up", *ports)
+        record = json.loads((workspace / ".ans/services.json").read_text())
+        assert (workspace / ".ans/services.json").stat().st_mode & 0o077 == 0
+        prefect, mlflow = (
+            httpx.get(f"{service['url']}/{path}", timeout=60) for service, path in zip(record, ("api/health", ""), strict=True)
+        )
+        assert (prefect.status_code, mlflow.status_code) == (200, 200)
+        assert ans(workspace, "up") == first  # what runs is left alone
+        os.killpg(record[1]["pid"], signal.SIGKILL)
+        assert "mlflow   is gone" in ans(workspace, "status")
+        assert "nothing is running in this workspace" in ans(workspace, "status")
+        assert ans(workspace, "down").strip() == "ended: prefect"
+        assert not living(workspace)
+        assert "nothing was up" in ans(workspace, "down")
+    finally:
+        end_all(workspace)

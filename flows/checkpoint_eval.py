@@ -1,0 +1,95 @@
+"""Evaluate any checkpoint on the benchmarks of params.yaml, outside the pipeline. Results are kept by checkpoint, settings and code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ans_core.config import Config, ConfigError, load
+from flows.child import StageFailedError, run_once
+from flows.dvc_state import check_out
+from tasks.process import held
+from tasks.registry import Version
+from tasks.runner import inputs_md5, settings_of, stage_code, stage_function
+from tasks.stages import stage_named
+
+STAGE = "evaluate@rl"
+"""The stage that evaluates a converted checkpoint."""
+METRICS = "metrics.json"
+
+
+def settings(here: Path, changes: dict[str, Any]) -> Config:
+    """Return params.yaml with changes to the section `evaluate`. Raises ConfigError for one that is not possible."""
+    values = load(here / "params.yaml").model_dump(mode="json")
+    try:
+        return Config.model_validate(values | {"evaluate": values["evaluate"] | changes})
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())) from None
+
+
+def result_folder(checkpoint: Path, content: str, here: Path, config: Config) -> Path:
+    """Return where the evaluation of a checkpoint with this content hash is kept, or will be."""
+    stage = stage_named(STAGE)
+    data = inputs_md5(stage, config.profile, here, leave_out="model")
+    asked = json.dumps([content, config.profile, settings_of(stage, config), data], sort_keys=True)
+    code = b"".join(path.read_bytes() for path in stage_code(stage, here))
+    return here / ".ans/eval" / f"{checkpoint.name}-{hashlib.sha256(asked.encode() + code).hexdigest()[:12]}"
+
+
+def evaluated(checkpoint: Path, content: str, here: Path, config: Config) -> Path:
+    """Evaluate and return the folder with metrics.json, predictions and overlays. What an earlier night computed is kept, and a killed
+    evaluation goes on where it stopped. Raises ValueError without the run's data sets and, for the loops, its SFT model."""
+    out = result_folder(checkpoint, content, here, config)
+    if (out / METRICS).exists():
+        return out
+    stage = stage_named(STAGE)
+    inputs = stage.input_paths(config.profile, here) | {"model": checkpoint}
+    if missing := [str(path) for path in inputs.values() if not path.is_dir()]:
+        raise ValueError(f"no folder {', '.join(missing)}: run the pipeline first (`ans run`)")
+    partial, scratch = out.with_name(out.name + ".partial"), here / ".ans/scratch" / config.profile / "eval" / out.name
+    partial.mkdir(parents=True, exist_ok=True)
+    scratch.mkdir(parents=True, exist_ok=True)
+    with held(here / ".ans/stage.lock", "ans eval"):
+        stage_function(stage)(config, inputs=inputs, out=partial, scratch=scratch, log=lambda metrics, step: None, row=stage.row)
+    partial.rename(out)
+    shutil.rmtree(scratch)
+    return out
+
+
+def in_child(checkpoint: Path, content: str, here: Path, changes: dict[str, Any]) -> Path:
+    """Do the same in a process of its own, which gives memory and GPU back."""
+    out = result_folder(checkpoint, content, here, settings(here, changes))
+    if not (out / METRICS).exists():
+        command = ["-m", "flows.checkpoint_eval", str(checkpoint), content, json.dumps(changes)]
+        if status := run_once(command, root=here, timeout_s=stage_named(STAGE).timeout_s, extra_environment={}):
+            raise StageFailedError(f"the evaluation of {checkpoint} failed (status {status}); its message is above")
+    return out
+
+
+def registered(version: Version, here: Path) -> Path:
+    """Return the folder of a registered checkpoint, which comes from DVC's cache if it is not there yet."""
+    folder = here / ".ans/registry" / version.md5.removesuffix(".dir")
+    if not folder.exists():
+        check_out(version.md5, folder, here)
+    return folder
+
+
+def main(checkpoint: str, content: str, changes: str) -> None:
+    """Evaluate in a process of its own, which gives memory and GPU back, and print the folder."""
+    from flows.paths import root
+    from tasks.process import die_with_parent, exit_on_term
+
+    die_with_parent()
+    exit_on_term()
+    print(evaluated(Path(checkpoint), content, root(), settings(root(), json.loads(changes))))
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(*sys.argv[1:])

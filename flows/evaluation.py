@@ -1,0 +1,57 @@
+"""The `evaluate` flow: one checkpoint on chosen benchmarks, with the data sets of the current run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+
+from ans_core.config import load
+from flows.checkpoint_eval import METRICS, in_child, registered
+from flows.paths import root
+from flows.pipeline import end_with_worker, run_name
+from tasks import registry
+from tasks.process import held
+
+
+@flow(name="evaluate", flow_run_name=run_name, retries=0)
+def evaluate(
+    checkpoint: str = "challenger", benchmarks: list[str] | None = None, split: str | None = None, limit: int | None = None
+) -> str:
+    """Evaluate and return the folder of results; params.yaml stays as it is.
+
+    checkpoint: a model folder, an alias of the registry (champion, challenger), or a version's number.
+    benchmarks, split, limit: as in the section `evaluate`; None: as params.yaml has them.
+    Raises ConfigError for a setting that is not possible and ValueError for a checkpoint that is not there.
+    """
+    end_with_worker()
+    here = root()
+    os.chdir(here)
+    asked = {"benchmarks": benchmarks, "split": split, "limit": limit}
+    with held(here / ".ans/flow.lock", "evaluate"):
+        folder, content = found(checkpoint, here)
+        out = in_child(folder, content, here, {name: value for name, value in asked.items() if value is not None})
+    metrics = json.loads((out / METRICS).read_text(encoding="utf-8"))
+    lines = [
+        f"# evaluate {checkpoint}",
+        "| metric | |",
+        "|-|-:|",
+        *(f"| {name} | {value:.4f} |" for name, value in sorted(metrics.items())),
+    ]
+    create_markdown_artifact("\n".join([*lines, "", f"Predictions and overlays: `{out}`"]), key="evaluate", description=checkpoint)
+    return str(out)
+
+
+def found(checkpoint: str, here: Path) -> tuple[Path, str]:
+    """Return (folder, content hash) of a checkpoint."""
+    if Path(checkpoint).is_dir():
+        from ans_core.checkpoints.checkpoint import weights_hash
+
+        return Path(checkpoint).resolve(), weights_hash(Path(checkpoint))
+    profile = load(here / "params.yaml").profile
+    if version := registry.version_of(here, profile, checkpoint):
+        return registered(version, here), version.md5
+    raise ValueError(f"no checkpoint {checkpoint!r}: it is no folder and no version or alias of {registry.model_name(profile)}")

@@ -1,0 +1,167 @@
+"""`ans up`, `ans status`, `ans down`: Prefect server with worker and MLflow's page on this machine, in the background."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from flows.doctor import locks, scratch
+from flows.paths import environment
+from flows.prefect_server import HOST, wait_for
+
+UP_S = 300.0
+DOWN_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    name: str
+    pid: int
+    """Of the process group's leader."""
+    created_s: float
+    """When the process began: another process may have got its number since."""
+    url: str
+    key: str = ""
+
+    @property
+    def lives(self) -> bool:
+        try:
+            process = psutil.Process(self.pid)
+            return abs(process.create_time() - self.created_s) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+
+def record_file(here: Path) -> Path:
+    return here / ".ans/services.json"
+
+
+def known(here: Path) -> list[Service]:
+    """Return the services that `ans up` started and nobody has taken down."""
+    path = record_file(here)
+    return [Service(**record) for record in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+
+
+def up(here: Path, *, port: int, ui_port: int) -> list[Service]:
+    """Start what does not run yet; a port that is taken is replaced by a free one. Raises OSError if a service does not come up."""
+    running = {service.name: service for service in known(here) if service.lives}
+    (here / ".ans/logs").mkdir(parents=True, exist_ok=True)
+    for name, start, wanted in (("prefect", start_prefect, port), ("mlflow", start_mlflow, ui_port)):
+        if name not in running:
+            running[name] = start(here, free_port(wanted))
+            write_record(here, list(running.values()))
+    return list(running.values())
+
+
+def write_record(here: Path, services: list[Service]) -> None:
+    """Write the record, which holds Prefect's key: for this user alone."""
+    path = record_file(here)
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text(json.dumps([asdict(service) for service in services]), encoding="utf-8")
+
+
+def free_port(wanted: int) -> int:
+    for port in (wanted, 0):
+        with suppress(OSError), socket.create_server((HOST, port)) as probe:
+            return int(probe.getsockname()[1])
+    raise OSError(f"no port of {HOST} is free")
+
+
+def start_prefect(here: Path, port: int) -> Service:
+    log = here / ".ans/logs/server.log"
+    process = start([sys.executable, "-m", "flows.cli", "server", "--port", str(port)], here, log)
+    deadline = time.monotonic() + UP_S
+    while not (said := re.search(r"PREFECT_API_AUTH_STRING=(\S+)", log.read_text(encoding="utf-8"))):
+        if process.poll() is not None or time.monotonic() > deadline:
+            end(process.pid)
+            raise OSError(f"`ans server` did not come up; {log} says why")
+        time.sleep(0.5)
+    return service("prefect", process, f"http://{HOST}:{port}", key=said[1])
+
+
+def start_mlflow(here: Path, port: int) -> Service:
+    hosts = [f"{name}:{port}" for name in (HOST, "localhost")]
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{here / '.ans/mlflow.db'}", "--host", HOST]
+    command += ["--port", str(port), "--workers", "1", "--allowed-hosts", ",".join(hosts)]
+    command += ["--cors-allowed-origins", ",".join(f"http://{host}" for host in hosts)]
+    process = start(command, here, here / ".ans/logs/mlflow.log", MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false")
+    try:
+        wait_for(f"http://{HOST}:{port}/health", process)
+    except OSError as error:
+        end(process.pid)
+        raise OSError(f"MLflow did not come up ({error}); {here / '.ans/logs/mlflow.log'} says why") from error
+    return service("mlflow", process, f"http://{HOST}:{port}")
+
+
+def start(command: list[str], here: Path, log: Path, **extra: str) -> subprocess.Popen[bytes]:
+    """Start a process group that outlives this command."""
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            command, cwd=here, env=environment() | {"PYTHONUNBUFFERED": "1"} | extra, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def service(name: str, process: subprocess.Popen[bytes], url: str, key: str = "") -> Service:
+    return Service(name=name, pid=process.pid, created_s=psutil.Process(process.pid).create_time(), url=url, key=key)
+
+
+def end(pid: int) -> None:
+    """End a process group: TERM, and KILL for what is left after a while."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(pid, number)
+        deadline = time.monotonic() + DOWN_S
+        while time.monotonic() < deadline:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)  # if it is this process's own child
+            if not any(os.getpgid(process.pid) == pid for process in psutil.process_iter() if alive(process)):
+                return
+            time.sleep(0.2)
+
+
+def alive(process: psutil.Process) -> bool:
+    with suppress(psutil.Error, ProcessLookupError):
+        os.getpgid(process.pid)
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def down(here: Path) -> list[str]:
+    """End what `ans up` started; return the names."""
+    ended = []
+    for running in known(here):
+        if running.lives:
+            end(running.pid)
+            ended.append(running.name)
+    record_file(here).unlink(missing_ok=True)
+    return ended
+
+
+def told(services: list[Service]) -> list[str]:
+    """Return lines for a person: addresses, and how to start a deployment."""
+    lines = [f"{service.name:<8} {service.url}" + (f"  (key: {service.key})" if service.key else "") for service in services]
+    for prefect in (service for service in services if service.key):
+        variables = f"PREFECT_API_URL={prefect.url}/api PREFECT_API_AUTH_STRING={prefect.key}"
+        lines.append(f"{variables} prefect deployment run full-pipeline/tiny")
+    return lines
+
+
+def status(here: Path) -> list[str]:
+    """Return what is up, what is at work, and what waits to be resumed."""
+    services = known(here)
+    lines = [line for service in services if service.lives for line in told([service])]
+    lines += [f"{service.name:<8} is gone; `ans up` starts it again" for service in services if not service.lives]
+    return [*(lines or ["no services: `ans up` starts them"]), *(finding.what for finding in [*locks(here), scratch(here)])]

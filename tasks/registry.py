@@ -1,0 +1,63 @@
+"""The registry of checkpoints in MLflow: one registered model per profile, whose versions name a converted checkpoint by DVC's hash.
+
+No weights are copied: `flows.dvc_state.check_out` brings a version back from DVC's cache. The alias `challenger` is the newest version,
+`champion` the best so far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tasks.tracking import client
+
+Alias = Literal["champion", "challenger"]
+HASH = "dvc.md5"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    number: str
+    md5: str
+    """DVC's hash of the checkpoint's folder."""
+    run_id: str | None
+    """The MLflow run of the stage that made it; None if none is known."""
+
+
+def model_name(profile: str) -> str:
+    return f"ans-{profile}"
+
+
+def register(root: Path, profile: str, md5: str, *, run_id: str | None) -> Version:
+    """Register a checkpoint as challenger. One that is registered already keeps its version."""
+    from mlflow.exceptions import MlflowException
+
+    mlflow, name = client(root), model_name(profile)
+    try:
+        mlflow.create_registered_model(name, description="Checkpoints of this profile; the tag dvc.md5 names the folder in DVC's cache.")
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    known = {version.tags.get(HASH): version for version in mlflow.search_model_versions(f"name = '{name}'")}
+    made = known.get(md5) or mlflow.create_model_version(name, f"dvc:{md5}", run_id=run_id, tags={HASH: md5})
+    mlflow.set_registered_model_alias(name, "challenger", made.version)
+    return Version(number=str(made.version), md5=md5, run_id=made.run_id)
+
+
+def version_of(root: Path, profile: str, wanted: str) -> Version | None:
+    """Return a version by its alias or number, or None."""
+    from mlflow.exceptions import MlflowException
+
+    mlflow, name = client(root), model_name(profile)
+    try:
+        by_number = wanted.isdigit()
+        found = mlflow.get_model_version(name, wanted) if by_number else mlflow.get_model_version_by_alias(name, wanted)
+    except MlflowException:
+        return None
+    return Version(number=str(found.version), md5=found.tags[HASH], run_id=found.run_id)
+
+
+def promote(root: Path, profile: str, version: Version) -> None:
+    """Make a version the champion."""
+    client(root).set_registered_model_alias(model_name(profile), "champion", version.number)
