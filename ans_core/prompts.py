@@ -6,6 +6,7 @@ Sources: upstream Sa2VA's templates and datasets (README, "How it is built"). Qu
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -14,7 +15,20 @@ SEG, P_START, P_END, VP_START, VP_END = "[SEG]", "<p>", "</p>", "<vp>", "</vp>"
 
 INTERNVL_TOKENS = (IMG_START, IMG_END, IMG_CONTEXT, "<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>")
 SA2VA_TOKENS = (SEG, P_START, P_END, VP_START, VP_END)
-"""Appended to InternVL's tokenizer in this order: their ids follow the base's last one."""
+"""Appended to a base's tokenizer in this order: their ids follow the base's last one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageMarks:
+    """The special tokens that hold the place of a picture: `start`, a `slot` for each of its image tokens, `end`."""
+
+    start: str
+    slot: str
+    end: str
+
+
+INTERNVL_IMAGE = ImageMarks(start=IMG_START, slot=IMG_CONTEXT, end=IMG_END)
+QWEN_IMAGE = ImageMarks(start="<|vision_start|>", slot="<|image_pad|>", end="<|vision_end|>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,16 +117,16 @@ def plain_question(text: str) -> str:
     return text.replace("<image>", "").strip()
 
 
-def image_text(num_image_tokens: int, num_images: int = 1) -> str:
-    """Return one `<img>...</img>` per image (or video frame), joined by newlines as upstream does."""
-    return "\n".join([IMG_START + IMG_CONTEXT * num_image_tokens + IMG_END] * num_images)
+def image_text(tokens: Sequence[int], marks: ImageMarks = INTERNVL_IMAGE, *, between: str = "\n") -> str:
+    """Return the places of pictures (or of a clip's frames) with so many image tokens each, joined by newlines as upstream does."""
+    return between.join(marks.start + marks.slot * count + marks.end for count in tokens)
 
 
-def region_text(cells: list[int]) -> str:
+def region_text(cells: Sequence[int], marks: ImageMarks = INTERNVL_IMAGE) -> str:
     """Return upstream's sentence that lists the visual prompts; `cells[i]` image tokens for region i+1, "" without regions."""
     if not cells:
         return ""
-    regions = ", ".join(f"region{i}{VP_START}{IMG_CONTEXT * n}{VP_END}" for i, n in enumerate(cells, start=1))
+    regions = ", ".join(f"region{i}{VP_START}{marks.slot * n}{VP_END}" for i, n in enumerate(cells, start=1))
     return f"\nThere are {len(cells)} part regions in the picture: {regions}.\n"
 
 

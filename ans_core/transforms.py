@@ -112,18 +112,18 @@ def tiles(image: Image.Image, *, size: int, max_tiles: int) -> list[Image.Image]
     return [*(whole.crop(b) for b in boxes), image.resize((size, size), Image.Resampling.BICUBIC)]
 
 
-def coverage(mask: Bool[np.ndarray, "H W"], *, grid: int) -> Float[Tensor, "grid grid"]:
-    """Return the share, 0..1, of every cell of a grid x grid feature map that a mask covers."""
+def coverage(mask: Bool[np.ndarray, "H W"], *, grid: int | tuple[int, int]) -> Float[Tensor, "h w"]:
+    """Return the share, 0..1, of every cell of a feature map that a mask covers. `grid`: its side, or its rows and columns."""
     return torch.nn.functional.adaptive_avg_pool2d(torch.from_numpy(mask)[None, None].float(), grid)[0, 0]
 
 
-def grid_cells(mask: Bool[np.ndarray, "H W"], *, grid: int, largest: bool = True) -> Bool[Tensor, "grid grid"]:
-    """Return the cells of the grid x grid feature map that a visual prompt covers (nearest sampling, as upstream).
+def grid_cells(mask: Bool[np.ndarray, "H W"], *, grid: int | tuple[int, int], largest: bool = True) -> Bool[Tensor, "h w"]:
+    """Return the cells of the feature map that a visual prompt covers (nearest sampling, as upstream). `grid`: as in `coverage`.
 
     A region that nearest sampling misses completely gets the cell it covers most, unless `largest` is False: upstream then shows the model
     no region at all.
     """
-    cells = torch.nn.functional.interpolate(torch.from_numpy(mask)[None, None].float(), size=(grid, grid), mode="nearest")[0, 0] > 0.5
+    cells = torch.nn.functional.interpolate(torch.from_numpy(mask)[None, None].float(), size=grid, mode="nearest")[0, 0] > 0.5
     if largest and not cells.any():
         cells.view(-1)[coverage(mask, grid=grid).argmax()] = True
     return cells

@@ -30,7 +30,7 @@ def write(path: Path, *, layers: int, shard: str) -> None:
     language = {"hidden": 512, "layers": layers, "heads": 8, "kv_heads": 2, "mlp": 2048}
     sam = replace(GroundingConfig(), image_size=64, embed=8, heads=1, stages=(1, 1, 2, 1), global_blocks=(3,), windows=(4, 2, 4, 2))
     config = tiny_config(vision=SMALL, language=language, grounding=sam, tokenizer=tokenizer, template="internlm2_chat", video_frames=3)
-    config.internvl["text_config"] |= {"model_type": "llama", "attention_bias": False, "mlp_bias": False}
+    config.backbone["text_config"] |= {"model_type": "llama", "attention_bias": False, "mlp_bias": False}
     checkpoint.save(build_tiny(config, tokenizer, seed=0), path, max_shard=shard, metadata={})
 
 

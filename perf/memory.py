@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from ans_core.checkpoints.published import PUBLISHED, build_meta
+from ans_core.model.adapters import full_modules
 from ans_core.model.sa2va import Sa2VA
 
 GB = 1e9
@@ -58,10 +59,8 @@ class Needs:
 
 def needs(model: Sa2VA, *, rank: int, gpus: int) -> Needs:
     """LoRA on every linear layer of the text model, as the family trains it; a pair of factors has rank * (inputs + outputs)."""
-    inner = model.internvl.model
-    full = [inner.multi_modal_projector, inner.language_model.get_input_embeddings(), model.internvl.lm_head]
-    full += [model.text_hidden_fcs, model.sam2.sam_mask_decoder]
-    linears = [m for m in inner.language_model.modules() if isinstance(m, nn.Linear)]
+    full = [module for _, module in full_modules(model)]
+    linears = [m for m in model.vlm.model.language_model.modules() if isinstance(m, nn.Linear)]
     return Needs(
         parameters=sum(p.numel() for p in model.parameters()),
         full=sum(p.numel() for module in full for p in module.parameters()),

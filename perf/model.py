@@ -77,7 +77,7 @@ def random_model(name: str, *, device: str, dtype: torch.dtype) -> Sa2VA:
         return logits.index_fill(-1, seg, 1e4 if next(words) % LONGEST == 1 else -1e4)
 
     seg = torch.tensor([model.seg_token_id], device=device)
-    model.internvl.lm_head.register_forward_hook(say)
+    model.vlm.lm_head.register_forward_hook(say)
     return model.eval()
 
 

@@ -8,8 +8,8 @@ from ans_core import prompts
 
 
 def test_a_picture_is_a_run_of_image_tokens_and_frames_stand_on_lines():
-    assert prompts.image_text(2) == "<img><IMG_CONTEXT><IMG_CONTEXT></img>"
-    assert prompts.image_text(1, 2) == "<img><IMG_CONTEXT></img>\n<img><IMG_CONTEXT></img>"
+    assert prompts.image_text([2]) == "<img><IMG_CONTEXT><IMG_CONTEXT></img>"
+    assert prompts.image_text([1, 1]) == "<img><IMG_CONTEXT></img>\n<img><IMG_CONTEXT></img>"
 
 
 def test_regions_are_listed_with_their_tokens():

@@ -65,7 +65,7 @@ class Toolbox:
         self.operations = {name: o for name, o in operations.items() if model is not None or not o.needs_model}
         self.seconds = seconds
         self._model, self._adapters_off, self._worker = model, adapters_off, Worker()
-        self.tile = TILE if model is None else model.tile_size
+        self.tile = TILE if model is None else model.backbone.crop_side
 
     def __enter__(self) -> Toolbox:
         return self

@@ -16,12 +16,13 @@ from torch import Tensor
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import folder as folders
 from ans_core.model import adapters
+from ans_core.model.backbones import BACKBONES
 
 WEIGHTS = "adapter_model.safetensors"
 """PEFT's name of the file."""
 PREFIX = "base_model.model."
 """Prefix of every tensor's name in such a file."""
-MODULES = ("embed_tokens", "lm_head", *adapters.SHARED, *adapters.DRAWING)
+MODULES = ("embed_tokens", "lm_head", *{name for kind in BACKBONES.values() for name in kind.projectors}, *adapters.DRAWING)
 """Modules that SFT trains fully."""
 
 

@@ -88,7 +88,7 @@ def from_pretrained(
     wanted, device = _weights_dtype(dtype), _present_device(device_map)  # before anything is fetched
     model = load(folders.local_folder(path), dtype=wanted, device=device)
     if attn_implementation is not None:
-        model.internvl.set_attn_implementation(attn_implementation)
+        model.vlm.set_attn_implementation(attn_implementation)
     return model
 
 
@@ -162,7 +162,7 @@ def described(
         else:
             two = layouts.has_two_decoders(keys)
             config = layouts.from_upstream_config(values, tokenizer, template=template, sam2=sam2, two_decoders=two)
-        vision, text = config.internvl["vision_config"], config.internvl["text_config"]
+        vision, text = config.backbone["vision_config"], config.backbone["text_config"]
         if not (isinstance(vision, dict) and isinstance(text, dict)):
             raise ValueError("'vision_config' and 'text_config' are to be the sizes of a model")
         if config.template not in prompts.TEMPLATES:

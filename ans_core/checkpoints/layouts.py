@@ -91,7 +91,7 @@ class Layout:
 
 def layout_of(config: Sa2VAConfig) -> Layout:
     """Return the upstream layout of a model (in our config, InternLM2 is a Llama)."""
-    text = config.internvl["text_config"]
+    text = config.backbone["text_config"]
     kind = {"llama": "internlm2"}.get(text["model_type"], text["model_type"])
     heads = text["num_attention_heads"]
     return Layout(
@@ -326,7 +326,7 @@ def from_upstream_config(
             raise ValueError(f"{key!r} is {given!r}; only {supported!r}, as in every release, is supported")
     vision = values["vision_config"]
     ratio, side = values["downsample_ratio"], vision["image_size"] // vision["patch_size"]
-    internvl = {
+    sizes = {
         "vision_config": vision_config(vision),
         "text_config": text_config(values["llm_config"]),
         "image_token_id": tokenizer.convert_tokens_to_ids(prompts.IMG_CONTEXT),
@@ -335,7 +335,7 @@ def from_upstream_config(
         "tie_word_embeddings": False,
     }
     return Sa2VAConfig(
-        internvl=internvl,
+        backbone=sizes,
         grounding=sam2 or grounding_config(values.get("tiny_sam2_config"), two_decoders=two_decoders),
         template=template or values["template"],
         max_tiles=values["max_dynamic_patch"] if values["dynamic_image_size"] else 1,

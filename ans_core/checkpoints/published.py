@@ -55,7 +55,7 @@ def _text(model_type: str, *, hidden: int, layers: int, heads: int, kv_heads: in
 
 def _config(vision: dict[str, Any], text: dict[str, Any], template: str) -> Sa2VAConfig:
     tower = {"image_size": [448, 448], "patch_size": [14, 14], "use_mean_pooling": True, **vision}
-    internvl = {
+    sizes = {
         "vision_config": tower,
         "text_config": text,
         "image_token_id": special_token_ids(text["vocab_size"])[prompts.IMG_CONTEXT],
@@ -63,7 +63,7 @@ def _config(vision: dict[str, Any], text: dict[str, Any], template: str) -> Sa2V
         "downsample_ratio": 0.5,
         "tie_word_embeddings": False,
     }
-    return Sa2VAConfig(internvl=internvl, grounding=GroundingConfig(), template=template)
+    return Sa2VAConfig(backbone=sizes, max_tiles=12, grounding=GroundingConfig(), template=template)
 
 
 def special_token_ids(vocabulary: int) -> dict[str, int]:
@@ -89,7 +89,7 @@ def build_meta(name: str) -> Sa2VA:
     if name not in PUBLISHED:
         raise ValueError(f"no published size {name!r}; there are {', '.join(PUBLISHED)}")
     config = PUBLISHED[name]
-    ids = special_token_ids(config.internvl["text_config"]["vocab_size"])
+    ids = special_token_ids(config.backbone["text_config"]["vocab_size"])
     ids |= {word: 1 + place for place, word in enumerate(prompts.TEMPLATES[config.template].stop_words)}
     words = Tokenizer(models.WordLevel({"<unk>": 0, **ids}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

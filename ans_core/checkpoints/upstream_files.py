@@ -49,7 +49,7 @@ def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
     """Turn our configuration into upstream's config.json, as `layouts.from_upstream_config` reads it and upstream's classes need it."""
-    vision, text = config.internvl["vision_config"], config.internvl["text_config"]
+    vision, text = config.backbone["vision_config"], config.backbone["text_config"]
     side = vision["image_size"][0]
     released = replace(config.grounding, original_decoder=False) == GroundingConfig()
     sizes = {} if released else {"tiny_sam2_config": layouts.upstream_sizes(config.grounding)}
@@ -64,12 +64,12 @@ def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
         "vision_config": _vision(vision),
         "llm_config": _text(text),
         "template": config.template,
-        "dynamic_image_size": config.max_tiles > 1,
+        "dynamic_image_size": (config.max_tiles or 1) > 1,
         "max_dynamic_patch": config.max_tiles,
         "min_dynamic_patch": 1,
         "use_thumbnail": True,
         "force_image_size": side,
-        "downsample_ratio": config.internvl["downsample_ratio"],
+        "downsample_ratio": config.backbone["downsample_ratio"],
         "ps_version": "v2",
         "select_layer": -1,
         "pad2square": False,

@@ -16,18 +16,19 @@ from transformers import PreTrainedTokenizerBase
 
 from ans_core import prompts, rle, transforms
 from ans_core.data.conversation import Turn
+from ans_core.data.views import Cutter, Grid, Views, shown_view, token_counts
 from ans_core.dist import seed_of
 from ans_core.types import RLE, ImageRef
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The sizes, tiling and template that a model expects of its inputs."""
+    """The sizes, pictures and template that a model expects of its inputs."""
 
     template: str
-    tile_size: int
-    grid: int
-    max_tiles: int
+    cutter: Cutter
+    """Cuts pictures for the vision tower."""
+    marks: prompts.ImageMarks
     sam_size: int
     mask_size: int
     """Side of the mask targets."""
@@ -79,7 +80,7 @@ class TensorBatch:
 def _moved(value: Any, device: torch.device | str) -> Any:
     if isinstance(value, list):
         return [_moved(v, device) for v in value]
-    return value.to(device) if isinstance(value, (Tensor, TensorBatch)) else value
+    return value.to(device) if isinstance(value, (Tensor, TensorBatch, Views)) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +94,9 @@ class Batch(TensorBatch):
     position_ids: Int[Tensor, "B L"]
     branch: Int[Tensor, "B L"]
     loss_mask: Bool[Tensor, "B L"]
-    regions: list[list[Bool[Tensor, "grid grid"]]]
-    clips: list[bool]
-    tiles: Float[Tensor, "T 3 s s"]
-    tiles_per_row: list[int]
+    regions: list[list[Bool[Tensor, "h w"]]]
+    views: list[Views]
+    """Every row's pictures, for the vision tower."""
     sam_frames: Float[Tensor, "Q 3 S S"]
     """Frames in which some mask is drawn; rows without masks add none, so nothing is encoded for them."""
     pair_seg: Int[Tensor, " P"]
@@ -113,7 +113,7 @@ class Batch(TensorBatch):
     """(row, place, thing) of the tokens whose attention has a known target (`Turn.target`), in order: the token before the answer and the
     answer's first; if a region is described, all tokens that predict the answer."""
     things: Float[Tensor, "O cells"]
-    """How each such thing spreads over the cells of the row's last tile; every row adds up to 1."""
+    """How each such thing spreads over the cells of the view that shows the whole picture; every row adds up to 1."""
     boxes: Float[Tensor, "O 4"]
     """The things' boxes: x1, y1, x2, y2 as shares of the image."""
 
@@ -144,28 +144,42 @@ def pack_row(prefix: list[int], branches: Sequence[tuple[list[int], list[int]]])
     return PackedRow(ids=ids, positions=positions, branches=numbers, learned=learned)
 
 
-def prefix_ids(tokenizer: PreTrainedTokenizerBase, *, template: str, frame_tokens: Sequence[int]) -> list[int]:
+def prefix_ids(
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    template: str,
+    frame_tokens: Sequence[int],
+    marks: prompts.ImageMarks = prompts.INTERNVL_IMAGE,
+) -> list[int]:
     """Return the start of the user's turn and its pictures: `frame_tokens[i]` image tokens for picture i."""
     before = prompts.TEMPLATES[template].user.split("{input}")[0]
     start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
-    return start + tokenizer.encode(before + "\n".join(prompts.image_text(n) for n in frame_tokens), add_special_tokens=False)
+    return start + tokenizer.encode(before + prompts.image_text(frame_tokens, marks), add_special_tokens=False)
 
 
-def question_ids(tokenizer: PreTrainedTokenizerBase, question: str, *, template: str, cells: Sequence[int]) -> list[int]:
+def question_ids(
+    tokenizer: PreTrainedTokenizerBase,
+    question: str,
+    *,
+    template: str,
+    cells: Sequence[int],
+    marks: prompts.ImageMarks = prompts.INTERNVL_IMAGE,
+) -> list[int]:
     """Return the rest of the user's turn (regions of `cells` tokens, the question), up to the start of the answer."""
     after = prompts.TEMPLATES[template].user.split("{input}")[1]
-    return tokenizer.encode((prompts.region_text(list(cells)) or "\n") + question + after, add_special_tokens=False)
+    return tokenizer.encode((prompts.region_text(cells, marks) or "\n") + question + after, add_special_tokens=False)
 
 
-def encode_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, tiles: int) -> PackedRow:
-    """Tokenize a row. Raises TooLong if a conversation is longer than the context: image tokens and `[SEG]` are never cut silently."""
-    per_frame = [tiles * layout.grid**2] if len(row.frames) == 1 else [layout.grid**2] * len(row.frames)
-    prefix = prefix_ids(tokenizer, template=layout.template, frame_tokens=per_frame)
+def encode_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, grids: Sequence[Grid]) -> PackedRow:
+    """Tokenize a row whose views give image tokens in these grids. Raises TooLong if a conversation is longer than the context: image
+    tokens and `[SEG]` are never cut silently."""
+    clip = len(row.frames) > 1
+    prefix = prefix_ids(tokenizer, template=layout.template, frame_tokens=token_counts(grids, clip=clip), marks=layout.marks)
     suffix = prompts.TEMPLATES[layout.template].suffix
     branches = []
     for turn in row.turns:
-        cells = [int(r.sum()) for r in region_cells(turn, layout)]
-        question = question_ids(tokenizer, turn.question, template=layout.template, cells=cells)
+        cells = [int(r.sum()) for r in region_cells(turn, grids[shown_view(clip=clip)])]
+        question = question_ids(tokenizer, turn.question, template=layout.template, cells=cells, marks=layout.marks)
         branches.append((question, tokenizer.encode(turn.answer + suffix, add_special_tokens=False)))
     lengths = [len(prefix) + len(question) + len(answer) for question, answer in branches]
     longest = max(lengths, default=len(prefix))
@@ -192,12 +206,12 @@ def pad_rows(rows: Sequence[PackedRow], *, pad_id: int) -> dict[str, Tensor]:
     }
 
 
-def region_cells(turn: Turn, layout: Layout) -> list[Bool[Tensor, "grid grid"]]:
-    return [transforms.grid_cells(rle.decode(r), grid=layout.grid) for r in turn.regions]
+def region_cells(turn: Turn, grid: Grid) -> list[Bool[Tensor, "h w"]]:
+    return [transforms.grid_cells(rle.decode(r), grid=grid) for r in turn.regions]
 
 
-def cell_shares(mask: RLE, grid: int) -> Float[Tensor, " cells"]:
-    """Return how a non-empty mask spreads over the cells of a grid x grid feature map; adds up to 1."""
+def cell_shares(mask: RLE, grid: int | Grid) -> Float[Tensor, " cells"]:
+    """Return how a non-empty mask spreads over the cells of a feature map; adds up to 1."""
     covered = transforms.coverage(rle.decode(mask), grid=grid).flatten()
     return covered / covered.sum()
 
@@ -208,15 +222,15 @@ class ReadRow:
 
     row: Row
     images: list[Image.Image]
-    tiles: list[Image.Image]
+    views: Views
     packed: PackedRow
 
 
 def read_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, images: list[Image.Image] | None = None) -> ReadRow:
     """Open the row's pictures (unless given) and tokenize it. Raises ValueError for an unreadable picture, TooLong for a conversation."""
     images = [transforms.open_image(ref) for ref in row.frames] if images is None else images
-    tiles = _tiles(images, layout)
-    return ReadRow(row=row, images=images, tiles=tiles, packed=encode_row(row, tokenizer, layout, tiles=len(tiles)))
+    views = layout.cutter.views(images, clip=len(images) > 1)
+    return ReadRow(row=row, images=images, views=views, packed=encode_row(row, tokenizer, layout, grids=views.grids))
 
 
 def collate(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Batch:
@@ -240,16 +254,15 @@ def collate_readable(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, la
         except ValueError as error:
             left_out.append(LeftOut(row=row.name, samples=len(row.turns), reason=str(error)))
     if not read:
-        black = Image.new("RGB", (layout.tile_size, layout.tile_size))
+        black = Image.new("RGB", (28, 28))
         read = [read_row(Row(name="black", frames=(b"",), turns=()), tokenizer, layout, images=[black])]
     return _batch(read, tokenizer, layout), left_out
 
 
 def _batch(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Batch:
     encoded: list[PackedRow] = []
-    tiles: list[Image.Image] = []
     sam_frames: list[Image.Image] = []
-    tiles_per_row, pairs, targets, regions = [], [], [], []
+    pairs, targets, regions = [], [], []
     seeds: list[int] = []
     looks: list[tuple[int, int, int]] = []
     things: list[Tensor] = []
@@ -257,15 +270,13 @@ def _batch(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout: 
     segs = 0
     for read in rows:
         row, images = read.row, read.images
-        tiles += read.tiles
-        tiles_per_row.append(len(read.tiles))
         encoded.append(read.packed)
-        regions.append([cells for turn in row.turns for cells in region_cells(turn, layout)])
+        regions.append([cells for turn in row.turns for cells in region_cells(turn, read.views.shown)])
         for branch, turn in enumerate(row.turns, start=1):
             if turn.target is not None:
                 places = encoded[-1].predicting(branch)
                 looks += [(len(encoded) - 1, place, len(things)) for place in (places if turn.regions else places[:2])]
-                things.append(cell_shares(turn.target, layout.grid))
+                things.append(cell_shares(turn.target, read.views.shown))
                 boxes.append(torch.tensor(rle.box(turn.target)))
         if any(turn.masks for turn in row.turns):
             first = len(sam_frames)
@@ -286,25 +297,16 @@ def _batch(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout: 
     return Batch(
         **packed,
         regions=regions,
-        clips=[len(read.images) > 1 for read in rows],
-        tiles=transforms.normalise(tiles, size=layout.tile_size),
-        tiles_per_row=tiles_per_row,
+        views=[read.views for read in rows],
         sam_frames=transforms.normalise(sam_frames, size=size) if sam_frames else torch.zeros(0, 3, size, size),
         pair_seg=torch.tensor([p[0] for p in pairs], dtype=torch.long),
         pair_frame=torch.tensor([p[1] for p in pairs], dtype=torch.long),
         targets=torch.stack(targets) if targets else torch.zeros(0, layout.mask_size, layout.mask_size, dtype=torch.bool),
         pair_seeds=seeds,
         looks=torch.tensor(looks, dtype=torch.long).view(-1, 3),
-        things=torch.stack(things) if things else torch.zeros(0, layout.grid**2),
+        things=torch.stack(things) if things else torch.zeros(0, 1),
         boxes=torch.stack(boxes) if boxes else torch.zeros(0, 4),
     )
-
-
-def _tiles(images: list[Image.Image], layout: Layout) -> list[Image.Image]:
-    """Tile an image; each frame of a clip is one tile."""
-    if len(images) == 1:
-        return transforms.tiles(images[0], size=layout.tile_size, max_tiles=layout.max_tiles)
-    return images
 
 
 def resize_mask(mask: Bool[np.ndarray, "H W"], size: int) -> Bool[Tensor, "S S"]:

@@ -26,9 +26,9 @@ def lora_config(*, rank: int, alpha: int, dropout: float, modules_to_save: list[
 def prepare_sft(model: Sa2VA, config: LoraConfig, *, seed: int) -> LoraModel:
     """Freeze the model, add LoRA (initialised from `seed`) and unfreeze the modules that SFT trains fully; trained tensors become fp32.
 
-    Trained: LoRA on all linears of the text model, embeddings and head, projector, text_hidden_fcs, SAM2's mask decoder but for its scores.
-    Frozen: vision tower, SAM2's image encoder, prompt encoder and memory, and the decoder's two scores (predicted IoU, presence), which no
-    loss of SFT reads: several processes would wait for their gradients.
+    Trained: LoRA on all linears of the text model, embeddings and head, projector (Qwen-VL has none: its merger stays frozen),
+    text_hidden_fcs, SAM2's mask decoder but for its scores. Frozen: vision tower, SAM2's image encoder, prompt encoder and memory, and the
+    decoder's two scores (predicted IoU, presence), which no loss of SFT reads: several processes would wait for their gradients.
     """
     model.requires_grad_(False)
     with torch.random.fork_rng():
@@ -46,11 +46,10 @@ def prepare_sft(model: Sa2VA, config: LoraConfig, *, seed: int) -> LoraModel:
 
 def full_modules(model: Sa2VA) -> list[tuple[str, nn.Module]]:
     """Return (name, module) of all modules that SFT trains fully, beside LoRA."""
-    inner = model.internvl
     return [
-        ("embed_tokens", inner.get_input_embeddings()),
-        ("lm_head", inner.lm_head),
-        ("projector", inner.model.multi_modal_projector),
+        ("embed_tokens", model.vlm.get_input_embeddings()),
+        ("lm_head", model.vlm.lm_head),
+        *(("projector", getattr(model.vlm.model, name)) for name in model.backbone.projectors),
         ("text_hidden_fcs", model.text_hidden_fcs),
         ("mask_decoder", model.sam2.sam_mask_decoder),
     ]
@@ -92,13 +91,13 @@ def load_trained(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 # Two policies over one backbone (RL)
 
-SHARED, DRAWING = ("multi_modal_projector",), ("text_hidden_fcs", "sam_mask_decoder")
-"""Modules that RL trains fully, with one copy per adapter; embeddings and head stay frozen."""
+DRAWING = ("text_hidden_fcs", "sam_mask_decoder")
+"""Modules that RL trains fully beside the projector, with one copy per adapter; embeddings and head stay frozen."""
 
 
-def policy_modules(loops: Collection[str]) -> list[str]:
+def policy_modules(model: Sa2VA, loops: Collection[str]) -> list[str]:
     """Return the modules that a run trains. Only loop `mask` gives the mask modules a gradient; without it they stay frozen."""
-    return [*SHARED, *(DRAWING if "mask" in loops else ())]
+    return [*model.backbone.projectors, *(DRAWING if "mask" in loops else ())]
 
 
 def rl_config(*, rank: int, alpha: int, dropout: float, modules: Sequence[str]) -> LoraConfig:

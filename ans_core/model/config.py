@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from ans_core.model.backbones import BACKBONES
 from ans_core.model.grounding import GroundingConfig
 
 VideoMode = Literal["sa2va", "sa2va-i"]
@@ -19,12 +20,19 @@ FrameChoice = Literal["first", "uniform"]
 class Sa2VAConfig:
     """The contents of config.json."""
 
-    internvl: dict[str, Any]
-    """transformers' InternVLConfig as a dict."""
+    kind: str = "internvl"
+    """Kind of the vision-language model, one of BACKBONES; in the file, the name of `backbone`. (PEFT takes a config with a `model_type`
+    for transformers' own.)"""
+    backbone: dict[str, Any]
+    """transformers' configuration of it as a dict."""
     grounding: GroundingConfig
     template: str
-    max_tiles: int = 12
-    """Most tiles of an image (dynamic tiling); 1 = always one tile. A frame of a video is one tile."""
+    max_tiles: int | None = None
+    """InternVL: most tiles of an image (dynamic tiling); 1 = always one tile. A frame of a video is one tile."""
+    min_pixels: int | None = None
+    """Qwen-VL: an image is enlarged to so many pixels, a frame of a clip to a quarter of them; None = upstream's number."""
+    max_pixels: int | None = None
+    """Qwen-VL: the most pixels, likewise."""
     video_frames: int = 5
     """Number of frames of a video that the language model sees and that condition the masks."""
     frame_choice: FrameChoice = "uniform"
@@ -32,14 +40,18 @@ class Sa2VAConfig:
     samples the whole clip). Mode `sa2va-i` always spreads them."""
 
     def as_dict(self) -> dict[str, Any]:
-        return {"model_type": "ans_sa2va", **asdict(self)}
+        values = {key: value for key, value in asdict(self).items() if value is not None}
+        return {"model_type": "ans_sa2va", values.pop("kind"): values.pop("backbone"), **values}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Sa2VAConfig:
         values = {k: v for k, v in values.items() if k != "model_type"}
         check_frames(values.get("video_frames", 1), values.get("frame_choice", "first"))
         sizes: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.pop("grounding").items()}
-        return cls(grounding=GroundingConfig(**sizes), **values)
+        kinds = [key for key in values if key in BACKBONES]
+        if len(kinds) != 1:
+            raise ValueError(f"it holds the sizes of {len(kinds)} vision-language models; give those of one: {', '.join(BACKBONES)}")
+        return cls(grounding=GroundingConfig(**sizes), kind=kinds[0], backbone=values.pop(kinds[0]), **values)
 
 
 def check_frames(count: object, choice: object) -> None:

@@ -10,17 +10,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ans_core import prompts
-from ans_core.model.prefill import PrefilledBatch, left_padded, positions
+from ans_core.model.prefill import PrefilledBatch, left_padded, read_ahead
 from ans_core.model.sa2va import Sa2VA
 
 
 def generate(model: Sa2VA, prompted: PrefilledBatch, *, max_tokens: int) -> list[list[int]]:
     """Generate the token ids of every answer by greedy search. The end-of-turn token is included if the answer reached it.
 
-    IMG_CONTEXT is suppressed: no picture could fill its slot when the answer is read again.
+    Image slots are suppressed: no picture could fill them when the answer is read again.
     """
-    out = model.internvl.generate(
-        **prompted.generate_inputs(torch.arange(len(prompted.embeds), device=model.device)),
+    width = model.vlm.config.text_config.hidden_size
+    if model.backbone.token_width > width:
+        prompted = read_ahead(model, prompted)  # `generate` knows nothing of what is added to the cells of regions in inner layers
+    out = model.backbone.generate(
+        **prompted.generate_inputs(torch.arange(len(prompted.embeds), device=model.device), width=width),
         **stopping(model),
         max_new_tokens=max_tokens,
         suppress_tokens=[model.image_token_id],
@@ -80,25 +83,25 @@ def spoken_ids(model: Sa2VA, ids: list[int]) -> list[int]:
 
 def seg_embeddings_of(model: Sa2VA, prompted: PrefilledBatch, ids: list[list[int]]) -> list[Float[Tensor, "_ C"]]:
     """Compute the seg embeddings of every row in one forward pass over prompt and answer, so that the states are those of training."""
-    rows = [i for i, row in enumerate(ids) if model.seg_token_id in row]
+    drawing = [
+        torch.cat([prompted.segs[i][prompted.attention[i]], torch.tensor(row, device=model.device) == model.seg_token_id])
+        for i, row in enumerate(ids)
+    ]
+    rows = [i for i, segs in enumerate(drawing) if segs.any()]
     empty = torch.zeros(0, model.config.grounding.width, device=model.device)
     found = [empty] * len(ids)
     if not rows:
         return found
-    table = model.internvl.get_input_embeddings()
-    rest = left_padded(
-        [torch.cat([prompted.embeds[i][prompted.attention[i]], table(torch.tensor(ids[i], device=model.device))]) for i in rows]
-    )
+    said = [model.embed_text(torch.tensor(row, dtype=torch.long, device=model.device)) for row in ids]
+    rest = left_padded([torch.cat([prompted.embeds[i][prompted.attention[i]], said[i]]) for i in rows])
     begun = prompted.prefix_of[rows]
     attention = torch.cat([prompted.prefix_attention[begun], rest["attention"]], dim=1)
-    hidden = model.internvl.model.language_model(
-        inputs_embeds=rest["embeds"],
+    hidden, _ = model.backbone.language_model(
+        rest["embeds"],
         attention_mask=attention.long(),
-        position_ids=positions(attention)[:, prompted.prefixes.shape[1] :],
-        past_key_values=prompted.cache(begun),
-        use_cache=True,
-    ).last_hidden_state
+        position_ids=prompted.positions(attention, begun)[:, prompted.prefixes.shape[1] :],
+        cache=prompted.cache(begun),
+    )
     for place, i in enumerate(rows):
-        answer = hidden[place, -len(ids[i]) :]
-        found[i] = model.seg_embeddings(answer[torch.tensor(ids[i], device=model.device) == model.seg_token_id])
+        found[i] = model.seg_embeddings(hidden[place, -len(drawing[i]) :][drawing[i]])
     return found

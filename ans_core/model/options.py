@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from ans_core import transforms
+from ans_core.data.views import Preparation, check_preparation
 from ans_core.model.config import FrameChoice, VideoMode, check_frames
 from ans_core.model.sa2va import Sa2VA
 
@@ -31,6 +32,8 @@ class PredictOptions:
     mode: VideoMode = "sa2va"
     constants: Constants = "fp32"
     tiny_regions: TinyRegions = "largest"
+    preparation: Preparation = "training"
+    """How the prompt is made; `upstream` gives Qwen-VL models the prompts and pictures of upstream's inference."""
     frames: int | None = None
     """Frames of a clip that the language model sees; None = as the checkpoint says."""
     frame_choice: FrameChoice | None = None
@@ -40,6 +43,7 @@ class PredictOptions:
         for name, kind in (("constants", Constants), ("tiny_regions", TinyRegions)):
             if (given := getattr(self, name)) not in get_args(kind):
                 raise ValueError(f"{name} {given!r}; there are {', '.join(get_args(kind))}")
+        check_preparation(self.preparation)
         check_frames(1 if self.frames is None else self.frames, self.frame_choice or "uniform")
         if self.mode == "sa2va-i" and self.frame_choice == "first":
             raise ValueError("frame choice 'first' in video mode sa2va-i, which spreads the frames; leave it out, or use video mode sa2va")

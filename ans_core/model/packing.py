@@ -19,13 +19,12 @@ class Packed:
 
     input_ids: Int[Tensor, "B L"]
     position_ids: Int[Tensor, "B L"]
+    """A token's number in its conversation: the prefix, then its branch."""
     branch: Int[Tensor, "B L"]
     loss_mask: Bool[Tensor, "B L"]
     """True where the token is a target of the loss."""
-    regions: list[list[Bool[Tensor, "grid grid"]]] = field(default_factory=list)
+    regions: list[list[Bool[Tensor, "h w"]]] = field(default_factory=list)
     """Visual prompts of each row, in the order of their `<vp>` tokens."""
-    clips: list[bool] = field(default_factory=list)
-    """Which rows show a clip: there, visual prompts mark regions of the first frame. Empty = none."""
 
 
 def branch_attention(branch: Int[Tensor, "B L"]) -> Bool[Tensor, "B L L"]:

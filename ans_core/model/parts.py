@@ -7,26 +7,23 @@ import hashlib
 import torch
 from torch import nn
 
+from ans_core.model.backbones import BACKBONES
 from ans_core.model.sa2va import Sa2VA
 
 PARTS = {
-    "vision tower": "internvl.model.vision_tower.",
-    "projector": "internvl.model.multi_modal_projector.",
-    "embeddings": "internvl.model.language_model.embed_tokens.",
-    "language model": "internvl.model.language_model.",
-    "head": "internvl.lm_head.",
-    "text_hidden_fcs": "text_hidden_fcs.",
-    "SAM2 image encoder": "sam2.image_encoder.",
-    "SAM2 mask decoder": "sam2.sam_mask_decoder.",
-    "SAM2 original mask decoder": "sam2.original_mask_decoder.",
-    "SAM2 prompt encoder": "sam2.sam_prompt_encoder.",
-    "SAM2 memory": "sam2.",
+    **{f"{kind}.{prefix}": part for kind, backbone in BACKBONES.items() for part, prefix in backbone.parts.items()},
+    "text_hidden_fcs.": "text_hidden_fcs",
+    "sam2.image_encoder.": "SAM2 image encoder",
+    "sam2.sam_mask_decoder.": "SAM2 mask decoder",
+    "sam2.original_mask_decoder.": "SAM2 original mask decoder",
+    "sam2.sam_prompt_encoder.": "SAM2 prompt encoder",
+    "sam2.": "SAM2 memory",
 }
-"""Part -> prefix of its parameters; the first prefix that matches counts."""
+"""Prefix of parameters -> part; the first prefix that matches counts."""
 
 
 def part_of(name: str) -> str:
-    return next(part for part, prefix in PARTS.items() if name.startswith(prefix))
+    return next(part for prefix, part in PARTS.items() if name.startswith(prefix))
 
 
 def hashes(model: Sa2VA) -> dict[str, str]:

@@ -15,6 +15,8 @@ from torch import Tensor
 from transformers import Cache
 
 from ans_core import prompts, rle, transforms
+from ans_core.data.views import Views, shown_view, token_counts
+from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.options import PredictOptions
 from ans_core.model.sa2va import Sa2VA
 from ans_core.types import ImageRef, Request
@@ -28,17 +30,21 @@ class PrefilledBatch:
     """B requests that generation can continue. A prefix ends with the pictures; the language model has read it already, and requests about
     the same pictures share one of the P prefixes. The rest of each request is still unread. Both are padded on the left."""
 
-    prefixes: Float[Tensor, "P K D"]
+    prefixes: Float[Tensor, "P K E"]
     prefix_attention: Bool[Tensor, "P K"]
     prefix_cache: Cache
     """Keys and values of the prefixes."""
+    shift: Int[Tensor, " P"]
+    """Rotary position minus number of a token that follows the prefix."""
     prefix_of: Int[Tensor, " B"]
     """Number of the prefix that a request begins with."""
-    embeds: Float[Tensor, "B L D"]
+    embeds: Float[Tensor, "B L E"]
     attention: Bool[Tensor, "B L"]
+    segs: Bool[Tensor, "B L"]
+    """Tokens of the request itself that draw a mask (`PromptForm.prompt_segs`)."""
     images: list[list[Image.Image]]
 
-    def row(self, number: int) -> Float[Tensor, "_ D"]:
+    def row(self, number: int) -> Float[Tensor, "_ E"]:
         """Return a whole request without padding."""
         start = int(self.prefix_of[number])
         return torch.cat([self.prefixes[start][self.prefix_attention[start]], self.embeds[number][self.attention[number]]])
@@ -50,18 +56,29 @@ class PrefilledBatch:
         own.batch_select_indices(rows)
         return own
 
-    def generate_inputs(self, rows: Int[Tensor, " R"]) -> dict[str, Any]:
-        """Return the arguments from which transformers' `generate` continues these requests."""
+    def generate_inputs(self, rows: Int[Tensor, " R"], *, width: int) -> dict[str, Any]:
+        """Return the arguments from which a backbone's `generate` continues these requests. `width`: of an embedding."""
         start = self.prefix_of[rows]
+        attention = torch.cat([self.prefix_attention[start], self.attention[rows]], dim=1)
         return {
-            "inputs_embeds": torch.cat([self.prefixes[start], self.embeds[rows]], dim=1),
-            "attention_mask": torch.cat([self.prefix_attention[start], self.attention[rows]], dim=1).long(),
+            "inputs_embeds": torch.cat([self.prefixes[start], self.embeds[rows]], dim=1)[..., :width],
+            "attention_mask": attention.long(),
+            "position_ids": self.positions(attention, start),
             "past_key_values": self.cache(start),
         }
 
+    def positions(self, attention: Bool[Tensor, "R L"], prefix: Int[Tensor, " R"]) -> Int[Tensor, "R L"]:
+        """Return rotary positions of tokens after their prefix. `attention`: of the prefix and what follows it; the prefix's own positions,
+        which are read by then, are not meaningful."""
+        return order_of(attention) + self.shift[prefix, None]
+
 
 def prompt(
-    model: Sa2VA, requests: Sequence[Request], features: Sequence[Tensor] | None = None, *, options: PredictOptions | None = None
+    model: Sa2VA,
+    requests: Sequence[Request],
+    features: Sequence[ImageFeatures] | None = None,
+    *,
+    options: PredictOptions | None = None,
 ) -> PrefilledBatch:
     """Encode the pictures of all requests, embed their prompts and read the prefixes.
 
@@ -70,55 +87,94 @@ def prompt(
     differ in size, a mask prompt is empty, of another size than the picture or of none, and when the text is longer than the context.
     """
     options = options or PredictOptions()
-    template = prompts.TEMPLATES[model.config.template]
     opened = {frames: [transforms.open_image(ref) for ref in frames] for frames in dict.fromkeys(r.frames for r in requests)}
-    tiles = {seen: visible_tiles(model, opened[seen[0]], options, clip=seen[1]) for seen in dict.fromkeys(map(_view, requests))}
-    if features is None:
-        known = dict(zip(tiles, vision_features(model, list(tiles.values())), strict=True))
-    else:
-        known = {_view(request): given for request, given in zip(requests, features, strict=True)}
-    projected = {seen: model.project(found) for seen, found in known.items() if seen[0]}
-    embeds, lengths, prefix_of = [], [], []
-    places: dict[object, int] = {}
-    image_end = model.tokenizer.convert_tokens_to_ids(prompts.IMG_END)
     for request in requests:
-        pictures, cut = opened[request.frames], tiles[_view(request)]
-        text = "".join(template.user.format(input=q.strip()) + a + template.suffix + template.separator for q, a in request.past)
-        text += template.user.format(input=request.text.strip())
-        if (marks := text.count("<image>")) != bool(pictures):
-            raise ValueError(
-                f"the text has {marks} <image> for {len(pictures)} frames: {request.text[:60]!r}; write it once, or give no frames"
-            )
-        if len({picture.size for picture in pictures}) > 1:
-            sizes = sorted({f"{p.width} x {p.height}" for p in pictures})
-            raise ValueError(f"the frames of a clip differ in size ({', '.join(sizes)}); bring them to one size")
-        if request.mask_prompts and not pictures:
-            raise ValueError(
-                f"{len(request.mask_prompts)} mask prompts without a picture: {request.text[:60]!r}; give the picture they are in"
-            )
-        regions = [_cells(model, m, pictures[0], options) for m in request.mask_prompts]
-        image = prompts.image_text(model.grid**2, len(cut)) if request.is_clip else prompts.image_text(len(cut) * model.grid**2)
-        text = text.replace("<image>", image + prompts.region_text([int(r.sum()) for r in regions]))
-        ids = model.tokenizer.encode(text)
-        if len(ids) >= (limit := model.internvl.config.text_config.max_position_embeddings):
-            raise ValueError(f"{len(ids)} tokens, pictures included, in a context of {limit}: {request.text[:60]!r}; use a shorter text")
-        tensor = torch.tensor(ids, device=model.device)
-        if pictures:
-            embeds.append(model.embed(tensor[None], [projected[_view(request)]], [regions], clips=[request.is_clip])[0])
-        else:
-            embeds.append(model.internvl.get_input_embeddings()(tensor))
-        lengths.append(len(ids) - ids[::-1].index(image_end) if pictures else 1)
-        prefix_of.append(places.setdefault((_view(request), tuple(ids[: lengths[-1]])), len(places)))
-    first = [prefix_of.index(place) for place in range(len(places))]
-    begun = [embeds[i][: lengths[i]] for i in first]
-    prefixes = left_padded(begun)
+        _check(request, opened[request.frames])
+    shown = {_view(r): r for r in requests if r.frames}
+    if features is None:
+        views = [visible(model, opened[r.frames], options, clip=r.is_clip) for r in shown.values()]
+        known = dict(zip(shown, encoded(model, views), strict=True))
+    else:
+        known = {_view(r): given for r, given in zip(requests, features, strict=True)}
+    images = {view: model.project(known[view]) for view in shown}
+    rows = [_embedded(model, request, images.get(_view(request)), options) for request in requests]
+    places: dict[object, int] = {}
+    begins = [(_view(request), row.ids[: row.prefix]) for request, row in zip(requests, rows, strict=True)]
+    prefix_of = [places.setdefault(begin, len(places)) for begin in begins]
+    begun = [rows[prefix_of.index(place)] for place in range(len(places))]
+    prefixes = left_padded([row.embeds[: row.prefix] for row in begun])
+    rest = left_padded([row.embeds[row.prefix :] for row in rows])
+    segs = torch.zeros_like(rest["attention"])
+    if model.backbone.prompt_form(options.preparation).prompt_segs:
+        unread = [token for row in rows for token in row.ids[row.prefix :]]
+        segs[rest["attention"]] = torch.tensor(unread, device=model.device) == model.seg_token_id
     return PrefilledBatch(
         prefixes=prefixes["embeds"],
         prefix_attention=prefixes["attention"],
         prefix_cache=_prefill(model, begun),
+        shift=torch.tensor([row.shift for row in begun], device=model.device),
         prefix_of=torch.tensor(prefix_of, device=model.device),
+        segs=segs,
         images=[opened[r.frames] for r in requests],
-        **left_padded([e[n:] for e, n in zip(embeds, lengths, strict=True)]),
+        **rest,
+    )
+
+
+def _check(request: Request, pictures: Sequence[Image.Image]) -> None:
+    """Raise ValueError for a request that makes no sense."""
+    asked = "".join(question + answer for question, answer in request.past) + request.text
+    if (marks := asked.count("<image>")) != bool(pictures):
+        raise ValueError(
+            f"the text has {marks} <image> for {len(pictures)} frames: {request.text[:60]!r}; write it once, or give no frames"
+        )
+    if len({picture.size for picture in pictures}) > 1:
+        sizes = sorted({f"{p.width} x {p.height}" for p in pictures})
+        raise ValueError(f"the frames of a clip differ in size ({', '.join(sizes)}); bring them to one size")
+    if request.mask_prompts and not pictures:
+        raise ValueError(f"{len(request.mask_prompts)} mask prompts without a picture: {request.text[:60]!r}; give the picture they are in")
+    for mask in request.mask_prompts:
+        decoded = rle.decode(mask)
+        if decoded.shape != (size := pictures[0].size[::-1]):
+            raise ValueError(f"the mask prompt is {decoded.shape} (height, width), the image {size}; give masks of the image's size")
+        if not decoded.any():
+            raise ValueError("a mask prompt is empty; there is no region to ask about")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """One request's tokens, embedded."""
+
+    ids: tuple[int, ...]
+    prefix: int
+    """Length of its prefix."""
+    embeds: Float[Tensor, "L E"]
+    positions: Int[Tensor, "*axes 1 L"]
+
+    @property
+    def shift(self) -> int:
+        return int(self.positions[..., -1].max()) - len(self.ids) + 1
+
+
+def _embedded(model: Sa2VA, request: Request, image: ImageFeatures | None, options: PredictOptions) -> _Row:
+    template, form, marks = prompts.TEMPLATES[model.config.template], model.backbone.prompt_form(options.preparation), model.backbone.marks
+    text = "".join(template.user.format(input=q.strip()) + a + template.suffix + template.separator for q, a in request.past)
+    text = form.before + text + template.user.format(input=request.text.strip())
+    regions = []
+    if image is not None:
+        grid = image.grids[shown_view(clip=request.is_clip)]
+        largest = options.tiny_regions == "largest"
+        regions = [transforms.grid_cells(rle.decode(m), grid=grid, largest=largest).to(model.device) for m in request.mask_prompts]
+        pictures = prompts.image_text(token_counts(image.grids, clip=request.is_clip), marks, between=form.between_frames)
+        text = text.replace("<image>", pictures + prompts.region_text([int(r.sum()) for r in regions], marks))
+    ids = model.tokenizer.encode(text)
+    if len(ids) >= (limit := model.vlm.config.text_config.max_position_embeddings):
+        raise ValueError(f"{len(ids)} tokens, pictures included, in a context of {limit}: {request.text[:60]!r}; use a shorter text")
+    tensor = torch.tensor([ids], device=model.device)
+    return _Row(
+        ids=tuple(ids),
+        prefix=1 if image is None else len(ids) - ids[::-1].index(model.tokenizer.convert_tokens_to_ids(marks.end)),
+        embeds=model.embed(tensor, [image], [regions])[0],
+        positions=model.positions(tensor, torch.arange(len(ids), device=model.device)[None], [image]),
     )
 
 
@@ -127,25 +183,25 @@ def _view(request: Request) -> tuple[tuple[ImageRef, ...], bool]:
     return request.frames, request.is_clip
 
 
-def _prefill(model: Sa2VA, rows: Sequence[Float[Tensor, "_ D"]]) -> Cache:
-    """Compute keys and values of rows, padded on the left. Rows of similar length share a batch: otherwise a line of text would cost as
-    much as the tiled picture beside it."""
+def _prefill(model: Sa2VA, rows: Sequence[_Row]) -> Cache:
+    """Compute keys and values of the rows' prefixes, padded on the left. Rows of similar length share a batch: otherwise a line of text
+    would cost as much as the tiled picture beside it."""
     alike: list[list[int]] = []
-    for number in sorted(range(len(rows)), key=lambda i: len(rows[i])):
-        if alike and len(rows[number]) <= SIMILAR_LENGTH * len(rows[alike[-1][0]]):
+    for number in sorted(range(len(rows)), key=lambda i: rows[i].prefix):
+        if alike and rows[number].prefix <= SIMILAR_LENGTH * rows[alike[-1][0]].prefix:
             alike[-1].append(number)
         else:
             alike.append([number])
     caches = []
     for numbers in alike:
-        padded = left_padded([rows[i] for i in numbers])
-        read = model.internvl.model.language_model(
-            inputs_embeds=padded["embeds"],
-            attention_mask=padded["attention"].long(),
-            position_ids=positions(padded["attention"]),
-            use_cache=True,
+        padded = left_padded([rows[i].embeds[: rows[i].prefix] for i in numbers])
+        length = padded["attention"].shape[1]
+        begins = [F.pad(rows[i].positions[..., : rows[i].prefix], (length - rows[i].prefix, 0)) for i in numbers]
+        _, cache = model.backbone.language_model(
+            padded["embeds"], attention_mask=padded["attention"].long(), position_ids=torch.cat(begins, dim=-2)
         )
-        caches.append(read.past_key_values)
+        assert cache is not None
+        caches.append(cache)
     order = torch.tensor([i for numbers in alike for i in numbers], device=model.device).argsort()
     whole = caches[-1]  # of the longest rows
     for number, layer in enumerate(whole.layers):
@@ -159,42 +215,50 @@ def _stacked(parts: Sequence[Float[Tensor, "_ H _ d"]]) -> Float[Tensor, "P H K 
     return torch.cat([F.pad(part, (0, 0, parts[-1].shape[2] - part.shape[2], 0)) for part in parts])
 
 
-def positions(attention: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+def order_of(attention: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+    """Number the tokens of rows that are padded on the left."""
     return (attention.cumsum(1) - 1).clamp(min=0)
 
 
-def vision_features(model: Sa2VA, tiles: Sequence[Sequence[Image.Image]]) -> list[Tensor]:
-    """Compute the vision features of every request's tiles in one batch; an empty tensor for text alone."""
-    flat = [tile for row in tiles for tile in row]
-    if not flat:
-        return [torch.zeros(0, device=model.device)] * len(tiles)
-    found = model.vision_features(transforms.normalise(flat, size=model.tile_size).to(model.device))
-    return list(found.split([len(row) for row in tiles]))
+def read_ahead(model: Sa2VA, prompted: PrefilledBatch) -> PrefilledBatch:
+    """Read all but the last token of every request once; return a batch whose cache holds them. Every answer then reads the last token
+    itself."""
+    begun, length = prompted.prefix_of, prompted.prefixes.shape[1]
+    attention = torch.cat([prompted.prefix_attention[begun], prompted.attention], dim=1)
+    _, cache = model.backbone.language_model(
+        prompted.embeds[:, :-1],
+        attention_mask=attention[:, :-1].long(),
+        position_ids=prompted.positions(attention, begun)[:, length:-1],
+        cache=prompted.cache(begun),
+    )
+    assert cache is not None
+    return PrefilledBatch(
+        prefixes=torch.cat([prompted.prefixes[begun], prompted.embeds[:, :-1]], dim=1),
+        prefix_attention=attention[:, :-1],
+        prefix_cache=cache,
+        shift=prompted.shift[begun],
+        prefix_of=torch.arange(len(begun), device=begun.device),
+        embeds=prompted.embeds[:, -1:],
+        attention=prompted.attention[:, -1:],
+        segs=prompted.segs[:, -1:],
+        images=prompted.images,
+    )
 
 
-def visible_tiles(
-    model: Sa2VA, pictures: list[Image.Image], options: PredictOptions | None = None, *, clip: bool = False
-) -> list[Image.Image]:
-    """Return what the language model sees: the tiles of an image, or the chosen frames of a clip, each as one tile."""
-    if not pictures:
-        return []
-    if not clip:
-        return transforms.tiles(pictures[0], size=model.tile_size, max_tiles=model.config.max_tiles)
-    return [pictures[i] for i in (options or PredictOptions()).seen_frames(model, len(pictures))]
+def encoded(model: Sa2VA, views: Sequence[Views]) -> list[ImageFeatures]:
+    """Compute the vision features of every row's views in one batch."""
+    views = [view.to(model.device) for view in views]
+    return model.vision_features(views).split(views) if views else []
 
 
-def _cells(model: Sa2VA, mask: dict[str, object], picture: Image.Image, options: PredictOptions) -> Bool[Tensor, "grid grid"]:
-    decoded = rle.decode(mask)
-    if decoded.shape != picture.size[::-1]:
-        raise ValueError(
-            f"the mask prompt is {decoded.shape} (height, width), the image {picture.size[::-1]}; give masks of the image's size"
-        )
-    if not decoded.any():
-        raise ValueError("a mask prompt is empty; there is no region to ask about")
-    return transforms.grid_cells(decoded, grid=model.grid, largest=options.tiny_regions == "largest").to(model.device)
+def visible(model: Sa2VA, pictures: Sequence[Image.Image], options: PredictOptions | None = None, *, clip: bool = False) -> Views:
+    """Return what the language model sees of an image, or of the chosen frames of a clip."""
+    options = options or PredictOptions()
+    seen = [pictures[i] for i in options.seen_frames(model, len(pictures))] if clip else pictures[:1]
+    return model.backbone.cutter.views(seen, clip=clip, preparation=options.preparation)
 
 
-def left_padded(rows: Sequence[Float[Tensor, "_ D"]]) -> dict[str, Tensor]:
+def left_padded(rows: Sequence[Float[Tensor, "_ E"]]) -> dict[str, Tensor]:
     """Stack rows of different lengths to embeds (B, L, D) and attention (B, L), padded on the left."""
     length = max(len(r) for r in rows)
     embeds = torch.stack([F.pad(r, (0, 0, length - len(r), 0)) for r in rows])

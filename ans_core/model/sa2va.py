@@ -1,7 +1,7 @@
 """The model: images, clips and text in; text logits, `[SEG]` embeddings and mask logits out.
 
-Built from kept libraries: transformers' native InternVL (vision tower, projector, Qwen2 / Llama / Phi3 text model, `generate`) and the
-`sam2` package's modules (grounding.py). Nothing here draws random numbers or reads files; checkpoint.py loads and saves.
+Built from kept libraries: transformers' own vision-language models (backbones/) and the `sam2` package's modules (grounding.py). Nothing
+here draws random numbers or reads files; checkpoint.py loads and saves.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from sam2.modeling.sam2_utils import LayerNorm2d
 from torch import Tensor, nn
-from transformers import InternVLConfig, InternVLForConditionalGeneration, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ans_core import media, prompts
+from ans_core.data.views import Views
+from ans_core.model.backbones import BACKBONES
+from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.config import FrameChoice, Sa2VAConfig, VideoMode
 from ans_core.model.grounding import Grounding
 from ans_core.model.packing import Packed, branch_attention
@@ -35,19 +39,21 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class Sa2VA(nn.Module):
-    """InternVL joined with SAM2: the hidden state of each `[SEG]` token in an answer prompts SAM2 for a mask."""
+    """A vision-language model joined with SAM2: the hidden state of each `[SEG]` token in an answer prompts SAM2 for a mask."""
 
     def __init__(self, config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__()
         self.config, self.tokenizer = config, tokenizer
-        sizes: Any = InternVLConfig(**config.internvl)
-        self.internvl: Any = InternVLForConditionalGeneration(sizes)
-        hidden = sizes.text_config.hidden_size
+        kind = BACKBONES[config.kind]
+        native: Any = kind.build(config.backbone)
+        self.add_module(kind.model_type, native)
+        self.backbone = kind(native, config)
+        hidden = native.config.text_config.hidden_size
         self.text_hidden_fcs = nn.Sequential(
             nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, config.grounding.width), nn.Dropout(0.0)
         )
         self.sam2 = Grounding(config.grounding)
-        self.image_token_id = self._token_id(prompts.IMG_CONTEXT)
+        self.image_token_id = self._token_id(kind.marks.slot)
         self.seg_token_id = self._token_id(prompts.SEG)
 
     def _token_id(self, token: str) -> int:
@@ -162,19 +168,13 @@ class Sa2VA(nn.Module):
         return follow(self, request, media.clip(video), options, max_tokens=max_tokens)
 
     @property
+    def vlm(self) -> Any:
+        """transformers' vision-language model, of any kind: it has `lm_head`, `model.language_model`, `generate`."""
+        return self.backbone.native
+
+    @property
     def device(self) -> torch.device:
-        return self.internvl.lm_head.weight.device
-
-    @property
-    def tile_size(self) -> int:
-        size = self.internvl.config.vision_config.image_size
-        return size[0] if isinstance(size, (list, tuple)) else size
-
-    @property
-    def grid(self) -> int:
-        """Number of cells on a side of one tile for the language model (after pixel shuffle)."""
-        patch = self.internvl.config.vision_config.patch_size
-        return int(self.tile_size // (patch[0] if isinstance(patch, (list, tuple)) else patch) * self.internvl.config.downsample_ratio)
+        return self.vlm.lm_head.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -230,58 +230,62 @@ class Sa2VA(nn.Module):
 
     # Pictures -> tokens
 
-    def vision_features(self, pixels: Float[Tensor, "T 3 S S"]) -> Float[Tensor, "T n C"]:
-        """Run vision tower and pixel shuffle, without the projector. They are frozen in SFT and RL, so compute them once per image."""
-        inner = self.internvl.model
-        hidden = inner.vision_tower(pixel_values=pixels.to(inner.vision_tower.dtype)).last_hidden_state[:, 1:]  # CLS dropped
-        side = int(hidden.shape[1] ** 0.5)
-        hidden = hidden.reshape(len(pixels), side, side, -1)
-        return inner.pixel_shuffle(hidden, scale_factor=self.internvl.config.downsample_ratio).flatten(1, 2)
+    def vision_features(self, rows: Sequence[Views]) -> ImageFeatures:
+        """Run the vision tower on the views of all rows in one batch, without the trained projector. It is frozen in SFT and RL, so compute
+        its features once per image."""
+        grids = tuple(grid for row in rows for grid in row.grids)
+        return self.backbone.features(torch.cat([row.pixels for row in rows]), grids)
 
-    def project(self, features: Float[Tensor, "T n C"]) -> Float[Tensor, "T n D"]:
-        return self.internvl.model.multi_modal_projector(features)
+    def project(self, features: ImageFeatures) -> ImageFeatures:
+        return self.backbone.project(features)
+
+    def embed_text(self, input_ids: Int[Tensor, "*L"]) -> Float[Tensor, "*L E"]:
+        """Embed tokens as the language model takes them: what a backbone adds to image tokens in inner layers is 0."""
+        embeds = self.vlm.get_input_embeddings()(input_ids)
+        return F.pad(embeds, (0, self.backbone.token_width - embeds.shape[-1]))
 
     def embed(
-        self,
-        input_ids: Int[Tensor, "B L"],
-        tiles: list[Float[Tensor, "_ n D"]],
-        regions: list[list[Bool[Tensor, "grid grid"]]],
-        clips: Sequence[bool] = (),
-    ) -> Float[Tensor, "B L D"]:
-        """Embed tokens and fill every IMG_CONTEXT slot: first a row's tiles in order, then the cells of its regions. These are cells of the
-        last tile, which shows the whole picture, or of a clip's first frame.
+        self, input_ids: Int[Tensor, "B L"], images: Sequence[ImageFeatures | None], regions: Sequence[Sequence[Bool[Tensor, "h w"]]]
+    ) -> Float[Tensor, "B L E"]:
+        """Embed tokens and fill every image slot: first a row's image tokens in order, then the cells of its regions. `images`: None for a
+        row without a picture. `regions`: of every row; empty = none.
 
         Raises ValueError when slots and image tokens do not agree: a picture without `<image>`, or `<image>` without a picture.
         """
-        embeds = self.internvl.get_input_embeddings()(input_ids)
-        filling = []
-        for row, (ids, tile) in enumerate(zip(input_ids, tiles, strict=True)):
-            shown = 0 if clips and clips[row] else -1
-            cells = [tile[shown][r.flatten()] for r in (regions[row] if regions else [])]
-            tokens = torch.cat([tile.flatten(0, 1), *cells])
-            slots = int((ids == self.image_token_id).sum())
-            if slots != len(tokens):
-                raise ValueError(f"row {row}: the text has {slots} image slots, the pictures and regions give {len(tokens)} tokens")
-            filling.append(tokens)
+        embeds = self.embed_text(input_ids)
+        filling = [embeds[:0].flatten(0, 1)]
+        for row, (ids, image) in enumerate(zip(input_ids, images, strict=True)):
+            tokens = [] if image is None else [image.values, *(image.region(r) for r in (regions[row] if regions else []))]
+            given, slots = sum(map(len, tokens)), int((ids == self.image_token_id).sum())
+            if slots != given:
+                raise ValueError(f"row {row}: the text has {slots} image slots, the pictures and regions give {given} tokens")
+            filling += tokens
         where = (input_ids == self.image_token_id).unsqueeze(-1)
-        return embeds.masked_scatter(where, torch.cat(filling).to(embeds.dtype)) if filling else embeds
+        return embeds.masked_scatter(where, torch.cat(filling).to(embeds.dtype))
 
     # Tokens -> hidden states -> text and masks
 
-    def hidden_states(self, packed: Packed, tiles: list[Float[Tensor, "_ n D"]]) -> Float[Tensor, "B L D"]:
-        """Return the last hidden state (after the final norm) of a packed batch."""
-        embeds = self.embed(packed.input_ids, tiles, packed.regions, packed.clips)
-        out = self.internvl.model.language_model(
-            inputs_embeds=embeds,
+    def positions(
+        self, input_ids: Int[Tensor, "B L"], order: Int[Tensor, "B L"], images: Sequence[ImageFeatures | None]
+    ) -> Int[Tensor, "*axes B L"]:
+        """Return rotary positions. `order`: a token's number in its conversation."""
+        grids = [() if image is None else image.grids for image in images]
+        return self.backbone.positions(order, input_ids == self.image_token_id, grids)
+
+    def hidden_states(self, packed: Packed, images: Sequence[ImageFeatures | None]) -> Float[Tensor, "B L D"]:
+        """Return the states of a packed batch that `[SEG]` and `logits` take: InternVL's and Qwen2.5-VL's after the last norm, Qwen3-VL's
+        before it."""
+        states, _ = self.backbone.language_model(
+            self.embed(packed.input_ids, images, packed.regions),
             attention_mask=branch_attention(packed.branch)[:, None],
-            position_ids=packed.position_ids,
+            position_ids=self.positions(packed.input_ids, packed.position_ids, images),
             use_cache=False,
         )
-        return out.last_hidden_state
+        return states
 
     def logits(self, hidden: Float[Tensor, "*L D"]) -> Float[Tensor, "*L V"]:
         """Compute text logits in fp32: bf16 logits alone put 5 % noise on a token's probability ratio."""
-        return self.internvl.lm_head(hidden).float()
+        return self.backbone.logits(hidden).float()
 
     def seg_embeddings(self, hidden: Float[Tensor, "N D"]) -> Float[Tensor, "N C"]:
         """Project hidden states at the positions where `[SEG]` is the *input* token to prompts for SAM2."""

@@ -10,8 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ans_core.data.collate import Batch, Layout
+from ans_core.data.views import Views
 from ans_core.dist import shared_sum
 from ans_core.losses import mask_losses, mean_iou, text_loss
+from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.packing import Packed
 from ans_core.model.sa2va import Sa2VA
 
@@ -36,7 +38,7 @@ class Supervised(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], dict[str, float]]:
         """This batch's part of the step's loss. Metrics are means over this batch."""
-        hidden = self.model.hidden_states(packed(batch), project_tiles(self.model, batch))
+        hidden = self.model.hidden_states(packed(batch), image_tokens(self.model, batch.views).split(batch.views))
         rows, places = target_positions(batch)
         text = text_loss(self.model.logits(hidden[rows, places - 1]), batch.input_ids[rows, places])
         metrics = {"text": float(text.detach())} if len(rows) else {}
@@ -72,9 +74,8 @@ def layout_of(model: Sa2VA, *, mask_size: int, max_length: int) -> Layout:
     """How this model wants its batches."""
     return Layout(
         template=model.config.template,
-        tile_size=model.tile_size,
-        grid=model.grid,
-        max_tiles=model.config.max_tiles,
+        cutter=model.backbone.cutter,
+        marks=model.backbone.marks,
         sam_size=model.sam2.image_size,
         mask_size=mask_size,
         max_length=max_length,
@@ -88,15 +89,14 @@ def packed(batch: Batch) -> Packed:
         branch=batch.branch,
         loss_mask=batch.loss_mask,
         regions=batch.regions,
-        clips=batch.clips,
     )
 
 
-def project_tiles(model: Sa2VA, batch: Batch) -> list[Float[Tensor, "_ n D"]]:
-    """Image tokens of every row; the vision tower keeps a graph only where it is trained."""
-    with torch.set_grad_enabled(any(p.requires_grad for p in model.internvl.model.vision_tower.parameters())):
-        features = model.vision_features(batch.tiles)
-    return list(model.project(features).split(batch.tiles_per_row))
+def image_tokens(model: Sa2VA, rows: Sequence[Views]) -> ImageFeatures:
+    """Image tokens of all rows; the vision tower keeps a graph only where it is trained."""
+    with torch.set_grad_enabled(any(p.requires_grad for p in model.backbone.vision_tower.parameters())):
+        features = model.vision_features(rows)
+    return model.project(features)
 
 
 def target_positions(batch: Batch) -> tuple[Int[Tensor, " M"], Int[Tensor, " M"]]:

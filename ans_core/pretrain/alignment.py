@@ -20,7 +20,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ans_core import rle, transforms
 from ans_core.data.collate import TensorBatch, cell_shares
+from ans_core.data.views import Cutter, Views
 from ans_core.model.sa2va import Sa2VA
+from ans_core.model.supervised import image_tokens
 from ans_core.pretrain.region_words import NOT_SAID
 from ans_core.types import ImageRef, Sample
 
@@ -34,7 +36,8 @@ FIRST_WORD_SCALE = 10.0
 class AlignmentBatch(TensorBatch):
     """N described things of B pictures."""
 
-    pixels: Float[Tensor, "B 3 S S"]
+    views: list[Views]
+    """B pictures of one size."""
     image: Int[Tensor, " N"]
     """Index of the picture that a thing is in."""
     words: Int[Tensor, "N W"]
@@ -46,18 +49,19 @@ class AlignmentBatch(TensorBatch):
 
 
 def alignment_batch(
-    pictures: Sequence[tuple[ImageRef, Sequence[Sample]]], tokenizer: PreTrainedTokenizerBase, *, size: int, grid: int
+    pictures: Sequence[tuple[ImageRef, Sequence[Sample]]], tokenizer: PreTrainedTokenizerBase, *, cutter: Cutter
 ) -> AlignmentBatch:
     """Make a batch from pictures: (image, samples of it that name something in it)."""
+    views = [cutter.views([transforms.open_image(ref)], clip=False) for ref, _ in pictures]
     image, words, shares, whole = [], [], [], []
     for place, (_, samples) in enumerate(pictures):
         for sample in samples:
             image.append(place)
             words.append(torch.tensor(tokenizer.encode(" " + sample.text, add_special_tokens=False)))
-            shares.append(cell_shares(rle.union([mask for mask, *_ in sample.masks if mask is not None]), grid))
+            shares.append(cell_shares(rle.union([mask for mask, *_ in sample.masks if mask is not None]), views[place].shown))
             whole.append(sample.task == "region_caption")
     return AlignmentBatch(
-        pixels=transforms.normalise([transforms.open_image(ref) for ref, _ in pictures], size=size),
+        views=views,
         image=torch.tensor(image),
         words=nn.utils.rnn.pad_sequence(words, batch_first=True, padding_value=-1),
         shares=torch.stack(shares),
@@ -74,13 +78,13 @@ class Alignment(nn.Module):
         self.model = model
         self.log_scale = nn.Parameter(torch.tensor(math.log(FIRST_SCALE)))
         self.log_word_scale = nn.Parameter(torch.tensor(math.log(FIRST_WORD_SCALE)))
-        self.word_bias = nn.Parameter(torch.full((model.internvl.get_input_embeddings().num_embeddings,), NOT_SAID))
+        self.word_bias = nn.Parameter(torch.full((model.vlm.get_input_embeddings().num_embeddings,), NOT_SAID))
 
     def forward(self, batch: AlignmentBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        with torch.no_grad():
-            features = self.model.vision_features(batch.pixels)
-        cells = F.normalize(self.model.project(features).float(), dim=-1)[batch.image]  # (N, cells, D)
-        table = F.normalize(self.model.internvl.get_input_embeddings().weight, dim=-1)
+        weight = self.model.vlm.get_input_embeddings().weight
+        tokens = image_tokens(self.model, batch.views).values[:, : weight.shape[1]]
+        cells = F.normalize(tokens.float(), dim=-1).unflatten(0, (len(batch.views), -1))[batch.image]  # (N, cells, D)
+        table = F.normalize(weight, dim=-1)
         meaning = (table[batch.words.clamp(min=0)] * (batch.words >= 0)[:, :, None]).sum(1)  # (N, D)
         scores = self.log_scale.exp() * torch.einsum("nd,ncd->nc", meaning, cells)
         found = -(batch.shares * scores.log_softmax(1)).sum(1).mean()

@@ -49,7 +49,7 @@ def tiny_config(
     """Return the configuration. `vision` and `language` hold the sizes of config.Vision and config.Language; the token count follows from
     the patch size."""
     side = vision["image_size"] // vision["patch_size"] // 2
-    internvl = {
+    sizes = {
         "vision_config": {
             "image_size": [vision["image_size"]] * 2,
             "patch_size": [vision["patch_size"]] * 2,
@@ -85,7 +85,7 @@ def tiny_config(
         "downsample_ratio": 0.5,
         "tie_word_embeddings": False,
     }
-    return Sa2VAConfig(internvl=internvl, grounding=grounding, template=template, max_tiles=1, video_frames=video_frames)
+    return Sa2VAConfig(backbone=sizes, grounding=grounding, template=template, max_tiles=1, video_frames=video_frames)
 
 
 def hidden_std(width: int) -> float:
@@ -160,9 +160,9 @@ def build_tiny(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerFast, *, seed:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Sa2VA(config, tokenizer)
-        patches = model.internvl.model.vision_tower.embeddings.patch_embeddings.projection
+        patches = model.backbone.vision_tower.embeddings.patch_embeddings.projection
         patches.weight.data.copy_(frequency_filters(patches.weight.shape[-1], patches.weight.shape[0]))
-        table = model.internvl.model.vision_tower.embeddings.position_embeddings
+        table = model.backbone.vision_tower.embeddings.position_embeddings
         table.data[0, 1:] = sine_positions(int((table.shape[1] - 1) ** 0.5), table.shape[2])
         match_by_content(middle_attention(model))
         decoder = model.sam2.sam_mask_decoder.transformer

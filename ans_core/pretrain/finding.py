@@ -36,7 +36,7 @@ class Finding(Supervised):
     def __init__(self, model: Sa2VA, *, attention_weight: float, box_weight: float, click_weight: float) -> None:
         super().__init__(model, mask_weight=0.0, dice_weight=0.0, points=1)
         self.attention_weight, self.box_weight, self.click_weight = attention_weight, box_weight, click_weight
-        self.box_head = nn.Linear(model.internvl.config.text_config.hidden_size, 4)
+        self.box_head = nn.Linear(model.vlm.config.text_config.hidden_size, 4)
         self._attention = middle_attention(model)
 
     def begin_step(self, batches: Sequence[Batch]) -> list[Batch]:
@@ -46,7 +46,7 @@ class Finding(Supervised):
 
     def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], dict[str, float]]:
         seen: dict[str, Any] = {}
-        language = self.model.internvl.model.language_model
+        language = self.model.vlm.model.language_model
         hooks = [
             self._attention.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True),
             language.register_forward_hook(lambda module, args, out: seen.update(last=out.last_hidden_state)),
@@ -105,5 +105,5 @@ def first_looks(thing: Tensor) -> Bool[Tensor, " K"]:
 
 def middle_attention(model: Sa2VA) -> Any:
     """Return the attention layer of a tiny language model that `Finding` supervises."""
-    layers = model.internvl.model.language_model.layers
+    layers = model.vlm.model.language_model.layers
     return layers[len(layers) // 2].self_attn

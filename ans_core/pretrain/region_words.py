@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ans_core import rle, transforms
 from ans_core.data.collate import TensorBatch
+from ans_core.data.views import Cutter, Views
 from ans_core.model.sa2va import Sa2VA
 from ans_core.types import ImageRef, Sample
 
@@ -29,7 +30,8 @@ NOT_SAID = -4.0
 class WordsBatch(TensorBatch):
     """N described regions of B pictures."""
 
-    pixels: Float[Tensor, "B 3 S S"]
+    views: list[Views]
+    """B pictures of one size."""
     image: Int[Tensor, " N"]
     """Index of the picture that a region is in."""
     weights: Float[Tensor, "N P"]
@@ -38,23 +40,23 @@ class WordsBatch(TensorBatch):
     """1 for every token of the region's caption."""
 
 
-def words_batch(
-    pictures: Sequence[tuple[ImageRef, Sequence[Sample]]], tokenizer: PreTrainedTokenizerBase, *, size: int, patches: int
-) -> WordsBatch:
-    """Make a batch from pictures: (image, its region-caption samples). `patches` is the number on a side."""
+def words_batch(pictures: Sequence[tuple[ImageRef, Sequence[Sample]]], tokenizer: PreTrainedTokenizerBase, *, cutter: Cutter) -> WordsBatch:
+    """Make a batch from pictures: (image, its region-caption samples). An image token has 2 x 2 patches."""
+    views = [cutter.views([transforms.open_image(ref)], clip=False) for ref, _ in pictures]
     image, weights, words = [], [], []
     for place, (_, samples) in enumerate(pictures):
         for sample in samples:
             mask = sample.masks[0][0]
             assert mask is not None, f"{sample.sample_id}: a region sample has its mask in the first frame"
             image.append(place)
-            touched = (transforms.coverage(rle.decode(mask), grid=patches).flatten() > 0).float()  # edges of a region tell its shape
+            rows, columns = views[place].shown
+            covered = transforms.coverage(rle.decode(mask), grid=(2 * rows, 2 * columns))
+            touched = (covered.flatten() > 0).float()  # edges of a region tell its shape
             weights.append(touched / touched.sum())
             bag = torch.zeros(len(tokenizer))
             bag[tokenizer.encode(" " + sample.text, add_special_tokens=False)] = 1
             words.append(bag)
-    pixels = transforms.normalise([transforms.open_image(ref) for ref, _ in pictures], size=size)
-    return WordsBatch(pixels=pixels, image=torch.tensor(image), weights=torch.stack(weights), words=torch.stack(words))
+    return WordsBatch(views=views, image=torch.tensor(image), weights=torch.stack(weights), words=torch.stack(words))
 
 
 class RegionWords(nn.Module):
@@ -63,13 +65,15 @@ class RegionWords(nn.Module):
     def __init__(self, model: Sa2VA) -> None:
         super().__init__()
         self.model = model
-        width = model.internvl.config.vision_config.hidden_size
+        width = model.vlm.config.vision_config.hidden_size
         words = nn.Linear(width, len(model.tokenizer))
         nn.init.constant_(words.bias, NOT_SAID)
         self.head = nn.Sequential(nn.LayerNorm(width), words)
 
     def forward(self, batch: WordsBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        hidden = self.model.internvl.model.vision_tower(pixel_values=batch.pixels).last_hidden_state[:, 1:]  # (B, P, C)
+        grids = tuple(grid for one in batch.views for grid in one.grids)
+        patches = self.model.backbone.patch_features(torch.cat([one.pixels for one in batch.views]), grids)
+        hidden = patches.unflatten(0, (len(batch.views), -1))  # (B, P, C)
         pooled = (batch.weights[:, :, None] * hidden[batch.image]).sum(1)
         logits = self.head(pooled).float()
         loss = F.binary_cross_entropy_with_logits(logits, batch.words, reduction="none").sum(1).mean()

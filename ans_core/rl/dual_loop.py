@@ -248,7 +248,7 @@ class DualLoop(nn.Module):
         with torch.no_grad(), self.timer.part("encode"):
             seen = [
                 EncodedImages(
-                    vision=list(self.model.vision_features(b.tiles).split(b.tiles_per_row)),
+                    vision=self.model.vision_features(b.views).split(b.views),
                     frames=self.model.sam2.encode(b.pixels) if i in with_masks else None,
                 )
                 for i, b in enumerate(batch.batches)

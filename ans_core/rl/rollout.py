@@ -19,7 +19,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from ans_core.data.collate import pack_row, pad_rows
 from ans_core.model.generation import cut_at_stop, stopping
 from ans_core.model.packing import Packed
-from ans_core.model.prefill import PrefilledBatch
+from ans_core.model.prefill import PrefilledBatch, read_ahead
 from ans_core.model.sa2va import Sa2VA
 
 Guard = Literal["guard", "clip"]
@@ -61,7 +61,7 @@ class Reader:
     def __init__(self, *, temperature: float, forbidden: Sequence[int], guard: Guard) -> None:
         self.temperature, self.guard = temperature, guard
         self.forbidden = list(forbidden)
-        """Token ids that are never sampled: IMG_CONTEXT, whose slot would have no picture when the answer is read again."""
+        """Token ids that are never sampled: the image slot, which no picture would fill when the answer is read again."""
         self.nonfinite = 0
         """Logits replaced so far."""
 
@@ -120,37 +120,14 @@ class _Fp32Head(nn.Linear):
 def exact_head(model: Sa2VA) -> None:
     """Make the model's head compute in fp32 under autocast, for sampling and learning alike: logits rounded to bf16 change a
     log-probability by 0.1. SFT keeps the head in fp32, so nothing is copied."""
-    model.internvl.lm_head.__class__ = _Fp32Head
+    model.vlm.lm_head.__class__ = _Fp32Head
 
 
 def check_cache(model: Sa2VA) -> None:
     """Raise RuntimeError if the model trains with gradient checkpointing: transformers then drops the KV cache with only a warning, and
     tokens after the shared prefixes would be read without them."""
-    if any(m.training and getattr(m, "gradient_checkpointing", False) for m in model.internvl.model.language_model.modules()):
+    if any(m.training and getattr(m, "gradient_checkpointing", False) for m in model.vlm.model.language_model.modules()):
         raise RuntimeError("sampling needs the KV cache, which gradient checkpointing drops in training mode: call model.eval() first")
-
-
-def _prefill(model: Sa2VA, prompted: PrefilledBatch) -> PrefilledBatch:
-    """Read all but the last token of every request once; return a batch whose cache holds them. Every answer then reads the last token
-    itself."""
-    begun, length = prompted.prefix_of, prompted.prefixes.shape[1]
-    attention = torch.cat([prompted.prefix_attention[begun], prompted.attention], dim=1)
-    read = model.internvl.model.language_model(
-        inputs_embeds=prompted.embeds[:, :-1],
-        attention_mask=attention[:, :-1].long(),
-        position_ids=(attention.cumsum(1) - 1).clamp(min=0)[:, length:-1],
-        past_key_values=prompted.cache(begun),
-        use_cache=True,
-    )
-    return PrefilledBatch(
-        prefixes=torch.cat([prompted.prefixes[begun], prompted.embeds[:, :-1]], dim=1),
-        prefix_attention=attention[:, :-1],
-        prefix_cache=read.past_key_values,
-        prefix_of=torch.arange(len(begun), device=begun.device),
-        embeds=prompted.embeds[:, -1:],
-        attention=prompted.attention[:, -1:],
-        images=prompted.images,
-    )
 
 
 @torch.no_grad()
@@ -158,11 +135,11 @@ def sample(
     model: Sa2VA, prompted: PrefilledBatch, *, group: int, max_tokens: int, reader: Reader, seeds: Sequence[int]
 ) -> list[SampledAnswer]:
     """Sample `group` answers for each of the B requests, in request order; `seeds` has one seed per answer (B x group)."""
-    prompted = _prefill(model, prompted)
+    prompted = read_ahead(model, prompted)
     rows = torch.arange(len(prompted.embeds), device=model.device).repeat_interleave(group)
     sampling = _GumbelSampling(reader, seeds, model.device)
-    out = model.internvl.generate(
-        **prompted.generate_inputs(rows),
+    out = model.backbone.generate(
+        **prompted.generate_inputs(rows, width=model.vlm.config.text_config.hidden_size),
         **stopping(model),
         max_new_tokens=max_tokens,
         do_sample=False,

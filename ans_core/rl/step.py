@@ -20,14 +20,16 @@ from ans_core import prompts, rle, transforms
 from ans_core.benchmarks.loops import caption_request, expression_of, true_mask
 from ans_core.config.rl import Rl
 from ans_core.data.collate import TensorBatch, prefix_ids, question_ids, resize_mask
+from ans_core.data.views import Views
 from ans_core.dist import seed_of
 from ans_core.metrics.mask import soft_iou
 from ans_core.model.adapters import Policies
+from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.generation import generate, spoken_ids, text_of
 from ans_core.model.grounding import FrameFeatures, MaskOutput
 from ans_core.model.masks import upsample
 from ans_core.model.packing import Packed
-from ans_core.model.prefill import prompt, visible_tiles
+from ans_core.model.prefill import prompt, visible
 from ans_core.model.sa2va import Sa2VA
 from ans_core.rewards import Reward
 from ans_core.rewards.confidence import MaskPrediction
@@ -47,8 +49,8 @@ class RlBatch(TensorBatch):
     samples: tuple[Sample, ...]
     asked: tuple[str, ...]
     """The text from which loop 2 draws: the sample's caption or an expression with the same meaning."""
-    tiles: Float[Tensor, "T 3 s s"]
-    tiles_per_row: list[int]
+    views: list[Views]
+    """Every sample's picture, for the vision tower."""
     pixels: Float[Tensor, "B 3 S S"]
     targets: Bool[Tensor, "B M M"]
     """The sample's mask; empty if it has none."""
@@ -56,13 +58,11 @@ class RlBatch(TensorBatch):
 
 def rl_batch(samples: Sequence[Sample], asked: Sequence[str], model: Sa2VA, *, mask_size: int) -> RlBatch:
     images = [transforms.open_image(s.frames[0]) for s in samples]
-    tiles = [visible_tiles(model, [image]) for image in images]
     empty = torch.zeros(mask_size, mask_size, dtype=torch.bool)
     return RlBatch(
         samples=tuple(samples),
         asked=tuple(asked),
-        tiles=transforms.normalise([t for row in tiles for t in row], size=model.tile_size),
-        tiles_per_row=[len(row) for row in tiles],
+        views=[visible(model, [image]) for image in images],
         pixels=transforms.normalise(images, size=model.sam2.image_size),
         targets=torch.stack([resize_mask(rle.decode(true_mask(s)), mask_size) if s.masks else empty for s in samples]),
     )
@@ -72,7 +72,7 @@ def rl_batch(samples: Sequence[Sample], asked: Sequence[str], model: Sa2VA, *, m
 class EncodedImages:
     """Features of the frozen encoders for a batch, computed once."""
 
-    vision: list[Float[Tensor, "_ n C"]]
+    vision: list[ImageFeatures]
     frames: FrameFeatures | None
     """None if no loop draws in these pictures."""
 
@@ -85,7 +85,7 @@ class Experience:
     """What a loop's policy did with B samples and the rewards it got: enough to learn from it again, also after the run was killed."""
 
     groups: tuple[Group, ...]
-    regions: list[list[Bool[Tensor, "grid grid"]]]
+    regions: list[list[Bool[Tensor, "h w"]]]
     """Visual prompts of every group's row, in the format of `Packed`."""
     texts: list[str]
     """B x G captions. Of each pair of caption and mask, one is the policy's and the other the inverse model's."""
@@ -224,12 +224,10 @@ class RolloutStep:
 
     def take(self, kept: Sequence[int]) -> RolloutStep:
         batch = self.batch
-        tiles = batch.tiles.split(batch.tiles_per_row)
         some = RlBatch(
             samples=tuple(batch.samples[i] for i in kept),
             asked=tuple(batch.asked[i] for i in kept),
-            tiles=torch.cat([tiles[i] for i in kept]),
-            tiles_per_row=[batch.tiles_per_row[i] for i in kept],
+            views=[batch.views[i] for i in kept],
             pixels=batch.pixels[list(kept)],
             targets=batch.targets[list(kept)],
         )
@@ -278,8 +276,8 @@ class RolloutStep:
 
     def group_of(self, index: int, rollouts: Sequence[Rollout]) -> Group:
         """Make a group of rollouts that share the sample's picture."""
-        tokens = self.batch.tiles_per_row[index] * self.model.grid**2
-        prefix = prefix_ids(self.model.tokenizer, template=self.model.config.template, frame_tokens=[tokens])
+        tokens, marks = self.batch.views[index].tokens, self.model.backbone.marks
+        prefix = prefix_ids(self.model.tokenizer, template=self.model.config.template, frame_tokens=tokens, marks=marks)
         return Group(prefix=tuple(prefix), rollouts=tuple(rollouts))
 
     def answers_of(self, index: int, question: Segment, answers: Sequence[Segment]) -> Group:
@@ -290,7 +288,8 @@ class RolloutStep:
 
     def question(self, text: str, cells: Sequence[int] = ()) -> Segment:
         """Return the question as a given segment; `text` comes without `<image>`."""
-        ids = question_ids(self.model.tokenizer, text, template=self.model.config.template, cells=cells)
+        marks = self.model.backbone.marks
+        ids = question_ids(self.model.tokenizer, text, template=self.model.config.template, cells=cells, marks=marks)
         return Segment(ids=tuple(ids), trainable=False)
 
     def referring_rollout(self, text: str) -> Rollout:
@@ -300,8 +299,8 @@ class RolloutStep:
         ids = self.model.tokenizer.encode(answer, add_special_tokens=False)
         return self.question(question), Segment(ids=tuple(ids), trainable=True)
 
-    def cells(self, mask: RLE) -> Bool[Tensor, "grid grid"]:
-        return transforms.grid_cells(rle.decode(mask), grid=self.model.grid)
+    def cells(self, index: int, mask: RLE) -> Bool[Tensor, "h w"]:
+        return transforms.grid_cells(rle.decode(mask), grid=self.batch.views[index].shown)
 
     def hidden(self, groups: Sequence[Group], regions: list[list[Tensor]]) -> tuple[Packed, Float[Tensor, "B L D"], Int[Tensor, " M"]]:
         """Return packed tokens, their hidden states under the active adapter, and the rollout of every trainable token."""

@@ -19,7 +19,7 @@ def experience_of(step: RolloutStep, requests: Sequence[Request], answers: Seque
     s, size = step.settings, step.settings.group
     groups, regions = [], []
     for i, request in enumerate(requests):
-        cells = [step.cells(mask) for mask in request.mask_prompts]
+        cells = [step.cells(i, mask) for mask in request.mask_prompts]
         question = step.question(request.text.removeprefix("<image>").removeprefix("\n"), [int(c.sum()) for c in cells])
         own = answers[i * size : (i + 1) * size]
         learned = [Segment(ids=a.ids, trainable=a.complete or not s.mask_truncated) for a in own]

@@ -99,7 +99,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 @torch.no_grad()
 def _start_seg(model: Sa2VA) -> None:
     """Initialise `[SEG]`, which no text has used so far, with the embedding of `<box>`, the known token nearest in meaning."""
-    table = model.internvl.get_input_embeddings().weight
+    table = model.vlm.get_input_embeddings().weight
     table[model.seg_token_id] = table[model.tokenizer.convert_tokens_to_ids("<box>")]
 
 
@@ -178,10 +178,10 @@ def _prompts(clips: list[Clip], cfg: Config, name: str, *, count: int, frames: i
 def _vision_words(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
     choose, optim = _pictures(data.of_kind(sources, "region_caption"), cfg, "words", cfg.base.vision_words), cfg.base.vision_words
     model.requires_grad_(False)
-    model.internvl.model.vision_tower.requires_grad_(True)
+    model.backbone.vision_tower.requires_grad_(True)
 
     def make(step: int, micro: int) -> WordsBatch:
-        return words_batch(choose(step, micro), model.tokenizer, size=model.tile_size, patches=2 * model.grid)
+        return words_batch(choose(step, micro), model.tokenizer, cutter=model.backbone.cutter)
 
     return Phase(loss=RegionWords(model), batches=make, optim=optim)
 
@@ -190,11 +190,12 @@ def _alignment(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
     named = [s for kind in ("referring", "region_caption") for s in data.of_kind(sources, kind) if s.masks]
     choose, optim = _pictures(named, cfg, "alignment", cfg.base.alignment), cfg.base.alignment
     model.requires_grad_(False)
-    model.internvl.model.multi_modal_projector.requires_grad_(True)
-    model.internvl.get_input_embeddings().requires_grad_(True)
+    for part in model.backbone.connectors:
+        part.requires_grad_(True)
+    model.vlm.get_input_embeddings().requires_grad_(True)
 
     def make(step: int, micro: int) -> AlignmentBatch:
-        return alignment_batch(choose(step, micro), model.tokenizer, size=model.tile_size, grid=model.grid)
+        return alignment_batch(choose(step, micro), model.tokenizer, cutter=model.backbone.cutter)
 
     return Phase(loss=Alignment(model), batches=make, optim=optim)
 
@@ -216,9 +217,11 @@ def _pictures(samples: list[Sample], cfg: Config, name: str, optim: Optim) -> Ca
 def _language(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
     optim = cfg.base.language_text
     model.requires_grad_(False)
-    model.internvl.requires_grad_(True)
+    model.vlm.requires_grad_(True)
     model.text_hidden_fcs.requires_grad_(cfg.base.click_weight > 0)
-    model.internvl.model.vision_tower.requires_grad_(False)  # trained by then: a new language model's gradients would undo it (LOG)
+    model.backbone.vision_tower.requires_grad_(False)  # trained by then: a new language model's gradients would undo it (LOG)
+    for part in model.backbone.connectors:
+        part.requires_grad_(True)
     stills = [source for source in sources if source.kind != "video"]
     questions = cfg.base.questions_per_image
     mixture = Mixture(stills, cfg.base.mixture, questions=questions, frames=1, seed=cfg.seed, turn=conversation.pretraining_turn)

@@ -156,7 +156,7 @@ def test_every_tensor_that_is_not_as_it_should_be_is_listed(tmp_path: Path):
 def as_internlm2() -> Sa2VA:
     """Of the tiny sizes, with InternLM2's text model, whose attention is one matrix in upstream's layout."""
     config = copy.deepcopy(tiny().config)
-    config.internvl["text_config"] |= {"model_type": "llama", "attention_bias": False, "mlp_bias": False}
+    config.backbone["text_config"] |= {"model_type": "llama", "attention_bias": False, "mlp_bias": False}
     return build_tiny(replace(config, template="internlm2_chat"), tiny().tokenizer, seed=0)
 
 
@@ -265,7 +265,7 @@ def phi3(**changes: object) -> dict[str, object]:
 def test_phi3s_window_ends_the_context_and_comes_back(window: int | None, context: int):
     config = layouts.text_config(phi3(sliding_window=window))
     assert (config["sliding_window"], config["max_position_embeddings"]) == (None, context)
-    back = upstream_files.upstream_config(replace(tiny().config, internvl=tiny().config.internvl | {"text_config": config}))["llm_config"]
+    back = upstream_files.upstream_config(replace(tiny().config, backbone=tiny().config.backbone | {"text_config": config}))["llm_config"]
     assert (back["sliding_window"], back["max_position_embeddings"]) == (window, 2048)
     assert layouts.text_config(back) == config
 
@@ -273,7 +273,7 @@ def test_phi3s_window_ends_the_context_and_comes_back(window: int | None, contex
 def test_answers_with_phi3_do_not_depend_on_the_batch():
     """20 and 47 tokens are asked and 10 are said: in a batch, with a window of 48, padding would push the first token out of the window."""
     config = copy.deepcopy(tiny().config)
-    config.internvl["text_config"] = layouts.text_config(phi3(sliding_window=48))
+    config.backbone["text_config"] = layouts.text_config(phi3(sliding_window=48))
     model = Sa2VA(config, tiny().tokenizer).eval()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -289,7 +289,7 @@ def test_phi3s_first_name_of_long_rope_is_read_and_written():
     scaling = {"type": "su", "long_factor": [2.0] * 4, "short_factor": [1.0] * 4}
     config = layouts.text_config(phi3(rope_scaling=scaling, sliding_window=262144, original_max_position_embeddings=512))
     assert config["rope_parameters"]["rope_type"] == "longrope"
-    back = upstream_files.upstream_config(replace(tiny().config, internvl=tiny().config.internvl | {"text_config": config}))["llm_config"]
+    back = upstream_files.upstream_config(replace(tiny().config, backbone=tiny().config.backbone | {"text_config": config}))["llm_config"]
     assert back["rope_scaling"] == scaling
 
 

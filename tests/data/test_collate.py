@@ -50,11 +50,11 @@ def test_turns_that_are_too_long_leave_the_others_of_their_row(model: Sa2VA):
 
 def test_a_batch_without_any_row_is_one_picture_without_targets_that_a_model_reads(model: Sa2VA):
     batch, left_out = collate_readable([BROKEN], model.tokenizer, tiny.layout(model))
-    assert len(left_out) == len(batch.input_ids) == len(batch.tiles) == 1
+    assert len(left_out) == len(batch.input_ids) == len(batch.views) == 1
     assert not batch.loss_mask.any()
     assert len(batch.pair_seg) == len(batch.targets) == len(batch.sam_frames) == 0
-    features = model.project(model.vision_features(batch.tiles))
-    assert (batch.input_ids == model.tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")).sum() == features.shape[:-1].numel()
+    features = model.project(model.vision_features(batch.views))
+    assert (batch.input_ids == model.tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")).sum() == len(features.values)
 
 
 def test_what_was_left_out_is_named_in_a_file_and_counted_by_step_once_also_after_resuming(tmp_path: Path):

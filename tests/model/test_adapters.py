@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ans_core.data.collate import collate
 from ans_core.data.conversation import Turn
 from ans_core.model import Sa2VA, adapters, parts
-from ans_core.model.supervised import Supervised, packed, project_tiles
+from ans_core.model.supervised import Supervised, image_tokens, packed
 from tests import tiny
 
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.0}
@@ -20,14 +20,14 @@ def prepared(model: Sa2VA, seed: int = 0) -> None:
 
 
 def policies(model: Sa2VA, seed: int = 0) -> adapters.Policies:
-    return adapters.Policies(model, adapters.rl_config(**LORA, modules=adapters.policy_modules(("caption", "mask"))), seed=seed)
+    return adapters.Policies(model, adapters.rl_config(**LORA, modules=adapters.policy_modules(model, ("caption", "mask"))), seed=seed)
 
 
 def outputs(model: Sa2VA) -> tuple[Tensor, Tensor]:
     """Text logits and mask logits of one conversation."""
     batch = collate([tiny.row(SEGMENT)], model.tokenizer, tiny.layout(model))
     with torch.no_grad():
-        hidden = model.hidden_states(packed(batch), project_tiles(model, batch))
+        hidden = model.hidden_states(packed(batch), image_tokens(model, batch.views).split(batch.views))
         return model.logits(hidden), Supervised(model, mask_weight=1.0, dice_weight=1.0, points=10).decode_masks(batch, hidden)
 
 

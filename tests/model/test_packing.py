@@ -15,8 +15,9 @@ from ans_core.data import collate as data
 from ans_core.data.collate import Batch, Row, collate, encode_row, pack_row, pad_rows
 from ans_core.data.conversation import Turn, turn
 from ans_core.model import Sa2VA
+from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.packing import Packed, branch_attention
-from ans_core.model.supervised import Supervised, packed, project_tiles
+from ans_core.model.supervised import Supervised, image_tokens, packed
 from tests import tiny
 
 TURNS = (
@@ -28,7 +29,7 @@ TURNS = (
 
 def answers(model: Sa2VA, batch: Batch) -> Tensor:
     """Logits that predict every learned token, row by row."""
-    hidden = model.hidden_states(packed(batch), project_tiles(model, batch))
+    hidden = model.hidden_states(packed(batch), image_tokens(model, batch.views).split(batch.views))
     rows, places = batch.loss_mask.nonzero(as_tuple=True)
     return model.logits(hidden[rows, places - 1])
 
@@ -36,7 +37,7 @@ def answers(model: Sa2VA, batch: Batch) -> Tensor:
 def text_only(model: Sa2VA, branches: list[tuple[list[int], list[int]]], prefix: list[int], pad_to: int = 0) -> Tensor:
     rows = [pack_row(prefix, branches)] + [pack_row([1] * pad_to, [])] * bool(pad_to)
     fields = pad_rows(rows, pad_id=0)
-    hidden = model.hidden_states(Packed(**fields), [torch.zeros(0, 16, 32)] * len(rows))
+    hidden = model.hidden_states(Packed(**fields), [None] * len(rows))
     at, place = fields["loss_mask"].nonzero(as_tuple=True)
     return hidden[at, place - 1]
 
@@ -118,14 +119,14 @@ def test_a_token_is_learned_from_the_place_before_it(tiny_model: Sa2VA):
 def test_a_conversation_longer_than_the_context_is_refused_by_name(tiny_model: Sa2VA):
     layout = tiny.layout(tiny_model, max_length=40)
     with pytest.raises(ValueError, match=r"drawn/i0: a conversation of \d+ tokens > max_length 40; use fewer"):
-        encode_row(tiny.row(*TURNS), tiny_model.tokenizer, layout, tiles=1)
+        encode_row(tiny.row(*TURNS), tiny_model.tokenizer, layout, grids=[(4, 4)])
 
 
 def test_the_longest_branch_counts_not_the_whole_row(tiny_model: Sa2VA):
     layout = tiny.layout(tiny_model)
-    longest = max(max(encode_row(tiny.row(t), tiny_model.tokenizer, layout, tiles=1).positions) for t in TURNS) + 1
+    longest = max(max(encode_row(tiny.row(t), tiny_model.tokenizer, layout, grids=[(4, 4)]).positions) for t in TURNS) + 1
     exact = tiny.layout(tiny_model, max_length=longest)
-    assert len(encode_row(tiny.row(*TURNS), tiny_model.tokenizer, exact, tiles=1).ids) > longest
+    assert len(encode_row(tiny.row(*TURNS), tiny_model.tokenizer, exact, grids=[(4, 4)]).ids) > longest
 
 
 def test_what_is_learned_is_the_answer_and_its_end(tiny_model: Sa2VA):
@@ -153,7 +154,7 @@ def test_every_seg_is_paired_with_its_frame_and_its_mask(tiny_model: Sa2VA):
     areas = [t.sum().item() for t in batch.targets]  # at 32 x 32, a quarter of the pixels: 16x16, 8x64, 32x8, 16x16
     assert areas == [64, 128, 64, 64]
     assert [[int(r.sum()) for r in row] for row in batch.regions] == [[9], [], []]  # 40 of 64 pixels: nearest cells at 0, 16, 32
-    assert batch.tiles_per_row == [1, 1, 1]
+    assert [len(views.grids) for views in batch.views] == [1, 1, 1]
 
 
 def test_a_batch_without_masks_encodes_no_frame(tiny_model: Sa2VA):
@@ -185,7 +186,7 @@ def test_a_clip_pairs_its_seg_with_every_chosen_frame_that_is_annotated(tiny_mod
     batch = collate([Row(name="c", frames=frames, turns=(asked,), mask_frames=(1, 3))], tiny_model.tokenizer, tiny.layout(tiny_model))
     assert list(zip(batch.pair_seg.tolist(), batch.pair_frame.tolist(), strict=True)) == [(0, 0), (0, 1), (1, 1)]
     assert [t.sum().item() for t in batch.targets] == [64, 0, 256]
-    assert batch.tiles_per_row == [2]
+    assert [len(views.grids) for views in batch.views] == [2]
     assert (batch.input_ids == tiny_model.image_token_id).sum() == 32
 
 
@@ -193,23 +194,23 @@ def test_a_seg_in_the_question_draws_nothing(tiny_model: Sa2VA):
     asked = dataclasses.replace(TURNS[0], question="What does [SEG] mean?")
     batch = collate([tiny.row(asked)], tiny_model.tokenizer, tiny.layout(tiny_model))
     module = Supervised(tiny_model, mask_weight=1.0, dice_weight=1.0, points=10)
-    hidden = tiny_model.hidden_states(packed(batch), project_tiles(tiny_model, batch))
+    hidden = tiny_model.hidden_states(packed(batch), image_tokens(tiny_model, batch.views).split(batch.views))
     assert len(module.decode_masks(batch, hidden)) == 1
 
 
 def test_image_slots_and_image_tokens_must_agree(tiny_model: Sa2VA):
     ids = torch.full((1, 5), tiny_model.image_token_id)
     with pytest.raises(ValueError, match="row 0: the text has 5 image slots, the pictures and regions give 16 tokens"):
-        tiny_model.embed(ids, [torch.zeros(1, 16, 32)], [])
+        tiny_model.embed(ids, [ImageFeatures(values=torch.zeros(16, 32), grids=((4, 4),))], [])
 
 
 def test_the_tokens_of_a_region_are_the_pictures_own_at_its_cells(tiny_model: Sa2VA):
-    tile = torch.randn(1, 16, 32)
+    tile = ImageFeatures(values=torch.randn(16, 32), grids=((4, 4),))
     region = torch.zeros(4, 4, dtype=torch.bool)
     region[1, 2] = region[3, 0] = True
     embeds = tiny_model.embed(torch.full((1, 18), tiny_model.image_token_id), [tile], [[region]])
-    assert torch.equal(embeds[0, :16], tile[0])
-    assert torch.equal(embeds[0, 16:], tile[0, [6, 12]])
+    assert torch.equal(embeds[0, :16], tile.values)
+    assert torch.equal(embeds[0, 16:], tile.values[[6, 12]])
 
 
 def test_mask_targets_are_resized_to_the_nearest_pixel():

@@ -15,7 +15,9 @@ from transformers.models.internvl.modeling_internvl import InternVLVisionModel
 
 from ans_core import losses, transforms
 from ans_core.checkpoints import checkpoint, folder, layouts
+from ans_core.data.views import Views
 from ans_core.model import Sa2VA
+from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.grounding import FrameFeatures, Grounding, GroundingConfig
 from ans_core.model.packing import Packed
 from tests.golden import GOLDEN, arrays, error, needs_golden
@@ -64,6 +66,10 @@ def packed(ids: Tensor, mask: Tensor | None = None, regions: list[list[Tensor]] 
     return Packed(input_ids=ids, position_ids=positions, branch=mask.long() - 1, loss_mask=mask, regions=regions or [])
 
 
+def views(pixels: Tensor) -> list[Views]:
+    return [Views(pixels=pixels, grids=((4, 4),) * len(pixels))]
+
+
 def clip(inputs: dict[str, Tensor], frames: int) -> Tensor:
     pixels = inputs["g_frames_uint8"][:frames].float() / 255
     mean, std = (torch.tensor(c).view(1, 3, 1, 1) for c in (transforms.MEAN, transforms.STD))
@@ -84,16 +90,16 @@ def shifted_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 def test_vision_features_equal_upstreams_before_and_after_the_projector():
     model, inputs, outputs = qwen2()
-    features = model.vision_features(inputs["pixel_values"])
-    assert error(features, outputs["pixel_shuffle"]) < 1e-4
-    assert error(model.project(features), outputs["vit_embeds"]) < 1e-4
+    features = model.vision_features(views(inputs["pixel_values"]))
+    assert error(features.values, outputs["pixel_shuffle"].flatten(0, 1)) < 1e-4
+    assert error(model.project(features).values, outputs["vit_embeds"].flatten(0, 1)) < 1e-4
     tower = model.internvl.model.vision_tower(pixel_values=inputs["pixel_values"]).last_hidden_state
     assert error(tower, outputs["vit_last_hidden_state"]) < 1e-4
 
 
 def test_text_logits_loss_and_seg_embedding_of_one_tiled_image_equal_upstreams():
     model, inputs, outputs = qwen2()
-    tiles = [model.project(model.vision_features(inputs["pixel_values"]))]
+    tiles = [model.project(model.vision_features(views(inputs["pixel_values"])))]
     ids = inputs["single_input_ids"]
     assert error(model.embed(ids, tiles, []), outputs["single_inputs_embeds"]) < 1e-4
     hidden = model.hidden_states(packed(ids), tiles)
@@ -107,9 +113,9 @@ def test_text_logits_loss_and_seg_embedding_of_one_tiled_image_equal_upstreams()
 
 def test_a_padded_batch_of_an_image_row_and_a_text_row_equals_upstreams():
     model, inputs, outputs = qwen2()
-    tile = model.project(model.vision_features(inputs["pixel_values"][:1]))
+    tile = model.project(model.vision_features(views(inputs["pixel_values"][:1])))
     ids, mask = inputs["batch_input_ids"], inputs["batch_attention_mask"]
-    hidden = model.hidden_states(packed(ids, mask), [tile, tile[:0]])
+    hidden = model.hidden_states(packed(ids, mask), [tile, ImageFeatures(values=tile.values[:0], grids=())])
     logits = model.logits(hidden)
     assert not mask.all(), "the golden batch has padding"
     assert error(logits[mask], outputs["batch_logits"][mask]) < 1e-4
@@ -119,7 +125,7 @@ def test_a_padded_batch_of_an_image_row_and_a_text_row_equals_upstreams():
 
 def test_visual_prompts_fill_the_slots_that_upstream_fills():
     model, inputs, outputs = qwen2()
-    tiles = [model.project(model.vision_features(inputs["pixel_values"]))]
+    tiles = [model.project(model.vision_features(views(inputs["pixel_values"])))]
     ids, regions = inputs["vp_input_ids"], [list(inputs["vp_prompt_masks"] > 0.5)]
     embeds = model.embed(ids, tiles, regions)
     assert error(embeds, outputs["vp_inputs_embeds"]) < 1e-4
@@ -129,7 +135,7 @@ def test_visual_prompts_fill_the_slots_that_upstream_fills():
 
 def test_more_image_slots_than_image_tokens_are_refused():
     model, inputs, _ = qwen2()
-    tiles = [model.project(model.vision_features(inputs["pixel_values"][:2]))]
+    tiles = [model.project(model.vision_features(views(inputs["pixel_values"][:2])))]
     with pytest.raises(ValueError, match="row 0: the text has 48 image slots, the pictures and regions give 32 tokens"):
         model.embed(inputs["single_input_ids"], tiles, [])
 
@@ -213,8 +219,8 @@ def test_a_frame_is_encoded_alone_as_in_a_batch():
 @pytest.mark.parametrize("name", ["internlm2", "phi3"])
 def test_other_text_models_equal_upstreams(name: str):
     model, inputs, outputs = without_sam2(name), arrays(f"{name}/inputs"), arrays(f"{name}/outputs")
-    tiles = [model.project(model.vision_features(qwen2()[1]["pixel_values"]))]
-    assert error(tiles[0], outputs["vit_embeds"]) < 1e-4
+    tiles = [model.project(model.vision_features(views(qwen2()[1]["pixel_values"])))]
+    assert error(tiles[0].values, outputs["vit_embeds"].flatten(0, 1)) < 1e-4
     ids = inputs["single_input_ids"]
     hidden = model.hidden_states(packed(ids), tiles)
     assert error(hidden, outputs["single_hidden_last"]) < 1e-4
@@ -227,8 +233,7 @@ def test_other_text_models_equal_upstreams(name: str):
 def test_right_padded_text_of_other_text_models_equals_upstreams(name: str):
     model, inputs, outputs = without_sam2(name), arrays(f"{name}/inputs"), arrays(f"{name}/outputs")
     mask = inputs["text_batch_attention_mask"]
-    nothing = torch.zeros(0, 16, 64)
-    hidden = model.hidden_states(packed(inputs["text_batch_input_ids"], mask), [nothing, nothing])
+    hidden = model.hidden_states(packed(inputs["text_batch_input_ids"], mask), [None, None])
     assert error(hidden[mask], outputs["text_batch_hidden_last"][mask]) < 1e-4
     assert error(model.logits(hidden)[mask], outputs["text_batch_logits"][mask]) < 1e-4
 
@@ -247,7 +252,7 @@ def test_a_model_merged_from_a_training_checkpoint_gives_upstreams_outputs():
     model = Sa2VA.from_pretrained(GOLDEN / "training_pth" / "merged_hf")
     inputs, outputs = arrays("training_pth/probe_inputs"), arrays("training_pth/probe_outputs")
     ids = inputs["input_ids"]
-    hidden = model.hidden_states(packed(ids), [model.project(model.vision_features(inputs["pixel_values"]))])
+    hidden = model.hidden_states(packed(ids), [model.project(model.vision_features(views(inputs["pixel_values"])))])
     assert error(model.logits(hidden), outputs["logits"]) < 5e-4
     seg = model.seg_embeddings(hidden[ids == model.seg_token_id])
     assert error(seg, outputs["seg_embed"]) < 1e-4

@@ -11,8 +11,8 @@ from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
 from ans_core.model.generation import generate, seg_embeddings_of, spoken_ids, stop_ids
 from ans_core.model.masks import upsample
-from ans_core.model.prefill import SIMILAR_LENGTH, prompt, visible_tiles, vision_features
-from ans_core.model.supervised import packed, project_tiles
+from ans_core.model.prefill import SIMILAR_LENGTH, encoded, prompt, visible
+from ans_core.model.supervised import image_tokens, packed
 from ans_core.types import Prediction, Request
 from tests import tiny
 
@@ -120,7 +120,7 @@ def test_the_seg_embeddings_of_an_answer_are_those_of_training(talker: Sa2VA, qu
     )
     batch = collate([tiny.row(asked)], talker.tokenizer, tiny.layout(talker))
     with torch.no_grad():
-        hidden = talker.hidden_states(packed(batch), project_tiles(talker, batch))
+        hidden = talker.hidden_states(packed(batch), image_tokens(talker, batch.views).split(batch.views))
         trained = talker.seg_embeddings(hidden[(batch.input_ids == talker.seg_token_id) & batch.loss_mask])
         prompted = prompt(talker, [still(0, question, mask_prompts=shown)])
         (spoken,) = seg_embeddings_of(talker, prompted, [talker.tokenizer.encode(answer)])
@@ -135,7 +135,7 @@ def test_a_clip_is_asked_about_as_in_training(talker: Sa2VA):
     row = tiny.row(asked, frames=tuple(clip.frames[i] for i in seen), mask_frames=tuple(seen))
     batch = collate([row], talker.tokenizer, tiny.layout(talker))
     with torch.no_grad():
-        hidden = talker.hidden_states(packed(batch), project_tiles(talker, batch))
+        hidden = talker.hidden_states(packed(batch), image_tokens(talker, batch.views).split(batch.views))
         trained = talker.seg_embeddings(hidden[(batch.input_ids == talker.seg_token_id) & batch.loss_mask])
         prompted = prompt(talker, [Request(frames=clip.frames, text="<image>\nPlease segment it.")])
         (spoken,) = seg_embeddings_of(talker, prompted, [talker.tokenizer.encode("[SEG]")])
@@ -186,8 +186,7 @@ def test_known_features_are_not_computed_again(talker: Sa2VA):
     calls: list[int] = []
     handle = talker.internvl.model.vision_tower.register_forward_hook(lambda m, i, o: calls.append(1))
     with torch.no_grad():
-        tiles = [visible_tiles(talker, [transforms.open_image(REQUESTS[0].frames[0])])]
-        features = vision_features(talker, tiles)
+        features = encoded(talker, [visible(talker, [transforms.open_image(REQUESTS[0].frames[0])])])
         one, other = prompt(talker, REQUESTS[:1], features), prompt(talker, REQUESTS[:1])
     handle.remove()
     assert len(calls) == 2
@@ -225,13 +224,15 @@ def test_questions_about_one_clip_are_drawn_in_one_pass_through_it(talker: Sa2VA
 def test_a_picture_that_several_requests_ask_about_is_encoded_once(talker: Sa2VA, monkeypatch: pytest.MonkeyPatch):
     seen: list[tuple[str, int]] = []
     vision, sam = type(talker).vision_features, type(talker.sam2).encode
-    monkeypatch.setattr(type(talker), "vision_features", lambda self, x: seen.append(("vision", len(x))) or vision(self, x))
+    monkeypatch.setattr(
+        type(talker), "vision_features", lambda self, x: seen.append(("vision", sum(len(v.grids) for v in x))) or vision(self, x)
+    )
     monkeypatch.setattr(type(talker.sam2), "encode", lambda self, x: seen.append(("sam", len(x))) or sam(self, x))
     asked = [
         still(n % 2, prompts.REFERRING_EVAL.format(text=text)) for n, text in enumerate(("the cat", "a dog", "it", "the sky", "a bird"))
     ]
     together = ask.predict(talker, asked, max_tokens=8, batch=8)
-    tiles = sum(len(visible_tiles(talker, [transforms.open_image(asked[n].frames[0])])) for n in (0, 1))
+    tiles = sum(len(visible(talker, [transforms.open_image(asked[n].frames[0])]).grids) for n in (0, 1))
     assert seen == [("vision", tiles), ("sam", 2)]
     prompted = prompt(talker, asked)
     assert prompted.prefix_of.tolist() == [0, 1, 0, 1, 0]

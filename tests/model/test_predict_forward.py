@@ -309,7 +309,7 @@ def test_regions_of_a_clip_are_those_of_its_first_frame():
         with torch.no_grad():
             return prompt(model, [request_of(text="<image>What is region1?", video=shown, mask_prompts=[mask])]).row(0)
 
-    plain, cells = prompted(None), model.grid**2
+    plain, cells = prompted(None), model.backbone.cutter.grid**2
     for changed, expected in ((0, 2 * cells), (model.seen_frames(len(frames))[-1], cells)):  # frame and region, frame alone
         assert int((prompted(changed) != plain).any(dim=1).sum()) == expected
 

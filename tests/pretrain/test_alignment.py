@@ -14,7 +14,7 @@ from tests import tiny
 def batch(model: Sa2VA) -> AlignmentBatch:
     left = tiny.region(masks=((tiny.square(0, 0, 16, 32),),), text="a red square")
     right = tiny.region(masks=((tiny.square(32, 32, 64, 64),),), text="a blue circle on the right")
-    return alignment_batch([(left.frames[0], [left, right])], model.tokenizer, size=model.tile_size, grid=model.grid)
+    return alignment_batch([(left.frames[0], [left, right])], model.tokenizer, cutter=model.backbone.cutter)
 
 
 def test_a_batch_holds_the_words_and_the_cells_of_every_thing(tiny_model: Sa2VA) -> None:
@@ -23,12 +23,12 @@ def test_a_batch_holds_the_words_and_the_cells_of_every_thing(tiny_model: Sa2VA)
     assert texts == [" a red square", " a blue circle on the right"]
     assert found.image.tolist() == [0, 0]
     assert found.whole.tolist() == [True, True]
-    assert torch.equal(found.shares[1], cell_shares(tiny.square(32, 32, 64, 64), tiny_model.grid))
+    assert torch.equal(found.shares[1], cell_shares(tiny.square(32, 32, 64, 64), 4))
 
 
 def test_an_expression_is_not_all_there_is_to_say(tiny_model: Sa2VA) -> None:
     sample = tiny.sample()
-    one = alignment_batch([(sample.frames[0], [sample])], tiny_model.tokenizer, size=tiny_model.tile_size, grid=tiny_model.grid)
+    one = alignment_batch([(sample.frames[0], [sample])], tiny_model.tokenizer, cutter=tiny_model.backbone.cutter)
     assert one.whole.tolist() == [False]
 
 
@@ -39,15 +39,15 @@ def test_the_loss_by_hand(own_model: Sa2VA, whole: bool) -> None:
     found = batch(own_model)
     width = own_model.internvl.get_input_embeddings().weight.shape[1]
     axes = torch.eye(width)
-    cells = axes[1].repeat(own_model.grid**2, 1)
+    cells = axes[1].repeat(16, 1)
     cells[0] = axes[0]
-    own_model.project = lambda features: cells[None]  # type: ignore[method-assign]
+    own_model.project = lambda features: dataclasses.replace(features, values=cells)  # type: ignore[method-assign]
     with torch.no_grad():
         own_model.internvl.get_input_embeddings().weight.copy_(axes[0] * 3)
-    count = own_model.grid**2
+    count = 16
     shares = torch.eye(count)[:1] * 0.5 + 0.5 / count
     one = AlignmentBatch(
-        pixels=found.pixels, image=torch.tensor([0]), words=torch.tensor([[5, 6, -1]]), shares=shares, whole=torch.tensor([whole])
+        views=found.views, image=torch.tensor([0]), words=torch.tensor([[5, 6, -1]]), shares=shares, whole=torch.tensor([whole])
     )
     loss, metrics = Alignment(own_model)(one)
     first = torch.tensor([10.0] + [0.0] * (count - 1)).log_softmax(0)
@@ -77,7 +77,7 @@ def test_training_it_finds_things_by_their_words_and_not_by_others(own_model: Sa
         module(found)[0].backward()
         optimizer.step()
         optimizer.zero_grad()
-    swapped = AlignmentBatch(pixels=found.pixels, image=found.image, words=found.words.flip(0), shares=found.shares, whole=found.whole)
+    swapped = AlignmentBatch(views=found.views, image=found.image, words=found.words.flip(0), shares=found.shares, whole=found.whole)
     assert module(found)[1]["hit"] == 1.0
     assert module(swapped)[1]["hit"] == 0.0
 

@@ -9,7 +9,7 @@ from ans_core.data.collate import Batch, Row, cell_shares, collate
 from ans_core.data.conversation import Turn
 from ans_core.model.packing import branch_attention
 from ans_core.model.sa2va import Sa2VA
-from ans_core.model.supervised import Supervised, project_tiles
+from ans_core.model.supervised import Supervised, image_tokens
 from ans_core.pretrain.finding import Finding, first_looks, look_weights
 from ans_core.types import RLE
 from tests import tiny
@@ -66,7 +66,7 @@ def test_attention_is_what_the_layer_attends_to(tiny_model: Sa2VA) -> None:
     language.config._attn_implementation = "eager"
     after = attention.register_forward_hook(lambda m, a, out: seen.update(weights=out[1]))
     try:
-        embeds = tiny_model.embed(found.input_ids, project_tiles(tiny_model, found), found.regions)
+        embeds = tiny_model.embed(found.input_ids, image_tokens(tiny_model, found.views).split(found.views), found.regions)
         mask = torch.where(branch_attention(found.branch), 0.0, -torch.inf)[:, None]
         language(inputs_embeds=embeds, attention_mask=mask, position_ids=found.position_ids, use_cache=False)
     finally:

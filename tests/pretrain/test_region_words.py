@@ -11,7 +11,7 @@ from tests import tiny
 
 def test_a_regions_weights_are_equal_on_the_patches_it_touches_and_add_up_to_one(tiny_model: Sa2VA) -> None:
     sample = tiny.region()
-    batch = words_batch([(sample.frames[0], [sample])], tiny_model.tokenizer, size=64, patches=8)
+    batch = words_batch([(sample.frames[0], [sample])], tiny_model.tokenizer, cutter=tiny_model.backbone.cutter)
     touched = batch.weights[0] > 0
     assert 0 < touched.sum() < 64
     assert batch.weights[0].sum() == pytest.approx(1.0)
@@ -20,7 +20,7 @@ def test_a_regions_weights_are_equal_on_the_patches_it_touches_and_add_up_to_one
 
 def test_the_bag_holds_every_token_of_the_caption_once(tiny_model: Sa2VA) -> None:
     sample = tiny.region()
-    batch = words_batch([(sample.frames[0], [sample])], tiny_model.tokenizer, size=64, patches=8)
+    batch = words_batch([(sample.frames[0], [sample])], tiny_model.tokenizer, cutter=tiny_model.backbone.cutter)
     tokens = set(tiny_model.tokenizer.encode(" " + sample.text, add_special_tokens=False))
     assert set(batch.words[0].nonzero().flatten().tolist()) == tokens
 
@@ -29,7 +29,7 @@ def test_words_are_learned_from_pixels_by_the_tower_alone(own_model: Sa2VA) -> N
     own_model.internvl.model.vision_tower.requires_grad_(True)
     module = RegionWords(own_model)
     sample = tiny.region()
-    batch = words_batch([(sample.frames[0], [sample])], own_model.tokenizer, size=64, patches=8)
+    batch = words_batch([(sample.frames[0], [sample])], own_model.tokenizer, cutter=own_model.backbone.cutter)
     optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=1e-2)
     first = module(batch)[0]
     for _ in range(10):

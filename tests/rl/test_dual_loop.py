@@ -29,7 +29,7 @@ SAMPLES = (tiny.region(0, "a red square"), tiny.region(1, "a small green square"
 
 def loops(model: Sa2VA, judging: Judging | None = None, **changes: object) -> DualLoop:
     both = adapters.Policies(
-        model, adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=adapters.policy_modules(("caption", "mask"))), seed=0
+        model, adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=adapters.policy_modules(model, ("caption", "mask"))), seed=0
     )
     settings = SETTINGS.model_copy(update=changes)
     return DualLoop(both, settings, seed=0, points=100, loss_weights=(2.0, 0.5), rewards=REWARDS, judging=judging)

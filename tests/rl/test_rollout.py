@@ -85,7 +85,8 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
 def test_what_a_rollout_says_depends_on_its_seed_alone(own_model: Sa2VA):
     """Not on the rollouts and samples beside it, so not on the number of processes either."""
     both, second = prompted(own_model), prompted(own_model)
-    alone = dataclasses.replace(second, prefix_of=second.prefix_of[1:], embeds=second.embeds[1:], attention=second.attention[1:])
+    own = {name: getattr(second, name)[1:] for name in ("prefix_of", "embeds", "attention", "segs")}
+    alone = dataclasses.replace(second, **own)
     seeds = [11, 12, 13, 21, 22, 23]
     told = sample(own_model, both, group=3, max_tokens=6, reader=reader(), seeds=seeds)
     assert [a.ids for a in sample(own_model, alone, group=3, max_tokens=6, reader=reader(), seeds=seeds[3:])] == [a.ids for a in told[3:]]
@@ -140,10 +141,9 @@ def test_of_several_turns_only_what_the_policy_said_is_learned(own_model: Sa2VA)
     fields, rollout = pack(groups, pad_id=0)
     assert fields["input_ids"][fields["loss_mask"]].tolist() == [11, 12, 13, 7, 8, 10, 7, 8, 10, 11, 12, 13]
     assert rollout.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
-    nothing = torch.zeros(0, own_model.grid**2, own_model.internvl.config.text_config.hidden_size)
     packed = Packed(**fields)
     with torch.no_grad():
-        logps, logp = token_logps(own_model, packed, own_model.hidden_states(packed, [nothing, nothing]), reader())
+        logps, logp = token_logps(own_model, packed, own_model.hidden_states(packed, [None, None]), reader())
         entropy = entropies(logp)
         for group, words, own in ((groups[0], one, logps[:3]), (groups[0], turns, logps[3:6]), (groups[1], turns, logps[6:9])):
             ids = torch.tensor([*group.prefix, *(i for segment in words for i in segment.ids)])

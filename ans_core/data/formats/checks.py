@@ -19,7 +19,7 @@ from ans_core.types import RLE, ImageRef
 
 TOLD = 20
 """Number of a file's faults that are listed one by one."""
-RESERVED = ("<image>", prompts.IMG_CONTEXT, prompts.SEG)
+RESERVED = ("<image>", prompts.INTERNVL_IMAGE.slot, prompts.QWEN_IMAGE.slot, prompts.SEG)
 """Tokens that a text must not hold: they would stand for pixels or masks that don't exist."""
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 

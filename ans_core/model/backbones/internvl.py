@@ -1,0 +1,73 @@
+"""InternVL2.5 and 3: tiles of one size through InternViT, pixel shuffle, a trained projector, and Qwen2, InternLM2 (a Llama) or Phi3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import InternVLConfig, InternVLForConditionalGeneration
+
+from ans_core import prompts
+from ans_core.data.views import Grid, Tiling
+from ans_core.model.backbones.base import Backbone, ImageFeatures
+
+if TYPE_CHECKING:
+    from ans_core.model.config import Sa2VAConfig
+
+
+class InternVL(Backbone):
+    model_type = "internvl"
+    marks = prompts.INTERNVL_IMAGE
+    parts = {
+        "vision tower": "model.vision_tower.",
+        "projector": "model.multi_modal_projector.",
+        "embeddings": "model.language_model.embed_tokens.",
+        "language model": "model.language_model.",
+        "head": "lm_head.",
+    }
+    projectors = ("multi_modal_projector",)
+
+    @classmethod
+    def build(cls, sizes: dict[str, Any]) -> nn.Module:
+        config: Any = InternVLConfig(**sizes)
+        return cast(nn.Module, InternVLForConditionalGeneration(config))
+
+    @classmethod
+    def cutter_of(cls, sizes: Any, config: Sa2VAConfig) -> Tiling:
+        vision = sizes.vision_config
+        side, patch = (size[0] if isinstance(size, (list, tuple)) else size for size in (vision.image_size, vision.patch_size))
+        assert config.max_tiles is not None, "an InternVL's configuration says how many tiles a picture may have"
+        return Tiling(size=side, max_tiles=config.max_tiles, grid=int(side // patch * sizes.downsample_ratio))
+
+    @property
+    def vision_tower(self) -> nn.Module:
+        return cast(nn.Module, self.native.model.vision_tower)
+
+    @property
+    def crop_side(self) -> int:
+        assert isinstance(self.cutter, Tiling)
+        return self.cutter.size
+
+    def features(self, pixels: Tensor, grids: tuple[Grid, ...]) -> ImageFeatures:
+        """Run vision tower and pixel shuffle."""
+        hidden = self._hidden(pixels)
+        side = int(hidden.shape[1] ** 0.5)
+        hidden = hidden.reshape(len(pixels), side, side, -1)
+        shuffled = self.native.model.pixel_shuffle(hidden, scale_factor=self.native.config.downsample_ratio)
+        return ImageFeatures(values=shuffled.flatten(0, 2), grids=grids)
+
+    def patch_features(self, pixels: Tensor, grids: tuple[Grid, ...]) -> Float[Tensor, "P C"]:
+        return self._hidden(pixels).flatten(0, 1)
+
+    def _hidden(self, pixels: Tensor) -> Float[Tensor, "T P C"]:
+        tower = self.native.model.vision_tower
+        return cast(Tensor, tower(pixel_values=pixels.to(tower.dtype)).last_hidden_state[:, 1:])  # CLS dropped
+
+    @property
+    def connectors(self) -> list[nn.Module]:
+        return [self.native.model.multi_modal_projector]
+
+    def project(self, features: ImageFeatures) -> ImageFeatures:
+        return replace(features, values=self.native.model.multi_modal_projector(features.values))

@@ -1,0 +1,116 @@
+"""What Qwen2.5-VL and Qwen3-VL share: pictures at their own size, a frozen merger, and rotary positions in three rows (mrope)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import Cache
+
+from ans_core import prompts
+from ans_core.data.views import Grid, Patches, Preparation
+from ans_core.model.backbones.base import Backbone, ImageFeatures, PromptForm
+
+if TYPE_CHECKING:
+    from ans_core.model.config import Sa2VAConfig
+
+MIN_PIXELS, MAX_PIXELS = 512 * 28 * 28, 2048 * 28 * 28
+"""Upstream's limits of an image, for both generations."""
+
+
+class QwenVL(Backbone):
+    marks = prompts.QWEN_IMAGE
+    parts = {
+        "vision tower": "model.visual.",
+        "embeddings": "model.language_model.embed_tokens.",
+        "language model": "model.language_model.",
+        "head": "lm_head.",
+    }
+    mean: ClassVar[tuple[float, float, float]]
+    std: ClassVar[tuple[float, float, float]]
+    system: ClassVar[str] = ""
+    """Text before the first turn, in upstream's inference alone."""
+
+    @classmethod
+    def cutter_of(cls, sizes: Any, config: Sa2VAConfig) -> Patches:
+        vision = sizes.vision_config
+        return Patches(
+            patch=vision.patch_size,
+            merge=vision.spatial_merge_size,
+            temporal=vision.temporal_patch_size,
+            mean=cls.mean,
+            std=cls.std,
+            min_pixels=config.min_pixels or MIN_PIXELS,
+            max_pixels=config.max_pixels or MAX_PIXELS,
+        )
+
+    @property
+    def vision_tower(self) -> nn.Module:
+        return cast(nn.Module, self.native.model.visual)
+
+    @property
+    def crop_side(self) -> int:
+        assert isinstance(self.cutter, Patches)
+        return int(self.cutter.min_pixels**0.5)
+
+    def features(self, pixels: Tensor, grids: tuple[Grid, ...]) -> ImageFeatures:
+        """Run vision tower and merger, which is frozen."""
+        return ImageFeatures(values=self.merged(self._seen(pixels, grids)), grids=grids)
+
+    def patch_features(self, pixels: Tensor, grids: tuple[Grid, ...]) -> Float[Tensor, "P C"]:
+        merge = self.native.config.vision_config.spatial_merge_size
+        hidden = self._seen(pixels, grids).last_hidden_state  # block by block
+        parts = hidden.split([rows * columns * merge**2 for rows, columns in grids])
+        blocks = [part.unflatten(0, (rows, columns, merge, merge)) for part, (rows, columns) in zip(parts, grids, strict=True)]
+        return torch.cat([block.transpose(1, 2).flatten(0, 3) for block in blocks])
+
+    def _seen(self, pixels: Tensor, grids: tuple[Grid, ...]) -> Any:
+        merge = self.native.config.vision_config.spatial_merge_size
+        patches = torch.tensor([(1, rows * merge, columns * merge) for rows, columns in grids], device=pixels.device)
+        return self.native.model.visual(pixels, grid_thw=patches)
+
+    @property
+    def connectors(self) -> list[nn.Module]:
+        return [self.native.model.visual.merger]
+
+    def merged(self, out: Any) -> Float[Tensor, "M E"]:
+        """Return the image tokens of the vision tower's output."""
+        return cast(Tensor, out.pooler_output)
+
+    def positions(self, order: Int[Tensor, "B L"], slots: Bool[Tensor, "B L"], grids: Sequence[tuple[Grid, ...]]) -> Int[Tensor, "3 B L"]:
+        """Text counts in all three rows. A picture's cells lie at (start, start + row, start + column), and what follows goes on after the
+        largest of these. Cells of regions, which stand in a question, count as text."""
+        found = order.expand(3, -1, -1).clone()
+        for row, (counted, marked, own) in enumerate(zip(order, slots, grids, strict=True)):
+            places, done = marked.nonzero()[:, 0], 0
+            for height, width in own:
+                cells, done = places[done : done + height * width], done + height * width
+                start = found[0, row, cells[0]].clone()
+                lines = torch.arange(height, device=order.device).repeat_interleave(width)
+                columns = torch.arange(width, device=order.device).repeat(height)
+                found[:, row, counted > counted[cells[-1]]] += max(height, width) - height * width
+                found[:, row, cells] = start + torch.stack([torch.zeros_like(lines), lines, columns])
+        return found
+
+    def language_model(
+        self,
+        inputs: Float[Tensor, "B L E"],
+        *,
+        attention_mask: Tensor,
+        position_ids: Int[Tensor, "*axes B L"],
+        cache: Cache | None = None,
+        use_cache: bool = True,
+    ) -> tuple[Float[Tensor, "B L D"], Cache | None]:
+        three = position_ids.expand(3, -1, -1)
+        return super().language_model(inputs, attention_mask=attention_mask, position_ids=three, cache=cache, use_cache=use_cache)
+
+    def generate(self, *, inputs_embeds: Float[Tensor, "B L D"], position_ids: Int[Tensor, "B L"], **options: Any) -> Int[Tensor, "B A"]:
+        return super().generate(inputs_embeds=inputs_embeds, position_ids=position_ids.expand(3, -1, -1), **options)
+
+    def prompt_form(self, preparation: Preparation) -> PromptForm:
+        if preparation == "training":
+            return PromptForm()
+        return PromptForm(before=self.system, between_frames="", prompt_segs=True)
