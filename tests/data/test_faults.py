@@ -79,7 +79,10 @@ def test_a_wrong_value_is_named_with_its_record(tmp_path, change, message):
         (b"", "EOF while parsing"),
         (b"[]", "expected a list with at least one record"),
         (b'{"image": "a.png"}\n{"image": "a.png"}', r"one record per line \(JSON Lines\) belongs into a file \*\.jsonl"),
-        (b'{"images": [], "annotations": [], "categories": []}', "is a COCO file .* Write one record for each text"),
+        (
+            b'{"images": [], "annotations": [], "categories": []}',
+            "is a COCO file .* the format coco.* For other texts, write one record for each",
+        ),
     ],
 )
 def test_a_file_that_is_not_a_list_of_records_is_named(tmp_path, content, message):
