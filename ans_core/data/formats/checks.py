@@ -148,7 +148,7 @@ def some_mask(segmentation: object, *, height: int, width: int, where: str) -> R
 
 def text(value: object, *, where: str) -> str:
     """Strip white space. Raises DataError for a text without visible characters, or with a token that stands for pixels."""
-    if not isinstance(value, str) or not any(unicodedata.category(c)[0] in "LNPS" for c in value):
+    if not isinstance(value, str) or not visible(value):
         raise DataError(f"{where}: the text is {rle.short(value)}; write what the mask shows or leave the record out")
     if CONTROL.search(value):
         raise DataError(f"{where}: the text {rle.short(value)} holds control characters; write the file again as UTF-8 without them")
@@ -156,6 +156,10 @@ def text(value: object, *, where: str) -> str:
         if token in value:
             raise DataError(f"{where}: the text holds {token!r}, which has a meaning of its own to the model; take it out")
     return value.strip()
+
+
+def visible(text: str) -> bool:
+    return any(unicodedata.category(c)[0] in "LNPS" for c in text)
 
 
 def by_id(values: Iterable[Any], key: str, *, where: str) -> dict[Any, Any]:

@@ -24,18 +24,20 @@ def exchanges(turns: Sequence[Turn]) -> tuple[tuple[str, str], ...]:
     Raises Unusable if no pair is left, or where a question or an answer is empty or holds a token that stands for pixels.
     """
     pairs: list[tuple[str, str]] = []
-    asked = ""
+    asked: list[str] = []
     for turn in turns:
         words = checks.CONTROL.sub("", prompts.plain_question(turn.value))
         if turn.speaker == "human":
-            asked = f"{asked}\n{words}".strip()
-        elif asked or pairs:
-            pairs.append((asked, words))
-            asked = ""
+            asked.append(words)
+        elif asked:
+            pairs.append(("\n".join(asked), words))
+            asked = []
+        elif pairs:
+            raise Unusable("two answers in a row")
     if not pairs:
         raise Unusable("no question with an answer")
     for text in (text for pair in pairs for text in pair):
-        if not text:
+        if not checks.visible(text):
             raise Unusable("an empty question or answer")
         if any(token in text for token in checks.RESERVED):
             raise Unusable(f"a text with one of the tokens {', '.join(checks.RESERVED)}")
