@@ -38,6 +38,7 @@ from tests import picture_sets
 IGNORED = {
     "kind", "obj_id", "area", "bbox", "iscrowd", "category_id", "raw", "tokens", "sent_ids", "sent_id", "colour", "shape", "texture",
     "from", "video_id", "no_target", "ref_id", "split", "id", "categories", "label", "is_sentence",
+    "place",
 }  # fmt: skip
 """Keys whose values a reader does not use, or may be any of several things."""
 ODD: tuple[Any, ...] = (
@@ -146,6 +147,8 @@ def used(which: str, values: Any, root: Path) -> list[Place]:
         clips = load(root / "mevis/train/meta_expressions.json")["videos"]
         ids = {str(n) for clip in clips.values() for expression in clip["expressions"].values() for n in expression["anno_id"]}
         found = [p for p in found if p[0] in ids]
+    if which == "region_arrow":  # whose captions are asked for in our words
+        found = [p for p in found if p[1:] != ("conversations", 0, "value")]
     if which == "finetune":
         found = [p for p in found if split_by_image(f"images/{values[p[0]]['image']}") == "train"]
     unused = {"refcoco": "file_name", "grefcoco": "file_name", "region_arrow": "size"}.get(which)  # in a record itself
