@@ -46,6 +46,10 @@ class Sample:
     """grounded_caption: [start, end) character spans of `text`, one per masklet, in order, not overlapping."""
     question: str | None = None
     """conversation: the user's words. Otherwise None and a template asks."""
+    past: tuple[tuple[str, str], ...] = ()
+    """conversation: the turns before the question, (question, answer), about the same pictures and regions."""
+    detail: bool = False
+    """region_caption, grounded_caption: whether the caption is a long one; the question then asks for details."""
     meta: dict[str, Any] = field(default_factory=dict)
     """Keys by which a report may split (`kind`, `category`, ...). Never read by training."""
 

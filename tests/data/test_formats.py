@@ -140,7 +140,7 @@ def test_region_captions_may_embed_their_images_and_have_several_masks(tmp_path)
     Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "set")
     (sample,) = FORMATS["region_arrow"](tmp_path / "set", name="d", split="train")
     assert isinstance(sample.frames[0], bytes)
-    assert (sample.text, len(sample.masks), sample.height) == ("a dog", 2, 6)
+    assert (sample.question, sample.text, len(sample.masks), sample.height) == ("What is region1?", "region1 a dog", 1, 6)
 
 
 def write_annotations(root: Path, *records: dict[str, object]) -> Path:
@@ -218,8 +218,8 @@ def test_a_wrong_line_is_named(tmp_path, lines: tuple[str, ...], message):
 
 
 def test_an_unknown_format_and_a_missing_folder_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"'mine': no format 'coco'; .* has \['annotations', "):
-        read_samples(format="coco", path=tmp_path, name="mine", split="train")
+    with pytest.raises(ValueError, match=r"'mine': no format 'voc'; .* has \['annotations', "):
+        read_samples(format="voc", path=tmp_path, name="mine", split="train")
     with pytest.raises(ValueError, match=r"'mine': .*nowhere does not exist"):
         read_samples(format="regions", path=tmp_path / "nowhere", name="mine", split="train")
 

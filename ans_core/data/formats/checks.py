@@ -102,15 +102,20 @@ def _keys(form: type[Record]) -> list[str]:
 
 
 def image_size(image: ImageRef, *, where: str, stated: tuple[int | None, int | None] = (None, None)) -> tuple[int, int]:
-    """Read (height, width) from the file's header, without the pixels. `stated` is the size in the annotations, None if they have none."""
+    """Read (height, width) from the file's header, without the pixels. `stated` is the size in the annotations, None if they have none.
+
+    Pictures and masks are in the frame of the stored pixels; an EXIF tag turns neither, as in COCO's annotations and upstream.
+    """
     try:
         width, height = transforms.image_size(image)
     except ValueError as error:
         raise DataError(f"{where}: {error}") from None
     if stated[0] not in (None, height) or stated[1] not in (None, width):
+        turned = stated == (width, height)
+        advice = "it was turned by its EXIF tag where it was annotated, which COCO and upstream don't do: turn the pixels and drop the tag"
         raise DataError(
             f"{where}: the annotations are of a picture of [height, width] = {rle.short(list(stated))}, the file has {[height, width]};"
-            " put the original there, or scale the annotations too"
+            f" {advice if turned else 'put the original there, or scale the annotations too'}"
         )
     return height, width
 
@@ -143,7 +148,7 @@ def some_mask(segmentation: object, *, height: int, width: int, where: str) -> R
 
 def text(value: object, *, where: str) -> str:
     """Strip white space. Raises DataError for a text without visible characters, or with a token that stands for pixels."""
-    if not isinstance(value, str) or not any(unicodedata.category(c)[0] in "LNPS" for c in value):
+    if not isinstance(value, str) or not visible(value):
         raise DataError(f"{where}: the text is {rle.short(value)}; write what the mask shows or leave the record out")
     if CONTROL.search(value):
         raise DataError(f"{where}: the text {rle.short(value)} holds control characters; write the file again as UTF-8 without them")
@@ -151,6 +156,10 @@ def text(value: object, *, where: str) -> str:
         if token in value:
             raise DataError(f"{where}: the text holds {token!r}, which has a meaning of its own to the model; take it out")
     return value.strip()
+
+
+def visible(text: str) -> bool:
+    return any(unicodedata.category(c)[0] in "LNPS" for c in text)
 
 
 def by_id(values: Iterable[Any], key: str, *, where: str) -> dict[Any, Any]:
@@ -176,13 +185,23 @@ def once(ids: Iterable[tuple[str, Any]]) -> None:
         seen.add(name)
 
 
-def load_json(path: Path) -> Any:
-    """Load JSON. Raises DataError for invalid JSON, a repeated key in an object, and nesting that is too deep."""
+def load_json(path: Path, *, encoding: str = "utf-8") -> Any:
+    """Load JSON. Raises DataError for invalid JSON, a repeated key in an object, and nesting that is too deep. `encoding` is tried on what
+    is not UTF-8."""
+    content = _content(path)
     try:
-        return jiter.from_json(_content(path), catch_duplicate_keys=True)
+        return jiter.from_json(content if encoding == "utf-8" else _as_utf8(content, encoding), catch_duplicate_keys=True)
     except ValueError as error:
         lines = "; one record per line (JSON Lines) belongs into a file *.jsonl" if "trailing characters" in str(error) else ""
         raise DataError(f"{path} is not JSON in UTF-8 ({error}); correct it or write the file again{lines}") from None
+
+
+def _as_utf8(content: bytes, encoding: str) -> bytes:
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return content.decode(encoding).encode("utf-8")
+    return content
 
 
 def load_list(path: Path) -> list[Any]:

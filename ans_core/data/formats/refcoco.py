@@ -15,8 +15,8 @@ from ans_core import rle
 from ans_core.data.formats import checks
 from ans_core.types import RLE, Sample
 
-IMAGE_FOLDERS = ("images", "../images/mscoco/images/train2014", "../images/train2014", "../images")
-"""Relative to the folder; REFER keeps COCO's images in the second."""
+IMAGE_FOLDERS = ("images", "coco2014/train2014", "../images/mscoco/images/train2014", "../images/train2014", "../images")
+"""Relative to the folder; upstream's data tree keeps COCO's images in the second, REFER in the third."""
 NO_OBJECT = -1
 
 

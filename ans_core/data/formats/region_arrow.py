@@ -1,9 +1,12 @@
-"""A Hugging Face `datasets` folder of region captions (GAR, describe-anything: image, mask_rle, conversations) ->
-region_caption samples.
+"""A Hugging Face `datasets` folder about regions (GAR, describe-anything: image, mask_rle, conversations) -> region_caption samples, and
+conversations where the words name several regions.
+
+GAR's Seed and Fine-Grained sets have captions, its Relation set has questions about <Prompt0>, <Prompt1>, ... .
 """
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +18,9 @@ from pydantic import BeforeValidator, Field
 
 from ans_core import rle
 from ans_core.data.formats import checks
-from ans_core.types import ImageRef, Sample
-
-
-class Turn(checks.Record):
-    speaker: str = Field(alias="from")
-    value: str
+from ans_core.data.formats.skipped import Unusable
+from ans_core.data.formats.turns import Turn, exchanges
+from ans_core.types import RLE, ImageRef, Masklet, Sample
 
 
 class Row(checks.Record):
@@ -30,6 +30,9 @@ class Row(checks.Record):
 
 
 COLUMNS = tuple(Row.model_fields)
+PROMPT = re.compile(r"<Prompt(\d+)>")
+ENCODED = "data:"
+"""Start of a picture in base64: `data:base64,...` (GAR) or `data:image/png;base64,...`."""
 ARROW_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, pyarrow.ArrowException)
 """Errors that `datasets` and pyarrow raise for damaged files."""
 
@@ -46,20 +49,20 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
             where = f"{folder}: row {number}"
             row = checks.record(Row, value, where=where)
             image, (height, width) = images.find(row.image, where=where)
-            samples.append(
-                Sample(
-                    sample_id=str(number),
-                    dataset=name,
-                    image_id=image.stem if isinstance(image, Path) else f"row{number}",
-                    frames=(image,),
-                    height=height,
-                    width=width,
-                    task="region_caption",
-                    text=_caption(row.conversations, where=where),
-                    masks=tuple((checks.mask(m, height=height, width=width, where=where),) for m in row.mask_rle),
-                    meta={key: extra for key, extra in value.items() if key not in COLUMNS and isinstance(extra, str)},
+            masks = [checks.mask(m, height=height, width=width, where=where) for m in row.mask_rle]
+            for place, said in enumerate(_said(row.conversations, masks, where=where)):
+                samples.append(
+                    Sample(
+                        sample_id=str(number) if place == 0 else f"{number}_{place}",
+                        dataset=name,
+                        image_id=image.stem if isinstance(image, Path) else f"row{number}",
+                        frames=(image,),
+                        height=height,
+                        width=width,
+                        meta={key: extra for key, extra in value.items() if key not in COLUMNS and isinstance(extra, str)},
+                        **said,
+                    )
                 )
-            )
     faults.tell()
     return samples
 
@@ -100,6 +103,8 @@ class _Images:
     def find(self, value: Any, *, where: str) -> tuple[ImageRef, tuple[int, int]]:
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
+        if isinstance(value, str) and value.startswith(ENCODED):
+            value = _from_base64(value.removeprefix(ENCODED).partition(",")[2], where=where)
         if isinstance(value, bytes):
             return value, checks.image_size(value, where=where)
         if not isinstance(value, str) or not value or "\0" in value:
@@ -113,9 +118,43 @@ class _Images:
         return image, self.sizes[image]
 
 
-def _caption(turns: list[Turn], *, where: str) -> str:
-    """Return the first answer, without prompt markers (`<Prompt0>`)."""
-    answer = next((turn.value for turn in turns if turn.speaker == "gpt"), None)
-    if answer is None:
+def _from_base64(text: str, *, where: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise checks.DataError(f"{where}: the image is not base64 ({error}); write the row again") from None
+
+
+def _said(turns: list[Turn], masks: list[RLE], *, where: str) -> list[dict[str, Any]]:
+    """Return task, masks and texts of a row's samples: a conversation, if it names prompts and has several masks or questions; one caption
+    for each mask, if there is an answer for each; otherwise the first answer as the caption of all masks together."""
+    answers = [turn.value for turn in turns if turn.speaker == "gpt"]
+    if not answers:
         raise checks.DataError(f'{where}: the conversation has no turn from "gpt"; a caption is needed')
-    return checks.text(" ".join(re.sub(r"<Prompt\d+>", "", answer).split()), where=where)
+    several = len(masks) > 1 or len(answers) > 1
+    if several and any(PROMPT.search(turn.value) for turn in turns):
+        return [_conversation(turns, masks, where=where)]
+    if several and len(answers) == len(masks):
+        return [_caption(answer, ((mask,),), where=where) for answer, mask in zip(answers, masks, strict=True)]
+    return [_caption(answers[0], tuple((mask,) for mask in masks), where=where)]
+
+
+def _caption(answer: str, masks: tuple[Masklet, ...], *, where: str) -> dict[str, Any]:
+    """Return a caption, without prompt markers."""
+    return {"task": "region_caption", "text": checks.text(" ".join(PROMPT.sub("", answer).split()), where=where), "masks": masks}
+
+
+def _conversation(turns: list[Turn], masks: list[RLE], *, where: str) -> dict[str, Any]:
+    """Return a conversation about the masks that its words name: <Prompt3> is the fourth mask, and region1 if no earlier one is named."""
+    try:
+        pairs = exchanges(turns)
+    except Unusable as reason:
+        raise checks.DataError(f"{where}: {reason} in the conversation; correct it or leave the row out") from None
+    named = sorted({int(number) for pair in pairs for text in pair for number in PROMPT.findall(text)})
+    if not named or named[-1] >= len(masks):
+        raise checks.DataError(f"{where}: the conversation names the prompts {named[:9]}, and mask_rle has {len(masks)} masks, from 0 on")
+    regions = {number: f"region{place}" for place, number in enumerate(named, start=1)}
+    said = [tuple(PROMPT.sub(lambda found: regions[int(found[1])], text) for text in pair) for pair in pairs]
+    *past, (question, answer) = said
+    shown = tuple((masks[number],) for number in named)
+    return {"task": "conversation", "question": question, "text": answer, "past": tuple(past), "masks": shown}
