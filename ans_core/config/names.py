@@ -20,7 +20,10 @@ def one_of(names: tuple[str, ...]) -> AfterValidator:
 STILL_KINDS = ("referring", "region_caption", "grounded_caption")
 DATA_KINDS = (*STILL_KINDS, "video", "extra")
 """ans_core/data: the role of a data set in a mixture."""
-FORMATS = ("annotations", "grandf", "grefcoco", "mevis", "refcoco", "region_arrow", "regions", "videos")
+FORMATS = (
+    "annotations", "coco_video", "davis", "grandf", "grefcoco", "mevis", "refcoco", "region_arrow", "regions", "sav", "videos",
+    "youtube_vis",
+)  # fmt: skip
 """ans_core/data/formats."""
 BENCHMARKS = (*STILL_KINDS, "video", "loops")
 """ans_core/benchmarks, and the two loops."""

@@ -44,6 +44,8 @@ def turn(sample: Sample, rng: random.Random) -> Turn:
         case "conversation":
             assert sample.question is not None, f"{sample.sample_id}: a conversation without a question"
             return Turn(question=prompts.plain_question(sample.question), answer=sample.text, regions=regions_of(sample))
+        case "tracking":
+            raise ValueError(f"{sample.dataset}/{sample.sample_id}: objects without a text; `Mixture` leaves such samples out")
 
 
 def referring_turn(sample: Sample, rng: random.Random) -> Turn:
@@ -72,7 +74,7 @@ def pretraining_turn(sample: Sample, rng: random.Random) -> Turn:
             else:
                 question, answer = prompts.BOX_QUESTION, box(target) if target else prompts.NO_TARGET_ANSWER
             return Turn(question=question.format(text=sample.text), answer=answer, target=target)
-        case "conversation":
+        case "conversation" | "tracking":
             return turn(sample, rng)
 
 

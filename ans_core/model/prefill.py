@@ -17,7 +17,7 @@ from transformers import Cache
 from ans_core import prompts, rle, transforms
 from ans_core.model.options import PredictOptions
 from ans_core.model.sa2va import Sa2VA
-from ans_core.types import ImageRef, Request
+from ans_core.types import Frames, Request
 
 SIMILAR_LENGTH = 1.5
 """Prefixes share a batch while the longest is at most this many times as long as the shortest."""
@@ -122,7 +122,7 @@ def prompt(
     )
 
 
-def _view(request: Request) -> tuple[tuple[ImageRef, ...], bool]:
+def _view(request: Request) -> tuple[Frames, bool]:
     """Return what decides the pictures that the language model sees; requests with equal views share them."""
     return request.frames, request.is_clip
 

@@ -9,30 +9,38 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ans_core.data.formats import checks, grandf, mevis, plain, refcoco, region_arrow, regions, videos
+from ans_core.data.formats import checks, coco_video, davis, grandf, mevis, plain, refcoco, region_arrow, regions, sav, videos
 from ans_core.types import Sample
 
 FORMATS: dict[str, Callable[..., list[Sample]]] = {
     "annotations": plain.read,
+    "coco_video": coco_video.read,
+    "davis": davis.read,
     "grandf": grandf.read,
     "grefcoco": refcoco.read,
     "mevis": mevis.read,
     "refcoco": refcoco.read,
     "region_arrow": region_arrow.read,
     "regions": regions.read,
+    "sav": sav.read,
     "videos": videos.read,
+    "youtube_vis": coco_video.read,
 }
 """Name -> read(path, *, name, split)."""
 
 SPLITS: dict[str, Callable[[Path], list[str]]] = {
     "annotations": plain.splits,
+    "coco_video": coco_video.splits,
+    "davis": davis.splits,
     "grandf": grandf.splits,
     "grefcoco": refcoco.splits,
     "mevis": mevis.splits,
     "refcoco": refcoco.splits,
     "region_arrow": region_arrow.splits,
     "regions": regions.splits,
+    "sav": sav.splits,
     "videos": videos.splits,
+    "youtube_vis": coco_video.splits,
 }
 """Name -> splits(path): the splits that a data set on disk has."""
 
@@ -45,6 +53,14 @@ MARKERS: dict[str, str] = {
     "*/dataset_info.json": "region_arrow",
     "*/meta_expressions.json": "mevis",
     "manifest.jsonl": "regions",
+    "*/instances.json": "youtube_vis",
+    "JPEGImages_24fps": "sav",
+    "*/JPEGImages_24fps": "sav",
+    "*_manual.json": "sav",
+    "*/*_manual.json": "sav",
+    "*/*/*_manual.json": "sav",
+    "Annotations": "davis",
+    "*/Annotations": "davis",
     "*train.json": "grandf",
     "*val.json": "grandf",
 }

@@ -214,6 +214,13 @@ def _line(line: bytes, *, where: str) -> Any:
         raise DataError(f"{where} is not JSON in UTF-8 ({reason}); correct or remove this line") from None
 
 
+def load_text(path: Path, *, encoding: str = "utf-8") -> str:
+    try:
+        return _content(path).decode(encoding)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in {encoding} ({error}); save it as {encoding}") from None
+
+
 def _content(path: Path) -> bytes:
     try:
         content = path.read_bytes()

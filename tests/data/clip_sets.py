@@ -1,0 +1,152 @@
+"""Drawn clips, written as video data sets are published."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import imageio.v3 as iio
+import numpy as np
+from PIL import Image
+
+from ans_core import rle
+from ans_core.types import RLE
+
+HEIGHT, WIDTH, FRAMES = 24, 32, 6
+NAMES = [f"{5 * frame:05d}" for frame in range(FRAMES)]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Two squares on grey: object 1 goes right and is hidden in frame 3; object 2 enters in frame 2."""
+
+    pictures: np.ndarray
+    masks: dict[int, np.ndarray]
+
+    def runs(self, number: int) -> list[RLE | None]:
+        return [rle.encode(m) if m.any() else None for m in self.masks[number]]
+
+    def numbers(self, frame: int) -> np.ndarray:
+        return sum((self.masks[n][frame].astype(np.uint8) * n for n in self.masks), np.zeros((HEIGHT, WIDTH), np.uint8))
+
+
+def draw(shift: int = 0) -> Drawn:
+    masks = {n: np.zeros((FRAMES, HEIGHT, WIDTH), bool) for n in (1, 2)}
+    pictures = np.full((FRAMES, HEIGHT, WIDTH, 3), 90 + shift, np.uint8)
+    for frame in range(FRAMES):
+        if frame != 3:
+            masks[1][frame, 2:8, 2 + 3 * frame : 8 + 3 * frame] = True
+        if frame >= 2:
+            masks[2][frame, 14:20, 4:10] = True
+        pictures[frame][masks[1][frame]] = (200, 30, 30)
+        pictures[frame][masks[2][frame]] = (30, 30, 200)
+    return Drawn(pictures, masks)
+
+
+def write_frames(folder: Path, drawn: Drawn, names: list[str] = NAMES, suffix: str = ".jpg") -> None:
+    folder.mkdir(parents=True)
+    for name, picture in zip(names, drawn.pictures, strict=True):
+        Image.fromarray(picture).save(folder / f"{name}{suffix}")
+
+
+def write_palettes(folder: Path, drawn: Drawn, names: list[str] = NAMES) -> None:
+    folder.mkdir(parents=True)
+    for frame, name in enumerate(names):
+        save_numbers(folder / f"{name}.png", drawn.numbers(frame))
+
+
+def save_numbers(file: Path, numbers: np.ndarray) -> None:
+    picture = Image.fromarray(numbers, "P")
+    picture.putpalette([0, 0, 0, 200, 0, 0, 0, 0, 200])
+    picture.save(file)
+
+
+def write_json(file: Path, content: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content))
+
+
+def write_video(file: Path, pictures: np.ndarray) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    iio.imwrite(file, pictures, plugin="pyav", codec="mpeg4", fps=24)
+
+
+def davis(root: Path) -> Path:
+    for number, clip in enumerate(("bear", "dogs")):
+        write_frames(root / "JPEGImages/480p" / clip, draw(number))
+        write_palettes(root / "Annotations/480p" / clip, draw(number))
+    (root / "ImageSets/2017").mkdir(parents=True)
+    (root / "ImageSets/2017/train.txt").write_text("bear\n")
+    (root / "ImageSets/2017/val.txt").write_text("dogs\n")
+    return root
+
+
+def mose(root: Path) -> Path:
+    write_frames(root / "train/JPEGImages/0a1b", draw())
+    write_palettes(root / "train/Annotations/0a1b", draw())
+    write_frames(root / "valid/JPEGImages/9c9d", draw())
+    write_palettes(root / "valid/Annotations/9c9d", draw())
+    for file in sorted((root / "valid/Annotations/9c9d").iterdir())[1:]:
+        file.unlink()
+    return root
+
+
+def sav(root: Path) -> Path:
+    drawn = draw()
+    video = np.repeat(drawn.pictures, 4, 0)[:-3]  # 21 frames, the last of which is annotated
+    write_video(root / "sav_000/sav_000001.mp4", video)
+    masklet = [[rle.encode(drawn.masks[n][frame]) for n in (1, 2)] for frame in range(FRAMES)]
+    record = {
+        "video_id": "sav_000001",
+        "video_height": float(HEIGHT),
+        "video_width": float(WIDTH),
+        "masklet": masklet,
+        "masklet_id": [0, 1],
+    }
+    write_json(root / "sav_000/sav_000001_manual.json", record)
+    return root
+
+
+def sav_held_out(root: Path) -> Path:
+    drawn, names = draw(), [f"{frame:05d}" for frame in range(FRAMES)]
+    write_frames(root / "sav_val/JPEGImages_24fps/sav_9", drawn, names)
+    for number in (1, 2):
+        folder = root / f"sav_val/Annotations_6fps/sav_9/{number - 1:03d}"
+        folder.mkdir(parents=True)
+        for frame in (0, 4):
+            save_numbers(folder / f"{names[frame]}.png", drawn.masks[number][frame].astype(np.uint8))
+    return root
+
+
+def youtube_vis(root: Path) -> Path:
+    drawn = draw()
+    write_frames(root / "train/JPEGImages/0043f", drawn)
+    video = {"id": 1, "file_names": [f"0043f/{n}.jpg" for n in NAMES], "height": HEIGHT, "width": WIDTH, "length": FRAMES}
+    annotations = [
+        {"id": n, "video_id": 1, "category_id": 7, "segmentations": drawn.runs(n), "bboxes": [None] * FRAMES, "iscrowd": 0} for n in (1, 2)
+    ]
+    categories = [{"id": 7, "name": "giant_panda"}]
+    write_json(root / "train/instances.json", {"videos": [video], "annotations": annotations, "categories": categories})
+    return root
+
+
+def coco_video(root: Path) -> Path:
+    """No annotation in frames 0 and 3; frame 0 says that it is annotated nevertheless. Written in no order."""
+    drawn = draw()
+    write_frames(root / "images/clip", drawn)
+    images = [
+        {"id": 50 - f, "file_name": f"clip/{NAMES[f]}.jpg", "video_id": "v", "frame_id": f, "height": HEIGHT, "width": WIDTH}
+        for f in reversed(range(FRAMES))
+    ]
+    images[-1]["is_det_keyframe"] = True
+    annotations = [
+        {"id": 10 * f + n, "image_id": 50 - f, "category_id": n, "instance_id": n, "segmentation": drawn.runs(n)[f]}
+        for f in range(FRAMES)
+        for n in (1, 2)
+        if f not in (0, 3) and drawn.masks[n][f].any()
+    ]
+    categories = [{"id": 1, "name": "car"}, {"id": 2, "name": "person"}]
+    write_json(root / "demo_train.json", {"images": images, "annotations": annotations, "categories": categories})
+    return root
