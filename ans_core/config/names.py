@@ -21,8 +21,8 @@ STILL_KINDS = ("referring", "region_caption", "grounded_caption")
 DATA_KINDS = (*STILL_KINDS, "video", "extra")
 """ans_core/data: the role of a data set in a mixture."""
 FORMATS = (
-    "annotations", "coco_video", "davis", "grandf", "grefcoco", "mevis", "refcoco", "region_arrow", "regions", "sav", "videos",
-    "youtube_vis",
+    "annotations", "coco_video", "davis", "grandf", "grefcoco", "mevis", "ref_davis17", "ref_sav", "ref_youtube_vos", "refcoco",
+    "region_arrow", "regions", "revos", "sav", "videos", "youtube_vis",
 )  # fmt: skip
 """ans_core/data/formats."""
 BENCHMARKS = (*STILL_KINDS, "video", "loops")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,4 +150,73 @@ def coco_video(root: Path) -> Path:
     ]
     categories = [{"id": 1, "name": "car"}, {"id": 2, "name": "person"}]
     write_json(root / "demo_train.json", {"images": images, "annotations": annotations, "categories": categories})
+    return root
+
+
+EXPRESSIONS = {"0": ([1], "the red square"), "1": ([1, 2], "all squares"), "2": ([], "a circle")}
+
+
+def mask_dict(drawn: Drawn) -> dict[str, Any]:
+    return {str(n): drawn.runs(n) for n in (1, 2)}
+
+
+def mevis(root: Path, *, version: int = 2) -> Path:
+    write_frames(root / "train/JPEGImages/0ab4", draw())
+    asked = {n: {"exp": text, "obj_id": ids, "anno_id": ids} for n, (ids, text) in EXPRESSIONS.items() if ids or version == 2}
+    file = root / "train" / ("meta_expressions_v2.json" if version == 2 else "meta_expressions.json")
+    write_json(file, {"videos": {"0ab4": {"frames": NAMES, "expressions": asked}}})
+    write_json(root / "train/mask_dict.json", mask_dict(draw()))
+    return root
+
+
+def revos(root: Path) -> Path:
+    """One video is a folder of frames, the other a file."""
+    asked = {
+        n: {"exp": text, "obj_id": ids, "anno_id": ids, "type_id": kind}
+        for (n, (ids, text)), kind in zip(EXPRESSIONS.items(), (0, 1, 2), strict=True)
+    }
+    asked["1"]["exp"] = "Which things can stand on a table?"
+    write_frames(root / "LVVIS/train/1", draw())
+    write_video(root / "MOSE/2.mp4", np.repeat(draw().pictures, 5, 0))
+    videos = {video: {"frames": NAMES, "expressions": asked} for video in ("LVVIS/train/1", "MOSE/2")}
+    write_json(root / "meta_expressions_train_.json", {"videos": videos})
+    write_json(root / "mask_dict.json", mask_dict(draw()))
+    return root
+
+
+def ref_youtube_vos(root: Path, *, pickled: bool = False) -> Path:
+    write_frames(root / "train/JPEGImages/0062", draw())
+    asked = {
+        "0": {"exp": "a red square", "obj_id": "1"},
+        "10": {"exp": "the blue one", "obj_id": "2"},
+        "2": {"exp": "it moves", "obj_id": "1"},
+    }
+    write_json(root / "meta_expressions/train/meta_expressions.json", {"videos": {"0062": {"frames": NAMES, "expressions": asked}}})
+    if pickled:
+        masks = {
+            str(n): [None if m is None else m | {"counts": m["counts"].encode()} for m in draw().runs(int(asked[number]["obj_id"]))]
+            for n, number in enumerate(("0", "10", "2"))
+        }
+        (root / "mask_dict.pkl").write_bytes(pickle.dumps(masks))
+    else:
+        write_palettes(root / "train/Annotations/0062", draw())
+    return root
+
+
+def ref_davis17(root: Path) -> Path:
+    davis(root / "DAVIS")
+    (root / "davis_text_annotations").mkdir()
+    for number in (1, 2):
+        for part in ("", "_full_video"):
+            said = [f'{clip} {n} "the {word} {number}{part}"' for clip in ("bear", "dogs") for n, word in ((1, "red"), (2, "café"))]
+            file = root / f"davis_text_annotations/Davis17_annot{number}{part}.txt"
+            file.write_text("\n".join(said), encoding="utf-8" if number == 1 else "latin-1")
+    return root
+
+
+def ref_sav(root: Path) -> Path:
+    sav(root / "sam_v_full/sav_train")
+    objects = {"0": {"formated": "A red square slides right.", "short_caps": ["a red square"]}, "1": {"formated": "A blue square appears."}}
+    paths = {"video_path": "sav_000/sav_train/sav_000/sav_000001.mp4", "anno_path": "sav_000/sav_train/sav_000/sav_000001_manual.json"}
+    write_json(root / "Ref-SAV.json", {"sav_000001": {**paths, "objects": objects}})
     return root

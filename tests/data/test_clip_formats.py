@@ -166,6 +166,95 @@ def test_real_coco_video_files_are_read_or_refused_by_record(tmp_path):
     assert pixels(samples[0].masks[0])[0] == 52038
 
 
+def by_id(samples: list[Sample]) -> dict[str, Sample]:
+    return {s.sample_id: s for s in samples}
+
+
+def test_mevis_v2_has_expressions_without_target_and_v1_is_read_as_before(tmp_path):
+    drawn = draw()
+    root = clip_sets.mevis(tmp_path / "v2")
+    assert (infer(root), SPLITS["mevis"](root)) == ("mevis", ["train"])
+    found = by_id(read("mevis", root))
+    assert {n: s.meta["kind"] for n, s in found.items()} == {"0ab4_0": "target", "0ab4_1": "target", "0ab4_2": "no_target"}
+    assert (found["0ab4_2"].masks, found["0ab4_2"].text) == ((), "a circle")
+    assert all(same(masklet, drawn.masks[n]) for n, masklet in zip((1, 2), found["0ab4_1"].masks, strict=True))
+    assert [s.meta for s in read("mevis", clip_sets.mevis(tmp_path / "v1", version=1))] == [{}, {}]
+    shutil.copy(tmp_path / "v1/train/meta_expressions.json", root / "train")
+    with pytest.raises(DataError, match=r"meta_expressions.json and meta_expressions_v2.json are two releases"):
+        read("mevis", root)
+
+
+def test_revos_has_three_types_and_videos_as_files_or_folders(tmp_path):
+    root = clip_sets.revos(tmp_path)
+    assert (infer(root), SPLITS["revos"](root)) == ("revos", ["train"])
+    found = by_id(read("revos", root))
+    kinds = {"0": "referring", "1": "reasoning", "2": "no_object"}
+    assert {n: s.meta["kind"] for n, s in found.items()} == {f"{v}_{n}": k for v in ("LVVIS/train/1", "MOSE/2") for n, k in kinds.items()}
+    assert {n: len(s.masks) for n, s in found.items() if "MOSE" in n} == {"MOSE/2_0": 1, "MOSE/2_1": 2, "MOSE/2_2": 0}
+    assert isinstance(found["MOSE/2_0"].frames, VideoFrames)
+    assert found["MOSE/2_0"].frames.indices == range(0, 26, 5)
+
+
+def test_ref_youtube_vos_has_its_masks_in_pngs_or_in_upstreams_pickle(tmp_path):
+    drawn = draw()
+    for pickled in (False, True):
+        root = clip_sets.ref_youtube_vos(tmp_path / str(pickled), pickled=pickled)
+        assert (infer(root), SPLITS["ref_youtube_vos"](root)) == ("ref_youtube_vos", ["train"])
+        found = by_id(read("ref_youtube_vos", root))
+        assert {n: same(s.masks[0], drawn.masks[1 + (n == "0062_10")]) for n, s in found.items()} == dict.fromkeys(found, True)
+        assert {n: s.text for n, s in found.items()} == {"0062_0": "a red square", "0062_10": "the blue one", "0062_2": "it moves"}
+    (tmp_path / "False/train/Annotations/0062/00015.png").unlink()
+    assert pixels(read("ref_youtube_vos", tmp_path / "False")[0].masks[0]) == [36, 36, 36, None, 36, 36]
+    (tmp_path / "True/mask_dict.pkl").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(DataError, match=r"mask_dict.pkl is not a plain pickle \(it wants to import os.system\)"):
+        read("ref_youtube_vos", tmp_path / "True")
+
+
+@needs_reference
+def test_the_held_out_ref_youtube_vos_is_refused_for_its_missing_masks(tmp_path):
+    """The file is real, the frames are black."""
+    file = EXCERPTS / "ref_youtube_vos/meta_expressions_valid.head.json"
+    (tmp_path / "meta_expressions/valid").mkdir(parents=True)
+    (tmp_path / "valid/Annotations").mkdir(parents=True)
+    shutil.copy(file, tmp_path / "meta_expressions/valid/meta_expressions.json")
+    for video, record in json.loads(file.read_text())["videos"].items():
+        (tmp_path / f"valid/JPEGImages/{video}").mkdir(parents=True)
+        for frame in record["frames"]:
+            Image.new("RGB", (8, 6)).save(tmp_path / f"valid/JPEGImages/{video}/{frame}.jpg")
+    with pytest.raises(DataError, match=r"video '0062f687f1', expression '0': key 'obj_id' is missing; the masks of a held-out split"):
+        read("ref_youtube_vos", tmp_path, "valid")
+
+
+def test_ref_davis17_has_four_annotations_of_every_object(tmp_path):
+    root = clip_sets.ref_davis17(tmp_path / "texts")
+    assert (infer(root), SPLITS["ref_davis17"](root)) == ("ref_davis17", ["train", "val"])
+    found = by_id(read("ref_davis17", root, "val"))
+    kinds = ["annotator1_first_frame", "annotator1_full_video", "annotator2_first_frame", "annotator2_full_video"]
+    assert {n: s.meta["kind"] for n, s in found.items()} == {f"dogs_{n}": kinds[n % 4] for n in range(8)}
+    assert (found["dogs_1"].text, found["dogs_6"].text) == ("the red 1_full_video", "the café 2")
+    assert same(found["dogs_6"].masks[0], draw().masks[2])
+    converted = clip_sets.ref_youtube_vos(tmp_path / "converted")
+    assert {s.sample_id: s.meta["kind"] for s in read("ref_davis17", converted)} == {f"0062_{n}": kinds[n % 4] for n in (0, 10, 2)}
+    file = root / "davis_text_annotations/Davis17_annot2.txt"
+    whole = file.read_bytes()
+    for content, message in (
+        (whole + b"\nbear 3", r"Davis17_annot2.txt: line 5 is 'bear 3', not <clip> <object>"),
+        (whole.replace(b"dogs 2", b"dogs 3"), r"clip dogs: the four files describe the objects \[\[1, 2\], \[1, 2\], \[1, 3\], \[1, 2\]\]"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            read("ref_davis17", root, "val")
+
+
+def test_ref_sav_says_what_the_objects_of_a_video_file_do(tmp_path):
+    root = clip_sets.ref_sav(tmp_path)
+    assert (infer(root), SPLITS["ref_sav"](root)) == ("ref_sav", ["train"])
+    red, blue = read("ref_sav", root)
+    assert (red.text, blue.text, red.sample_id) == ("A red square slides right.", "A blue square appears.", "sav_000001_0")
+    assert same(blue.masks[0], draw().masks[2])
+    assert red.frames == blue.frames
+
+
 def change_json(file: Path, at: tuple[Any, ...], value: Any) -> None:
     content = parent = json.loads(file.read_text())
     for key in at[:-1]:
@@ -186,6 +275,17 @@ FAULTS = [
     ("coco_video", "demo_train.json", ("annotations", 1, "image_id"), 49, "instance 1 comes twice in image 49"),
     ("coco_video", "demo_train.json", ("images", 1, "frame_id"), 5, "video 'v': frame_id .* comes twice"),
     ("coco_video", "demo_train.json", ("annotations", 0, "segmentation"), {"size": [9, 9], "counts": "0"}, r"annotation 11: RLE size"),
+    ("mevis", "train/meta_expressions_v2.json", ("videos", "0ab4", "expressions", "0", "anno_id"), [9], "mask_dict.json: 9 is missing"),
+    ("mevis", "train/mask_dict.json", ("2",), [None] * 5, "mask_dict.json: 2 is .* for each of the video's 6 frames"),
+    ("mevis", "train/meta_expressions_v2.json", ("videos", "0ab4", "frames", 1), "00000", "a frame comes twice in the list"),
+    ("mevis", "train/meta_expressions_v2.json", ("videos", "0ab4", "frames", 1), "00006", r"'0ab4': the image .*00006.jpg does not exist"),
+    ("revos", "meta_expressions_train_.json", ("videos", "MOSE/2", "frames", 5), "00030", "don't number those of .*2.mp4, which has 30"),
+    ("revos", "meta_expressions_train_.json", ("videos", "MOSE/2", "expressions", "2", "type_id"), 3, "expression '2': type_id 3 is none of"),
+    ("revos", "meta_expressions_train_.json", ("videos", "MOSE/2", "expressions", "2", "type_id"), 0, r"type_id 0 \(referring\), and anno_id is \[\]"),
+    ("ref_youtube_vos", "meta_expressions/train/meta_expressions.json", ("videos", "0062", "expressions", "2", "obj_id"), "3",
+     r"expression '2': obj_id '3' is unknown: the PNGs of .*0062 show \[1, 2\]"),
+    ("ref_sav", "Ref-SAV.json", ("sav_000001", "objects", "2"), {"formated": "x"}, "object '2' is unknown: .* has the objects 0 to 1"),
+    ("ref_sav", "Ref-SAV.json", ("sav_000001", "video_path"), "sav_0.mp4", "'sav_000001': the file 'sav_0.mp4' is at none of"),
     ("sav", "sav_000/sav_000001_manual.json", ("masklet", 2), [], r"frame 2: \[\] is no list of a mask for each of 2 objects"),
     ("sav", "sav_000/sav_000001_manual.json", ("masklet_id", 1), 0, "object 0: this id comes twice"),
     ("sav", "sav_000/sav_000001_manual.json", ("video_width", ), 48.0, r"\[height, width\] = \[24, 48\], the file has \[24, 32\]"),

@@ -9,7 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ans_core.data.formats import checks, coco_video, davis, grandf, mevis, plain, refcoco, region_arrow, regions, sav, videos
+from ans_core.data.formats import (
+    checks,
+    coco_video,
+    davis,
+    grandf,
+    mevis,
+    plain,
+    ref_davis17,
+    ref_sav,
+    ref_youtube_vos,
+    refcoco,
+    region_arrow,
+    regions,
+    revos,
+    sav,
+    videos,
+)
 from ans_core.types import Sample
 
 FORMATS: dict[str, Callable[..., list[Sample]]] = {
@@ -19,9 +35,13 @@ FORMATS: dict[str, Callable[..., list[Sample]]] = {
     "grandf": grandf.read,
     "grefcoco": refcoco.read,
     "mevis": mevis.read,
+    "ref_davis17": ref_davis17.read,
+    "ref_sav": ref_sav.read,
+    "ref_youtube_vos": ref_youtube_vos.read,
     "refcoco": refcoco.read,
     "region_arrow": region_arrow.read,
     "regions": regions.read,
+    "revos": revos.read,
     "sav": sav.read,
     "videos": videos.read,
     "youtube_vis": coco_video.read,
@@ -35,9 +55,13 @@ SPLITS: dict[str, Callable[[Path], list[str]]] = {
     "grandf": grandf.splits,
     "grefcoco": refcoco.splits,
     "mevis": mevis.splits,
+    "ref_davis17": ref_davis17.splits,
+    "ref_sav": ref_sav.splits,
+    "ref_youtube_vos": ref_youtube_vos.splits,
     "refcoco": refcoco.splits,
     "region_arrow": region_arrow.splits,
     "regions": regions.splits,
+    "revos": revos.splits,
     "sav": sav.splits,
     "videos": videos.splits,
     "youtube_vis": coco_video.splits,
@@ -51,7 +75,12 @@ MARKERS: dict[str, str] = {
     "grefs(*).json": "grefcoco",
     "dataset_info.json": "region_arrow",
     "*/dataset_info.json": "region_arrow",
-    "*/meta_expressions.json": "mevis",
+    "davis_text_annotations": "ref_davis17",
+    "Davis17_annot1.txt": "ref_davis17",
+    "Ref-SAV.json": "ref_sav",
+    "meta_expressions_*_.json": "revos",
+    "meta_expressions/*/meta_expressions.json": "ref_youtube_vos",
+    "*/meta_expressions*.json": "mevis",
     "manifest.jsonl": "regions",
     "*/instances.json": "youtube_vis",
     "JPEGImages_24fps": "sav",

@@ -132,8 +132,8 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
     for number, value in checks.by_id(source.annotations, "id", where=f"{file}: annotation").items():
         with faults:
             where = f"{file}: annotation {rle.short(number)}"
-            form = FrameAnnotation if source.images else MaskletAnnotation
-            annotation = checks.record(form, value, where=where)
+            annotation: FrameAnnotation | MaskletAnnotation
+            annotation = checks.record(FrameAnnotation if source.images else MaskletAnnotation, value, where=where)  # type: ignore[type-var]
             if annotation.category_id not in words:
                 raise checks.DataError(f"{where}: category_id {rle.short(annotation.category_id)} is not in categories")
             if annotation.owner not in owners:
