@@ -89,6 +89,7 @@ class _Decoder:
         self.file, self.process, self.changed = file, os.getpid(), _changed(file)
         self.container = av.open(str(file))
         self.stream = self.container.streams.video[0]
+        self.stream.codec_context.thread_count = 1  # loader workers share the cores
         self.times = _times(file)
         self.keys = [n for n, entry in enumerate(self.stream.index_entries) if entry.is_keyframe]
         self.shots: Iterator[Shot] = self.container.decode(self.stream)

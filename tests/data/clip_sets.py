@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import imageio.v3 as iio
+import av
 import numpy as np
 from PIL import Image
 
@@ -71,7 +71,13 @@ def write_json(file: Path, content: Any) -> None:
 
 def write_video(file: Path, pictures: np.ndarray) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    iio.imwrite(file, pictures, plugin="pyav", codec="mpeg4", fps=24)
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("mpeg4", rate=24)
+        stream.height, stream.width = pictures.shape[1:3]
+        stream.codec_context.thread_count = 1
+        for picture in pictures:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode())
 
 
 def davis(root: Path) -> Path:

@@ -239,7 +239,7 @@ def test_ref_davis17_has_four_annotations_of_every_object(tmp_path):
     whole = file.read_bytes()
     for content, message in (
         (whole + b"\nbear 3", r"Davis17_annot2.txt: line 5 is 'bear 3', not <clip> <object>"),
-        (whole.replace(b"dogs 2", b"dogs 3"), r"clip dogs: the four files describe the objects \[\[1, 2\], \[1, 2\], \[1, 3\], \[1, 2\]\]"),
+        (whole.replace(b"dogs 2", b"dogs 3"), r"clip dogs: the four files describe .* \[\[1, 2\], \[1, 2\], \[1, 3\], \[1, 2\]\]"),
     ):
         file.write_bytes(content)
         with pytest.raises(DataError, match=message):
@@ -278,10 +278,10 @@ FAULTS = [
     ("mevis", "train/meta_expressions_v2.json", ("videos", "0ab4", "expressions", "0", "anno_id"), [9], "mask_dict.json: 9 is missing"),
     ("mevis", "train/mask_dict.json", ("2",), [None] * 5, "mask_dict.json: 2 is .* for each of the video's 6 frames"),
     ("mevis", "train/meta_expressions_v2.json", ("videos", "0ab4", "frames", 1), "00000", "a frame comes twice in the list"),
-    ("mevis", "train/meta_expressions_v2.json", ("videos", "0ab4", "frames", 1), "00006", r"'0ab4': the image .*00006.jpg does not exist"),
+    ("mevis", "train/meta_expressions_v2.json", ("videos", "0ab4", "frames", 1), "00006", r"the image .*00006.jpg does not exist"),
     ("revos", "meta_expressions_train_.json", ("videos", "MOSE/2", "frames", 5), "00030", "don't number those of .*2.mp4, which has 30"),
-    ("revos", "meta_expressions_train_.json", ("videos", "MOSE/2", "expressions", "2", "type_id"), 3, "expression '2': type_id 3 is none of"),
-    ("revos", "meta_expressions_train_.json", ("videos", "MOSE/2", "expressions", "2", "type_id"), 0, r"type_id 0 \(referring\), and anno_id is \[\]"),
+    ("revos", "meta_expressions_train_.json", ("videos", "MOSE/2", "expressions", "2", "type_id"), 3, "'2': type_id 3 is none of"),
+    ("revos", "meta_expressions_train_.json", ("videos", "MOSE/2", "expressions", "2", "type_id"), 0, r"and anno_id is \[\]"),
     ("ref_youtube_vos", "meta_expressions/train/meta_expressions.json", ("videos", "0062", "expressions", "2", "obj_id"), "3",
      r"expression '2': obj_id '3' is unknown: the PNGs of .*0062 show \[1, 2\]"),
     ("ref_sav", "Ref-SAV.json", ("sav_000001", "objects", "2"), {"formated": "x"}, "object '2' is unknown: .* has the objects 0 to 1"),
