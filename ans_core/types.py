@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 RLE = dict[str, Any]
 """COCO compressed run-length encoding: {"size": [H, W], "counts": str}."""
@@ -17,10 +17,42 @@ RLE = dict[str, Any]
 Masklet = tuple[RLE | None, ...]
 """One object's mask in every frame (length F). None = not annotated; an RLE of area 0 = absent."""
 
-ImageRef = Path | bytes
-"""Where a frame's pixels are: a file, or the encoded image itself (as stored in Arrow files)."""
 
-Task = Literal["referring", "region_caption", "grounded_caption", "conversation"]
+@dataclass(frozen=True, slots=True)
+class VideoFrame:
+    """One frame of a video file, decoded when it is opened."""
+
+    file: Path
+    index: int
+
+
+ImageRef = Path | bytes | VideoFrame
+"""Where a frame's pixels are: a file, the encoded image itself (as stored in Arrow files), or a place in a video file."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFrames(Sequence[VideoFrame]):
+    """Some frames of a video file, in order. It holds no list of them, so that a long video costs no memory."""
+
+    file: Path
+    indices: range
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, place: int) -> VideoFrame: ...
+    @overload
+    def __getitem__(self, place: slice) -> VideoFrames: ...
+    def __getitem__(self, place: int | slice) -> VideoFrame | VideoFrames:
+        chosen = self.indices[place]
+        return VideoFrames(self.file, chosen) if isinstance(chosen, range) else VideoFrame(self.file, chosen)
+
+
+Frames = tuple[ImageRef, ...] | VideoFrames
+"""The frames of a picture or clip, hashable: pictures, or frames of one video file."""
+
+Task = Literal["referring", "region_caption", "grounded_caption", "conversation", "tracking"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,16 +64,17 @@ class Sample:
     dataset: str
     image_id: str
     """Samples of one dataset with the same image_id show the same frames, which are then encoded once."""
-    frames: tuple[ImageRef, ...]
+    frames: Frames
     height: int
     width: int
     task: Task
     text: str
     """referring: the expression as the annotator wrote it. region_caption: the caption. grounded_caption: the plain caption.
-    conversation: the answer."""
+    conversation: the answer. tracking: empty; clicks, boxes or masks name the objects (DAVIS, MOSE, SA-V)."""
     masks: tuple[Masklet, ...] = ()
     """N masklets of F entries. referring: the objects meant (0 = nothing fits the expression); region_caption: the regions asked
-    about (visual prompts); grounded_caption: all the objects of phrase i together, so N = number of phrases."""
+    about (visual prompts); tracking: all objects of the clip; grounded_caption: all the objects of phrase i together, so N = number of
+    phrases."""
     phrases: tuple[tuple[int, int], ...] = ()
     """grounded_caption: [start, end) character spans of `text`, one per masklet, in order, not overlapping."""
     question: str | None = None
@@ -58,7 +91,7 @@ class Sample:
 class Request:
     """What a model is asked: upstream's `predict_forward` arguments. `text` holds `<image>` at the frames' place."""
 
-    frames: tuple[ImageRef, ...]
+    frames: Frames
     text: str
     mask_prompts: tuple[RLE, ...] = ()
     """Regions of the first frame, named region1, region2, ... in the text."""

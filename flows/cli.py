@@ -181,8 +181,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def data(arguments: argparse.Namespace) -> int:
-    """Reads a data set as training would, and says what is in it and what is wrong."""
-    from flows.data_check import check
+    """check: reads a data set as training would, and says what is in it and what is wrong. show: draws samples with their masks."""
 
     if arguments.format == "traces":  # the agent's, which are no samples
         from ans_core.agent.world.trace_file import mix, read_traces
@@ -191,7 +190,19 @@ def data(arguments: argparse.Namespace) -> int:
         shares = ", ".join(f"{kind} {share:.2f}" for kind, share in mix(traces).items())
         print(f"{arguments.path}: {len(traces)} traces ({shares}), no fault found")
         return 0
-    return check(Path(arguments.path), arguments.format, arguments.split, pixels=not arguments.headers_only)
+    from flows.data_check import check, named
+
+    name, path, form = named(arguments.path, arguments.format, root())
+    folder = root() / ".ans/data" / name
+    if arguments.action == "show":
+        from flows.data_show import show
+
+        out = Path(arguments.out or folder / "samples")
+        written = show(name, path, form, arguments.split, count=arguments.count, seed=arguments.seed, out=out)
+        print(f"wrote {len(written)} pictures and samples.jsonl to {out}")
+        return 0
+    page = Path(arguments.out or folder) / "report.html"
+    return check(name, path, form, arguments.split, pixels=not arguments.headers_only, page=page)
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -316,11 +327,14 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("checkpoint", metavar="CHECKPOINT|score")
     eval_score.add_arguments(it)
     it = command("data", data)
-    it.add_argument("action", choices=["check"])
-    it.add_argument("path")
+    it.add_argument("action", choices=["check", "show"])
+    it.add_argument("path", metavar="NAME|PATH", help="a data set of params.yaml, or a folder (or file) of annotations")
     it.add_argument("--format", help="a format of ans_core/data/formats (default: by the files in the folder), or traces (docs/agent.md)")
     it.add_argument("--split", help="one split (default: all)")
-    it.add_argument("--headers-only", action="store_true", help="do not decode the pictures")
+    it.add_argument("--headers-only", action="store_true", help="check: do not decode the pictures")
+    it.add_argument("--out", metavar="FOLDER", help="where pictures go (default: .ans/data/<name>)")
+    it.add_argument("--count", type=int, default=16, help="show: samples of each split (default: 16)")
+    it.add_argument("--seed", type=int, default=0, help="show: chooses the samples (default: 0)")
     it = command("doctor", doctor)
     it.add_argument("--look-only", action="store_true", help="leave stuck MLflow runs as they are")
     it = command("compare", compare)

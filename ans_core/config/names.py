@@ -21,8 +21,9 @@ STILL_KINDS = ("referring", "region_caption", "grounded_caption")
 DATA_KINDS = (*STILL_KINDS, "video", "extra")
 """ans_core/data: the role of a data set in a mixture."""
 FORMATS = (
-    "annotations", "coco", "flickr_gcg", "grandf", "grefcoco", "llava", "mevis", "osprey", "reasonseg", "refcoco", "refcocog_gcg",
-    "region_arrow", "regions", "videos",
+    "annotations", "coco", "coco_video", "davis", "flickr_gcg", "grandf", "grefcoco", "llava", "mevis", "osprey", "reasonseg",
+    "ref_davis17", "ref_sav", "ref_youtube_vos", "refcoco", "refcocog_gcg", "region_arrow", "regions", "revos", "sav", "videos",
+    "youtube_vis",
 )  # fmt: skip
 """ans_core/data/formats."""
 BENCHMARKS = (*STILL_KINDS, "video", "loops")

@@ -13,7 +13,7 @@ from random import Random
 from ans_core.data.collate import Row
 from ans_core.data.conversation import Turn
 from ans_core.dist import rank, rng_of, seed_of, world_size
-from ans_core.types import Sample
+from ans_core.types import Sample, VideoFrames
 
 MakeTurn = Callable[[Sample, Random], Turn]
 
@@ -68,7 +68,8 @@ class Mixture:
         for source in sources:
             own = source.kind == "extra"
             share = shares.get(source.name, shares.get(source.kind, 0.0))
-            if not share or not source.samples:
+            samples = [sample for sample in source.samples if sample.task != "tracking"]  # without a text; SAM2's memory learns from them
+            if not share or not samples:
                 continue
             pool = source.name if own else "clips" if source.kind == "video" else "images"
             kind = source.name if own else source.kind
@@ -76,7 +77,7 @@ class Mixture:
             self.datasets[pool].append(source.name)
             if own and source.name not in shares:
                 repeats[pool] = source.repeats
-            for sample in source.samples:
+            for sample in samples:
                 grouped[pool][picture_key(sample)][kind].append(sample)
         if not grouped:
             raise ValueError(f"the mixture {dict(shares)} gives no share to any of the data sets {[(s.name, s.kind) for s in sources]}")
@@ -174,4 +175,6 @@ def apportion(shares: Sequence[Fraction], rows: int) -> list[int]:
 
 def picture_key(sample: Sample) -> tuple[object, ...]:
     """Return a key of the pictures themselves, so that data sets with the same files share rows."""
+    if isinstance(sample.frames, VideoFrames):
+        return (os.path.normpath(sample.frames.file), sample.frames.indices)
     return tuple(Path(os.path.normpath(ref)) if isinstance(ref, Path) else ref for ref in sample.frames)

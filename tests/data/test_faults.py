@@ -22,7 +22,6 @@ from ans_core.data.formats.checks import DataError
 from ans_core.data.pictures import check_pictures
 from ans_core.data.scene_write import write_clips, write_scenes
 from ans_core.stages.prepare import source_entries
-from flows.data_check import check
 from tests import picture_sets
 from tests.data.test_formats import GOOD, block, png, region, write_annotations, write_refs, write_regions
 from tests.data.test_prepare import own_data
@@ -215,27 +214,6 @@ def test_data_without_val_is_warned_of(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         source_entries((source,))
     assert 'a split "train" and none "val"' in caplog.text
-
-
-def test_a_data_set_is_checked_and_told_about(tmp_path, capsys):
-    folder = own_data(tmp_path).path
-    assert check(Path(folder), None, None, pixels=True) == 0
-    told = capsys.readouterr().out
-    assert "split 'train': 1 samples (referring 1)" in told
-    assert "1 pictures, 40 x 20 pixels" in told
-    assert "no fault found" in told
-    records = json.loads((tmp_path / "annotations.json").read_text())
-    (tmp_path / "annotations.json").write_text(json.dumps([*records, records[0] | {"split": "val", "text": "a cat"}]))
-    assert check(Path(folder), None, None, pixels=True) == 0
-    assert "1 pictures are in 'train' and in 'val', as " in capsys.readouterr().out
-    picture = (tmp_path / "b.png").read_bytes()
-    (tmp_path / "b.png").write_bytes(picture[:-20])
-    assert check(Path(folder), None, None, pixels=False) == 0
-    assert check(Path(folder), None, None, pixels=True) == 1
-    caught = capsys.readouterr()
-    assert "split 'val', sample 1: cannot read the image" in caught.err
-    assert "split 'train': 1 samples" in caught.out
-    assert "no fault found" in caught.out.split("not decoded")[0]
 
 
 @pytest.fixture(scope="module")

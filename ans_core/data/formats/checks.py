@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, TypeVar
@@ -27,6 +29,28 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 class DataError(ValueError):
     """Annotations or pictures that can't be used. The message names the file, the record and the remedy."""
 
+    def __init__(self, message: str, faults: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.faults = tuple(faults) or (message,)
+        """The message, or each of the faults that it lists."""
+
+
+class NoSplit(DataError):
+    """The data set does not have the split that was asked for."""
+
+
+_count: ContextVar[Callable[[], object]] = ContextVar("count", default=lambda: None)
+
+
+@contextmanager
+def counting(count: Callable[[], object]) -> Iterator[None]:
+    """Call `count` for every record that readers look at, to show progress."""
+    token = _count.set(count)
+    try:
+        yield
+    finally:
+        _count.reset(token)
+
 
 class Faults:
     """Collect the faults of single records (`with faults: ...` skips the rest of a wrong record) and raise them together at the end."""
@@ -36,7 +60,7 @@ class Faults:
         self.first: dict[str, None] = {}
 
     def __enter__(self) -> None:
-        pass
+        _count.get()()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         if not isinstance(error, DataError):
@@ -54,7 +78,7 @@ class Faults:
             raise DataError(*self.first)
         if self.count:
             more = [f"... and {self.count - TOLD} more"] if self.count > TOLD else []
-            raise DataError("\n  ".join([f"{self.file}: {self.count} faults", *self.first, *more]))
+            raise DataError("\n  ".join([f"{self.file}: {self.count} faults", *self.first, *more]), [*self.first, *more])
 
 
 def _id(value: object) -> object:
@@ -233,6 +257,13 @@ def _line(line: bytes, *, where: str) -> Any:
         raise DataError(f"{where} is not JSON in UTF-8 ({reason}); correct or remove this line") from None
 
 
+def load_text(path: Path, *, encoding: str = "utf-8") -> str:
+    try:
+        return _content(path).decode(encoding)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in {encoding} ({error}); save it as {encoding}") from None
+
+
 def _content(path: Path) -> bytes:
     try:
         content = path.read_bytes()
@@ -248,7 +279,7 @@ def _content(path: Path) -> bytes:
 def known_split(split: str, splits: Iterable[str], *, path: Path) -> None:
     names = sorted(set(splits))
     if split not in names:
-        raise DataError(f"{path} has no split {split!r}; it has {names}")
+        raise NoSplit(f"{path} has no split {split!r}; it has {names}")
 
 
 def image_folder(candidates: Iterable[Path], *, where: str) -> Path:
