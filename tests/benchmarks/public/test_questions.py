@@ -172,6 +172,10 @@ def test_caption_predictions_against_coco_annotations(tmp_path: Path):
         ("the answer is c, surely", "C"),
         ("It is a dog", "B"),
         ("D", None),  # no such option
+        ("B it is, as I said: B", None),  # its first place counts, as in VLMEvalKit
+        ("the answer is an old dog", "A"),  # so there
+        ("Cannot determine the answer, a dog", None),
+        ("none of them: Z, a dog", None),
     ],
 )
 def test_mmbench_letters(reply: str, letter: str | None):
