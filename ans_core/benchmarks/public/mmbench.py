@@ -27,7 +27,9 @@ def score(given: Given) -> Scored:
     records = files.records(given.predictions)
     files.by_id(records, "index", where=str(given.predictions))
     groups: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for record in records:
+    for number, record in enumerate(records, start=1):
+        if not str(record["index"]).isdecimal():
+            raise ValueError(f"{given.predictions}, record {number}: index {record['index']!r} is no whole number")
         groups[int(record["index"]) % ROTATION].append(record)
     samples, unparsed = [], 0
     for index, copies in groups.items():
