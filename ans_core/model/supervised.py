@@ -14,6 +14,7 @@ from ans_core.data.views import Views
 from ans_core.dist import shared_sum
 from ans_core.losses import mask_losses, mean_iou, text_loss
 from ans_core.model.backbones.base import ImageFeatures
+from ans_core.model.checkpointing import in_pieces
 from ans_core.model.packing import Packed
 from ans_core.model.sa2va import Sa2VA
 
@@ -40,7 +41,7 @@ class Supervised(nn.Module):
         """This batch's part of the step's loss. Metrics are means over this batch."""
         hidden = self.model.hidden_states(packed(batch), image_tokens(self.model, batch.views).split(batch.views))
         rows, places = target_positions(batch)
-        text = text_loss(self.model.logits(hidden[rows, places - 1]), batch.input_ids[rows, places])
+        text = self.text_loss(hidden[rows, places - 1], batch.input_ids[rows, places])
         metrics = {"text": float(text.detach())} if len(rows) else {}
         loss = text * (len(rows) / (batch.totals.get("tokens", len(rows)) or 1))
         if not self.mask_weight and not self.dice_weight:
@@ -55,6 +56,14 @@ class Supervised(nn.Module):
         metrics |= {"bce": float(bce.detach()) * share, "dice": float(dice.detach()) * share}
         metrics["mask_iou"] = mean_iou(logits.detach(), batch.targets)
         return loss + self.mask_weight * bce + self.dice_weight * dice, metrics
+
+    def text_loss(self, hidden: Float[Tensor, "M D"], target: Int[Tensor, " M"]) -> Float[Tensor, ""]:
+        """Return the mean cross-entropy of the learned tokens, whose logits are made piece by piece where they are many."""
+
+        def share(some: Tensor, own: Tensor) -> tuple[Tensor]:
+            return (text_loss(self.model.logits(some), own)[None] * (len(own) / max(len(target), 1)),)
+
+        return in_pieces(share, hidden, target, words=self.model.vlm.lm_head.out_features)[0].sum()
 
     def decode_masks(self, batch: Batch, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "P h4 w4"]:
         """Mask logits of every (seg, frame) pair of the batch. Without any, of one token on a blank frame, for the graph alone: processes

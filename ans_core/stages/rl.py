@@ -71,6 +71,7 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
     sources = data.sources(inputs["data"], "train")
     practice = samples_by_loop([s for source in sources for s in source.samples], settings.loops)
     model = sft_model(inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(settings.dtype), device=machine.device)
+    model.checkpointing = settings.checkpointing
     modules = adapters.policy_modules(model, settings.loops)
     lora = adapters.rl_config(**settings.lora.model_dump(), modules=modules)
     policies = adapters.Policies(model, lora, seed=dist.seed_of(cfg.seed, "rl lora"))
