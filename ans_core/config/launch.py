@@ -20,3 +20,9 @@ class Launch(Section):
     """CPU threads; 0 = all."""
     workers: Count = 0
     """Processes that prepare batches ahead."""
+    keep_states: Annotated[int, Field(ge=2)] = 2
+    """Newest training states of a stage at work that are kept; a damaged one is passed over."""
+    halt_on_nan: bool = False
+    """Stop at the first loss or gradient that is not finite. Without it the step is skipped, and more than 10 in a row stop the stage."""
+    profile_steps: Count = 0
+    """Steps of which each process writes a torch.profiler trace, profile-N.json beside its training states; 0 = none."""

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from ans_core.config.section import Positive, Section, Weight, some_weight
-from ans_core.config.training import Lora, Optim
+from ans_core.config.section import Count, Impossible, Positive, Section, Weight, some_weight
+from ans_core.config.training import Checkpointing, Lora, Optim
 
 
 class Sft(Section):
@@ -33,8 +33,22 @@ class Sft(Section):
     max_length: Positive = 8192
     dtype: Literal["fp32", "bf16"] = "bf16"
     """Dtype of the forward pass (autocast); trained tensors are always fp32. fp32 also casts a half-precision base up."""
+    checkpointing: Checkpointing = "none"
+    """layers: recompute the layers in the backward pass, for memory."""
+    val_every: Count = 0
+    """Steps between validations on held-out rows (split `val`, same mixture); the stage's result is then the best of them. 0 = none."""
+    val_rows: Positive = 64
+    early_stop: Count = 0
+    """The stage ends after this many validations in a row without a lower loss; 0 = never."""
+    overlays_every: Count = 0
+    """Steps between pictures of validated masks beside the truth, in validations; 0 = none."""
 
     @model_validator(mode="after")
     def _possible(self) -> Sft:
         some_weight(self.mixture.values(), key="mixture", why="nothing is trained on")
+        for name in ("early_stop", "overlays_every"):
+            if getattr(self, name) and not self.val_every:
+                raise Impossible(name, f"{getattr(self, name)} without validations; set val_every")
+        if self.val_every and self.overlays_every % self.val_every:
+            raise Impossible("overlays_every", f"{self.overlays_every} is no multiple of val_every {self.val_every}")
         return self

@@ -9,6 +9,7 @@ text_hidden_fcs and SAM2's mask decoder, all in fp32.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,42 +19,40 @@ from ans_core import data, dist, loop
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.data import conversation
-from ans_core.data.collate import Batch, collate_readable
+from ans_core.data.collate import Batch, Layout, Row, collate_readable
 from ans_core.data.left_out import LeftOutFile
-from ans_core.data.mixture import Mixture, PoolRows
+from ans_core.data.mixture import Mixture, PoolRows, Source
 from ans_core.model import adapters
-from ans_core.model.parts import check_moved, hashes
+from ans_core.model.parts import check_moved, hashes, part_of
 from ans_core.model.supervised import Supervised, layout_of
+from ans_core.model.validation import ValidationSlice
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
 from ans_core.types import Log
+from ans_core.watch import Validation, Watch
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: data, base. Writes the trained tensors (delta), curves.csv and moved.json to `out`. Samples that can't be read
-    or are too long are left out: the curve `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
+    """Run the stage. inputs: data, base. Writes the trained tensors (delta), curves.csv, moved.json and `samples` (pictures of validated
+    masks) to `out`. Samples that can't be read or are too long are left out: the curve `skipped_samples` counts them,
+    `left_out-<process>.jsonl` in `scratch` names them."""
     settings, base = cfg.sft, inputs["base"] / "base"
     machine = machine_of(cfg.launch, settings.dtype)
     model = checkpoint.load(base, dtype=weights_dtype(settings.dtype), device=machine.device)
+    model.checkpointing = settings.checkpointing
     lora = adapters.lora_config(**settings.lora.model_dump())
     adapters.prepare_sft(model, lora, seed=dist.seed_of(cfg.seed, "sft lora"))
     before = hashes(model)
-    sources = data.sources(inputs["data"], "train")
-    mixture = Mixture(
-        sources,
-        settings.mixture,
-        questions=settings.questions_per_image,
-        frames=settings.frames,
-        seed=cfg.seed,
-        turn=conversation.turn,
-    )
+    mixture = _mixture(cfg, data.sources(inputs["data"], "train"), seed=cfg.seed)
     show_mixture(mixture.table(settings.optim.steps * settings.optim.batch), log)
     layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length)
 
     left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
 
+    def rows(step: int, micro: int) -> list[Row]:
+        return mixture.rows(step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate)
+
     def make(step: int, micro: int) -> Batch:
-        rows = mixture.rows(step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate)
-        batch, samples = collate_readable(rows, model.tokenizer, layout)
+        batch, samples = collate_readable(rows(step, micro), model.tokenizer, layout)
         left_out.add(step, samples)
         return batch
 
@@ -62,9 +61,15 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         return {"skipped_samples": float(skipped)} if skipped else {}
 
     module = Supervised(model, mask_weight=settings.mask_weight, dice_weight=settings.dice_weight, points=settings.mask_points)
+    watch = Watch(
+        validation=_validation(cfg, module, machine, layout, inputs["data"], scratch) if settings.val_every else None,
+        rows=lambda step: [row.name for micro in range(settings.optim.accumulate) for row in rows(step, micro)],
+        counts=lambda batch: {"rows": float(len(batch.tiles_per_row)), "tokens": float((batch.branch >= 0).sum())},
+        part_of=lambda name: part_of(name.removeprefix("model.")),
+    )
     curves = loop.train(
         module, make, name="sft", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
-        after_step=count, scales={"sam_mask_decoder": settings.decoder_lr},
+        after_step=count, scales={"sam_mask_decoder": settings.decoder_lr}, watch=watch,
     )  # fmt: skip
     moved = check_moved(before, model)
     if dist.rank() == 0:
@@ -72,8 +77,38 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         checkpoint.save_delta(adapters.trained(model), out, base_hash=checkpoint.weights_hash(base), config=config)
         loop.write_curves(out / "curves.csv", {"sft": curves})
         (out / "moved.json").write_text(json.dumps(moved, indent=1))
+        if (scratch / "samples").is_dir():
+            shutil.copytree(scratch / "samples", out / "samples")
     dist.wait_for_all()
     return last_means(curves)
+
+
+def _mixture(cfg: Config, sources: Sequence[Source], *, seed: int) -> Mixture:
+    s = cfg.sft
+    return Mixture(sources, s.mixture, questions=s.questions_per_image, frames=s.frames, seed=seed, turn=conversation.turn)
+
+
+def _validation(cfg: Config, module: Supervised, machine: loop.Machine, layout: Layout, prepared: Path, scratch: Path) -> Validation:
+    """Validate on the split `val`. Raises ValueError if it holds nothing of the mixture."""
+    settings, sources = cfg.sft, data.sources(prepared, "val")
+    if not sources:
+        raise ValueError("sft.val_every is set, and the data has no split 'val'; add one to prepare.sources, or set sft.val_every=0")
+    held_out = ValidationSlice(
+        module,
+        _mixture(cfg, sources, seed=dist.seed_of(cfg.seed, "validation")),
+        layout,
+        rows=settings.val_rows,
+        batch=max(dist.world_size(), settings.optim.batch // settings.optim.accumulate),
+        autocast=loop.autocast(machine),
+        pictures_to=scratch / "samples",
+    )
+
+    def measure(done: int) -> dict[str, float]:
+        if settings.overlays_every and done % settings.overlays_every == 0:
+            held_out.draw(done)
+        return held_out.measure()
+
+    return Validation(every=settings.val_every, measure=measure, patience=settings.early_stop)
 
 
 def show_mixture(table: Sequence[PoolRows], log: Log) -> None:
