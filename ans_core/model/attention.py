@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -78,30 +78,18 @@ def attend(
 def _by_branch(
     query: Float[Tensor, "H L d"], key: Float[Tensor, "K L d"], value: Float[Tensor, "K L d"], branch: Int[Tensor, " L"], **settings: Any
 ) -> Float[Tensor, "H L d"]:
-    """Compute one row. The prefix and the first branch together are plainly causal; every further branch reads the prefix and itself.
-    Padding gets zeros."""
+    """Compute one row. The prefix and the first branch together are plainly causal; only the branches after them need a mask. Padding gets
+    zeros."""
     groups = len(query) // len(key)
     key, value = key.repeat_interleave(groups, dim=0), value.repeat_interleave(groups, dim=0)
-    numbers, counts = (found.tolist() for found in branch.unique_consecutive(return_counts=True))
-    prefix = counts[0] if numbers[0] == 0 else 0
-    begun = counts[0] + (counts[1] if numbers[0] == 0 and len(counts) > 1 and numbers[1] > 0 else 0)
+    length = int((branch >= 0).sum())
+    later = torch.nonzero(branch > max(1, int(branch[0])))
+    begun = int(later[0]) if len(later) else length
     found = [_attention(query[:, :begun], key[:, :begun], value[:, :begun], is_causal=True, **settings)]
-    starts = torch.tensor(counts).cumsum(0).tolist()
-    for number, count, end in zip(numbers, counts, starts, strict=True):
-        start = end - count
-        if start < begun:
-            continue
-        own = query[:, start:end]
-        if number < 0:
-            found.append(torch.zeros_like(own))
-            continue
-        seen = [torch.cat([x[:, :prefix], x[:, start:end]], dim=1) for x in (key, value)]
-        found.append(_attention(own, *seen, attn_mask=_causal_after(prefix, count, own.device), **settings))
-    return torch.cat(found, dim=1)
-
-
-def _causal_after(prefix: int, count: int, device: torch.device) -> Bool[Tensor, "count all"]:
-    return torch.ones(count, prefix + count, dtype=torch.bool, device=device).tril(prefix)
+    if begun < length:
+        allowed = branch_attention(branch[None, :length], first=begun)[0]
+        found.append(_attention(query[:, begun:length], key[:, :length], value[:, :length], attn_mask=allowed, **settings))
+    return torch.cat([*found, torch.zeros_like(query[:, length:])], dim=1)
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
