@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ans_core import sharding
 from ans_core.dist import rank, wait_for_all, world_size
 
 Curves = list[tuple[int, str, float]]
@@ -22,7 +23,7 @@ Curves = list[tuple[int, str, float]]
 
 def trained_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters that require a gradient, by name (the module's own names, also if DDP or DeepSpeed wraps it)."""
-    return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    return {name: sharding.read(p) for name, p in module.named_parameters() if p.requires_grad}
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
@@ -41,8 +42,8 @@ def save(
         wait_for_all()  # for the folder
         wrapped.save_checkpoint(str(partial), tag="deepspeed", exclude_frozen_parameters=True)
         wait_for_all()  # for the parts of all processes
+    state = {"trained": trained_tensors(module), "extra": _state(module)}
     if rank() == 0:
-        state = {"trained": trained_tensors(module), "extra": _state(module)}
         if not deepspeed_stage:
             state["optimizer"] = optimizer.state_dict()
         torch.save(state, partial / "state.pt")
@@ -89,10 +90,7 @@ def resume(
                 before[0],
             )
         state = torch.load(path / "state.pt", map_location=device, weights_only=True)
-        own = dict(module.named_parameters())
-        with torch.no_grad():
-            for key, value in state["trained"].items():
-                own[key].copy_(value)
+        _put(module, state["trained"])
         module.load_state_dict(state["extra"], strict=False)
         if deepspeed_stage:
             wrapped.load_checkpoint(str(path), tag="deepspeed", load_module_strict=False)
@@ -132,10 +130,11 @@ def sync(path: Path) -> None:
 
 def save_best(folder: Path, step: int, module: nn.Module) -> None:
     """Keep the trained tensors of this step as the best so far, in place of those before."""
+    tensors = trained_tensors(module)
     if rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / "best.partial"
-        torch.save({"step": step, "trained": trained_tensors(module)}, partial)
+        torch.save({"step": step, "trained": tensors}, partial)
         sync(partial)
         partial.replace(folder / "best.pt")
 
@@ -146,7 +145,10 @@ def load_best(folder: Path, step: int, module: nn.Module, *, device: torch.devic
     state = torch.load(folder / "best.pt", map_location=device, weights_only=True)
     if state["step"] != step:
         raise RuntimeError(f"{folder / 'best.pt'} holds step {state['step']}, and validation was best at step {step}; start the stage anew")
+    _put(module, state["trained"])
+
+
+def _put(module: nn.Module, tensors: dict[str, Tensor]) -> None:
     own = dict(module.named_parameters())
-    with torch.no_grad():
-        for name, value in state["trained"].items():
-            own[name].copy_(value)
+    for name, values in tensors.items():
+        sharding.write(own[name], values)

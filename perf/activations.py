@@ -48,11 +48,10 @@ def measure(hidden: int, inner: int, layers: int, rows: int, tokens: int, checkp
     branch[:, : tokens // 2] = 0
     ids = torch.randint(5, 100, branch.shape)
     packed = Packed(input_ids=ids, position_ids=torch.arange(tokens).expand_as(ids), branch=branch, loss_mask=branch > 0)
-    none = torch.zeros(0, model.grid**2, hidden)
 
     def step(tokens: int) -> None:
         part = Packed(**{n: getattr(packed, n)[:, :tokens] for n in ("input_ids", "position_ids", "branch", "loss_mask")})
-        states = model.hidden_states(part, [none] * rows)
+        states = model.hidden_states(part, [None] * rows)
         learned = part.loss_mask.nonzero(as_tuple=True)
         module.text_loss(states[learned], part.input_ids[learned]).backward()
         model.zero_grad()

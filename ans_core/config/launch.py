@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ans_core.config.section import Count, Positive, Section
+from ans_core.config.section import Count, Positive, Rate, Section
 
 
 class Launch(Section):
@@ -20,6 +20,10 @@ class Launch(Section):
     """CPU threads; 0 = all."""
     workers: Count = 0
     """Processes that prepare batches ahead."""
+    feature_cache: str = ""
+    """Folder in which SFT keeps what the frozen encoders gave for a picture; empty = none. Published sizes: 2 MB a tile, 90 MB a frame."""
+    feature_cache_gb: Rate = 50.0
+    """Most that the folder holds."""
     keep_states: Annotated[int, Field(ge=2)] = 2
     """Newest training states of a stage at work that are kept; a damaged one is passed over."""
     halt_on_nan: bool = False

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ans_core.config.section import Count, Impossible, Positive, Section, Weight, some_weight
 from ans_core.config.training import Checkpointing, Lora, Optim
@@ -17,6 +17,10 @@ class Sft(Section):
     decoder_lr: Weight = 1.0
     """Factor on the learning rate of SAM2's mask decoder. Upstream: 1, at a rate 25 times smaller than a tiny model's."""
     lora: Lora = Lora()
+    lora_ranks_from: str = ""
+    """Folder of this base fine-tuned in full: each layer's rank is then what `lora_energy` of its change needs (4 to 128), and lora.alpha
+    scales with it. Empty = lora.rank everywhere."""
+    lora_energy: Annotated[float, Field(gt=0, le=1)] = 0.9
     questions_per_image: Positive = 5
     frames: Positive = 4
     """Frames of a clip that the language model sees."""
@@ -27,7 +31,10 @@ class Sft(Section):
     it by images x repeats. A data set named here has its own share instead."""
     mask_weight: Weight = 2.0
     dice_weight: Weight = 0.5
-    mask_points: Positive = 12544
+    mask_points: Count = 12544
+    """Points at which a mask's loss is sampled; 0 = all pixels of its target."""
+    objects: Count = 0
+    """Masks of every row with any, as upstream has it (5): drawn from more, repeated from fewer; 0 = each once."""
     mask_size: Positive = 256
     """Side of the mask targets that points are sampled from (upstream: 256)."""
     max_length: Positive = 8192

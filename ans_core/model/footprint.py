@@ -15,6 +15,7 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from ans_core.data.views import Tiling
 from ans_core.model.attention import DENSE
 from ans_core.model.checkpointing import LOGITS
 from ans_core.model.grounding import Grounding, GroundingConfig
@@ -38,13 +39,13 @@ class TextShape:
 
     @staticmethod
     def of(model: Sa2VA) -> TextShape:
-        config: Any = model.internvl.config.text_config
+        config: Any = model.vlm.config.text_config
         return TextShape(
             hidden=config.hidden_size,
             inner=config.intermediate_size,
             layers=config.num_hidden_layers,
             heads=config.num_attention_heads,
-            words=model.internvl.lm_head.out_features,
+            words=model.vlm.lm_head.out_features,
         )
 
 
@@ -61,6 +62,12 @@ class MicroBatch:
     """Per row."""
     masks: int
     """Pairs of a `[SEG]` and a frame, per row."""
+
+
+def _tiling(model: Sa2VA) -> Tiling:
+    cutter = model.backbone.cutter
+    assert isinstance(cutter, Tiling), "only InternVL's sizes are counted"
+    return cutter
 
 
 def layer_bytes(text: TextShape, batch: MicroBatch, *, rank: int, dropout: bool, half: bool, dropout_mask: int = 1) -> int:
@@ -88,8 +95,8 @@ def activation_bytes(model: Sa2VA, batch: MicroBatch, *, rank: int, dropout: boo
     layers = text.layers * count * text.hidden * 4 + one if checkpointing else text.layers * one
     layers += 3 * count * text.hidden * 4  # the embeddings, the final norm's input and result
     logits = min(batch.rows * batch.learned * text.words, LOGITS) * 4 * LOGIT_COPIES
-    projected = model.internvl.model.multi_modal_projector.linear_1
-    seen = batch.rows * batch.tiles * model.grid**2
+    projected = model.vlm.model.multi_modal_projector.linear_1
+    seen = batch.rows * batch.tiles * _tiling(model).grid ** 2
     projector = seen * (2 * projected.in_features + 3 * projected.out_features) * 4
     side = model.config.grounding.image_size // 16
     masks = batch.rows * batch.masks * side**2 * decoder_bytes_per_cell(model.config.grounding.width)
@@ -141,7 +148,7 @@ def linear_parameters(module: nn.Module) -> int:
 def flops(model: Sa2VA, batch: MicroBatch, *, rank: int, checkpointing: bool) -> float:
     """Return the floating point operations of a step's micro-batch: 2 a weight and token forward, as many backward for inputs, and again
     for trained weights; the frozen encoders forward alone. SAM2 encodes one frame for every row with masks."""
-    text, inner = TextShape.of(model), model.internvl.model
+    text, inner = TextShape.of(model), model.vlm.model
     count = batch.rows * batch.tokens
     linears = [m for m in inner.language_model.modules() if isinstance(m, nn.Linear)]
     frozen = sum(m.weight.numel() for m in linears)
@@ -149,12 +156,13 @@ def flops(model: Sa2VA, batch: MicroBatch, *, rank: int, checkpointing: bool) ->
     attention = 2.0 * text.layers * text.hidden * batch.tokens  # of 4 L H a token, half is masked; backward takes twice as much
     forward = 2.0 * (frozen + trained) + attention
     language = count * (forward * (3 if checkpointing else 2) + attention + 2.0 * trained)
-    head = batch.rows * batch.learned * 6.0 * model.internvl.lm_head.weight.numel()
-    cells = (model.tile_size // int(inner.vision_tower.config.patch_size[0])) ** 2 + 1
+    head = batch.rows * batch.learned * 6.0 * model.vlm.lm_head.weight.numel()
+    tiling = _tiling(model)
+    cells = (tiling.size // int(inner.vision_tower.config.patch_size[0])) ** 2 + 1
     vision_layers = len(inner.vision_tower.encoder.layer)
     tower = linear_parameters(inner.vision_tower.encoder) + 2 * vision_layers * cells * inner.vision_tower.config.hidden_size
     vision = batch.rows * batch.tiles * cells * 2.0 * tower
-    projector = batch.rows * batch.tiles * model.grid**2 * 6.0 * linear_parameters(inner.multi_modal_projector)
+    projector = batch.rows * batch.tiles * tiling.grid**2 * 6.0 * linear_parameters(inner.multi_modal_projector)
     sam = batch.rows * bool(batch.masks) * sam2_flops(model.config.grounding)
     return language + head + vision + projector + sam
 

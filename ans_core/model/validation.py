@@ -17,7 +17,7 @@ from ans_core.data.collate import Batch, Layout, Row, collate_readable
 from ans_core.data.mixture import Mixture
 from ans_core.dist import rank, shared_sum, world_size
 from ans_core.model.masks import upsample
-from ans_core.model.supervised import Supervised, packed, project_tiles
+from ans_core.model.supervised import Supervised, image_tokens, packed
 from ans_core.types import RLE
 
 SHOWN = 4
@@ -82,7 +82,8 @@ class ValidationSlice:
             if not len(batch.pair_seg):
                 continue
             with in_eval_mode(self.module), self.autocast:
-                hidden = self.module.model.hidden_states(packed(batch), project_tiles(self.module.model, batch))
+                images = image_tokens(self.module.model, batch.views).split(batch.views)
+                hidden = self.module.model.hidden_states(packed(batch), images)
                 logits = self.module.decode_masks(batch, hidden).float()
             if rank() == 0:
                 self.pictures_to.mkdir(parents=True, exist_ok=True)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from ans_core import data, dist, loop
+from ans_core import data, dist, loop, sharding
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.data import conversation
@@ -23,7 +23,10 @@ from ans_core.data.collate import Batch, Layout, Row, collate_readable
 from ans_core.data.left_out import LeftOutFile
 from ans_core.data.mixture import Mixture, PoolRows, Source
 from ans_core.model import adapters
+from ans_core.model.feature_cache import FeatureCache
+from ans_core.model.lora_ranks import rank_pattern
 from ans_core.model.parts import check_moved, hashes, part_of
+from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised, layout_of
 from ans_core.model.validation import ValidationSlice
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
@@ -37,14 +40,15 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     `left_out-<process>.jsonl` in `scratch` names them."""
     settings, base = cfg.sft, inputs["base"] / "base"
     machine = machine_of(cfg.launch, settings.dtype)
-    model = checkpoint.load(base, dtype=weights_dtype(settings.dtype), device=machine.device)
+    divide = sharding.divide if machine.deepspeed_stage == 3 else None
+    model = checkpoint.load(base, dtype=weights_dtype(settings.dtype), device=machine.device, divide=divide)
     model.checkpointing = settings.checkpointing
-    lora = adapters.lora_config(**settings.lora.model_dump())
-    adapters.prepare_sft(model, lora, seed=dist.seed_of(cfg.seed, "sft lora"))
+    lora = {**settings.lora.model_dump(), **_ranks(cfg, model)}
+    adapters.prepare_sft(model, adapters.lora_config(**lora), seed=dist.seed_of(cfg.seed, "sft lora"))
     before = hashes(model)
     mixture = _mixture(cfg, data.sources(inputs["data"], "train"), seed=cfg.seed)
     show_mixture(mixture.table(settings.optim.steps * settings.optim.batch), log)
-    layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length)
+    layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length, objects=settings.objects)
 
     left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
 
@@ -60,27 +64,49 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         skipped = dist.shared_sum(torch.tensor(float(left_out.count(step))), machine.device)
         return {"skipped_samples": float(skipped)} if skipped else {}
 
-    module = Supervised(model, mask_weight=settings.mask_weight, dice_weight=settings.dice_weight, points=settings.mask_points)
+    module = Supervised(
+        model,
+        mask_weight=settings.mask_weight,
+        dice_weight=settings.dice_weight,
+        points=settings.mask_points,
+        features=_features(cfg, before),
+    )
     watch = Watch(
         validation=_validation(cfg, module, machine, layout, inputs["data"], scratch) if settings.val_every else None,
         rows=lambda step: [row.name for micro in range(settings.optim.accumulate) for row in rows(step, micro)],
-        counts=lambda batch: {"rows": float(len(batch.tiles_per_row)), "tokens": float((batch.branch >= 0).sum())},
+        counts=lambda batch: {"rows": float(len(batch.input_ids)), "tokens": float((batch.branch >= 0).sum())},
         part_of=lambda name: part_of(name.removeprefix("model.")),
     )
     curves = loop.train(
         module, make, name="sft", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
         after_step=count, scales={"sam_mask_decoder": settings.decoder_lr}, watch=watch,
     )  # fmt: skip
-    moved = check_moved(before, model)
+    moved, trained = check_moved(before, model), adapters.trained(model)
     if dist.rank() == 0:
-        config = {"stage": "sft", "lora": settings.lora.model_dump(), "seed": cfg.seed}
-        checkpoint.save_delta(adapters.trained(model), out, base_hash=checkpoint.weights_hash(base), config=config)
+        config = {"stage": "sft", "lora": lora, "seed": cfg.seed}
+        checkpoint.save_delta(trained, out, base_hash=checkpoint.weights_hash(base), config=config)
         loop.write_curves(out / "curves.csv", {"sft": curves})
         (out / "moved.json").write_text(json.dumps(moved, indent=1))
         if (scratch / "samples").is_dir():
             shutil.copytree(scratch / "samples", out / "samples")
     dist.wait_for_all()
     return last_means(curves)
+
+
+def _ranks(cfg: Config, base: Sa2VA) -> dict[str, dict[str, int]]:
+    """Return the ranks of layers that differ from `sft.lora.rank`."""
+    if not cfg.sft.lora_ranks_from:
+        return {}
+    tuned = checkpoint.load(cfg.sft.lora_ranks_from, dtype=next(base.parameters()).dtype)
+    return {"rank_pattern": rank_pattern(base, tuned, energy=cfg.sft.lora_energy)}
+
+
+def _features(cfg: Config, hashes: Mapping[str, str]) -> FeatureCache | None:
+    """Return the cache of what these frozen encoders give."""
+    if not cfg.launch.feature_cache:
+        return None
+    salt = f"{hashes['vision tower (frozen)']} {hashes['SAM2 image encoder (frozen)']} {cfg.sft.dtype}"
+    return FeatureCache(Path(cfg.launch.feature_cache), limit=round(cfg.launch.feature_cache_gb * 1e9), salt=salt)
 
 
 def _mixture(cfg: Config, sources: Sequence[Source], *, seed: int) -> Mixture:

@@ -25,7 +25,7 @@ def step(model: Sa2VA) -> tuple[float, dict[str, Tensor]]:
     torch.manual_seed(0)
     loss, _ = Supervised(model, mask_weight=2.0, dice_weight=0.5, points=64)(batch)
     loss.backward()
-    return float(loss), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return float(loss.detach()), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("vision", [False, True])
