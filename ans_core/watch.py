@@ -4,6 +4,7 @@ learn."""
 from __future__ import annotations
 
 import json
+import math
 import resource
 import time
 from collections import defaultdict
@@ -39,8 +40,8 @@ class Validation:
         return done % self.every == 0 or done == steps
 
     def best(self, curves: Curves) -> int | None:
-        """Return the step with the lowest loss so far, the first of equals; None before the first validation."""
-        losses = [(value, step) for step, name, value in curves if name == VALIDATION_LOSS]
+        """Return the step with the lowest loss so far, the first of equals; None before the first validation with a finite one."""
+        losses = [(value, step) for step, name, value in curves if name == VALIDATION_LOSS and math.isfinite(value)]
         return min(losses)[1] if losses else None
 
     def exhausted(self, curves: Curves) -> bool:

@@ -280,7 +280,9 @@ def collate_readable(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, la
 def _batch(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Batch:
     encoded: list[PackedRow] = []
     sam_frames: list[Image.Image] = []
-    pairs, targets, regions = [], [], []
+    pairs: list[tuple[int, int]] = []
+    targets: list[Tensor] = []
+    regions: list[list[Tensor]] = []
     seeds: list[int] = []
     looks: list[tuple[int, int, int]] = []
     things: list[Tensor] = []

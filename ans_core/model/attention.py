@@ -34,7 +34,7 @@ def use_branches(language_model: nn.Module) -> None:
     config._attn_implementation = NAME
 
 
-def packed_mask(language_model: nn.Module, branch: Int[Tensor, "B L"]) -> Tensor | BlockMask:
+def packed_mask(language_model: nn.Module, branch: Int[Tensor, "B L"]) -> Any:
     """Return the `attention_mask` of a packed batch for this model: (B, 1, L, L), a block mask, or the branches' numbers (B, 1, 1, L)."""
     config: Any = language_model.config
     rows, length = branch.shape

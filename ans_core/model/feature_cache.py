@@ -42,7 +42,7 @@ class FeatureCache:
         return [known[i] for i in range(len(items))]
 
     def _path(self, item: Tensor, name: str) -> Path:
-        own = item.detach().cpu().contiguous().view(torch.uint8).numpy()
+        own = item.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
         key = hashlib.blake2b(own, key=hashlib.sha256(self.salt + name.encode()).digest(), digest_size=24).hexdigest()
         return self.folder / key[:2] / f"{key}.safetensors"
 

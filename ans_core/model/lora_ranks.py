@@ -25,11 +25,12 @@ def rank_of(change: Float[Tensor, "O I"], *, energy: float) -> int:
 
 def rank_pattern(base: nn.Module, tuned: nn.Module, *, energy: float) -> dict[str, int]:
     """Return name -> rank of every linear layer that LoRA trains. Raises ValueError unless both are the same model otherwise."""
-    own = {n: m for n, m in base.named_modules() if isinstance(m, nn.Linear) and re.fullmatch(LORA_TARGETS, n)}
+    linears = [n for n, m in base.named_modules() if isinstance(m, nn.Linear) and re.fullmatch(LORA_TARGETS, n)]
+    own = dict(base.named_parameters())
     other = dict(tuned.named_parameters())
     found = {}
-    for name, module in own.items():
-        weight, mine = other.get(f"{name}.weight"), sharding.read(module.weight)
+    for name in linears:
+        weight, mine = other.get(f"{name}.weight"), sharding.read(own[f"{name}.weight"])
         if weight is None or weight.shape != mine.shape:
             raise ValueError(f"sft.lora_ranks_from is another model: it has no {name} of {tuple(mine.shape)}")
         found[name] = rank_of(weight.detach().float() - mine.float().to(weight.device), energy=energy)
