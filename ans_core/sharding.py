@@ -22,9 +22,9 @@ def _whole(p: Any, *, change: bool) -> Iterator[None]:
     if not is_divided(p):
         yield
         return
-    from deepspeed.zero import GatheredParameters  # seconds to import, and needed for ZeRO-3 alone
+    import deepspeed  # takes seconds, and ZeRO-3 alone needs it
 
-    with GatheredParameters([p], modifier_rank=0 if change else None):
+    with deepspeed.zero.GatheredParameters([p], modifier_rank=0 if change else None):
         yield
 
 
@@ -43,6 +43,6 @@ def write(p: nn.Parameter, values: Tensor) -> None:
 
 def divide(module: nn.Module) -> None:
     """Divide the module's parameters among the processes; each keeps its part alone. All processes must call it, with the same weights."""
-    from deepspeed.zero import Init
+    import deepspeed
 
-    Init(module=module)
+    deepspeed.zero.Init(module=module)
