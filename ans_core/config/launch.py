@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from ans_core.config.section import Count, Positive, Rate, Section
+from ans_core.config.section import Count, Impossible, Positive, Rate, Section
 
 
 class Launch(Section):
@@ -30,3 +30,9 @@ class Launch(Section):
     """Stop at the first loss or gradient that is not finite. Without it the step is skipped, and more than 10 in a row stop the stage."""
     profile_steps: Count = 0
     """Steps of which each process writes a torch.profiler trace, profile-N.json beside its training states; 0 = none."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Launch:
+        if self.feature_cache and self.deepspeed_stage == 3:
+            raise Impossible("feature_cache", "ZeRO-3 needs all processes to run the encoders equally often; leave one of the two out")
+        return self

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ans_core import sharding
 from ans_core.data.collate import Batch, Layout
 from ans_core.data.views import Views
 from ans_core.dist import shared_sum
@@ -67,18 +68,25 @@ class Supervised(nn.Module):
         def share(some: Tensor, own: Tensor) -> tuple[Tensor]:
             return (text_loss(self.model.logits(some), own)[None] * (len(own) / max(len(target), 1)),)
 
-        return in_pieces(share, hidden, target, words=self.model.vlm.lm_head.out_features)[0].sum()
+        head = self.model.vlm.lm_head
+        if sharding.is_divided(head.weight):  # every process must use it equally often
+            return share(hidden, target)[0].sum()
+        return in_pieces(share, hidden, target, words=head.out_features)[0].sum()
 
     def decode_masks(self, batch: Batch, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "P h4 w4"]:
         """Mask logits of every (seg, frame) pair of the batch. Without any, of one token on a blank frame, for the graph alone: processes
         wait for each other's gradients of every trained part, in the same order."""
+        encoder = self.model.sam2.image_encoder
         if not len(batch.pair_seg):
+            embeddings = self.model.seg_embeddings(hidden[0, :1])
+            if any(sharding.is_divided(p) for p in encoder.parameters()):  # the others gather its weights, with all processes
+                side = self.model.sam2.image_size
+                with torch.no_grad():
+                    self.model.sam2.encode(torch.zeros(1, 3, side, side, device=hidden.device))
             blank = self.model.sam2.blank_features(hidden)
-            return self.model.sam2.decode(
-                blank, torch.zeros(1, dtype=torch.long, device=hidden.device), self.model.seg_embeddings(hidden[0, :1])
-            ).logits
+            return self.model.sam2.decode(blank, torch.zeros(1, dtype=torch.long, device=hidden.device), embeddings).logits
         embeddings = self.model.seg_embeddings(hidden[(batch.input_ids == self.model.seg_token_id) & batch.loss_mask])
-        with torch.set_grad_enabled(any(p.requires_grad for p in self.model.sam2.image_encoder.parameters())):
+        with torch.set_grad_enabled(any(p.requires_grad for p in encoder.parameters())):
             features = encoded_frames(self.model, batch, self.features)
         return self.model.sam2.decode(features, batch.pair_frame, embeddings[batch.pair_seg]).logits
 
