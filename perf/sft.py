@@ -2,8 +2,8 @@
 
     ANS_REFERENCE=FOLDER python perf/sft.py [--steps 8] [--workers 1]
 
-FOLDER/data/regions holds photographs with masks (format `regions`); those of at least 900 pixels are used. The model has the `tiny`
-profile's sizes and random weights. The sides do the same steps: the same samples, LoRA, losses and optimizer.
+FOLDER/data/regions holds photographs with masks (format `regions`); PICTURES of them are used, brought to 1,000 pixels on the long side.
+The model has the `tiny` profile's sizes and random weights. The sides do the same steps: the same samples, LoRA, losses and optimizer.
 
 - own: rows of up to five questions about a picture, which is encoded once, in batches.
 - own, cached: the same pictures again, their features read from disk.
@@ -13,16 +13,20 @@ profile's sizes and random weights. The sides do the same steps: the same sample
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import statistics
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 
-from ans_core import loop
+from ans_core import loop, rle, transforms
 from ans_core.config import Config
 from ans_core.data import conversation, read_samples
 from ans_core.data.collate import Batch, Row, collate_readable
@@ -33,10 +37,11 @@ from ans_core.model.grounding import GroundingConfig
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised, layout_of
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
-from ans_core.types import Sample
+from ans_core.types import RLE, Sample
 from ans_core.watch import Watch
 
-LONG_SIDE = 900
+LONG_SIDE = 1000
+PICTURES = 16
 BATCH = 8
 """Pictures a step."""
 POINTS = 1024
@@ -46,7 +51,26 @@ FIRST = 2
 
 def photographs(reference: Path) -> list[Sample]:
     found = read_samples(format="regions", path=reference / "data/regions", name="regions", split="train")
-    return [s for s in found if max(s.height, s.width) >= LONG_SIDE]
+    chosen = list(dict.fromkeys(s.frames for s in found))[:PICTURES]
+    large = {frames: _enlarged(transforms.open_image(frames[0])) for frames in chosen}
+    return [_on(s, *large[s.frames]) for s in found if s.frames in large]
+
+
+def _enlarged(image: Image.Image) -> tuple[bytes, int, int]:
+    """Return a JPEG, its height and width."""
+    scale = LONG_SIDE / max(image.size)
+    width, height = round(image.width * scale), round(image.height * scale)
+    file = io.BytesIO()
+    image.resize((width, height)).save(file, "JPEG", quality=90)
+    return file.getvalue(), height, width
+
+
+def _on(sample: Sample, picture: bytes, height: int, width: int) -> Sample:
+    def resized(mask: RLE) -> RLE:
+        return rle.encode(np.asarray(Image.fromarray(rle.decode(mask)).resize((width, height), Image.Resampling.NEAREST)))
+
+    masks = tuple(tuple(None if mask is None else resized(mask) for mask in masklet) for masklet in sample.masks)
+    return replace(sample, frames=(picture,), height=height, width=width, masks=masks)
 
 
 def model_of(samples: list[Sample]) -> Sa2VA:

@@ -87,8 +87,8 @@ def layer_bytes(text: TextShape, batch: MicroBatch, *, rank: int, dropout: bool,
 
 
 def activation_bytes(model: Sa2VA, batch: MicroBatch, *, rank: int, dropout: bool, half: bool, checkpointing: bool) -> dict[str, int]:
-    """Return the peak's parts: layers, logits, projector, mask decoder. With checkpointing the layers keep their inputs, and one of them at
-    a time keeps all."""
+    """Return the peak's parts: layers, gradients of one layer's activations, logits, projector, mask decoder. With checkpointing the layers
+    keep their inputs, and one of them at a time keeps all."""
     text = TextShape.of(model)
     count = batch.rows * batch.tokens
     one = layer_bytes(text, batch, rank=rank, dropout=dropout, half=half)
@@ -100,7 +100,8 @@ def activation_bytes(model: Sa2VA, batch: MicroBatch, *, rank: int, dropout: boo
     projector = seen * (2 * projected.in_features + 3 * projected.out_features) * 4
     side = model.config.grounding.image_size // 16
     masks = batch.rows * batch.masks * side**2 * decoder_bytes_per_cell(model.config.grounding.width)
-    return {"layers": layers, "logits": logits, "projector": projector, "mask decoder": masks}
+    gradients = 4 * count * (text.hidden + text.inner) * (2 if half else 4)  # of its widest tensors, while it is walked backward
+    return {"layers": layers, "gradients": gradients, "logits": logits, "projector": projector, "mask decoder": masks}
 
 
 def decoder_bytes_per_cell(width: int) -> int:
