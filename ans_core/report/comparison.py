@@ -87,7 +87,7 @@ def _scored(metric: str, before: Evaluation, after: Evaluation, common: list[str
     )
 
 
-def _ratio(terms: list[tuple[float, float]]) -> Ratio:
+def _ratio(terms: list[list[float]]) -> Ratio:
     return Ratio(numerators=[above for above, _ in terms], denominators=[below for _, below in terms])
 
 
