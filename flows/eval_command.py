@@ -13,6 +13,7 @@ ALLOWED = {
     "score": frozenset(("predictions", "data", "out", "replay", "convention", "text_encoder", "predicted_only")),
     "compare": frozenset(("out",)),
     "submit": frozenset(("predictions", "out")),
+    "export": frozenset(("data", "split", "limit", "out")),
 }
 """Options by form."""
 
@@ -22,9 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
        ans eval score BENCHMARK --predictions FILE|DIR [--data DIR] [--out metrics.json] ...
        ans eval compare EVALUATION EVALUATION [--out DIR]
        ans eval submit BENCHMARK --predictions FILE --out FILE|DIR
+       ans eval export BENCHMARK --data DIR --out FOLDER [--split S] [--limit N]
        ans eval CHECKPOINT"""
     parser.add_argument(
-        "what", metavar="BENCHMARK|score|compare|submit|CHECKPOINT", help="an unknown benchmark is answered with all there are"
+        "what", metavar="BENCHMARK|score|compare|submit|export|CHECKPOINT", help="an unknown benchmark is answered with all there are"
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="the benchmark, or the folders of two evaluations")
     add = parser.add_argument_group("options, by form").add_argument
@@ -76,6 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
             from flows import eval_submit
 
             return eval_submit.submit(arguments)
+        case "export":
+            from flows import eval_submit
+
+            return eval_submit.export(arguments)
         case _:
             from flows import eval_run
 

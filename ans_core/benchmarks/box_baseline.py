@@ -73,7 +73,7 @@ def box_of(reply: str) -> Box | None:
 @torch.no_grad()
 def _masks(model: Sa2VA, items: Sequence[Item], boxes: Sequence[Box | None]) -> dict[int, tuple[RLE, ...]]:
     """Return the masklet of every item with a box. Boxes in one picture or clip share its encoding."""
-    shown: dict[tuple[ImageRef, ...], list[int]] = defaultdict(list)
+    shown: dict[Sequence[ImageRef], list[int]] = defaultdict(list)
     for i, item in enumerate(items):
         if boxes[i] is not None:
             shown[item.request.frames].append(i)

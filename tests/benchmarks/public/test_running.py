@@ -18,6 +18,7 @@ from ans_core.benchmarks import running
 from ans_core.benchmarks.public import SCORERS, Given, Item, Scored, UnscoredError
 from ans_core.data.scene_write import write_clips, write_scenes
 from ans_core.types import Prediction
+from flows import cli
 from tests import tiny
 from tests.benchmarks.public.drawn import write
 
@@ -233,6 +234,18 @@ def test_seed_bench_and_mmmu(tmp_path: Path):
 
     found = evaluate("mmmu_val", tmp_path / "mmmu", tmp_path / "out", split="validation", ask=ask)
     assert (found.metrics["accuracy"], found.metrics["count/Art"]) == (1.0, 2)
+
+
+def test_mme_and_a_plain_file_of_its_questions(tmp_path: Path):
+    pictures(tmp_path / "count", "a.png")
+    (tmp_path / "count/a.txt").write_text("Is there one? Please answer yes or no.\tYes\nAre there two? Please answer yes or no.\tNo\n")
+    found = evaluate("mme", tmp_path, tmp_path / "out")
+    assert (found.metrics["accuracy/count"], found.metrics["accuracy_plus/count"]) == (1.0, 1.0)
+    assert evaluate("mme", tmp_path, tmp_path / "yes", ask=words("Yes.")).metrics["score/count"] == 50.0
+    arguments = cli.parse(["eval", "export", "mme", "--data", str(tmp_path), "--out", str(tmp_path / "plain")])
+    assert arguments.function(arguments) == 0
+    first, _ = map(json.loads, (tmp_path / "plain/questions.jsonl").read_text().splitlines())
+    assert (first["text"], first["pictures"]) == ("Is there one? Please answer yes or no.", [str(tmp_path / "count/a.png")])
 
 
 def test_reasonseg_asks_a_sentence_as_it_is_and_needs_masks_to_be_scored(tmp_path: Path):
