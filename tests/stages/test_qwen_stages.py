@@ -26,7 +26,7 @@ def test_every_stage_runs_on_qwen3_vl_and_trains_its_own_parts(tmp_path: Path):
     run(sft, runs, "sft", {"data": runs / "data", "base": runs / "base"}, cfg)
     run(rl, runs, "rl", {k: runs / k for k in ("data", "base", "sft")}, cfg)
     run(convert, runs, "model", {k: runs / k for k in ("data", "base", "sft", "rl")}, cfg)
-    scores = run(evaluate, runs, "eval", {k: runs / k for k in ("data", "base", "sft", "rl")}, cfg, row="rl")
+    scores = run(evaluate, runs, "eval", {k: runs / k for k in ("data", "base", "sft", "model")}, cfg, row="rl")
     assert scores
     moved = {stage: json.loads((runs / stage / "moved.json").read_text()) for stage in ("base", "sft", "rl")}
     trained = {phase: {k.removesuffix(" (trained)") for k, did in found.items() if did} for phase, found in moved["base"].items()}
