@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -54,14 +54,14 @@ def tiny_config(
 ) -> Sa2VAConfig:
     """Return the configuration. `vision` and `language` hold the sizes of config.Vision and config.Language; the token count follows from
     the patch size."""
-    return Sa2VAConfig(
+    config = Sa2VAConfig(
         kind=kind,
         backbone=TINY[kind].sizes(vision, language, tokenizer),
         grounding=grounding,
         template=template,
         video_frames=video_frames,
-        **TINY[kind].pictures(vision["image_size"]),
     )
+    return TINY[kind].with_pictures(config, vision["image_size"])
 
 
 def _internvl_sizes(vision: dict[str, Any], language: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
@@ -230,14 +230,14 @@ class Tiny:
 
     sizes: Callable[[dict[str, Any], dict[str, Any], PreTrainedTokenizerFast], dict[str, Any]]
     """(vision, language, tokenizer) -> transformers' configuration."""
-    pictures: Callable[[int], dict[str, int]]
-    """Side of a picture -> how Sa2VAConfig says it."""
+    with_pictures: Callable[[Sa2VAConfig, int], Sa2VAConfig]
+    """Set the size of pictures to that of a square with this side."""
     start: Callable[[Any], None]
     """Set the vision tower's first weights."""
 
 
 TINY = {
-    "internvl": Tiny(sizes=_internvl_sizes, pictures=lambda side: {"max_tiles": 1}, start=_start_internvit),
+    "internvl": Tiny(sizes=_internvl_sizes, with_pictures=lambda config, side: replace(config, max_tiles=1), start=_start_internvit),
     "qwen3_vl": Tiny(sizes=_qwen3_vl_sizes, pictures=lambda side: {"min_pixels": side**2, "max_pixels": side**2}, start=_start_qwen3_tower),
 }
 """The kinds of backbone that can be built from nothing."""
