@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from ans_core import rle, transforms
@@ -20,6 +22,7 @@ from ans_core.data.pictures import check_pictures
 from ans_core.types import Masklet, Sample, VideoFrames
 from tests.data import clip_sets
 from tests.data.clip_sets import HEIGHT, NAMES, WIDTH, draw
+from tests.data.test_faults import VALUES, places
 from tests.data.test_formats import REFERENCE, needs_reference
 
 EXCERPTS = REFERENCE / "data/eval_formats"
@@ -330,3 +333,59 @@ def test_wrong_palettes_and_videos_are_named(tmp_path, written):
     video.unlink()
     with pytest.raises(DataError, match=r"the video .*sav_000001.mp4 does not exist"):
         read("sav", root)
+
+
+JSON_FILES = [
+    ("youtube_vis", "train/instances.json"),
+    ("coco_video", "demo_train.json"),
+    ("sav", "sav_000/sav_000001_manual.json"),
+    ("mevis", "train/meta_expressions_v2.json"),
+    ("revos", "meta_expressions_train_.json"),
+    ("ref_youtube_vos", "meta_expressions/train/meta_expressions.json"),
+    ("ref_sav", "Ref-SAV.json"),
+]
+
+
+@pytest.mark.parametrize(("form", "name"), JSON_FILES)
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_value_anywhere_is_read_or_refused_by_name(written, form, name, data):
+    """No exception but ours, which names the folder; what is read has masks of its frames' size, one per frame."""
+    root = written(form)
+    whole = (root / name).read_bytes()
+    values = json.loads(whole)
+    at = data.draw(st.sampled_from(places(values)))
+    changed = data.draw(VALUES)
+    try:
+        if at:
+            change_json(root / name, at, changed)
+        else:
+            (root / name).write_text(json.dumps(changed))
+        samples = FORMATS[form](root, name="d", split="train")
+    except DataError as error:
+        if str(root) not in str(error):
+            raise
+    else:
+        for sample in samples:
+            assert all(len(masklet) == len(sample.frames) for masklet in sample.masks)
+            assert all(m["size"] == [sample.height, sample.width] for masklet in sample.masks for m in masklet if m is not None)
+    finally:
+        (root / name).write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [("ref_davis17", "davis_text_annotations/Davis17_annot1.txt"), ("davis", "ImageSets/2017/train.txt")]
+)
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(content=st.binary(max_size=40), keep=st.integers(0, 60))
+def test_any_bytes_in_a_text_file_are_read_or_refused_by_name(written, form, name, content, keep):
+    root = written(form)
+    whole = (root / name).read_bytes()
+    try:
+        (root / name).write_bytes(whole[:keep] + content)
+        FORMATS[form](root, name="d", split="train")
+    except DataError as error:
+        if str(root) not in str(error):
+            raise
+    finally:
+        (root / name).write_bytes(whole)
