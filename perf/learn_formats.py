@@ -1,6 +1,6 @@
 """Whether the picture sets can be learned as their readers give them: a small model from random weights overfits drawn samples of each.
 
-    python perf/learn_formats.py [NAME ...] [--samples 64] [--steps 600]
+    python perf/learn_formats.py [NAME ...] [--samples 64] [--steps 2000]
 
 Every set is written in its published layout, read, mixed and collated as for SFT, and trained on until mask IoU > 0.9 (referring) or text
 loss < 0.1 (all others) on the samples themselves.
@@ -34,10 +34,11 @@ IOU, TEXT = 0.9, 0.1
 QUESTIONS = 8
 """Most samples of a picture in a step."""
 GROUNDING = GroundingConfig(
-    image_size=SIDE, embed=32, heads=1, stages=(1, 1, 2, 1), global_blocks=(3,), windows=(4, 2, 4, 2), width=64,
+    image_size=2 * SIDE, embed=32, heads=1, stages=(1, 1, 2, 1), global_blocks=(3,), windows=(4, 2, 4, 2), width=64,
     memory_layers=1, memory_feedforward=32, memory_width=16,
 )  # fmt: skip
-LR = 3e-3
+LR = {"text": 3e-3, "masks": 3e-4}
+"""Masks get stuck with the larger one."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,10 @@ def learn(name: str, *, count: int, steps: int) -> Learned:
         mixture = Mixture([source], {"extra": 1.0}, questions=QUESTIONS, frames=1, seed=0, turn=turn)
         layout = layout_of(model, mask_size=32, max_length=1024)
         module = Supervised(model, mask_weight=2.0, dice_weight=2.0, points=512)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
+        referring = samples[0].task == "referring"
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LR["masks" if referring else "text"], weight_decay=0.0)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, steps=steps, warmup=0.05))
         images = mixture.table(0)[0].images
-        referring = samples[0].task == "referring"
         for step in range(steps):
             loss, found = module(collate(mixture.rows(step, 0, batch=images, micros=1), model.tokenizer, layout))
             learned = Learned(step, len(samples), found["text"], found["mask_iou"] if referring else None)
@@ -105,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(picture_sets.SETS)}; all without any")
     parser.add_argument("--samples", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=2000)
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(picture_sets.SETS):
         parser.error(f"no sets named {sorted(unknown)}; there are {list(picture_sets.SETS)}")

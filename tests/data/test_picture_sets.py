@@ -171,6 +171,8 @@ def test_phrases_that_share_words_are_merged_trimmed_or_left_out():
     made = grounded.sample(caption, found, image=(Path("a.png"), 64, 64), name="d", sample_id="0")
     assert [caption[a:b] for a, b in made.phrases] == ["two men", "in red", "and a dog"]
     assert areas(made) == [32, 16, 16]
+    bare = grounded.sample(caption, [], image=(Path("a.png"), 64, 64), name="d", sample_id="0")
+    assert (bare.text, bare.phrases, bare.masks) == (caption, (), ())
 
 
 def test_words_are_looked_for_in_lower_case_and_a_caption_without_any_is_left_out(tmp_path, caplog):
