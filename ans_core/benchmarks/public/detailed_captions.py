@@ -12,7 +12,6 @@ from pathlib import Path
 from ans_core.benchmarks.public import captions, files
 from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Scorer
-from ans_core.types import Prediction, Request
 
 FILE = "mdvp_caption_mask.json"
 QUESTION = "<image>\nPlease give me a detailed description of the region in the picture marked by region1."
@@ -27,12 +26,7 @@ def items(folder: Path, split: str) -> Iterator[Item]:
         mask = files.value(record, "mask_rle", where=where)
         height, width = mask["size"]
         region = files.mask(mask, height=height, width=width, where=where)
-        yield Item(
-            name=str(number),
-            request=Request(frames=(path.parent / name,), text=QUESTION, mask_prompts=(region,)),
-            facts={"captions": [caption]},
-            truth=Prediction(text=caption),
-        )
+        yield captions.region_item(str(number), path.parent / name, region, question=QUESTION, caption=caption)
 
 
 SCORER = Scorer(

@@ -14,7 +14,6 @@ from typing import Any
 from ans_core.benchmarks.public import captions, files
 from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Scorer
-from ans_core.types import Prediction, Request
 
 FILE = "finetune_refcocog_val_with_mask.json"
 QUESTION = "<image>\nPlease give me a short description of the region in the picture marked by region1."
@@ -35,12 +34,7 @@ def items(folder: Path, split: str) -> Iterator[Item]:
                 raise ValueError(f"{where}: no annotation has its mask")
             region = files.mask(masks[image["id"]]["segmentation"], height=image["height"], width=image["width"], where=where)
             caption = files.text(image, "caption", where=where)
-            yield Item(
-                name=str(image["id"]),
-                request=Request(frames=(pictures / Path(name).name,), text=QUESTION, mask_prompts=(region,)),
-                facts={"captions": [caption]},
-                truth=Prediction(text=caption),
-            )
+            yield captions.region_item(str(image["id"]), pictures / Path(name).name, region, question=QUESTION, caption=caption)
 
 
 SCORER = Scorer(
