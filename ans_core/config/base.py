@@ -76,7 +76,8 @@ class Sam(Section):
 class Base(Section):
     """The model that SFT starts from: published weights, or a tiny one pre-trained here from random weights."""
 
-    source: Literal["scratch", "published"] = "scratch"
+    source: Literal["scratch", "published", "sam2"] = "scratch"
+    """sam2: a SAM2 alone, for the stage `memory`; SFT needs a language model."""
     internvl: str = ""
     """published: hub id or local folder in the hub's layout of InternVL2.5 (or of a whole Sa2VA release, then `sam2` stays empty)."""
     sam2: str = ""
@@ -111,4 +112,6 @@ class Base(Section):
         some_weight(self.mixture.values(), key="mixture", why="nothing is asked")
         if self.source == "published" and not self.internvl:
             raise Impossible("internvl", "internvl is empty: base.source is published, so name a hub id or a folder")
+        if self.source == "sam2" and not self.sam2:
+            raise Impossible("sam2", "sam2 is empty: base.source is sam2, so name a hub id, a folder or a file")
         return self
