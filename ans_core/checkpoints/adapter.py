@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints import checkpoint, memory
 from ans_core.checkpoints import folder as folders
 from ans_core.model import adapters
 from ans_core.model.backbones import BACKBONES
@@ -36,9 +36,11 @@ def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -
     base_hash = checkpoint.weights_hash(base)
     if sft is None:
         tensors, config = checkpoint.load_delta(source, base_hash=base_hash)
+        _refuse_memory(tensors, source)
         rank, alpha, found = config["lora"]["rank"], config["lora"]["alpha"], _plain(tensors)
     else:
         before, first = checkpoint.load_delta(sft, base_hash=base_hash)
+        _refuse_memory(before, sft)
         after, second = checkpoint.load_delta(source, base_hash=checkpoint.weights_hash(sft))
         rank = alpha = first["lora"]["rank"] + second["lora"]["rank"]
         found = _joined(_plain(before), _plain(after), _scale(first), _scale(second))
@@ -54,6 +56,11 @@ def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -
         save_file({PREFIX + name: tensor.contiguous() for name, tensor in found.items()}, unfinished / WEIGHTS, metadata={"format": "pt"})
         peft.save_pretrained(str(unfinished))
         folders.write_manifest(unfinished, {"stage": "convert", "source": str(source), "base": base_hash})
+
+
+def _refuse_memory(tensors: dict[str, Tensor], source: Path) -> None:
+    if memory.taken(tensors)[0]:
+        raise ValueError(f"{source} holds a memory of SAM2 that the stage `memory` trained, and no adapter can: convert the model (model/)")
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
