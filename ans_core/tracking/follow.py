@@ -63,7 +63,6 @@ class ObjectPrompt:
             raise ValueError(f"{where}: the mask is empty; prompt in a frame that shows the object")
 
 
-@torch.no_grad()
 def follow(
     sam2: Grounding, pictures: Sequence[Image.Image] | Callable[[int], Image.Image], prompts: Sequence[ObjectPrompt], *, frames: int
 ) -> Iterator[tuple[int, Float[Tensor, "N h4 w4"]]]:
@@ -89,10 +88,11 @@ def follow(
                 raise ValueError(f"frame {index} is {shot.width} x {shot.height}, the first {size[0]} x {size[1]}; bring them to one size")
             logits = torch.full((len(prompts), side, side), NO_OBJ_SCORE, device=sam2.device)
             running = [(chosen, found) for frame, chosen, found in tracks if frame <= index]
-            if running:
-                current[:] = [(index, sam2.encode(transforms.normalise([shot], size=sam2.image_size).to(sam2.device)))]
-            for chosen, found in running:
-                logits[chosen] = next(found)[1].float()
+            with torch.no_grad():  # not around the `yield`: the caller has a mode of its own
+                if running:
+                    current[:] = [(index, sam2.encode(transforms.normalise([shot], size=sam2.image_size).to(sam2.device)))]
+                for chosen, found in running:
+                    logits[chosen] = next(found)[1].float()
             yield index, logits
 
 
