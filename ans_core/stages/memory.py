@@ -64,6 +64,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         dist.wait_for_all()
         return {"trained": 0.0}
     machine = machine_of(cfg.launch, settings.dtype)
+    pool = _pool(settings, data.sources(inputs["data"], "train")) if settings.train else Pool(videos=[], stills=[], left_out=[])
     held_out = _held_out(settings, data.sources(inputs["data"], "val"))
     sam2 = _load(base, settings, machine.device)
     curves: loop.Curves = []
@@ -71,7 +72,6 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     if settings.validate_only:
         metrics = validate(sam2, held_out, prompt=settings.val_prompt) | {"trained": 0.0}
     else:
-        pool = _pool(settings, data.sources(inputs["data"], "train"))
         kept = Kept(folder=scratch / "kept", last=settings.keep_last)
         curves, unreached = _train(cfg, sam2, pool, held_out, kept, machine=machine, scratch=scratch, log=log)
         best, scores = kept.best(), kept.scores()

@@ -17,7 +17,7 @@ from ans_core.model import Sa2VA
 from ans_core.stages import memory, prepare
 from tests import tiny
 from tests.checkpoints.test_sam2 import WIDE, drawn
-from tests.workspace import launch
+from tests.workspace import LIMIT_S, launch
 
 TRAIN = {
     "train": True, "optim": {"steps": 4, "batch": 2, "lr": 1e-3, "save_every": 1}, "frames": 3, "limit_train_batches": 2,
@@ -169,7 +169,7 @@ def make(step, micro):
     )
 
 schedule = loop.Schedule(steps=2, lr=1e-3, weight_decay=0.0, warmup=0.0, clip_grad=1e9, accumulate=1, save_every=2)
-machine = loop.Machine(device=torch.device("cpu"), deepspeed_stage=int(sys.argv[2]))
+machine = loop.Machine(device=torch.device("cpu"))
 module = Tracking(sam2, LossWeights())
 curves = loop.train(module, make, name="t", schedule=schedule, machine=machine, seed=0, scratch=Path(sys.argv[1]), log=lambda m, s: None)
 if dist.rank() == 0:
@@ -179,16 +179,17 @@ if dist.rank() == 0:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
 def test_two_processes_with_unlike_clips_train_as_one_process_does(tmp_path: Path):
     """One process has two clips prompted by a mask and a click, the other a box and a frame without ground truth: parameters of the prompt
     encoder that one of them does not use, and unequal numbers of predictions."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     found = []
-    for processes, deepspeed in ((1, 0), (2, 0), (2, 2)):
-        folder = tmp_path / f"{processes}-{deepspeed}"
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
         folder.mkdir()
-        launch(script, str(folder), str(deepspeed), processes=processes)
+        launch(script, str(folder), processes=processes)
         found.append(json.loads((folder / "result.json").read_text()))
+    assert len(found[0]) == 4
     assert found[1] == pytest.approx(found[0], rel=1e-3)
-    assert found[2] == pytest.approx(found[0], rel=1e-3)
