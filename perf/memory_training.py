@@ -154,7 +154,7 @@ TINY = {"embed": 96, "heads": 1, "stages": (1, 2, 7, 2), "global_blocks": (5, 7,
 
 
 def activations(arguments: argparse.Namespace) -> str:
-    """Count what autograd saves: every storage once, parameters and inputs left out."""
+    """Count what autograd saves and what the memory bank holds: every storage once, parameters left out."""
     config: dict[str, Any] = TINY | {"image_size": arguments.side}
     torch.manual_seed(0)
     sam2 = Grounding(GroundingConfig(**config)).train()
@@ -176,9 +176,17 @@ def activations(arguments: argparse.Namespace) -> str:
                 held[storage.data_ptr()] = storage.nbytes()
             return tensor
 
+        def remember(out: dict[str, Any]) -> dict[str, Any]:
+            bank = remembered(out)
+            for value in (*bank["maskmem_pos_enc"], bank["maskmem_features"], bank["obj_ptr"]):
+                keep(value)
+            return bank
+
+        module.remember = remember
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             loss, _ = module(batch)
         del loss
+        module.remember = remembered
         times = []
         for _ in range(arguments.repeats):
             sam2.zero_grad()
