@@ -26,7 +26,7 @@ class Clip:
 
     name: str
     """Data set and video, for errors."""
-    frames: tuple[ImageRef, ...]
+    frames: Sequence[ImageRef]
     masklets: tuple[Masklet, ...]
 
     @cached_property

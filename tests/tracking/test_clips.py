@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
+import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch
 
-from ans_core import media, rle
+from ans_core import media, rle, transforms
 from ans_core.tracking.batch import PromptOptions, make_batch
 from ans_core.tracking.clips import Clip, choose_window, clips_of, load_window, trainable
 from ans_core.tracking.pseudo import pseudo_clip
+from ans_core.types import VideoFrames
 from tests import tiny
 from tests.tracking.conftest import batch_of, clip_tensors
 
@@ -107,6 +110,16 @@ def test_a_still_becomes_a_clip_in_which_frames_and_masks_move_together():
     assert min(areas) < 300 < 384 < max(areas)  # covered or zoomed out, zoomed in
     again = pseudo_clip(still, length=4, size=64, max_objects=0, rng=random.Random(5))
     assert torch.equal(again.pixels, pseudo_clip(still, length=4, size=64, max_objects=0, rng=random.Random(5)).pixels)
+
+
+def test_frames_of_a_video_file_are_a_clip_too(tmp_path: Path):
+    pixels = np.stack([np.asarray(transforms.open_image(frame)) for frame in tiny.clip(0, 4).frames])
+    iio.imwrite(tmp_path / "v.mp4", pixels, fps=8, codec="libx264", plugin="pyav")
+    sample = replace(tiny.clip(0, 4), frames=VideoFrames(tmp_path / "v.mp4", range(4)))
+    [clip] = clips_of([sample])
+    found = load_window(clip, (1, 2, 3), size=64, max_objects=0, rng=random.Random(0))
+    assert found.pixels.shape == (3, 3, 64, 64)
+    assert found.masks.any(2).int().argmax(2).tolist() == [[8, 16, 24]]
 
 
 def test_the_fixture_moves_its_square():
