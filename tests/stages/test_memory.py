@@ -129,7 +129,7 @@ def test_a_sam2_alone_gives_files_for_the_stock_package_and_transformers(inputs:
     [
         ({"data": ["clips"]}, r"memory.data: no data set \['clips'\] with a split 'train'; there are \['scenes_single'"),
         ({"frames": 5, "image_share": 0.0}, "all 4 clips are left out, the first is .*: 4 frames, fewer than memory.frames = 5; lower"),
-        ({"data": ["scenes_single"]}, "no data set has a split 'val' with videos: J&F on them chooses the best epoch"),
+        ({"data": ["scenes_single"], "image_share": 1.0}, "no data set has a split 'val' with videos: J&F on them chooses the best epoch"),
         ({"trainable_modules": ["memory"]}, r"SAM2 has no \['memory'\]; it has .*'memory_attention'"),
     ],
 )
