@@ -43,8 +43,7 @@ class Supervised(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], dict[str, float]]:
         """This batch's part of the step's loss. Metrics are means over this batch."""
-        images = image_tokens(self.model, batch.views, self.features).split(batch.views)
-        hidden = self.model.hidden_states(packed(batch), images)
+        hidden = self.states(batch)
         rows, places = target_positions(batch)
         text = self.text_loss(hidden[rows, places - 1], batch.input_ids[rows, places])
         metrics = {"text": float(text.detach())} if len(rows) else {}
@@ -61,6 +60,10 @@ class Supervised(nn.Module):
         metrics |= {"bce": float(bce.detach()) * share, "dice": float(dice.detach()) * share}
         metrics["mask_iou"] = mean_iou(logits.detach(), batch.targets)
         return loss + self.mask_weight * bce + self.dice_weight * dice, metrics
+
+    def states(self, batch: Batch) -> Float[Tensor, "B L D"]:
+        images = image_tokens(self.model, batch.views, self.features).split(batch.views)
+        return self.model.hidden_states(packed(batch), images)
 
     def text_loss(self, hidden: Float[Tensor, "M D"], target: Int[Tensor, " M"]) -> Float[Tensor, ""]:
         """Return the mean cross-entropy of the learned tokens, whose logits are made piece by piece where they are many."""

@@ -4,7 +4,7 @@
 
 Pre-training of a tiny model replaces what published weights have learned: the vision tower tells regions' words apart; words lie near the
 image tokens they fit; SAM2 segments what is clicked or boxed, in images and through clips (memory trained, gradients through time);
-InternVL captions pictures and regions and finds described things (boxes, clicks). No part knows `[SEG]` yet.
+the language model captions pictures and regions and finds described things (boxes, clicks). No part knows `[SEG]` yet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from ans_core import data, dist, loop
-from ans_core.checkpoints import bases, checkpoint
+from ans_core.checkpoints import bases, checkpoint, sam2
 from ans_core.config import Base, Config, Optim
 from ans_core.data import conversation
 from ans_core.data.collate import collate
@@ -63,12 +63,16 @@ CLIP_FRAMES = 4
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: data. Writes out/untrained (tiny only) and out/base (both whole model folders), curves.csv and moved.json."""
+    if cfg.base.source == "sam2":
+        alone = sam2.load(cfg.base.sam2)
+        sam2.save(alone, out / "sam2", metadata={"stage": "base", "source": cfg.base.sam2})
+        return {"parameters": float(sum(p.numel() for p in alone.parameters()))}
     if cfg.base.source == "published":
         model = bases.import_base(cfg.base.internvl, cfg.base.sam2, template=cfg.base.template)
         checkpoint.save(model, out / "base", metadata={"stage": "base", "source": [cfg.base.internvl, cfg.base.sam2]})
         return {"parameters": float(sum(p.numel() for p in model.parameters()))}
     train = data.sources(inputs["data"], "train", DRAWN)
-    tokenizer = build_tokenizer(_texts(train, seed=cfg.seed))
+    tokenizer = build_tokenizer(_texts(train, seed=cfg.seed), kind=cfg.base.kind)
     model = build_tiny(_tiny(cfg.base, tokenizer, cfg.sft.frames), tokenizer, seed=dist.seed_of(cfg.seed, "weights"))
     checkpoint.save(model, out / "untrained", metadata={"stage": "untrained", "seed": cfg.seed})
     moved, curves = {}, {}
@@ -107,7 +111,13 @@ def _tiny(base: Base, tokenizer: PreTrainedTokenizerFast, frames: int) -> Sa2VAC
     grounding = GroundingConfig(**base.sam.model_dump())
     vision, language = base.vision.model_dump(), base.language.model_dump()
     return tiny_config(
-        vision=vision, language=language, grounding=grounding, tokenizer=tokenizer, template=base.template, video_frames=frames
+        kind=base.kind,
+        vision=vision,
+        language=language,
+        grounding=grounding,
+        tokenizer=tokenizer,
+        template=base.template,
+        video_frames=frames,
     )
 
 

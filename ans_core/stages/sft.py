@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from ans_core import data, dist, loop, sharding
-from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints import checkpoint, memory
 from ans_core.config import Config
 from ans_core.data import conversation
 from ans_core.data.collate import Batch, Layout, Row, collate_readable
@@ -35,13 +35,16 @@ from ans_core.watch import Validation, Watch
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: data, base. Writes the trained tensors (delta), curves.csv, moved.json and `samples` (pictures of validated
-    masks) to `out`. Samples that can't be read or are too long are left out: the curve `skipped_samples` counts them,
-    `left_out-<process>.jsonl` in `scratch` names them."""
+    """Run the stage. inputs: data, base, memory (whose tensors replace the base's). Writes the trained tensors (delta), curves.csv,
+    moved.json and `samples` (pictures of validated masks) to `out`. Samples that can't be read or are too long are left out: the curve
+    `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
     settings, base = cfg.sft, inputs["base"] / "base"
     machine = machine_of(cfg.launch, settings.dtype)
+    if (inputs["base"] / "sam2").is_dir():
+        raise ValueError("base.source is sam2, a SAM2 without a language model: its pipeline ends with the stage memory")
     divide = sharding.divide if machine.deepspeed_stage == 3 else None
     model = checkpoint.load(base, dtype=weights_dtype(settings.dtype), device=machine.device, divide=divide)
+    of_memory = memory.load_into(model, inputs["memory"], base=base)
     model.checkpointing = settings.checkpointing
     lora = {**settings.lora.model_dump(), **_ranks(cfg, model)}
     adapters.prepare_sft(model, adapters.lora_config(**lora), seed=dist.seed_of(cfg.seed, "sft lora"))
@@ -84,7 +87,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     moved, trained = check_moved(before, model), adapters.trained(model)
     if dist.rank() == 0:
         config = {"stage": "sft", "lora": lora, "seed": cfg.seed}
-        checkpoint.save_delta(trained, out, base_hash=checkpoint.weights_hash(base), config=config)
+        beside = memory.beside(of_memory, trained)
+        checkpoint.save_delta(beside, out, base_hash=checkpoint.weights_hash(base), config=config)
         loop.write_curves(out / "curves.csv", {"sft": curves})
         (out / "moved.json").write_text(json.dumps(moved, indent=1))
         if (scratch / "samples").is_dir():
