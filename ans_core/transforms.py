@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
 
-from ans_core.types import ImageRef
+from ans_core.types import FilePart, ImageRef
 
 CODEC_ERRORS = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, struct.error, zlib.error)
 """Errors that Pillow's decoders raise for a broken file."""
@@ -52,9 +52,13 @@ def check_image(ref: ImageRef) -> None:
 
 @contextmanager
 def _opened(ref: ImageRef) -> Iterator[Image.Image]:
-    where = f"of {len(ref)} embedded bytes" if isinstance(ref, bytes) else str(Path(ref))
+    if isinstance(ref, FilePart):
+        where = f"at byte {ref.start} of {ref.file}"
+    else:
+        where = f"of {len(ref)} embedded bytes" if isinstance(ref, bytes) else str(Path(ref))
     try:
-        with Image.open(io.BytesIO(ref) if isinstance(ref, bytes) else ref) as image:
+        content = ref.read_bytes() if isinstance(ref, FilePart) else ref
+        with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as image:
             if not image.width * image.height:
                 raise ValueError("it has no pixel")
             yield image

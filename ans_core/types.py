@@ -17,8 +17,23 @@ RLE = dict[str, Any]
 Masklet = tuple[RLE | None, ...]
 """One object's mask in every frame (length F). None = not annotated; an RLE of area 0 = absent."""
 
-ImageRef = Path | bytes
-"""Where a frame's pixels are: a file, or the encoded image itself (as stored in Arrow files)."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilePart:
+    """An encoded image inside a larger file (an Arrow table): `length` bytes from byte `start` on."""
+
+    file: Path
+    start: int
+    length: int
+
+    def read_bytes(self) -> bytes:
+        with self.file.open("rb") as opened:
+            opened.seek(self.start)
+            return opened.read(self.length)
+
+
+ImageRef = Path | bytes | FilePart
+"""Where a frame's pixels are: a file, the encoded image itself, or its place in a larger file."""
 
 Task = Literal["referring", "region_caption", "grounded_caption", "conversation"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from ans_core import rle
 from ans_core.data.formats import FORMATS, NO_VAL, SPLITS, infer
 from ans_core.data.formats.checks import DataError
-from ans_core.data.mixture import picture_key
+from ans_core.data.index import picture_key
 from ans_core.data.pictures import check_pictures
 from ans_core.types import Sample
 

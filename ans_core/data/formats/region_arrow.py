@@ -15,7 +15,8 @@ from pydantic import BeforeValidator, Field
 
 from ans_core import rle
 from ans_core.data.formats import checks
-from ans_core.types import ImageRef, Sample
+from ans_core.data.formats.arrow_parts import embedded
+from ans_core.types import FilePart, ImageRef, Sample
 
 
 class Turn(checks.Record):
@@ -86,7 +87,7 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
         raise checks.DataError(f"{folder}: not a region caption set; it needs at least one row, and the columns {list(COLUMNS)}")
     if isinstance(rows.features["image"], Image):
         rows = rows.cast_column("image", Image(decode=False))
-    return iter(rows)
+    return (row if part is None else row | {"image": part} for row, part in zip(rows, embedded(folder, "image"), strict=True))
 
 
 class _Images:
@@ -99,8 +100,8 @@ class _Images:
 
     def find(self, value: Any, *, where: str) -> tuple[ImageRef, tuple[int, int]]:
         if isinstance(value, dict):
-            value = value.get("bytes") or value.get("path")
-        if isinstance(value, bytes):
+            value = value.get("path")
+        if isinstance(value, (bytes, FilePart)):
             return value, checks.image_size(value, where=where)
         if not isinstance(value, str) or not value or "\0" in value:
             raise checks.DataError(f"{where}: image is {rle.short(value)}, neither a path nor encoded bytes")
