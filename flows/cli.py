@@ -181,7 +181,15 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def data(arguments: argparse.Namespace) -> int:
-    """Reads a data set as training would, and says what is in it and what is wrong."""
+    """check: reads a data set as training would, and says what is in it and what is wrong. fetch: downloads published sets by name."""
+    if arguments.action == "fetch":
+        from flows.catalogue import DATA
+        from flows.fetch import fetch
+
+        return fetch(arguments.path, DATA, root=root(), into=arguments.into, yes=arguments.yes)
+    if len(arguments.path) != 1:
+        raise ValueError("ans data check PATH: give one path")
+    (arguments.path,) = arguments.path
     from flows.data_check import check
 
     if arguments.format == "traces":  # the agent's, which are no samples
@@ -192,6 +200,14 @@ def data(arguments: argparse.Namespace) -> int:
         print(f"{arguments.path}: {len(traces)} traces ({shares}), no fault found")
         return 0
     return check(Path(arguments.path), arguments.format, arguments.split, pixels=not arguments.headers_only)
+
+
+def weights(arguments: argparse.Namespace) -> int:
+    """Downloads published bases and releases by name; without a name, lists them."""
+    from flows.catalogue import WEIGHTS
+    from flows.fetch import fetch
+
+    return fetch(arguments.names, WEIGHTS, root=root(), into=arguments.into, yes=arguments.yes)
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -316,11 +332,16 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("checkpoint", metavar="CHECKPOINT|score")
     eval_score.add_arguments(it)
     it = command("data", data)
-    it.add_argument("action", choices=["check"])
-    it.add_argument("path")
+    it.add_argument("action", choices=["check", "fetch"])
+    it.add_argument("path", nargs="*", metavar="PATH|NAME", help="fetch: names of published sets; none lists them")
+    add_fetch_options(it)
     it.add_argument("--format", help="a format of ans_core/data/formats (default: by the files in the folder), or traces (docs/agent.md)")
     it.add_argument("--split", help="one split (default: all)")
     it.add_argument("--headers-only", action="store_true", help="do not decode the pictures")
+    it = command("weights", weights)
+    it.add_argument("action", choices=["fetch"])
+    it.add_argument("names", nargs="*", metavar="NAME")
+    add_fetch_options(it)
     it = command("doctor", doctor)
     it.add_argument("--look-only", action="store_true", help="leave stuck MLflow runs as they are")
     it = command("compare", compare)
@@ -341,6 +362,13 @@ def parser() -> argparse.ArgumentParser:
     command("status", status)
     command("down", down)
     return top
+
+
+def add_fetch_options(it: argparse.ArgumentParser) -> None:
+    it.add_argument(
+        "--into", metavar="FOLDER", help="of fetch: where each name gets a folder (default: data/ and weights/ as profiles expect)"
+    )
+    it.add_argument("--yes", action="store_true", help="of fetch: do not ask")
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
