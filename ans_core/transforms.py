@@ -106,6 +106,12 @@ def tiling(width: int, height: int, *, size: int, max_tiles: int) -> tuple[int, 
     return best
 
 
+def tile_count(width: int, height: int, *, size: int, max_tiles: int) -> int:
+    """Return the number of `tiles` of a picture of this size, the thumbnail included."""
+    columns, rows = tiling(width, height, size=size, max_tiles=max_tiles)
+    return 1 if columns * rows == 1 else columns * rows + 1
+
+
 def tiles(image: Image.Image, *, size: int, max_tiles: int) -> list[Image.Image]:
     """Return row-major tiles of size x size; if there is more than one, the whole image as a thumbnail comes last."""
     columns, rows = tiling(*image.size, size=size, max_tiles=max_tiles)

@@ -136,7 +136,8 @@ class Mixture:
         refs = tuple(chosen[0].frames[f] for f in frames)
         where = f"{chosen[0].dataset}/{chosen[0].image_id}"
         turns = tuple(self.turn(s, rng) for s in chosen)
-        return Row(name=where, frames=refs, turns=turns, mask_frames=frames, seed=seed_of(self.seed, "points", number))
+        size = (chosen[0].height, chosen[0].width)
+        return Row(name=where, frames=refs, turns=turns, mask_frames=frames, seed=seed_of(self.seed, "points", number), size=size)
 
     def table(self, rows: int) -> list[PoolRows]:
         """Return what the first `rows` rows take from every pool."""
