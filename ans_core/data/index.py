@@ -1,6 +1,6 @@
 """An index on disk of one split of a data set: samples in, a sequence out that reads single samples from a file.
 
-A list of a million samples takes 2 GB, and every loader process gets a copy of what it touches. An index takes a file descriptor and two
+A list of a million samples takes 2 GB, and every loader process gets a copy of what it touches. An index takes a file descriptor and
 memory-mapped arrays, which processes share. `records.jsonl` has one sample a line; records are read by `pread`, whose pages the system may
 drop at any time.
 """
@@ -23,9 +23,10 @@ from typing import Any, overload
 import numpy as np
 from jaxtyping import Int
 
+from ans_core import types
 from ans_core.types import FilePart, ImageRef, Sample
 
-RECORDS, ENDS, KEYS, STAMP = "records.jsonl", "ends.npy", "picture_keys.npy", "stamp.json"
+RECORDS, ENDS, KEYS, TASKS, STAMP = "records.jsonl", "ends.npy", "picture_keys.npy", "tasks.npy", "stamp.json"
 PACKAGE = Path(__file__).parents[1]
 FIELDS = tuple(field.name for field in fields(Sample) if field.name not in {"dataset", "frames"})
 
@@ -55,6 +56,7 @@ class SampleIndex(Sequence[Sample]):
         self.dataset: str = json.loads((folder / STAMP).read_text(encoding="utf-8"))["name"]
         self.picture_keys: np.ndarray = np.load(folder / KEYS, mmap_mode="r")
         """Samples with equal keys show the same frames."""
+        self.tasks: np.ndarray = np.load(folder / TASKS, mmap_mode="r")
         self._ends: Int[np.ndarray, " samples"] = np.load(folder / ENDS, mmap_mode="r")
         self._records = (folder / RECORDS).open("rb", buffering=0)
 
@@ -84,14 +86,16 @@ def open_index(folder: Path, stamp: Stamp, read: Callable[[], Iterable[Sample]])
 
 def encode(sample: Sample) -> bytes:
     """Write a sample as one line of JSON: the values of FIELDS."""
+    frames = [_encode_ref(ref) for ref in sample.frames] if isinstance(sample.frames, tuple) else _encode_ref(sample.frames)
     values = [getattr(sample, name) for name in FIELDS]
-    return json.dumps([[_encode_frame(ref) for ref in sample.frames], *values], separators=(",", ":")).encode("ascii") + b"\n"
+    return json.dumps([frames, *values], separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def decode(record: bytes, *, dataset: str) -> Sample:
     frames, *values = json.loads(record)
     plain = {name: _tuples(value) for name, value in zip(FIELDS, values, strict=True)}
-    return Sample(dataset=dataset, frames=tuple(map(_decode_frame, frames)), **plain)
+    shown = tuple(map(_decode_ref, frames)) if isinstance(frames, list) else _decode_ref(frames)
+    return Sample(dataset=dataset, frames=shown, **plain)
 
 
 def _tuples(value: Any) -> Any:
@@ -99,7 +103,7 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def picture_key(sample: Sample) -> tuple[Path | bytes, ...]:
+def picture_key(sample: Sample) -> tuple[object, ...]:
     """Return a key of the pictures themselves, so that data sets with the same files (or the same embedded pictures) share rows."""
     return tuple(map(_picture, sample.frames))
 
@@ -111,36 +115,57 @@ def picture_keys(samples: Sequence[Sample]) -> np.ndarray:
     return np.array([_key(sample) for sample in samples], dtype="S16")
 
 
+def tasks(samples: Sequence[Sample]) -> np.ndarray:
+    """Return every sample's task, an array of byte strings."""
+    return samples.tasks if isinstance(samples, SampleIndex) else np.array([sample.task for sample in samples], dtype="S")
+
+
 def _key(sample: Sample) -> bytes:
     return _digest(repr(picture_key(sample)).encode())
 
 
-def _picture(ref: ImageRef) -> Path | bytes:
-    if isinstance(ref, Path):
-        return Path(os.path.normpath(ref))
-    return _digest(ref if isinstance(ref, bytes) else ref.read_bytes())
+def _picture(ref: ImageRef) -> object:
+    match ref:
+        case Path():
+            return Path(os.path.normpath(ref))
+        case bytes():
+            return _digest(ref)
+        case FilePart():
+            return _digest(ref.read_bytes())
+    return ref
 
 
 def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def _encode_frame(ref: ImageRef) -> str | list[Any]:
-    match ref:
-        case bytes():
-            return [base64.b64encode(ref).decode("ascii")]
-        case FilePart():
-            return [str(ref.file), ref.start, ref.length]
-    return str(ref)
+def _encode_ref(ref: Any) -> str | list[str] | dict[str, Any]:
+    """Write a file as its name, an embedded picture as base64, a place in a larger file (a class of ans_core/types.py) by its fields."""
+    if isinstance(ref, Path):
+        return str(ref)
+    if isinstance(ref, bytes):
+        return [base64.b64encode(ref).decode("ascii")]
+    return {"type": type(ref).__name__} | {field.name: _encode_field(getattr(ref, field.name)) for field in fields(ref)}
 
 
-def _decode_frame(value: str | list[Any]) -> ImageRef:
+def _encode_field(value: Path | int | range) -> str | int | list[int]:
+    if isinstance(value, range):
+        return [value.start, value.stop, value.step]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _decode_ref(value: str | list[str] | dict[str, Any]) -> Any:
     if isinstance(value, str):
         return Path(value)
-    if len(value) == 1:
+    if isinstance(value, list):
         return base64.b64decode(value[0])
-    file, start, length = value
-    return FilePart(file=Path(file), start=start, length=length)
+    return getattr(types, value.pop("type"))(**{name: _decode_field(field) for name, field in value.items()})
+
+
+def _decode_field(value: str | int | list[int]) -> Path | int | range:
+    if isinstance(value, list):
+        return range(*value)
+    return Path(value) if isinstance(value, str) else value
 
 
 def _write(folder: Path, stamp: Stamp, samples: Iterable[Sample]) -> None:
@@ -151,13 +176,16 @@ def _write(folder: Path, stamp: Stamp, samples: Iterable[Sample]) -> None:
     partial.mkdir()
     ends: list[int] = []
     keys: list[bytes] = []
+    done: list[str] = []
     with (partial / RECORDS).open("wb") as file:
         for sample in samples:
             file.write(encode(sample))
             ends.append(file.tell())
             keys.append(_key(sample))
+            done.append(sample.task)
     np.save(partial / ENDS, np.array(ends, dtype=np.int64))
     np.save(partial / KEYS, np.array(keys, dtype="S16"))
+    np.save(partial / TASKS, np.array(done, dtype="S"))
     (partial / STAMP).write_text(json.dumps(asdict(stamp)), encoding="utf-8")
     if folder.exists():
         folder.rename(old)

@@ -15,7 +15,7 @@ from jaxtyping import Int
 
 from ans_core.data.collate import Row
 from ans_core.data.conversation import Turn
-from ans_core.data.index import picture_keys
+from ans_core.data.index import picture_keys, tasks
 from ans_core.dist import rank, rng_of, seed_of, world_size
 from ans_core.types import Sample
 
@@ -84,29 +84,32 @@ class Mixture:
         self.kind_shares: dict[str, float] = {}
         self._sources: list[tuple[str, Sequence[Sample]]] = []
         self._firsts: list[int] = []
-        pooled: dict[str, list[Source]] = defaultdict(list)
+        datasets: dict[str, list[str]] = defaultdict(list)
         numbers: dict[str, list[np.ndarray]] = defaultdict(list)
+        keys: dict[str, list[np.ndarray]] = defaultdict(list)
         weights: dict[str, dict[str, float]] = defaultdict(dict)
         repeats: dict[str, int] = {}
         count = 0
         for source in sources:
             own = source.kind == "extra"
             share = shares.get(source.name, shares.get(source.kind, 0.0))
-            if not share or not source.samples:
+            asked = np.flatnonzero(tasks(source.samples) != b"tracking")  # the others have no text; SAM2's memory learns from them
+            if not share or not len(asked):
                 continue
             pool = source.name if own else "clips" if source.kind == "video" else "images"
             kind = source.name if own else source.kind
             self.kind_shares[kind] = weights[pool][kind] = share
             if own and source.name not in shares:
                 repeats[pool] = source.repeats
-            pooled[pool].append(source)
-            numbers[pool].append(np.arange(count, count + len(source.samples)))
+            datasets[pool].append(source.name)
+            numbers[pool].append(count + asked)
+            keys[pool].append(picture_keys(source.samples)[asked])
             self._sources.append((kind, source.samples))
             self._firsts.append(count)
             count += len(source.samples)
-        if not pooled:
+        if not datasets:
             raise ValueError(f"the mixture {dict(shares)} gives no share to any of the data sets {[(s.name, s.kind) for s in sources]}")
-        self.pools = {pool: _pool(pooled[pool], np.concatenate(numbers[pool])) for pool in pooled}
+        self.pools = {pool: _pool(names, np.concatenate(numbers[pool]), np.concatenate(keys[pool])) for pool, names in datasets.items()}
         sizes = {pool: count * self.pools[pool].images for pool, count in repeats.items()}
         exact = {pool: sum(map(Fraction, kinds.values()), Fraction(0)) for pool, kinds in weights.items()}
         exact |= {pool: Fraction(shares["extra"]) * size / sum(sizes.values()) for pool, size in sizes.items()}
@@ -192,15 +195,14 @@ class Mixture:
         return self._sources[source][1][number - self._firsts[source]]
 
 
-def _pool(sources: Sequence[Source], numbers: Int[np.ndarray, " samples"]) -> Pool:
+def _pool(names: Sequence[str], numbers: Int[np.ndarray, " samples"], keys: np.ndarray) -> Pool:
     """Group samples by picture: pictures in the order of their first samples, a picture's samples in their own order."""
-    keys = np.concatenate([picture_keys(source.samples) for source in sources])
     _, firsts, groups = np.unique(keys, return_index=True, return_inverse=True)
     places = np.empty(len(firsts), dtype=np.int64)
     places[np.argsort(firsts)] = np.arange(len(firsts))
     images = places[groups]
     starts = np.concatenate([[0], np.cumsum(np.bincount(images))])
-    return Pool(datasets=tuple(source.name for source in sources), samples=numbers[np.argsort(images, kind="stable")], starts=starts)
+    return Pool(datasets=tuple(names), samples=numbers[np.argsort(images, kind="stable")], starts=starts)
 
 
 def apportion(shares: Sequence[Fraction], rows: int) -> list[int]:
