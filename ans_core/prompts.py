@@ -80,6 +80,28 @@ GROUNDED_QUESTIONS = (
     " parts of the answer.",
 )
 GROUNDED_EVAL = "<image>\n" + GROUNDED_QUESTIONS[0]
+DETAILED_GROUNDED_QUESTIONS = (
+    *GROUNDED_QUESTIONS,
+    "Could you give a brief explanation of what can be found within this picture? Please output with interleaved segmentation masks for the"
+    " corresponding phrases.",
+    "Could you give me a brief explanation of this picture? Please respond with interleaved segmentation masks for the corresponding"
+    " phrases.",
+    "Could you provide me with a brief analysis of this photo? Please output with interleaved segmentation masks for the corresponding"
+    " parts of the answer.",
+    "Could you please give me a detailed description of the image? Please respond with interleaved segmentation masks for the"
+    " corresponding parts of the answer.",
+    "Can you provide a thorough description of this image? Please output with interleaved segmentation masks for the corresponding"
+    " phrases.",
+    "Please describe in detail the contents of the image. Please respond with interleaved segmentation masks for the corresponding parts of"
+    " the answer.",
+    "Could you give a comprehensive explanation of what can be found within this picture? Please output with interleaved segmentation masks"
+    " for the corresponding phrases.",
+    "Could you give me an elaborate explanation of this picture? Please respond with interleaved segmentation masks for the corresponding"
+    " phrases.",
+    "Could you provide me with a detailed analysis of this photo? Please output with interleaved segmentation masks for the corresponding"
+    " parts of the answer.",
+)
+"""For the published grounded captions: upstream's first version asks for a brief description, its second for a detailed one."""
 
 REGION_QUESTIONS = (
     "Please give me a short description of the region in the picture marked by {region}.",
@@ -88,6 +110,33 @@ REGION_QUESTIONS = (
 )
 REGION_EVAL = "<image>" + REGION_QUESTIONS[0].format(region="region1")
 """No newline: the sentence that lists the regions has its own (upstream's evaluation has two where its training has one)."""
+DETAILED_REGION_QUESTIONS = (
+    "Can you provide me with a detailed description of the region in the picture marked by {region}?",
+    "I'm curious about the region represented by {region} in the picture. Could you describe it in detail?",
+    "What can you tell me about the region indicated by {region} in the image?",
+    "I'd like to know more about the area in the photo labeled {region}. Can you give me a detailed description?",
+    "Could you describe the region shown as {region} in the picture in great detail?",
+    "What details can you give me about the region outlined by {region} in the photo?",
+    "Please provide me with a comprehensive description of the region marked with {region} in the image.",
+    "Can you give me a detailed account of the region labeled as {region} in the picture?",
+    "I'm interested in learning more about the region represented by {region} in the photo. Can you describe it in detail?",
+    "What is the region outlined by {region} in the picture like? Could you give me a detailed description?",
+    "Please describe the region {region} in the image in detail.",
+    "Can you offer a thorough analysis of the region {region} in the image?",
+    "Could you elaborate on the region highlighted by {region} in the picture provided?",
+    "Please share more information about the zone emphasized with {region} in the photo.",
+    "What insights can you give about the area denoted by {region} in the image presented?",
+    "Can you share a comprehensive rundown of the region denoted by {region} in the presented image?",
+    "I'd like to know more about the region highlighted by {region} in the picture provided.",
+    "Work through the important details of the area {region} in the image.",
+    "Illustrate the area represented by {region} through a descriptive explanation.",
+    "Examine the region {region} closely and share its details.",
+)
+"""Osprey's, without the ten that it repeats with "please"."""
+SHORT_ANSWER = " Answer the question using a single word or phrase."
+"""Ends the questions of Osprey's short form."""
+SENTENCE_QUESTION = "{text} Please respond with segmentation mask."
+"""LISA's, for the sentences of ReasonSeg."""
 
 # Pre-training of tiny bases: captions, InternVL's grounding format, regions. Long questions would be half of the tokens.
 CAPTION_QUESTION = "Describe the image."
@@ -98,9 +147,10 @@ SHORT_REGION_QUESTION = "Describe region1."
 
 def referring_question(text: str, template: str) -> str:
     """Ask for the object that an expression means, the same in training, RL and evaluation: in lower case, without full stop, with one
-    article. An expression with "?" is itself the question (upstream's reasoning sets); `<image>` stays at the template's place."""
+    article. An expression with "?" or "segmentation mask" is itself the question (reasoning sets); `<image>` stays at the template's
+    place."""
     image = "<image>\n" if template.startswith("<image>\n") else ""
-    if "?" in text:
+    if "?" in text or "segmentation mask" in text:
         return image + text.strip()
     phrase = text.strip().lower().removesuffix(".").strip()
     return re.sub(r"\bthe the\b", "the", template.format(text=phrase))

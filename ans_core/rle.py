@@ -5,13 +5,19 @@ from __future__ import annotations
 import reprlib
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 from pycocotools import mask as coco
 
 from ans_core.types import RLE
 
-LETTERS = "".join(map(chr, range(48, 112)))
+LETTERS = bytes(range(48, 112))
 """Letters of compressed counts."""
+CONTINUED = 80
+"""From this letter on, the number goes on in the next letter."""
+LONGEST = 7
+"""Letters of a number of 32 bits."""
+VALUES = np.array([letter - 48 if letter < 64 else letter - 80 for letter in range(112)])
+"""Of each letter: 0 to 31 where the number goes on, else -16 to 15, as the highest bit is the sign."""
 MARGIN = 0.1
 """How far outside the picture a polygon may reach, as a share of the longer side: annotators overshoot, but farther points belong to
 another picture."""
@@ -68,31 +74,29 @@ def from_annotation(segmentation: object, *, height: int, width: int, where: str
     raise ValueError(f"{where}: segmentation is neither polygons nor RLE but {type(segmentation).__name__} {short(segmentation)}")
 
 
-def run_lengths(counts: str) -> list[int]:
+def run_lengths(counts: str) -> Int64[np.ndarray, " n"]:
     """Decode the runs of compressed counts. Raises ValueError with the reason where pycocotools would read nonsense, or past the end.
 
-    A number is stored as letters from "0" (48) on, 5 bits per letter, lowest first; the sixth bit says that more letters follow. From the
-    fourth run on, a number is the difference from the run before the last.
+    A number is stored as letters from "0" (48) on, 5 bits per letter, lowest first; the sixth bit says that more letters follow. The
+    highest bit of the last letter is the sign. From the fourth run on, a number is the difference from the run before the last.
     """
-    if not counts or counts.strip(LETTERS):
-        raise ValueError('letters outside of "0" to "o"' if counts else "no letters")
-    runs: list[int] = []
-    value = shift = 0
-    for letter in counts.encode():
-        if letter < 80:  # the last of its number; the highest bit is the sign
-            value += (letter - 48 if letter < 64 else letter - 80) << shift
-            if len(runs) > 2:
-                value += runs[-2]
-            runs.append(value)
-            value = shift = 0
-        else:
-            value += (letter - 80) << shift
-            shift += 5
-            if shift > 30:
-                raise ValueError("a number beyond 32 bits")
-    if shift:
+    stored = counts.encode("utf-8", "surrogatepass")
+    if not stored:
+        raise ValueError("no letters")
+    if stored.translate(None, LETTERS):
+        raise ValueError('letters outside of "0" to "o"')
+    if stored[-1] >= CONTINUED:
         raise ValueError("an end in the middle of a number")
-    if min(runs) < 0:
+    letters = np.frombuffer(stored, np.uint8)
+    ends = (letters < CONTINUED).nonzero()[0]
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    place = np.arange(len(letters)) - starts.repeat(ends - starts + 1)  # of each letter in its number
+    if place.max() >= LONGEST:
+        raise ValueError("a number beyond 32 bits")
+    runs = np.add.reduceat(VALUES[letters] << (5 * place), starts)
+    for first in (1, 2):
+        np.add.accumulate(runs[first::2], out=runs[first::2])
+    if runs.min() < 0:
         raise ValueError("a run of negative length")
     return runs
 
@@ -117,7 +121,7 @@ def _from_counts(counts: object, *, height: int, width: int, where: str) -> RLE:
     if not isinstance(text, str):
         raise ValueError(f"{where}: RLE counts are {short(counts)}, neither text nor a list of numbers; {again}")
     try:
-        total = sum(run_lengths(text))
+        total = int(run_lengths(text).sum())
     except ValueError as error:
         raise ValueError(f"{where}: RLE counts {short(text)} have {error}; {again}") from None
     _same_total(total, height=height, width=width, where=where)

@@ -17,7 +17,8 @@ from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
 
-from ans_core.types import FilePart, ImageRef
+from ans_core import video_file
+from ans_core.types import FilePart, ImageRef, VideoFrame
 
 CODEC_ERRORS = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, struct.error, zlib.error)
 """Errors that Pillow's decoders raise for a broken file."""
@@ -39,19 +40,25 @@ def open_image(ref: ImageRef) -> Image.Image:
 
 def image_size(ref: ImageRef) -> tuple[int, int]:
     """Return (width, height) without reading the pixels. Raises ValueError as `open_image` does."""
+    if isinstance(ref, VideoFrame):
+        return video_file.size(ref.file)
     with _opened(ref) as image:
         return image.size
 
 
 def check_image(ref: ImageRef) -> None:
     """Decode all pixels, and check a PNG's checksums, which decoding skips. Raises ValueError as `open_image` does."""
-    with _opened(ref) as image:
-        image.verify()
+    if not isinstance(ref, VideoFrame):
+        with _opened(ref) as image:
+            image.verify()
     open_image(ref)
 
 
 @contextmanager
 def _opened(ref: ImageRef) -> Iterator[Image.Image]:
+    if isinstance(ref, VideoFrame):
+        yield video_file.read(ref)
+        return
     if isinstance(ref, FilePart):
         where = f"at byte {ref.start} of {ref.file}"
     else:

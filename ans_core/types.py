@@ -6,10 +6,11 @@ rollouts.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 RLE = dict[str, Any]
 """COCO compressed run-length encoding: {"size": [H, W], "counts": str}."""
@@ -20,7 +21,7 @@ Masklet = tuple[RLE | None, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilePart:
-    """An encoded image inside a larger file (an Arrow table): `length` bytes from byte `start` on."""
+    """An encoded image inside a larger file (an Arrow table): `length` bytes from byte `start` on, perhaps as text `data:...,<base64>`."""
 
     file: Path
     start: int
@@ -29,13 +30,45 @@ class FilePart:
     def read_bytes(self) -> bytes:
         with self.file.open("rb") as opened:
             opened.seek(self.start)
-            return opened.read(self.length)
+            content = opened.read(self.length)
+        return b64decode(content.partition(b",")[2]) if content.startswith(b"data:") else content
 
 
-ImageRef = Path | bytes | FilePart
-"""Where a frame's pixels are: a file, the encoded image itself, or its place in a larger file."""
+@dataclass(frozen=True, slots=True)
+class VideoFrame:
+    """One frame of a video file, decoded when it is opened."""
 
-Task = Literal["referring", "region_caption", "grounded_caption", "conversation"]
+    file: Path
+    index: int
+
+
+ImageRef = Path | bytes | FilePart | VideoFrame
+"""Where a frame's pixels are: a file, the encoded image itself, or a place in a larger file or a video file."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFrames(Sequence[VideoFrame]):
+    """Some frames of a video file, in order. It holds no list of them, so that a long video costs no memory."""
+
+    file: Path
+    indices: range
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, place: int) -> VideoFrame: ...
+    @overload
+    def __getitem__(self, place: slice) -> VideoFrames: ...
+    def __getitem__(self, place: int | slice) -> VideoFrame | VideoFrames:
+        chosen = self.indices[place]
+        return VideoFrames(self.file, chosen) if isinstance(chosen, range) else VideoFrame(self.file, chosen)
+
+
+Frames = tuple[ImageRef, ...] | VideoFrames
+"""The frames of a picture or clip, hashable: pictures, or frames of one video file."""
+
+Task = Literal["referring", "region_caption", "grounded_caption", "conversation", "tracking"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,20 +80,25 @@ class Sample:
     dataset: str
     image_id: str
     """Samples of one dataset with the same image_id show the same frames, which are then encoded once."""
-    frames: tuple[ImageRef, ...]
+    frames: Frames
     height: int
     width: int
     task: Task
     text: str
     """referring: the expression as the annotator wrote it. region_caption: the caption. grounded_caption: the plain caption.
-    conversation: the answer."""
+    conversation: the answer. tracking: empty; clicks, boxes or masks name the objects (DAVIS, MOSE, SA-V)."""
     masks: tuple[Masklet, ...] = ()
     """N masklets of F entries. referring: the objects meant (0 = nothing fits the expression); region_caption: the regions asked
-    about (visual prompts); grounded_caption: all the objects of phrase i together, so N = number of phrases."""
+    about (visual prompts); tracking: all objects of the clip; grounded_caption: all the objects of phrase i together, so N = number of
+    phrases."""
     phrases: tuple[tuple[int, int], ...] = ()
     """grounded_caption: [start, end) character spans of `text`, one per masklet, in order, not overlapping."""
     question: str | None = None
     """conversation: the user's words. Otherwise None and a template asks."""
+    past: tuple[tuple[str, str], ...] = ()
+    """conversation: the turns before the question, (question, answer), about the same pictures and regions."""
+    detail: bool = False
+    """region_caption, grounded_caption: whether the caption is a long one; the question then asks for details."""
     meta: dict[str, Any] = field(default_factory=dict)
     """Keys by which a report may split (`kind`, `category`, ...). Never read by training."""
 
@@ -69,7 +107,7 @@ class Sample:
 class Request:
     """What a model is asked: upstream's `predict_forward` arguments. `text` holds `<image>` at the frames' place."""
 
-    frames: tuple[ImageRef, ...]
+    frames: Frames
     text: str
     mask_prompts: tuple[RLE, ...] = ()
     """Regions of the first frame, named region1, region2, ... in the text."""

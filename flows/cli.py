@@ -181,16 +181,16 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def data(arguments: argparse.Namespace) -> int:
-    """check: reads a data set as training would, and says what is in it and what is wrong. fetch: downloads published sets by name."""
+    """check: reads a data set as training would, and says what is in it and what is wrong. show: draws samples with their masks. fetch:
+    downloads published sets by name; without a name, lists them."""
     if arguments.action == "fetch":
         from flows.catalogue import DATA
         from flows.fetch import fetch
 
         return fetch(arguments.path, DATA, root=root(), into=arguments.into, yes=arguments.yes)
     if len(arguments.path) != 1:
-        raise ValueError("ans data check PATH: give one path")
+        raise ValueError(f"ans data {arguments.action}: give one data set, its name or its path")
     (arguments.path,) = arguments.path
-    from flows.data_check import check
 
     if arguments.format == "traces":  # the agent's, which are no samples
         from ans_core.agent.world.trace_file import mix, read_traces
@@ -199,7 +199,19 @@ def data(arguments: argparse.Namespace) -> int:
         shares = ", ".join(f"{kind} {share:.2f}" for kind, share in mix(traces).items())
         print(f"{arguments.path}: {len(traces)} traces ({shares}), no fault found")
         return 0
-    return check(Path(arguments.path), arguments.format, arguments.split, pixels=not arguments.headers_only)
+    from flows.data_check import check, named
+
+    name, path, form = named(arguments.path, arguments.format, root())
+    folder = root() / ".ans/data" / name
+    if arguments.action == "show":
+        from flows.data_show import show
+
+        out = Path(arguments.out or folder / "samples")
+        written = show(name, path, form, arguments.split, count=arguments.count, seed=arguments.seed, out=out)
+        print(f"wrote {len(written)} pictures and samples.jsonl to {out}")
+        return 0
+    page = Path(arguments.out or folder) / "report.html"
+    return check(name, path, form, arguments.split, pixels=not arguments.headers_only, page=page)
 
 
 def weights(arguments: argparse.Namespace) -> int:
@@ -332,12 +344,17 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("checkpoint", metavar="CHECKPOINT|score")
     eval_score.add_arguments(it)
     it = command("data", data)
-    it.add_argument("action", choices=["check", "fetch"])
-    it.add_argument("path", nargs="*", metavar="PATH|NAME", help="fetch: names of published sets; none lists them")
-    add_fetch_options(it)
+    it.add_argument("action", choices=["check", "show", "fetch"])
+    it.add_argument(
+        "path", metavar="NAME|PATH", nargs="*", help="a data set of params.yaml, or a folder (or file) of annotations; fetch: names"
+    )
     it.add_argument("--format", help="a format of ans_core/data/formats (default: by the files in the folder), or traces (docs/agent.md)")
     it.add_argument("--split", help="one split (default: all)")
-    it.add_argument("--headers-only", action="store_true", help="do not decode the pictures")
+    it.add_argument("--headers-only", action="store_true", help="check: do not decode the pictures")
+    it.add_argument("--out", metavar="FOLDER", help="where pictures go (default: .ans/data/<name>)")
+    it.add_argument("--count", type=int, default=16, help="show: samples of each split (default: 16)")
+    it.add_argument("--seed", type=int, default=0, help="show: chooses the samples (default: 0)")
+    add_fetch_options(it)
     it = command("weights", weights)
     it.add_argument("action", choices=["fetch"])
     it.add_argument("names", nargs="*", metavar="NAME")

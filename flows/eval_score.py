@@ -81,7 +81,7 @@ def check(name: str, scorer: Scorer, given: Given) -> None:
     for option in OPTIONS:
         if getattr(given, option) is not None and option not in scorer.options:
             raise ValueError(f"{name} takes no --{option.replace('_', '-')}")
-    refuse_same(given.predictions, None if scorer.shares_folder else given.data)
+    refuse_same(given.predictions, given.data)
 
 
 def _needed(path: Path | None, message: str) -> Path:

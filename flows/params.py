@@ -98,7 +98,8 @@ def write_if_needed(name: str, root: Path) -> str:
 
 
 def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[str]:
-    """Add folders to prepare.sources of params.yaml; existing ones stay as they are. Keeps other settings, not comments."""
+    """Add folders (or files of folders with several sets) to prepare.sources of params.yaml; existing ones stay as they are. Keeps other
+    settings, not comments."""
     if not paths:
         return []
     from ans_core.data.formats import infer  # loads torch and datasets, which `ans profile` does without
@@ -110,11 +111,12 @@ def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[
         if any(source["path"] == str(folder) for source in sources):
             lines.append(f"params.yaml: {folder} is in prepare.sources already")
             continue
-        if any(source["name"] == folder.name for source in sources):
-            raise ConfigError(f"--add-data {folder}: prepare.sources has another data set named {folder.name!r}; rename the folder")
-        if not folder.is_dir():
-            raise ConfigError(f"--add-data {folder} is no folder")
-        source = DataSource(name=folder.name, format=data_format or infer(folder), path=str(folder))
+        name = folder.stem if folder.is_file() else folder.name
+        if any(source["name"] == name for source in sources):
+            raise ConfigError(f"--add-data {folder}: prepare.sources has another data set named {name!r}; rename the folder")
+        if not folder.exists():
+            raise ConfigError(f"--add-data {folder} is no folder and no file")
+        source = DataSource(name=name, format=data_format or infer(folder), path=str(folder))
         sources.append(source.model_dump(mode="json"))
         lines.append(f"params.yaml: {folder} added to prepare.sources")
     rewrite(root, values)

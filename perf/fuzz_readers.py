@@ -4,7 +4,8 @@
 
 A mutation is wrong by construction: a value of another type, a number nobody can mean, cut or foreign counts, a key that is missing or
 comes twice, bytes cut or overwritten, a picture that can't be decoded. Only what a reader uses is mutated, so that nothing may be accepted.
-Counted: refused by name (DataError that names the file), refused without, tracebacks, crashes, accepted.
+Counted: refused by name (DataError that names the file), refused without, left out and counted (by the readers of published sets),
+tracebacks, crashes, accepted.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import logging
 import multiprocessing
 import pickle
 import shutil
@@ -28,17 +30,23 @@ from PIL import Image
 
 from ans_core.data.formats import FORMATS
 from ans_core.data.formats.checks import DataError
+from ans_core.data.formats.plain import split_by_image
 from ans_core.data.pictures import check_pictures
 from ans_core.data.scene_write import write_clips, write_scenes
+from tests import picture_sets
 
 IGNORED = {
     "kind", "obj_id", "area", "bbox", "iscrowd", "category_id", "raw", "tokens", "sent_ids", "sent_id", "colour", "shape", "texture",
-    "from", "video_id", "no_target", "ref_id", "split", "id", "categories",
+    "from", "video_id", "no_target", "ref_id", "split", "id", "categories", "label", "is_sentence",
+    "place",
 }  # fmt: skip
 """Keys whose values a reader does not use, or may be any of several things."""
 ODD: tuple[Any, ...] = (
     None, True, -1, 10**30, -(10**30), 1e308, -1e308, float("nan"), float("inf"), 0.5, "", "\u200b", "x\x00y", "../../../etc/passwd",
     [], {}, [[]], [None], {"size": None}, "é" * 300,
+)  # fmt: skip
+PUBLISHED = (
+    "openpsg", "refcocog_gcg", "flickr_gcg", "osprey_conversation", "osprey_detail_description", "llava", "coco",
 )  # fmt: skip
 FILES = {
     "annotations": ("plain", "annotations.json"),
@@ -52,9 +60,17 @@ FILES = {
     "regions": ("regions", "manifest.jsonl"),
     "videos": ("videos", "manifest.jsonl"),
     "clip_masks": ("videos", "masks.json"),
+    "finetune": ("finetune", "annotations.json"),
+    "reasonseg": ("ReasonSeg", "train/0.json"),
+    **{name: (picture_sets.SETS[name][1], "") for name in PUBLISHED},
 }
-"""Mutated file -> its folder and name. Three belong to the format of another."""
-FORMAT_OF = {"instances": "refcoco", "mask_dict": "mevis", "clip_masks": "videos"}
+"""Mutated file -> what is read, and the file in it ("": itself)."""
+FORMAT_OF = {
+    "instances": "refcoco",
+    "mask_dict": "mevis",
+    "clip_masks": "videos",
+    **{name: picture_sets.SETS[name][0] for name in ("finetune", *PUBLISHED)},
+}
 Place = tuple[Any, ...]
 
 
@@ -84,6 +100,7 @@ def draw(root: Path) -> None:
     shutil.copytree(root / "mevis/train/JPEGImages" / name, root / "videos/frames")
     (root / "videos/manifest.jsonl").write_text(json.dumps(clip))
     (root / "videos/masks.json").write_text(json.dumps({"masks": {n: masks[n] for n in list(masks)[:2]}}))
+    picture_sets.write(root, picture_sets.draw(3, image_size=64))
 
 
 def load(file: Path) -> Any:
@@ -130,6 +147,10 @@ def used(which: str, values: Any, root: Path) -> list[Place]:
         clips = load(root / "mevis/train/meta_expressions.json")["videos"]
         ids = {str(n) for clip in clips.values() for expression in clip["expressions"].values() for n in expression["anno_id"]}
         found = [p for p in found if p[0] in ids]
+    if which == "region_arrow":  # whose captions are asked for in our words
+        found = [p for p in found if p[1:] != ("conversations", 0, "value")]
+    if which == "finetune":
+        found = [p for p in found if split_by_image(f"images/{values[p[0]]['image']}") == "train"]
     unused = {"refcoco": "file_name", "grefcoco": "file_name", "region_arrow": "size"}.get(which)  # in a record itself
     return [p for p in found if len(p) != 2 or p[-1] != unused]
 
@@ -157,22 +178,27 @@ def mutate(which: str, values: Any, root: Path, rng: Random) -> str | None:
 
 NEEDED = {"image", "text", "masks", "question", "answer", "size", "counts", "sentences", "sent", "ann_id", "segmentation", "caption",
           "groundings", "token_positives", "rle_masks", "file_name", "frames", "exp", "anno_id", "mask_rle", "conversations", "value",
-          "objects", "masks_file", "file"}  # fmt: skip
-TEXTS = {"text", "question", "answer", "sent", "caption", "exp", "name"}
+          "objects", "masks_file", "file", "mask", "shapes", "points", "sentence", "refs", "img_file_name", "tokens_positive", "sam_mask",
+          "annotation", "category_id", "images", "annotations"}  # fmt: skip
+TEXTS = {"text", "question", "answer", "sent", "caption", "exp", "name", "sentence", "value", "description"}
+POLYGONS = {"masks", "mask", "segmentation", "points"}
 EMPTY = {"masks": [], "regions": [], "anno_id": [], "groundings": {}, "expressions": {}, "height": None, "width": None, "image_id": None}
 """What may be empty, or left out."""
 
 
 def wrong(at: Place, old: Any, new: Any) -> bool:
     """Whether a reader has to refuse `new` where `old` was. None where a frame's mask was says that there is none."""
-    if at[-1] in TEXTS and isinstance(new, str):
-        return new in ("", "\u200b", "x\x00y")
+    if TEXTS & set(at[-2:]) and isinstance(new, str):
+        return new in (("", "\u200b") if "conversations" in at else ("", "\u200b", "x\x00y"))
+    if isinstance(old, dict) and "token_positives" in old and new is None:
+        return False
     if at[-1] in EMPTY and EMPTY[at[-1]] == new:
         return False
     if isinstance(old, dict) and "counts" in old and new is None and isinstance(at[-1], int):
         return False
-    if "masks" in at and isinstance(old, (int, float)) and type(new) in (int, float):
-        return not -6 <= new <= 70  # a point of a polygon
+    point = (isinstance(old, float) and POLYGONS & set(at)) or (isinstance(old, int) and "masks" in at)
+    if point and type(new) in (int, float):
+        return not -6 <= new <= 70
     return not (at[-1] == "ann_id" and old == [new])
 
 
@@ -206,13 +232,24 @@ def damage_picture(file: Path, rng: Random) -> str:
 
 def attempt(root: Path, form: str, folder: str) -> tuple[str, str]:
     split = "val" if form == "videos" else "train"
+    left_out = LeftOut()
+    logging.getLogger().addHandler(left_out)
     try:
         check_pictures(FORMATS[form](root / folder, name="d", split=split), where=str(root / folder))
     except DataError as error:
         return ("refused by name", "") if str(root) in str(error) else ("refused without a name", str(error))
     except Exception:  # noqa: BLE001 - what is counted
         return "traceback", traceback.format_exc()
-    return "accepted", ""
+    return ("left out and counted" if left_out.told else "accepted"), ""
+
+
+class LeftOut(logging.Handler):
+    """Whether a reader has told of records that it leaves out (ans_core/data/formats/skipped.py)."""
+
+    told = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told = self.told or "are left out" in record.getMessage()
 
 
 def trial(root: Path, which: str, seed: int, pipe: Any) -> None:
@@ -226,8 +263,7 @@ def trial(root: Path, which: str, seed: int, pipe: Any) -> None:
         if way < 0.1 and not file.is_dir():
             file.write_bytes(damage(file.read_bytes(), rng))
             told = "bytes"
-        elif way < 0.2 and folder != "grefcoco":  # which does not show every picture
-            pictures = sorted(p for p in root.rglob("*.png") if in_use(p, root, folder))
+        elif way < 0.2 and (pictures := sorted(p for p in root.rglob("*.png") if in_use(p, root, folder))):
             told = damage_picture(rng.choice(pictures), rng)
         else:
             values = copy.deepcopy(load(file))
@@ -240,6 +276,8 @@ def trial(root: Path, which: str, seed: int, pipe: Any) -> None:
 
 
 def in_use(picture: Path, root: Path, folder: str) -> bool:
+    if folder == "grefcoco":  # which does not show every picture
+        return False
     own = root / folder
     return picture.parent == root / "images" if folder in ("refcoco", "region_captions", "grounded") else own in picture.parents
 
@@ -254,7 +292,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         valid = Path(folder) / "valid"
         draw(valid)
-        for form, where in {FORMAT_OF.get(k, k): f for k, (f, _) in FILES.items()}.items():
+        for form, where in sorted({(FORMAT_OF.get(which, which), folder) for which, (folder, _) in FILES.items()}):
             assert attempt(valid, form, where) == ("accepted", ""), (form, attempt(valid, form, where))
         for number in range(arguments.mutations):
             which = list(FILES)[number % len(FILES)]
@@ -271,7 +309,7 @@ def main() -> None:
             except EOFError:
                 process.join()
             counts[told[1]] += 1
-            if told[1] not in ("refused by name", "skipped"):
+            if told[1] not in ("refused by name", "left out and counted", "skipped"):
                 print(number, *told, flush=True)
             shutil.rmtree(root)
     print(dict(counts))

@@ -42,6 +42,7 @@ def test_a_turn_ends_with_its_own_suffix_in_every_template():
         (" the red square. ", "Please segment the red square in this image."),
         ("Which one is Red? Answer with a mask. ", "Which one is Red? Answer with a mask."),
         ("a {set}", "Please segment a {set} in this image."),
+        ("The one that barks. Please respond with segmentation mask.", "The one that barks. Please respond with segmentation mask."),
     ],
 )
 def test_an_expression_is_asked_for_in_lower_case_without_full_stop_and_a_question_as_it_is(text: str, question: str):

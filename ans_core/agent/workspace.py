@@ -19,7 +19,7 @@ from PIL import Image
 
 from ans_core import media, rle, transforms
 from ans_core.agent.refusal import Refused
-from ans_core.types import RLE, ImageRef
+from ans_core.types import RLE, ImageRef, VideoFrame
 
 Box = tuple[int, int, int, int]
 Kind = Literal["image", "mask", "track"]
@@ -152,7 +152,7 @@ class Workspace:
         """SHA-256 of what a handle shows: equal for equal content, whatever its name."""
         handle = dict(self.handles)[name]
         frames = self.frames if isinstance(handle, TrackHandle) else (self.frames[handle.frame],)
-        content = [hashlib.sha256(ref if isinstance(ref, bytes) else ref.read_bytes()).hexdigest() for ref in frames]
+        content = [hashlib.sha256(_content(ref)).hexdigest() for ref in frames]
         told = [KINDS[type(handle)], content, {k: v for k, v in asdict(handle).items() if k not in ("frame", "mask", "predicted_iou")}]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
@@ -165,6 +165,12 @@ def box_of(mask: Bool[np.ndarray, "H W"]) -> Box:
     """Of a mask that is not empty."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+
+
+def _content(ref: ImageRef) -> bytes:
+    if isinstance(ref, VideoFrame):
+        return transforms.open_image(ref).tobytes()
+    return ref if isinstance(ref, bytes) else ref.read_bytes()
 
 
 def opened(ref: ImageRef) -> Image.Image:

@@ -8,7 +8,7 @@ from ans_core.benchmarks.score import Benchmark, Score, check_pairs, mean
 from ans_core.data.conversation import regions_of
 from ans_core.metrics.caption import attributes_right, cider, same_text
 from ans_core.metrics.meteor import meteor
-from ans_core.prompts import REGION_QUESTIONS, region_question
+from ans_core.prompts import DETAILED_REGION_QUESTIONS, REGION_QUESTIONS, region_question
 from ans_core.types import Prediction, Request, Sample
 
 ATTRIBUTES = ("size", "colour", "texture", "shape")
@@ -18,7 +18,8 @@ ATTRIBUTES = ("size", "colour", "texture", "shape")
 def request(sample: Sample) -> Request:
     """Ask about all regions in one question; each masklet's first frame is a region."""
     regions = regions_of(sample)
-    text = "<image>" + region_question(len(regions), REGION_QUESTIONS[0])  # no newline: see REGION_EVAL
+    question = (DETAILED_REGION_QUESTIONS if sample.detail else REGION_QUESTIONS)[0]
+    text = "<image>" + region_question(len(regions), question)  # no newline: see REGION_EVAL
     return Request(frames=sample.frames[:1], text=text, mask_prompts=regions)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain, cycle
 from typing import Any, TypeVar
 
 import numpy as np
@@ -134,15 +135,16 @@ class PackedRow:
         return [i - 1 for i, (b, learned) in enumerate(zip(self.branches, self.learned, strict=True)) if b == branch and learned]
 
 
-def pack_row(prefix: list[int], branches: Sequence[tuple[list[int], list[int]]]) -> PackedRow:
-    """Pack a prefix and branches of (question ids, answer ids); only answers are learned."""
+def pack_row(prefix: list[int], branches: Sequence[Sequence[list[int]]]) -> PackedRow:
+    """Pack a prefix and branches of question ids and answer ids in turns; only answers are learned."""
     ids, positions, numbers, learned = list(prefix), list(range(len(prefix))), [0] * len(prefix), [False] * len(prefix)
-    for number, (question, answer) in enumerate(branches, start=1):
-        length = len(question) + len(answer)
-        ids += question + answer
+    for number, branch in enumerate(branches, start=1):
+        length = sum(map(len, branch))
+        ids += chain.from_iterable(branch)
         positions += range(len(prefix), len(prefix) + length)
         numbers += [number] * length
-        learned += [False] * len(question) + [True] * len(answer)
+        for part, is_answer in zip(branch, cycle((False, True)), strict=False):
+            learned += [is_answer] * len(part)
     return PackedRow(ids=ids, positions=positions, branches=numbers, learned=learned)
 
 
@@ -177,13 +179,8 @@ def encode_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, 
     tokens and `[SEG]` are never cut silently."""
     clip = len(row.frames) > 1
     prefix = prefix_ids(tokenizer, template=layout.template, frame_tokens=token_counts(grids, clip=clip), marks=layout.marks)
-    suffix = prompts.TEMPLATES[layout.template].suffix
-    branches = []
-    for turn in row.turns:
-        cells = [int(r.sum()) for r in region_cells(turn, grids[shown_view(clip=clip)])]
-        question = question_ids(tokenizer, turn.question, template=layout.template, cells=cells, marks=layout.marks)
-        branches.append((question, tokenizer.encode(turn.answer + suffix, add_special_tokens=False)))
-    lengths = [len(prefix) + len(question) + len(answer) for question, answer in branches]
+    branches = [branch_ids(turn, tokenizer, layout, grid=grids[shown_view(clip=clip)]) for turn in row.turns]
+    lengths = [len(prefix) + sum(map(len, branch)) for branch in branches]
     longest = max(lengths, default=len(prefix))
     if longest > layout.max_length:
         raise TooLong(
@@ -191,6 +188,25 @@ def encode_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, 
             tuple(turn for turn, length in zip(row.turns, lengths, strict=True) if length <= layout.max_length),
         )
     return pack_row(prefix, branches)
+
+
+def branch_ids(turn: Turn, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, grid: Grid) -> list[list[int]]:
+    """Tokenize a conversation: question, answer, question, answer, ..., ending with the turn's own. `grid` is of the view that shows its
+    regions."""
+    template = prompts.TEMPLATES[layout.template]
+    cells = [int(r.sum()) for r in region_cells(turn, grid)]
+    (first, answer), *rest = (*turn.past, (turn.question, turn.answer))
+    parts = [
+        question_ids(tokenizer, first, template=layout.template, cells=cells, marks=layout.marks),
+        _ids(tokenizer, answer + template.suffix),
+    ]
+    for question, answer in rest:
+        parts += [_ids(tokenizer, template.separator + template.user.format(input=question)), _ids(tokenizer, answer + template.suffix)]
+    return parts
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def pad_rows(rows: Sequence[PackedRow], *, pad_id: int) -> dict[str, Tensor]:

@@ -21,6 +21,8 @@ class Turn:
     question: str
     """Without image tokens; it names regions region1, region2, ..."""
     answer: str
+    past: tuple[tuple[str, str], ...] = ()
+    """Questions and answers before this one; learned too. `regions` are shown before the first question, and `[SEG]` is in no answer."""
     masks: tuple[Masklet, ...] = ()
     """One per `[SEG]` of the answer."""
     regions: tuple[RLE, ...] = ()
@@ -36,14 +38,18 @@ def turn(sample: Sample, rng: random.Random) -> Turn:
             return referring_turn(sample, rng)
         case "region_caption":
             regions = regions_of(sample)
-            question = prompts.region_question(len(regions), rng.choice(prompts.REGION_QUESTIONS))
+            asked = rng.choice(prompts.DETAILED_REGION_QUESTIONS if sample.detail else prompts.REGION_QUESTIONS)
+            question = prompts.region_question(len(regions), asked)
             return Turn(question=question, answer=sentence(sample.text), regions=regions)
         case "grounded_caption":
-            answer = prompts.interleave(sample.text, sample.phrases) + "."
-            return Turn(question=rng.choice(prompts.GROUNDED_QUESTIONS), answer=answer, masks=sample.masks)
+            question = rng.choice(prompts.DETAILED_GROUNDED_QUESTIONS if sample.detail else prompts.GROUNDED_QUESTIONS)
+            return Turn(question=question, answer=sentence(prompts.interleave(sample.text, sample.phrases)), masks=sample.masks)
         case "conversation":
             assert sample.question is not None, f"{sample.sample_id}: a conversation without a question"
-            return Turn(question=prompts.plain_question(sample.question), answer=sample.text, regions=regions_of(sample))
+            past = tuple((prompts.plain_question(question), answer) for question, answer in sample.past)
+            return Turn(question=prompts.plain_question(sample.question), answer=sample.text, past=past, regions=regions_of(sample))
+        case "tracking":
+            raise ValueError(f"{sample.dataset}/{sample.sample_id}: objects without a text; `Mixture` leaves such samples out")
 
 
 def referring_turn(sample: Sample, rng: random.Random) -> Turn:
@@ -72,7 +78,7 @@ def pretraining_turn(sample: Sample, rng: random.Random) -> Turn:
             else:
                 question, answer = prompts.BOX_QUESTION, box(target) if target else prompts.NO_TARGET_ANSWER
             return Turn(question=question.format(text=sample.text), answer=answer, target=target)
-        case "conversation":
+        case "conversation" | "tracking":
             return turn(sample, rng)
 
 

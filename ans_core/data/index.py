@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Int
 
 from ans_core import types
-from ans_core.types import FilePart, ImageRef, Sample
+from ans_core.types import FilePart, ImageRef, Sample, VideoFrames
 
 RECORDS, ENDS, KEYS, TASKS, STAMP = "records.jsonl", "ends.npy", "picture_keys.npy", "tasks.npy", "stamp.json"
 PACKAGE = Path(__file__).parents[1]
@@ -105,6 +105,8 @@ def _tuples(value: Any) -> Any:
 
 def picture_key(sample: Sample) -> tuple[object, ...]:
     """Return a key of the pictures themselves, so that data sets with the same files (or the same embedded pictures) share rows."""
+    if isinstance(sample.frames, VideoFrames):
+        return os.path.normpath(sample.frames.file), sample.frames.indices
     return tuple(map(_picture, sample.frames))
 
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from tqdm import tqdm
 
-from ans_core import transforms
+from ans_core import transforms, video_file
 from ans_core.data.formats.checks import DataError, Faults
-from ans_core.types import ImageRef, Sample
+from ans_core.types import ImageRef, Sample, VideoFrames
 
 CHUNK = 1024
 """Pictures handed to the threads at a time; Pillow decodes outside of Python's lock."""
 
 
 def check_pictures(samples: Sequence[Sample], *, where: str) -> None:
-    """Decode every picture once, completely. An error names a picture with the first sample that shows it."""
-    shown: dict[ImageRef, str] = {}
+    """Decode every picture once, completely, and every video in one pass. An error names a picture with the first sample that shows it."""
+    shown: dict[ImageRef | VideoFrames, str] = {}
     for sample in samples:
-        for ref in sample.frames:
+        for ref in (sample.frames,) if isinstance(sample.frames, VideoFrames) else sample.frames:
             shown.setdefault(ref, sample.sample_id)
     refs, faults = list(shown), Faults(where)
     with ThreadPoolExecutor() as threads, tqdm(total=len(refs), desc="decode pictures", mininterval=1) as bar:
@@ -34,9 +33,12 @@ def check_pictures(samples: Sequence[Sample], *, where: str) -> None:
     faults.tell()
 
 
-def _fault(ref: Path | bytes) -> str | None:
+def _fault(ref: ImageRef | VideoFrames) -> str | None:
     try:
-        transforms.check_image(ref)
+        if isinstance(ref, VideoFrames):
+            video_file.check(ref)
+        else:
+            transforms.check_image(ref)
     except ValueError as error:
         return str(error)
     return None

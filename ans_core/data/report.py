@@ -29,9 +29,18 @@ td:first-child,th:first-child{text-align:left}
 figcaption{font-size:12.5px;color:#333}figcaption b{color:#777;font-weight:normal}"""
 
 
-def write_report(file: Path, read: Mapping[DatasetEntry, Sequence[Sample]]) -> None:
+def write_report(
+    file: Path,
+    read: Mapping[DatasetEntry, Sequence[Sample]],
+    *,
+    errors: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+    pictures: bool = True,
+) -> None:
+    """Write the page; faults of data sets that can't be read, and warnings, come first. Without `pictures` no picture is opened."""
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Data report</title><style>{STYLE}</style><h1>Data report</h1>",
+        *(f"<p><b>{kind}</b> {html.escape(line)}</p>" for kind, lines in (("error", errors), ("warning", warnings)) for line in lines),
         _table(read),
     ]
     for name in dict.fromkeys(entry.name for entry in read):
@@ -40,7 +49,7 @@ def write_report(file: Path, read: Mapping[DatasetEntry, Sequence[Sample]]) -> N
         parts += [
             f"<h2>{html.escape(name)}</h2>",
             _histograms(splits),
-            f"<div class=tiles>{''.join(map(_tile, _spread(shown)))}</div>",
+            f"<div class=tiles>{''.join(map(_tile, _spread(shown) if pictures else []))}</div>",
         ]
     file.write_text("\n".join([*parts, "</html>"]), encoding="utf-8")
 
@@ -75,7 +84,8 @@ def _histograms(splits: Mapping[str, Sequence[Sample]]) -> str:
     figure = Figure(figsize=(10, 2.6), layout="constrained")
     areas, lengths = figure.subplots(1, 2)
     for split, samples in splits.items():
-        areas.hist([100 * a for a in _areas(samples)], bins=40, histtype="step", density=True, label=split)
+        if found := [100 * a for a in _areas(samples)]:
+            areas.hist(found, bins=40, histtype="step", density=True, label=split)
         words = [len(s.text.split()) for s in samples]
         lengths.hist(words, bins=np.arange(max(words, default=1) + 2) - 0.5, histtype="step", density=True, label=split)
     areas.set(xlabel="mask area, % of the picture", ylabel="density")
@@ -95,12 +105,19 @@ def _spread(samples: Sequence[Sample]) -> list[Sample]:
     return [samples[i] for i in sorted(set(np.linspace(0, len(samples) - 1, PICTURES).astype(int).tolist()))] if samples else []
 
 
+def panel(sample: Sample, side: int) -> UInt8[np.ndarray, "h w 3"]:
+    """Draw the picture, `side` pixels long, with its masks tinted; for a clip the first, middle and last frame side by side."""
+    return np.concatenate([_overlay(sample.frames[f], [masklet[f] for masklet in sample.masks], side) for f in _shown_frames(sample)], 1)
+
+
+def _shown_frames(sample: Sample) -> list[int]:
+    return sorted({0, len(sample.frames) // 2, len(sample.frames) - 1})
+
+
 def _tile(sample: Sample) -> str:
-    """Draw the picture with its masks tinted; for a clip the first, middle and last frame side by side."""
-    frames = sorted({0, len(sample.frames) // 2, len(sample.frames) - 1})
-    pictures = [_overlay(sample.frames[f], [masklet[f] for masklet in sample.masks]) for f in frames]
+    frames = _shown_frames(sample)
     buffer = io.BytesIO()
-    Image.fromarray(np.concatenate(pictures, 1)).save(buffer, "JPEG", quality=88)
+    Image.fromarray(panel(sample, TILE)).save(buffer, "JPEG", quality=88)
     kind = html.escape(str(sample.meta.get("kind", sample.task)))
     wide = f' style="width:{TILE * len(frames)}px"' if len(frames) > 1 else ""
     said = sample.text if sample.question is None else f"{sample.question} {sample.text}"
@@ -109,10 +126,10 @@ def _tile(sample: Sample) -> str:
     return f'<figure{wide}><img alt="{text}" src="{_url(buffer.getvalue(), "jpeg")}">{label}</figure>'
 
 
-def _overlay(image: ImageRef, masks: Sequence[rle.RLE | None]) -> UInt8[np.ndarray, "h w 3"]:
+def _overlay(image: ImageRef, masks: Sequence[rle.RLE | None], side: int) -> UInt8[np.ndarray, "h w 3"]:
     """Draw objects in their own colours with a coloured rim and dim the rest (unless there is no mask)."""
     opened = transforms.open_image(image)
-    scale = TILE / max(opened.size)
+    scale = side / max(opened.size)
     size = max(1, round(opened.width * scale)), max(1, round(opened.height * scale))
     picture = np.array(opened.resize(size, Image.Resampling.BICUBIC))
     shown = [np.array(Image.fromarray(rle.decode(mask)).resize(size, Image.Resampling.NEAREST)) for mask in masks if mask is not None]

@@ -9,8 +9,7 @@ import functools
 import itertools
 import lzma
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Literal
 
@@ -48,7 +47,7 @@ def meteor(hypothesis: str, references: Sequence[str], *, mode: Mode = "nltk") -
 def meteor_of_words(hypothesis: Sequence[str], reference: Sequence[str], *, mode: Mode = "nltk") -> float:
     """Score words with alpha .9, beta 3, gamma .5. They must be lower-case without underscore (WordNet's mark of entries of
     several words)."""
-    matches = _align(list(enumerate(hypothesis)), list(enumerate(reference)), mode)
+    matches = _align(hypothesis, reference, mode)
     if not matches:
         return 0.0
     precision, recall = len(matches) / len(hypothesis), len(matches) / len(reference)
@@ -100,18 +99,17 @@ def _table() -> dict[str, dict[str, tuple[str, ...]]]:
     return table
 
 
-def _align(hypothesis: _Words, reference: _Words, mode: Mode) -> _Pairs:
+def _align(hypothesis: Sequence[str], reference: Sequence[str], mode: Mode) -> _Pairs:
     """Match exact words, then stems, then synonyms: each hypothesis word, from the right, takes the LAST reference word still free (as
     NLTK)."""
     pairs: _Pairs = []
-    hypothesis, reference = _match(hypothesis, reference, lambda word: (word,), lambda word: (word,), pairs)
+    ours, theirs = _match_equal(list(enumerate(hypothesis)), list(enumerate(reference)), pairs)
+    ours, theirs = _match_equal(_stems(ours), _stems(theirs), pairs)
     if mode == "nltk":
-        hypothesis, reference = _stems(hypothesis), _stems(reference)
-        hypothesis, reference = _match(hypothesis, reference, lambda word: (word,), lambda word: (word,), pairs)
-        _match(hypothesis, reference, synonyms, lambda word: (word,), pairs)
+        _match_synonyms(ours, [(j, (stem,)) for j, stem in theirs], pairs)
     else:
-        hypothesis, reference = _match(hypothesis, reference, lambda word: (_stem(word),), lambda word: (_stem(word),), pairs)
-        _match(hypothesis, reference, synonyms, lambda word: {word, *(base for _, base in _bases(word))}, pairs)
+        of_word = [(j, {reference[j], *(base for _, base in _bases(reference[j]))}) for j, _ in theirs]
+        _match_synonyms([(i, hypothesis[i]) for i, _ in ours], of_word, pairs)
     return sorted(pairs)
 
 
@@ -119,24 +117,31 @@ def _stems(numbered: _Words) -> _Words:
     return [(i, _stem(word)) for i, word in numbered]
 
 
-def _match(
-    hypothesis: _Words,
-    reference: _Words,
-    wanted: Callable[[str], Iterable[str]],
-    offered: Callable[[str], Iterable[str]],
-    pairs: _Pairs,
-) -> tuple[_Words, _Words]:
-    """Add to `pairs` the words that share a key, and return those left over."""
-    places: dict[str, list[int]] = defaultdict(list)
-    for j, word in reference:
-        for key in offered(word):
-            places[key].append(j)
-    taken: set[int] = set()
-    matched: set[int] = set()
+def _match_equal(hypothesis: _Words, reference: _Words, pairs: _Pairs) -> tuple[_Words, _Words]:
+    """Add to `pairs` the words that are equal, and return those left over."""
+    places: dict[str, list[tuple[int, str]]] = {}
+    for place in reference:
+        places.setdefault(place[1], []).append(place)
+    left: _Words = []
     for i, word in reversed(hypothesis):
-        best = max((j for key in wanted(word) if key in places for j in places[key] if j not in taken), default=None)
-        if best is not None:
-            taken.add(best)
-            matched.add(i)
-            pairs.append((i, best))
-    return [p for p in hypothesis if p[0] not in matched], [p for p in reference if p[0] not in taken]
+        free = places.get(word)
+        if free:
+            pairs.append((i, free.pop()[0]))
+        else:
+            left.append((i, word))
+    left.reverse()
+    return left, sorted(itertools.chain.from_iterable(places.values()))
+
+
+def _match_synonyms(hypothesis: _Words, reference: Sequence[tuple[int, Iterable[str]]], pairs: _Pairs) -> None:
+    """Add to `pairs` the words of which one's synonyms hold a form of the other. `reference` gives the forms of each word."""
+    places: dict[str, list[int]] = {}
+    for j, forms in reference:
+        for form in forms:
+            places.setdefault(form, []).append(j)
+    taken: set[int] = set()
+    for i, word in reversed(hypothesis):
+        free = [j for form in synonyms(word).intersection(places) for j in places[form] if j not in taken]
+        if free:
+            taken.add(max(free))
+            pairs.append((i, max(free)))

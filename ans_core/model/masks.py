@@ -13,12 +13,12 @@ from torch import Tensor
 
 from ans_core.model.options import PredictOptions
 from ans_core.model.sa2va import Sa2VA
-from ans_core.types import ImageRef
+from ans_core.types import Frames
 
 
 def decode_stills(
     model: Sa2VA,
-    pictures: Sequence[tuple[ImageRef, ...]],
+    pictures: Sequence[Frames],
     images: Sequence[Image.Image],
     embeddings: Sequence[Float[Tensor, "_ C"]],
     options: PredictOptions,

@@ -22,7 +22,7 @@ from ans_core.model.options import PredictOptions
 from ans_core.model.prefill import prompt
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.video import stream_masks, track
-from ans_core.types import ImageRef, Prediction, Request
+from ans_core.types import Frames, ImageRef, Prediction, Request
 
 Found = TypeVar("Found")
 
@@ -126,7 +126,7 @@ def decode_masks(
         found = decode_stills(model, [frames[i] for i in stills], [images[i][0] for i in stills], [embeddings[i] for i in stills], options)
         for i, own in zip(stills, found, strict=True):
             masks[i] = own
-    clips: dict[tuple[ImageRef, ...], list[int]] = defaultdict(list)
+    clips: dict[Frames, list[int]] = defaultdict(list)
     for i in with_segs:
         if requests[i].is_clip:
             clips[frames[i]].append(i)

@@ -19,7 +19,7 @@ from ans_core.data.views import Views, shown_view, token_counts
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.options import PredictOptions
 from ans_core.model.sa2va import Sa2VA
-from ans_core.types import ImageRef, Request
+from ans_core.types import Frames, Request
 
 SIMILAR_LENGTH = 1.5
 """Prefixes share a batch while the longest is at most this many times as long as the shortest."""
@@ -178,7 +178,7 @@ def _embedded(model: Sa2VA, request: Request, image: ImageFeatures | None, optio
     )
 
 
-def _view(request: Request) -> tuple[tuple[ImageRef, ...], bool]:
+def _view(request: Request) -> tuple[Frames, bool]:
     """Return what decides the pictures that the language model sees; requests with equal views share them."""
     return request.frames, request.is_clip
 

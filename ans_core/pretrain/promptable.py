@@ -17,7 +17,7 @@ from ans_core import rle, transforms
 from ans_core.data.collate import TensorBatch, resize_mask
 from ans_core.losses import mean_iou, promptable_loss
 from ans_core.model.grounding import Bank, FrameFeatures, Grounding
-from ans_core.types import ImageRef, Masklet
+from ans_core.types import Frames, Masklet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,7 @@ class MemoryBatch(TensorBatch):
     pictures: PromptBatch
 
 
-def prompt_batch(
-    clips: Sequence[tuple[tuple[ImageRef, ...], Sequence[Masklet]]], *, size: int, objects: int, frames: int, rng: Random
-) -> PromptBatch:
+def prompt_batch(clips: Sequence[tuple[Frames, Sequence[Masklet]]], *, size: int, objects: int, frames: int, rng: Random) -> PromptBatch:
     """Choose up to `objects` objects of each clip over `frames` consecutive frames; the first frame shows the object if possible.
 
     Clips: (frames, masklets). Prompts: a uniform click in the mask or its box, with equal probability.

@@ -37,9 +37,9 @@ from ans_core.pretrain.finding import Finding
 from ans_core.pretrain.promptable import Memory, MemoryBatch, Promptable, PromptBatch, prompt_batch
 from ans_core.pretrain.region_words import RegionWords, WordsBatch, words_batch
 from ans_core.stages.launch import machine_of, schedule_of
-from ans_core.types import ImageRef, Log, Masklet, Sample
+from ans_core.types import Frames, ImageRef, Log, Masklet, Sample
 
-Clip = tuple[tuple[ImageRef, ...], list[Masklet]]
+Clip = tuple[Frames, list[Masklet]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def _texts(sources: list[Source], *, seed: int) -> Iterator[str]:
 
 def _clips(samples: list[Sample]) -> list[Clip]:
     """Return every picture or clip with all objects that its samples name, each object once."""
-    found: dict[tuple[ImageRef, ...], list[Masklet]] = defaultdict(list)
+    found: dict[Frames, list[Masklet]] = defaultdict(list)
     for sample in samples:
         known = found[sample.frames]
         known += [m for m in sample.masks if m not in known]

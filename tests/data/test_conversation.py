@@ -87,6 +87,15 @@ def test_pretraining_asks_for_boxes_regions_and_captions_and_never_for_a_mask():
     assert nothing.question in ("<ref>red square</ref>", "Where is red square?")
 
 
+def test_a_long_caption_is_asked_for_in_detail_and_ends_with_one_full_stop():
+    sample = tiny.sample(task="grounded_caption", text="A cat.", phrases=((0, 5),), detail=True)
+    assert {t.question for t in turns(sample, 200)} == set(prompts.DETAILED_GROUNDED_QUESTIONS)
+    assert {t.answer for t in turns(sample)} == {"<p> A cat </p> [SEG]."}
+    assert turn(tiny.sample(task="grounded_caption", text="A cat", phrases=((0, 5),)), random.Random(0)).answer == "<p> A cat </p> [SEG]."
+    told = turns(tiny.region(text="A red square.", detail=True), 400)
+    assert {t.question for t in told} == {q.format(region="region1") for q in prompts.DETAILED_REGION_QUESTIONS}
+
+
 def test_box_coordinates_are_thousandths_rounded_to_fifties():
     assert box(tiny.square(8, 8, 24, 25)) == "<box>[[100, 100, 400, 400]]</box>"  # 125, 125 (to even: 100), 375 (to even: 400), 391
 
@@ -103,6 +112,7 @@ TWO = ((tiny.square(0, 0, 16, 16),), (tiny.square(8, 8, 24, 24),))
         tiny.clip(text="What moves to the right?"),
         tiny.region(text="a red square"),
         tiny.region(text="a red square over a blue one", masks=TWO),
+        tiny.region(text="A red square, one of two.", detail=True),
         tiny.sample(task="grounded_caption", text="a cat", phrases=((0, 5),)),
     ],
 )
@@ -119,3 +129,7 @@ def test_a_conversation_asks_the_same_in_sft_and_in_rl():
     assert made.question == request.text.removeprefix("<image>") == "Is region1 red?"
     assert made.regions == request.mask_prompts
     assert vqa_loop.request(tiny.sample(task="conversation", question="Why?", text="So.", masks=())).text == "<image>\nWhy?"
+    longer = tiny.sample(task="conversation", past=(("What is region1?", "A dog."),), question="Why?", text="So.")
+    made, request = turn(longer, random.Random(0)), vqa_loop.request(longer)
+    assert (made.past, made.question) == (longer.past, "Why?")
+    assert (request.past, request.text) == ((("<image>What is region1?", "A dog."),), "Why?")

@@ -22,9 +22,10 @@ from ans_core.data.formats.checks import DataError
 from ans_core.data.pictures import check_pictures
 from ans_core.data.scene_write import write_clips, write_scenes
 from ans_core.stages.prepare import source_entries
-from flows.data_check import check
+from tests import picture_sets
 from tests.data.test_formats import GOOD, block, png, region, write_annotations, write_refs, write_regions
 from tests.data.test_prepare import own_data
+from tests.picture_sets import SETS
 
 POLYGON = [2, 1, 5, 1, 5, 3, 2, 3]
 
@@ -79,7 +80,10 @@ def test_a_wrong_value_is_named_with_its_record(tmp_path, change, message):
         (b"", "EOF while parsing"),
         (b"[]", "expected a list with at least one record"),
         (b'{"image": "a.png"}\n{"image": "a.png"}', r"one record per line \(JSON Lines\) belongs into a file \*\.jsonl"),
-        (b'{"images": [], "annotations": [], "categories": []}', "is a COCO file .* Write one record for each text"),
+        (
+            b'{"images": [], "annotations": [], "categories": []}',
+            "is a COCO file .* the format coco.* For other texts, write one record for each",
+        ),
     ],
 )
 def test_a_file_that_is_not_a_list_of_records_is_named(tmp_path, content, message):
@@ -212,27 +216,6 @@ def test_data_without_val_is_warned_of(tmp_path, caplog):
     assert 'a split "train" and none "val"' in caplog.text
 
 
-def test_a_data_set_is_checked_and_told_about(tmp_path, capsys):
-    folder = own_data(tmp_path).path
-    assert check(Path(folder), None, None, pixels=True) == 0
-    told = capsys.readouterr().out
-    assert "split 'train': 1 samples (referring 1)" in told
-    assert "1 pictures, 40 x 20 pixels" in told
-    assert "no fault found" in told
-    records = json.loads((tmp_path / "annotations.json").read_text())
-    (tmp_path / "annotations.json").write_text(json.dumps([*records, records[0] | {"split": "val", "text": "a cat"}]))
-    assert check(Path(folder), None, None, pixels=True) == 0
-    assert "1 pictures are in 'train' and in 'val', as " in capsys.readouterr().out
-    picture = (tmp_path / "b.png").read_bytes()
-    (tmp_path / "b.png").write_bytes(picture[:-20])
-    assert check(Path(folder), None, None, pixels=False) == 0
-    assert check(Path(folder), None, None, pixels=True) == 1
-    caught = capsys.readouterr()
-    assert "split 'val', sample 1: cannot read the image" in caught.err
-    assert "split 'train': 1 samples" in caught.out
-    assert "no fault found" in caught.out.split("not decoded")[0]
-
-
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("drawn")
@@ -249,6 +232,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"image": line["image"], "question": "What?", "answer": "It.", "split": "train"},
     ]
     (root / "plain/annotations.json").write_text(json.dumps(own))
+    picture_sets.write(root, picture_sets.draw(1, image_size=32))
     return root
 
 
@@ -273,7 +257,14 @@ FILES = [
     ("mevis", "mevis", "train/meta_expressions.json"),
     ("mevis", "mevis", "train/mask_dict.json"),
     ("regions", "regions", "manifest.jsonl"),
+    ("annotations", "finetune", "annotations.json"),
+    ("reasonseg", "ReasonSeg", "train/0.json"),
+    *(
+        (*SETS[name], "")
+        for name in ("grandf", "refcocog_gcg", "flickr_gcg", "osprey_conversation", "osprey_detail_description", "llava", "coco")
+    ),
 ]
+"""Format, what is read, and the changed file in it."""
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from([1e308, 10**400, "\0", "oooo"])
 )

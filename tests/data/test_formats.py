@@ -144,7 +144,7 @@ def test_region_captions_may_embed_their_images_and_have_several_masks(tmp_path)
     assert isinstance(part, FilePart)  # the place in the Arrow file: the picture itself is not held
     assert part.read_bytes() == (tmp_path / "a.png").read_bytes()
     assert transforms.open_image(part).size == (8, 6)
-    assert (sample.text, len(sample.masks), sample.height) == ("a dog", 2, 6)
+    assert (sample.question, sample.text, len(sample.masks), sample.height) == ("What is region1?", "region1 a dog", 1, 6)
 
 
 def write_annotations(root: Path, *records: dict[str, object]) -> Path:
@@ -222,8 +222,8 @@ def test_a_wrong_line_is_named(tmp_path, lines: tuple[str, ...], message):
 
 
 def test_an_unknown_format_and_a_missing_folder_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"'mine': no format 'coco'; .* has \['annotations', "):
-        read_samples(format="coco", path=tmp_path, name="mine", split="train")
+    with pytest.raises(ValueError, match=r"'mine': no format 'voc'; .* has \['annotations', "):
+        read_samples(format="voc", path=tmp_path, name="mine", split="train")
     with pytest.raises(ValueError, match=r"'mine': .*nowhere does not exist"):
         read_samples(format="regions", path=tmp_path / "nowhere", name="mine", split="train")
 

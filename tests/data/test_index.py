@@ -14,9 +14,9 @@ from ans_core import data
 from ans_core.data import DatasetEntry, write_entries
 from ans_core.data.conversation import turn
 from ans_core.data.formats.checks import DataError
-from ans_core.data.index import SampleIndex, Stamp, open_index, picture_keys
+from ans_core.data.index import SampleIndex, Stamp, open_index, picture_keys, tasks
 from ans_core.data.mixture import Mixture, Source
-from ans_core.types import FilePart, Sample
+from ans_core.types import FilePart, Sample, VideoFrames
 from tests import tiny
 from tests.data.test_formats import block, png
 
@@ -24,7 +24,7 @@ STAMP = Stamp(format="f", path="/p", name="drawn", split="train", files="1", cod
 
 
 def every_kind(folder: Path) -> list[Sample]:
-    """Two questions about each of: a file, a part of a file, embedded bytes, a clip with an object that is absent or not annotated."""
+    """Two questions about each of: a file, a part of a file, embedded bytes, a clip with an object that is absent or unknown; a film."""
     (folder / "table").write_bytes(b"head" + tiny.picture(7))
     part = FilePart(file=folder / "table", start=4, length=len(tiny.picture(7)))
     clip = tiny.clip(3, frames=3)
@@ -33,7 +33,8 @@ def every_kind(folder: Path) -> list[Sample]:
     told = tiny.sample(5, task="grounded_caption", text="a cat, a dog", phrases=((0, 5), (7, 12)), masks=(*clip.masks[:1], clip.masks[0]))
     refs = (png(folder / "a.png"), part, tiny.picture(9))
     stills = [replace(s, frames=(ref,), sample_id=f"{s.sample_id}-{n}") for n, ref in enumerate(refs) for s in (talk, told)]
-    return [*stills, unknown, replace(unknown, sample_id="again", text="x")]
+    film = replace(clip, frames=VideoFrames(folder / "film.mp4", range(0, 6, 2)), task="tracking", text="")
+    return [*stills, unknown, replace(unknown, sample_id="again", text="x"), film]
 
 
 def test_an_index_holds_the_samples_that_it_was_made_of(tmp_path: Path):
@@ -45,7 +46,8 @@ def test_an_index_holds_the_samples_that_it_was_made_of(tmp_path: Path):
     with pytest.raises(IndexError):
         index[len(samples)]
     assert (picture_keys(index) == picture_keys(samples)).all()
-    assert len(set(picture_keys(index))) == 4  # three pictures and the clip
+    assert len(set(picture_keys(index))) == 5  # three pictures, the clip and the film
+    assert [task.decode() for task in tasks(index)] == [sample.task for sample in samples]
 
 
 def sources(samples: Callable[[list[Sample], str], SampleIndex | list[Sample]]) -> list[Source]:

@@ -42,6 +42,7 @@ def test_it_prints_the_figures_with_intervals_and_writes_them_with_a_record_a_sa
         (["refcoco"], "--predictions is missing"),
         (["refcoco", "--predictions", "truth.jsonl"], "refcoco needs --data: records of true masks"),
         (["refcoco", "--predictions", "truth.jsonl", "--data", "truth.jsonl"], "would be scored against itself"),
+        (["gar_bench", "--predictions", ".", "--data", "."], "would be scored against itself"),
         (["refcoco", "--predictions", "nowhere.jsonl", "--data", "truth.jsonl"], "no such file or folder"),
         (["vstar", "--predictions", "truth.jsonl", "--convention", "davis"], "vstar takes no --convention"),
     ],

@@ -1,12 +1,16 @@
+import itertools
+import json
 import math
 
 import jaxtyping
 import numpy as np
 import pytest
+from scipy.ndimage import distance_transform_edt
 
 from ans_core import rle
 from ans_core.metrics.mask import counts
 from ans_core.metrics.video import j_and_f, statistics
+from tests.golden import REFERENCE
 
 
 def davis_boundary(mask: np.ndarray) -> np.ndarray:
@@ -19,10 +23,8 @@ def davis_boundary(mask: np.ndarray) -> np.ndarray:
 
 
 def disk(mask: np.ndarray, radius: int) -> np.ndarray:
-    ys, xs = np.nonzero(mask)
-    grid_y, grid_x = np.mgrid[: mask.shape[0], : mask.shape[1]]
-    near = (grid_y[..., None] - ys) ** 2 + (grid_x[..., None] - xs) ** 2 <= radius**2
-    return near.any(-1)
+    """The mask grown by a disk: every pixel at most `radius` away (a root of a whole number, so exact at the edge)."""
+    return distance_transform_edt(~mask) <= radius
 
 
 def davis_f(prediction: np.ndarray, truth: np.ndarray) -> float:
@@ -50,6 +52,24 @@ def test_f_equals_the_uncropped_davis_arithmetic_on_random_masks_of_all_shapes()
         j = counts(prediction, truth).iou
         assert j_and_f(prediction, truth) == (j, davis_f(prediction, truth)), shape
         assert j_and_f(rle.encode(prediction), rle.encode(truth)) == (j, davis_f(prediction, truth)), shape
+
+
+VIDEOS = REFERENCE / "data/videos"
+
+
+@pytest.mark.skipif(not VIDEOS.is_dir(), reason="no real clips: ANS_REFERENCE names no folder with data/videos")
+def test_f_of_real_masks_equals_the_davis_arithmetic():
+    """An object's mask against that of the frame twelve later, also touching the border, and in the corner of a smaller picture."""
+    pairs, touching = [], 0
+    for path in sorted(VIDEOS.glob("*/masks.json")):
+        for masklet in json.loads(path.read_text())["masks"].values():
+            shown = [rle.decode(mask) for mask in masklet[::12] if mask]
+            pairs += [*itertools.pairwise(shown), *((a[60:, 90:], b[60:, 90:]) for a, b in itertools.pairwise(shown))]
+    for one, other in pairs:
+        touching += bool(one[0].any() or one[-1].any() or one[:, 0].any() or one[:, -1].any())
+        assert j_and_f(one, other) == (counts(one, other).iou, davis_f(one, other))
+    assert len(pairs) > 40
+    assert touching > 5
 
 
 def test_a_mask_shifted_within_the_band_has_f_one_and_beyond_it_less():

@@ -18,6 +18,7 @@ from ans_core.model import Sa2VA
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.packing import Packed, branch_attention
 from ans_core.model.supervised import Supervised, image_tokens, packed
+from ans_core.rl import vqa_loop
 from tests import tiny
 
 TURNS = (
@@ -25,6 +26,9 @@ TURNS = (
     Turn(question="Describe region1.", answer="A small green square.", regions=(tiny.square(0, 0, 40, 40),)),
     Turn(question="Where are both?", answer="[SEG] and [SEG]", masks=((tiny.square(0, 0, 8, 64),), (tiny.square(32, 0, 64, 8),))),
 )
+
+
+CHAT = tiny.sample(task="conversation", past=(("What is region1?", "a red square"),), question="Is it green?", text="no")
 
 
 def answers(model: Sa2VA, batch: Batch) -> Tensor:
@@ -127,6 +131,22 @@ def test_the_longest_branch_counts_not_the_whole_row(tiny_model: Sa2VA):
     longest = max(max(encode_row(tiny.row(t), tiny_model.tokenizer, layout, grids=[(4, 4)]).positions) for t in TURNS) + 1
     exact = tiny.layout(tiny_model, max_length=longest)
     assert len(encode_row(tiny.row(*TURNS), tiny_model.tokenizer, exact, grids=[(4, 4)]).ids) > longest
+
+
+@pytest.mark.parametrize("template", prompts.TEMPLATES)
+def test_a_conversation_of_several_turns_is_one_text_of_which_all_answers_are_learned(tiny_model: Sa2VA, template: str):
+    """The text is put together as prefill.py does it for prediction."""
+    made, tokenizer = turn(CHAT, random.Random(0)), tiny_model.tokenizer
+    layout = dataclasses.replace(tiny.layout(tiny_model), template=template)
+    row = encode_row(tiny.row(made), tokenizer, layout, grids=[(4, 4)])
+    request, written = vqa_loop.request(CHAT), prompts.TEMPLATES[template]
+    text = "".join(written.user.format(input=q) + a + written.suffix + written.separator for q, a in request.past)
+    text += written.user.format(input=request.text) + made.answer + written.suffix
+    shown = prompts.image_text([16]) + prompts.region_text([int(data.region_cells(made, (4, 4))[0].sum())])
+    assert row.ids == tokenizer.encode(text.replace("<image>", shown))
+    learned = [i for i, learned in zip(row.ids, row.learned, strict=True) if learned]
+    assert tokenizer.decode(learned) == f"a red square{written.suffix}no{written.suffix}"
+    assert row.positions == list(range(len(row.ids)))
 
 
 def test_what_is_learned_is_the_answer_and_its_end(tiny_model: Sa2VA):

@@ -1,5 +1,7 @@
 """Pre-training of word embeddings and projector on where things are."""
 
+import dataclasses
+
 import pytest
 import torch
 

@@ -89,7 +89,11 @@ def _cases(records: list[dict[str, Any]], path: Path) -> Scored:
     metrics: dict[str, float] = {}
     samples: list[dict[str, Any]] = []
     for number, case in enumerate(records):
-        name, told, real = (files.value(case, key, where=f"{path}, case {number}") for key in ("name", "hypotheses", "references"))
+        where = f"{path}, case {number}"
+        name, told = files.text(case, "name", where=where), files.listed(case, "hypotheses", where=where, of=str)
+        real = files.listed(case, "references", where=where, of=list)
+        if not told or not all(texts and all(isinstance(text, str) for text in texts) for texts in real):
+            raise ValueError(f"{where}: every hypothesis needs a list of references, which are texts; and there must be a hypothesis")
         if len(told) != len(real):
             raise ValueError(f"{path}, case {name!r}: {len(told)} hypotheses and {len(real)} lists of references")
         found = scores_of([f"{name}/{n}" for n in range(len(told))], told, real)

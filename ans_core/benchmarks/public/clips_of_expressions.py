@@ -97,6 +97,8 @@ def clips(given: Given) -> Iterator[Clip]:
     videos = files.value(files.load(metas[0]), "videos", where=str(metas[0]))
     mask_dict = files.load(files.named(data, "mask_dict.json"))
     stored = files.load(predictions) if predictions.is_file() else _folders(predictions)
+    if not isinstance(stored, dict) or not all(isinstance(expressions, dict) for expressions in stored.values()):
+        raise ValueError(f"{predictions}: not {{video: {{expression: {{'prediction_masks': ...}}}}}}")
     names = [f"{video}/{number}" for video, record in videos.items() for number in record["expressions"]]
     predicted = [f"{video}/{number}" for video, expressions in stored.items() for number in expressions]
     files.refuse_unknown(predicted, names, where=predictions, what="expressions")
@@ -135,10 +137,11 @@ def _truth(mask_dict: dict[str, Any], expression: dict[str, Any], frames: list[s
 
 
 def _prediction(drawn: Any, frames: list[str], truth: list[RLE], where: str) -> list[RLE]:
-    masks = _of_folder(drawn, frames) if isinstance(drawn, Path) else files.value(drawn, "prediction_masks", where=where)
+    masks = _of_folder(drawn, frames) if isinstance(drawn, Path) else files.listed(drawn, "prediction_masks", where=where)
     if len(masks) != len(frames):
         raise ValueError(f"{where}: {len(masks)} masks for {len(frames)} frames")
-    height, width = truth[0]["size"] if truth else next((m["size"] for m in masks if m), (1, 1))
+    known = next((m for m in (*truth, *masks) if m is not None), {"size": [1, 1]})
+    height, width = files.mask_size(known, where=where)
     return [files.mask(m, height=height, width=width, where=f"{where}, frame {frame}") for m, frame in zip(masks, frames, strict=True)]
 
 

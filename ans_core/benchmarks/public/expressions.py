@@ -79,7 +79,9 @@ def _id(record: Any, where: str) -> str:
 def _predicted(record: dict[str, Any], *, height: int, width: int, where: str) -> RLE | None:
     """None: no mask was drawn at all."""
     if "masks" in record:
-        masks = record["masks"]
+        masks = files.listed(record, "masks", where=where, of=list)
+        if not all(masks):
+            raise ValueError(f"{where}: a masklet without a frame")
         first = masks[0][0] if masks else None
         return None if first is None else files.mask(first, height=height, width=width, where=where)
     for key in ("mask", "segmentation"):
@@ -104,8 +106,11 @@ def _truth_of_file(path: Path) -> Iterator[tuple[str, RLE]]:
     for number, record in enumerate(_records(path)):
         where = f"{path}, record {number}"
         mask = files.value(record, "mask", where=where)
-        height, width = (mask or {}).get("size") or (files.value(record, key, where=where) for key in ("height", "width"))
-        yield _id(record, where), files.mask(mask, height=int(height), width=int(width), where=where)
+        if mask is None:
+            height, width = (int(files.number(record, key, where=where)) for key in ("height", "width"))
+        else:
+            height, width = files.mask_size(mask, where=where)
+        yield _id(record, where), files.mask(mask, height=height, width=width, where=where)
 
 
 def _truth_of_folder(path: Path, predictions: Path) -> Iterator[tuple[str, RLE]]:

@@ -32,6 +32,7 @@ def score(given: Given) -> Scored:
                 raise ValueError(f"{given.replay}, question {name}: the judge saw another answer than the predicted one")
         reviews = [r for r in reviews if str(r["answer2_id"]) not in missing]
     files.by_id(reviews, "answer2_id", where=str(review_path))
+    files.by_id(reviews, "question_id", where=str(review_path))
     marks = [_marks(files.text(r, "content", where=f"{review_path}, question {r['question_id']}")) for r in reviews]
     count = len(marks) + len(missing)
     reference, model = (round(sum(mark[i] for mark in marks) / count, 3) for i in (0, 1))

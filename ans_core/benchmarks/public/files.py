@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -78,24 +79,43 @@ def named(folder: Path, *names: str) -> Path:
     raise ValueError(f"{folder}: none of {', '.join(names)} (or .gz) is there")
 
 
-def value(record: Mapping[str, Any], key: str, *, where: str) -> Any:
+def value(record: Any, key: str, *, where: str) -> Any:
+    if not isinstance(record, Mapping):
+        raise ValueError(f"{where}: {_kind(record)}, not an object with {key!r}")
     if key not in record:
         raise ValueError(f"{where}: key {key!r} is missing; the record has {sorted(map(str, record))}")
     return record[key]
 
 
-def text(record: Mapping[str, Any], key: str, *, where: str) -> str:
+def text(record: Any, key: str, *, where: str) -> str:
     found = value(record, key, where=where)
     if not isinstance(found, str):
         raise ValueError(f"{where}: {key!r} is {type(found).__name__} {str(found)[:40]!r}, not text")
     return found
 
 
-def by_id(found: Iterable[dict[str, Any]], key: str, *, where: str) -> dict[str, dict[str, Any]]:
+def listed(record: Any, key: str, *, where: str, of: type = object) -> list[Any]:
+    found = value(record, key, where=where)
+    if not isinstance(found, list) or not all(isinstance(entry, of) for entry in found):
+        raise ValueError(f"{where}: {key!r} is {rle.short(found)}, not a list" + (f" of {of.__name__}" if of is not object else ""))
+    return found
+
+
+def number(record: Any, key: str, *, where: str) -> int | float:
+    found = value(record, key, where=where)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        raise ValueError(f"{where}: {key!r} is {rle.short(found)}, not a finite number")
+    return found
+
+
+def by_id(found: Iterable[Any], key: str, *, where: str) -> dict[str, dict[str, Any]]:
     """Ids as text, so that 7 and "7" are one; an id that comes twice is refused."""
     table: dict[str, dict[str, Any]] = {}
     for record in found:
-        name = str(value(record, key, where=where))
+        name = value(record, key, where=where)
+        if isinstance(name, bool) or not isinstance(name, str | int):
+            raise ValueError(f"{where}: {key} {rle.short(name)} is no id; an id is text or a whole number")
+        name = str(name)
         if name in table:
             raise ValueError(f"{where}: {key} {name!r} comes twice; leave one prediction a sample")
         table[name] = record
@@ -123,12 +143,22 @@ def refuse_same(predictions: Path, truth: Path | None) -> None:
         if path is not None and not path.exists():
             raise ValueError(f"{path}: no such file or folder")
     if truth is not None and predictions.resolve() == truth.resolve():
-        raise ValueError(f"--predictions and --data are both {predictions}: the truth would be scored against itself")
+        raise ValueError(
+            f"--predictions and --data are both {predictions}: the truth would be scored against itself; give the file of the predictions"
+        )
 
 
 def mask(found: object, *, height: int, width: int, where: str) -> RLE:
     """None = empty. RLE or polygons of exactly that size."""
     return rle.empty(height, width) if found is None else rle.from_annotation(found, height=height, width=width, where=where)
+
+
+def mask_size(found: object, *, where: str) -> tuple[int, int]:
+    """(height, width) of an RLE."""
+    size = found.get("size") if isinstance(found, dict) else None
+    if not (isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)):
+        raise ValueError(f"{where}: a mask is {rle.short(found)}, not an RLE with its size [height, width]")
+    return size[0], size[1]
 
 
 def index_mask(path: Path) -> UInt8[np.ndarray, "H W"]:

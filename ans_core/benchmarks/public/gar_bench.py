@@ -30,7 +30,7 @@ def score(given: Given) -> Scored:
     seen: dict[str, Path] = {}
     for path in paths:
         loaded = files.load(path)
-        if given.predictions.is_dir() and not (isinstance(loaded, list) and loaded and "model_output" in loaded[0]):
+        if not (isinstance(loaded, list) and loaded and isinstance(loaded[0], dict) and "model_output" in loaded[0]):
             continue  # the folder's questions and expected numbers
         part = _part(files.records(path), path)
         if part in seen:
@@ -71,7 +71,8 @@ def _checked(part: str, records: list[dict[str, Any]], data: Path | None, path: 
     """The records in the questions' order, with the questions' own answers; what is missing has no reply."""
     told = files.by_id(records, "image", where=str(path))
     if data is None:
-        return records, 0
+        return records, sum("model_output" not in record for record in records)
+    files.refuse_same(path, files.named(data, TRUTH[part]))
     truth = files.by_id(files.records(files.named(data, TRUTH[part])), "image", where=str(data))
     missing = files.refuse_unknown(told, truth, where=path, what="questions")
     kept = [{key: value for key, value in question.items() if key != "mask_rles"} for question in truth.values()]
@@ -87,10 +88,8 @@ def _right(part: str, record: dict[str, Any], where: str) -> bool:
     if "model_output" not in record:
         return False  # missing
     if part == "vqa":
-        return files.text(record, "model_output", where=where).lower() == record["answer"].lower()
+        return files.text(record, "model_output", where=where).lower() == files.text(record, "answer", where=where).lower()
     return files.text(record, "eval_result", where=where) == "True"
 
 
-SCORER = Scorer(
-    score=score, data="the questions, GAR-Bench-VQA.json and so on, or the folder of them", needs_data=False, shares_folder=True
-)
+SCORER = Scorer(score=score, data="the questions, GAR-Bench-VQA.json and so on, or the folder of them", needs_data=False)

@@ -69,8 +69,10 @@ def score(given: Given) -> Scored:
     metrics |= _phrase_recall(given, ious, drawn, true, notes)
     if listed:
         categories: dict[str, list[Any]] = defaultdict(list)
-        for record in listed:
-            categories[str(record["image_id"])].append(record.get("category_id"))
+        for number, record in enumerate(listed):
+            for key in ("category_id", *(["score"] if "score" in record else [])):
+                files.number(record, key, where=f"{given.predictions}, record {number}")
+            categories[str(record["image_id"])].append(record["category_id"])
         same = _recall(ious, true, "recall_same_category", lambda image, i, j: float(categories[image][i] == true_categories[image][j]))
         metrics |= same | _coco(truth, listed)
     elif given.data.is_dir():
@@ -99,6 +101,8 @@ def _of_results(listed: list[dict[str, Any]], images: dict[str, Any], path: Path
         name = str(files.value(record, "image_id", where=where))
         if name not in images:
             raise ValueError(f"{where}: image {name} is not one of the truth's")
+        if record.get("segmentation") is None:
+            raise ValueError(f"{where}: no segmentation; COCO's results hold only what was found")
         found[name].masks.append(_mask(record, "segmentation", images[name], where))
     return dict(found)
 

@@ -23,7 +23,7 @@ STEP = 5
 def score(given: Given) -> Scored:
     found = files.load(given.predictions)
     where = str(given.predictions)
-    pairs = files.value(found, "pairs", where=where) if isinstance(found, dict) else []
+    pairs = files.listed(found, "pairs", where=where, of=dict)
     if not pairs:
         raise ValueError(f"{where}: no pairs")
     js, fs, samples, answers = [], [], [], []
@@ -64,10 +64,11 @@ def _figures(name: str, values: tuple[float, ...]) -> dict[str, Any]:
 
 
 def _masklet(record: dict[str, Any], pair: dict[str, Any], key: str, *, where: str) -> list[RLE]:
-    listed = files.value(pair, key, where=where)
-    if len(listed) != record["frames"] or len(listed) < 3:
-        raise ValueError(f"{where}: {len(listed)} masks of {key}, {record['frames']} frames")
-    return [files.mask(m, height=record["height"], width=record["width"], where=f"{where}, {key}, frame {t}") for t, m in enumerate(listed)]
+    listed = files.listed(pair, key, where=where)
+    height, width, frames = (int(files.number(record, name, where=where)) for name in ("height", "width", "frames"))
+    if len(listed) != frames or len(listed) < 3:
+        raise ValueError(f"{where}: {len(listed)} masks of {key}, {frames} frames")
+    return [files.mask(m, height=height, width=width, where=f"{where}, {key}, frame {t}") for t, m in enumerate(listed)]
 
 
 SCORER = Scorer(score=score, data="", needs_data=False)

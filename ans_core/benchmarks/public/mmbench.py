@@ -15,14 +15,21 @@ from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, p
 
 ROTATION = 1_000_000
 _SEPARATORS = str.maketrans(dict.fromkeys(".()[],:;!*#{}", " "))
-_NAMED = re.compile(r"(?:correct )?answer is ([A-D])\b", re.IGNORECASE)
+_NAMED = re.compile(r"answer\s+is\s+\**([A-D])", re.IGNORECASE)
+"""Any word may begin with the letter, as in the official program: "the answer is a dog" means A."""
+_REFUSALS = (
+    "Sorry, I can't help with images of people yet.", "I can't process this file.", "I'm sorry, but without the image provided",
+    "Cannot determine the answer",
+)  # fmt: skip
 
 
 def score(given: Given) -> Scored:
     records = files.records(given.predictions)
     files.by_id(records, "index", where=str(given.predictions))
     groups: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for record in records:
+    for number, record in enumerate(records, start=1):
+        if not str(record["index"]).isdecimal():
+            raise ValueError(f"{given.predictions}, record {number}: index {record['index']!r} is no whole number")
         groups[int(record["index"]) % ROTATION].append(record)
     samples, unparsed = [], 0
     for index, copies in groups.items():
@@ -42,7 +49,10 @@ def score(given: Given) -> Scored:
         published={"accuracy": percent(found["accuracy"]), "accuracy_first_pass": percent(vanilla["accuracy"])},
         ratios={"accuracy": ratio},
         samples=samples,
-        notes=["accuracy: right in every rotation (CircularEval); accuracy_first_pass: in the first alone (VanillaEval)"],
+        notes=[
+            "accuracy: right in every rotation (CircularEval); accuracy_first_pass: in the first alone (VanillaEval)",
+            "a reply that names no option is wrong (exact_matching); with a judge the official program draws one where the judge fails",
+        ],
     )
 
 
@@ -52,13 +62,18 @@ def options_of(record: dict[str, Any]) -> dict[str, str]:
 
 
 def letter_of(reply: str, options: dict[str, str]) -> str | None:
-    """The one option letter among the reply's last four words; else of "answer is B"; else the one option whose text is in it; None."""
+    """The one option letter among the words, if it first comes within the last four; else of "answer is B"; else the one option whose text
+    is in the reply; None: a refusal, or none of these (VLMEvalKit's rules)."""
+    if any(refusal in reply for refusal in _REFUSALS):
+        return None
     words = reply.translate(_SEPARATORS).split()
-    named = {word for word in words if word in options}
-    if len(named) == 1 and named & set(words[-4:]):
-        return named.pop()
-    if match := _NAMED.search(reply):
-        return match[1].upper() if match[1].upper() in options else None
+    named = [letter for letter in options if letter in words]
+    if len(named) == 1 and words.index(named[0]) > len(words) - 5:
+        return named[0]
+    if not named and "Z" in words:  # "none of these"
+        return None
+    if (match := _NAMED.search(reply)) and match[1].upper() in options:
+        return match[1].upper()
     if len(reply) > 2 * sum(map(len, options.values())):
         return None
     inside = [letter for letter, text in options.items() if text.lower() in reply.lower()]

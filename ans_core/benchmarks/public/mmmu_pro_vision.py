@@ -44,6 +44,8 @@ def score(given: Given) -> Scored:
 
 def _reply(record: dict[str, Any], path: Path) -> tuple[str, list[str]]:
     where = f"{path}, {record['id']}"
+    for key in ("subject", "answer"):
+        files.text(record, key, where=where)
     options = files.value(record, "options", where=where)
     try:
         listed = options if isinstance(options, list) else ast.literal_eval(options)

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ans_core import rle
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
 from ans_core.metrics.bootstrap import Ratio
@@ -46,15 +47,21 @@ def score(given: Given) -> Scored:
     rng = random.Random(42)
     samples: list[dict[str, Any]] = []
     for subject, records in loaded.items():
+        if not isinstance(records, list):
+            raise ValueError(f"{given.predictions}: {subject} holds {rle.short(records)}, not a list of records")
         files.by_id(records, "id", where=f"{given.predictions}, {subject}")
         samples += [_judged(record, subject, rng, f"{given.predictions}, {record['id']}") for record in records]
+    if not samples:
+        raise ValueError(f"{given.predictions}: no records")
     missing = _check_truth(samples, given)
     return _scored(samples, missing)
 
 
 def _judged(record: dict[str, Any], subject: str, rng: random.Random, where: str) -> dict[str, Any]:
     reply = files.text(record, "response", where=where)
-    kind, truth = (files.value(record, key, where=where) for key in ("question_type", "answer"))
+    kind, truth = files.text(record, "question_type", where=where), files.value(record, "answer", where=where)
+    if not all(isinstance(text, str) for text in (truth if isinstance(truth, list) else [truth])):
+        raise ValueError(f"{where}: answer {rle.short(truth)} is neither text nor a list of texts")
     if kind != "multiple-choice":
         right = open_right(truth, reply)
         return {
@@ -66,8 +73,11 @@ def _judged(record: dict[str, Any], subject: str, rng: random.Random, where: str
             "right_with_guess": right,
             "open": True,
         }
-    letter = letter_of(reply, record["all_choices"], record["index2ans"])
-    guess = rng.choice(record["all_choices"]) if letter is None else letter
+    letters, texts = files.listed(record, "all_choices", where=where, of=str), files.value(record, "index2ans", where=where)
+    if not letters or not all(isinstance(files.value(texts, one, where=f"{where}, index2ans"), str) for one in letters):
+        raise ValueError(f"{where}: index2ans has no text for each of all_choices {letters}")
+    letter = letter_of(reply, letters, texts)
+    guess = rng.choice(letters) if letter is None else letter
     known = {"right": letter == truth, "right_with_guess": guess == truth, "open": False}
     return {"id": record["id"], "subject": subject, "parsed": letter, "truth": truth, **known}
 

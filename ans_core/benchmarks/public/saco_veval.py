@@ -33,11 +33,11 @@ def score(given: Given) -> Scored:
     scores: dict[Pair, list[float]] = defaultdict(list)
     for number, record in enumerate(files.records(given.predictions)):
         where = f"{given.predictions}, record {number}"
-        pair = files.value(record, "video_id", where=where), files.value(record, "category_id", where=where)
+        pair = files.number(record, "video_id", where=where), files.number(record, "category_id", where=where)
         if pair not in phrases:
             raise ValueError(f"{where}: the truth asks for no phrase {pair[1]} in video {pair[0]}")
         drawn[pair].append(_masklet(record, videos, where))
-        scores[pair].append(float(files.value(record, "score", where=where)))
+        scores[pair].append(float(files.number(record, "score", where=where)))
     groups = {pair: Group(scores=scores[pair], ious=masklet_ious(drawn[pair], true[pair])) for pair in phrases}
     per_category = average_precision(groups)
     per_phrase = average_precision({(pair, "any"): group for pair, group in groups.items()})
@@ -68,7 +68,7 @@ def _masklet(record: dict[str, Any], videos: dict[Any, dict[str, Any]], where: s
     video = videos.get(record["video_id"])
     if video is None:
         raise ValueError(f"{where}: no video {record['video_id']} in the truth")
-    listed = files.value(record, "segmentations", where=where)
+    listed = files.listed(record, "segmentations", where=where)
     if len(listed) != video["length"]:
         raise ValueError(f"{where}: {len(listed)} masks, the video has {video['length']} frames")
     return [

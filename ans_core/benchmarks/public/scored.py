@@ -47,8 +47,6 @@ class Scorer:
     """What --data holds; "" = it takes none."""
     needs_data: bool = True
     options: frozenset[Option] = frozenset()
-    shares_folder: bool = False
-    """Predictions and truth are published in one folder; their records tell them apart."""
 
 
 def accuracy(right: Iterable[tuple[str, bool]]) -> tuple[dict[str, float], Ratio]:

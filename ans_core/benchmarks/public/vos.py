@@ -130,6 +130,7 @@ def clips(predictions: Path, data: Path | None) -> Iterator[Clip]:
     if predictions.is_file():
         raise ValueError(f"{predictions} is a file, which holds its truth itself; leave --data out, or give the folder of predicted PNGs")
     true_root, drawn_root = _annotations(data), _annotations(predictions)
+    files.refuse_same(drawn_root, true_root)
     true_videos, drawn_videos = _folders(true_root), _folders(drawn_root)
     if not true_videos:
         raise ValueError(f"{true_root}: no folder of a video in it")

@@ -19,7 +19,9 @@ def score(given: Given) -> Scored:
     verdicts, judged = [], 0
     for number, record in enumerate(records):
         where = f"{given.predictions}, record {number}"
-        if record["options"][0] != record["answer"]:
+        for key in ("test_type", "image", "question", "answer"):
+            files.text(record, key, where=where)
+        if files.listed(record, "options", where=where, of=str)[:1] != [record["answer"]]:
             raise ValueError(f"{where}: the first option is not the answer; this protocol's options are not shuffled")
         ruled = by_rule(files.text(record, "pred_ans", where=where), record["answer"])
         judged += ruled is None

@@ -9,30 +9,80 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ans_core.data.formats import checks, grandf, mevis, plain, refcoco, region_arrow, regions, videos
+from ans_core.data.formats import (
+    checks,
+    coco,
+    coco_video,
+    davis,
+    flickr_gcg,
+    grandf,
+    llava,
+    mevis,
+    osprey,
+    plain,
+    reasonseg,
+    ref_davis17,
+    ref_sav,
+    ref_youtube_vos,
+    refcoco,
+    refcocog_gcg,
+    region_arrow,
+    regions,
+    revos,
+    sav,
+    videos,
+)
 from ans_core.types import Sample
 
 FORMATS: dict[str, Callable[..., list[Sample]]] = {
     "annotations": plain.read,
+    "coco": coco.read,
+    "coco_video": coco_video.read,
+    "davis": davis.read,
+    "flickr_gcg": flickr_gcg.read,
     "grandf": grandf.read,
     "grefcoco": refcoco.read,
+    "llava": llava.read,
     "mevis": mevis.read,
+    "osprey": osprey.read,
+    "reasonseg": reasonseg.read,
+    "ref_davis17": ref_davis17.read,
+    "ref_sav": ref_sav.read,
+    "ref_youtube_vos": ref_youtube_vos.read,
     "refcoco": refcoco.read,
+    "refcocog_gcg": refcocog_gcg.read,
     "region_arrow": region_arrow.read,
     "regions": regions.read,
+    "revos": revos.read,
+    "sav": sav.read,
     "videos": videos.read,
+    "youtube_vis": coco_video.read,
 }
 """Name -> read(path, *, name, split)."""
 
 SPLITS: dict[str, Callable[[Path], list[str]]] = {
     "annotations": plain.splits,
+    "coco": coco.splits,
+    "coco_video": coco_video.splits,
+    "davis": davis.splits,
+    "flickr_gcg": flickr_gcg.splits,
     "grandf": grandf.splits,
     "grefcoco": refcoco.splits,
+    "llava": llava.splits,
     "mevis": mevis.splits,
+    "osprey": osprey.splits,
+    "reasonseg": reasonseg.splits,
+    "ref_davis17": ref_davis17.splits,
+    "ref_sav": ref_sav.splits,
+    "ref_youtube_vos": ref_youtube_vos.splits,
     "refcoco": refcoco.splits,
+    "refcocog_gcg": refcocog_gcg.splits,
     "region_arrow": region_arrow.splits,
     "regions": regions.splits,
+    "revos": revos.splits,
+    "sav": sav.splits,
     "videos": videos.splits,
+    "youtube_vis": coco_video.splits,
 }
 """Name -> splits(path): the splits that a data set on disk has."""
 
@@ -43,23 +93,43 @@ MARKERS: dict[str, str] = {
     "grefs(*).json": "grefcoco",
     "dataset_info.json": "region_arrow",
     "*/dataset_info.json": "region_arrow",
-    "*/meta_expressions.json": "mevis",
+    "davis_text_annotations": "ref_davis17",
+    "Davis17_annot1.txt": "ref_davis17",
+    "Ref-SAV.json": "ref_sav",
+    "meta_expressions_*_.json": "revos",
+    "meta_expressions/*/meta_expressions.json": "ref_youtube_vos",
+    "*/meta_expressions*.json": "mevis",
     "manifest.jsonl": "regions",
+    "RefCOCOg_GCG_*.json": "refcocog_gcg",
+    "flickr*_GCG_*.json": "flickr_gcg",
+    "osprey_*.json": "osprey",
+    "llava_*.json": "llava",
+    "instances_*.json": "coco",
+    "annotations/instances_*.json": "coco",
+    "*/instances.json": "youtube_vis",
+    "JPEGImages_24fps": "sav",
+    "*/JPEGImages_24fps": "sav",
+    "*_manual.json": "sav",
+    "*/*_manual.json": "sav",
+    "*/*/*_manual.json": "sav",
+    "Annotations": "davis",
+    "*/Annotations": "davis",
     "*train.json": "grandf",
     "*val.json": "grandf",
+    "train/*.jpg": "reasonseg",
 }
-"""What a folder holds -> its format, the first that fits."""
+"""What a folder holds, or what a file is called -> the format, the first that fits."""
 
 NO_VAL = 'it has a split "train" and none "val", so that nothing tells how well it is learned; give about one image in five to "val"'
 
 
 def infer(path: Path) -> str:
-    """Return the format of a folder from its file names; the first line tells manifests of clips from manifests of regions."""
-    if not path.is_dir():
-        if path.name in plain.FILES:
-            return "annotations"
-        raise checks.DataError(f"{path} is no folder; give the folder that holds the annotations")
-    found = next((name for marker, name in MARKERS.items() if any(path.glob(marker))), None)
+    """Return the format of a folder from its file names; the first line tells manifests of clips from manifests of regions. `path` may also
+    be one file of a folder that holds several sets."""
+    if not path.exists():
+        raise checks.DataError(f"{path} does not exist; give the folder that holds the annotations, or the file")
+    fits = path.glob if path.is_dir() else path.parent.glob
+    found = next((name for marker, name in MARKERS.items() if any(path.is_dir() or match == path for match in fits(marker))), None)
     if found is None:
         raise checks.DataError(f"{path}: none of {list(MARKERS)} is in it; name its format with --format, one of {sorted(FORMATS)}")
     if found == "regions" and b'"video_id"' in (path / "manifest.jsonl").read_bytes().split(b"\n", 1)[0]:

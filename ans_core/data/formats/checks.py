@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, TypeVar
@@ -27,6 +29,28 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 class DataError(ValueError):
     """Annotations or pictures that can't be used. The message names the file, the record and the remedy."""
 
+    def __init__(self, message: str, faults: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.faults = tuple(faults) or (message,)
+        """The message, or each of the faults that it lists."""
+
+
+class NoSplit(DataError):
+    """The data set does not have the split that was asked for."""
+
+
+_count: ContextVar[Callable[[], object]] = ContextVar("count", default=lambda: None)
+
+
+@contextmanager
+def counting(count: Callable[[], object]) -> Iterator[None]:
+    """Call `count` for every record that readers look at, to show progress."""
+    token = _count.set(count)
+    try:
+        yield
+    finally:
+        _count.reset(token)
+
 
 class Faults:
     """Collect the faults of single records (`with faults: ...` skips the rest of a wrong record) and raise them together at the end."""
@@ -36,7 +60,7 @@ class Faults:
         self.first: dict[str, None] = {}
 
     def __enter__(self) -> None:
-        pass
+        _count.get()()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         if not isinstance(error, DataError):
@@ -54,7 +78,7 @@ class Faults:
             raise DataError(*self.first)
         if self.count:
             more = [f"... and {self.count - TOLD} more"] if self.count > TOLD else []
-            raise DataError("\n  ".join([f"{self.file}: {self.count} faults", *self.first, *more]))
+            raise DataError("\n  ".join([f"{self.file}: {self.count} faults", *self.first, *more]), [*self.first, *more])
 
 
 def _id(value: object) -> object:
@@ -102,15 +126,20 @@ def _keys(form: type[Record]) -> list[str]:
 
 
 def image_size(image: ImageRef, *, where: str, stated: tuple[int | None, int | None] = (None, None)) -> tuple[int, int]:
-    """Read (height, width) from the file's header, without the pixels. `stated` is the size in the annotations, None if they have none."""
+    """Read (height, width) from the file's header, without the pixels. `stated` is the size in the annotations, None if they have none.
+
+    Pictures and masks are in the frame of the stored pixels; an EXIF tag turns neither, as in COCO's annotations and upstream.
+    """
     try:
         width, height = transforms.image_size(image)
     except ValueError as error:
         raise DataError(f"{where}: {error}") from None
     if stated[0] not in (None, height) or stated[1] not in (None, width):
+        turned = stated == (width, height)
+        advice = "it was turned by its EXIF tag where it was annotated, which COCO and upstream don't do: turn the pixels and drop the tag"
         raise DataError(
             f"{where}: the annotations are of a picture of [height, width] = {rle.short(list(stated))}, the file has {[height, width]};"
-            " put the original there, or scale the annotations too"
+            f" {advice if turned else 'put the original there, or scale the annotations too'}"
         )
     return height, width
 
@@ -143,7 +172,7 @@ def some_mask(segmentation: object, *, height: int, width: int, where: str) -> R
 
 def text(value: object, *, where: str) -> str:
     """Strip white space. Raises DataError for a text without visible characters, or with a token that stands for pixels."""
-    if not isinstance(value, str) or not any(unicodedata.category(c)[0] in "LNPS" for c in value):
+    if not isinstance(value, str) or not visible(value):
         raise DataError(f"{where}: the text is {rle.short(value)}; write what the mask shows or leave the record out")
     if CONTROL.search(value):
         raise DataError(f"{where}: the text {rle.short(value)} holds control characters; write the file again as UTF-8 without them")
@@ -151,6 +180,10 @@ def text(value: object, *, where: str) -> str:
         if token in value:
             raise DataError(f"{where}: the text holds {token!r}, which has a meaning of its own to the model; take it out")
     return value.strip()
+
+
+def visible(text: str) -> bool:
+    return any(unicodedata.category(c)[0] in "LNPS" for c in text)
 
 
 def by_id(values: Iterable[Any], key: str, *, where: str) -> dict[Any, Any]:
@@ -176,13 +209,23 @@ def once(ids: Iterable[tuple[str, Any]]) -> None:
         seen.add(name)
 
 
-def load_json(path: Path) -> Any:
-    """Load JSON. Raises DataError for invalid JSON, a repeated key in an object, and nesting that is too deep."""
+def load_json(path: Path, *, encoding: str = "utf-8") -> Any:
+    """Load JSON. Raises DataError for invalid JSON, a repeated key in an object, and nesting that is too deep. `encoding` is tried on what
+    is not UTF-8."""
+    content = _content(path)
     try:
-        return jiter.from_json(_content(path), catch_duplicate_keys=True)
+        return jiter.from_json(content if encoding == "utf-8" else _as_utf8(content, encoding), catch_duplicate_keys=True)
     except ValueError as error:
         lines = "; one record per line (JSON Lines) belongs into a file *.jsonl" if "trailing characters" in str(error) else ""
         raise DataError(f"{path} is not JSON in UTF-8 ({error}); correct it or write the file again{lines}") from None
+
+
+def _as_utf8(content: bytes, encoding: str) -> bytes:
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return content.decode(encoding).encode("utf-8")
+    return content
 
 
 def load_list(path: Path) -> list[Any]:
@@ -214,6 +257,13 @@ def _line(line: bytes, *, where: str) -> Any:
         raise DataError(f"{where} is not JSON in UTF-8 ({reason}); correct or remove this line") from None
 
 
+def load_text(path: Path, *, encoding: str = "utf-8") -> str:
+    try:
+        return _content(path).decode(encoding)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in {encoding} ({error}); save it as {encoding}") from None
+
+
 def _content(path: Path) -> bytes:
     try:
         content = path.read_bytes()
@@ -229,7 +279,7 @@ def _content(path: Path) -> bytes:
 def known_split(split: str, splits: Iterable[str], *, path: Path) -> None:
     names = sorted(set(splits))
     if split not in names:
-        raise DataError(f"{path} has no split {split!r}; it has {names}")
+        raise NoSplit(f"{path} has no split {split!r}; it has {names}")
 
 
 def image_folder(candidates: Iterable[Path], *, where: str) -> Path:

@@ -1,4 +1,4 @@
-"""A folder of grounded captions in GranD-f's layout (`*<split>.json`: file_name, caption, groundings) -> grounded_caption
+"""Grounded captions in GranD-f's layout, which is OpenPSG-GCG's too (`*<split>.json`: file_name, caption, groundings) -> grounded_caption
 samples.
 """
 
@@ -10,10 +10,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ans_core import rle
-from ans_core.data.formats import checks
-from ans_core.types import Masklet, Sample
+from ans_core.data.formats import checks, grounded
+from ans_core.data.formats.files import ImageFolders, split_files
+from ans_core.types import Sample
 
-SPLITS = ("train", "val", "test")
+FILES = ("*train.json", "*val.json", "*test.json")
+PUBLISHED = "GCG"
+"""Part of the names of the published files (GranDf_HA_GCG_train.json, OpenPsgGCG_train.json), whose captions are detailed ones."""
 
 
 class Grounding(checks.Record):
@@ -25,64 +28,39 @@ class Grounding(checks.Record):
 class Caption(checks.Record):
     file_name: str
     caption: str
-    groundings: dict[str, Grounding]
+    groundings: dict[str, Grounding | None]
 
 
 def read(path: Path, *, name: str, split: str) -> list[Sample]:
-    checks.known_split(split, splits(path), path=path)
-    file = _file(path, split)
-    folder = checks.image_folder((path / "images", path.parent / "images"), where=str(path))
+    """Read one split. `path` is the folder, or a file in it (a published folder holds several sets)."""
+    files = split_files(path, FILES)
+    checks.known_split(split, files, path=path)
+    file = files[split]
+    images = ImageFolders(grounded.image_folders(file), where=str(path))
     faults = checks.Faults(file)
     samples = []
     for number, value in enumerate(checks.load_list(file)):
         with faults:
-            samples.append(_sample(value, folder, name=name, number=number, where=f"{file}: record {number}"))
+            where = f"{file}: record {number}"
+            record = checks.record(Caption, value, where=where)
+            caption = grounded.caption_of(record.caption, where=where)
+            image = images.find(record.file_name, where=where)
+            phrases = _phrases(record, caption, image, where=where)
+            samples.append(grounded.sample(caption, phrases, image=image, name=name, sample_id=str(number), detail=PUBLISHED in file.name))
     faults.tell()
     return samples
 
 
 def splits(path: Path) -> list[str]:
-    found = [split for split in SPLITS if list(path.glob(f"*{split}.json"))]
-    if not found:
-        raise checks.DataError(f"{path}: no *train.json, *val.json or *test.json with grounded captions")
-    return found
+    return list(split_files(path, FILES))
 
 
-def _file(path: Path, split: str) -> Path:
-    files = sorted(path.glob(f"*{split}.json"))
-    if len(files) != 1:
-        raise checks.DataError(f"{path}: expected one *{split}.json, found {[f.name for f in files]}; keep one in the folder")
-    return files[0]
-
-
-def _sample(value: Any, folder: Path, *, name: str, number: int, where: str) -> Sample:
-    """Make a sample with phrases ordered by their start; of two that overlap, the later is left out (upstream trims likewise)."""
-    record = checks.record(Caption, value, where=where)
-    checks.text(record.caption, where=where)
-    image = checks.inside(folder, record.file_name, where=where)
-    height, width = checks.image_size(image, where=where)
-    spans: list[tuple[int, int]] = []
-    masks: list[Masklet] = []
-    for phrase, grounding in sorted(record.groundings.items(), key=lambda item: item[1].token_positives):
-        here = f"{where}, phrase {rle.short(phrase)}"
-        start, end = grounding.token_positives
-        if not 0 <= start < end <= len(record.caption):
-            raise checks.DataError(
-                f"{here}: token_positives {rle.short([start, end])} are not characters of the caption (length {len(record.caption)})"
-            )
-        made = rle.union([checks.mask(m, height=height, width=width, where=here) for m in grounding.rle_masks])
-        if not spans or start >= spans[-1][1]:
-            spans.append((start, end))
-            masks.append((made,))
-    return Sample(
-        sample_id=str(number),
-        dataset=name,
-        image_id=image.stem,
-        frames=(image,),
-        height=height,
-        width=width,
-        task="grounded_caption",
-        text=record.caption,
-        masks=tuple(masks),
-        phrases=tuple(spans),
-    )
+def _phrases(record: Caption, caption: str, image: tuple[Path, int, int], *, where: str) -> list[grounded.Phrase]:
+    _, height, width = image
+    phrases = []
+    for phrase, grounding in record.groundings.items():
+        if grounding is not None:
+            here = f"{where}, phrase {rle.short(phrase)}"
+            start, end = grounded.span(grounding.token_positives, caption, where=f"{here}: token_positives")
+            phrases.append((start, end, [checks.mask(m, height=height, width=width, where=here) for m in grounding.rle_masks]))
+    return phrases

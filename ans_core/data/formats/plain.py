@@ -5,6 +5,7 @@ samples.
 nothing in the image fits the text. `task` is "referring" (the default) or "region_caption".
 {image, question, answer, regions}: regions (optional) are masks that the question calls region1, region2, ...
 Optional in both: `split`; without it, one image in five is "val", by a hash of its path.
+Records of upstream's file of the same name (finetune.py) are read beside these.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from ans_core import rle
-from ans_core.data.formats import checks
+from ans_core.data.formats import checks, finetune
 from ans_core.types import Masklet, Sample, Task
 
 FILES = ("annotations.json", "annotations.jsonl")
@@ -116,6 +117,10 @@ def _records(path: Path) -> tuple[Path, list[tuple[str, str, Expression | Conver
     records: list[tuple[str, str, Expression | Conversation]] = []
     for where, sample_id, value in values:
         with faults:
+            if finetune.is_upstreams(value):
+                texts = finetune.records(value, folder=file.parent, where=where)
+                records += [(at, f"{sample_id}_{n}", checks.record(Expression, own, where=at)) for n, (at, own) in enumerate(texts)]
+                continue
             asks = isinstance(value, dict) and not {"question", "answer"}.isdisjoint(value)
             form: type[Expression] | type[Conversation] = Conversation if asks else Expression
             records.append((where, sample_id, checks.record(form, value, where=where)))
@@ -126,8 +131,8 @@ def _list(file: Path) -> list[Any]:
     found = checks.load_json(file)
     if isinstance(found, dict) and {"images", "annotations"} <= set(found):
         raise checks.DataError(
-            f"{file} is a COCO file (images, annotations): it has categories and no texts. Write one record for each text, with the"
-            " segmentations of the objects that it means as masks; docs/your-data.md has the ten lines of Python that do so"
+            f"{file} is a COCO file (images, annotations). To learn its categories as texts, give the file's own path with the format coco."
+            " For other texts, write one record for each, with the segmentations of the objects that it means as masks"
         )
     if not isinstance(found, list) or not found:
         raise checks.DataError(f"{file}: expected a list with at least one record {{image, masks, text}}, found {rle.short(found)}")

@@ -15,8 +15,8 @@ from ans_core import rle
 from ans_core.data.formats import checks
 from ans_core.types import RLE, Sample
 
-IMAGE_FOLDERS = ("images", "../images/mscoco/images/train2014", "../images/train2014", "../images")
-"""Relative to the folder; REFER keeps COCO's images in the second."""
+IMAGE_FOLDERS = ("images", "coco2014/train2014", "../images/mscoco/images/train2014", "../images/train2014", "../images")
+"""Relative to the folder; upstream's data tree keeps COCO's images in the second, REFER in the third."""
 NO_OBJECT = -1
 
 
@@ -51,7 +51,7 @@ class Instances(checks.Record):
     annotations: list[Any]
 
 
-class _PlainUnpickler(pickle.Unpickler):
+class PlainUnpickler(pickle.Unpickler):
     """Unpickle containers, text and numbers only: these need no import, so every import (and with it any code) is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -156,7 +156,7 @@ def _refs(path: Path) -> tuple[Path, list[tuple[str, Ref]], checks.Faults]:
 def _unpickled(file: Path) -> list[Any]:
     try:
         # latin-1: the public files were pickled by Python 2
-        values = _PlainUnpickler(io.BytesIO(file.read_bytes()), encoding="latin-1").load()
+        values = PlainUnpickler(io.BytesIO(file.read_bytes()), encoding="latin-1").load()
     except PICKLE_ERRORS as error:
         raise checks.DataError(f"{file} is not a plain pickle of refs ({error}); nothing in it was run; fetch the file again") from None
     if not isinstance(values, list) or not values:

@@ -1,9 +1,12 @@
-"""A Hugging Face `datasets` folder of region captions (GAR, describe-anything: image, mask_rle, conversations) ->
-region_caption samples.
+"""A Hugging Face `datasets` folder about regions (GAR, describe-anything: image, mask_rle, conversations) -> region_caption samples, and
+conversations where the words name several regions.
+
+GAR's Seed and Fine-Grained sets have captions, its Relation set has questions about <Prompt0>, <Prompt1>, ... .
 """
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +19,9 @@ from pydantic import BeforeValidator, Field
 from ans_core import rle
 from ans_core.data.formats import checks
 from ans_core.data.formats.arrow_parts import embedded
-from ans_core.types import FilePart, ImageRef, Sample
-
-
-class Turn(checks.Record):
-    speaker: str = Field(alias="from")
-    value: str
+from ans_core.data.formats.skipped import Unusable
+from ans_core.data.formats.turns import Turn, exchanges
+from ans_core.types import RLE, FilePart, ImageRef, Masklet, Sample
 
 
 class Row(checks.Record):
@@ -31,6 +31,9 @@ class Row(checks.Record):
 
 
 COLUMNS = tuple(Row.model_fields)
+PROMPT = re.compile(r"<Prompt(\d+)>")
+ENCODED = "data:"
+"""Start of a picture in base64: `data:base64,...` (GAR) or `data:image/png;base64,...`."""
 ARROW_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, pyarrow.ArrowException)
 """Errors that `datasets` and pyarrow raise for damaged files."""
 
@@ -42,25 +45,25 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
     images = _Images(folder)
     faults = checks.Faults(folder)
     samples = []
-    for number, value in enumerate(_rows(folder)):
+    for number, (value, part) in enumerate(_rows(folder)):
         with faults:
             where = f"{folder}: row {number}"
             row = checks.record(Row, value, where=where)
-            image, (height, width) = images.find(row.image, where=where)
-            samples.append(
-                Sample(
-                    sample_id=str(number),
-                    dataset=name,
-                    image_id=image.stem if isinstance(image, Path) else f"row{number}",
-                    frames=(image,),
-                    height=height,
-                    width=width,
-                    task="region_caption",
-                    text=_caption(row.conversations, where=where),
-                    masks=tuple((checks.mask(m, height=height, width=width, where=where),) for m in row.mask_rle),
-                    meta={key: extra for key, extra in value.items() if key not in COLUMNS and isinstance(extra, str)},
+            image, (height, width) = images.find(row.image, part, where=where)
+            masks = [checks.mask(m, height=height, width=width, where=where) for m in row.mask_rle]
+            for place, said in enumerate(_said(row.conversations, masks, where=where)):
+                samples.append(
+                    Sample(
+                        sample_id=str(number) if place == 0 else f"{number}_{place}",
+                        dataset=name,
+                        image_id=image.stem if isinstance(image, Path) else f"row{number}",
+                        frames=(image,),
+                        height=height,
+                        width=width,
+                        meta={key: extra for key, extra in value.items() if key not in COLUMNS and isinstance(extra, str)},
+                        **said,
+                    )
                 )
-            )
     faults.tell()
     return samples
 
@@ -76,7 +79,8 @@ def splits(path: Path) -> list[str]:
     return found
 
 
-def _rows(folder: Path) -> Iterator[dict[str, Any]]:
+def _rows(folder: Path) -> Iterator[tuple[dict[str, Any], FilePart | None]]:
+    """Yield (row, place of its embedded picture in the file)."""
     try:
         rows = load_from_disk(str(folder))
         if isinstance(rows, Dataset):
@@ -87,7 +91,7 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
         raise checks.DataError(f"{folder}: not a region caption set; it needs at least one row, and the columns {list(COLUMNS)}")
     if isinstance(rows.features["image"], Image):
         rows = rows.cast_column("image", Image(decode=False))
-    return (row if part is None else row | {"image": part} for row, part in zip(rows, embedded(folder, "image"), strict=True))
+    return zip(rows, embedded(folder, "image"), strict=True)
 
 
 class _Images:
@@ -98,11 +102,13 @@ class _Images:
         self.sizes: dict[Path, tuple[int, int]] = {}
         self.parents: dict[str, Path] = {}
 
-    def find(self, value: Any, *, where: str) -> tuple[ImageRef, tuple[int, int]]:
+    def find(self, value: Any, part: FilePart | None, *, where: str) -> tuple[ImageRef, tuple[int, int]]:
         if isinstance(value, dict):
-            value = value.get("path")
-        if isinstance(value, (bytes, FilePart)):
-            return value, checks.image_size(value, where=where)
+            value = value.get("bytes") or value.get("path")
+        if isinstance(value, str) and value.startswith(ENCODED):
+            value = _from_base64(value.removeprefix(ENCODED).partition(",")[2], where=where)
+        if isinstance(value, bytes):
+            return part or value, checks.image_size(value, where=where)
         if not isinstance(value, str) or not value or "\0" in value:
             raise checks.DataError(f"{where}: image is {rle.short(value)}, neither a path nor encoded bytes")
         parent, _, leaf = value.rpartition("/")
@@ -114,9 +120,43 @@ class _Images:
         return image, self.sizes[image]
 
 
-def _caption(turns: list[Turn], *, where: str) -> str:
-    """Return the first answer, without prompt markers (`<Prompt0>`)."""
-    answer = next((turn.value for turn in turns if turn.speaker == "gpt"), None)
-    if answer is None:
+def _from_base64(text: str, *, where: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise checks.DataError(f"{where}: the image is not base64 ({error}); write the row again") from None
+
+
+def _said(turns: list[Turn], masks: list[RLE], *, where: str) -> list[dict[str, Any]]:
+    """Return task, masks and texts of a row's samples: a conversation, if it names prompts and has several masks or questions; one caption
+    for each mask, if there is an answer for each; otherwise the first answer as the caption of all masks together."""
+    answers = [turn.value for turn in turns if turn.speaker == "gpt"]
+    if not answers:
         raise checks.DataError(f'{where}: the conversation has no turn from "gpt"; a caption is needed')
-    return checks.text(" ".join(re.sub(r"<Prompt\d+>", "", answer).split()), where=where)
+    several = len(masks) > 1 or len(answers) > 1
+    if several and any(PROMPT.search(turn.value) for turn in turns):
+        return [_conversation(turns, masks, where=where)]
+    if several and len(answers) == len(masks):
+        return [_caption(answer, ((mask,),), where=where) for answer, mask in zip(answers, masks, strict=True)]
+    return [_caption(answers[0], tuple((mask,) for mask in masks), where=where)]
+
+
+def _caption(answer: str, masks: tuple[Masklet, ...], *, where: str) -> dict[str, Any]:
+    """Return a caption, without prompt markers."""
+    return {"task": "region_caption", "text": checks.text(" ".join(PROMPT.sub("", answer).split()), where=where), "masks": masks}
+
+
+def _conversation(turns: list[Turn], masks: list[RLE], *, where: str) -> dict[str, Any]:
+    """Return a conversation about the masks that its words name: <Prompt3> is the fourth mask, and region1 if no earlier one is named."""
+    try:
+        pairs = exchanges(turns)
+    except Unusable as reason:
+        raise checks.DataError(f"{where}: {reason} in the conversation; correct it or leave the row out") from None
+    named = sorted({int(number) for pair in pairs for text in pair for number in PROMPT.findall(text)})
+    if not named or named[-1] >= len(masks):
+        raise checks.DataError(f"{where}: the conversation names the prompts {named[:9]}, and mask_rle has {len(masks)} masks, from 0 on")
+    regions = {number: f"region{place}" for place, number in enumerate(named, start=1)}
+    said = [tuple(PROMPT.sub(lambda found: regions[int(found[1])], text) for text in pair) for pair in pairs]
+    *past, (question, answer) = said
+    shown = tuple((masks[number],) for number in named)
+    return {"task": "conversation", "question": question, "text": answer, "past": tuple(past), "masks": shown}

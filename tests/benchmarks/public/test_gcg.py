@@ -46,6 +46,8 @@ def test_missed_masks_cost_recall_and_not_miou_and_a_missing_image_counts_nothin
     found = score("gcg", drawn, data=truth(tmp_path / "truth"))
     assert found.missing == 1
     assert found.metrics["mIoU"] == (0.75 + 0) / 2
+    # precision 1 up to recall 1/3, at 34 of COCO's 101 points; IoU .75 counts at 6 of 10 thresholds
+    assert [found.metrics[key] for key in ("AP50", "AP")] == pytest.approx([34 / 101, 0.6 * 34 / 101])
     assert found.metrics["matches_masks_only"] == 1
     assert found.metrics["recall_masks_only"] == pytest.approx(1 / 3)
 

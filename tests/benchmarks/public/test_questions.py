@@ -121,6 +121,12 @@ def test_gar_bench_wants_the_whole_reply_to_be_the_letter(tmp_path: Path):
     data = write(tmp_path / "questions/GAR-Bench-VQA.json", truth)
     found = score("gar_bench", tmp_path / "vqa.json", data=data)
     assert (found.metrics["vqa/count"], found.metrics["vqa/correct"], found.missing) == (4, 1, 1)
+    assert score("gar_bench", write(tmp_path / "part.json", [*records, truth[3]])).missing == 1
+    with pytest.raises(ValueError, match="no file of records with model_output"):
+        score("gar_bench", data)
+    write(data, [r | {"model_output": "A"} for r in truth])
+    with pytest.raises(ValueError, match="the truth would be scored against itself"):
+        score("gar_bench", data.parent, data=data.parent)
     write(data, [truth[0] | {"answer": "B"}, *truth[1:]])
     with pytest.raises(ValueError, match="answer 'A' is not the question's 'B'"):
         score("gar_bench", tmp_path / "vqa.json", data=data)
@@ -172,6 +178,10 @@ def test_caption_predictions_against_coco_annotations(tmp_path: Path):
         ("the answer is c, surely", "C"),
         ("It is a dog", "B"),
         ("D", None),  # no such option
+        ("B it is, as I said: B", None),  # its first place counts, as in VLMEvalKit
+        ("the answer is an old dog", "A"),  # so there
+        ("Cannot determine the answer, a dog", None),
+        ("none of them: Z, a dog", None),
     ],
 )
 def test_mmbench_letters(reply: str, letter: str | None):

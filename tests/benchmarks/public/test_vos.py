@@ -87,6 +87,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path):
         score("vos", **paths)
     with pytest.raises(ValueError, match="one of davis, mose"):
         score("vos", convention="lvos", **paths)
+    (tmp_path / "truth").rename(tmp_path / "Annotations")
+    with pytest.raises(ValueError, match="the truth would be scored against itself"):
+        score("vos", tmp_path / "Annotations", data=tmp_path)
     with pytest.raises(ValueError, match="no file with sequence, height, width and objects"):
         score("vos", tmp_path)
 

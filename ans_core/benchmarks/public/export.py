@@ -1,0 +1,60 @@
+"""A benchmark's questions -> one plain file and the pictures, for a model that ANS does not run.
+
+FOLDER/questions.jsonl: {"id", "pictures": [files], "text", "regions": [RLE], and the facts that the scorer needs}. With the model's reply
+added to each record ("prediction", or what the scorer calls it) the file is what `ans eval score` reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from ans_core.types import ImageRef, Request
+
+QUESTIONS = "questions.jsonl"
+IMAGE = "<image>\n"
+PNG = b"\x89PNG"
+
+
+@runtime_checkable
+class Asked(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the scorer needs beside the reply."""
+
+
+def write_questions(items: Iterable[Asked], folder: Path) -> int:
+    """Write the file and those pictures that are no files yet; return the number of questions. Items are read one at a time."""
+    count = 0
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / QUESTIONS).open("w", encoding="utf-8") as lines:
+        for item in items:
+            request = item.request
+            pictures = [str(_file(picture, folder / "pictures", item.name)) for picture in request.frames]
+            record = {"id": item.name, "pictures": pictures, "text": request.text.removeprefix(IMAGE)}
+            regions = {"regions": list(request.mask_prompts)} if request.mask_prompts else {}
+            lines.write(json.dumps(record | regions | dict(item.facts)) + "\n")
+            count += 1
+    return count
+
+
+def _file(picture: ImageRef, folder: Path, name: str) -> Path:
+    """Encoded bytes become a file that is named by its content, so that a picture of several questions is written once."""
+    if isinstance(picture, Path):
+        if not picture.is_file():
+            raise ValueError(f"question {name}: no picture {picture}")
+        return picture.resolve()
+    path = folder.resolve() / f"{hashlib.sha256(picture).hexdigest()[:16]}{'.png' if picture.startswith(PNG) else '.jpg'}"
+    if not path.exists():
+        folder.mkdir(exist_ok=True)
+        path.write_bytes(picture)
+    return path

@@ -1,0 +1,147 @@
+"""What readers of clips share: the frames of a clip on disk, palette PNGs -> masklets, object masklets -> samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from ans_core import rle, transforms, video_file
+from ans_core.data.formats import checks
+from ans_core.types import RLE, Frames, Masklet, Sample, VideoFrames
+
+SUFFIXES = (".jpg", ".png", ".jpeg")
+VIDEO = ".mp4"
+VOID = 255
+"""Pixels of a palette PNG that belong to no object and are not judged; they become background, as in DAVIS' own evaluation."""
+
+
+def listed(folder: Path, *, where: str) -> list[str]:
+    """Return the names of a folder's pictures without their suffix, in order."""
+    names = sorted(p.stem for p in folder.iterdir() if p.suffix in SUFFIXES) if folder.is_dir() else []
+    if not names:
+        raise checks.DataError(f"{where}: {folder} holds no frames ({', '.join(SUFFIXES)})")
+    if len(set(names)) != len(names):
+        raise checks.DataError(f"{where}: {folder} holds a frame twice, with two suffixes; keep one")
+    return names
+
+
+def frames_of(folder: Path, names: Sequence[str], *, where: str) -> Frames:
+    """Return the frames of these names in a folder. Without the folder: those of the video <folder>.mp4 that the names number."""
+    if len(set(names)) != len(names):
+        raise checks.DataError(f"{where}: a frame comes twice in the list of frames")
+    video = folder.parent / f"{folder.name}{VIDEO}"
+    if not folder.is_dir() and video.is_file():
+        return _numbered(video, names, where=where)
+    suffix = next((s for s in SUFFIXES if checks.inside(folder, f"{names[0]}{s}", where=where).is_file()), SUFFIXES[0])
+    return tuple(checks.inside(folder, f"{frame}{suffix}", where=where) for frame in names)
+
+
+def video_frames(video: Path, *, where: str) -> VideoFrames:
+    try:
+        return video_file.frames_of(video)
+    except ValueError as error:
+        raise checks.DataError(f"{where}: {error}") from None
+
+
+def _numbered(video: Path, names: Sequence[str], *, where: str) -> Frames:
+    every = video_frames(video, where=where)
+    if not all(name.isdecimal() and name.isascii() and int(name[:9]) < len(every) and len(name) < 10 for name in names):
+        raise checks.DataError(f"{where}: the frames {rle.short(list(names))} don't number those of {video}, which has {len(every)}")
+    numbers = [int(name) for name in names]
+    steps = {b - a for a, b in pairwise(numbers)} or {1}
+    if len(steps) == 1 and min(steps) > 0:
+        step = steps.pop()
+        return VideoFrames(video, range(numbers[0], numbers[-1] + 1, step))
+    return tuple(every[number] for number in numbers)
+
+
+def size_of(frames: Frames, *, where: str, stated: tuple[int | None, int | None] = (None, None)) -> tuple[int, int]:
+    """Read (height, width) from the headers of all frames, which must be of one size."""
+    first = checks.image_size(frames[0], where=where, stated=stated)
+    for frame in () if isinstance(frames, VideoFrames) else frames[1:]:
+        if (size := checks.image_size(frame, where=where)) != first:
+            raise checks.DataError(
+                f"{where}: {getattr(frame, 'name', frame)} is {size}, the first frame {first} (height, width); the frames of a video are "
+                "of one size"
+            )
+    return first
+
+
+def visible(masklet: Masklet, *, where: str) -> Masklet:
+    """Return a masklet that has a pixel in some frame; refuse any other."""
+    if not any(m is not None and rle.area(m) for m in masklet):
+        raise checks.DataError(f"{where}: no pixel in any frame; leave the object out")
+    return masklet
+
+
+def palette_masklets(folder: Path, names: Sequence[str], *, height: int, width: int, where: str) -> dict[int, Masklet]:
+    """Read `<folder>/<frame>.png`, whose pixels are object numbers, and return each object's masklet by its number, in rising order.
+
+    A frame without PNG is not annotated (None). An object that an annotated frame does not show is absent there.
+    """
+    if not folder.is_dir():
+        raise checks.DataError(f"{where}: there is no folder {folder} of annotations")
+    if unknown := sorted({p.stem for p in folder.glob("*.png")} - set(names)):
+        raise checks.DataError(f"{where}: {folder / unknown[0]}.png annotates a frame that the clip doesn't have; correct its name")
+    files = [folder / f"{name}.png" for name in names]
+    with ThreadPoolExecutor() as threads:  # Pillow decodes outside of Python's lock
+        found = list(threads.map(lambda file: _objects(file, height=height, width=width, where=where), files))
+    absent = rle.empty(height, width)
+    numbers = sorted({number for frame in found if frame is not None for number in frame})
+    return {n: tuple(None if frame is None else frame.get(n, absent) for frame in found) for n in numbers}
+
+
+def _objects(file: Path, *, height: int, width: int, where: str) -> dict[int, RLE] | None:
+    if not file.is_file():
+        return None
+    pixels = object_numbers(file, height=height, width=width, where=where)
+    numbers = np.flatnonzero(np.bincount(pixels.ravel(), minlength=VOID + 1))
+    return {int(n): rle.encode(pixels == n) for n in numbers if n not in (0, VOID)}
+
+
+def object_numbers(file: Path, *, height: int, width: int, where: str) -> UInt8[np.ndarray, "H W"]:
+    """Read a PNG of object numbers (palette or grey): 0 is background, 255 void."""
+    try:
+        with Image.open(file) as picture:
+            if picture.mode not in ("P", "L", "1"):
+                raise checks.DataError(f"{where}: {file} has Pillow's mode {picture.mode}; save object numbers as a palette or grey PNG")
+            pixels = np.asarray(picture).astype(np.uint8)
+    except (*transforms.CODEC_ERRORS, Image.DecompressionBombError) as error:
+        if isinstance(error, checks.DataError):
+            raise
+        raise checks.DataError(f"{where}: {file} can't be read ({error}); fetch it again") from None
+    if pixels.shape != (height, width):
+        raise checks.DataError(f"{where}: {file} is {pixels.shape}, the frames {(height, width)} (height, width); scale neither alone")
+    return pixels
+
+
+def tracking_sample(
+    video: str, masklets: Mapping[Any, Masklet], *, frames: Frames, height: int, width: int, name: str, meta: Mapping[str, Any] = {}
+) -> Sample:
+    """Return one sample of all objects of a clip, whose numbers are in meta's `object_ids`. Each object's prompt is its mask in the first
+    annotated frame that shows it."""
+    return Sample(
+        sample_id=video,
+        dataset=name,
+        image_id=video,
+        frames=frames,
+        height=height,
+        width=width,
+        task="tracking",
+        text="",
+        masks=tuple(masklets.values()),
+        meta={"object_ids": list(masklets), **meta},
+    )
+
+
+def split_folders(path: Path, parts: Iterable[str]) -> list[str]:
+    """Return the folders of `path` that hold all of `parts`: the splits of a data set."""
+    needed = tuple(parts)
+    return sorted(p.name for p in path.iterdir() if all((p / part).is_dir() for part in needed)) if path.is_dir() else []

@@ -1,0 +1,297 @@
+"""COCO-video and YouTube-VIS files -> one referring sample per clip and category: the category's name, meaning all its instances.
+
+COCO-video: `images` with video_id and frame_id (or order_in_video, frame_index), one annotation per object and image. An object's identity
+is its instance_id (or track_id); annotations without one are all of the one object of their category. An image without any annotation is
+not annotated (None), unless it says `is_det_keyframe`. YouTube-VIS: `videos` with file_names, `segmentations` with a mask or null (absent)
+per frame. Crowd regions are left out. The pictures lie in `<split>/JPEGImages/`, `<split>/`, `images/`, `JPEGImages/` or beside the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ans_core import rle
+from ans_core.data.formats import checks, clip_files
+from ans_core.types import RLE, Masklet, Sample
+
+SPLIT = re.compile(r"(?<![a-z])(train|valid|val|test)(?![a-z])")
+Side = Annotated[int, Field(gt=0)] | None
+
+
+class Source(checks.Record):
+    categories: Annotated[list[Any], Field(min_length=1)]
+    annotations: list[Any] | None = None
+    videos: list[Any] = []
+    images: list[Any] = []
+
+
+class Category(checks.Record):
+    id: checks.Id
+    name: str
+
+
+class Video(checks.Record):
+    id: checks.Id
+    name: str | None = None
+    file_names: Annotated[list[str], Field(min_length=1)] | None = None
+    height: Side = None
+    width: Side = None
+
+
+class Picture(checks.Record):
+    id: checks.Id
+    file_name: str
+    video_id: checks.Id
+    frame_id: int | None = None
+    order_in_video: int | None = None
+    frame_index: int | None = None
+    is_det_keyframe: bool = False
+    height: Side = None
+    width: Side = None
+
+
+class Annotation(checks.Record):
+    id: checks.Id
+    category_id: checks.Id
+    iscrowd: Any = 0
+
+
+class FrameAnnotation(Annotation):
+    """COCO-video's: one object in one image."""
+
+    image_id: checks.Id
+    instance_id: checks.Id = None
+    track_id: checks.Id = None
+    segmentation: Any
+
+    @property
+    def owner(self) -> Any:
+        return self.image_id
+
+    @property
+    def identity(self) -> tuple[str, Any]:
+        given = self.track_id if self.instance_id is None else self.instance_id
+        return ("category", self.category_id) if given is None else ("instance", given)
+
+
+class MaskletAnnotation(Annotation):
+    """YouTube-VIS': one object in one video."""
+
+    video_id: checks.Id
+    segmentations: list[Any]
+
+    @property
+    def owner(self) -> Any:
+        return self.video_id
+
+
+@dataclass(kw_only=True)
+class Clip:
+    """A video while its annotations are collected."""
+
+    name: str
+    files: tuple[Path, ...]
+    height: int
+    width: int
+    annotated: list[bool]
+    category: dict[Any, Any] = field(default_factory=dict)
+    """Object -> category, in the order of the annotations."""
+    masks: dict[Any, dict[int, RLE]] = field(default_factory=lambda: defaultdict(dict))
+    """Object -> masks by frame."""
+
+    def masklet(self, identity: Any) -> Masklet:
+        absent = rle.empty(self.height, self.width)
+        masks = self.masks[identity]
+        return tuple(masks.get(place, absent) if known else None for place, known in enumerate(self.annotated))
+
+
+def read(path: Path, *, name: str, split: str) -> list[Sample]:
+    files = _files(path)
+    checks.known_split(split, files, path=path)
+    file = files[split]
+    source = checks.record(Source, checks.load_json(file), where=str(file))
+    if not source.annotations:
+        raise checks.DataError(f"{file} has no annotations; those of this split are on the benchmark's server")
+    words = _categories(source, file)
+    roots = [path / split / "JPEGImages", path / split, path / "images", path / "JPEGImages", file.parent, path]
+    faults = checks.Faults(file)
+    owners = {record["id"] for record in source.images or source.videos}
+    clips: dict[Any, Clip] = {}
+    places: dict[Any, tuple[Any, int]] = {}
+    for video, pictures, where in (_of_images if source.images else _of_videos)(source, file, faults):
+        with faults:
+            clips[video.id] = _clip(video, pictures, roots, where=where)
+            places |= {picture.id: (video.id, place) for place, picture in enumerate(pictures)}
+    for number, value in checks.by_id(source.annotations, "id", where=f"{file}: annotation").items():
+        with faults:
+            where = f"{file}: annotation {rle.short(number)}"
+            annotation: FrameAnnotation | MaskletAnnotation
+            annotation = checks.record(FrameAnnotation if source.images else MaskletAnnotation, value, where=where)  # type: ignore[type-var]
+            if annotation.category_id not in words:
+                raise checks.DataError(f"{where}: category_id {rle.short(annotation.category_id)} is not in categories")
+            if annotation.owner not in owners:
+                of = "image_id" if source.images else "video_id"
+                raise checks.DataError(f"{where}: {of} {rle.short(annotation.owner)} is not in {of[:-3]}s")
+            if not annotation.iscrowd:
+                _add(annotation, clips, places, where=where)
+    samples: list[Sample] = []
+    for clip in clips.values():
+        with faults:
+            samples += _samples(clip, words, file=file, name=name)
+    faults.tell()
+    return samples
+
+
+def splits(path: Path) -> list[str]:
+    return sorted(_files(path))
+
+
+def _files(path: Path) -> dict[str, Path]:
+    """Return the file of every split: `<split>/instances.json`, or files named by their split (`youtube_vis_train.json`) there or in
+    `annotations/`. A file whose name tells none is a split of that name, if no other does."""
+    found: dict[str, Path] = {file.parent.name: file for file in sorted(path.glob("*/instances.json"))}
+    others = sorted([*path.glob("*.json"), *path.glob("annotations/*.json")])
+    named = [(told[-1] if (told := SPLIT.findall(file.stem.lower())) else None, file) for file in others]
+    if not found and all(split is None for split, _ in named):
+        named = [(file.stem, file) for file in others]
+    for split, file in named:
+        if split in found:
+            raise checks.DataError(f"{path}: {found[split]} and {file} are both of split {split!r}; keep one")
+        if split is not None:
+            found[split] = file
+    if not found:
+        raise checks.DataError(f"{path} holds no *.json, annotations/*.json or <split>/instances.json")
+    return found
+
+
+def _categories(source: Source, file: Path) -> dict[Any, str]:
+    """Return the names by id, as words."""
+    found = checks.by_id(source.categories, "id", where=f"{file}: category")
+    where = {n: f"{file}: category {rle.short(n)}" for n in found}
+    return {n: checks.text(checks.record(Category, c, where=where[n]).name.replace("_", " "), where=where[n]) for n, c in found.items()}
+
+
+Found = tuple[Video, list[Picture], str]
+"""Record, pictures in order and place in the file of a video."""
+
+
+def _of_videos(source: Source, file: Path, faults: checks.Faults) -> Iterator[Found]:
+    for key, value in checks.by_id(source.videos, "id", where=f"{file}: video").items():
+        with faults:
+            where = f"{file}: video {rle.short(key)}"
+            video = checks.record(Video, value, where=where)
+            if video.file_names is None:
+                raise checks.DataError(f"{where}: no file_names, and the file has no images; one of them must name the frames")
+            pictures = [Picture(id=n, file_name=name, video_id=key) for n, name in enumerate(video.file_names)]
+            yield video, pictures, where
+
+
+def _of_images(source: Source, file: Path, faults: checks.Faults) -> Iterator[Found]:
+    known = checks.by_id(source.videos, "id", where=f"{file}: video")
+    videos: dict[Any, list[Picture]] = defaultdict(list)
+    for number, value in checks.by_id(source.images, "id", where=f"{file}: image").items():
+        with faults:
+            where = f"{file}: image {rle.short(number)}"
+            picture = checks.record(Picture, value, where=where)
+            if known and picture.video_id not in known:
+                raise checks.DataError(f"{where}: video_id {rle.short(picture.video_id)} is not in videos")
+            videos[picture.video_id].append(picture)
+    for key, pictures in videos.items():
+        with faults:
+            where = f"{file}: video {rle.short(key)}"
+            video = checks.record(Video, known.get(key, {"id": key}), where=where)
+            orders = [_order(picture) for picture in pictures]
+            if None in orders or len(set(orders)) != len(orders):
+                raise checks.DataError(
+                    f"{where}: frame_id (or order_in_video, frame_index) is missing or comes twice; it numbers the images"
+                )
+            yield video, sorted(pictures, key=_order), where  # type: ignore[arg-type]
+
+
+def _order(picture: Picture) -> int | None:
+    return next((n for n in (picture.frame_id, picture.order_in_video, picture.frame_index) if n is not None), None)
+
+
+def _clip(video: Video, pictures: Sequence[Picture], roots: Sequence[Path], *, where: str) -> Clip:
+    names = [picture.file_name for picture in pictures]
+    if len(set(names)) != len(names):
+        raise checks.DataError(f"{where}: a file comes twice among its frames")
+    root = next((r for r in roots if checks.inside(r, names[0], where=where).is_file()), None)
+    if root is None:
+        raise checks.DataError(
+            f"{where}: no file {names[0]} in {', '.join(dict.fromkeys(map(str, roots)))}; put (or link) the frames there"
+        )
+    files = tuple(checks.inside(root, name, where=where) for name in names)
+    height, width = clip_files.size_of(files, where=where, stated=(video.height, video.width))
+    for picture in pictures:
+        if picture.height not in (None, height) or picture.width not in (None, width):
+            raise checks.DataError(f"{where}: image {rle.short(picture.id)} is said to be of {[picture.height, picture.width]}, the frames "
+                                   f"are of {[height, width]} (height, width)")  # fmt: skip
+    name = str(video.id) if video.name is None else video.name
+    return Clip(name=name, files=files, height=height, width=width, annotated=[picture.is_det_keyframe for picture in pictures])
+
+
+def _add(
+    annotation: FrameAnnotation | MaskletAnnotation, clips: dict[Any, Clip], places: dict[Any, tuple[Any, int]], *, where: str
+) -> None:
+    """Put one annotation's mask or masks into its clip, unless that has a fault, which is told already."""
+    if isinstance(annotation, MaskletAnnotation):
+        if annotation.video_id in clips:
+            _add_masklet(annotation, clips[annotation.video_id], where=where)
+    elif annotation.image_id in places:
+        key, place = places[annotation.image_id]
+        _add_mask(annotation, clips[key], place, where=where)
+
+
+def _add_masklet(annotation: MaskletAnnotation, clip: Clip, *, where: str) -> None:
+    if len(annotation.segmentations) != len(clip.files):
+        raise checks.DataError(f"{where}: {len(annotation.segmentations)} segmentations for {len(clip.files)} frames of {clip.name}")
+    clip.annotated = [True] * len(clip.files)
+    clip.category[annotation.id] = annotation.category_id
+    for place, mask in enumerate(annotation.segmentations):
+        if mask is not None:
+            here = f"{where}, frame {place}"
+            clip.masks[annotation.id][place] = checks.some_mask(mask, height=clip.height, width=clip.width, where=here)
+
+
+def _add_mask(annotation: FrameAnnotation, clip: Clip, place: int, *, where: str) -> None:
+    kind, number = identity = annotation.identity
+    if clip.category.setdefault(identity, annotation.category_id) != annotation.category_id:
+        raise checks.DataError(f"{where}: {kind} {rle.short(number)} of {clip.name} had another category_id before")
+    mask = checks.some_mask(annotation.segmentation, height=clip.height, width=clip.width, where=where)
+    if (known := clip.masks[identity].get(place)) is not None:
+        if kind == "instance":
+            raise checks.DataError(f"{where}: instance {rle.short(number)} comes twice in image {rle.short(annotation.image_id)}")
+        mask = rle.union([known, mask])
+    clip.annotated[place] = True
+    clip.masks[identity][place] = mask
+
+
+def _samples(clip: Clip, words: dict[Any, str], *, file: Path, name: str) -> list[Sample]:
+    by_category: dict[Any, dict[Any, Masklet]] = defaultdict(dict)
+    for identity, category in clip.category.items():
+        number = identity[1] if isinstance(identity, tuple) else identity
+        where = f"{file}: video {rle.short(clip.name)}, object {rle.short(number)}"
+        by_category[category][number] = clip_files.visible(clip.masklet(identity), where=where)
+    return [
+        Sample(
+            sample_id=f"{clip.name}_{category}",
+            dataset=name,
+            image_id=clip.name,
+            frames=clip.files,
+            height=clip.height,
+            width=clip.width,
+            task="referring",
+            text=words[category],
+            masks=tuple(masklets.values()),
+            meta={"category": words[category], "object_ids": list(masklets)},
+        )
+        for category, masklets in by_category.items()
+    ]

@@ -1,0 +1,115 @@
+"""meta_expressions.json, as MeViS, ReVOS and Ref-YouTube-VOS write it -> referring samples of clips; mask_dict files -> masklets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field
+
+from ans_core import rle
+from ans_core.data.formats import checks, clip_files
+from ans_core.types import Masklet, Sample
+
+
+class Expression(checks.Record):
+    exp: str
+    kind: str | None = None
+
+
+class Video(checks.Record):
+    frames: Annotated[list[str], Field(min_length=1)]
+    expressions: dict[str, Any]
+
+
+class Videos(checks.Record):
+    videos: Annotated[dict[str, Any], Field(min_length=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Which expression of which video is asked about, and its place in the file for errors."""
+
+    video: str
+    number: str
+    frames: tuple[str, ...]
+    height: int
+    width: int
+    where: str
+
+
+E = TypeVar("E", bound=Expression)
+
+
+class MaskDict:
+    """The masks of a mask_dict file, by annotation; null means that the object is not visible in that frame: area 0, as the benchmarks
+    count it."""
+
+    def __init__(self, file: Path, entries: Any | None = None) -> None:
+        self.file, self.entries = file, checks.load_json(file) if entries is None else entries
+        if not isinstance(self.entries, dict):
+            raise checks.DataError(f"{file}: expected an object of masks by annotation, found {rle.short(self.entries)}")
+        self.masklet = lru_cache(maxsize=64)(self._masklet)  # a video's expressions share their objects
+
+    def _masklet(self, anno: str, frames: int, height: int, width: int) -> Masklet:
+        where = f"{self.file}: {anno}"
+        if anno not in self.entries:
+            raise checks.DataError(f"{where} is missing; the expressions and {self.file.name} must be of one release")
+        masks = self.entries[anno]
+        if not isinstance(masks, list) or len(masks) != frames:
+            raise checks.DataError(
+                f"{where} is {rle.short(masks)}, not a list with one mask (or null) for each of the video's {frames} frames"
+            )
+        absent = rle.empty(height, width)
+        masklet = tuple(absent if m is None else checks.some_mask(m, height=height, width=width, where=where) for m in masks)
+        return clip_files.visible(masklet, where=where)
+
+
+def read_expressions(
+    file: Path,
+    form: type[E],
+    *,
+    folder: Callable[[str, str], Path],
+    masklets: Callable[[E, Asked], tuple[Masklet, ...]],
+    kind: Callable[[E, Asked], str | None] = lambda expression, asked: expression.kind,
+    name: str,
+) -> list[Sample]:
+    """Read a file of expressions. `folder(video, where)` holds a video's frames; `masklets` are the objects meant; `kind` is what results
+    are split by."""
+    faults = checks.Faults(file)
+    samples: list[Sample] = []
+    for video, value in checks.record(Videos, checks.load_json(file), where=str(file)).videos.items():
+        where = f"{file}: video {rle.short(video)}"
+        with faults:
+            record = checks.record(Video, value, where=where)
+            frames = clip_files.frames_of(folder(video, where), record.frames, where=where)
+            height, width = clip_files.size_of(frames, where=where)
+            for number, content in record.expressions.items():
+                with faults:
+                    here = f"{where}, expression {rle.short(number)}"
+                    expression = checks.record(form, content, where=here)
+                    asked = Asked(video=video, number=number, frames=tuple(record.frames), height=height, width=width, where=here)
+                    told = kind(expression, asked)
+                    samples.append(
+                        Sample(
+                            sample_id=f"{video}_{number}",
+                            dataset=name,
+                            image_id=video,
+                            frames=frames,
+                            height=height,
+                            width=width,
+                            task="referring",
+                            text=checks.text(expression.exp, where=here),
+                            masks=masklets(expression, asked),
+                            meta={"kind": told} if told is not None else {},
+                        )
+                    )
+    faults.tell()
+    return samples
+
+
+def no_truth(where: str, key: str) -> checks.DataError:
+    return checks.DataError(f"{where}: key {key!r} is missing; the masks of a held-out split are on the benchmark's server alone")

@@ -1,0 +1,102 @@
+"""Flickr30k-GCG (`flickr_mergedGT_GCG_<split>.json`: COCO's layout; pictures have a caption, annotations `tokens_positive` and `sam_mask`)
+-> grounded_caption samples.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ans_core import rle
+from ans_core.data.formats import checks, grounded
+from ans_core.data.formats.files import ImageFolders, split_files
+from ans_core.data.formats.skipped import Skipped, Unusable, usable_mask
+from ans_core.types import Sample
+
+FILES = ("flickr*_GCG_*.json",)
+WORDS, SIDE = 3, 32
+"""Upstream leaves out captions of fewer words and pictures with a shorter side."""
+
+
+class Picture(checks.Record):
+    id: checks.Id
+    file_name: str
+    caption: str
+    height: int
+    width: int
+
+
+class Annotation(checks.Record):
+    id: checks.Id
+    image_id: checks.Id
+    tokens_positive: Annotated[list[Annotated[list[int], Field(min_length=2, max_length=2)]], Field(min_length=1)]
+    sam_mask: Any
+    area: float | None = None
+    ignore: bool | int = False
+
+
+class Content(checks.Record):
+    images: Annotated[list[Any], Field(min_length=1)]
+    annotations: list[Any]
+
+
+def read(path: Path, *, name: str, split: str) -> list[Sample]:
+    """Read one split. `path` is the folder or the file. Left out and counted: short captions, small pictures, captions without a mask."""
+    files = split_files(path, FILES)
+    checks.known_split(split, files, path=path)
+    file = files[split]
+    images = ImageFolders(grounded.image_folders(file), where=str(path))
+    faults, skipped = checks.Faults(file), Skipped(file)
+    content = checks.record(Content, checks.load_json(file), where=str(file))
+    known = checks.by_id(content.images, "id", where=f"{file}: image")
+    phrases = _by_image(content.annotations, known, file, faults)
+    samples = []
+    for number, value in enumerate(content.images):
+        with faults, skipped:
+            where = f"{file}: image {number}"
+            picture = checks.record(Picture, value, where=where)
+            if len(picture.caption.split()) < WORDS or min(picture.height, picture.width) < SIDE:
+                raise Unusable(f"a caption of fewer than {WORDS} words or a side of fewer than {SIDE} pixels")
+            checks.text(picture.caption, where=where)
+            image = images.find(picture.file_name, where=where, stated=(picture.height, picture.width))
+            found = _phrases(phrases.pop(picture.id, []), picture.caption, image)
+            samples.append(grounded.sample(picture.caption, found, image=image, name=name, sample_id=str(picture.id)))
+    faults.tell()
+    skipped.tell(left=len(samples))
+    return samples
+
+
+def splits(path: Path) -> list[str]:
+    return list(split_files(path, FILES))
+
+
+def _by_image(values: list[Any], known: Container[Any], file: Path, faults: checks.Faults) -> dict[Any, list[tuple[str, Annotation]]]:
+    """Return (place, annotation) by picture."""
+    found: dict[Any, list[tuple[str, Annotation]]] = defaultdict(list)
+    with faults:
+        checks.by_id(values, "id", where=f"{file}: annotation")
+    for number, value in enumerate(values):
+        with faults:
+            where = f"{file}: annotation {number}"
+            annotation = checks.record(Annotation, value, where=where)
+            if annotation.image_id not in known:
+                raise checks.DataError(f"{where}: image_id {rle.short(annotation.image_id)} is not among the images")
+            found[annotation.image_id].append((where, annotation))
+    return found
+
+
+def _phrases(annotations: list[tuple[str, Annotation]], caption: str, image: tuple[Path, int, int]) -> list[grounded.Phrase]:
+    """Return one phrase per annotation, its first words; upstream, too, leaves out those to be ignored and those without an area."""
+    _, height, width = image
+    phrases = []
+    for where, annotation in annotations:
+        if not annotation.ignore and (annotation.area is None or annotation.area > 0):
+            start, end = grounded.span(annotation.tokens_positive[0], caption, where=f"{where}: tokens_positive")
+            phrases.append((start, end, [usable_mask(annotation.sam_mask, height=height, width=width, where=where)]))
+    if not phrases:
+        raise Unusable("a caption without a mask")
+    return phrases

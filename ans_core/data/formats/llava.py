@@ -1,0 +1,63 @@
+"""LLaVA's conversations about pictures (LLaVA-Instruct-150K, mix665k: image, conversations) -> conversation samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ans_core.data.formats import checks
+from ans_core.data.formats.files import ImageFolders, split_files
+from ans_core.data.formats.skipped import Skipped, Unusable
+from ans_core.data.formats.turns import Turn, exchanges
+from ans_core.types import Sample
+
+FILES = ("llava_*.json", "*instruct*.json", "*mix*.json")
+IMAGE_FOLDERS = ("images", "../images", "../llava_images", "../llava_images/coco/train2017", ".")
+"""Relative to the annotations; upstream's data tree has the third, with coco/train2017/... in it."""
+
+
+class Record(checks.Record):
+    conversations: list[Turn]
+    image: str | None = None
+
+
+def read(path: Path, *, name: str, split: str) -> list[Sample]:
+    """Read one split: one sample per conversation, whose last turn is the question. `path` is the folder or the file.
+
+    Left out and counted: records without a picture (a twentieth of mix665k; a row of training is a picture with its questions), and those
+    of which turns.py can make no conversation.
+    """
+    files = split_files(path, FILES)
+    checks.known_split(split, files, path=path)
+    file = files[split]
+    images = ImageFolders((file.parent / folder for folder in IMAGE_FOLDERS), where=str(path))
+    faults, skipped = checks.Faults(file), Skipped(file)
+    samples = []
+    for number, value in enumerate(checks.load_list(file)):
+        with faults, skipped:
+            where = f"{file}: record {number}"
+            record = checks.record(Record, value, where=where)
+            if record.image is None:
+                raise Unusable("text alone, without a picture")
+            *past, (question, answer) = exchanges(record.conversations)
+            image, height, width = images.find(record.image, where=where)
+            samples.append(
+                Sample(
+                    sample_id=str(number),
+                    dataset=name,
+                    image_id=record.image,
+                    frames=(image,),
+                    height=height,
+                    width=width,
+                    task="conversation",
+                    text=answer,
+                    question=question,
+                    past=tuple(past),
+                )
+            )
+    faults.tell()
+    skipped.tell(left=len(samples))
+    return samples
+
+
+def splits(path: Path) -> list[str]:
+    return list(split_files(path, FILES))

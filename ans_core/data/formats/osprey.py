@@ -1,0 +1,137 @@
+"""Osprey-724K (file_name, annotation, and conversations or description) -> conversations about regions, and detailed region captions.
+
+Its five files: osprey_conversation, osprey_detail_description, osprey_part_level, osprey_short_form, osprey_lvis_positive_negative.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ans_core import prompts
+from ans_core.data.formats import checks
+from ans_core.data.formats.files import ImageFolders, split_files
+from ans_core.data.formats.plain import REGION
+from ans_core.data.formats.skipped import Skipped, Unusable, usable_mask
+from ans_core.data.formats.turns import Turn, exchanges
+from ans_core.types import RLE, Sample
+
+FILES = ("osprey_*.json",)
+SHORT_FORM = "short_form"
+"""Part of the name of the file whose questions are to be answered by a word or a phrase."""
+IMAGE_FOLDERS = (
+    "../coco/train2014", "../coco/val2014", "../coco/train2017", "../coco/val2017", "../coco/imgs", "images", "../images",
+)  # fmt: skip
+"""Relative to the annotations. The first four are upstream's data tree."""
+MARKED = re.compile(r"<\s*reg(?:io|i)n\s*(?:of\s*)?(\d+)[>\]]?", re.IGNORECASE)
+"""`<region1>`, and what the published files have in its place: `<region1]`, `<region 1>`, `<regin1>`, `<Region1>`."""
+DESCRIBED = re.compile(r"region(\d+)\s*:\s*(.+)", re.DOTALL)
+"""One description: `<region1>: A man in ...`, its brackets taken out."""
+
+
+class Region(checks.Record):
+    segmentation: Any
+
+
+class Record(checks.Record):
+    file_name: str
+    height: int
+    width: int
+    annotation: Annotated[list[Region], Field(min_length=1)]
+    conversations: list[Turn] | None = None
+    description: list[str] | None = None
+
+
+def read(path: Path, *, name: str, split: str) -> list[Sample]:
+    """Read the only split, "train". `path` is the file, or its folder if there is one in it.
+
+    Left out and counted: records that speak of a region which they don't have, or with a mask of no pixel, and those of which turns.py can
+    make no conversation.
+    """
+    files = split_files(path, FILES)
+    checks.known_split(split, files, path=path)
+    file = files[split]
+    images = ImageFolders((file.parent / folder for folder in IMAGE_FOLDERS), where=str(path))
+    faults, skipped = checks.Faults(file), Skipped(file)
+    samples: list[Sample] = []
+    for number, value in enumerate(checks.load_list(file)):
+        with faults, skipped:
+            where = f"{file}: record {number}"
+            record = checks.record(Record, value, where=where)
+            if (record.conversations is None) == (record.description is None):
+                raise checks.DataError(f"{where}: it has to have one of the keys conversations and description")
+            image = images.find(record.file_name, where=where, stated=(record.height, record.width))
+            masks = [
+                usable_mask(region.segmentation, height=record.height, width=record.width, where=f"{where}, annotation {i}")
+                for i, region in enumerate(record.annotation)
+            ]
+            if record.conversations is not None:
+                end = prompts.SHORT_ANSWER if SHORT_FORM in file.name else ""
+                samples.append(_conversation(record.conversations, masks, image, name=name, sample_id=str(number), end=end))
+            else:
+                samples += _captions(record.description or [], masks, image, name=name, sample_id=str(number), where=where)
+    faults.tell()
+    skipped.tell(left=len(samples))
+    return samples
+
+
+def splits(path: Path) -> list[str]:
+    return list(split_files(path, FILES))
+
+
+def _conversation(turns: list[Turn], masks: list[RLE], image: tuple[Path, int, int], *, name: str, sample_id: str, end: str) -> Sample:
+    said = [(_words(question, len(masks)) + end, _words(answer, len(masks))) for question, answer in exchanges(turns)]
+    file, height, width = image
+    return Sample(
+        sample_id=sample_id,
+        dataset=name,
+        image_id=file.stem,
+        frames=(file,),
+        height=height,
+        width=width,
+        task="conversation",
+        text=said[-1][1],
+        question=said[-1][0],
+        past=tuple(said[:-1]),
+        masks=tuple((mask,) for mask in masks),
+    )
+
+
+def _words(text: str, regions: int) -> str:
+    """Call regions region1, region2, ...; angle brackets go, as upstream takes them out."""
+    words = MARKED.sub(r"region\1", text).replace("<", "").replace(">", "")
+    if any(not 1 <= int(number) <= regions for number in REGION.findall(words)):
+        raise Unusable("words about a region that is not there")
+    return words
+
+
+def _captions(
+    descriptions: list[str], masks: list[RLE], image: tuple[Path, int, int], *, name: str, sample_id: str, where: str
+) -> list[Sample]:
+    """Make one caption per description, of the region whose number it begins with, without that beginning."""
+    file, height, width = image
+    samples = []
+    for number, description in enumerate(descriptions):
+        told = DESCRIBED.fullmatch(_words(description, len(masks)).strip())
+        if told is None:
+            raise Unusable("a description that does not begin with `<region1>: `")
+        samples.append(
+            Sample(
+                sample_id=f"{sample_id}_{number}",
+                dataset=name,
+                image_id=file.stem,
+                frames=(file,),
+                height=height,
+                width=width,
+                task="region_caption",
+                text=checks.text(told[2], where=f"{where}, description {number}"),
+                masks=((masks[int(told[1]) - 1],),),
+                detail=True,
+            )
+        )
+    if not samples:
+        raise Unusable("no description")
+    return samples

@@ -1,0 +1,85 @@
+"""ReasonSeg (`<split>/<picture>.jpg` with `<picture>.json` beside it: text, is_sentence, shapes) -> referring samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from jaxtyping import Bool
+from pydantic import Field
+
+from ans_core import prompts, rle
+from ans_core.data.formats import checks
+from ans_core.types import RLE, Sample
+
+ENCODING = "cp1252"
+"""Of the files that are not UTF-8."""
+OLD = "flag"
+"""A label that means nothing any more."""
+
+Point = Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+class Shape(checks.Record):
+    label: str
+    points: list[Point]
+
+
+class Query(checks.Record):
+    text: Annotated[list[str], Field(min_length=1)]
+    is_sentence: bool
+    shapes: Annotated[list[Shape], Field(min_length=1)]
+
+
+def read(path: Path, *, name: str, split: str) -> list[Sample]:
+    """Read one split: one sample per query. A query that is a sentence is asked as it is, with LISA's words after it."""
+    checks.known_split(split, splits(path), path=path)
+    faults = checks.Faults(path / split)
+    samples: list[Sample] = []
+    for file in sorted((path / split).glob("*.json")):
+        with faults:
+            image = file.with_suffix(".jpg")
+            height, width = checks.image_size(image, where=str(file))
+            query = checks.record(Query, checks.load_json(file, encoding=ENCODING), where=str(file))
+            mask = _mask(query.shapes, height=height, width=width, where=str(file))
+            for number, text in enumerate(query.text):
+                words = checks.text(text, where=f"{file}, text {number}")
+                samples.append(
+                    Sample(
+                        sample_id=f"{file.stem}_{number}",
+                        dataset=name,
+                        image_id=file.stem,
+                        frames=(image,),
+                        height=height,
+                        width=width,
+                        task="referring",
+                        text=prompts.SENTENCE_QUESTION.format(text=words) if query.is_sentence else words,
+                        masks=((mask,),),
+                        meta={"kind": "sentence" if query.is_sentence else "phrase"},
+                    )
+                )
+    faults.tell()
+    return samples
+
+
+def splits(path: Path) -> list[str]:
+    found = sorted({file.parent.name for file in path.glob("*/*.json") if file.with_suffix(".jpg").is_file()})
+    if not found:
+        raise checks.DataError(f"{path}: no <split>/<picture>.jpg with a <picture>.json beside it")
+    return found
+
+
+def _mask(shapes: list[Shape], *, height: int, width: int, where: str) -> RLE:
+    """Paint the shapes, the larger first, as LISA does: a target inside a region to be ignored counts, one under it does not."""
+    drawn = []
+    for number, shape in enumerate(shapes):
+        if shape.label.lower() != OLD:
+            polygon = [value for point in shape.points for value in point]
+            drawn.append((checks.some_mask([polygon], height=height, width=width, where=f"{where}, shape {number}"), shape.label.lower()))
+    target: Bool[np.ndarray, "H W"] = np.zeros((height, width), bool)
+    for mask, label in sorted(drawn, key=lambda shape: -rle.area(shape[0])):
+        target[rle.decode(mask)] = "ignore" not in label
+    if not target.any():
+        raise checks.DataError(f"{where}: no pixel is labelled as target; draw it or leave the picture out")
+    return rle.encode(target)

@@ -1,0 +1,129 @@
+"""Ref-DAVIS17 -> referring samples of videos, four per object: two annotators, each after the first frame and after the whole video.
+
+As published: `davis_text_annotations/Davis17_annot{1,2}{,_full_video}.txt` (or beside), lines `<clip> <object> "<expression>"`, with DAVIS
+2017 in `DAVIS/` or in the folder itself. Or as ReferFormer converts it, to Ref-YouTube-VOS' layout. Expression 4k + a is annotation a of a
+clip's object k (from 0); meta's `kind` names the annotation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from ans_core import rle
+from ans_core.data.formats import checks, clip_files, davis, ref_youtube_vos
+from ans_core.types import Masklet, Sample
+
+TEXTS = {
+    "annotator1_first_frame": ("Davis17_annot1.txt", "utf-8"),
+    "annotator1_full_video": ("Davis17_annot1_full_video.txt", "utf-8"),
+    "annotator2_first_frame": ("Davis17_annot2.txt", "latin-1"),
+    "annotator2_full_video": ("Davis17_annot2_full_video.txt", "latin-1"),
+}
+"""Annotation -> file and its encoding, in the order of the expressions."""
+LINE = re.compile(r'(\S+)\s+(\d{1,4})\s+"?(.*?)"?\s*')
+MEANT = {"clasic-car": "classic-car", "dog-scale": "dogs-scale", "motor-bike": "motorbike"}
+"""Misspelt names of clips in the published files."""
+MASKS = ("Annotations_unsupervised", "Annotations")
+"""The first that exists is read, as ReferFormer does."""
+
+Texts = dict[str, dict[int, tuple[str, str]]]
+"""Clip -> object -> (expression, place in the file)."""
+
+
+def read(path: Path, *, name: str, split: str) -> list[Sample]:
+    if _texts(path) is None:
+        return ref_youtube_vos.read(path, name=name, split=split, kind=lambda expression, asked: _kind_of(asked.number, where=asked.where))
+    lists = _lists(path)
+    checks.known_split(split, lists, path=path)
+    root = _root(path)
+    faults = checks.Faults(path)
+    said: dict[str, Texts] = {}
+    for kind, (file, encoding) in TEXTS.items():
+        with faults:
+            said[kind] = _lines(_texts(path) / file, encoding, faults)  # type: ignore[operator]
+    faults.tell()
+    samples: list[Sample] = []
+    for clip in davis.listed_clips(lists[split]):
+        with faults:
+            samples += _samples(root, clip, said, name=name)
+    faults.tell()
+    return samples
+
+
+def splits(path: Path) -> list[str]:
+    return ref_youtube_vos.splits(path) if _texts(path) is None else sorted(_lists(path))
+
+
+def _texts(path: Path) -> Path | None:
+    """Return the folder of the text files, None if there is none."""
+    first = next(iter(TEXTS.values()))[0]
+    return next((folder for folder in (path / "davis_text_annotations", path) if (folder / first).is_file()), None)
+
+
+def _root(path: Path) -> Path:
+    return path / "DAVIS" if (path / "DAVIS").is_dir() else path
+
+
+def _lists(path: Path) -> dict[str, Path]:
+    folder = _root(path) / "ImageSets/2017"
+    found = {file.stem: file for file in sorted(folder.glob("*.txt"))}
+    if not found:
+        raise checks.DataError(f"{folder} holds no <split>.txt; put DAVIS 2017 there, its lists of clips too")
+    return found
+
+
+def _kind_of(number: str, *, where: str) -> str:
+    if not (number.isdecimal() and number.isascii() and len(number) < 9):
+        raise checks.DataError(f"{where}: expressions are numbered from 0, four per object")
+    return list(TEXTS)[int(number) % len(TEXTS)]
+
+
+def _lines(file: Path, encoding: str, faults: checks.Faults) -> Texts:
+    found: Texts = {}
+    for number, line in enumerate(checks.load_text(file, encoding=encoding).splitlines(), start=1):
+        if line.strip():
+            with faults:
+                where = f"{file}: line {number}"
+                told = LINE.fullmatch(line.strip())
+                if told is None:
+                    raise checks.DataError(f'{where} is {rle.short(line)}, not <clip> <object> "<expression>"')
+                objects = found.setdefault(MEANT.get(told[1], told[1]), {})
+                if int(told[2]) in objects:
+                    raise checks.DataError(f"{where}: object {told[2]} of {rle.short(told[1])} comes twice")
+                objects[int(told[2])] = checks.text(told[3], where=where), where
+    return found
+
+
+def _samples(root: Path, clip: str, said: Mapping[str, Texts], *, name: str) -> list[Sample]:
+    where = f"{root}: clip {clip}"
+    pictures = davis.quality_folder(root / "JPEGImages")
+    folder = checks.inside(pictures, clip, where=where)
+    names = clip_files.listed(folder, where=where)
+    frames = clip_files.frames_of(folder, names, where=where)
+    height, width = clip_files.size_of(frames, where=where)
+    annotations = davis.quality_folder(next((root / part for part in MASKS if (root / part).is_dir()), root / MASKS[-1]))
+    masklets = clip_files.palette_masklets(annotations / clip, names, height=height, width=width, where=where)
+    described = {kind: sorted(texts.get(clip, {})) for kind, texts in said.items()}
+    objects = next(iter(described.values()))
+    if not objects or any(others != objects for others in described.values()):
+        raise checks.DataError(
+            f"{where}: the four files describe the objects {list(described.values())}; they must be the same ones, at least one"
+        )
+    samples = []
+    for k, number in enumerate(objects):
+        for a, kind in enumerate(said):
+            text, line = said[kind][clip][number]
+            if number not in masklets:
+                raise checks.DataError(
+                    f"{line}: object {number} of {clip} is unknown: the PNGs of {annotations / clip} show {list(masklets)}"
+                )
+            masks: tuple[Masklet, ...] = (masklets[number],)
+            samples.append(
+                Sample(
+                    sample_id=f"{clip}_{len(TEXTS) * k + a}", dataset=name, image_id=clip, frames=frames, height=height, width=width,
+                    task="referring", text=text, masks=masks, meta={"kind": kind},
+                )
+            )  # fmt: skip
+    return samples

@@ -1,0 +1,74 @@
+"""RefCOCOg-GCG (`RefCOCOg_GCG_<split>.json`: a list of {id: {img_file_name, caption, refs}}) -> grounded_caption samples.
+
+A phrase is the words of an expression, where the caption first has them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ans_core.data.formats import checks, grounded
+from ans_core.data.formats.files import ImageFolders, split_files
+from ans_core.data.formats.skipped import Skipped, Unusable, usable_mask
+from ans_core.types import Sample
+
+FILES = ("RefCOCOg_GCG_*.json",)
+
+
+class Ref(checks.Record):
+    sentence: str
+    segmentation: Any
+
+
+class Caption(checks.Record):
+    img_file_name: str
+    caption: str
+    refs: list[Ref]
+
+
+class Entry(checks.Record):
+    record: Annotated[dict[str, Any], Field(min_length=1, max_length=1)]
+
+
+def read(path: Path, *, name: str, split: str) -> list[Sample]:
+    """Read one split. `path` is the folder or the file. Left out and counted: captions that hold no expression's words."""
+    files = split_files(path, FILES)
+    checks.known_split(split, files, path=path)
+    file = files[split]
+    images = ImageFolders(grounded.image_folders(file), where=str(path))
+    faults, skipped = checks.Faults(file), Skipped(file)
+    samples = []
+    for number, value in enumerate(checks.load_list(file)):
+        with faults, skipped:
+            where = f"{file}: record {number}"
+            ((sample_id, inner),) = checks.record(Entry, {"record": value}, where=where).record.items()
+            where = f"{where} (id {sample_id[:60]})"
+            record = checks.record(Caption, inner, where=where)
+            caption = grounded.caption_of(record.caption, where=where).lower()
+            image = images.find(record.img_file_name, where=where)
+            phrases = _phrases(record.refs, caption, image, where=where)
+            samples.append(grounded.sample(caption, phrases, image=image, name=name, sample_id=f"{number}_{sample_id}"))
+    faults.tell()
+    skipped.tell(left=len(samples))
+    return samples
+
+
+def splits(path: Path) -> list[str]:
+    return list(split_files(path, FILES))
+
+
+def _phrases(refs: list[Ref], caption: str, image: tuple[Path, int, int], *, where: str) -> list[grounded.Phrase]:
+    _, height, width = image
+    phrases = []
+    for number, ref in enumerate(refs):
+        here = f"{where}, ref {number}"
+        words = checks.text(ref.sentence, where=here).lower()
+        mask = usable_mask(ref.segmentation, height=height, width=width, where=here)
+        if (start := caption.find(words)) >= 0:
+            phrases.append((start, start + len(words), [mask]))
+    if not phrases:
+        raise Unusable("a caption that holds the words of no expression")
+    return phrases

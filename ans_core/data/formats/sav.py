@@ -1,0 +1,109 @@
+"""SA-V -> one tracking sample per clip.
+
+Training: `sav_000/sav_000001.mp4` beside `sav_000001_manual.json` (split "train") and `sav_000001_auto.json` (split "auto"), anywhere below
+the folder; every fourth frame is annotated, the others are left out, as Ref-SAV's loader does. Held out: `sav_val`, `sav_test` with
+`JPEGImages_24fps/<clip>/<frame>.jpg` and `Annotations_6fps/<clip>/<object>/<frame>.png`; frames between the annotated ones are None.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ans_core import rle
+from ans_core.data.formats import checks, clip_files
+from ans_core.data.formats.davis import clips_in
+from ans_core.types import Masklet, Sample, VideoFrames
+
+STEP = 4
+"""Videos are of 24 frames a second, annotations of 6."""
+SUFFIX = {"train": "_manual.json", "auto": "_auto.json"}
+PARTS = ("JPEGImages_24fps", "Annotations_6fps")
+
+
+class Clip(checks.Record):
+    video_id: str
+    video_height: float | None = None
+    video_width: float | None = None
+    masklet: Annotated[list[Any], Field(min_length=1)]
+    """[frame][object]: one RLE"""
+    masklet_id: Annotated[list[checks.Id], Field(min_length=1)]
+
+
+def read(path: Path, *, name: str, split: str) -> list[Sample]:
+    checks.known_split(split, splits(path), path=path)
+    faults = checks.Faults(path)
+    samples: list[Sample] = []
+    if split in SUFFIX:
+        for file in sorted(path.rglob(f"*{SUFFIX[split]}")):
+            with faults:
+                samples.append(_of_video(file, name=name))
+        checks.once((f"{path}: clip {sample.image_id}", sample.image_id) for sample in samples)
+    else:
+        root = _held_out(path)[split]
+        for clip in clips_in(root / PARTS[1]):
+            with faults:
+                samples.append(_of_folders(root, clip, name=name))
+    faults.tell()
+    return samples
+
+
+def splits(path: Path) -> list[str]:
+    found = [split for split, suffix in SUFFIX.items() if next(path.rglob(f"*{suffix}"), None)]
+    if not (found := sorted([*found, *_held_out(path)])):
+        raise checks.DataError(f"{path} holds neither videos with {' or '.join(SUFFIX.values())} nor folders {' and '.join(PARTS)}")
+    return found
+
+
+def clip_of(file: Path, *, video: Path) -> tuple[VideoFrames, tuple[int, int], dict[Any, Masklet]]:
+    """Read a clip's annotation: its annotated frames, their (height, width), and every object's masklet."""
+    clip = checks.record(Clip, checks.load_json(file), where=str(file))
+    where = f"{file}: video {rle.short(clip.video_id)}"
+    every = clip_files.video_frames(video, where=where)
+    frames = every[::STEP][: len(clip.masklet)]
+    if len(frames) < len(clip.masklet):
+        raise checks.DataError(
+            f"{where}: {len(clip.masklet)} annotated frames, one in {STEP}, are more than {video} has ({len(every)} frames); fetch it again"
+        )
+    stated = tuple(None if side is None else int(side) for side in (clip.video_height, clip.video_width))
+    height, width = clip_files.size_of(frames, where=where, stated=stated)  # type: ignore[arg-type]
+    checks.once((f"{where}, object {rle.short(number)}", number) for number in clip.masklet_id)
+    columns: list[list[Any]] = [[] for _ in clip.masklet_id]
+    for place, masks in enumerate(clip.masklet):
+        if not isinstance(masks, list) or len(masks) != len(columns):
+            raise checks.DataError(f"{where}, frame {place}: {rle.short(masks)} is no list of a mask for each of {len(columns)} objects")
+        for number, column, mask in zip(clip.masklet_id, columns, masks, strict=True):
+            here = f"{where}, frame {place}, object {rle.short(number)}"
+            column.append(checks.some_mask(mask, height=height, width=width, where=here))
+    return frames, (height, width), {number: tuple(column) for number, column in zip(clip.masklet_id, columns, strict=True)}
+
+
+def _of_video(file: Path, *, name: str) -> Sample:
+    video = file.with_name(file.name.removesuffix(SUFFIX["train"]).removesuffix(SUFFIX["auto"]) + clip_files.VIDEO)
+    frames, (height, width), masklets = clip_of(file, video=video)
+    seen = {n: clip_files.visible(masklet, where=f"{file}: object {rle.short(n)}") for n, masklet in masklets.items()}
+    return clip_files.tracking_sample(video.stem, seen, frames=frames, height=height, width=width, name=name)
+
+
+def _held_out(path: Path) -> dict[str, Path]:
+    """Return the folder of every held-out split: sav_val is "val"."""
+    roots = [path] if all((path / part).is_dir() for part in PARTS) else [path / p for p in clip_files.split_folders(path, PARTS)]
+    return {root.resolve().name.removeprefix("sav_"): root for root in roots}
+
+
+def _of_folders(root: Path, clip: str, *, name: str) -> Sample:
+    where = f"{root}: clip {clip}"
+    folder = root / PARTS[0] / clip
+    names = clip_files.listed(folder, where=where)
+    frames = clip_files.frames_of(folder, names, where=where)
+    height, width = clip_files.size_of(frames, where=where)
+    masklets: dict[Any, Masklet] = {}
+    for one in clips_in(root / PARTS[1] / clip):
+        here = f"{where}, object {one}"
+        found = clip_files.palette_masklets(root / PARTS[1] / clip / one, names, height=height, width=width, where=here)
+        if len(found) != 1:
+            raise checks.DataError(f"{here}: its PNGs show {len(found)} objects ({list(found)[:5]}); there is a folder for each, with one")
+        (masklets[one],) = found.values()
+    return clip_files.tracking_sample(clip, masklets, frames=frames, height=height, width=width, name=name)

@@ -1,0 +1,44 @@
+"""Conversations as LLaVA writes them, [{"from": "human", "value": ...}, {"from": "gpt", ...}] -> questions and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from ans_core import prompts
+from ans_core.data.formats import checks
+from ans_core.data.formats.skipped import Unusable
+
+
+class Turn(checks.Record):
+    speaker: Literal["human", "gpt"] = Field(alias="from")
+    value: str
+
+
+def exchanges(turns: Sequence[Turn]) -> tuple[tuple[str, str], ...]:
+    """Return (question, answer) pairs. As upstream reads them: an answer before the first question is skipped, questions in a row are one,
+    a last question without answer is dropped; `<image>` and control characters are taken out.
+
+    Raises Unusable if no pair is left, or where a question or an answer is empty or holds a token that stands for pixels.
+    """
+    pairs: list[tuple[str, str]] = []
+    asked: list[str] = []
+    for turn in turns:
+        words = checks.CONTROL.sub("", prompts.plain_question(turn.value))
+        if turn.speaker == "human":
+            asked.append(words)
+        elif asked:
+            pairs.append(("\n".join(asked), words))
+            asked = []
+        elif pairs:
+            raise Unusable("two answers in a row")
+    if not pairs:
+        raise Unusable("no question with an answer")
+    for text in (text for pair in pairs for text in pair):
+        if not checks.visible(text):
+            raise Unusable("an empty question or answer")
+        if any(token in text for token in checks.RESERVED):
+            raise Unusable(f"a text with one of the tokens {', '.join(checks.RESERVED)}")
+    return tuple(pairs)

@@ -1,0 +1,82 @@
+"""Pictures of two splits -> those that look alike: the same photograph cropped a little, scaled or compressed anew.
+
+Each picture becomes 128 bits (dHash): whether a pixel of its 9 x 9 grey thumbnail is darker than its right and than its lower neighbour.
+Pictures are alike if at most NEAR bits differ. Flat pictures say nothing and are left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from ans_core import transforms
+from ans_core.types import ImageRef, Sample
+
+SIDE = 8
+NEAR = 6
+"""Bits; two unrelated photographs differ in about 64."""
+FLAT = 2.0
+"""Standard deviation of a flat picture's grey values, out of 255."""
+WORDS = 2 * SIDE * SIDE // 16
+"""16-bit words of a hash. Hashes of at most NEAR < WORDS different bits have an equal word, by which they are found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alike:
+    """Two pictures of two splits."""
+
+    splits: tuple[str, str]
+    pictures: tuple[ImageRef, ImageRef]
+
+
+def near_duplicates(read: Mapping[str, Sequence[Sample]]) -> list[Alike]:
+    """Compare the splits with one another, but not a file with itself. Of a clip the first, middle and last frame count. A picture of the
+    later split is named once."""
+    hashes: dict[str, list[tuple[ImageRef, int]]] = {}
+    with ThreadPoolExecutor() as threads:
+        for split, samples in read.items():
+            refs = list(dict.fromkeys(ref for sample in samples for ref in shown(sample)))
+            found = tqdm(threads.map(dhash, refs), desc=f"compare pictures of {split}", total=len(refs), mininterval=1)
+            hashes[split] = [(ref, value) for ref, value in zip(refs, found, strict=True) if value is not None]
+    return [
+        Alike(splits=(one, other), pictures=pair) for one, other in combinations(hashes, 2) for pair in _pairs(hashes[one], hashes[other])
+    ]
+
+
+def shown(sample: Sample) -> list[ImageRef]:
+    """Return a picture, or the first, middle and last frame of a clip."""
+    length = len(sample.frames)
+    return [sample.frames[place] for place in sorted({0, length // 2, length - 1})]
+
+
+def dhash(ref: ImageRef) -> int | None:
+    """Return the 128 bits, None for a flat picture."""
+    small = transforms.open_image(ref).convert("L").resize((SIDE + 1, SIDE + 1), Image.Resampling.BOX)
+    grey = np.asarray(small).astype(np.int16)
+    if grey.std() < FLAT:
+        return None
+    bits = np.concatenate([(grey[:SIDE, 1:] > grey[:SIDE, :-1]).ravel(), (grey[1:, :SIDE] > grey[:-1, :SIDE]).ravel()])
+    return int.from_bytes(np.packbits(bits).tobytes())
+
+
+def _pairs(one: Sequence[tuple[ImageRef, int]], other: Sequence[tuple[ImageRef, int]]) -> Iterator[tuple[ImageRef, ImageRef]]:
+    by_word: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for place, (_, value) in enumerate(one):
+        for word in _words(value):
+            by_word[word].add(place)
+    for ref, value in other:
+        candidates = sorted(set().union(*(by_word.get(word, ()) for word in _words(value))))
+        alike = (one[c][0] for c in candidates if (one[c][1] ^ value).bit_count() <= NEAR and one[c][0] != ref)
+        if (first := next(alike, None)) is not None:
+            yield first, ref
+
+
+def _words(value: int) -> list[tuple[int, int]]:
+    return [(place, value >> (16 * place) & 0xFFFF) for place in range(WORDS)]

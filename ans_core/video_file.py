@@ -1,0 +1,128 @@
+"""Decode single frames of video files. A file is read as far as the asked frame needs, and one frame is in memory at a time."""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import av
+from av.video.frame import VideoFrame as Shot
+from PIL import Image
+
+from ans_core.types import VideoFrame, VideoFrames
+
+CODEC_ERRORS = (av.FFmpegError, OSError, ValueError, IndexError, EOFError)
+"""Errors that PyAV raises for a broken file."""
+
+
+def frames_of(file: Path) -> VideoFrames:
+    """Return all frames of a video. Raises ValueError for a file without a readable video."""
+    return VideoFrames(file, range(_header(file, _changed(file))[0]))
+
+
+def size(file: Path) -> tuple[int, int]:
+    """Return (width, height) of the frames as they are shown. Raises ValueError as `frames_of` does."""
+    return _header(file, _changed(file))[1]
+
+
+def read(frame: VideoFrame) -> Image.Image:
+    """Decode one frame, upright. Frames in rising order need one pass through the file; others are sought from the key frame before.
+
+    Raises ValueError naming the file for one that can't be decoded up to this frame.
+    """
+    try:
+        return _decoder(frame.file).frame(frame.index)
+    except CODEC_ERRORS as error:
+        _open.decoder = None
+        raise ValueError(f"cannot read frame {frame.index} of the video {frame.file}: {error}; is it cut short?") from None
+
+
+def check(frames: VideoFrames) -> None:
+    """Decode a video once up to the last of some frames. Raises ValueError as `read` does."""
+    expected = size(frames.file)
+    for frame in frames:
+        if (found := read(frame).size) != expected:
+            raise ValueError(f"the video {frame.file}: frame {frame.index} is of {found}, the first of {expected} (width, height)")
+
+
+def _changed(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        raise ValueError(f"the video {file} does not exist; put the file there, or correct the path") from None
+
+
+@lru_cache(maxsize=65536)
+def _header(file: Path, changed: int) -> tuple[int, tuple[int, int]]:
+    """Return (number of frames, (width, height)): the first frame is decoded, as only it tells how the video is turned."""
+    try:
+        with av.open(str(file)) as container:
+            stream = container.streams.video[0]
+            first = _upright(next(container.decode(stream)))
+            count = stream.frames
+        return count or len(_times(file)), first.size
+    except (*CODEC_ERRORS, StopIteration) as error:
+        raise ValueError(f"cannot read the video {file}: {error or 'it has no frame'}; is it cut short? (`ffmpeg -i` tells)") from None
+
+
+def _times(file: Path) -> list[int | None]:
+    """Return the frames' presentation times in order, read from the packets without decoding; None where the file has none (AVI)."""
+    with av.open(str(file)) as container:
+        times = [p.pts for p in container.demux(container.streams.video[0]) if p.size and not p.is_discard]
+    return times if None in times else sorted(times)  # type: ignore[type-var]
+
+
+def _upright(shot: Shot) -> Image.Image:
+    """Return the picture as players show it: phones store video lying on its side and say so."""
+    picture: Image.Image = shot.to_image()
+    return picture.rotate(shot.rotation, expand=True) if shot.rotation % 360 else picture
+
+
+class _Decoder:
+    """One open video, at one place."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.process, self.changed = file, os.getpid(), _changed(file)
+        self.container = av.open(str(file))
+        self.stream = self.container.streams.video[0]
+        self.stream.codec_context.thread_count = 1  # loader workers share the cores
+        self.times = _times(file)
+        self.keys = [n for n, entry in enumerate(self.stream.index_entries) if entry.is_keyframe]
+        self.shots: Iterator[Shot] = self.container.decode(self.stream)
+        self.due = 0
+        """At most the index of the frame that `shots` yields next; exact where the file has no times."""
+
+    def frame(self, index: int) -> Image.Image:
+        if not 0 <= index < len(self.times):
+            raise ValueError(f"it has {len(self.times)} frames")
+        time = self.times[index]
+        key_between = bisect_right(self.keys, index) > bisect_right(self.keys, self.due)
+        if index < self.due or (key_between and time is not None):
+            self._seek(0 if time is None else time)
+        for shot in self.shots:
+            if shot.pts == time if time is not None else self.due == index:
+                self.due = index + 1
+                return _upright(shot)
+            if time is not None and shot.pts is not None and shot.pts > time:
+                break
+            self.due += 1
+        raise ValueError("its data ends before, or holds no picture there")
+
+    def _seek(self, time: int) -> None:
+        self.container.seek(time, stream=self.stream)
+        self.shots, self.due = self.container.decode(self.stream), 0
+
+
+_open = threading.local()
+"""The video that a thread read last. A forked process opens its own: it would share the file's position with its parent."""
+
+
+def _decoder(file: Path) -> _Decoder:
+    found: _Decoder | None = getattr(_open, "decoder", None)
+    if found is None or (found.file, found.process, found.changed) != (file, os.getpid(), _changed(file)):
+        found = _open.decoder = _Decoder(file)
+    return found

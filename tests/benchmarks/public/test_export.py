@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ans_core.benchmarks.public.export import PNG, write_questions
+from ans_core.types import Request
+from tests.benchmarks.public.drawn import coded, score, write
+
+
+@dataclass(frozen=True)
+class Item:
+    name: str
+    request: Request
+    facts: dict[str, Any]
+
+
+def test_questions_become_a_file_that_is_scored_once_the_replies_are_added(tmp_path: Path):
+    rotations = [("cat", "dog", "A"), ("dog", "cat", "B")]
+    request = Request(frames=(PNG + b"...",), text="<image>\nWhat is it?")
+    items = [
+        Item(str(k * 1_000_000 + 7), request, {"index": k * 1_000_000 + 7, "A": a, "B": b, "answer": answer})
+        for k, (a, b, answer) in enumerate(rotations)
+    ]
+    assert write_questions(iter(items), tmp_path / "out") == 2
+    asked = [json.loads(line) for line in (tmp_path / "out/questions.jsonl").read_text().splitlines()]
+    assert [record["text"] for record in asked] == ["What is it?"] * 2
+    (picture,) = (tmp_path / "out/pictures").iterdir()  # of both
+    assert asked[0]["pictures"] == asked[1]["pictures"] == [str(picture)]
+    assert picture.read_bytes() == PNG + b"..."
+    told = write(tmp_path / "told.jsonl", [record | {"prediction": "a cat"} for record in asked])
+    assert score("mmbench", told).metrics["accuracy"] == 1.0
+
+
+def test_a_picture_that_is_a_file_stays_where_it_is_and_must_be_there(tmp_path: Path):
+    picture = write(tmp_path / "1.jpg", "a picture")
+    item = Item("q", Request(frames=(picture,), text="region1?", mask_prompts=(coded(0, 2),)), {})
+    write_questions([item], tmp_path / "out")
+    assert json.loads((tmp_path / "out/questions.jsonl").read_text()) == {
+        "id": "q", "pictures": [str(picture)], "text": "region1?", "regions": [coded(0, 2)],
+    }  # fmt: skip
+    picture.unlink()
+    with pytest.raises(ValueError, match=r"question q: no picture .*1\.jpg"):
+        write_questions([item], tmp_path / "out")

@@ -1,0 +1,97 @@
+"""A value of a wrong type anywhere in a file of predictions is refused by name or does not matter, and never ends in a traceback."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.public import test_gcg, test_questions, test_video_files
+from tests.benchmarks.public.drawn import H, W, coded, score, write
+
+ODD: tuple[Any, ...] = (None, True, float("nan"), "", [], {"size": None})
+DELETED = object()
+CHOICES = {"question_type": "multiple-choice", "answer": "B", "all_choices": ["A", "B"], "index2ans": {"A": "x", "B": "y"}}
+PREDICTIONS: dict[str, Any] = {
+    "refcoco": [{"id": "a", "mask": coded(0, 5)}, {"id": "c", "mask": None}],
+    "grefcoco": [{"sample_id": "a", "masks": [[coded(0, 5)]]}, {"sample_id": "c", "masks": []}],
+    "mask_pairs": {"height": H, "width": W, "frames": 3, "pairs": [{"truth": [coded(0, 4)] * 3, "prediction": [coded(0, 3), None, None]}]},
+    "mevis": {"zoo": {"0": {"prediction_masks": [coded(0, 2), None]}, "1": {"prediction_masks": [coded(0, 2), None]}}},
+    "gcg": [{"image_id": 1, "category_id": 1, "segmentation": coded(0, 3), "score": 0.5}],
+    "captions": [{"captions": ["a cat", "the cat"], "prediction": "x"}, {"captions": ["a dog"], "prediction": "a dog"}],
+    "gar_bench": [{"image": "1", "choices": ["A. x", "B. y"], "answer": "A", "type": "color", "model_output": "A"}],
+    "ferret_bench": [{"question_id": 1, "answer2_id": 1, "content": "8 6"}],
+    "mmbench": [{"index": 1, "A": "x", "B": "y", "answer": "A", "prediction": "A"},
+                {"index": 1_000_001, "A": "y", "B": "x", "answer": "B", "prediction": "A"}],
+    "mmmu_val": {"Art": [{"id": "validation_Art_1", "response": "B", **CHOICES},
+                         {"id": "validation_Art_2", "response": "7", "question_type": "open", "answer": "7"}]},
+    "mmmu_pro_vision": [{"id": "1", "subject": "Art", "options": "['x', 'y']", "answer": "A", "response": "A"}],
+    "mme": [{"category": "count", "image": "1", "question": q, "answer": "Yes", "prediction": "yes"} for q in "ab"],
+    "seed_bench": [{"question_id": "1_0", "prediction": "A", "gt_answer": "B"}],
+    "vstar": [{"image": "x", "test_type": "t", "question": "q", "options": ["cat", "dog"], "answer": "cat", "pred_ans": "A", "judged": 1}],
+    "saco_veval": [{"video_id": 1, "category_id": 2, "score": 0.9, "segmentations": [coded(0, 4), None]}],
+    "dlc_bench": {"7": "a cat"},
+}  # fmt: skip
+
+
+def truth_of(name: str, folder: Path) -> dict[str, Path]:
+    if name in ("refcoco", "grefcoco"):
+        truth = [{"id": "a", "mask": coded(0, 4)}, {"id": "c", "mask": None, "height": H, "width": W}]
+        return {"data": write(folder / "truth.json", truth)}
+    if name == "mevis":
+        return {"data": test_video_files.truth(folder / "data", {"0": {"anno_id": [1]}, "1": {"anno_id": [9]}})}
+    if name == "gcg":
+        return {"data": test_gcg.truth(folder / "data") / "val_gcg_coco_mask_gt.json"}
+    if name == "saco_veval":
+        masklet = {"id": 1, "video_id": 1, "category_id": 2, "segmentations": [coded(0, 4), None]}
+        truth = {"videos": [{"id": 1, "length": 2, "height": H, "width": W}], "annotations": [masklet]}
+        phrases = [{"video_id": 1, "category_id": 2, "noun_phrase": "cat"}]
+        return {"data": write(folder / "truth.json", truth | {"video_np_pairs": phrases})}
+    if name == "dlc_bench":
+        files = test_questions.dlc(folder / "data", recognised="Yes", replies=["A", "A"])
+        return {key: files[key] for key in ("data", "replay")}
+    return {}
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for key, child in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*at, key)
+        yield from places(child, (*at, key))
+
+
+def changed(value: Any, at: tuple[Any, ...], odd: Any) -> Any:
+    value = parent = copy.deepcopy(value)
+    for key in at[:-1]:
+        parent = parent[key]
+    if odd is DELETED:
+        del parent[at[-1]]
+    else:
+        parent[at[-1]] = odd
+    return value
+
+
+@pytest.mark.parametrize("name", PREDICTIONS)
+def test_wrong_types_are_refused_by_name(tmp_path: Path, name: str):
+    valid, others = PREDICTIONS[name], truth_of(name, tmp_path)
+    path = write(tmp_path / "predictions.json", valid)
+    assert score(name, path, **others).metrics
+    refusals: list[str] = []
+    for at in places(valid):
+        for odd in (*ODD, DELETED):
+            path.write_text(json.dumps(changed(valid, at, odd)))
+            try:
+                score(name, path, **others)
+            except ValueError as error:
+                refusals.append(str(error))
+    assert refusals
+    assert all(str(tmp_path) in refusal or "--predictions" in refusal for refusal in refusals), refusals
+
+
+def test_a_number_that_is_none_is_not_scored(tmp_path: Path):
+    path = write(tmp_path / "told.json", changed(PREDICTIONS["saco_veval"], (0, "score"), float("nan")))
+    with pytest.raises(ValueError, match="record 0: 'score' is nan, not a finite number"):
+        score("saco_veval", path, **truth_of("saco_veval", tmp_path))

@@ -1,0 +1,304 @@
+"""Readers of the published picture sets: drawn scenes in their layouts come back as they were drawn, and what is wrong is named."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from PIL import Image
+
+from ans_core import prompts, rle, transforms
+from ans_core.data.conversation import turn
+from ans_core.data.formats import FORMATS, SPLITS, grounded, infer
+from ans_core.data.formats.checks import DataError
+from ans_core.data.formats.plain import split_by_image
+from ans_core.data.scene_text import grounded_caption
+from ans_core.types import Sample
+from tests import picture_sets, tiny
+from tests.data.test_formats import REFERENCE, block, needs_reference, png, write_annotations
+from tests.picture_sets import SETS, Drawn, said, store
+
+BOX = [2, 1, 5, 1, 5, 3, 2, 3]
+"""3 x 2 pixels."""
+
+
+@pytest.fixture(scope="module")
+def scenes() -> list[Drawn]:
+    return picture_sets.draw(3, image_size=32)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory, scenes: list[Drawn]) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    picture_sets.write(root, scenes)
+    return root
+
+
+def read(tree: Path, name: str) -> list[Sample]:
+    form, path = SETS[name]
+    return FORMATS[form](tree / path, name=name, split="train")
+
+
+def areas(sample: Sample) -> list[int]:
+    return [rle.area(mask) for masklet in sample.masks for mask in masklet if mask is not None]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_set_of_the_published_tree_is_found_and_read_in_place(tree, name):
+    form, path = SETS[name]
+    assert infer(tree / path) == form
+    assert "train" in SPLITS[form](tree / path)
+    for sample in read(tree, name):
+        assert (sample.width, sample.height) == transforms.image_size(sample.frames[0]) == (32, 32)
+        assert turn(sample, random.Random(0)).answer
+
+
+@pytest.mark.parametrize("name", ["grandf", "openpsg", "refcocog_gcg", "flickr_gcg"])
+def test_the_phrases_of_a_grounded_caption_have_the_masks_of_what_they_name(tree, scenes, name):
+    for sample, drawn in zip(read(tree, name), scenes, strict=True):
+        caption, spans = grounded_caption(drawn.scene.things)
+        if name == "refcocog_gcg" and len({caption[a:b] for (a, b), _ in spans}) < len(spans):
+            continue  # words that come twice are one phrase, at the first place
+        assert sample.text.removesuffix(".") == caption
+        assert sample.phrases == tuple(words for words, _ in spans)
+        assert [rle.decode(m[0]).tolist() for m in sample.masks] == [drawn.scene.masks[i].tolist() for _, i in spans]
+        assert sample.detail
+        made = turn(sample, random.Random(0))
+        assert made.question in prompts.DETAILED_GROUNDED_QUESTIONS
+        assert made.answer.endswith(".")
+        assert not made.answer.endswith("..")
+
+
+def test_ospreys_regions_are_numbered_and_its_descriptions_stand_alone(tree, scenes):
+    first = scenes[0]
+    chat = read(tree, "osprey_conversation")[0]
+    assert chat.past == (("What is the colour of region1?", f"It is {first.scene.things[0].colour}."),)
+    assert (chat.question, chat.text) == ("And its shape?", f"region1 is a {first.scene.things[0].shape}.")
+    assert areas(chat) == [mask.sum() for mask in first.scene.masks]
+    told = read(tree, "osprey_detail_description")[: len(first.names)]
+    assert [s.text for s in told] == first.names
+    assert [areas(s) for s in told] == [[mask.sum()] for mask in first.scene.masks]
+    assert {turn(s, random.Random(0)).question for s in told} <= {q.format(region="region1") for q in prompts.DETAILED_REGION_QUESTIONS}
+    assert read(tree, "osprey_short_form")[0].question == "What is the shape of region2? Answer the question using a single word or phrase."
+    assert read(tree, "osprey_part_level")[0].question == "What is region1?"
+    assert len(read(tree, "osprey_lvis_positive_negative")[0].past) == len(first.names) - 1
+
+
+def test_gars_relations_are_questions_about_its_masks(tree, scenes):
+    assert {s.task for s in read(tree, "gar_seed")} == {"region_caption"}
+    for sample, drawn in zip(read(tree, "gar_relation"), scenes, strict=True):
+        assert (sample.task, sample.question) == ("conversation", "Is region1 left of region2?")
+        assert areas(sample) == [drawn.scene.masks[0].sum(), drawn.scene.masks[1].sum()]  # the masks that nobody names are not shown
+
+
+def test_a_category_means_all_its_objects_and_its_crowds(tree, scenes, tmp_path):
+    found = {(s.image_id, s.text): sum(areas(s)) for s in read(tree, "coco")}
+    drawn = [(str(d.number), t.shape, int(m.sum())) for d in scenes for t, m in zip(d.scene.things, d.scene.masks, strict=True)]
+    assert found == {(i, shape): sum(n for j, other, n in drawn if (j, other) == (i, shape)) for i, shape, _ in drawn}
+    png(tmp_path / "val2017/a.png")
+    crowd = {"size": [6, 8], "counts": [0, 4, 44]}
+    annotations: list[dict[str, Any]] = [
+        {"id": 1, "image_id": 1, "category_id": 1, "segmentation": [BOX, BOX], "iscrowd": 0},  # overlapping polygons are one mask
+        {"id": 2, "image_id": 1, "category_id": 1, "segmentation": crowd, "iscrowd": 1},
+    ]
+    whole = {"images": [{"id": 1, "file_name": "a.png"}], "categories": [{"id": 1, "name": "person"}], "annotations": annotations}
+    store(tmp_path / "annotations/instances_val2017.json", whole)
+    (sample,) = FORMATS["coco"](tmp_path, name="coco", split="val")
+    assert (sample.text, areas(sample), sample.meta["kind"]) == ("person", [6, 4], "crowd")
+    annotations[1]["category_id"] = 7
+    store(tmp_path / "annotations/instances_val2017.json", whole)
+    with pytest.raises(DataError, match="annotation 1: category_id 7 is in no list of the file"):
+        FORMATS["coco"](tmp_path, name="coco", split="val")
+
+
+def write_osprey(root: Path, *records: dict[str, Any], name: str = "osprey_conversation.json") -> Path:
+    png(root / "images/a.png")
+    store(root / name, [{"file_name": "a.png", "height": 6, "width": 8, "annotation": [{"segmentation": block()}]} | r for r in records])
+    return root
+
+
+def test_what_published_sets_have_wrong_is_left_out_and_counted(tmp_path, caplog):
+    records = [
+        {"conversations": said(("What is <region1]?", "A < b."))},
+        {"conversations": said(("What is <region2>?", "A cat."))},
+        {"conversations": []},
+        {"conversations": said(("What is <region1>?", " "))},
+        {"conversations": said(("What is <region1>?", "A cat.")), "annotation": [{"segmentation": rle.empty(6, 8)}]},
+    ]
+    with caplog.at_level(logging.WARNING):
+        (kept,) = FORMATS["osprey"](write_osprey(tmp_path, *records), name="osprey", split="train")
+    assert (kept.question, kept.text) == ("What is region1?", "A  b.")
+    assert "4 records are left out: 1 with words about a region that is not there; " in caplog.text
+    with pytest.raises(DataError, match="no record can be used: 1 with no question with an answer"):
+        FORMATS["osprey"](write_osprey(tmp_path, records[2]), name="osprey", split="train")
+
+
+def test_a_row_of_llava_without_a_picture_is_left_out_and_counted(tmp_path, caplog):
+    png(tmp_path / "llava_images/coco/a.png")
+    rows: list[dict[str, Any]] = [
+        {
+            "image": "coco/a.png",
+            "conversations": [{"from": "gpt", "value": "Hello."}, *said(("What?\n<image>", "A\x00 cat."), ("Why?", "It is."))],
+        },
+        {"conversations": said(("Write a poem.", "Roses."))},
+    ]
+    store(tmp_path / "chat/llava_v1_5_mix665k.json", rows)
+    with caplog.at_level(logging.WARNING):
+        (kept,) = FORMATS["llava"](tmp_path / "chat", name="llava", split="train")
+    assert (kept.past, kept.question, kept.text) == ((("What?", "A cat."),), "Why?", "It is.")
+    assert "1 records are left out: 1 with text alone, without a picture" in caplog.text
+    rows[0]["image"] = "coco/b.png"
+    store(tmp_path / "chat/llava_v1_5_mix665k.json", rows)
+    with pytest.raises(DataError, match=r"llava_v1_5_mix665k.json: record 0: the image 'coco/b.png' is in none of .*llava_images"):
+        FORMATS["llava"](tmp_path / "chat", name="llava", split="train")
+
+
+def test_phrases_that_share_words_are_merged_trimmed_or_left_out():
+    def phrase(start: int, end: int, x: int) -> grounded.Phrase:
+        return start, end, [tiny.square(x, 0, x + 4, 4)]
+
+    caption = "two men in red and a dog"
+    found = [phrase(0, 7, 0), phrase(0, 7, 8), phrase(4, 7, 16), phrase(8, 18, 24), phrase(15, 24, 32)]
+    made = grounded.sample(caption, found, image=(Path("a.png"), 64, 64), name="d", sample_id="0")
+    assert [caption[a:b] for a, b in made.phrases] == ["two men", "in red", "and a dog"]
+    assert areas(made) == [32, 16, 16]
+
+
+def test_words_are_looked_for_in_lower_case_and_a_caption_without_any_is_left_out(tmp_path, caplog):
+    png(tmp_path / "images/a.png")
+    refs = [{"sentence": "Red Dog", "segmentation": [BOX, BOX]}, {"sentence": "a cow", "segmentation": [BOX]}]
+    records = [{"7": {"img_file_name": "a.png", "caption": text, "refs": refs}} for text in ('"A red dog sits."', "A horse.")]
+    store(tmp_path / "RefCOCOg_GCG_val.json", records)
+    with caplog.at_level(logging.WARNING):
+        (sample,) = FORMATS["refcocog_gcg"](tmp_path, name="gcg", split="val")
+    assert (sample.text, sample.phrases, areas(sample)) == ("a red dog sits.", ((2, 9),), [6])
+    assert "1 with a caption that holds the words of no expression" in caplog.text
+
+
+def write_query(root: Path, *shapes: tuple[str, int], text: str = "Who barks.", sentence: bool = True, encoding: str = "utf-8") -> Path:
+    """Squares of a side from the top left corner, on a picture of 16 x 16."""
+    png(root / "val/a.jpg", width=16, height=16)
+    drawn = [{"label": label, "points": [[0, 0], [side, 0], [side, side], [0, side]]} for label, side in shapes]
+    query = {"text": [text], "is_sentence": sentence, "shapes": drawn}
+    (root / "val/a.json").write_bytes(json.dumps(query, ensure_ascii=False).encode(encoding))
+    return root
+
+
+def test_reasonseg_paints_the_smaller_shape_over_the_larger(tmp_path):
+    write_query(tmp_path, ("target", 4), ("ignore", 8), ("target", 12), ("flag", 16))
+    (sample,) = FORMATS["reasonseg"](tmp_path, name="r", split="val")
+    assert areas(sample) == [4 * 4 + 12 * 12 - 8 * 8]
+    assert turn(sample, random.Random(0)).question == "Who barks. Please respond with segmentation mask."
+    write_query(tmp_path, ("target", 4), text="the dog’s tail", sentence=False, encoding="cp1252")
+    (sample,) = FORMATS["reasonseg"](tmp_path, name="r", split="val")
+    assert sample.text == "the dog’s tail"
+    write_query(tmp_path, ("ignore", 4), ("target", 6), ("ignore", 5))
+    assert areas(FORMATS["reasonseg"](tmp_path, name="r", split="val")[0]) == [6 * 6 - 5 * 5]
+    with pytest.raises(DataError, match=r"a\.json: no pixel is labelled as target"):
+        FORMATS["reasonseg"](write_query(tmp_path, ("ignore", 4)), name="r", split="val")
+
+
+def test_upstreams_finetuning_file_is_told_by_its_keys_and_read_beside_ours(tmp_path):
+    ours = {"image": "a.png", "text": "a dog", "masks": [BOX], "split": "train"}
+    theirs: dict[str, Any] = {"image": "a.png", "mask": [[BOX, BOX], BOX, [[0, 0, 8, 0, 8, 1, 0, 1]]], "text": ["Dog.", "cat", "Dog."]}
+    samples = FORMATS["annotations"](write_annotations(tmp_path, ours, theirs), name="mine", split="train")
+    assert [(s.sample_id, s.text, areas(s)) for s in samples] == [("0", "a dog", [6]), ("1_0", "Dog.", [6, 8]), ("1_1", "cat", [6])]
+    png(tmp_path / "images/a.png")
+    (split,) = SPLITS["annotations"](write_annotations(tmp_path, theirs))
+    assert split == split_by_image("images/a.png")
+    assert FORMATS["annotations"](tmp_path, name="mine", split=split)[0].frames == (tmp_path / "images/a.png",)
+    for change, message in (
+        ({"text": ["dog"]}, "record 0: mask has 3 entries and text 1; every mask needs its text"),
+        ({"mask": [[BOX], [[1, 2]], BOX]}, "record 0, text 1, mask 0: a polygon needs at least 3 points"),
+    ):
+        with pytest.raises(DataError, match=message):
+            FORMATS["annotations"](write_annotations(tmp_path, theirs | change), name="mine", split=split)
+
+
+def write_rows(folder: Path, *rows: dict[str, Any]) -> Path:
+    Dataset.from_list(list(rows)).save_to_disk(str(folder))
+    return folder
+
+
+def test_gars_rows_have_a_caption_for_each_mask_or_name_them(tmp_path):
+    encoded = io.BytesIO()
+    Image.new("RGB", (8, 6)).save(encoded, "PNG")
+    picture = "data:base64," + base64.b64encode(encoded.getvalue()).decode()
+    each = {"image": picture, "mask_rle": [block(), block()], "conversations": said(("Describe.", "a dog"), ("Describe.", "a cat"))}
+    first, second = FORMATS["region_arrow"](write_rows(tmp_path / "each", each), name="gar", split="train")
+    assert first.frames[0].read_bytes() == encoded.getvalue()  # decoded from its place in the Arrow file
+    assert [(s.sample_id, s.text, len(s.masks)) for s in (first, second)] == [("0", "a dog", 1), ("0_1", "a cat", 1)]
+    asked = each | {"conversations": said(("Is <Prompt1> red?", "Yes."), ("And <Prompt2>?", "No."))}
+    with pytest.raises(DataError, match=r"row 0: the conversation names the prompts \[1, 2\], and mask_rle has 2 masks, from 0 on"):
+        FORMATS["region_arrow"](write_rows(tmp_path / "asked", asked), name="gar", split="train")
+    with pytest.raises(DataError, match="row 0: the image is not base64"):
+        FORMATS["region_arrow"](write_rows(tmp_path / "broken", each | {"image": "data:base64,%%%"}), name="gar", split="train")
+
+
+def test_splits_lie_beside_each_other_and_two_sets_in_one_folder_are_told_apart_by_the_path(tree, tmp_path):
+    folder = tree / "glamm_data/annotations"
+    with pytest.raises(DataError, match=r"GranDf_HA_GCG_train\.json and OpenPsgGCG_train\.json are both of split 'train'"):
+        SPLITS["grandf"](folder)
+    for name in ("OpenPsgGCG_train.json", "OpenPsgGCG_val.json", "GranDf_HA_GCG_val.json"):
+        (tmp_path / name).write_text("[]")
+    assert SPLITS["grandf"](tmp_path / "OpenPsgGCG_train.json") == ["train", "val"]
+
+
+def test_masks_are_in_the_frame_of_the_stored_pixels_whatever_exif_says(tmp_path):
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be shown turned by 90 degrees
+    annotation = {"image": "a.png", "text": "a dog", "masks": [block()], "split": "train"}
+    write_annotations(tmp_path, annotation)
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.png", exif=turned)
+    (sample,) = FORMATS["annotations"](tmp_path, name="mine", split="train")
+    assert (sample.height, sample.width, transforms.open_image(sample.frames[0]).size) == (6, 8, (8, 6))
+    store(
+        tmp_path / "osprey_conversation.json",
+        [
+            {"file_name": "a.png", "height": 8, "width": 6, "annotation": [{"segmentation": block()}]}
+            | {"conversations": said(("What?", "It."))}
+        ],
+    )
+    (tmp_path / "images").symlink_to(tmp_path)
+    with pytest.raises(DataError, match=r"= \[8, 6\], the file has \[6, 8\]; it was turned by its EXIF tag where it was annotated"):
+        FORMATS["osprey"](tmp_path, name="mine", split="train")
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "I;16", "CMYK"])
+def test_a_picture_of_any_kind_is_read_as_rgb(tmp_path, mode):
+    folder = write_annotations(tmp_path, {"image": "a.tif", "text": "a dog", "masks": [block()], "split": "train"})
+    grey = Image.new("RGB", (8, 6), (156, 156, 156))
+    special = {"I;16": Image.fromarray(np.full((6, 8), 40_000, np.uint16)), "P": grey.quantize()}
+    picture = special.get(mode) or grey.convert(mode)
+    picture.save(tmp_path / "a.tif")
+    (sample,) = FORMATS["annotations"](folder, name="mine", split="train")
+    opened = transforms.open_image(sample.frames[0])
+    assert (opened.mode, opened.size) == ("RGB", (8, 6))
+    assert np.abs(np.asarray(opened).astype(int) - 156).max() <= 1
+
+
+@needs_reference
+def test_real_regions_of_osprey_are_read(tmp_path):
+    """Its evaluation excerpt has real polygons and descriptions; the training set's layout is put around them."""
+    asked, told = (json.loads((REFERENCE / f"data/eval_formats/osprey/{name}.head.json").read_text()) for name in ("questions", "answers"))
+    for question in asked:
+        png(tmp_path / "coco/train2014" / question["image"], width=640, height=480)
+    records = [
+        {"file_name": q["image"], "height": 480, "width": 640, "annotation": [q["annotation"]], "description": [f"<region1>: {a['text']}"]}
+        for q, a in zip(asked, told, strict=True)
+    ]
+    store(tmp_path / "Osprey-724K/osprey_detail_description.json", records)
+    chair, woman = FORMATS["osprey"](tmp_path / "Osprey-724K", name="osprey", split="train")
+    assert chair.text.startswith("There is a wooden chair with its back facing towards us.")
+    boxes = [np.multiply(rle.box(s.masks[0][0]), (640, 480, 640, 480)) for s in (chair, woman)]  # type: ignore[arg-type]
+    for found, question in zip(boxes, asked, strict=True):
+        x, y, width, height = question["annotation"]["bbox"]
+        assert np.abs(found - (x, y, x + width, y + height)).max() <= 1
