@@ -70,6 +70,8 @@ REFERRING_ANSWERS = (
 NO_TARGET_ANSWER = "There is no such object."
 REFERRING_EVAL = "<image>\n" + REFERRING_QUESTIONS[1]
 VIDEO_QUESTION = "Please segment {text}."
+DESCRIBED_QUESTION = "Please segment the object according to the description: {text}"
+"""Of clips with long descriptions (Ref-SAV)."""
 VIDEO_EVAL = "<image>\n" + VIDEO_QUESTION
 
 GROUNDED_QUESTIONS = (

@@ -98,7 +98,8 @@ class Sample:
     past: tuple[tuple[str, str], ...] = ()
     """conversation: the turns before the question, (question, answer), about the same pictures and regions."""
     detail: bool = False
-    """region_caption, grounded_caption: whether the caption is a long one; the question then asks for details."""
+    """region_caption, grounded_caption: whether the caption is a long one; the question then asks for details. referring: whether the
+    expression describes its object at length, in sentences."""
     meta: dict[str, Any] = field(default_factory=dict)
     """Keys by which a report may split (`kind`, `category`, ...). Never read by training."""
 

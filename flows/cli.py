@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from flows import eval_score
+from flows import eval_command
 from flows.paths import environment, root
 
 USER_ERROR = 2
@@ -153,16 +153,16 @@ def write_adapter(source: Path, target: Path, base: str | None) -> int:
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    """The benchmarks of params.yaml on any checkpoint, outside the pipeline; or, of a predictions file, a public benchmark's own score."""
-    if arguments.checkpoint == "score":
-        return eval_score.score(arguments)
-    eval_score.refuse_options(arguments)
+    """Public benchmarks: a model run on one, a predictions file scored, two results compared, a server's file written. Or the benchmarks of
+    params.yaml on a checkpoint."""
+    if eval_command.form(arguments) != "CHECKPOINT":
+        return eval_command.run(arguments)
     from ans_core.checkpoints.checkpoint import weights_hash
     from ans_core.config import load
     from ans_core.stages import evaluate as stage
     from tasks.process import held
 
-    here, checkpoint = root(), Path(arguments.checkpoint).resolve()
+    here, checkpoint = root(), Path(arguments.what).resolve()
     config = load(here / "params.yaml")
     asked = json.dumps([weights_hash(checkpoint), config.model_dump(mode="json")])  # a killed run resumes with the same ones only
     key = f"{checkpoint.name}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
@@ -341,8 +341,7 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--template", default="qwen_chat", choices=["qwen_chat", "internlm2_chat", "phi3_chat"], help="of a training state")
     it.add_argument("--alpha-per-rank", type=float, default=2.0, help="of a training state: LoRA's alpha / r (upstream: 256 / 128)")
     it = command("eval", evaluate)
-    it.add_argument("checkpoint", metavar="CHECKPOINT|score")
-    eval_score.add_arguments(it)
+    eval_command.add_arguments(it)
     it = command("data", data)
     it.add_argument("action", choices=["check", "show", "fetch"])
     it.add_argument(

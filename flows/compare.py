@@ -94,7 +94,7 @@ def stage_metric(stage: str, name: str) -> str:
     task, _, row = stage.partition("@")
     if task == "report" and name.partition("/")[0] in ROWS:
         return name
-    return f"{stage}: {name}" if not row or name == "duration_s" else f"{row}/{name}"
+    return f"{stage}: {name}" if not row or name == "duration_s" else f"{row}/{name.removeprefix('eval/')}"
 
 
 def table(one: str, other: str, root: Path) -> str:

@@ -10,57 +10,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ans_core.benchmarks.public import Given, Scored, Scorer
 
-OPTIONS = ("replay", "convention", "text_encoder")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    only = "with `score`: "
-    parser.add_argument("benchmark", nargs="?", help=only + "the benchmark (an unknown one is answered with all there are)")
-    parser.add_argument("--predictions", type=Path, metavar="FILE|DIR", help=only + "what is scored")
-    parser.add_argument("--data", type=Path, metavar="DIR", help=only + "the benchmark's own files")
-    parser.add_argument(
-        "--out", type=Path, metavar="metrics.json", help=only + "also written here, each sample's beside it (.samples.jsonl)"
-    )
-    parser.add_argument("--replay", type=Path, metavar="FILE", help=only + "a judge's recorded replies, in place of a judge")
-    parser.add_argument("--convention", choices=["davis", "mose"], help=only + "of vos (default: davis)")
-    parser.add_argument("--text-encoder", metavar="PATH", help=only + "folder or hub id of the encoder that compares gcg's phrases")
-
-
-def refuse_options(arguments: argparse.Namespace) -> None:
-    """Refuse the options of `ans eval CHECKPOINT`."""
-    given = [name for name in ("benchmark", "predictions", "data", "out", *OPTIONS) if getattr(arguments, name) is not None]
-    if given:
-        raise ValueError(f"ans eval CHECKPOINT takes no {', '.join(given)}; those go with `ans eval score BENCHMARK`")
+OPTIONS = ("replay", "convention", "text_encoder", "predicted_only")
 
 
 def score(arguments: argparse.Namespace) -> int:
     from ans_core.benchmarks.public import Given
-    from ans_core.metrics.bootstrap import interval
+    from ans_core.benchmarks.public.published import beside, lines
 
-    name, scorer = scorer_of(arguments.benchmark)
+    if len(arguments.names) > 1:
+        raise ValueError(f"ans eval score takes one benchmark, not {' '.join(arguments.names)}")
+    name, scorer = scorer_of(*arguments.names or [None])
     given = Given(
         predictions=_needed(arguments.predictions, f"ans eval score {name}: --predictions is missing"),
         data=arguments.data,
-        **{option: getattr(arguments, option) for option in OPTIONS},
+        replay=arguments.replay,
+        convention=arguments.convention,
+        text_encoder=arguments.text_encoder,
+        predicted_only=bool(arguments.predicted_only),
     )
     check(name, scorer, given)
     scored = scorer.score(given)
-    intervals = {key: interval(ratio) for key, ratio in scored.ratios.items() if len(ratio.numerators) > 1}
+    intervals = scored.intervals()
     if arguments.out:
-        write(arguments.out, name, scored, intervals)
+        write(arguments.out, {"benchmark": name}, scorer, scored, intervals)
     unread = ["note: --data is not read: the predictions hold the truth"] if given.data and not scorer.data else []
-    print("\n".join([*table(scored, intervals), *unread, *others(name)]))
+    rows = beside(arguments.names[0].lower(), "", scored.metrics, whole=len(scored.samples))
+    print("\n".join([*table(scored, intervals), *unread, *lines(rows)]))
     return 0
-
-
-def others(name: str) -> list[str]:
-    """Return what other systems reached on the whole benchmark."""
-    from ans_core.benchmarks.public.published import published
-
-    rows = [
-        f"{f.metric:<12} {f.value:>6.1f}  {f.model:<20} {'; '.join(filter(None, (f.split, f.source, f.note)))}" for f in published(name)
-    ]
-    return ["published figures, of the whole benchmark, in percent:", *rows] if rows else []
 
 
 def scorer_of(name: str | None) -> tuple[str, Scorer]:
@@ -79,7 +55,7 @@ def check(name: str, scorer: Scorer, given: Given) -> None:
     if scorer.needs_data and given.data is None:
         raise ValueError(f"{name} needs --data: {scorer.data}")
     for option in OPTIONS:
-        if getattr(given, option) is not None and option not in scorer.options:
+        if getattr(given, option) and option not in scorer.options:
             raise ValueError(f"{name} takes no --{option.replace('_', '-')}")
     refuse_same(given.predictions, given.data)
 
@@ -101,9 +77,9 @@ def table(scored: Scored, intervals: dict[str, tuple[float, float]]) -> list[str
     return rows + [f"note: {note}" for note in scored.notes]
 
 
-def write(path: Path, name: str, scored: Scored, intervals: dict[str, tuple[float, float]]) -> None:
-    record: dict[str, Any] = {
-        "benchmark": name,
+def write(path: Path, known: dict[str, Any], scorer: Scorer, scored: Scored, intervals: dict[str, tuple[float, float]]) -> None:
+    """Write `known` with the figures, and beside it a line a sample (.samples.jsonl): its name, record, and terms of each metric."""
+    record = known | {
         "metrics": scored.metrics,
         "published_form": scored.published,
         "intervals": intervals,
@@ -113,5 +89,5 @@ def write(path: Path, name: str, scored: Scored, intervals: dict[str, tuple[floa
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if scored.samples:
-        lines = (json.dumps(sample) + "\n" for sample in scored.samples)
+        lines = (json.dumps(sample) + "\n" for sample in scorer.table(scored))
         path.with_suffix(".samples.jsonl").write_text("".join(lines), encoding="utf-8")

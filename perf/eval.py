@@ -71,14 +71,20 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(BARS), default=list(BARS))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    known = {r["name"]: r for r in json.loads(RESULTS.read_text())} if RESULTS.exists() else {}
+    missed = []
     for name in given.only:
         result = BARS[name](given)
         print(result.row(), "" if result.holds else "MISSED", flush=True)
-        known[name] = {"name": name, **asdict(result)}
-    RESULTS.write_text(json.dumps([known[name] for name in BARS if name in known], indent=1) + "\n")
-    if missed := [name for name in given.only if not known[name]["holds"]]:
+        keep(name, result)
+        missed += [] if result.holds else [name]
+    if missed:
         sys.exit(f"missed: {', '.join(missed)}")
+
+
+def keep(name: str, result: Result) -> None:
+    known = {r["name"]: r for r in json.loads(RESULTS.read_text())} if RESULTS.exists() else {}
+    known[name] = {"name": name, **asdict(result)}
+    RESULTS.write_text(json.dumps([known[bar] for bar in BARS if bar in known], indent=1) + "\n")
 
 
 def compare(

@@ -171,7 +171,8 @@ def run_tracked(stage: Stage, config: Config, root: Path, tracker: Tracker) -> N
     ok, start_s = False, time.monotonic()
     try:
         metrics = call_stage(stage, config, progress, root, key)
-        run.log({**metrics, "duration_s": time.monotonic() - start_s}, 0)
+        prefix = "eval/" if stage.task == "evaluate" else ""
+        run.log({**{f"{prefix}{name}": value for name, value in metrics.items()}, "duration_s": time.monotonic() - start_s}, 0)
         run.log_files(stage.out_path(config.profile, root))
         ok = True
     finally:

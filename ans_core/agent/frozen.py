@@ -1,9 +1,8 @@
-"""The frozen model's SAM2 as operations use it: points, a box or words -> a mask, and a mask followed through a clip."""
+"""The frozen model's SAM2 as operations use it: words -> a mask, and a mask followed through a clip."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -21,23 +20,6 @@ from ans_core.model.video import AHEAD
 
 MOST_TOKENS = 32
 """Of the answer that holds `[SEG]`."""
-
-
-@torch.no_grad()
-def mask_by_points(model: Sa2VA, picture: Image.Image, points: list[tuple[float, float, int]]) -> tuple[Bool[np.ndarray, "H W"], float]:
-    """Mask and predicted IoU; an empty mask where SAM2's object score is negative. points: (x, y, SAM2's label), shares of the picture.
-    By SAM2's original mask decoder where the model keeps it: Sa2VA's training fits the other one to `[SEG]`."""
-    side = model.sam2.image_size
-    coords = torch.tensor([[(x * side, y * side) for x, y, _ in points]], device=model.device)
-    labels = torch.tensor([[label for _, _, label in points]], dtype=torch.int32, device=model.device)
-    with model.own_precision(), model.sam2.original() if model.sam2.config.original_decoder else nullcontext():
-        features = model.sam2.encode(PredictOptions().pixels(model, [picture]))
-        first = torch.zeros(1, dtype=torch.long, device=model.device)
-        # SAM2's own rule: several masks for one click, which may mean a part or the whole; one mask for a box
-        out = model.sam2.decode(features, first, points=(coords, labels), multimask=len(points) == 1)
-    if float(out.object_score[0]) < 0:
-        return np.zeros((picture.height, picture.width), bool), 0.0
-    return _mask(model, out.logits[0], picture), float(out.ious[0].max())
 
 
 @torch.no_grad()

@@ -36,21 +36,37 @@ def predicted_mask(sample: Sample, prediction: Prediction) -> dict[str, object]:
 
 Found = list[tuple[str, str, float]]
 """(loop, metric, value)"""
+FoundEach = list[tuple[str, str, list[float]]]
+"""(loop, metric, value of each sample)"""
 
 
 def score_loops(samples: Sequence[Sample], *, ask: Predict, inverse: Predict) -> Found:
     """Score both loops on region-caption samples: `inverse` answers the greedy answers of `ask`."""
+    return averages(loop_scores(samples, ask=ask, inverse=inverse))
+
+
+def score_loops_of_truth(samples: Sequence[Sample], *, inverse: Predict) -> Found:
+    """Score both loops for a model that captions and draws perfectly: `inverse` answers the true captions and masks."""
+    return averages(loop_scores_of_truth(samples, inverse=inverse))
+
+
+def averages(found: FoundEach) -> Found:
+    return [(loop, metric, sum(values) / len(values)) for loop, metric, values in found]
+
+
+def loop_scores(samples: Sequence[Sample], *, ask: Predict, inverse: Predict) -> FoundEach:
+    """As `score_loops`, by sample."""
     captions = [p.text for p in ask([caption_request(s, true_mask(s)) for s in samples])]
     drawn = [predicted_mask(s, p) for s, p in zip(samples, ask([mask_request(s, s.text) for s in samples]), strict=True)]
     return closed(samples, captions, drawn, inverse=inverse)
 
 
-def score_loops_of_truth(samples: Sequence[Sample], *, inverse: Predict) -> Found:
-    """Score both loops for a model that captions and draws perfectly: `inverse` answers the true captions and masks."""
+def loop_scores_of_truth(samples: Sequence[Sample], *, inverse: Predict) -> FoundEach:
+    """As `score_loops_of_truth`, by sample."""
     return closed(samples, [s.text for s in samples], [true_mask(s) for s in samples], inverse=inverse)
 
 
-def closed(samples: Sequence[Sample], captions: Sequence[str], masks: Sequence[dict[str, object]], *, inverse: Predict) -> Found:
+def closed(samples: Sequence[Sample], captions: Sequence[str], masks: Sequence[dict[str, object]], *, inverse: Predict) -> FoundEach:
     """Close both loops. loop1 IoU: true mask against the mask that `inverse` draws from the caption. loop2 METEOR: true caption against the
     caption that `inverse` gives for the mask (an empty mask gets 0)."""
     redrawn = inverse([mask_request(s, c) for s, c in zip(samples, captions, strict=True)])
@@ -59,7 +75,7 @@ def closed(samples: Sequence[Sample], captions: Sequence[str], masks: Sequence[d
     retold = inverse([caption_request(samples[i], masks[i]) for i in asked])
     scores = dict.fromkeys(range(len(samples)), 0.0)
     scores |= {i: meteor(p.text.rstrip("."), [samples[i].text]) for i, p in zip(asked, retold, strict=True)}
-    return [("loop1", "IoU", sum(ious) / len(ious)), ("loop2", "METEOR", sum(scores.values()) / len(scores))]
+    return [("loop1", "IoU", ious), ("loop2", "METEOR", list(scores.values()))]
 
 
 def true_mask(sample: Sample) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Write samples and predictions as the files that benchmark servers and public scorers take."""
+"""Write samples and predictions, or the lines of predictions.jsonl, as the files that benchmark servers and public scorers take."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from ans_core import rle
+from ans_core.benchmarks.public import files
 from ans_core.benchmarks.score import check_pairs
 from ans_core.metrics.grounding import phrases, plain_caption
-from ans_core.types import Prediction, Sample
+from ans_core.types import RLE, Prediction, Sample
+
+ADVICE = "give the predictions.jsonl of `ans eval {} --model ...`"
 
 
 def write_video_zip(path: Path, samples: Sequence[Sample], predictions: Sequence[Prediction]) -> None:
@@ -24,24 +28,40 @@ def write_video_zip(path: Path, samples: Sequence[Sample], predictions: Sequence
     check_pairs(samples, predictions)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # PNG is already compressed
         for sample, prediction in zip(samples, predictions, strict=True):
-            expression = sample.sample_id.removeprefix(f"{sample.image_id}_")
-            nothing = rle.empty(sample.height, sample.width)
-            masks = prediction.masks[0] if prediction.masks else (nothing,) * len(sample.frames)
-            for frame, mask in zip(sample.frames, masks, strict=True):
+            masks = prediction.masks[0] if prediction.masks else (None,) * len(sample.frames)
+            names = []
+            for frame in sample.frames:
                 if not isinstance(frame, Path):
                     raise ValueError(f"sample {sample.sample_id}: a frame without a file name; the server asks for it")
-                png = io.BytesIO()
-                Image.fromarray(rle.decode(mask or nothing) * np.uint8(255)).save(png, "PNG")
-                archive.writestr(f"Annotations/{sample.image_id}/{expression}/{frame.stem}.png", png.getvalue())
+                names.append(frame.stem)
+            folder = f"Annotations/{sample.image_id}/{sample.sample_id.removeprefix(f'{sample.image_id}_')}"
+            _write_masks(archive, folder, dict(zip(names, masks, strict=True)), size=(sample.height, sample.width))
+
+
+def video_zip_of_lines(path: Path, lines: Iterable[Mapping[str, Any]], *, where: str) -> int:
+    """Write the same of the lines of a run, one at a time; return how many."""
+    count = 0
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for count, line in enumerate(lines, start=1):
+            if absent := {"video", "expression", "frames", "size", "prediction_masks"} - set(line):
+                raise ValueError(f"{where}, line {count}: no {', '.join(sorted(absent))}; " + ADVICE.format("mevis"))
+            masks = dict(zip(line["frames"], line["prediction_masks"], strict=True))
+            _write_masks(archive, f"Annotations/{line['video']}/{line['expression']}", masks, size=tuple(line["size"]))
+    return count
+
+
+def _write_masks(archive: zipfile.ZipFile, folder: str, masks: Mapping[str, RLE | None], *, size: tuple[int, int]) -> None:
+    """Masks by the frame's name; None = empty."""
+    for name, mask in masks.items():
+        png = io.BytesIO()
+        Image.fromarray(rle.decode(mask or rle.empty(*size)) * np.uint8(255)).save(png, "PNG")
+        archive.writestr(f"{folder}/{name}.png", png.getvalue())
 
 
 def write_gcg_folder(folder: Path, samples: Sequence[Sample], predictions: Sequence[Prediction]) -> None:
     """Write GranD-f: `<image_id>.json` {"image_id", "caption", "phrases", "pred_masks"}, one phrase per mask."""
     check_pairs(samples, predictions)
-    folder.mkdir(parents=True, exist_ok=True)
     for sample, prediction in zip(samples, predictions, strict=True):
-        if not re.fullmatch(r"[\w.-]+", sample.image_id):
-            raise ValueError(f"sample {sample.sample_id}: image id {sample.image_id!r} is no file name")
         nothing = rle.empty(sample.height, sample.width)
         record = {
             "image_id": sample.image_id,
@@ -49,4 +69,21 @@ def write_gcg_folder(folder: Path, samples: Sequence[Sample], predictions: Seque
             "phrases": phrases(prediction.text),
             "pred_masks": [masklet[0] or nothing for masklet in prediction.masks],
         }
-        (folder / f"{sample.image_id}.json").write_text(json.dumps(record), encoding="utf-8")
+        _write_image(folder, record, where=f"sample {sample.sample_id}")
+
+
+def gcg_folder_of_lines(folder: Path, lines: Iterable[Mapping[str, Any]], *, where: str) -> int:
+    """Write the same of the lines of a run; return how many."""
+    count = 0
+    for count, line in enumerate(lines, start=1):
+        here = f"{where}, line {count}"
+        record = {key: files.value(line, key, where=here) for key in ("image_id", "caption", "phrases", "pred_masks")}
+        _write_image(folder, record, where=here)
+    return count
+
+
+def _write_image(folder: Path, record: Mapping[str, Any], *, where: str) -> None:
+    if not re.fullmatch(r"[\w.-]+", record["image_id"]):
+        raise ValueError(f"{where}: image id {record['image_id']!r} is no file name")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{record['image_id']}.json").write_text(json.dumps(record), encoding="utf-8")

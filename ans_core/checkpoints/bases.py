@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ans_core import prompts
-from ans_core.checkpoints import checkpoint, layouts, pickles
+from ans_core.checkpoints import checkpoint, layouts, pickles, qwen_config
 from ans_core.checkpoints import folder as folders
 from ans_core.model.sa2va import Sa2VA
 
 
 def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: int = 0) -> Sa2VA:
-    """Build the model that SFT starts from: an InternVL2.5 (hub's layout) joined with a SAM2, or a whole Sa2VA release (`sam2` empty).
+    """Build the model that SFT starts from: an InternVL2.5, Qwen2.5-VL or Qwen3-VL (hub's layout) joined with a SAM2, or a whole Sa2VA
+    release (`sam2` empty).
 
     Both are hub ids or local: a folder, for SAM2 also a file. The tokenizer gets `[SEG] <p> </p> <vp> </vp>`; their embeddings, and
     `text_hidden_fcs`, which no base has, are drawn from `seed`. Raises ValueError as `load` does.
@@ -27,24 +30,24 @@ def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: 
         if str(sam2):
             raise ValueError(f"{internvl} is a whole Sa2VA and holds its own SAM2; leave base.sam2 empty (it is {str(sam2)!r})")
         return checkpoint.load(folder)
-    if values["model_type"] != checkpoint.BASE_TYPE:
-        raise ValueError(
-            f"{folder}/config.json: model_type {values['model_type']!r}; a base is {checkpoint.BASE_TYPE} or {checkpoint.RELEASE_TYPE}"
-        )
+    if values["model_type"] not in checkpoint.BASES:
+        known = ", ".join((*checkpoint.BASES, checkpoint.RELEASE_TYPE))
+        raise ValueError(f"{folder}/config.json: model_type {values['model_type']!r}; a base is one of {known}")
     file = sam2_file(sam2)
     sizes_file = file.with_name("tiny_sam2_config.json")  # beside small test weights; the published file is hiera-large
     tokenizer = checkpoint.read_tokenizer(folder)
+    words = len(tokenizer)
     tokenizer.add_tokens(list(prompts.SA2VA_TOKENS), special_tokens=True)
-    with folders.reading(folder / "config.json"):
-        values["llm_config"]["vocab_size"] = len(tokenizer)
     with folders.reading(sizes_file):
         sizes = layouts.grounding_config(json.loads(sizes_file.read_text()) if sizes_file.exists() else None)
     config = checkpoint.described(folder, values, tokenizer, template=template, sam2=sizes)
+    config.backbone["text_config"]["vocab_size"] = len(tokenizer)
     model = checkpoint.empty(config, tokenizer)
     generator = torch.Generator().manual_seed(seed)
     folders.verify(folder)
-    base = layouts.to_native(folders.tensors(folders.weight_files(folder)), layouts.layout_of(config))
-    grown = ((name, _grown(name, tensor, len(tokenizer), generator)) for name, tensor in base)
+    layout = replace(layouts.layout_of(config), base=config.kind in qwen_config.KINDS)
+    base = layouts.to_native(_untied(folders.tensors(folders.weight_files(folder)), tied=is_tied(values)), layout)
+    grown = ((name, _grown(name, tensor, words, len(tokenizer), generator)) for name, tensor in base)
     grounding = ((f"sam2.{key}", tensor) for key, tensor in sam2_tensors(file))
     fresh = ((f"text_hidden_fcs.{key}", tensor) for key, tensor in _fresh_head(model.text_hidden_fcs, generator))
     checkpoint.fill(model, (*grown, *grounding, *fresh), where=f"{internvl} with {sam2}")
@@ -76,12 +79,27 @@ def sam2_tensors(file: Path) -> Iterable[tuple[str, Tensor]]:
     return pickles.tensors(file, state["model"])
 
 
-def _grown(name: str, tensor: Tensor, rows: int, generator: torch.Generator) -> Tensor:
-    """Add rows for the new tokens to embedding and head, initialised as transformers does (normal, std 0.02)."""
-    if not name.endswith(("embed_tokens.weight", "lm_head.weight")) or len(tensor) >= rows:
+def is_tied(values: Mapping[str, Any]) -> bool:
+    """Say whether a base's head is its embedding, and is not stored."""
+    text = values.get("text_config", {})
+    return bool(values.get("tie_word_embeddings", isinstance(text, Mapping) and text.get("tie_word_embeddings")))
+
+
+def _untied(state: Iterable[tuple[str, Tensor]], *, tied: bool) -> Iterable[tuple[str, Tensor]]:
+    """Add the head of a base whose embedding stands for it: Sa2VA trains both."""
+    for name, tensor in state:
+        yield name, tensor
+        if tied and name.endswith("embed_tokens.weight"):
+            yield "lm_head.weight", tensor
+
+
+def _grown(name: str, tensor: Tensor, words: int, rows: int, generator: torch.Generator) -> Tensor:
+    """Cut embedding and head to the tokenizer's words (Qwen's are padded), and add rows for the new tokens, initialised as transformers
+    does (normal, std 0.02)."""
+    if not name.endswith(("embed_tokens.weight", "lm_head.weight")):
         return tensor
-    new = torch.randn(rows - len(tensor), tensor.shape[1], generator=generator) * 0.02
-    return torch.cat([tensor, new.to(tensor.dtype)])
+    new = torch.randn(rows - min(words, len(tensor)), tensor.shape[1], generator=generator) * 0.02
+    return torch.cat([tensor[:words], new.to(tensor.dtype)])
 
 
 def _fresh_head(head: nn.Module, generator: torch.Generator) -> list[tuple[str, Tensor]]:

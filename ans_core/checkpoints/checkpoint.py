@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,17 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2
 
 from ans_core import prompts
 from ans_core.checkpoints import folder as folders
-from ans_core.checkpoints import layouts, sentencepiece
+from ans_core.checkpoints import layouts, qwen_config, sentencepiece
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.sa2va import HALF, Sa2VA
 
-OUR_TYPE, RELEASE_TYPE, BASE_TYPE = "ans_sa2va", "sa2va_chat", "internvl_chat"
-OTHER_FAMILIES = ("qwen", "llava")
+OUR_TYPE, RELEASE_TYPE = "ans_sa2va", "sa2va_chat"
+BASES = {"internvl_chat": "InternVL base", "qwen2_5_vl": "Qwen2.5-VL base", "qwen3_vl": "Qwen3-VL base"}
+"""model_type of the backbones' own repositories -> what they are."""
+WINDOW_OFF = ("qwen2", "qwen2_5_vl_text")
+"""Text models whose `sliding_window` counts only with `use_sliding_window`."""
+OTHER_FAMILIES = ("llava", "sam3")
 """Parts of the names of Sa2VA releases that are built on other models."""
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*WEIGHT_DTYPES, torch.float64)
@@ -59,15 +63,15 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
     """
     path = Path(path)
     values = read_config(path)
-    if values["model_type"] == BASE_TYPE:
+    if base := BASES.get(values["model_type"]):
         raise ValueError(
-            f"{path}/config.json: model_type {BASE_TYPE!r} is no Sa2VA ({OUR_TYPE}, {RELEASE_TYPE});"
-            " an InternVL base is imported together with SAM2 (base.internvl, base.sam2)"
+            f"{path}/config.json: model_type {values['model_type']!r} is no Sa2VA ({OUR_TYPE}, {RELEASE_TYPE});"
+            f" a base ({base}) is imported together with SAM2 (base.internvl, base.sam2)"
         )
     folders.verify(path)
     tokenizer = read_tokenizer(path)
     files = folders.weight_files(path)
-    config = described(path, values, tokenizer, keys=(key for key, _ in folders.tensors(files)))
+    config = described(path, values, tokenizer, keys=[key for key, _ in folders.tensors(files)])
     state = folders.tensors(files)
     if values["model_type"] == RELEASE_TYPE:
         state = layouts.to_native(state, layouts.layout_of(config))
@@ -137,10 +141,10 @@ def read_config(path: Path) -> dict[str, Any]:
         values = dict(json.loads(file.read_text()))
     if "model_type" not in values:
         raise ValueError(f"{file} has no model_type; a Sa2VA's says {OUR_TYPE} or {RELEASE_TYPE}")
-    known = (OUR_TYPE, RELEASE_TYPE, BASE_TYPE)
+    known = (OUR_TYPE, RELEASE_TYPE, *BASES)
     if values["model_type"] not in known:
         family = next((name for name in OTHER_FAMILIES if name in json.dumps(values).lower()), None)
-        because = f"it is built on {family}, and only InternVL's are read" if family else f"known are {', '.join(known)}"
+        because = f"it is built on {family}, and only those on InternVL and Qwen-VL are read" if family else f"known are {', '.join(known)}"
         raise ValueError(f"{file}: model_type {values['model_type']!r} is no Sa2VA that is read here: {because}")
     return values
 
@@ -150,7 +154,7 @@ def described(
     values: Mapping[str, Any],
     tokenizer: PreTrainedTokenizerBase,
     *,
-    keys: Iterable[str] = (),
+    keys: Collection[str] = (),
     template: str | None = None,
     sam2: GroundingConfig | None = None,
 ) -> Sa2VAConfig:
@@ -160,14 +164,16 @@ def described(
         if values["model_type"] == OUR_TYPE:
             config = Sa2VAConfig.from_dict(dict(values))
         else:
+            layouts.check_sam2(keys)
             two = layouts.has_two_decoders(keys)
             config = layouts.from_upstream_config(values, tokenizer, template=template, sam2=sam2, two_decoders=two)
         vision, text = config.backbone["vision_config"], config.backbone["text_config"]
         if not (isinstance(vision, dict) and isinstance(text, dict)):
             raise ValueError("'vision_config' and 'text_config' are to be the sizes of a model")
+        qwen_config.check_processor(path, vision)
         if config.template not in prompts.TEMPLATES:
             raise ValueError(f"no 'template' {config.template!r}; there are {', '.join(prompts.TEMPLATES)}")
-        window = text.get("sliding_window") if text.get("use_sliding_window", text["model_type"] != "qwen2") else None
+        window = text.get("sliding_window") if text.get("use_sliding_window", text["model_type"] not in WINDOW_OFF) else None
         if window and window < text["max_position_embeddings"]:
             raise ValueError(f"'sliding_window' {window}: attention that forgets is not supported")
     return config

@@ -23,14 +23,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ans_core import prompts
-from ans_core.checkpoints import bases, checkpoint, layouts, pickles, upstream_files
+from ans_core.checkpoints import bases, checkpoint, layouts, pickles, qwen_config, upstream_files
 from ans_core.checkpoints import folder as folders
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.sa2va import Sa2VA
 
 Kind = Literal["native", "upstream", "sa2va-i"]
 """Our layout; upstream's, with one mask decoder; kumuji's Sa2VA-i, with SAM2's original mask decoder beside the trained one."""
-KINDS = {checkpoint.OUR_TYPE: "native", checkpoint.RELEASE_TYPE: "upstream", checkpoint.BASE_TYPE: "InternVL base"}
+KINDS = {checkpoint.OUR_TYPE: "native", checkpoint.RELEASE_TYPE: "upstream", **checkpoint.BASES}
 TRAINED, ORIGINAL = "sam2.sam_mask_decoder.", "sam2.original_mask_decoder."
 """Our names of SAM2's mask decoder after and before Sa2VA's training."""
 
@@ -85,17 +85,19 @@ def _account(source: Path) -> tuple[Account, Sa2VAConfig, PreTrainedTokenizerBas
     values = checkpoint.read_config(source)
     kind = KINDS[values["model_type"]]
     tokenizer, reader = checkpoint.read_tokenizer(source), Reader(source)
-    if kind == "InternVL base":
+    base = values["model_type"] in checkpoint.BASES
+    if base:
         tokenizer.add_tokens(list(prompts.SA2VA_TOKENS), special_tokens=True)
-    template = "qwen_chat" if kind == "InternVL base" else None  # a base has none of ours, and its tensors don't depend on it
+    template = "qwen_chat" if base else None  # a base has none of ours, and its tensors don't depend on it
     config = checkpoint.described(source, values, tokenizer, keys=reader.shapes, template=template)
     found = list(reader.shapes.items())
     if kind != "native":
-        found = list(layouts.to_native(found, layouts.layout_of(config)))
+        found = list(layouts.to_native(found, replace(layouts.layout_of(config), base=base and config.kind in qwen_config.KINDS)))
         kind = "sa2va-i" if config.grounding.original_decoder else kind
     shapes = {name: tensor.shape for name, tensor in checkpoint.empty(config, tokenizer).state_dict().items()}
-    if kind == "InternVL base":
-        shapes = {name: shape for name, shape in shapes.items() if name.startswith("internvl.")}
+    if base:
+        tied = f"{config.kind}.lm_head.weight" if bases.is_tied(values) else None
+        shapes = {name: shape for name, shape in shapes.items() if name.startswith(f"{config.kind}.") and name != tied}
     return _told(kind, reader.shapes.values(), checkpoint.misfits(shapes, dict(found))), config, tokenizer, reader
 
 
@@ -134,7 +136,7 @@ def convert(
     if told.problems:
         raise ValueError(f"{source} does not fit the model that its config.json describes: {'; '.join(told.problems)}")
     if told.kind not in get_args(Kind):
-        raise ValueError(f"{source} is an {told.kind}, half of a Sa2VA: import it together with SAM2 (base.internvl, base.sam2)")
+        raise ValueError(f"{source} is a base ({told.kind}), half of a Sa2VA: import it together with SAM2 (base.internvl, base.sam2)")
     native = _to_native(reader.shapes, layouts.layout_of(config), told.kind)
     if sam2:
         wanted = {name: _made(recipe, reader.shapes).shape for name, recipe in native.items() if name.startswith(TRAINED)}
@@ -221,9 +223,12 @@ def _joining(key: str, parts: list[Recipe], layout: layouts.Layout) -> Recipe:
 # Upstream's training states
 
 TRAINED_PARTS = ("mlp1.", "text_hidden_fcs.", f"{layouts.UP_SAM}.sam_mask_decoder.")
-WORDS = re.compile(r"language_model\.(model\.(embed_tokens|tok_embeddings)|lm_head|output)\.weight")
-LAYERS = "language_model.model.layers."
-"""Upstream trains TRAINED_PARTS and WORDS fully, and LoRA on every matrix of LAYERS."""
+WORDS = re.compile(
+    r"language_model\.(model\.(embed_tokens|tok_embeddings)|lm_head|output)\.weight"
+    r"|model\.(model\.language_model\.embed_tokens|lm_head)\.weight"  # Qwen-VL
+)
+LAYERS = ("language_model.model.layers.", "model.model.language_model.layers.")
+"""Upstream trains TRAINED_PARTS (Qwen-VL has no mlp1) and WORDS fully, and LoRA on every matrix of LAYERS."""
 DEEPSPEED_FILE = "mp_rank_00_model_states.pt"
 """Name of the file inside `iter_1000.pth` where that is a folder."""
 
@@ -288,7 +293,7 @@ def _state_tensors(file: Path, *, known: Container[str]) -> dict[str, Tensor]:
     for saved, tensor in _training_tensors(file):
         if ".original_module." in saved:
             continue  # PEFT's copy of the base beside the module that was trained
-        key = _plain_key(saved)
+        key = _plain_key(saved, known)
         fits = key not in found and (key in known or key.endswith((".lora_A", ".lora_B")))
         found[key if fits else saved] = tensor  # what is unknown, or there twice, is told by the name that the file has
     return found
@@ -323,11 +328,12 @@ def _training_tensors(file: Path) -> Iterable[tuple[str, Tensor]]:
     return pickles.tensors(file, state)
 
 
-def _plain_key(key: str) -> str:
-    """Return the name in a release: without the wrappers of training (mmengine's `mllm.model.`, PEFT's), SAM2's gamma as upstream calls it;
-    LoRA's halves are called as their matrix, with `.lora_A` and `.lora_B`."""
-    key = key.removeprefix("mllm.model.").removeprefix("mllm.")
-    key = key.replace("language_model.base_model.model.", "language_model.")
+def _plain_key(key: str, known: Container[str]) -> str:
+    """Return the name in a release: without the wrappers of training (mmengine's `mllm.`, PEFT's; InternVL's names lose the `model.` after
+    it, Qwen-VL's keep it), SAM2's gamma as upstream calls it; LoRA's halves are called as their matrix, with `.lora_A` and `.lora_B`."""
+    key = key.removeprefix("mllm.").replace("base_model.model.", "")
     key = re.sub(r"\.(base_layer|modules_to_save\.default)\.", ".", key)
     key = re.sub(r"(\.lora_[AB])\.(?:\w+\.)?weight$", r"\1", key)
+    if re.sub(r"\.lora_[AB]$", ".weight", key) not in known:
+        key = key.removeprefix("model.")
     return re.sub(r"(fuser\.layers\.\d+)\.gamma$", r"\1.g_weight", key)

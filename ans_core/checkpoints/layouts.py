@@ -8,7 +8,7 @@ matrices that are cut up, only names differ.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,10 +18,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ans_core import prompts
+from ans_core.checkpoints import qwen_config
 from ans_core.model.config import Sa2VAConfig, check_frames
 from ans_core.model.grounding import GroundingConfig
 
 TEXT_MODELS = ("qwen2", "internlm2", "phi3")
+"""Text models of InternVL."""
 
 _UP_VIT, _VIT = "vision_model.encoder.layers.{n}", "internvl.model.vision_tower.encoder.layer.{n}"
 _UP_LM, _LM = "language_model.model", "internvl.model.language_model"
@@ -30,7 +32,7 @@ _UP_TRAINED_DECODER = "sam_mask_decoder_modified"
 """Name of the trained decoder in a Sa2VA-i, where `sam_mask_decoder` is SAM2's original one."""
 
 # {n} a layer's number, {p} weight or bias, {rest} anything; of several rows that fit, the first counts, in both directions.
-_COMMON: dict[str, tuple[str, ...]] = {
+_INTERNVL: dict[str, tuple[str, ...]] = {
     "vision_model.embeddings.class_embedding": ("internvl.model.vision_tower.embeddings.cls_token",),
     "vision_model.embeddings.position_embedding": ("internvl.model.vision_tower.embeddings.position_embeddings",),
     "vision_model.embeddings.patch_embedding.{p}": ("internvl.model.vision_tower.embeddings.patch_embeddings.projection.{p}",),
@@ -47,6 +49,8 @@ _COMMON: dict[str, tuple[str, ...]] = {
     "mlp1.0.{p}": ("internvl.model.multi_modal_projector.layer_norm.{p}",),
     "mlp1.1.{p}": ("internvl.model.multi_modal_projector.linear_1.{p}",),
     "mlp1.3.{p}": ("internvl.model.multi_modal_projector.linear_2.{p}",),
+}
+_SHARED: dict[str, tuple[str, ...]] = {
     "text_hidden_fcs.{rest}": ("text_hidden_fcs.{rest}",),
     f"{UP_SAM}.memory_encoder.fuser.layers.{{n}}.g_weight": ("sam2.memory_encoder.fuser.layers.{n}.gamma",),
     f"{UP_SAM}.{{rest}}": ("sam2.{rest}",),
@@ -71,6 +75,23 @@ _INTERNLM2: dict[str, tuple[str, ...]] = {
     f"{_UP_LM}.norm.{{p}}": (f"{_LM}.norm.{{p}}",),
     "language_model.output.{p}": ("internvl.lm_head.{p}",),
 }
+_TABLES: dict[str, dict[str, tuple[str, ...]]] = {
+    "qwen2": _INTERNVL | _SAME_NAMES,
+    "internlm2": _INTERNVL | _INTERNLM2,
+    "phi3": _INTERNVL | _SAME_NAMES,
+    **{kind: {"model.{rest}": (f"{kind}.{{rest}}",)} for kind in qwen_config.KINDS},
+}
+_QWEN_BASES = {
+    kind: {
+        "model.visual.{rest}": (f"{kind}.model.visual.{{rest}}",),
+        "visual.{rest}": (f"{kind}.model.visual.{{rest}}",),
+        "model.language_model.{rest}": (f"{kind}.model.language_model.{{rest}}",),
+        "model.{rest}": (f"{kind}.model.language_model.{{rest}}",),
+        "lm_head.{p}": (f"{kind}.lm_head.{{p}}",),
+    }
+    for kind in qwen_config.KINDS
+}
+"""Names in Qwen's own repositories, of transformers 4.57 and of earlier versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,19 +99,24 @@ class Layout:
     """Text model of an upstream checkpoint, and its attention's shape (which decides how InternLM2 packs its matrices)."""
 
     text_model: str
-    queries_per_key: int
+    """Of InternVL; else the kind of backbone."""
+    queries_per_key: int = 1
     """Query heads that share a key head."""
-    head_width: int
+    head_width: int = 1
+    base: bool = False
+    """True for a backbone's own repository, where its names differ from a release's."""
     two_decoders: bool = False
     """True for a Sa2VA-i: SAM2's original mask decoder beside the trained one."""
 
     def __post_init__(self) -> None:
-        if self.text_model not in TEXT_MODELS:
+        if self.text_model not in _TABLES:
             raise ValueError(f"text model {self.text_model!r} is not supported; {', '.join(TEXT_MODELS)} are")
 
 
 def layout_of(config: Sa2VAConfig) -> Layout:
     """Return the upstream layout of a model (in our config, InternLM2 is a Llama)."""
+    if config.kind in qwen_config.KINDS:
+        return Layout(text_model=config.kind, two_decoders=config.grounding.original_decoder)
     text = config.backbone["text_config"]
     kind = {"llama": "internlm2"}.get(text["model_type"], text["model_type"])
     heads = text["num_attention_heads"]
@@ -109,7 +135,8 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 @lru_cache
 def _rows(layout: Layout) -> list[tuple[re.Pattern[str], str, list[re.Pattern[str]], tuple[str, ...]]]:
-    table = (_TWO_DECODERS if layout.two_decoders else {}) | _COMMON | (_INTERNLM2 if layout.text_model == "internlm2" else _SAME_NAMES)
+    names = _QWEN_BASES[layout.text_model] if layout.base else _TABLES[layout.text_model]
+    table = (_TWO_DECODERS if layout.two_decoders else {}) | names | _SHARED
     return [(_pattern(up), up, [_pattern(n) for n in native], native) for up, native in table.items()]
 
 
@@ -281,9 +308,11 @@ def upstream_sizes(config: GroundingConfig) -> dict[str, Any]:
     return own | {"backbone_channel_list": config.trunk_channels, "rope_feat_sizes": [config.image_size // 16] * 2}
 
 
+TINY_PICTURES = "tiny_predict_forward"
+"""Key under which small test checkpoints on Qwen-VL write the limits of their pictures."""
 OWN = "ans"
 """Key in upstream's config.json for settings that upstream's layout has no place for. Upstream's code ignores it."""
-OWN_DEFAULTS = {"video_frames": 5, "frame_choice": "first"}
+OWN_DEFAULTS = {"video_frames": 5, "frame_choice": "first", "min_pixels": None, "max_pixels": None}
 """The settings kept under OWN, with upstream's values. Only other values are written."""
 
 
@@ -303,6 +332,16 @@ def _read_own(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def check_sam2(keys: Collection[str]) -> None:
+    """Raise ValueError for upstream keys whose grounding encoder is not SAM2."""
+    grounding = [key for key in keys if key.startswith(f"{UP_SAM}.")]
+    if grounding and not any(key.startswith(f"{UP_SAM}.image_encoder.") for key in grounding):
+        raise ValueError(
+            f"its grounding encoder is no SAM2 (it has {grounding[0]} and no image_encoder); releases on SAM3 are not read"
+            " (docs/backbones.md says why)"
+        )
+
+
 def has_two_decoders(keys: Iterable[str]) -> bool:
     """Say whether upstream keys are those of a Sa2VA-i. Its config.json does not tell."""
     return any(key.startswith(f"{UP_SAM}.{_UP_TRAINED_DECODER}.") for key in keys)
@@ -316,8 +355,19 @@ def from_upstream_config(
     sam2: GroundingConfig | None = None,
     two_decoders: bool = False,
 ) -> Sa2VAConfig:
-    """Turn config.json of an upstream folder into ours. Give `template` and `sam2` for a base InternVL, which has neither.
-    `two_decoders`: see `has_two_decoders`."""
+    """Turn config.json of an upstream folder into ours. Give `template` and `sam2` for a base, which has neither. `two_decoders`: see
+    `has_two_decoders`."""
+    grounding = sam2 or grounding_config(values.get("tiny_sam2_config"), two_decoders=two_decoders)
+    if kind := qwen_config.kind_of(values):
+        sizes = qwen_config.sizes_of(values, kind)
+        limits = {key: value for key, value in values.get(TINY_PICTURES, {}).items() if key in ("min_pixels", "max_pixels")}
+        return Sa2VAConfig(
+            kind=kind, backbone=sizes, grounding=grounding, template=template or values["template"], **_read_own(values) | limits
+        )
+    if "llm_config" not in values and isinstance(values.get("text_config"), Mapping):
+        parts = (values.get("vision_config"), values["text_config"])
+        named = ", ".join(str(part.get("model_type")) for part in parts if isinstance(part, Mapping))
+        raise ValueError(f"it is built on {named}; only Sa2VAs on InternVL and Qwen-VL are read (docs/backbones.md says why)")
     for key in ("vision_config", "llm_config"):
         if not isinstance(values[key], Mapping):
             raise ValueError(f"{key!r} is {values[key]!r}, not the sizes of a model")
@@ -336,7 +386,7 @@ def from_upstream_config(
     }
     return Sa2VAConfig(
         backbone=sizes,
-        grounding=sam2 or grounding_config(values.get("tiny_sam2_config"), two_decoders=two_decoders),
+        grounding=grounding,
         template=template or values["template"],
         max_tiles=values["max_dynamic_patch"] if values["dynamic_image_size"] else 1,
         **_read_own(values),

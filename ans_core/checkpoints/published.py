@@ -1,6 +1,6 @@
-"""The four published Sa2VA sizes, known without a download: a profile's name in, its configuration or an empty model out.
+"""The published Sa2VA sizes, known without a download: a profile's name in, its configuration or an empty model out.
 
-Sizes of the model cards and InternVL2.5's config.json files. Where weights are loaded, their own config.json counts instead.
+Sizes of the model cards and of InternVL2.5's and Qwen-VL's config.json. Where weights are loaded, their own config.json counts instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from ans_core import prompts
-from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints import checkpoint, qwen_config
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.sa2va import Sa2VA
@@ -72,12 +72,75 @@ def special_token_ids(vocabulary: int) -> dict[str, int]:
     return {token: vocabulary - len(tokens) + place for place, token in enumerate(tokens)}
 
 
+QWEN_TOKENS = {"<|vision_start|>": 151652, "<|vision_end|>": 151653, "<|image_pad|>": 151655}
+
+
+def _qwen(kind: str, vision: dict[str, Any], text: dict[str, Any], *, vocabulary: int) -> Sa2VAConfig:
+    """Vocabularies are those of the tokenizers with the five Sa2VA tokens, not the padded ones of the bases."""
+    text |= {"model_type": f"{kind}_text", "vocab_size": vocabulary, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+    vision |= {"model_type": f"{kind}_vision", "num_heads": 16, "out_hidden_size": text["hidden_size"]}
+    tokens = {"image_token_id": 151655, "video_token_id": 151656, "vision_start_token_id": 151652, "vision_end_token_id": 151653}
+    backbone = {"text_config": text, "vision_config": vision, **tokens, "tie_word_embeddings": False}
+    return Sa2VAConfig(kind=kind, backbone=backbone, grounding=GroundingConfig(), template="qwen_chat")
+
+
+def _qwen3_vl(*, hidden: int, layers: int, heads: int, mlp: int) -> Sa2VAConfig:
+    text = {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": mlp,
+        "max_position_embeddings": 262144,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True},
+    }
+    vision = {
+        "depth": 24,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "deepstack_visual_indexes": [5, 11, 17],
+        "num_position_embeddings": 2304,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+    return _qwen("qwen3_vl", vision, text, vocabulary=151674)
+
+
+def _qwen2_5_vl(*, hidden: int, layers: int, heads: int, kv_heads: int, mlp: int) -> Sa2VAConfig:
+    text = {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": mlp,
+        "max_position_embeddings": 128000,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+    }
+    vision = {
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+    return _qwen("qwen2_5_vl", vision, text, vocabulary=151670)
+
+
 PUBLISHED = MappingProxyType(
     {
         "sa2va-1b": _config(_vit_300m(), _text("qwen2", hidden=896, layers=24, heads=14, kv_heads=2, mlp=4864), "qwen_chat"),
         "sa2va-4b": _config(_vit_300m(), _text("qwen2", hidden=2048, layers=36, heads=16, kv_heads=2, mlp=11008), "phi3_chat"),
         "sa2va-8b": _config(_vit_300m(), _text("llama", hidden=4096, layers=32, heads=32, kv_heads=8, mlp=14336), "internlm2_chat"),
         "sa2va-26b": _config(_vit_6b(), _text("llama", hidden=6144, layers=48, heads=48, kv_heads=8, mlp=16384), "internlm2_chat"),
+        "sa2va-qwen3-2b": _qwen3_vl(hidden=2048, layers=28, heads=16, mlp=6144),
+        "sa2va-qwen3-4b": _qwen3_vl(hidden=2560, layers=36, heads=32, mlp=9728),
+        "sa2va-qwen25-3b": _qwen2_5_vl(hidden=2048, layers=36, heads=16, kv_heads=2, mlp=11008),
+        "sa2va-qwen25-7b": _qwen2_5_vl(hidden=3584, layers=28, heads=28, kv_heads=4, mlp=18944),
     }
 )
 """Configurations by profile. The 4B's template is phi3_chat, as its release says, though its text model is Qwen2.5-3B."""
@@ -90,6 +153,8 @@ def build_meta(name: str) -> Sa2VA:
         raise ValueError(f"no published size {name!r}; there are {', '.join(PUBLISHED)}")
     config = PUBLISHED[name]
     ids = special_token_ids(config.backbone["text_config"]["vocab_size"])
+    if config.kind in qwen_config.KINDS:
+        ids = QWEN_TOKENS | {token: ids[token] for token in prompts.SA2VA_TOKENS}
     ids |= {word: 1 + place for place, word in enumerate(prompts.TEMPLATES[config.template].stop_words)}
     words = Tokenizer(models.WordLevel({"<unk>": 0, **ids}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

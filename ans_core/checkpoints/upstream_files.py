@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ans_core.checkpoints import checkpoint, layouts
+from ans_core.checkpoints import checkpoint, layouts, qwen_config
 from ans_core.checkpoints import folder as folders
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
@@ -50,9 +50,12 @@ def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
     """Turn our configuration into upstream's config.json, as `layouts.from_upstream_config` reads it and upstream's classes need it."""
     vision, text = config.backbone["vision_config"], config.backbone["text_config"]
-    side = vision["image_size"][0]
     released = replace(config.grounding, original_decoder=False) == GroundingConfig()
     sizes = {} if released else {"tiny_sam2_config": layouts.upstream_sizes(config.grounding)}
+    if config.kind in qwen_config.KINDS:
+        written = qwen_config.upstream_config(config.backbone, config.kind)
+        return written | {"template": config.template, **sizes, **layouts.own_settings(config)}
+    side = vision["image_size"][0]
     return {
         "model_type": checkpoint.RELEASE_TYPE,
         "architectures": ["Sa2VAChatModel"],

@@ -12,7 +12,7 @@ from ans_core.config.training import Optim
 
 
 class Vision(Section):
-    """InternViT + projector. Sizes of the profile's own tiny model; published weights have their own config.json."""
+    """Vision tower + projector. Sizes of the profile's own tiny model; published weights have their own config.json."""
 
     image_size: Positive = 96
     patch_size: Positive = 8
@@ -77,8 +77,11 @@ class Base(Section):
     """The model that SFT starts from: published weights, or a tiny one pre-trained here from random weights."""
 
     source: Literal["scratch", "published"] = "scratch"
+    kind: Literal["internvl", "qwen3_vl"] = "internvl"
+    """scratch: the kind of vision-language model. Published weights say theirs in config.json."""
     internvl: str = ""
-    """published: hub id or local folder in the hub's layout of InternVL2.5 (or of a whole Sa2VA release, then `sam2` stays empty)."""
+    """published: hub id or local folder in the hub's layout of InternVL2.5, Qwen2.5-VL or Qwen3-VL (or of a whole Sa2VA release, then
+    `sam2` stays empty)."""
     sam2: str = ""
     """published: hub id, folder or file of SAM2 weights (sam2_hiera_large.pt)."""
     template: Literal["qwen_chat", "internlm2_chat", "phi3_chat"] = "qwen_chat"

@@ -21,7 +21,7 @@ STILL_KINDS = ("referring", "region_caption", "grounded_caption")
 DATA_KINDS = (*STILL_KINDS, "video", "extra")
 """ans_core/data: the role of a data set in a mixture."""
 FORMATS = (
-    "annotations", "coco", "coco_video", "davis", "flickr_gcg", "grandf", "grefcoco", "llava", "mevis", "osprey", "reasonseg",
+    "annotations", "chat_univi", "coco", "coco_video", "davis", "flickr_gcg", "grandf", "grefcoco", "llava", "mevis", "osprey", "reasonseg",
     "ref_davis17", "ref_sav", "ref_youtube_vos", "refcoco", "refcocog_gcg", "region_arrow", "regions", "revos", "sav", "videos",
     "youtube_vis",
 )  # fmt: skip

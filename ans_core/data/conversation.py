@@ -56,6 +56,8 @@ def referring_turn(sample: Sample, rng: random.Random) -> Turn:
     """Ask for objects; one `[SEG]` draws all of them."""
     if len(sample.frames) > 1:
         question = prompts.referring_question(sample.text, prompts.VIDEO_QUESTION)
+        if sample.detail:
+            question = prompts.DESCRIBED_QUESTION.format(text=sample.text)
     else:
         question = prompts.referring_question(sample.text, rng.choice(prompts.REFERRING_QUESTIONS))
     if not sample.masks:

@@ -90,7 +90,8 @@ def _histograms(splits: Mapping[str, Sequence[Sample]]) -> str:
         lengths.hist(words, bins=np.arange(max(words, default=1) + 2) - 0.5, histtype="step", density=True, label=split)
     areas.set(xlabel="mask area, % of the picture", ylabel="density")
     lengths.set(xlabel="words in a text", ylabel="density")
-    areas.legend()
+    if areas.has_data():
+        areas.legend()
     return f'<img alt="histograms of mask areas and text lengths" src="{_figure_url(figure)}">'
 
 

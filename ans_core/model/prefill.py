@@ -192,7 +192,7 @@ def _prefill(model: Sa2VA, rows: Sequence[_Row]) -> Cache:
             alike[-1].append(number)
         else:
             alike.append([number])
-    caches = []
+    caches: list[Any] = []
     for numbers in alike:
         padded = left_padded([rows[i].embeds[: rows[i].prefix] for i in numbers])
         length = padded["attention"].shape[1]
@@ -200,7 +200,6 @@ def _prefill(model: Sa2VA, rows: Sequence[_Row]) -> Cache:
         _, cache = model.backbone.language_model(
             padded["embeds"], attention_mask=padded["attention"].long(), position_ids=torch.cat(begins, dim=-2)
         )
-        assert cache is not None
         caches.append(cache)
     order = torch.tensor([i for numbers in alike for i in numbers], device=model.device).argsort()
     whole = caches[-1]  # of the longest rows

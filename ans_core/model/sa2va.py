@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from ans_core import media, prompts
-from ans_core.data.views import Views
+from ans_core.data.views import Preparation, Views
 from ans_core.model.backbones import BACKBONES
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.config import FrameChoice, Sa2VAConfig, VideoMode
@@ -30,6 +30,7 @@ from ans_core.model.packing import Packed, branch_attention
 from ans_core.types import Request
 
 if TYPE_CHECKING:
+    from ans_core.model.clicks import Box, Point
     from ans_core.model.options import Constants, TinyRegions
     from ans_core.model.predict import Answer
     from ans_core.model.requests import Region
@@ -91,10 +92,13 @@ class Sa2VA(nn.Module):
         video: media.Video | None = None,
         past: Sequence[tuple[str, str]] | None = None,
         mask_prompts: Sequence[Region] | np.ndarray | None = None,
+        point_prompts: Sequence[Point] = (),
+        box_prompts: Sequence[Box] = (),
         max_tokens: int = 2048,
         video_mode: Literal[VideoMode, "auto"] = "auto",
         constants: Constants = "fp32",
         tiny_regions: TinyRegions = "largest",
+        preparation: Preparation = "training",
         frames: int | None = None,
         frame_choice: FrameChoice | None = None,
     ) -> Answer:
@@ -104,19 +108,23 @@ class Sa2VA(nn.Module):
         video: a file, a folder of frames, the frames, or one array (F, H, W, 3).
         past: (question, answer) of the turns before, the first with `<image>`.
         mask_prompts: regions of the first frame, (H, W), called region1, region2, ... in the text.
+        point_prompts, box_prompts: more regions, counting on: the objects at (x, y) and in (x1, y1, x2, y2), in pixels, as SAM2 finds them.
         frames, frame_choice: how many frames of a clip the language model sees, and which; None is what the checkpoint says.
-        constants, tiny_regions: see `ans_core.model.options`; upstream's numbers need "bf16" and "none".
+        constants, tiny_regions, preparation: see `ans_core.model.options`; upstream's numbers need "bf16", "none" and "upstream".
         Raises ValueError for a question that makes no sense, naming what does not fit.
         """
-        from ans_core.model.requests import request_of  # it uses Sa2VAs, so it imports this module
+        from ans_core.model.clicks import with_clicks  # they use Sa2VAs, so they import this module
+        from ans_core.model.requests import request_of
 
         request = request_of(text=text, image=image, video=video, past=past, mask_prompts=mask_prompts)
+        request = with_clicks(self, request, points=point_prompts, boxes=box_prompts)
         return self.predict_many(
             [request],
             max_tokens=max_tokens,
             video_mode=video_mode,
             constants=constants,
             tiny_regions=tiny_regions,
+            preparation=preparation,
             frames=frames,
             frame_choice=frame_choice,
         )[0]
@@ -130,6 +138,7 @@ class Sa2VA(nn.Module):
         video_mode: Literal[VideoMode, "auto"] = "auto",
         constants: Constants = "fp32",
         tiny_regions: TinyRegions = "largest",
+        preparation: Preparation = "training",
         frames: int | None = None,
         frame_choice: FrameChoice | None = None,
     ) -> list[Answer]:
@@ -138,7 +147,14 @@ class Sa2VA(nn.Module):
         from ans_core.model.predict import answers, in_batches
 
         mode = self.video_mode(video_mode)
-        options = PredictOptions(mode=mode, constants=constants, tiny_regions=tiny_regions, frames=frames, frame_choice=frame_choice)
+        options = PredictOptions(
+            mode=mode,
+            constants=constants,
+            tiny_regions=tiny_regions,
+            preparation=preparation,
+            frames=frames,
+            frame_choice=frame_choice,
+        )
         return in_batches(requests, batch, lambda some: answers(self, some, options, max_tokens=max_tokens))
 
     def follow(
@@ -152,6 +168,7 @@ class Sa2VA(nn.Module):
         video_mode: Literal[VideoMode, "auto"] = "auto",
         constants: Constants = "fp32",
         tiny_regions: TinyRegions = "largest",
+        preparation: Preparation = "training",
         frames: int | None = None,
         frame_choice: FrameChoice | None = None,
     ) -> tuple[str, Iterator[tuple[int, np.ndarray]]]:
@@ -164,7 +181,14 @@ class Sa2VA(nn.Module):
 
         request = request_of(text=text, past=past, mask_prompts=mask_prompts)
         mode = self.video_mode(video_mode)
-        options = PredictOptions(mode=mode, constants=constants, tiny_regions=tiny_regions, frames=frames, frame_choice=frame_choice)
+        options = PredictOptions(
+            mode=mode,
+            constants=constants,
+            tiny_regions=tiny_regions,
+            preparation=preparation,
+            frames=frames,
+            frame_choice=frame_choice,
+        )
         return follow(self, request, media.clip(video), options, max_tokens=max_tokens)
 
     @property

@@ -38,7 +38,7 @@ class Supervised(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], dict[str, float]]:
         """This batch's part of the step's loss. Metrics are means over this batch."""
-        hidden = self.model.hidden_states(packed(batch), image_tokens(self.model, batch.views).split(batch.views))
+        hidden = self.states(batch)
         rows, places = target_positions(batch)
         text = text_loss(self.model.logits(hidden[rows, places - 1]), batch.input_ids[rows, places])
         metrics = {"text": float(text.detach())} if len(rows) else {}
@@ -55,6 +55,9 @@ class Supervised(nn.Module):
         metrics |= {"bce": float(bce.detach()) * share, "dice": float(dice.detach()) * share}
         metrics["mask_iou"] = mean_iou(logits.detach(), batch.targets)
         return loss + self.mask_weight * bce + self.dice_weight * dice, metrics
+
+    def states(self, batch: Batch) -> Float[Tensor, "B L D"]:
+        return self.model.hidden_states(packed(batch), image_tokens(self.model, batch.views).split(batch.views))
 
     def decode_masks(self, batch: Batch, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "P h4 w4"]:
         """Mask logits of every (seg, frame) pair of the batch. Without any, of one token on a blank frame, for the graph alone: processes

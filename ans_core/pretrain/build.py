@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from ans_core import prompts
+from ans_core.model.backbones import BACKBONES
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.sa2va import Sa2VA
@@ -21,8 +23,9 @@ from ans_core.pretrain.finding import middle_attention
 CHAT_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def build_tokenizer(texts: Iterable[str], *, vocabulary: int = 1024) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE of Qwen2's kind on `texts`: it can write any text, and frequent words are one token."""
+def build_tokenizer(texts: Iterable[str], *, vocabulary: int = 1024, kind: str = "internvl") -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE of Qwen2's kind on `texts`: it can write any text, and frequent words are one token. `kind`: of the backbone,
+    whose image tokens it knows."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -33,7 +36,9 @@ def build_tokenizer(texts: Iterable[str], *, vocabulary: int = 1024) -> PreTrain
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", clean_up_tokenization_spaces=False
     )
-    fast.add_tokens([*CHAT_TOKENS, *prompts.INTERNVL_TOKENS, *prompts.SA2VA_TOKENS], special_tokens=True)
+    marks = BACKBONES[kind].marks
+    known = (*CHAT_TOKENS, *prompts.INTERNVL_TOKENS, *prompts.SA2VA_TOKENS)
+    fast.add_tokens([*known, *(t for t in (marks.start, marks.slot, marks.end) if t not in known)], special_tokens=True)
     return fast
 
 
@@ -45,11 +50,23 @@ def tiny_config(
     tokenizer: PreTrainedTokenizerFast,
     template: str,
     video_frames: int,
+    kind: str = "internvl",
 ) -> Sa2VAConfig:
     """Return the configuration. `vision` and `language` hold the sizes of config.Vision and config.Language; the token count follows from
     the patch size."""
+    config = Sa2VAConfig(
+        kind=kind,
+        backbone=TINY[kind].sizes(vision, language, tokenizer),
+        grounding=grounding,
+        template=template,
+        video_frames=video_frames,
+    )
+    return TINY[kind].with_pictures(config, vision["image_size"])
+
+
+def _internvl_sizes(vision: dict[str, Any], language: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     side = vision["image_size"] // vision["patch_size"] // 2
-    sizes = {
+    return {
         "vision_config": {
             "image_size": [vision["image_size"]] * 2,
             "patch_size": [vision["patch_size"]] * 2,
@@ -64,28 +81,61 @@ def tiny_config(
             "layer_scale_init_value": 1.0,
             "initializer_range": hidden_std(vision["hidden"]),
         },
-        "text_config": {
-            "model_type": "qwen2",
-            "vocab_size": len(tokenizer),
-            "hidden_size": language["hidden"],
-            "num_hidden_layers": language["layers"],
-            "num_attention_heads": language["heads"],
-            "num_key_value_heads": language["kv_heads"],
-            "intermediate_size": language["mlp"],
-            "max_position_embeddings": 4096,
-            "initializer_range": hidden_std(language["hidden"]),
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
-            "tie_word_embeddings": False,
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        },
+        "text_config": _text_sizes("qwen2", language, tokenizer, {}),
         "image_token_id": tokenizer.convert_tokens_to_ids(prompts.IMG_CONTEXT),
         "image_seq_length": side * side,
         "downsample_ratio": 0.5,
         "tie_word_embeddings": False,
     }
-    return Sa2VAConfig(backbone=sizes, grounding=grounding, template=template, max_tiles=1, video_frames=video_frames)
+
+
+def _qwen3_vl_sizes(vision: dict[str, Any], language: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    width = language["hidden"] // language["heads"]
+    third = width // 6
+    marks = BACKBONES["qwen3_vl"].marks
+    return {
+        "vision_config": {
+            "model_type": "qwen3_vl_vision",
+            "depth": vision["layers"],
+            "hidden_size": vision["hidden"],
+            "num_heads": vision["heads"],
+            "intermediate_size": vision["mlp"],
+            "out_hidden_size": language["hidden"],
+            "patch_size": vision["patch_size"],
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": (vision["image_size"] // vision["patch_size"]) ** 2,
+            "deepstack_visual_indexes": [0, vision["layers"] // 2],
+            "initializer_range": hidden_std(vision["hidden"]),
+        },
+        "text_config": _text_sizes(
+            "qwen3_vl_text", language, tokenizer, {"mrope_section": [width // 2 - 2 * third, third, third], "mrope_interleaved": True}
+        )
+        | {"head_dim": width},
+        "image_token_id": tokenizer.convert_tokens_to_ids(marks.slot),
+        "vision_start_token_id": tokenizer.convert_tokens_to_ids(marks.start),
+        "vision_end_token_id": tokenizer.convert_tokens_to_ids(marks.end),
+        "tie_word_embeddings": False,
+    }
+
+
+def _text_sizes(model_type: str, language: dict[str, Any], tokenizer: PreTrainedTokenizerFast, rope: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "vocab_size": len(tokenizer),
+        "hidden_size": language["hidden"],
+        "num_hidden_layers": language["layers"],
+        "num_attention_heads": language["heads"],
+        "num_key_value_heads": language["kv_heads"],
+        "intermediate_size": language["mlp"],
+        "max_position_embeddings": 4096,
+        "initializer_range": hidden_std(language["hidden"]),
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0, **rope},
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
 
 
 def hidden_std(width: int) -> float:
@@ -155,15 +205,50 @@ def match_same_place(attention: Any) -> None:
         nn.init.constant_(projection.bias, 2.0)
 
 
+def _start_internvit(tower: Any) -> None:
+    patches = tower.embeddings.patch_embeddings.projection
+    patches.weight.data.copy_(frequency_filters(patches.weight.shape[-1], patches.weight.shape[0]))
+    table = tower.embeddings.position_embeddings
+    table.data[0, 1:] = sine_positions(int((table.shape[1] - 1) ** 0.5), table.shape[2])
+
+
+def _start_qwen3_tower(tower: Any) -> None:
+    """Filter each of the equal time steps alike. Deepstack adds nothing at first: features without meaning would blur the words."""
+    patches, table = tower.patch_embed.proj, tower.pos_embed.weight
+    count, _, steps, side, _ = patches.weight.shape
+    patches.weight.data.copy_(frequency_filters(side, count)[:, :, None].expand(-1, -1, steps, -1, -1) / steps)
+    nn.init.zeros_(patches.bias)
+    table.data.copy_(sine_positions(int(len(table) ** 0.5), table.shape[1]))
+    for merger in tower.deepstack_merger_list:
+        nn.init.zeros_(merger.linear_fc2.weight)
+        nn.init.zeros_(merger.linear_fc2.bias)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiny:
+    """How a tiny model of one kind is made."""
+
+    sizes: Callable[[dict[str, Any], dict[str, Any], PreTrainedTokenizerFast], dict[str, Any]]
+    """(vision, language, tokenizer) -> transformers' configuration."""
+    with_pictures: Callable[[Sa2VAConfig, int], Sa2VAConfig]
+    """Set the size of pictures to that of a square with this side."""
+    start: Callable[[Any], None]
+    """Set the vision tower's first weights."""
+
+
+TINY = {
+    "internvl": Tiny(sizes=_internvl_sizes, with_pictures=lambda config, side: replace(config, max_tiles=1), start=_start_internvit),
+    "qwen3_vl": Tiny(sizes=_qwen3_vl_sizes, pictures=lambda side: {"min_pixels": side**2, "max_pixels": side**2}, start=_start_qwen3_tower),
+}
+"""The kinds of backbone that can be built from nothing."""
+
+
 def build_tiny(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Sa2VA:
     """Build the model with random weights drawn from `seed` alone (the caller's random state is not changed)."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Sa2VA(config, tokenizer)
-        patches = model.backbone.vision_tower.embeddings.patch_embeddings.projection
-        patches.weight.data.copy_(frequency_filters(patches.weight.shape[-1], patches.weight.shape[0]))
-        table = model.backbone.vision_tower.embeddings.position_embeddings
-        table.data[0, 1:] = sine_positions(int((table.shape[1] - 1) ** 0.5), table.shape[2])
+        TINY[config.kind].start(model.backbone.vision_tower)
         match_by_content(middle_attention(model))
         decoder = model.sam2.sam_mask_decoder.transformer
         for layer in decoder.layers:

@@ -46,16 +46,11 @@ class Finding(Supervised):
 
     def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], dict[str, float]]:
         seen: dict[str, Any] = {}
-        language = self.model.vlm.model.language_model
-        hooks = [
-            self._attention.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True),
-            language.register_forward_hook(lambda module, args, out: seen.update(last=out.last_hidden_state)),
-        ]
+        hook = self._attention.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
         try:
             loss, metrics = super().forward(batch)
         finally:
-            for hook in hooks:
-                hook.remove()
+            hook.remove()
         if not len(batch.looks):
             return loss, metrics
         rows, places, thing = batch.looks.unbind(1)
@@ -63,7 +58,7 @@ class Finding(Supervised):
         weights = look_weights(thing)
         divergence = (weights * (torch.xlogy(target, target) - target * attended).sum(2).mean(1)).sum()
         early = first_looks(thing)
-        hidden, box = seen["last"][rows[early], places[early]], batch.boxes[thing[early]]
+        hidden, box = self._last[rows[early], places[early]], batch.boxes[thing[early]]
         off = (self.box_head(hidden).float() - box).abs().mean()
         middle = (box[:, :2] + box[:, 2:]) / 2 * self.model.sam2.image_size
         missed = F.mse_loss(self.model.seg_embeddings(hidden).float(), self.model.sam2.click_embeddings(middle))
@@ -73,13 +68,20 @@ class Finding(Supervised):
         share = len(batch.things) / batch.totals.get("things", len(batch.things))
         return loss + share * (self.attention_weight * divergence + self.box_weight * off + self.click_weight * missed), metrics
 
+    def states(self, batch: Batch) -> Float[Tensor, "B L D"]:
+        self._last = super().states(batch)
+        return self._last
+
     def attended(self, hidden: Float[Tensor, "B L D"], rotary: tuple[Tensor, Tensor], batch: Batch) -> Float[Tensor, "K heads cells"]:
         """Return the log-probability of attention from every look to every cell of its row's image; the rest of the attention goes to text.
 
         hidden: input of the layer's attention; rotary: its cosines and sines.
         """
         attention, (rows, places, _) = self._attention, batch.looks.unbind(1)
-        query, key = (f(hidden).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2) for f in (attention.q_proj, attention.k_proj))
+        query, key = (f(hidden).unflatten(-1, (-1, attention.head_dim)) for f in (attention.q_proj, attention.k_proj))
+        if hasattr(attention, "q_norm"):  # Qwen3
+            query, key = attention.q_norm(query), attention.k_norm(key)
+        query, key = query.transpose(1, 2), key.transpose(1, 2)
         query, key = apply_rotary_pos_emb(query, key, *rotary)
         heads = query.shape[1] // 2
         query, key = query[:, :heads], key.repeat_interleave(attention.num_key_value_groups, dim=1)[:, :heads]

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
+from ans_core.metrics.bootstrap import Ratio, interval
 from ans_core.report.metrics import Summary, parse
 
-SCORED_BY = {"referring": "gIoU_all", "region_caption": "METEOR", "grounded_caption": "mIoU_all_objects", "video": "J&F"}
+SCORED_BY = {
+    "referring": "gIoU_all",
+    "region_caption": "METEOR",
+    "grounded_caption": "mIoU_all_objects",
+    "video": "J&F",
+    "loop1": "IoU",
+    "loop2": "METEOR",
+}
 """The metric that is the mean of each benchmark's per-sample scores."""
 WITHOUT_SCORES = {
     "referring": ("gIoU", "cIoU", "N_acc"),
@@ -22,7 +28,7 @@ WITHOUT_SCORES = {
     "loop1": ("IoU",),
     "loop2": ("METEOR",),
 }
-"""Also in the verdict, as plain differences: `evaluate` keeps no score of theirs for each sample."""
+"""Also in the verdict, as plain differences where there is no score of theirs for each sample (earlier runs have none of the loops)."""
 RESAMPLES = 2000
 Verdict = Literal["better", "worse", "unclear", "no interval"]
 VERDICTS: tuple[Verdict, ...] = ("better", "worse", "unclear", "no interval")
@@ -84,15 +90,6 @@ def read_answers(folder: Path | None) -> Answers:
     return dict(answers)
 
 
-def paired_interval(differences: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % percentile bootstrap interval of the mean of paired differences: samples are drawn with replacement,
-    RESAMPLES times."""
-    values, rng = np.asarray(differences, float), np.random.default_rng(seed)
-    means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(RESAMPLES)]
-    low, high = np.percentile(means, (2.5, 97.5))
-    return float(low), float(high)
-
-
 def changes(summary: Summary, answers: Mapping[str, Answers], before: str, after: str) -> list[Change]:
     """Return the changes of row `after` against row `before`, in the order of VERDICTS."""
     old, new = summary.get(before, {}), summary.get(after, {})
@@ -101,9 +98,10 @@ def changes(summary: Summary, answers: Mapping[str, Answers], before: str, after
         for benchmark in answers.get(after, {})
         if (change := _scored(benchmark, old, new, answers.get(before, {}).get(benchmark, {}), answers[after][benchmark]))
     ]
+    scored = {(change.title, change.metric) for change in found}
     for name in new:
         parts = parse(name)
-        if name in old and parts.metric in WITHOUT_SCORES.get(parts.task, ()):
+        if name in old and parts.metric in WITHOUT_SCORES.get(parts.task, ()) and (parts.title, parts.metric) not in scored:
             found.append(Change(title=parts.title, metric=parts.metric, before=old[name], after=new[name]))
     return sorted(found, key=lambda change: VERDICTS.index(change.verdict))
 
@@ -128,6 +126,6 @@ def _scored(
         metric=metric if same else "mean score",
         before=means[0],
         after=means[1],
-        interval=paired_interval([b - a for a, b in zip(first, last, strict=True)]),
+        interval=interval(Ratio(numerators=[b - a for a, b in zip(first, last, strict=True)]), resamples=RESAMPLES),
         pairs=len(keys),
     )

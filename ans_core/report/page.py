@@ -1,4 +1,4 @@
-"""Render the report's content as HTML: one file that loads nothing from elsewhere."""
+"""Render the content of a page as HTML: one file that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from ans_core.report.changes import Change
 
 
 def render(**shown: Any) -> str:
+    return render_page("page.html.j2", js=Markup(_file("page.js")), **shown)
+
+
+def render_page(template: str, **shown: Any) -> str:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters |= {"figure": figure, "interval": interval, "place": place}
-    css, js = (Markup(_file(name)) for name in ("page.css", "page.js"))
-    return environment.from_string(_file("page.html.j2")).render(css=css, js=js, **shown)
+    return environment.from_string(_file(template)).render(css=Markup(_file("page.css")), **shown)
 
 
 def _file(name: str) -> str:

@@ -4,7 +4,7 @@
 
 Pre-training of a tiny model replaces what published weights have learned: the vision tower tells regions' words apart; words lie near the
 image tokens they fit; SAM2 segments what is clicked or boxed, in images and through clips (memory trained, gradients through time);
-InternVL captions pictures and regions and finds described things (boxes, clicks). No part knows `[SEG]` yet.
+the language model captions pictures and regions and finds described things (boxes, clicks). No part knows `[SEG]` yet.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         checkpoint.save(model, out / "base", metadata={"stage": "base", "source": [cfg.base.internvl, cfg.base.sam2]})
         return {"parameters": float(sum(p.numel() for p in model.parameters()))}
     train = data.sources(inputs["data"], "train", DRAWN)
-    tokenizer = build_tokenizer(_texts(train, seed=cfg.seed))
+    tokenizer = build_tokenizer(_texts(train, seed=cfg.seed), kind=cfg.base.kind)
     model = build_tiny(_tiny(cfg.base, tokenizer, cfg.sft.frames), tokenizer, seed=dist.seed_of(cfg.seed, "weights"))
     checkpoint.save(model, out / "untrained", metadata={"stage": "untrained", "seed": cfg.seed})
     moved, curves = {}, {}
@@ -107,7 +107,13 @@ def _tiny(base: Base, tokenizer: PreTrainedTokenizerFast, frames: int) -> Sa2VAC
     grounding = GroundingConfig(**base.sam.model_dump())
     vision, language = base.vision.model_dump(), base.language.model_dump()
     return tiny_config(
-        vision=vision, language=language, grounding=grounding, tokenizer=tokenizer, template=base.template, video_frames=frames
+        kind=base.kind,
+        vision=vision,
+        language=language,
+        grounding=grounding,
+        tokenizer=tokenizer,
+        template=base.template,
+        video_frames=frames,
     )
 
 

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from ans_core import data, dist, overlay, rle, transforms
 from ans_core.benchmarks import BENCHMARKS, shuffled
-from ans_core.benchmarks.loops import score_loops, score_loops_of_truth
+from ans_core.benchmarks.loops import FoundEach, averages, loop_scores, loop_scores_of_truth
 from ans_core.benchmarks.score import Benchmark, Score
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
@@ -61,7 +61,9 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     with (out / "predictions.jsonl").open("w") as lines:
         for asked in sets:
             if asked.benchmark == LOOPS:
-                metrics |= loop_metrics(ask, inverse, asked, truth=row == "sft")
+                closed = close_loops(ask, inverse, asked, truth=row == "sft")
+                metrics |= loop_metrics(asked, closed)
+                write_loop_scores(lines, asked, closed)
                 continue
             name, samples, benchmark = asked.name(asked.benchmark), asked.samples, BENCHMARKS[asked.benchmark]
             predictions = resumable(ask, benchmark, samples, scratch / name.replace("/", "_"), desc=name)
@@ -72,7 +74,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
             if asked.benchmark == "referring" and can_shuffle(samples):
                 metrics[f"{name}/gIoU_shuffled_text"] = shuffled_text(ask, benchmark, samples, scratch, name=name, seed=cfg.seed)
     (out / "metrics.json").write_text(json.dumps(metrics, indent=1, sort_keys=True))
-    log(metrics, 0)
+    log({f"eval/{name}": value for name, value in metrics.items()}, 0)
     return metrics
 
 
@@ -204,29 +206,46 @@ def shuffled_text(ask: Predict, benchmark: Benchmark, samples: list[Sample], scr
     return benchmark.score(swapped, resumable(ask, benchmark, swapped, folder, desc=f"{name}, shuffled texts")).metrics["gIoU"]
 
 
-def loop_metrics(ask: Predict, inverse: Predict, asked: Asked, *, truth: bool) -> dict[str, float]:
-    """Return loop1/<split>/IoU and loop2/<split>/METEOR (or <dataset>/loop1/IoU ...).
+def close_loops(ask: Predict, inverse: Predict, asked: Asked, *, truth: bool) -> dict[str, FoundEach]:
+    """Return both loops' scores by how they were closed.
 
-    Both are measured with the frozen SFT model as inverse and with the row as its own inverse (`_self`). With `truth` also what the inverse
-    makes of true captions and masks (`_of_truth`): the most that either loop can gain.
+    "": with the frozen SFT model as inverse; `_self`: with the row as its own inverse. With `truth` also `_of_truth`: what the inverse
+    makes of true captions and masks, the most that either loop can gain.
     """
     regions = asked.samples
-    found = {"": score_loops(regions, ask=ask, inverse=inverse), "_self": score_loops(regions, ask=ask, inverse=ask)}
-    if truth:
-        found["_of_truth"] = score_loops_of_truth(regions, inverse=inverse)
-    return {f"{asked.name(loop)}/{name}{suffix}": value for suffix, values in found.items() for loop, name, value in values}
+    found = {"": loop_scores(regions, ask=ask, inverse=inverse), "_self": loop_scores(regions, ask=ask, inverse=ask)}
+    return found | ({"_of_truth": loop_scores_of_truth(regions, inverse=inverse)} if truth else {})
+
+
+def loop_metrics(asked: Asked, closed: dict[str, FoundEach]) -> dict[str, float]:
+    """Return loop1/<split>/IoU and loop2/<split>/METEOR (or <dataset>/loop1/IoU ...), with the suffixes of `close_loops`."""
+    return {f"{asked.name(loop)}/{metric}{suffix}": value for suffix, found in closed.items() for loop, metric, value in averages(found)}
+
+
+def write_loop_scores(lines, asked: Asked, closed: dict[str, FoundEach]) -> None:  # type: ignore[no-untyped-def]
+    """Write a line a sample and loop: `score` is of the frozen inverse, `score_self` and so on of the others."""
+    for place, (loop, _, values) in enumerate(closed[""]):
+        others = {f"score{suffix}": found[place][2] for suffix, found in closed.items() if suffix}
+        for number, sample in enumerate(asked.samples):
+            record = about(asked.name(loop), sample) | {"score": round(values[number], 4)}
+            lines.write(json.dumps(record | {key: round(each[number], 4) for key, each in others.items()}) + "\n")
+
+
+def about(benchmark: str, sample: Sample) -> dict[str, object]:
+    """Return what a line of predictions.jsonl says of its sample."""
+    return {
+        "benchmark": benchmark,
+        "dataset": sample.dataset,
+        "sample_id": sample.sample_id,
+        "image_id": sample.image_id,
+        "n_targets": len(sample.masks),
+        "asked": sample.text,
+    }
 
 
 def write_predictions(lines, name: str, samples: Sequence[Sample], predictions: Sequence[Prediction], score: Score) -> None:  # type: ignore[no-untyped-def]
     for sample, prediction, value in zip(samples, predictions, score.per_sample, strict=True):
-        record = {
-            "benchmark": name,
-            "dataset": sample.dataset,
-            "sample_id": sample.sample_id,
-            "asked": sample.text,
-            "score": round(value, 4),
-        }
-        lines.write(json.dumps(record | asdict(prediction)) + "\n")
+        lines.write(json.dumps(about(name, sample) | {"score": round(value, 4)} | asdict(prediction)) + "\n")
 
 
 def write_overlays(

@@ -9,6 +9,7 @@ from scipy import ndimage
 
 from ans_core.agent import frozen
 from ans_core.agent.episode import Toolbox
+from ans_core.model import clicks
 
 
 @pytest.fixture(scope="session")
@@ -47,5 +48,5 @@ def follow_colour(model: object, pictures: Sequence[Image.Image], mask: np.ndarr
 @pytest.fixture
 def colour_sam(monkeypatch: pytest.MonkeyPatch) -> None:
     """SAM2's place taken by colours, which tell plain drawn things apart: what is built on masks can be tested without training."""
-    monkeypatch.setattr(frozen, "mask_by_points", colour_at)
+    monkeypatch.setattr(clicks, "mask_by_points", colour_at)
     monkeypatch.setattr(frozen, "follow", follow_colour)

@@ -229,9 +229,11 @@ def test_a_folder_that_is_no_sa2va_is_refused(tmp_path: Path):
 
 
 def test_another_family_is_refused_by_name(tmp_path: Path):
-    for model_type, family in (("sa2va_qwen2_5_vl", "qwen"), ("sa2va_llava", "llava")):
+    for model_type, family in (("sa2va_sam3", "sam3"), ("sa2va_llava", "llava")):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-        with pytest.raises(ValueError, match=rf"model_type '{model_type}' .* built on {family}, and only InternVL's are read"):
+        with pytest.raises(
+            ValueError, match=rf"model_type '{model_type}' .* built on {family}, and only those on InternVL and Qwen-VL are read"
+        ):
             Sa2VA.from_pretrained(tmp_path)
 
 

@@ -226,3 +226,12 @@ def ref_sav(root: Path) -> Path:
     paths = {"video_path": "sav_000/sav_train/sav_000/sav_000001.mp4", "anno_path": "sav_000/sav_train/sav_000/sav_000001_manual.json"}
     write_json(root / "Ref-SAV.json", {"sav_000001": {**paths, "objects": objects}})
     return root
+
+
+def chat_univi(root: Path) -> Path:
+    write_video(root / "Activity_Videos/v_1.mp4", draw().pictures)
+    said = ("<image>\nWhat moves?", "A red square.", "Where to?", "To the right.")
+    turns = [{"from": "gpt" if n % 2 else "human", "value": text} for n, text in enumerate(said)]
+    records = [{"id": "a", "video": "v_1.mkv", "conversations": turns}, {"id": "b", "video": "v_1.mp4", "conversations": turns[:2]}]
+    write_json(root / "video_chat.json", records)
+    return root

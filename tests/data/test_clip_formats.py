@@ -7,19 +7,24 @@ import shutil
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from ans_core import rle, transforms
+from ans_core.data.conversation import turn
 from ans_core.data.formats import FORMATS, SPLITS, infer
 from ans_core.data.formats.checks import DataError
 from ans_core.data.pictures import check_pictures
 from ans_core.types import Masklet, Sample, VideoFrames
 from tests.data import clip_sets
 from tests.data.clip_sets import HEIGHT, NAMES, WIDTH, draw
+from tests.data.test_faults import VALUES, places
 from tests.data.test_formats import REFERENCE, needs_reference
 
 EXCERPTS = REFERENCE / "data/eval_formats"
@@ -253,6 +258,17 @@ def test_ref_sav_says_what_the_objects_of_a_video_file_do(tmp_path):
     assert (red.text, blue.text, red.sample_id) == ("A red square slides right.", "A blue square appears.", "sav_000001_0")
     assert same(blue.masks[0], draw().masks[2])
     assert red.frames == blue.frames
+    asked = turn(red, Random(0))
+    assert asked.question == "Please segment the object according to the description: A red square slides right."
+
+
+def test_chat_univi_is_a_conversation_about_a_video_file(written):
+    root = written("chat_univi")
+    assert (infer(root), SPLITS["chat_univi"](root)) == ("chat_univi", ["train"])
+    whole, first = read("chat_univi", root)
+    assert (whole.past, whole.question, whole.text) == ((("What moves?", "A red square."),), "Where to?", "To the right.")
+    assert (first.past, first.question, first.text, first.task) == ((), "What moves?", "A red square.", "conversation")
+    assert (whole.frames, len(first.frames)) == (first.frames, 6)
 
 
 def change_json(file: Path, at: tuple[Any, ...], value: Any) -> None:
@@ -286,6 +302,8 @@ FAULTS = [
      r"expression '2': obj_id '3' is unknown: the PNGs of .*0062 show \[1, 2\]"),
     ("ref_sav", "Ref-SAV.json", ("sav_000001", "objects", "2"), {"formated": "x"}, "object '2' is unknown: .* has the objects 0 to 1"),
     ("ref_sav", "Ref-SAV.json", ("sav_000001", "video_path"), "sav_0.mp4", "'sav_000001': the file 'sav_0.mp4' is at none of"),
+    ("chat_univi", "video_chat.json", (1, "video"), "v_2.mp4", "record 1: the video 'v_2.mp4' is at none of"),
+    ("chat_univi", "video_chat.json", (1, "conversations", 0, "from"), "user", "record 1: conversations.0.from 'user' is not one of"),
     ("sav", "sav_000/sav_000001_manual.json", ("masklet", 2), [], r"frame 2: \[\] is no list of a mask for each of 2 objects"),
     ("sav", "sav_000/sav_000001_manual.json", ("masklet_id", 1), 0, "object 0: this id comes twice"),
     ("sav", "sav_000/sav_000001_manual.json", ("video_width", ), 48.0, r"\[height, width\] = \[24, 48\], the file has \[24, 32\]"),
@@ -330,3 +348,60 @@ def test_wrong_palettes_and_videos_are_named(tmp_path, written):
     video.unlink()
     with pytest.raises(DataError, match=r"the video .*sav_000001.mp4 does not exist"):
         read("sav", root)
+
+
+JSON_FILES = [
+    ("youtube_vis", "train/instances.json"),
+    ("coco_video", "demo_train.json"),
+    ("sav", "sav_000/sav_000001_manual.json"),
+    ("mevis", "train/meta_expressions_v2.json"),
+    ("revos", "meta_expressions_train_.json"),
+    ("ref_youtube_vos", "meta_expressions/train/meta_expressions.json"),
+    ("ref_sav", "Ref-SAV.json"),
+    ("chat_univi", "video_chat.json"),
+]
+
+
+@pytest.mark.parametrize(("form", "name"), JSON_FILES)
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_value_anywhere_is_read_or_refused_by_name(written, form, name, data):
+    """No exception but ours, which names the folder; what is read has masks of its frames' size, one per frame."""
+    root = written(form)
+    whole = (root / name).read_bytes()
+    values = json.loads(whole)
+    at = data.draw(st.sampled_from(places(values)))
+    changed = data.draw(VALUES)
+    try:
+        if at:
+            change_json(root / name, at, changed)
+        else:
+            (root / name).write_text(json.dumps(changed))
+        samples = FORMATS[form](root, name="d", split="train")
+    except DataError as error:
+        if str(root) not in str(error):
+            raise
+    else:
+        for sample in samples:
+            assert all(len(masklet) == len(sample.frames) for masklet in sample.masks)
+            assert all(m["size"] == [sample.height, sample.width] for masklet in sample.masks for m in masklet if m is not None)
+    finally:
+        (root / name).write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [("ref_davis17", "davis_text_annotations/Davis17_annot1.txt"), ("davis", "ImageSets/2017/train.txt")]
+)
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(content=st.binary(max_size=40), keep=st.integers(0, 60))
+def test_any_bytes_in_a_text_file_are_read_or_refused_by_name(written, form, name, content, keep):
+    root = written(form)
+    whole = (root / name).read_bytes()
+    try:
+        (root / name).write_bytes(whole[:keep] + content)
+        FORMATS[form](root, name="d", split="train")
+    except DataError as error:
+        if str(root) not in str(error):
+            raise
+    finally:
+        (root / name).write_bytes(whole)

@@ -129,6 +129,7 @@ def test_what_published_sets_have_wrong_is_left_out_and_counted(tmp_path, caplog
     records = [
         {"conversations": said(("What is <region1]?", "A < b."))},
         {"conversations": said(("What is <region2>?", "A cat."))},
+        {"conversations": said(("What is <region1>?", f"A cat, not <region{'9' * 5000}>."))},
         {"conversations": []},
         {"conversations": said(("What is <region1>?", " "))},
         {"conversations": said(("What is <region1>?", "A cat.")), "annotation": [{"segmentation": rle.empty(6, 8)}]},
@@ -136,9 +137,9 @@ def test_what_published_sets_have_wrong_is_left_out_and_counted(tmp_path, caplog
     with caplog.at_level(logging.WARNING):
         (kept,) = FORMATS["osprey"](write_osprey(tmp_path, *records), name="osprey", split="train")
     assert (kept.question, kept.text) == ("What is region1?", "A  b.")
-    assert "4 records are left out: 1 with words about a region that is not there; " in caplog.text
+    assert "5 records are left out: 2 with words about a region that is not there; " in caplog.text
     with pytest.raises(DataError, match="no record can be used: 1 with no question with an answer"):
-        FORMATS["osprey"](write_osprey(tmp_path, records[2]), name="osprey", split="train")
+        FORMATS["osprey"](write_osprey(tmp_path, records[3]), name="osprey", split="train")
 
 
 def test_a_row_of_llava_without_a_picture_is_left_out_and_counted(tmp_path, caplog):
@@ -170,6 +171,8 @@ def test_phrases_that_share_words_are_merged_trimmed_or_left_out():
     made = grounded.sample(caption, found, image=(Path("a.png"), 64, 64), name="d", sample_id="0")
     assert [caption[a:b] for a, b in made.phrases] == ["two men", "in red", "and a dog"]
     assert areas(made) == [32, 16, 16]
+    bare = grounded.sample(caption, [], image=(Path("a.png"), 64, 64), name="d", sample_id="0")
+    assert (bare.text, bare.phrases, bare.masks) == (caption, (), ())
 
 
 def test_words_are_looked_for_in_lower_case_and_a_caption_without_any_is_left_out(tmp_path, caplog):

@@ -45,7 +45,7 @@ def test_a_pipelines_run_has_the_metrics_of_its_stages_the_later_try_of_two(tmp_
     mlflow = client(tmp_path)
     experiment = experiment_id(mlflow, tmp_path)
     parent = mlflow.create_run(experiment).info.run_id
-    tried = [("evaluate@rl", {"video/val/J_F": 0.1}), ("evaluate@rl", {"video/val/J_F": 0.5}), ("sft", {"loss": 2.0}),
+    tried = [("evaluate@rl", {"eval/video/val/J_F": 0.1}), ("evaluate@rl", {"eval/video/val/J_F": 0.5}), ("sft", {"loss": 2.0}),
              ("report", {"sft/video/val/J_F": 0.25})]  # fmt: skip
     for start_ms, (stage, metrics) in enumerate(tried, start=1):
         tags = {"mlflow.parentRunId": parent, "ans.stage": stage}

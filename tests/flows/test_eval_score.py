@@ -38,7 +38,7 @@ def test_it_prints_the_figures_with_intervals_and_writes_them_with_a_record_a_sa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nothing"], "no benchmark 'nothing' to score; there are captions, dlc_bench"),
+        (["nothing"], "no benchmark 'nothing' to score; there are captions, detailed_captions"),
         (["refcoco"], "--predictions is missing"),
         (["refcoco", "--predictions", "truth.jsonl"], "refcoco needs --data: records of true masks"),
         (["refcoco", "--predictions", "truth.jsonl", "--data", "truth.jsonl"], "would be scored against itself"),
@@ -54,9 +54,9 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         ans(*words)
 
 
-def test_options_of_scoring_are_refused_for_a_checkpoint():
-    arguments = cli.parse(["eval", "runs/tiny/model", "--predictions", "x.json"])
-    with pytest.raises(ValueError, match="ans eval CHECKPOINT takes no predictions; those go with `ans eval score BENCHMARK`"):
+def test_options_of_scoring_are_refused_for_a_checkpoint(tmp_path: Path):
+    arguments = cli.parse(["eval", str(tmp_path), "--predictions", "x.json"])
+    with pytest.raises(ValueError, match="ans eval CHECKPOINT takes no --predictions"):
         arguments.function(arguments)
 
 

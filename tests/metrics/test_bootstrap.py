@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,13 @@ def test_the_interval_of_a_mean_is_that_of_the_normal_distribution_and_the_same_
     assert interval(Ratio(numerators=values.tolist())) == (low, high)
     assert interval(Ratio(numerators=values.tolist()), seed=1) != (low, high)
     assert interval(Ratio(numerators=[1.0] * 9)) == (1.0, 1.0)
+
+
+def test_an_interval_is_that_of_all_resamples():
+    """Of five values there are 5 ** 5 resamples; 2,000 of them at random give the percentiles of all."""
+    values = [-0.4, 0.1, 0.3, 0.5, 0.9]
+    means = [np.mean(drawn) for drawn in itertools.product(values, repeat=5)]
+    assert interval(Ratio(numerators=values), resamples=2000) == pytest.approx(tuple(np.percentile(means, (2.5, 97.5))), abs=0.05)
 
 
 def test_pairing_leaves_out_how_hard_the_samples_are():

@@ -1,4 +1,3 @@
-import itertools
 import json
 from pathlib import Path
 
@@ -6,20 +5,9 @@ import numpy as np
 import pytest
 
 from ans_core.benchmarks import BENCHMARKS
-from ans_core.report.changes import SCORED_BY, changes, paired_interval, read_answers
+from ans_core.report.changes import SCORED_BY, changes, read_answers
 from ans_core.types import Prediction
 from tests.benchmarks.test_benchmarks import sample
-
-
-def test_an_interval_of_equal_differences_is_that_difference():
-    assert paired_interval([0.25] * 7) == (0.25, 0.25)
-
-
-def test_an_interval_is_that_of_all_resamples():
-    """Of five differences there are 5 ** 5 resamples; 2,000 of them at random give the percentiles of all."""
-    differences = [-0.4, 0.1, 0.3, 0.5, 0.9]
-    means = [np.mean(drawn) for drawn in itertools.product(differences, repeat=5)]
-    assert paired_interval(differences) == pytest.approx(tuple(np.percentile(means, (2.5, 97.5))), abs=0.05)
 
 
 def write(folder: Path, scores: list[tuple[str, float]]) -> Path:
@@ -49,6 +37,17 @@ def test_a_change_is_a_verdict_only_where_its_interval_leaves_out_zero(tmp_path:
     summary = {row: {"referring/val/gIoU_all": mean} for row, mean in means.items()}
     (change,) = changes(summary, {"sft": read_answers(old), "rl": read_answers(new)}, "sft", "rl")
     assert (change.metric, change.verdict) == ("gIoU_all", verdict)
+
+
+def test_a_loop_has_an_interval_where_its_scores_were_kept(tmp_path: Path):
+    rows = {}
+    for row, scores in (("sft", (0.2, 0.4)), ("rl", (0.3, 0.5))):
+        rows[row] = write(tmp_path / row, [("a", scores[0]), ("b", scores[1])])
+        lines = (rows[row] / "predictions.jsonl").read_text().replace("referring/val", "loop1/val")
+        (rows[row] / "predictions.jsonl").write_text(lines)
+    summary = {"sft": {"loop1/val/IoU": 0.3, "loop2/val/METEOR": 0.1}, "rl": {"loop1/val/IoU": 0.4, "loop2/val/METEOR": 0.2}}
+    found = changes(summary, {row: read_answers(folder) for row, folder in rows.items()}, "sft", "rl")
+    assert [(change.metric, change.verdict, change.pairs) for change in found] == [("IoU", "better", 2), ("METEOR", "no interval", None)]
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,30 @@ def test_texts_are_swapped_only_between_two_images_at_least():
     assert not can_shuffle([SAMPLES[0], tiny.sample(0, text="other"), tiny.sample(1, masks=())])
 
 
+def test_loops_keep_the_score_of_every_sample(tmp_path: Path):
+    """The caption is right and the mask, an 8 x 8 corner of nothing, is wrong: loop 1 redraws it wrong, loop 2 retells it right."""
+    regions = [tiny.region(n, text="a red square") for n in range(2)]
+    asked = evaluate.Asked(benchmark="loops", dataset=None, split="test", samples=regions)
+
+    def ask(requests: list[Request]) -> list[Prediction]:
+        corner = ((tiny.square(0, 0, 8, 8),),)
+        return [Prediction(text="a red square") if r.mask_prompts else Prediction(text="[SEG]", masks=corner) for r in requests]
+
+    closed = evaluate.close_loops(ask, ask, asked, truth=True)
+    metrics = evaluate.loop_metrics(asked, closed)
+    assert metrics["loop1/test/IoU"] == metrics["loop1/test/IoU_of_truth"] == 0.0
+    assert metrics["loop2/test/METEOR_self"] == pytest.approx(1 - 0.5 / 27)
+    with (tmp_path / "lines").open("w") as lines:
+        evaluate.write_loop_scores(lines, asked, closed)
+        evaluate.write_predictions(
+            lines, "referring/test", SAMPLES[:1], [Prediction(text="x")], REFERRING.score(SAMPLES[:1], [Prediction(text="x")])
+        )
+    told = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
+    assert [(t["benchmark"], t["sample_id"], t["score"]) for t in told[:2]] == [("loop1/test", "s0", 0.0), ("loop1/test", "s1", 0.0)]
+    assert [t["score_self"] for t in told[2:4]] == [t["score_of_truth"] for t in told[2:4]] == [round(1 - 0.5 / 27, 4)] * 2
+    assert (told[4]["image_id"], told[4]["n_targets"], told[4]["text"]) == ("i0", 1, "x")
+
+
 def test_garbage_is_no_denial():
     """Nothing is meant: without a mask both answers have IoU 1, and one of them says why."""
     samples = [tiny.sample(0, masks=()), tiny.sample(1, masks=()), tiny.sample(2)]

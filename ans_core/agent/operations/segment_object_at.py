@@ -27,6 +27,7 @@ def run(workspace: Workspace, arguments: SegmentObjectAt, tools: Tools) -> Resul
     """Points and boxes count from the image they name; the mask lies on that image's whole frame. Of several objects that words mean, the
     first is taken."""
     from ans_core.agent import frozen  # imports networks, which the process of operations without a model does not need
+    from ans_core.model import clicks
 
     assert tools.model is not None
     if sum(v is not None for v in (arguments.point_2d, arguments.bbox_2d, arguments.text)) != 1:
@@ -36,7 +37,7 @@ def run(workspace: Workspace, arguments: SegmentObjectAt, tools: Tools) -> Resul
     if arguments.text is not None:
         found, iou = frozen.mask_by_words(tools.model, picture, arguments.text)
     else:
-        found, iou = frozen.mask_by_points(tools.model, picture, _points(workspace, name, arguments, tools))
+        found, iou = clicks.mask_by_points(tools.model, picture, _points(workspace, name, arguments, tools))
     if not found.any():
         raise Refused("nothing_found", "no object was found there; try another point, box or text")
     mask = np.zeros((workspace.height, workspace.width), bool)

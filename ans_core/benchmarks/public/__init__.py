@@ -1,7 +1,8 @@
-"""Public benchmarks scored from files, whoever made the predictions. A new one is a file and a line here."""
+"""Public benchmarks: scored from files, whoever made the predictions, and asked of a model. A new one is a file and a line here."""
 
 from ans_core.benchmarks.public import (
     captions,
+    detailed_captions,
     dlc_bench,
     ferret_bench,
     gar_bench,
@@ -17,16 +18,19 @@ from ans_core.benchmarks.public import (
     ref_davis17,
     ref_youtube_vos,
     refcoco,
+    refcocog_captions,
     revos,
     saco_veval,
     seed_bench,
     vos,
     vstar,
 )
+from ans_core.benchmarks.public.asked import Answerer, Item, Runner, UnscoredError
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer
 
 SCORERS: dict[str, Scorer] = {
     "captions": captions.SCORER,
+    "detailed_captions": detailed_captions.SCORER,
     "dlc_bench": dlc_bench.SCORER,
     "ferret_bench": ferret_bench.SCORER,
     "gar_bench": gar_bench.SCORER,
@@ -42,6 +46,7 @@ SCORERS: dict[str, Scorer] = {
     "ref_davis17": ref_davis17.SCORER,
     "ref_youtube_vos": ref_youtube_vos.SCORER,
     "refcoco": refcoco.SCORER,
+    "refcocog_captions": refcocog_captions.SCORER,
     "revos": revos.SCORER,
     "saco_veval": saco_veval.SCORER,
     "seed_bench": seed_bench.SCORER,
@@ -52,6 +57,7 @@ OTHER_NAMES = {
     "refcoco+": "refcoco",
     "refcocog": "refcoco",
     "coco": "gcg",
+    "mevis_v2": "mevis",
     "davis17": "vos",
     "davis_osvos": "vos",
     "mose": "vos",
@@ -64,4 +70,4 @@ OTHER_NAMES = {
 }
 """What else people call them."""
 
-__all__ = ["OTHER_NAMES", "SCORERS", "Given", "Scored", "Scorer"]
+__all__ = ["OTHER_NAMES", "SCORERS", "Answerer", "Given", "Item", "Runner", "Scored", "Scorer", "UnscoredError"]

@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.asked import Item
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
+from ans_core.metrics.grounding import plain_caption
 from ans_core.metrics.meteor import meteor_of_words
 from ans_core.metrics.text import coco_tokens, text_scores
+from ans_core.types import RLE, Prediction, Request
 
 METEOR_NOTE = (
     "METEOR_nltk is NLTK's METEOR; the METEOR of COCO-style tables comes from a Java program with other weights and a paraphrase table,"
@@ -100,6 +103,22 @@ def _cases(records: list[dict[str, Any]], path: Path) -> Scored:
         metrics |= {f"{name}/{key}": value for key, value in found.metrics.items()}
         samples += found.samples
     return Scored(metrics=metrics, samples=samples, notes=[METEOR_NOTE, "texts taken as they are, as nlg-eval does"])
+
+
+def region_item(name: str, picture: Path, region: RLE, *, question: str, caption: str) -> Item:
+    """A question about a region, whose one reference is `caption`."""
+    request = Request(frames=(picture,), text=question, mask_prompts=(region,))
+    return Item(name=name, request=request, facts={"captions": [caption]}, truth=Prediction(text=caption))
+
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    """Of a benchmark whose facts are the references ("captions")."""
+    return {"image_name": item.name, **item.facts, "prediction": plain_caption(prediction.text), "text": prediction.text}
+
+
+def meteor(item: Item, prediction: Prediction) -> float:
+    told = coco_tokens(plain_caption(prediction.text)).lower().split()
+    return max(meteor_of_words(told, coco_tokens(text).lower().split()) for text in item.facts["captions"])
 
 
 SCORER = Scorer(score=score, data="COCO's caption annotations, unless the predictions hold their references", needs_data=False)

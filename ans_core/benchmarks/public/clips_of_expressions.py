@@ -1,14 +1,19 @@
 """What the video referring benchmarks share: a mask in every frame for every expression against the true ones, both from files.
 
 --predictions: a folder `<video>/<expression>/<frame>.png` (grey, 0 = background); or upstream's results.json {video: {expression:
-{"prediction_masks": [RLE per frame]}}}. --data: a folder with meta_expressions*.json and mask_dict.json (MeViS' layout).
-All frames count; J and F are averaged over an expression's frames, then over expressions. A missing prediction counts 0.
+{"prediction_masks": [RLE per frame]}}}; or a line an expression {"video", "expression", "prediction_masks"}. --data: a folder with
+meta_expressions*.json and mask_dict.json (MeViS' layout). All frames count; J and F are averaged over an expression's frames, then over
+expressions. A missing prediction counts 0.
+
+A model is run on a folder of that layout with JPEGImages/<video>/<frame>.jpg, or on the folder of a release that has one a split; without
+mask_dict.json (MeViS val, Ref-YouTube-VOS: on the servers) its predictions are not scored but submitted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +21,18 @@ import numpy as np
 
 from ans_core import rle
 from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.asked import Item, Runner, UnscoredError
 from ans_core.benchmarks.public.scored import Given, Scored, percent
 from ans_core.metrics.bootstrap import Ratio
+from ans_core.metrics.mask import counts
 from ans_core.metrics.video import j_and_f
-from ans_core.types import RLE
+from ans_core.types import RLE, Prediction, Request
 
 DATA = "folder with meta_expressions*.json and mask_dict.json"
+SAMPLE_ID = ("video", "expression")
+QUESTION = "<image>\nPlease segment {}."
+"""Upstream's."""
+TRUTH = "mask_dict.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,22 +102,18 @@ def scored(found: list[Result], *, notes: list[str], more: dict[str, float] | No
 def clips(given: Given) -> Iterator[Clip]:
     assert given.data is not None
     data, predictions = given.data, given.predictions
-    metas = sorted(data.glob("meta_expressions*.json")) if data.is_dir() else []
-    if len(metas) != 1:
-        raise ValueError(f"{data}: expected one meta_expressions*.json, found {[m.name for m in metas]}; give one split's folder")
-    videos = files.value(files.load(metas[0]), "videos", where=str(metas[0]))
-    mask_dict = files.load(files.named(data, "mask_dict.json"))
-    stored = files.load(predictions) if predictions.is_file() else _folders(predictions)
-    if not isinstance(stored, dict) or not all(isinstance(expressions, dict) for expressions in stored.values()):
-        raise ValueError(f"{predictions}: not {{video: {{expression: {{'prediction_masks': ...}}}}}}")
+    meta, videos = _videos(data)
+    mask_dict = files.load(files.named(data, TRUTH))
+    stored = _stored(predictions)
     names = [f"{video}/{number}" for video, record in videos.items() for number in record["expressions"]]
-    predicted = [f"{video}/{number}" for video, expressions in stored.items() for number in expressions]
-    files.refuse_unknown(predicted, names, where=predictions, what="expressions")
+    files.refuse_unknown(stored, names, where=predictions, what="expressions")
     for video, record in videos.items():
         for number, expression in record["expressions"].items():
-            where = f"{metas[0]}, {video}/{number}"
+            drawn = stored.get(f"{video}/{number}")
+            if drawn is None and given.predicted_only:
+                continue
+            where = f"{meta}, {video}/{number}"
             truth = _truth(mask_dict, expression, record["frames"], where)
-            drawn = stored.get(video, {}).get(str(number))
             prediction = None
             if drawn is not None:
                 prediction = _prediction(drawn, record["frames"], truth, f"{predictions}, {video}/{number}")
@@ -114,11 +121,27 @@ def clips(given: Given) -> Iterator[Clip]:
             yield Clip(video=video, expression=str(number), record=expression, truth=truth, prediction=prediction)
 
 
-def _folders(root: Path) -> dict[str, dict[str, Path]]:
-    root = root / "Annotations" if (root / "Annotations").is_dir() else root
-    return {
-        video.name: {one.name: one for one in sorted(video.iterdir()) if one.is_dir()} for video in sorted(root.iterdir()) if video.is_dir()
-    }
+def _videos(data: Path) -> tuple[Path, dict[str, Any]]:
+    """Its file of expressions, and what that holds by video."""
+    metas = sorted(data.glob("meta_expressions*.json")) if data.is_dir() else []
+    if len(metas) != 1:
+        raise ValueError(f"{data}: expected one meta_expressions*.json, found {[m.name for m in metas]}; give one split's folder")
+    videos: dict[str, Any] = files.value(files.load(metas[0]), "videos", where=str(metas[0]))
+    return metas[0], videos
+
+
+def _stored(predictions: Path) -> Mapping[str, Any]:
+    """Predictions by `<video>/<expression>`: records, or folders of PNGs."""
+    if predictions.is_dir():
+        root = predictions / "Annotations" if (predictions / "Annotations").is_dir() else predictions
+        videos = [video for video in sorted(root.iterdir()) if video.is_dir()]
+        return {f"{video.name}/{one.name}": one for video in videos for one in sorted(video.iterdir()) if one.is_dir()}
+    if predictions.suffix == ".jsonl":
+        return files.Lines(predictions, lambda line: "/".join(str(files.value(line, key, where="record")) for key in SAMPLE_ID))
+    stored = files.load(predictions)
+    if not isinstance(stored, dict) or not all(isinstance(expressions, dict) for expressions in stored.values()):
+        raise ValueError(f"{predictions}: not {{video: {{expression: {{'prediction_masks': ...}}}}}}")
+    return {f"{video}/{number}": record for video, expressions in stored.items() for number, record in expressions.items()}
 
 
 def _truth(mask_dict: dict[str, Any], expression: dict[str, Any], frames: list[str], where: str) -> list[RLE]:
@@ -149,3 +172,64 @@ def _of_folder(folder: Path, frames: list[str]) -> list[RLE]:
     if absent := [frame for frame in frames if not (folder / f"{frame}.png").is_file()]:
         raise ValueError(f"{folder}: {len(absent)} of {len(frames)} frames are not there: {files.shown(absent)}")
     return [rle.encode(files.index_mask(folder / f"{frame}.png") > 0) for frame in frames]
+
+
+def runner(*splits: str, question: Callable[[str], str] = QUESTION.format) -> Runner:
+    return Runner(items=partial(items, question=question), record=record, splits=splits, truth=truth_folder, running=("J", mean_j))
+
+
+def items(folder: Path, split: str, *, question: Callable[[str], str]) -> Iterator[Item]:
+    """The expressions, clip by clip."""
+    from ans_core import transforms
+
+    folder = split_folder(folder, split)
+    meta, videos = _videos(folder)
+    pictures = files.pictures(folder, "JPEGImages", f"../../{folder.name}/JPEGImages", "../JPEGImages/480p", "../JPEGImages")
+    mask_dict = files.load(folder / TRUTH) if (folder / TRUTH).is_file() else None
+    for video, described in videos.items():
+        frames = tuple(files.picture(pictures / video, frame, where=f"{meta}, {video}") for frame in described["frames"])
+        width, height = transforms.image_size(frames[0])
+        for number, expression in described["expressions"].items():
+            where = f"{meta}, {video}/{number}"
+            text = files.text(expression, "exp", where=where)
+            truth = None
+            if mask_dict is not None:
+                masks = _truth(mask_dict, expression, described["frames"], where) or [rle.empty(height, width)] * len(frames)
+                truth = Prediction(text="", masks=(tuple(masks),))
+            yield Item(
+                name=f"{video}/{number}",
+                request=Request(frames=frames, text=question(text), clip=True),
+                facts={"video": video, "expression": str(number), "exp": text, "frames": described["frames"], "size": [height, width]},
+                truth=truth,
+                expression=text,
+            )
+
+
+def split_folder(folder: Path, split: str) -> Path:
+    """A release's folder of the split, in either layout; or `folder` itself, given as that."""
+    inner = [folder / split, folder / "meta_expressions" / split]
+    return next((path for path in inner if path.is_dir()), folder)
+
+
+def truth_folder(folder: Path, split: str) -> Path:
+    folder = split_folder(folder, split)
+    if not (folder / TRUTH).is_file():
+        raise UnscoredError(
+            f"{folder / TRUTH} is not there (the split's masks are on the server): `ans eval submit` writes the file for it"
+        )
+    return folder
+
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    """The first `[SEG]` counts; none = no mask in any frame."""
+    masks = prediction.masks[0] if prediction.masks else [None] * len(item.request.frames)
+    return {**item.facts, "text": prediction.text, "prediction_masks": masks}
+
+
+def mean_j(item: Item, prediction: Prediction) -> float:
+    """J alone: F would take longer than the model's answer at small sizes."""
+    assert item.truth is not None
+    nothing = rle.empty(*item.facts["size"])
+    drawn = prediction.masks[0] if prediction.masks else [None] * len(item.request.frames)
+    pairs = zip(drawn, item.truth.masks[0], strict=True)
+    return float(np.mean([counts(mask or nothing, real or nothing).iou for mask, real in pairs]))

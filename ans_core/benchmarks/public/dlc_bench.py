@@ -1,19 +1,24 @@
 """DLC-Bench (describe-anything): captions of 100 objects, questions about each, a judge's recorded replies -> positive, negative, average.
 
---predictions: {object id: caption}. --data: folder with annotations.json, qa.json, class_names.json. --replay: {object id: {"pred",
-"details_positives", "details_negatives", "details_recognition"}}, whose `pred_answer` are the judge's replies.
+--predictions: {object id: caption}, or a line an object {"id", "caption"}. --data: folder with annotations.json, qa.json, class_names.json,
+and `images` for running a model. --replay: {object id: {"pred", "details_positives", "details_negatives", "details_recognition"}}, whose
+`pred_answer` are the judge's replies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.asked import Item, Runner, UnscoredError
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
+from ans_core.metrics.grounding import plain_caption
+from ans_core.types import Prediction, Request
 
+QUESTION = "<image>\nPlease give me a detailed description of the region in the picture marked by region1."
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 KINDS = {"positive": "details_positives", "negative": "details_negatives"}
 
@@ -70,6 +75,8 @@ def score(given: Given) -> Scored:
 def _objects(path: Path) -> dict[str, Any]:
     """Without the prompt and the totals that the public programs put beside the objects."""
     found = files.load(path)
+    if isinstance(found, list):
+        return {name: files.value(line, "caption", where=str(path)) for name, line in files.by_id(found, "id", where=str(path)).items()}
     if not isinstance(found, dict):
         raise ValueError(f"{path}: expected an object {{id: ...}}, found {type(found).__name__}")
     return {str(key): value for key, value in found.items() if key != "query" and not isinstance(value, int | float)}
@@ -119,4 +126,30 @@ def choice(reply: str, options: Sequence[str]) -> int | None:
     return around[0] if len(around) == 1 else None
 
 
-SCORER = Scorer(score=score, data="folder with annotations.json, qa.json, class_names.json", options=frozenset({"replay"}))
+def items(folder: Path, split: str) -> Iterator[Item]:
+    path = files.named(folder, "annotations.json")
+    found = files.load(path)
+    pictures = files.pictures(folder, "images", "../images")
+    images = {image["id"]: image for image in files.value(found, "images", where=str(path))}
+    for annotation in sorted(files.value(found, "annotations", where=str(path)), key=lambda a: str(a["image_id"])):
+        image, where = images[annotation["image_id"]], f"{path}, object {annotation['id']}"
+        region = files.mask(annotation["segmentation"], height=image["height"], width=image["width"], where=where)
+        request = Request(frames=(pictures / image["file_name"],), text=QUESTION, mask_prompts=(region,))
+        yield Item(name=str(annotation["id"]), request=request, facts={"id": str(annotation["id"])})
+
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    return item.facts | {"caption": plain_caption(prediction.text), "text": prediction.text}
+
+
+def judged(folder: Path, split: str) -> Path:
+    raise UnscoredError("a judge must read the captions: `ans eval score dlc_bench --predictions ... --data ... --replay REPLIES`")
+
+
+SCORER = Scorer(
+    score=score,
+    data="folder with annotations.json, qa.json, class_names.json",
+    options=frozenset({"replay"}),
+    sample_id=("object", "type", "question"),
+    runner=Runner(items=items, record=record, truth=judged),
+)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from ans_core.types import ImageRef, Request
+from ans_core.types import FilePart, ImageRef, Request, VideoFrame
 
 QUESTIONS = "questions.jsonl"
 IMAGE = "<image>\n"
@@ -53,8 +53,11 @@ def _file(picture: ImageRef, folder: Path, name: str) -> Path:
         if not picture.is_file():
             raise ValueError(f"question {name}: no picture {picture}")
         return picture.resolve()
-    path = folder.resolve() / f"{hashlib.sha256(picture).hexdigest()[:16]}{'.png' if picture.startswith(PNG) else '.jpg'}"
+    if isinstance(picture, VideoFrame):
+        raise ValueError(f"question {name}: a frame of the video {picture.file}; only pictures can be exported")
+    content = picture.read_bytes() if isinstance(picture, FilePart) else picture
+    path = folder.resolve() / f"{hashlib.sha256(content).hexdigest()[:16]}{'.png' if content.startswith(PNG) else '.jpg'}"
     if not path.exists():
         folder.mkdir(exist_ok=True)
-        path.write_bytes(picture)
+        path.write_bytes(content)
     return path

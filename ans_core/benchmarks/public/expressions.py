@@ -2,7 +2,7 @@
 
 --predictions: records {"id" or "sample_id", "mask": RLE or null}; or the pipeline's predictions.jsonl ("masks": [[RLE]], of which the first
 counts; none = no `[SEG]`). --data: records {"id", "mask": RLE or null, "height", "width"}; or a folder of RefCOCO / gRefCOCO as REFER keeps
-it (ids: <ref_id>_<sent_id>), of which the split is taken that the predictions are of.
+it (ids: <ref_id>_<sent_id>), of which the split is taken that the predictions are of. A model is run on such a folder.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from typing import Any
 
 from ans_core import rle
 from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.asked import Item
 from ans_core.benchmarks.public.scored import Given
 from ans_core.metrics.mask import Counts, counts
 from ans_core.metrics.referring import Answer, answer
-from ans_core.types import RLE
+from ans_core.types import RLE, Prediction, Request, Sample
 
 ID_KEYS = ("sample_id", "id")
+QUESTION = "<image>\n Please segment {} in this image."
+"""Upstream's, with its blank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +56,11 @@ def read(given: Given) -> Answers:
         height, width = real["size"]
         drawn = _predicted(record, height=height, width=width, where=where)
         found[name] = answer(drawn or rle.empty(height, width), real), drawn is not None
-    missing = [name for name in truth if name not in found]
-    if len(missing) == len(truth):
+    if not found:
         raise ValueError(f"{given.predictions}: no predictions")
+    if given.predicted_only:
+        truth = {name: mask for name, mask in truth.items() if name in found}
+    missing = [name for name in truth if name not in found]
     for name in missing:  # a miss: an empty mask where something was meant, and wrong where nothing was
         nothing = counts(truth[name], truth[name]).union
         found[name] = Answer(counts=Counts(union=max(1, nothing)), meant=nothing > 0, drawn=nothing == 0), False
@@ -92,7 +97,7 @@ def _predicted(record: dict[str, Any], *, height: int, width: int, where: str) -
 
 def _truth(path: Path, predictions: Path) -> dict[str, RLE]:
     truth: dict[str, RLE] = {}
-    pairs = _truth_of_folder(path, predictions) if path.is_dir() else _truth_of_file(path)
+    pairs = _truth_of_folder(path, predictions) if path.is_dir() else truth_of_file(path)
     for name, mask in pairs:
         if name in truth:
             raise ValueError(f"{path}: {name!r} comes twice")
@@ -102,7 +107,7 @@ def _truth(path: Path, predictions: Path) -> dict[str, RLE]:
     return truth
 
 
-def _truth_of_file(path: Path) -> Iterator[tuple[str, RLE]]:
+def truth_of_file(path: Path) -> Iterator[tuple[str, RLE]]:
     for number, record in enumerate(_records(path)):
         where = f"{path}, record {number}"
         mask = files.value(record, "mask", where=where)
@@ -120,8 +125,33 @@ def _truth_of_folder(path: Path, predictions: Path) -> Iterator[tuple[str, RLE]]
     for split in refcoco.splits(path):
         samples = refcoco.read(path, name=path.name, split=split)
         if any(sample.sample_id == first for sample in samples):
-            for sample in samples:
-                masks = [mask for masklet in sample.masks if (mask := masklet[0]) is not None]
-                yield sample.sample_id, rle.union(masks) if masks else rle.empty(sample.height, sample.width)
+            yield from ((sample.sample_id, _meant(sample)) for sample in samples)
             return
     raise ValueError(f"{predictions}: {first!r} is no expression of any split of {path}")
+
+
+def _meant(sample: Sample) -> RLE:
+    masks = [mask for masklet in sample.masks if (mask := masklet[0]) is not None]
+    return rle.union(masks) if masks else rle.empty(sample.height, sample.width)
+
+
+def items(folder: Path, split: str) -> Iterator[Item]:
+    """The expressions of a folder of REFER, picture by picture."""
+    from ans_core.data.formats import refcoco
+
+    for sample in sorted(refcoco.read(folder, name=folder.name, split=split), key=lambda sample: sample.image_id):
+        question = Request(frames=sample.frames, text=QUESTION.format(sample.text))
+        truth = Prediction(text="", masks=((_meant(sample),),))
+        yield Item(name=sample.sample_id, request=question, facts={"asked": sample.text}, truth=truth, expression=sample.text)
+
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    return {"sample_id": item.name, **item.facts, "text": prediction.text, "masks": prediction.masks}
+
+
+def iou(item: Item, prediction: Prediction) -> float:
+    assert item.truth is not None
+    real = item.truth.masks[0][0]
+    drawn = prediction.masks[0][0] if prediction.masks else None
+    assert real is not None
+    return counts(drawn or rle.empty(*real["size"]), real).iou

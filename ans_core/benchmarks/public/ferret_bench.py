@@ -7,12 +7,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.asked import Item, Runner, UnscoredError
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
+from ans_core.metrics.grounding import plain_caption
+from ans_core.types import Prediction, Request
 
+QUESTIONS = "box_refer_caption.json"
 _BRACKETED = re.compile(r" \[[^\]]*\]")
 
 
@@ -68,4 +74,35 @@ def _sample(review: dict[str, Any], marks: tuple[float, float]) -> dict[str, Any
     return {"question_id": review["question_id"], "reference": marks[0], "model": marks[1]}
 
 
-SCORER = Scorer(score=score, data="", needs_data=False, options=frozenset({"replay"}))
+def items(folder: Path, split: str) -> Iterator[Item]:
+    """The questions of box_refer_caption.json, whose polygon is the region."""
+    from ans_core import transforms
+
+    path = files.named(folder, QUESTIONS)
+    pictures = files.pictures(folder, "images", "coco/val2017", "val2017", "../images")
+    for question in sorted(files.records(path), key=lambda q: str(q["image"])):
+        where = f"{path}, question {question['question_id']}"
+        picture = pictures / files.text(question, "image", where=where)
+        width, height = transforms.image_size(picture)
+        region = files.mask(files.value(question, "annotation", where=where)["segmentation"], height=height, width=width, where=where)
+        text = "<image>\n" + files.text(question, "text", where=where).replace("<region>", "region1")
+        facts = {"question_id": question["question_id"], "image": question["image"], "category": "refer_desc"}
+        yield Item(name=str(question["question_id"]), request=Request(frames=(picture,), text=text, mask_prompts=(region,)), facts=facts)
+
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    return item.facts | {"text": plain_caption(prediction.text)}
+
+
+def judged(folder: Path, split: str) -> Path:
+    raise UnscoredError("a judge must read the answers: `ans eval score ferret_bench --predictions ... --replay REVIEW`")
+
+
+SCORER = Scorer(
+    score=score,
+    data="",
+    needs_data=False,
+    options=frozenset({"replay"}),
+    sample_id=("question_id",),
+    runner=Runner(items=items, record=record, truth=judged),
+)

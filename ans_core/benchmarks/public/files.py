@@ -9,7 +9,7 @@ import gzip
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,13 @@ from ans_core.types import RLE
 
 SHOWN = 5
 """Names listed in an error."""
+PICTURES = (".jpg", ".png", ".jpeg")
 
 
 def load(path: Path) -> Any:
     """A JSON value; of JSON lines, the list of them."""
+    if ".jsonl" in path.suffixes:  # also of a single line
+        return list(lines(path))
     with _open(path) as file:
         text = file.read()
     try:
@@ -66,6 +69,58 @@ def _open(path: Path) -> io.TextIOWrapper:
 
 def _kind(value: Any) -> str:
     return f"{len(value)} entries of {type(value).__name__}" if isinstance(value, list | dict) else type(value).__name__
+
+
+class Lines(Mapping[str, dict[str, Any]]):
+    """The records of a JSON lines file by name. Only their places are in memory; a record is read when it is asked for."""
+
+    def __init__(self, path: Path, name: Callable[[dict[str, Any]], str]) -> None:
+        self.path = path
+        self._places: dict[str, tuple[int, int]] = {}
+        with path.open("rb") as file:
+            start = 0
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    try:
+                        found = name(json.loads(line))
+                    except ValueError as error:
+                        raise ValueError(f"{path}, line {number}: {error}") from None
+                    if found in self._places:
+                        raise ValueError(f"{path}, line {number}: {found!r} comes twice; leave one prediction a sample")
+                    self._places[found] = (start, len(line))
+                start += len(line)
+
+    def line(self, name: str) -> bytes:
+        start, length = self._places[name]
+        with self.path.open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.line(name))
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def picture(folder: Path, stem: str, *, where: str) -> Path:
+    """The picture of that name, with whichever suffix."""
+    for suffix in PICTURES:
+        if (path := folder / f"{stem}{suffix}").is_file():
+            return path
+    raise ValueError(f"{where}: no picture {folder / stem} ({', '.join(PICTURES)})")
+
+
+def pictures(folder: Path, *names: str) -> Path:
+    """The first of these folders (relative to `folder`) that is there."""
+    for name in names:
+        if (path := folder / name).is_dir():
+            return path
+    raise ValueError(f"{folder}: none of the folders {', '.join(names)} is there; put the pictures (or a link to them) into one of them")
 
 
 def named(folder: Path, *names: str) -> Path:

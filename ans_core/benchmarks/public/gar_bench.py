@@ -6,18 +6,24 @@ several. --data: the questions, against which they are checked.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.asked import Item, Runner, UnscoredError
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
 from ans_core.metrics.bootstrap import Ratio
+from ans_core.metrics.grounding import plain_caption
+from ans_core.types import Prediction, Request
 
 TRUTH = {
     "vqa": "GAR-Bench-VQA.json",
     "caption_simple": "GAR-Bench-Caption-Simple.json",
     "caption_detailed": "GAR-Bench-Caption-Detailed.json",
 }
+LETTER = "Answer with the correct option's letter directly."
 
 
 def score(given: Given) -> Scored:
@@ -36,7 +42,7 @@ def score(given: Given) -> Scored:
         if part in seen:
             raise ValueError(f"{path} and {seen[part]} are both of {part}; leave one model's files in the folder")
         seen[part] = path
-        records, lacking = _checked(part, files.records(path), given.data, path)
+        records, lacking = _checked(part, files.records(path), None if given.predicted_only else given.data, path)
         found, ratio = accuracy((r.get("type", part), _right(part, r, f"{path}, {r['image']}")) for r in records)
         shown = found if part == "vqa" else {key: value for key, value in found.items() if "/" not in key}
         metrics |= {f"{part}/{key}": value for key, value in shown.items()}
@@ -92,4 +98,52 @@ def _right(part: str, record: dict[str, Any], where: str) -> bool:
     return files.text(record, "eval_result", where=where) == "True"
 
 
-SCORER = Scorer(score=score, data="the questions, GAR-Bench-VQA.json and so on, or the folder of them", needs_data=False)
+def items(folder: Path, split: str) -> Iterator[Item]:
+    """The questions of a part, which the benchmark calls <Prompt0>, <Prompt1> what are region1, region2 here."""
+    path = files.named(folder, TRUTH[split])
+    for asked in files.records(path):
+        where = f"{path}, {asked.get('image')}"
+        masks = files.value(asked, "mask_rles", where=where)
+        regions = [files.mask(m, height=m["size"][0], width=m["size"][1], where=where) for m in masks]
+        facts = {key: value for key, value in asked.items() if key not in ("mask_rles", "image_path")}
+        request = Request(
+            frames=(path.parent / files.text(asked, "image", where=where),),
+            text="<image>\n" + re.sub(r"<Prompt(\d+)>", lambda found: f"region{int(found[1]) + 1}", _question(asked)),
+            mask_prompts=tuple(regions),
+        )
+        yield Item(name=asked["image"], request=request, facts=facts, truth=Prediction(text=str(asked.get("answer", ""))))
+
+
+def _question(record: dict[str, Any]) -> str:
+    """The benchmark's own words."""
+    if "choices" in record:
+        return "\n".join([f"Question: {record['question']}", "Options:", *record["choices"], LETTER])
+    return record.get("question", "Describe <Prompt0> in detail, including the relationship with <Prompt1>.")
+
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    """Captions go to the judge with the benchmark's names of the regions."""
+    told = plain_caption(prediction.text).strip()
+    if "choices" not in item.facts:
+        told = re.sub(r"\bregion(\d+)\b", lambda found: f"<Prompt{int(found[1]) - 1}>", told)
+    return item.facts | {"model_output": told}
+
+
+def truth(folder: Path, split: str) -> Path:
+    if split != "vqa":
+        raise UnscoredError("a judge must read the captions; its verdict goes into `eval_result`, for `ans eval score gar_bench`")
+    return folder
+
+
+def right(item: Item, prediction: Prediction) -> float:
+    return float(plain_caption(prediction.text).strip().lower() == str(item.facts.get("answer")).lower())
+
+
+SCORER = Scorer(
+    score=score,
+    data="the questions, GAR-Bench-VQA.json and so on, or the folder of them",
+    needs_data=False,
+    options=frozenset({"predicted_only"}),
+    sample_id=("image",),
+    runner=Runner(items=items, record=record, splits=tuple(TRUTH), truth=truth, running=("accuracy", right)),
+)

@@ -1,8 +1,9 @@
 """Grounded conversation (GranD-f val / test): captions whose phrases carry masks -> AP, AP50, mIoU, recall, CIDEr, METEOR as NLTK has it.
 
---predictions: a folder of `<image_id>.json` {"image_id", "caption", "phrases", "pred_masks": [RLE]}; or a list of COCO results
-{"image_id", "category_id", "segmentation", "score"}, which has masks alone.
---data: a folder with `{val,test}_gcg_coco_mask_gt.json` and `.._caption_gt.json`, or a file of COCO instances.
+--predictions: a folder of `<image_id>.json` {"image_id", "caption", "phrases", "pred_masks": [RLE]}, or such records a line; or a list of
+COCO results {"image_id", "category_id", "segmentation", "score"}, which has masks alone.
+--data: a folder with `{val,test}_gcg_coco_mask_gt.json` and `.._caption_gt.json`, or a file of COCO instances. A model is run on such a
+folder with the pictures beside it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,14 +22,21 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from ans_core.benchmarks.public import captions, files
+from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
 from ans_core.metrics.bootstrap import Ratio
-from ans_core.metrics.grounding import best_pairs, recalled_pairs
+from ans_core.metrics.grounding import best_pairs, phrases, plain_caption, recalled_pairs
 from ans_core.metrics.mask import iou_matrix
 from ans_core.metrics.phrases import PhraseEncoder
 from ans_core.metrics.text import coco_tokens
-from ans_core.types import RLE
+from ans_core.types import RLE, Prediction, Request
 
+QUESTION = (
+    "<image>\nCould you please give me a brief description of the image? Please respond with interleaved     segmentation masks for the"
+    " corresponding parts of the answer."
+)
+"""Upstream's, with its five blanks."""
+SPLITS = ("val", "test")
 COCO_NAMES = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 COCO_RECALLS = ("AR_max1", "AR_max10", "AR_max100", "AR_small", "AR_medium", "AR_large")
 
@@ -45,13 +53,14 @@ class Drawn:
 
 def score(given: Given) -> Scored:
     assert given.data is not None
-    masks_file = _truth_file(given.data, "mask")
+    masks_file = _masks_file_of(given.data, given.predictions)
     truth = files.load(masks_file)
     images = {str(image["id"]): image for image in files.value(truth, "images", where=str(masks_file))}
-    listed = files.records(given.predictions) if given.predictions.is_file() else []
-    drawn = _of_results(listed, images, given.predictions) if listed else _of_folder(given.predictions, images)
+    listed, drawn = _drawn(given.predictions, images)
     missing = files.refuse_unknown(drawn, images, where=given.predictions, what="images") if not listed else []
-    kept = [a for a in truth["annotations"] if not a.get("iscrowd")]
+    if given.predicted_only:
+        images, missing = {image: images[image] for image in images if image in drawn}, []
+    kept = [a for a in truth["annotations"] if not a.get("iscrowd") and str(a["image_id"]) in images]
     if not kept:
         raise ValueError(f"{masks_file}: no true mask")
     true: dict[str, list[RLE]] = {image: [] for image in images}
@@ -66,7 +75,7 @@ def score(given: Given) -> Scored:
     mious = [float(np.mean([v for *_, v in best_pairs(ious[image])] or [0.0])) for image in images]
     metrics, notes = _average_precision(truth, kept, images, drawn), ["crowd regions are left out"]
     metrics |= {"mIoU": float(np.mean(mious)), **_recall(ious, true, "recall_masks_only", lambda image, i, j: 1.0)}
-    metrics |= _phrase_recall(given, ious, drawn, true, notes)
+    metrics |= _phrase_recall(given, masks_file, ious, drawn, true, notes)
     if listed:
         categories: dict[str, list[Any]] = defaultdict(list)
         for number, record in enumerate(listed):
@@ -76,7 +85,7 @@ def score(given: Given) -> Scored:
         same = _recall(ious, true, "recall_same_category", lambda image, i, j: float(categories[image][i] == true_categories[image][j]))
         metrics |= same | _coco(truth, listed)
     elif given.data.is_dir():
-        metrics |= _captions(given, drawn, notes)
+        metrics |= _captions(given, _captions_file(masks_file), drawn, notes)
     return Scored(
         metrics=metrics | {"images": len(images), "true_masks": len(kept)},
         published={key: percent(metrics[key]) for key in ("AP50", "mIoU", "recall") if key in metrics},
@@ -90,8 +99,38 @@ def score(given: Given) -> Scored:
     )
 
 
-def _truth_file(data: Path, kind: str) -> Path:
-    return files.named(data, f"val_gcg_coco_{kind}_gt.json", f"test_gcg_coco_{kind}_gt.json")
+def _masks_file_of(data: Path, predictions: Path) -> Path:
+    """The truth of the split that is predicted; a folder may hold both."""
+    if data.is_file():
+        return data
+    there = [
+        path for split in SPLITS for path in (_masks_file(data, split), _masks_file(data, split).with_suffix(".json.gz")) if path.is_file()
+    ]
+    if len(there) < 2:
+        return files.named(data, *(_masks_file(data, split).name for split in SPLITS))
+    predicted = (
+        {path.stem for path in predictions.glob("*.json")} if predictions.is_dir() else {str(files.records(predictions)[0]["image_id"])}
+    )
+    return next((path for path in there if predicted & {str(image["id"]) for image in files.load(path)["images"]}), there[0])
+
+
+def _masks_file(data: Path, split: str) -> Path:
+    return data / f"{split}_gcg_coco_mask_gt.json"
+
+
+def _captions_file(masks_file: Path) -> Path:
+    return masks_file.with_name(masks_file.name.replace("_mask_", "_caption_"))
+
+
+def _drawn(predictions: Path, images: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Drawn]]:
+    """COCO's results, if it is a list of these; and every image's prediction."""
+    if predictions.is_dir():
+        return [], _of_records(((path.stem, files.load(path), str(path)) for path in sorted(predictions.glob("*.json"))), images)
+    listed = files.records(predictions)
+    if "pred_masks" in listed[0]:
+        told = files.by_id(listed, "image_id", where=str(predictions))
+        return [], _of_records(((name, record, f"{predictions}, image {name}") for name, record in told.items()), images)
+    return listed, _of_results(listed, images, predictions)
 
 
 def _of_results(listed: list[dict[str, Any]], images: dict[str, Any], path: Path) -> dict[str, Drawn]:
@@ -107,18 +146,18 @@ def _of_results(listed: list[dict[str, Any]], images: dict[str, Any], path: Path
     return dict(found)
 
 
-def _of_folder(folder: Path, images: dict[str, Any]) -> dict[str, Drawn]:
+def _of_records(records: Iterable[tuple[str, dict[str, Any], str]], images: dict[str, Any]) -> dict[str, Drawn]:
+    """Of (image, its record, where it stands)."""
     found = {}
-    for path in sorted(folder.glob("*.json")):
-        record = files.load(path)
-        if path.stem not in images:
-            found[path.stem] = Drawn()  # refused with all others of its kind
+    for image, record, where in records:
+        if image not in images:
+            found[image] = Drawn()  # refused with all others of its kind
             continue
         if "caption" not in record and len(record) == 1:
             record = next(iter(record.values()))  # GLaMM's own files: {name: {...}}
-        masks = [_mask({"mask": m}, "mask", images[path.stem], str(path)) for m in files.value(record, "pred_masks", where=str(path))]
-        phrases = [*files.value(record, "phrases", where=str(path)), *[""] * len(masks)][: len(masks)]
-        found[path.stem] = Drawn(masks=masks, phrases=phrases, caption=files.text(record, "caption", where=str(path)))
+        masks = [_mask({"mask": m}, "mask", images[image], where) for m in files.value(record, "pred_masks", where=where)]
+        told = [*files.value(record, "phrases", where=where), *[""] * len(masks)][: len(masks)]
+        found[image] = Drawn(masks=masks, phrases=told, caption=files.text(record, "caption", where=where))
     return found
 
 
@@ -131,6 +170,7 @@ def _average_precision(
 ) -> dict[str, float]:
     """One category, all scores 1.0: among equals the order of the file decides."""
     one = truth | {"annotations": [a | {"category_id": 1} for a in kept], "categories": [{"id": 1, "name": "object"}]}
+    one["images"] = list(images.values())
     results = [
         {"image_id": images[image]["id"], "category_id": 1, "segmentation": mask, "score": 1.0}
         for image in drawn
@@ -169,7 +209,7 @@ def _recall(ious: dict[str, Any], true: dict[str, list[RLE]], name: str, similar
 
 
 def _phrase_recall(
-    given: Given, ious: dict[str, Any], drawn: dict[str, Drawn], true: dict[str, list[RLE]], notes: list[str]
+    given: Given, masks_file: Path, ious: dict[str, Any], drawn: dict[str, Drawn], true: dict[str, list[RLE]], notes: list[str]
 ) -> dict[str, float]:
     """The benchmark's own recall, which also compares phrases."""
     assert given.data is not None
@@ -177,7 +217,7 @@ def _phrase_recall(
         notes.append("recall (masks and phrases) is left out: it needs --text-encoder (bert-base-uncased) and the phrases of the truth")
         return {}
     encoder = PhraseEncoder(given.text_encoder)
-    path = _truth_file(given.data, "caption")
+    path = _captions_file(masks_file)
     labels = {str(record["image_id"]): record["labels"] for record in files.value(files.load(path), "annotations", where=str(path))}
     for image, masks in true.items():
         if len(labels.get(image, [])) != len(masks):
@@ -186,13 +226,54 @@ def _phrase_recall(
     return _recall(ious, true, "recall", lambda image, i, j: encoder(drawn[image].phrases[i], labels[image][j]))
 
 
-def _captions(given: Given, drawn: dict[str, Drawn], notes: list[str]) -> dict[str, float]:
-    assert given.data is not None
-    truth = captions.caption_truth(_truth_file(given.data, "caption"))
+def _captions(given: Given, path: Path, drawn: dict[str, Drawn], notes: list[str]) -> dict[str, float]:
+    truth = captions.caption_truth(path)
+    if given.predicted_only:
+        truth = {image: texts for image, texts in truth.items() if image in drawn}
     told = [coco_tokens(drawn[image].caption or "") if image in drawn else "" for image in truth]
     found = captions.scores_of(list(truth), told, [[coco_tokens(text) for text in texts] for texts in truth.values()])
     notes.append(captions.METEOR_NOTE)
     return {key: found.metrics[key] for key in ("METEOR_nltk", "CIDEr")}
 
 
-SCORER = Scorer(score=score, data="folder of the mask and caption truth, or a file of COCO instances", options=frozenset({"text_encoder"}))
+def items(folder: Path, split: str) -> Iterator[Item]:
+    if not (path := _masks_file(folder, split)).is_file():
+        raise ValueError(f"{path} is not there; give GranD-f's folder of the evaluation (val_test), or another --split")
+    truth = files.load(path)
+    pictures = files.pictures(folder, "images", "GranDf_HA_images/val_test", "../GranDf_HA_images/val_test", "../images")
+    sizes = {image["id"]: image for image in truth["images"]}
+    masks: dict[str, list[RLE]] = defaultdict(list)
+    for annotation in truth["annotations"]:
+        where = f"{path}, annotation {annotation['id']}"
+        masks[str(annotation["image_id"])].append(_mask(annotation, "segmentation", sizes[annotation["image_id"]], where))
+    told = captions.caption_truth(_captions_file(path)) if _captions_file(path).is_file() else {}
+    for image in truth["images"]:
+        name = str(image["id"])
+        picture = pictures / image["file_name"] if "file_name" in image else files.picture(pictures, name, where=str(path))
+        answer = Prediction(text=next(iter(told.get(name, [])), ""), masks=tuple((mask,) for mask in masks[name]))
+        yield Item(name=name, request=Request(frames=(picture,), text=QUESTION), facts={"image_id": name}, truth=answer)
+
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    masks = [masklet[0] for masklet in prediction.masks]
+    return item.facts | {
+        "caption": plain_caption(prediction.text),
+        "phrases": phrases(prediction.text),
+        "pred_masks": masks,
+        "text": prediction.text,
+    }
+
+
+def miou(item: Item, prediction: Prediction) -> float:
+    assert item.truth is not None
+    drawn, real = ([m[0] for m in masks if m[0] is not None] for masks in (prediction.masks, item.truth.masks))
+    return float(np.mean([value for *_, value in best_pairs(iou_matrix(drawn, real))] or [0.0]))
+
+
+SCORER = Scorer(
+    score=score,
+    data="folder of the mask and caption truth, or a file of COCO instances",
+    options=frozenset({"text_encoder", "predicted_only"}),
+    sample_id=("image_id",),
+    runner=Runner(items=items, record=record, splits=SPLITS, running=("mIoU", miou)),
+)

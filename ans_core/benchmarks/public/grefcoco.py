@@ -4,6 +4,7 @@ expressions.py."""
 from __future__ import annotations
 
 from ans_core.benchmarks.public import expressions, refcoco
+from ans_core.benchmarks.public.asked import Runner
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
 from ans_core.metrics.referring import grefcoco
 
@@ -21,4 +22,9 @@ def score(given: Given) -> Scored:
     )
 
 
-SCORER = Scorer(score=score, data=refcoco.DATA)
+SCORER = Scorer(
+    score=score,
+    data=refcoco.DATA,
+    options=frozenset({"predicted_only"}),
+    runner=Runner(items=expressions.items, record=expressions.record, splits=("val", "testA", "testB"), running=("IoU", expressions.iou)),
+)

@@ -71,4 +71,4 @@ def _masklet(record: dict[str, Any], pair: dict[str, Any], key: str, *, where: s
     return [files.mask(m, height=height, width=width, where=f"{where}, {key}, frame {t}") for t, m in enumerate(listed)]
 
 
-SCORER = Scorer(score=score, data="", needs_data=False)
+SCORER = Scorer(score=score, data="", needs_data=False, sample_id=("pair",))

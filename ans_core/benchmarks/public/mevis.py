@@ -1,4 +1,4 @@
-"""MeViS (v1 valid_u; any split whose masks are public): J, F, J&F. Formats: clips_of_expressions.py."""
+"""MeViS (v1 valid_u, v2 in the same layout; any split whose masks are public): J, F, J&F. Formats: clips_of_expressions.py."""
 
 from __future__ import annotations
 
@@ -10,4 +10,10 @@ def score(given: Given) -> Scored:
     return clips_of_expressions.scored(clips_of_expressions.results(given), notes=[])
 
 
-SCORER = Scorer(score=score, data=clips_of_expressions.DATA)
+SCORER = Scorer(
+    score=score,
+    data=clips_of_expressions.DATA,
+    options=frozenset({"predicted_only"}),
+    sample_id=clips_of_expressions.SAMPLE_ID,
+    runner=clips_of_expressions.runner("valid_u", "valid", "val_u", "val"),
+)

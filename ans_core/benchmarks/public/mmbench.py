@@ -2,16 +2,22 @@
 
 --predictions: records {"index", "A", "B", "C", "D", "answer", "prediction"} (by `category` too where they have one); copies of a question
 have its index + k * 1,000,000. A reply that names no option counts as wrong ("exact_matching"), where the official program may ask a judge.
+
+A model is run on the released table (`mmbench_dev_en.tsv` or another *.tsv of the folder, pictures inside), with all rotations.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public import files, questions
+from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
+from ans_core.types import Prediction, Request
 
 ROTATION = 1_000_000
 _SEPARATORS = str.maketrans(dict.fromkeys(".()[],:;!*#{}", " "))
@@ -80,4 +86,39 @@ def letter_of(reply: str, options: dict[str, str]) -> str | None:
     return inside[0] if len(inside) == 1 else None
 
 
-SCORER = Scorer(score=score, data="", needs_data=False)
+def items(folder: Path, split: str) -> Iterator[Item]:
+    """Every question once for each of its options, rotated by one each time."""
+    for row, picture in questions.table(folder, "mmbench_dev_en.tsv", "MMBench_DEV_EN.tsv", *sorted(p.name for p in folder.glob("*.tsv"))):
+        texts, where = list(options_of(row).values()), f"{folder}, question {row['index']}"
+        letters = "ABCD"[: len(texts)]
+        if files.text(row, "answer", where=where) not in letters or not texts:
+            raise ValueError(
+                f"{where}: answer {row['answer']!r} is none of its options {letters}; is this the test split, without answers?"
+            )
+        for shift in range(len(texts)):
+            options = dict(zip(letters, texts[shift:] + texts[:shift], strict=True))
+            answer = letters[(letters.index(row["answer"]) - shift) % len(letters)]
+            index = int(row["index"]) + shift * ROTATION
+            yield Item(
+                name=str(index),
+                request=Request(frames=(picture,), text=questions.ask(row["question"], options, hint=row.get("hint", "") or "")),
+                facts={"index": index, "category": row.get("category", ""), **options, "answer": answer},
+                truth=Prediction(text=answer),
+            )
+
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    return item.facts | {"prediction": prediction.text}
+
+
+def right(item: Item, prediction: Prediction) -> float:
+    return float(letter_of(prediction.text, options_of(item.facts)) == item.facts["answer"])
+
+
+SCORER = Scorer(
+    score=score,
+    data="",
+    needs_data=False,
+    sample_id=("index",),
+    runner=Runner(items=items, record=record, truth=lambda folder, split: None, running=("first passes right", right)),
+)

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
+from ans_core.types import Prediction, Request
 
 TASKS = {
     "perception": ("existence", "count", "position", "color", "posters", "celebrity", "scene", "landmark", "artwork", "OCR"),
@@ -131,4 +133,28 @@ def questions(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
         raise ValueError(f"{folder}: no <task>/<name>.txt with questions; give MME's release folder")
 
 
-SCORER = Scorer(score=score, data="MME's release folder", needs_data=False)
+def items(folder: Path, split: str) -> Iterator[Item]:
+    """The questions end with the benchmark's own "Please answer yes or no."."""
+    for picture, facts in questions(folder):
+        yield Item(
+            name="/".join(facts[key] for key in NAME),
+            request=Request(frames=(picture,), text="<image>\n" + facts["question"]),
+            facts=facts,
+            truth=Prediction(text=facts["answer"]),
+        )
+
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    return item.facts | {"prediction": prediction.text}
+
+
+def right(item: Item, prediction: Prediction) -> float:
+    return float(yes_or_no(prediction.text) == item.facts["answer"].lower())
+
+
+SCORER = Scorer(
+    score=score,
+    data="MME's release folder",
+    needs_data=False,
+    runner=Runner(items=items, record=record, truth=lambda folder, split: None, running=("accuracy", right)),
+)

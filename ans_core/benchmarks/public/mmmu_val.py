@@ -1,7 +1,8 @@
 """MMMU validation: free replies -> letters and numbers by the official rules -> accuracy over all, per domain and subject.
 
 --predictions: {subject: [{"id", "question_type", "answer", "all_choices", "index2ans", "response"}]} (the official output.json files in
-one), or {id: final answer}, already parsed, with --data answer_dict_val.json.
+one), or such records with "subject", one a line; or {id: final answer}, already parsed, with --data answer_dict_val.json. A model is run on
+the released folders `<subject>/validation-*.parquet`.
 
 A multiple-choice reply that names no option gets a random one from the official script. Here it is wrong; `accuracy_with_guesses` is the
 official number, drawn as there (seed 42, subjects in the file's order).
@@ -9,15 +10,20 @@ official number, drawn as there (seed 42, subjects in the file's order).
 
 from __future__ import annotations
 
+import ast
 import random
 import re
-from collections.abc import Mapping, Sequence
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ans_core import rle
-from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public import files, questions
+from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
 from ans_core.metrics.bootstrap import Ratio
+from ans_core.types import Prediction, Request
 
 DOMAINS = {
     "Art and Design": ("Art", "Art_Theory", "Design", "Music"),
@@ -40,6 +46,8 @@ _NUMBERS = (r"-?\b\d{1,3}(?:,\d{3})+\b", r"-?\d+(?:\.\d+)?[eE][+-]?\d+", r"-?(?:
 
 def score(given: Given) -> Scored:
     loaded = files.load(given.predictions)
+    if isinstance(loaded, list) and loaded:
+        loaded = _by_subject(loaded, str(given.predictions))
     if not isinstance(loaded, dict) or not loaded:
         raise ValueError(f"{given.predictions}: expected {{subject: records}} or {{id: answer}}")
     if not isinstance(next(iter(loaded.values())), list):
@@ -55,6 +63,13 @@ def score(given: Given) -> Scored:
         raise ValueError(f"{given.predictions}: no records")
     missing = _check_truth(samples, given)
     return _scored(samples, missing)
+
+
+def _by_subject(records: list[dict[str, Any]], where: str) -> dict[str, list[dict[str, Any]]]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault(files.text(record, "subject", where=where), []).append(record)
+    return groups
 
 
 def _judged(record: dict[str, Any], subject: str, rng: random.Random, where: str) -> dict[str, Any]:
@@ -191,4 +206,57 @@ def _normalised(text: str) -> list[str | float]:
         return [" " + lowered, lowered + " "] if len(lowered) == 1 else [lowered]
 
 
-SCORER = Scorer(score=score, data="answer_dict_val.json, or its folder", needs_data=False)
+def items(folder: Path, split: str) -> Iterator[Item]:
+    """Questions of several pictures are asked about the first: a model of this family takes several pictures for a clip."""
+    import pyarrow.parquet as parquet
+
+    subjects = [path for path in sorted(folder.iterdir()) if any(path.glob(f"{split}-*.parquet"))]
+    if not subjects:
+        raise ValueError(f"{folder}: no <subject>/{split}-*.parquet; give the folder of MMMU's release")
+    for subject in subjects:
+        for path in sorted(subject.glob(f"{split}-*.parquet")):
+            for batch in parquet.ParquetFile(path).iter_batches(batch_size=8):
+                yield from (_item(row, subject.name, f"{path}, {row.get('id')}") for row in batch.to_pylist())
+
+
+def _item(row: dict[str, Any], subject: str, where: str) -> Item:
+    texts = [str(text) for text in ast.literal_eval(row["options"])] if files.text(row, "options", where=where) else []
+    options = dict(zip(string.ascii_uppercase, texts, strict=False))
+    kind, answer = (files.text(row, key, where=where) for key in ("question_type", "answer"))
+    truth = ast.literal_eval(answer) if answer.startswith("[") else answer
+    question = re.sub(r"\s*<image \d>\s*", " ", files.text(row, "question", where=where)).strip()
+    facts = {"id": row["id"], "subject": subject, "question_type": kind, "answer": truth}
+    if kind == "multiple-choice":
+        facts |= {"all_choices": list(options), "index2ans": options}
+    return Item(
+        name=row["id"],
+        request=Request(frames=(row["image_1"]["bytes"],), text=questions.ask(question, options if kind == "multiple-choice" else {})),
+        facts=facts,
+        truth=Prediction(text=str(truth)),
+    )
+
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    return item.facts | {"response": prediction.text}
+
+
+def right(item: Item, prediction: Prediction) -> float:
+    facts = item.facts
+    if facts["question_type"] == "multiple-choice":
+        return float(letter_of(prediction.text, facts["all_choices"], facts["index2ans"]) == facts["answer"])
+    return float(open_right(facts["answer"], prediction.text))
+
+
+SCORER = Scorer(
+    score=score,
+    data="answer_dict_val.json, or its folder",
+    needs_data=False,
+    runner=Runner(
+        items=items,
+        record=record,
+        splits=("validation",),
+        truth=lambda folder, split: None,
+        running=("accuracy", right),
+        notes=("a question of several pictures is asked about the first alone",),
+    ),
+)

@@ -3,8 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+
+WHOLE = {
+    "refcoco": {"val": 10834, "testA": 5657, "testB": 5095},
+    "refcoco+": {"val": 10758, "testA": 5726, "testB": 4889},
+    "refcocog": {"val": 4896, "test": 9602},
+    "mevis": {"val_u": 793},
+    "ref_davis17": {"val": 244},
+    "gar_bench": {"vqa": 424},
+    "vos": {"DAVIS17 val": 61},
+}
+"""Samples of the real benchmarks (expressions; vos: objects): RefCOCO's of the UNC and UMD splits, MeViS' and DAVIS' as their papers say,
+GAR-Bench's as its file. Another number means other data in the same layout, a part, or another release."""
+SPLITS = {"valid_u": "val_u", "valid": "val"}
+"""Folder names of splits -> what they are called in tables."""
+PROTOCOLS = {
+    ("refcoco", "cIoU"): ("cIoU_upstream", "the published figure leaves out expressions without a mask; ours beside it does, too"),
+    ("ref_davis17", "J&F"): ("J&F", "mean over expressions, as upstream; DAVIS' own script averages over objects"),
+}
+"""(benchmark, metric) -> the metric of ours that is computed as the published one, and how."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,3 +42,41 @@ class Published:
 def published(benchmark: str) -> list[Published]:
     text = resources.files("ans_core.benchmarks.public").joinpath("published.json").read_text(encoding="utf-8")
     return [Published(**row) for row in json.loads(text) if row["benchmark"] == benchmark]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A published figure and ours beside it."""
+
+    figure: Published
+    ours: float | None
+    """Percent; None: another split, or not the real benchmark."""
+    note: str
+
+    @property
+    def line(self) -> str:
+        ours = "      " if self.ours is None else f"{self.ours:>6.1f}"
+        f = self.figure
+        return f"{f.metric:<14} {f.value:>6.1f} {ours}  {f.model:<20} {'; '.join(filter(None, (f.split, f.source, self.note)))}"
+
+
+def beside(name: str, split: str, metrics: Mapping[str, float], *, whole: int) -> list[Row]:
+    """Return the published figures of a benchmark, with ours where `whole` samples of the split are the real benchmark's number. split "":
+    the one with that number."""
+    scorer = "refcoco" if name in ("refcoco+", "refcocog") else name
+    sizes = WHOLE.get(name, {})
+    split = split or next((known for known, size in sizes.items() if size == whole), "")
+    real = sizes.get(SPLITS.get(split, split)) == whole
+    rows = []
+    for figure in published(scorer):
+        if scorer == "refcoco" and figure.split.lower() != name:
+            continue
+        key, protocol = PROTOCOLS.get((scorer, figure.metric), (figure.metric, ""))
+        same = scorer == "refcoco" or SPLITS.get(figure.split, figure.split).lower() == SPLITS.get(split, split).lower()
+        ours = 100 * metrics[key] if real and same and key in metrics else None
+        rows.append(Row(figure=figure, ours=ours, note="; ".join(filter(None, (figure.note, protocol if ours is not None else "")))))
+    return rows
+
+
+def lines(rows: Sequence[Row]) -> list[str]:
+    return ["published figures of the whole benchmark, and this model's (percent):", *(row.line for row in rows)] if rows else []

@@ -20,4 +20,6 @@ def score(given: Given) -> Scored:
     )
 
 
-SCORER = Scorer(score=score, data=video.DATA)
+SCORER = Scorer(
+    score=score, data=video.DATA, options=frozenset({"predicted_only"}), sample_id=video.SAMPLE_ID, runner=video.runner("valid", "val")
+)

@@ -11,4 +11,10 @@ def score(given: Given) -> Scored:
     return clips_of_expressions.scored(clips_of_expressions.results(given), notes=[])
 
 
-SCORER = Scorer(score=score, data=clips_of_expressions.DATA)
+SCORER = Scorer(
+    score=score,
+    data=clips_of_expressions.DATA,
+    options=frozenset({"predicted_only"}),
+    sample_id=clips_of_expressions.SAMPLE_ID,
+    runner=clips_of_expressions.runner("valid", "test"),
+)

@@ -7,6 +7,7 @@ No mask is a miss: IoU 0, its true pixels in cIoU's union. Upstream leaves such 
 from __future__ import annotations
 
 from ans_core.benchmarks.public import expressions
+from ans_core.benchmarks.public.asked import Runner
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.mask import ciou, giou
@@ -40,4 +41,14 @@ def ratios(answers: list[Answer]) -> dict[str, Ratio]:
     }
 
 
-SCORER = Scorer(score=score, data=DATA)
+SCORER = Scorer(
+    score=score,
+    data=DATA,
+    options=frozenset({"predicted_only"}),
+    runner=Runner(
+        items=expressions.items,
+        record=expressions.record,
+        splits=("val", "testA", "testB", "test"),
+        running=("IoU", expressions.iou),
+    ),
+)

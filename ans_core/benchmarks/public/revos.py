@@ -7,6 +7,7 @@ breaks A and R there; here they are united.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ans_core import rle
 from ans_core.benchmarks.public import clips_of_expressions as video
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer
+from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.mask import counts
 
 TYPES = {0: "referring", 1: "reasoning"}
@@ -51,7 +53,18 @@ def score(given: Given) -> Scored:
         f"{name}/{key}": f"{v:.1f}" for name, values in (rounded | {"overall": overall}).items() for key, v in _with_both(values).items()
     }
     base = video.scored([r for found in groups.values() for r, _, _ in found], notes=["overall: the mean of the two types"])
-    return Scored(metrics=metrics, published=shown, samples=base.samples, missing=base.missing, notes=base.notes)
+    return replace(base, metrics=metrics, published=shown, ratios=_overall(groups))
+
+
+def _overall(groups: dict[str, list[tuple[video.Result, float, float]]]) -> dict[str, Ratio]:
+    """The mean of the two types' means: every expression weighs 1 / the number of its type."""
+    weights = [1 / len(found) for found in groups.values() for _ in found]
+    results = [result for found in groups.values() for result, _, _ in found]
+    columns = {"J&F": [(r.j + r.f) / 2 for r in results], "J": [r.j for r in results], "F": [r.f for r in results]}
+    return {
+        f"overall/{key}": Ratio(numerators=[w * v for w, v in zip(weights, values, strict=True)], denominators=weights)
+        for key, values in columns.items()
+    }
 
 
 def _with_both(means: dict[str, float]) -> dict[str, float]:
@@ -73,4 +86,15 @@ def accuracy_and_robustness(clip: video.Clip, foreground: list[Any]) -> tuple[fl
     return float(np.mean(accuracies)), float(np.mean(robust))
 
 
-SCORER = Scorer(score=score, data=video.DATA + ", mask_dict_foreground.json")
+def question(expression: str) -> str:
+    """Upstream's: a question of the reasoning part is asked as it is."""
+    return f"<image>\n {expression} Please respond with a segmentation mask." if "?" in expression else video.QUESTION.format(expression)
+
+
+SCORER = Scorer(
+    score=score,
+    data=video.DATA + ", mask_dict_foreground.json",
+    options=frozenset({"predicted_only"}),
+    sample_id=video.SAMPLE_ID,
+    runner=video.runner("valid", question=question),
+)

@@ -82,4 +82,4 @@ def _sample(pair: Pair, phrase: str, group: Group) -> dict[str, Any]:
     return {"video_id": pair[0], "noun_phrase": phrase, "masklets": len(group.scores), "true": group.ious.shape[1], "best_iou": best}
 
 
-SCORER = Scorer(score=score, data="the truth file of SA-Co/VEval")
+SCORER = Scorer(score=score, data="the truth file of SA-Co/VEval", sample_id=("video_id", "noun_phrase"))

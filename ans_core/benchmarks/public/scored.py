@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ans_core.metrics.bootstrap import Ratio
+from ans_core.benchmarks.public.asked import Runner
+from ans_core.metrics.bootstrap import Ratio, interval
 
-Option = Literal["replay", "convention", "text_encoder"]
+Option = Literal["replay", "convention", "text_encoder", "predicted_only"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,8 @@ class Given:
     convention: str | None = None
     text_encoder: str | None = None
     """Folder or hub id of the encoder that says whether two phrases mean the same."""
+    predicted_only: bool = False
+    """Only what is predicted is scored: a run with --limit. Otherwise a missing prediction counts 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,10 @@ class Scored:
     notes: list[str] = field(default_factory=list)
     """What a reader of the figures must know: the judge, the convention, what was left out."""
 
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95 % bootstrap intervals."""
+        return {key: interval(ratio) for key, ratio in self.ratios.items() if len(ratio.numerators) > 1}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
@@ -47,6 +54,18 @@ class Scorer:
     """What --data holds; "" = it takes none."""
     needs_data: bool = True
     options: frozenset[Option] = frozenset()
+    sample_id: tuple[str, ...] = ("id",)
+    """Keys of a record of `Scored.samples` that name the sample."""
+    runner: Runner | None = None
+    """None: it scores files alone."""
+
+    def table(self, scored: Scored) -> Iterator[dict[str, Any]]:
+        """Yield the samples' records with `sample`, their name, and `terms` {metric: [numerator, denominator]}, from which two systems are
+        compared sample by sample."""
+        terms = {key: ratio.terms().tolist() for key, ratio in scored.ratios.items() if len(ratio.numerators) == len(scored.samples)}
+        for number, sample in enumerate(scored.samples):
+            name = "/".join(str(sample[key]) for key in self.sample_id if key in sample)
+            yield {"sample": name, **sample, "terms": {key: values[number] for key, values in terms.items()}}
 
 
 def accuracy(right: Iterable[tuple[str, bool]]) -> tuple[dict[str, float], Ratio]:

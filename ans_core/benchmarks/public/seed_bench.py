@@ -1,12 +1,25 @@
 """SEED-Bench: predicted and true letters -> accuracy over all and per dimension (the number before "_" in question_id).
 
 --predictions: records {"question_id", "prediction", "gt_answer"}. A question that the file holds twice counts twice, as it is published.
+
+A model is run on SEED-Bench.json with the folder SEED-Bench-image, on the questions about single pictures.
 """
 
 from __future__ import annotations
 
-from ans_core.benchmarks.public import files
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ans_core.benchmarks.public import files, questions
+from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.mmbench import letter_of
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
+from ans_core.types import Prediction, Request
+
+LETTERS = "ABCD"
+SINGLE = ("image", "single image")
+"""`data_type` of questions about one picture, in SEED-Bench 1 and 2."""
 
 
 def score(given: Given) -> Scored:
@@ -31,4 +44,44 @@ def score(given: Given) -> Scored:
     )
 
 
-SCORER = Scorer(score=score, data="", needs_data=False)
+def items(folder: Path, split: str) -> Iterator[Item]:
+    path = files.named(folder, "SEED-Bench.json", "SEED-Bench-2.json")
+    pictures = files.pictures(folder, "SEED-Bench-image", "images")
+    listed = [q for q in files.value(files.load(path), "questions", where=str(path)) if str(q.get("data_type", "")).lower() in SINGLE]
+    if not listed:
+        raise ValueError(f"{path}: no question whose data_type is {' or '.join(SINGLE)}")
+    for question in sorted(listed, key=lambda q: str(q["data_id"])):
+        where = f"{path}, question {question.get('question_id')}"
+        options = {letter: files.text(question, f"choice_{letter.lower()}", where=where) for letter in LETTERS}
+        name = f"{question['question_type_id']}_{str(question['question_id']).rpartition('_')[2]}"
+        yield Item(
+            name=name,
+            request=Request(frames=(pictures / str(question["data_id"]),), text=questions.ask(question["question"], options)),
+            facts={"question_id": name, "gt_answer": files.text(question, "answer", where=where), "options": options},
+            truth=Prediction(text=question["answer"]),
+        )
+
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    """The letter that the reply names, else the reply."""
+    letter = letter_of(prediction.text, item.facts["options"])
+    return item.facts | {"prediction": letter or prediction.text, "text": prediction.text}
+
+
+def right(item: Item, prediction: Prediction) -> float:
+    return float(letter_of(prediction.text, item.facts["options"]) == item.facts["gt_answer"])
+
+
+SCORER = Scorer(
+    score=score,
+    data="",
+    needs_data=False,
+    sample_id=("question_id",),
+    runner=Runner(
+        items=items,
+        record=record,
+        truth=lambda folder, split: None,
+        running=("accuracy", right),
+        notes=("the model is asked for a letter; the official protocol takes the option with the lowest loss",),
+    ),
+)

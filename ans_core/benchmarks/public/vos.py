@@ -206,4 +206,6 @@ def _drawn(record: dict[str, Any], key: str, source: Path) -> list[IndexMask]:
     return frames
 
 
-SCORER = Scorer(score=score, data="folder of the true PNGs", needs_data=False, options=frozenset({"convention"}))
+SCORER = Scorer(
+    score=score, data="folder of the true PNGs", needs_data=False, sample_id=("video", "object"), options=frozenset({"convention"})
+)

@@ -54,4 +54,4 @@ def _sample(record: dict[str, Any], right: bool) -> dict[str, Any]:
     return {"image": record["image"], "test_type": record["test_type"], "question": record["question"], "right": right}
 
 
-SCORER = Scorer(score=score, data="", needs_data=False)
+SCORER = Scorer(score=score, data="", needs_data=False, sample_id=("image",))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ans_core.data.formats import (
+    chat_univi,
     checks,
     coco,
     coco_video,
@@ -36,6 +37,7 @@ from ans_core.types import Sample
 
 FORMATS: dict[str, Callable[..., list[Sample]]] = {
     "annotations": plain.read,
+    "chat_univi": chat_univi.read,
     "coco": coco.read,
     "coco_video": coco_video.read,
     "davis": davis.read,
@@ -62,6 +64,7 @@ FORMATS: dict[str, Callable[..., list[Sample]]] = {
 
 SPLITS: dict[str, Callable[[Path], list[str]]] = {
     "annotations": plain.splits,
+    "chat_univi": chat_univi.splits,
     "coco": coco.splits,
     "coco_video": coco_video.splits,
     "davis": davis.splits,
@@ -96,6 +99,7 @@ MARKERS: dict[str, str] = {
     "davis_text_annotations": "ref_davis17",
     "Davis17_annot1.txt": "ref_davis17",
     "Ref-SAV.json": "ref_sav",
+    "video_chat.json": "chat_univi",
     "meta_expressions_*_.json": "revos",
     "meta_expressions/*/meta_expressions.json": "ref_youtube_vos",
     "*/meta_expressions*.json": "mevis",

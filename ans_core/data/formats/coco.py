@@ -13,7 +13,7 @@ from pydantic import Field
 
 from ans_core import rle
 from ans_core.data.formats import checks
-from ans_core.data.formats.files import ImageFolders, split_files
+from ans_core.data.formats.files import ImageFolders, split_file, split_files
 from ans_core.data.formats.skipped import Skipped, usable_mask
 from ans_core.types import RLE, Sample
 
@@ -49,9 +49,7 @@ class Content(checks.Record):
 
 def read(path: Path, *, name: str, split: str) -> list[Sample]:
     """Read one split. `path` is the folder or the file. Left out and counted: objects without a pixel, and pictures without an object."""
-    files = split_files(path, FILES)
-    checks.known_split(split, files, path=path)
-    file = files[split]
+    file = split_file(path, FILES, split=split)
     own = file.stem[YEAR]
     folders = [file.parent / up / part for up in (".", "..") for part in (own, f"images/{own}", "images", own.rstrip("0123456789"))]
     images = ImageFolders([*folders, file.parent], where=str(path))

@@ -122,18 +122,21 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
     words = _categories(source, file)
     roots = [path / split / "JPEGImages", path / split, path / "images", path / "JPEGImages", file.parent, path]
     faults = checks.Faults(file)
-    owners = {record["id"] for record in source.images or source.videos}
     clips: dict[Any, Clip] = {}
     places: dict[Any, tuple[Any, int]] = {}
     for video, pictures, where in (_of_images if source.images else _of_videos)(source, file, faults):
         with faults:
             clips[video.id] = _clip(video, pictures, roots, where=where)
             places |= {picture.id: (video.id, place) for place, picture in enumerate(pictures)}
+    owners = {record["id"] for record in source.images or source.videos}
     for number, value in checks.by_id(source.annotations, "id", where=f"{file}: annotation").items():
         with faults:
             where = f"{file}: annotation {rle.short(number)}"
             annotation: FrameAnnotation | MaskletAnnotation
-            annotation = checks.record(FrameAnnotation if source.images else MaskletAnnotation, value, where=where)  # type: ignore[type-var]
+            if source.images:
+                annotation = checks.record(FrameAnnotation, value, where=where)
+            else:
+                annotation = checks.record(MaskletAnnotation, value, where=where)
             if annotation.category_id not in words:
                 raise checks.DataError(f"{where}: category_id {rle.short(annotation.category_id)} is not in categories")
             if annotation.owner not in owners:

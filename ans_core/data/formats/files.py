@@ -33,6 +33,13 @@ def split_files(path: Path, patterns: Iterable[str]) -> dict[str, Path]:
     return found
 
 
+def split_file(path: Path, patterns: Iterable[str], *, split: str) -> Path:
+    """Return the annotation file of one split; DataError names those that there are."""
+    files = split_files(path, patterns)
+    checks.known_split(split, files, path=path)
+    return files[split]
+
+
 def _named(file: Path) -> tuple[str, str]:
     """Return a data set's name and its split, as a file's name tells them."""
     told = SPLIT_OF.fullmatch(file.stem)

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from ans_core import rle
 from ans_core.data.formats import checks, grounded
-from ans_core.data.formats.files import ImageFolders, split_files
+from ans_core.data.formats.files import ImageFolders, split_file, split_files
 from ans_core.data.formats.skipped import Skipped, Unusable, usable_mask
 from ans_core.types import Sample
 
@@ -46,9 +46,7 @@ class Content(checks.Record):
 
 def read(path: Path, *, name: str, split: str) -> list[Sample]:
     """Read one split. `path` is the folder or the file. Left out and counted: short captions, small pictures, captions without a mask."""
-    files = split_files(path, FILES)
-    checks.known_split(split, files, path=path)
-    file = files[split]
+    file = split_file(path, FILES, split=split)
     images = ImageFolders(grounded.image_folders(file), where=str(path))
     faults, skipped = checks.Faults(file), Skipped(file)
     content = checks.record(Content, checks.load_json(file), where=str(file))

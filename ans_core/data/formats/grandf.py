@@ -11,7 +11,7 @@ from pydantic import Field
 
 from ans_core import rle
 from ans_core.data.formats import checks, grounded
-from ans_core.data.formats.files import ImageFolders, split_files
+from ans_core.data.formats.files import ImageFolders, split_file, split_files
 from ans_core.types import Sample
 
 FILES = ("*train.json", "*val.json", "*test.json")
@@ -33,9 +33,7 @@ class Caption(checks.Record):
 
 def read(path: Path, *, name: str, split: str) -> list[Sample]:
     """Read one split. `path` is the folder, or a file in it (a published folder holds several sets)."""
-    files = split_files(path, FILES)
-    checks.known_split(split, files, path=path)
-    file = files[split]
+    file = split_file(path, FILES, split=split)
     images = ImageFolders(grounded.image_folders(file), where=str(path))
     faults = checks.Faults(file)
     samples = []

@@ -49,7 +49,7 @@ def sample(
     for start, end in sorted(merged, key=lambda words: (words[0], -words[1])):
         if not spans or end > spans[-1][1]:
             spans.append((start, end))
-    ends = [min(end, after) for (_, end), (after, _) in zip(spans, [*spans[1:], (len(caption), 0)], strict=True)]
+    ends = [min(spans[n][1], spans[n + 1][0]) for n in range(len(spans) - 1)] + [end for _, end in spans[-1:]]
     file, height, width = image
     return Sample(
         sample_id=sample_id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ans_core.data.formats import checks
-from ans_core.data.formats.files import ImageFolders, split_files
+from ans_core.data.formats.files import ImageFolders, split_file, split_files
 from ans_core.data.formats.skipped import Skipped, Unusable
 from ans_core.data.formats.turns import Turn, exchanges
 from ans_core.types import Sample
@@ -26,9 +26,7 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
     Left out and counted: records without a picture (a twentieth of mix665k; a row of training is a picture with its questions), and those
     of which turns.py can make no conversation.
     """
-    files = split_files(path, FILES)
-    checks.known_split(split, files, path=path)
-    file = files[split]
+    file = split_file(path, FILES, split=split)
     images = ImageFolders((file.parent / folder for folder in IMAGE_FOLDERS), where=str(path))
     faults, skipped = checks.Faults(file), Skipped(file)
     samples = []

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from ans_core import prompts
 from ans_core.data.formats import checks
-from ans_core.data.formats.files import ImageFolders, split_files
+from ans_core.data.formats.files import ImageFolders, split_file, split_files
 from ans_core.data.formats.plain import REGION
 from ans_core.data.formats.skipped import Skipped, Unusable, usable_mask
 from ans_core.data.formats.turns import Turn, exchanges
@@ -51,9 +51,7 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
     Left out and counted: records that speak of a region which they don't have, or with a mask of no pixel, and those of which turns.py can
     make no conversation.
     """
-    files = split_files(path, FILES)
-    checks.known_split(split, files, path=path)
-    file = files[split]
+    file = split_file(path, FILES, split=split)
     images = ImageFolders((file.parent / folder for folder in IMAGE_FOLDERS), where=str(path))
     faults, skipped = checks.Faults(file), Skipped(file)
     samples: list[Sample] = []
@@ -103,7 +101,7 @@ def _conversation(turns: list[Turn], masks: list[RLE], image: tuple[Path, int, i
 def _words(text: str, regions: int) -> str:
     """Call regions region1, region2, ...; angle brackets go, as upstream takes them out."""
     words = MARKED.sub(r"region\1", text).replace("<", "").replace(">", "")
-    if any(not 1 <= int(number) <= regions for number in REGION.findall(words)):
+    if not set(REGION.findall(words)) <= {str(number) for number in range(1, regions + 1)}:
         raise Unusable("words about a region that is not there")
     return words
 

@@ -66,7 +66,7 @@ def _samples(path: Path, video: str, record: Video, *, name: str, where: str, fa
             samples.append(
                 Sample(
                     sample_id=f"{video}_{number}", dataset=name, image_id=video, frames=frames, height=height, width=width,
-                    task="referring", text=text, masks=(masklet,),
+                    task="referring", text=text, masks=(masklet,), detail=True,
                 )
             )  # fmt: skip
     return samples

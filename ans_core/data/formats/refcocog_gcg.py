@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ans_core.data.formats import checks, grounded
-from ans_core.data.formats.files import ImageFolders, split_files
+from ans_core.data.formats.files import ImageFolders, split_file, split_files
 from ans_core.data.formats.skipped import Skipped, Unusable, usable_mask
 from ans_core.types import Sample
 
@@ -35,9 +35,7 @@ class Entry(checks.Record):
 
 def read(path: Path, *, name: str, split: str) -> list[Sample]:
     """Read one split. `path` is the folder or the file. Left out and counted: captions that hold no expression's words."""
-    files = split_files(path, FILES)
-    checks.known_split(split, files, path=path)
-    file = files[split]
+    file = split_file(path, FILES, split=split)
     images = ImageFolders(grounded.image_folders(file), where=str(path))
     faults, skipped = checks.Faults(file), Skipped(file)
     samples = []

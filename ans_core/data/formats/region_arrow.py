@@ -31,7 +31,7 @@ class Row(checks.Record):
 
 
 COLUMNS = tuple(Row.model_fields)
-PROMPT = re.compile(r"<Prompt(\d+)>")
+PROMPT = re.compile(r"<Prompt(\d{1,4})>")
 ENCODED = "data:"
 """Start of a picture in base64: `data:base64,...` (GAR) or `data:image/png;base64,...`."""
 ARROW_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, pyarrow.ArrowException)

@@ -80,7 +80,8 @@ class Backbone(ABC):
 
     @property
     @abstractmethod
-    def vision_tower(self) -> nn.Module: ...
+    def vision_tower(self) -> Any:
+        """Return transformers' module of it."""
 
     @property
     @abstractmethod
@@ -140,7 +141,9 @@ class Backbone(ABC):
     def logits(self, states: Float[Tensor, "*L D"]) -> Float[Tensor, "*L V"]:
         return self.native.lm_head(states)
 
-    def generate(self, *, inputs_embeds: Float[Tensor, "B L D"], position_ids: Int[Tensor, "B L"], **options: Any) -> Int[Tensor, "B A"]:
+    def generate(
+        self, *, inputs_embeds: Float[Tensor, "B L D"], position_ids: Int[Tensor, "*axes B L"], **options: Any
+    ) -> Int[Tensor, "B A"]:
         """Run transformers' `generate`."""
         return self.native.generate(inputs_embeds=inputs_embeds, position_ids=position_ids, **options)
 

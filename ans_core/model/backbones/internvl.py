@@ -42,8 +42,8 @@ class InternVL(Backbone):
         return Tiling(size=side, max_tiles=config.max_tiles, grid=int(side // patch * sizes.downsample_ratio))
 
     @property
-    def vision_tower(self) -> nn.Module:
-        return cast(nn.Module, self.native.model.vision_tower)
+    def vision_tower(self) -> Any:
+        return self.native.model.vision_tower
 
     @property
     def crop_side(self) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import Cache, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import Cache
 
 from ans_core.model.backbones.qwen_vl import QwenVL
 
@@ -16,12 +16,8 @@ class Qwen3VL(QwenVL):
     """An image token has 1 + K parts of D values: its embedding, and what is added to its hidden states after the first K layers."""
 
     model_type = "qwen3_vl"
+    native_class, config_class = "Qwen3VLForConditionalGeneration", "Qwen3VLConfig"
     mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-
-    @classmethod
-    def build(cls, sizes: dict[str, Any]) -> nn.Module:
-        config: Any = Qwen3VLConfig(**sizes)
-        return cast(nn.Module, Qwen3VLForConditionalGeneration(config))
 
     def merged(self, out: Any) -> Float[Tensor, "M E"]:
         return torch.cat([out.pooler_output, *out.deepstack_features], dim=-1)

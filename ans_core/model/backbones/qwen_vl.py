@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
+import transformers
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import Cache
@@ -17,11 +18,27 @@ from ans_core.model.backbones.base import Backbone, ImageFeatures, PromptForm
 if TYPE_CHECKING:
     from ans_core.model.config import Sa2VAConfig
 
+Colour = tuple[float, float, float]
 MIN_PIXELS, MAX_PIXELS = 512 * 28 * 28, 2048 * 28 * 28
 """Upstream's limits of an image, for both generations."""
 
 
+def needed(name: str) -> Any:
+    """Return a class of transformers; raises ValueError where the installed version is too old to have it."""
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise ValueError(
+            f"transformers {transformers.__version__} has no {name}; install that of constraints.txt:"
+            " pip install -c constraints.txt transformers"
+        )
+    return found
+
+
 class QwenVL(Backbone):
+    """Subclasses name transformers' classes: one installed version may have the one generation only."""
+
+    native_class: ClassVar[str]
+    config_class: ClassVar[str]
     marks = prompts.QWEN_IMAGE
     parts = {
         "vision tower": "model.visual.",
@@ -29,10 +46,14 @@ class QwenVL(Backbone):
         "language model": "model.language_model.",
         "head": "lm_head.",
     }
-    mean: ClassVar[tuple[float, float, float]]
-    std: ClassVar[tuple[float, float, float]]
+    mean: ClassVar[Colour]
+    std: ClassVar[Colour]
     system: ClassVar[str] = ""
     """Text before the first turn, in upstream's inference alone."""
+
+    @classmethod
+    def build(cls, sizes: dict[str, Any]) -> nn.Module:
+        return cast(nn.Module, needed(cls.native_class)(needed(cls.config_class)(**sizes)))
 
     @classmethod
     def cutter_of(cls, sizes: Any, config: Sa2VAConfig) -> Patches:
@@ -48,8 +69,8 @@ class QwenVL(Backbone):
         )
 
     @property
-    def vision_tower(self) -> nn.Module:
-        return cast(nn.Module, self.native.model.visual)
+    def vision_tower(self) -> Any:
+        return self.native.model.visual
 
     @property
     def crop_side(self) -> int:
@@ -107,7 +128,9 @@ class QwenVL(Backbone):
         three = position_ids.expand(3, -1, -1)
         return super().language_model(inputs, attention_mask=attention_mask, position_ids=three, cache=cache, use_cache=use_cache)
 
-    def generate(self, *, inputs_embeds: Float[Tensor, "B L D"], position_ids: Int[Tensor, "B L"], **options: Any) -> Int[Tensor, "B A"]:
+    def generate(
+        self, *, inputs_embeds: Float[Tensor, "B L D"], position_ids: Int[Tensor, "*axes B L"], **options: Any
+    ) -> Int[Tensor, "B A"]:
         return super().generate(inputs_embeds=inputs_embeds, position_ids=position_ids.expand(3, -1, -1), **options)
 
     def prompt_form(self, preparation: Preparation) -> PromptForm:

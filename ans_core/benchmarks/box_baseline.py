@@ -1,0 +1,110 @@
+"""The baseline that no training has touched: the box that a vision-language model gives for an expression, as a prompt for SAM2.
+
+It tells what fine-tuning brought. The box is asked for in InternVL's grounding format; a clip's object is boxed in its first frame and
+propagated by SAM2. What names no object (questions about pictures, descriptions) the model answers in words alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ans_core import prompts, rle, transforms
+from ans_core.benchmarks.public import Answerer, Item
+from ans_core.checkpoints import folder as folders
+from ans_core.model.grounding import FrameFeatures
+from ans_core.model.masks import upsample
+from ans_core.model.options import PredictOptions
+from ans_core.model.predict import predict
+from ans_core.model.sa2va import Sa2VA
+from ans_core.types import RLE, ImageRef, Prediction, Request
+
+QUESTION = "<image>\nPlease provide the bounding box coordinate of the region this sentence describes: <ref>{text}</ref>"
+"""InternVL's own."""
+_NUMBER = r"\s*(\d+(?:\.\d+)?)\s*"
+_BOX = re.compile(rf"\[{_NUMBER},{_NUMBER},{_NUMBER},{_NUMBER}\]")
+CORNERS = (2, 3)
+"""SAM2's labels of a box's two points."""
+Box = tuple[float, float, float, float]
+
+
+def question_of(base: Path) -> str:
+    """Return how a base is asked for a box: one that `ans run` has pre-trained from random weights knows the bare `<ref>` alone."""
+    manifest = folders.read_manifest(base)
+    made = manifest["metadata"] if manifest else {}
+    return "<image>\n" + prompts.BOX_QUESTION if "seed" in made else QUESTION
+
+
+def answerer(model: Sa2VA, *, question: str, max_tokens: int) -> Answerer:
+    def ask(items: Sequence[Item]) -> list[Prediction]:
+        for item in items:
+            if item.request.mask_prompts:
+                raise ValueError(f"{item.name}: box: answers no questions about regions; a base has not learned what they are")
+        told = predict(model, [_request(item, question) for item in items], max_tokens=max_tokens, batch=len(items))
+        boxes = [box_of(p.text) if item.expression is not None else None for item, p in zip(items, told, strict=True)]
+        masks = _masks(model, items, boxes)
+        return [Prediction(text=p.text, masks=(masks[i],) if i in masks else ()) for i, p in enumerate(told)]
+
+    return ask
+
+
+def _request(item: Item, question: str) -> Request:
+    if item.expression is None:
+        return item.request
+    return Request(frames=item.request.frames[:1], text=question.format(text=item.expression.strip().rstrip(".")))
+
+
+def box_of(reply: str) -> Box | None:
+    """Return the first [x1, y1, x2, y2] of a reply as shares of the picture (InternVL counts thousandths); None: no box with an area."""
+    for found in _BOX.finditer(reply):
+        x1, y1, x2, y2 = (min(float(number) / 1000, 1.0) for number in found.groups())
+        if x1 < x2 and y1 < y2:
+            return x1, y1, x2, y2
+    return None
+
+
+@torch.no_grad()
+def _masks(model: Sa2VA, items: Sequence[Item], boxes: Sequence[Box | None]) -> dict[int, tuple[RLE, ...]]:
+    """Return the masklet of every item with a box. Boxes in one picture or clip share its encoding."""
+    shown: dict[Sequence[ImageRef], list[int]] = defaultdict(list)
+    for i, item in enumerate(items):
+        if boxes[i] is not None:
+            shown[item.request.frames].append(i)
+    found: dict[int, list[RLE]] = defaultdict(list)
+    for frames, numbers in shown.items():
+        corners = torch.tensor([boxes[i] for i in numbers], device=model.device).view(-1, 2, 2) * model.sam2.image_size
+        width, height = transforms.image_size(frames[0])
+        with model.own_precision(), _untrained(model):
+            for logits in _through(model, frames, corners):
+                for i, one in zip(numbers, logits, strict=True):
+                    found[i].append(rle.encode(upsample(one, size=model.sam2.image_size, height=height, width=width)))
+    return {i: tuple(masks) for i, masks in found.items()}
+
+
+def _untrained(model: Sa2VA) -> AbstractContextManager[None]:
+    """Return the context of SAM2's own mask decoder, if the model has been trained and keeps it."""
+    return model.sam2.original() if model.sam2.config.original_decoder else nullcontext()
+
+
+def _through(model: Sa2VA, frames: Sequence[ImageRef], corners: Float[Tensor, "N 2 2"]) -> Iterator[Float[Tensor, "N h4 w4"]]:
+    """Yield the mask logits of every frame, prompted in the first."""
+    labels = torch.tensor([CORNERS] * len(corners), dtype=torch.int32, device=model.device)
+    if len(frames) == 1:
+        first = torch.zeros(len(corners), dtype=torch.long, device=model.device)
+        yield model.sam2.decode(_encoded(model, frames[0]), first, points=(corners, labels), multimask=False).logits
+        return
+    prompted = {0: {"prompt": {"point_coords": corners, "point_labels": labels}}}
+    shown = ((index, _encoded(model, frame)) for index, frame in enumerate(frames))
+    for _, logits in model.sam2.propagate(shown, prompted, objects=len(corners), frames=len(frames)):
+        yield logits
+
+
+def _encoded(model: Sa2VA, frame: ImageRef) -> FrameFeatures:
+    return model.sam2.encode(PredictOptions().pixels(model, [transforms.open_image(frame)]))

@@ -1,0 +1,51 @@
+"""What a benchmark asks a model, and the record of each answer in the form that its scorer reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ans_core.types import Prediction, Request
+
+
+class UnscoredError(ValueError):
+    """The predictions can't be scored here: the truth is on a server, or a judge must read them. The message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One question of a benchmark."""
+
+    name: str
+    """Unique in the benchmark; as `Scorer.sample_id` names the sample in the scorer's table."""
+    request: Request
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the record holds beside the answer: ids, the true answer."""
+    truth: Prediction | None = None
+    """The right answer, for pictures and the running metric; None: not public."""
+    expression: str | None = None
+    """What is to be segmented, for a model that is asked in another way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """How a model is run on a benchmark. Pictures stay in files, and one item at a time is made."""
+
+    items: Callable[[Path, str], Iterator[Item]]
+    """(folder of the benchmark, split) -> its questions, those about one picture in a row. Raises ValueError for missing files."""
+    record: Callable[[Item, Prediction], dict[str, Any]]
+    """A line of predictions.jsonl, which the scorer reads."""
+    splits: tuple[str, ...] = ("",)
+    """The first is the default; empty = the folder is the split."""
+    truth: Callable[[Path, str], Path | None] = lambda folder, split: folder
+    """The scorer's --data; None: the records hold the truth. Raises UnscoredError."""
+    running: tuple[str, Callable[[Item, Prediction], float]] | None = None
+    """Name and value of the metric that the progress bar shows the mean of."""
+    notes: tuple[str, ...] = ()
+    """Where the questions depart from the benchmark's own protocol."""
+
+
+Answerer = Callable[[Sequence[Item]], list[Prediction]]
+"""A model as a benchmark sees it: the items of one batch -> their predictions."""

@@ -1,0 +1,37 @@
+"""Detailed captions of regions, in MDVP-Bench's layout -> METEOR, CIDEr, ROUGE-L. Scored as captions.py does.
+
+A model is run on the folder with `mdvp_caption_mask.json` (records {"image_path", "mask_rle", "caption"}) and the pictures. MDVP-Bench's
+own figure is a judge's; METEOR needs none, and is not to be compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ans_core.benchmarks.public import captions, files
+from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.scored import Scorer
+
+FILE = "mdvp_caption_mask.json"
+QUESTION = "<image>\nPlease give me a detailed description of the region in the picture marked by region1."
+
+
+def items(folder: Path, split: str) -> Iterator[Item]:
+    path = files.named(folder, FILE)
+    listed = list(enumerate(files.records(path)))
+    for number, record in sorted(listed, key=lambda entry: str(entry[1].get("image_path"))):
+        where = f"{path}, record {number}"
+        name, caption = (files.text(record, key, where=where) for key in ("image_path", "caption"))
+        mask = files.value(record, "mask_rle", where=where)
+        height, width = mask["size"]
+        region = files.mask(mask, height=height, width=width, where=where)
+        yield captions.region_item(str(number), path.parent / name, region, question=QUESTION, caption=caption)
+
+
+SCORER = Scorer(
+    score=captions.score,
+    data="",
+    needs_data=False,
+    runner=Runner(items=items, record=captions.record, truth=lambda folder, split: None, running=("METEOR", captions.meteor)),
+)

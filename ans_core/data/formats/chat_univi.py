@@ -1,0 +1,62 @@
+"""Chat-UniVi's video chat (`video_chat.json`, videos in `Activity_Videos/` or beside) -> conversations about clips, one per record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ans_core import rle
+from ans_core.data.formats import checks, clip_files
+from ans_core.data.formats.skipped import Skipped
+from ans_core.data.formats.turns import Turn, exchanges
+from ans_core.types import Sample, VideoFrames
+
+FILE = "video_chat.json"
+FOLDERS = ("Activity_Videos", "videos", "")
+
+
+class Record(checks.Record):
+    video: str
+    conversations: list[Turn]
+
+
+def read(path: Path, *, name: str, split: str) -> list[Sample]:
+    file = path / FILE
+    checks.known_split(split, splits(path), path=file)
+    faults, skipped = checks.Faults(file), Skipped(file)
+    known: dict[str, tuple[VideoFrames, tuple[int, int]]] = {}
+    samples: list[Sample] = []
+    for number, value in enumerate(checks.load_list(file)):
+        with faults, skipped:
+            where = f"{file}: record {number}"
+            record = checks.record(Record, value, where=where)
+            if record.video not in known:
+                frames = clip_files.video_frames(_find(path, record.video, where=where), where=where)
+                known[record.video] = frames, clip_files.size_of(frames, where=where)
+            frames, (height, width) = known[record.video]
+            turns = [turn.model_copy(update={"value": turn.value.replace("<video>", "")}) for turn in record.conversations]
+            *past, (question, answer) = exchanges(turns)
+            samples.append(
+                Sample(
+                    sample_id=str(number), dataset=name, image_id=record.video, frames=frames, height=height, width=width,
+                    task="conversation", text=answer, question=question, past=tuple(past),
+                )
+            )  # fmt: skip
+    faults.tell()
+    skipped.tell(left=len(samples))
+    return samples
+
+
+def splits(path: Path) -> list[str]:
+    if not (path / FILE).is_file():
+        raise checks.DataError(f"{path} holds no {FILE}")
+    return ["train"]
+
+
+def _find(path: Path, name: str, *, where: str) -> Path:
+    """Return a video's file; those named .mkv may lie there as .mp4."""
+    tried = [
+        checks.inside(path / folder, n, where=where) for folder in FOLDERS for n in dict.fromkeys((name, name.replace(".mkv", ".mp4")))
+    ]
+    if found := next((file for file in tried if file.is_file()), None):
+        return found
+    raise checks.DataError(f"{where}: the video {rle.short(name)} is at none of {', '.join(map(str, tried))}; put (or link) it there")

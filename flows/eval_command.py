@@ -1,0 +1,88 @@
+"""`ans eval`: which of its forms the words ask for, and the options of each."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+ALLOWED = {
+    "CHECKPOINT": frozenset[str](),
+    "BENCHMARK": frozenset(
+        ("model", "data", "split", "limit", "out", "batch", "max_tokens", "video_mode", "processes", "device", "dtype", "text_encoder")
+    ),
+    "score": frozenset(("predictions", "data", "out", "replay", "convention", "text_encoder", "predicted_only")),
+    "compare": frozenset(("out",)),
+    "submit": frozenset(("predictions", "out")),
+    "export": frozenset(("data", "split", "limit", "out")),
+}
+"""Options by form."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = """ans eval BENCHMARK[,BENCHMARK] --model MODEL [--data DIR] [--split S] [--limit N] [--out DIR] ...
+       ans eval score BENCHMARK --predictions FILE|DIR [--data DIR] [--out metrics.json] ...
+       ans eval compare EVALUATION EVALUATION [--out DIR]
+       ans eval submit BENCHMARK --predictions FILE --out FILE|DIR
+       ans eval export BENCHMARK --data DIR --out FOLDER [--split S] [--limit N]
+       ans eval CHECKPOINT"""
+    parser.add_argument(
+        "what", metavar="BENCHMARK|score|compare|submit|export|CHECKPOINT", help="an unknown benchmark is answered with all there are"
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the benchmark, or the folders of two evaluations")
+    add = parser.add_argument_group("options, by form").add_argument
+    add("--model", metavar="MODEL", help="checkpoint folder or hub id; box:FOLDER: a base's boxes given to SAM2, untrained")
+    add("--data", type=Path, metavar="DIR", help="the benchmark's own files (default: data/benchmarks/<benchmark>, for a model)")
+    add("--split", help="default: the benchmark's first")
+    add("--limit", type=int, metavar="N", help="only N questions, at equal steps through all of them")
+    add("--out", type=Path, help="folder of a run or comparison (default: under .ans/eval); metrics.json of a score; the file to submit")
+    add("--batch", type=int, help="questions a batch (default: 16); part of what decides the last digits")
+    add("--max-tokens", type=int, help="of an answer (default: 512)")
+    add("--video-mode", choices=["auto", "sa2va", "sa2va-i"], help="how masks go through a clip: docs/video.md (default: auto)")
+    add("--processes", type=int, metavar="N", help="processes or GPUs that share the questions (torchrun; default: 1)")
+    add("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
+    add("--dtype", help="of the weights: float32, bfloat16, float16 (default: as they are stored)")
+    add("--predictions", type=Path, metavar="FILE|DIR", help="what is scored or submitted")
+    add("--predicted-only", action="store_true", default=None, help="score only what is predicted (a run with --limit)")
+    add("--replay", type=Path, metavar="FILE", help="a judge's recorded replies, in place of a judge")
+    add("--convention", choices=["davis", "mose"], help="of vos (default: davis)")
+    add("--text-encoder", metavar="PATH", help="folder or hub id of the encoder that compares gcg's phrases")
+
+
+def form(arguments: argparse.Namespace) -> str:
+    """Return the key of ALLOWED. Raises ValueError for an option or a name that goes with another form."""
+    found = arguments.what if arguments.what in ALLOWED else "CHECKPOINT" if arguments.model is None else "BENCHMARK"
+    if found == "CHECKPOINT" and not Path(arguments.what).exists():
+        raise ValueError(
+            f"{arguments.what} is no folder of a checkpoint; to run a benchmark give --model, to score predictions `ans eval score`"
+        )
+    options = {option for allowed in ALLOWED.values() for option in allowed}
+    if wrong := sorted(option for option in options - ALLOWED[found] if getattr(arguments, option) is not None):
+        named = ", ".join(f"--{option.replace('_', '-')}" for option in wrong)
+        raise ValueError(f"ans eval {found} takes no {named}; `ans eval --help` says what goes with what")
+    if arguments.names and found in ("CHECKPOINT", "BENCHMARK"):
+        raise ValueError(f"ans eval {found} takes nothing behind {arguments.what}: {' '.join(arguments.names)} (several: a,b)")
+    return found
+
+
+def run(arguments: argparse.Namespace) -> int:
+    match form(arguments):
+        case "score":
+            from flows import eval_score
+
+            return eval_score.score(arguments)
+        case "compare":
+            from flows import eval_compare
+
+            return eval_compare.compare(arguments)
+        case "submit":
+            from flows import eval_submit
+
+            return eval_submit.submit(arguments)
+        case "export":
+            from flows import eval_submit
+
+            return eval_submit.export(arguments)
+        case _:
+            from flows import eval_run
+
+            return eval_run.run(arguments)

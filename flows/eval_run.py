@@ -1,0 +1,241 @@
+"""`ans eval BENCHMARK --model MODEL`: a model's predictions, figures with intervals, a table of samples, pictures and a page."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from flows import eval_score
+from flows.paths import root
+
+SKIPPED = 2
+"""Exit status if a benchmark's data are not there."""
+BOX = "box:"
+BATCH, MAX_TOKENS = 16, 512
+LONGEST_WAIT = timedelta(days=7)
+"""Of the first process that is done for the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One benchmark on one model."""
+
+    name: str
+    """As the user calls it: refcoco+ is scored by refcoco."""
+    split: str
+    data: Path
+    out: Path
+    settings: dict[str, Any]
+    """What decides the predictions."""
+
+    @property
+    def title(self) -> str:
+        return "/".join(filter(None, (self.name, self.split)))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if (arguments.processes or 1) > 1 and "RANK" not in os.environ:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={arguments.processes}"]
+        return subprocess.run([sys.executable, *launcher, "-m", "flows.cli", *sys.argv[1:]], check=False).returncode
+    names = arguments.what.split(",")
+    if len(names) > 1 and (arguments.data or arguments.out or arguments.split):
+        raise ValueError("--data, --out and --split are of one benchmark; of several, leave them out (data/benchmarks/<benchmark>)")
+    for name in names:
+        runner_of(name)  # unknown names first
+    load = cache(partial(answerer, arguments))
+    with process_group():
+        statuses = [evaluate(asked(name, arguments), load, arguments) for name in names]
+    return max(statuses)
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """The processes of torchrun wait for each other; nothing else is exchanged, so gloo does for GPUs, too."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    import torch.distributed
+
+    torch.distributed.init_process_group("gloo", timeout=LONGEST_WAIT)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def runner_of(name: str) -> Any:
+    from ans_core.benchmarks.public import SCORERS
+
+    known, scorer = eval_score.scorer_of(name)
+    if scorer.runner is None:
+        runnable = ", ".join(sorted(n for n, s in SCORERS.items() if s.runner))
+        raise ValueError(f"{known} scores files alone (`ans eval score {known}`); a model can be run on {runnable}")
+    return scorer.runner
+
+
+def asked(name: str, arguments: argparse.Namespace) -> Asked:
+    from ans_core.checkpoints import folder
+    from ans_core.checkpoints.checkpoint import weights_hash
+
+    name = name.lower().replace("-", "_")
+    runner, model = runner_of(name), arguments.model
+    data = (arguments.data or root() / "data/benchmarks" / name).resolve()
+    split = arguments.split or (data.name if data.name in runner.splits else runner.splits[0])
+    checkpoint = folder.local_folder(model.removeprefix(BOX))
+    settings = {
+        "benchmark": name,
+        "split": split,
+        "data": str(data),
+        "limit": arguments.limit or 0,
+        "model": model,
+        "weights": weights_hash(checkpoint),
+        "batch": arguments.batch or BATCH,
+        "max_tokens": arguments.max_tokens or MAX_TOKENS,
+        "video_mode": arguments.video_mode or "auto",
+        "dtype": arguments.dtype or "as stored",
+    }
+    key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
+    whose = ("box-" if model.startswith(BOX) else "") + checkpoint.name
+    out = arguments.out or root() / ".ans/eval" / "-".join(filter(None, (name, split, whose, key)))
+    return Asked(name=name, split=split, data=data, out=out, settings=settings)
+
+
+def answerer(arguments: argparse.Namespace) -> Callable[..., Any]:
+    """Load the model and return it as an Answerer."""
+    from ans_core import dist
+    from ans_core.benchmarks import box_baseline
+    from ans_core.checkpoints import folder
+    from ans_core.model import Sa2VA
+    from ans_core.model.predict import predict
+
+    box, checkpoint = arguments.model.startswith(BOX), arguments.model.removeprefix(BOX)
+    device = arguments.device or str(dist.pick_device("auto"))
+    model = Sa2VA.from_pretrained(checkpoint, device_map=device, dtype=arguments.dtype)
+    max_tokens = arguments.max_tokens or MAX_TOKENS
+    if box:
+        return box_baseline.answerer(model, question=box_baseline.question_of(folder.local_folder(checkpoint)), max_tokens=max_tokens)
+    mode = model.video_mode(arguments.video_mode or "auto")
+    return lambda items: predict(model, [i.request for i in items], max_tokens=max_tokens, batch=len(items), video_mode=mode)
+
+
+def evaluate(asked: Asked, load: Callable[[], Callable[..., Any]], arguments: argparse.Namespace) -> int:
+    """Run one benchmark; the first process scores it. Without its data it is skipped, and metrics.json says why."""
+    from ans_core import dist
+    from ans_core.benchmarks import running
+
+    runner, first = runner_of(asked.name), dist.rank() == 0
+    if first:
+        same_settings(asked)
+    if reason := missing(asked, runner):
+        if first:
+            write_reason(asked, skipped=reason)
+        return SKIPPED
+    items = running.limited(partial(runner.items, asked.data, asked.split), asked.settings["limit"])
+    predictions = running.predict_all(
+        items, lambda some: load()(some), runner, out=asked.out, batch=asked.settings["batch"], desc=asked.title
+    )
+    if first:
+        report(asked, predictions, items, text_encoder=arguments.text_encoder)
+    return 0
+
+
+def same_settings(asked: Asked) -> None:
+    """Raise ValueError if the folder holds an evaluation with other settings."""
+    path = asked.out / "settings.json"
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        changed = [f"{key} {before.get(key)!r}, now {value!r}" for key, value in asked.settings.items() if before.get(key) != value]
+        if changed:
+            raise ValueError(f"{asked.out} holds another evaluation ({'; '.join(changed)}); give another --out")
+    asked.out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asked.settings, indent=1) + "\n", encoding="utf-8")
+
+
+def missing(asked: Asked, runner: Any) -> str | None:
+    """Return what of the benchmark's data is not there or can't be read, before a model is loaded."""
+    if not asked.data.exists():
+        return f"{asked.data} is not there; put the benchmark's files there, or give --data"
+    try:
+        next(iter(runner.items(asked.data, asked.split)), None)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return None
+
+
+def write_reason(asked: Asked, **reason: str) -> None:
+    known = {"benchmark": asked.name, "split": asked.split, "model": asked.settings["model"], **reason, "metrics": {}}
+    (asked.out / "metrics.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    (name, text), *_ = reason.items()
+    print(f"{asked.title}: {name}: {text}")
+
+
+def report(asked: Asked, predictions: Path, items: Any, *, text_encoder: str | None) -> None:
+    """Score the predictions, and write and print what is found."""
+    from ans_core.benchmarks import running
+    from ans_core.benchmarks.public import Given, UnscoredError
+    from ans_core.benchmarks.public.files import Lines
+    from ans_core.benchmarks.public.published import beside, lines
+    from ans_core.report import evaluation
+
+    _, scorer = eval_score.scorer_of(asked.name)
+    try:
+        truth = runner_of(asked.name).truth(asked.data, asked.split)
+    except UnscoredError as error:
+        write_reason(asked, unscored=str(error))
+        print("predictions:", predictions)
+        return
+    limit, encoder = asked.settings["limit"], text_encoder if "text_encoder" in scorer.options else None
+    scored = scorer.score(Given(predictions=predictions, data=truth, predicted_only=bool(limit), text_encoder=encoder))
+    scored.notes.extend(runner_of(asked.name).notes)
+    if limit:
+        scored.notes.append(f"only {limit} questions were asked: not the benchmark's figure")
+    intervals = scored.intervals()
+    file = asked.out / "metrics.json"
+    head = {key: asked.settings[key] for key in ("benchmark", "split", "model", "limit")}
+    eval_score.write(file, head, scorer, scored, intervals)
+    others = beside(asked.name, asked.split, scored.metrics, whole=len(scored.samples))
+    page = evaluation.write(
+        asked.out,
+        head,
+        scored,
+        intervals,
+        others,
+        items=items,
+        predictions=Lines(predictions, running.name_of),
+        table=list(scorer.table(scored)),
+    )
+    print("\n".join([asked.title, *eval_score.table(scored, intervals), *lines(others)]))
+    print("predictions, figures and pictures:", page)
+    log_to_mlflow(asked, scored.metrics)
+
+
+def log_to_mlflow(asked: Asked, metrics: dict[str, float]) -> None:
+    """Log the metrics as eval/<benchmark>/<split>/<metric>. The result stands also if the store is away."""
+    import time
+
+    from mlflow.entities import Metric, Param
+    from mlflow.exceptions import MlflowException
+
+    from tasks.tracking import TrackingError, client, experiment_id, metric_name, warn, where_from
+
+    now_ms = int(time.time() * 1000)
+    try:
+        mlflow = client(root())
+        tags = {"ans.kind": "evaluation", "ans.pid": str(os.getpid()), **where_from(root())}
+        run_id = mlflow.create_run(experiment_id(mlflow, root()), tags=tags, run_name=f"eval {asked.title}").info.run_id
+        found = [Metric(metric_name(f"eval/{asked.title}/{key}"), float(value), now_ms, 0) for key, value in metrics.items()]
+        mlflow.log_batch(run_id, metrics=found, params=[Param(key, str(value)[:500]) for key, value in asked.settings.items()])
+        mlflow.set_terminated(run_id)
+    except (MlflowException, TrackingError) as error:
+        warn(f"MLflow did not take the figures, which are in {asked.out}: {error}")

@@ -1,0 +1,263 @@
+"""Models run on benchmarks in their real layouts: what is asked, what is written, that it scores as a predictions file does."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet as parquet
+import pytest
+
+from ans_core import rle
+from ans_core.benchmarks import running
+from ans_core.benchmarks.public import SCORERS, Given, Item, Scored, UnscoredError
+from ans_core.data.scene_write import write_clips, write_scenes
+from ans_core.types import Prediction
+from flows import cli
+from tests import tiny
+from tests.benchmarks.public.drawn import write
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drawn")
+    write_scenes(folder, seed=0, counts={"train": 1, "val": 4, "test": 1}, image_size=64)
+    write_clips(folder, seed=0, counts={"train": 1, "val": 2}, image_size=64, frames=3)
+    return folder
+
+
+def truth_of(items: Sequence[Item]) -> list[Prediction]:
+    """A model that knows the answers."""
+    assert all(item.truth for item in items)
+    return [item.truth for item in items if item.truth]
+
+
+def evaluate(name: str, data: Path, out: Path, *, split: str = "", ask: Any = truth_of, limit: int = 0) -> Scored:
+    runner = SCORERS[name].runner
+    assert runner is not None
+    items = running.limited(lambda: runner.items(data, split), limit)
+    path = running.predict_all(items, ask, runner, out=out, batch=4, desc=name)
+    return SCORERS[name].score(Given(predictions=path, data=runner.truth(data, split), predicted_only=bool(limit)))
+
+
+def words(text: str) -> Callable[[Sequence[Item]], list[Prediction]]:
+    return lambda items: [Prediction(text=text) for _ in items]
+
+
+@pytest.mark.parametrize("name", ["refcoco", "grefcoco"])
+def test_expressions_about_pictures(tmp_path: Path, drawn: Path, name: str):
+    runner = SCORERS[name].runner
+    assert runner is not None
+    items = list(runner.items(drawn / name, "val"))
+    assert items[0].request.text == f"<image>\n Please segment {items[0].expression} in this image."
+    assert [i.name for i in items] == [i.name for i in sorted(items, key=lambda i: str(i.request.frames))]  # picture by picture
+    assert evaluate(name, drawn / name, tmp_path / "all", split="val").metrics["gIoU"] == 1.0
+    silent = evaluate(name, drawn / name, tmp_path / "silent", split="val", ask=words("Sorry."))
+    assert silent.missing == 0
+    assert silent.metrics["gIoU"] == sum(not rle.area(i.truth.masks[0][0]) for i in items if i.truth) / len(items)
+    some = evaluate(name, drawn / name, tmp_path / "some", split="val", limit=3)
+    assert (some.metrics["expressions"], some.missing, some.metrics["gIoU"]) == (3, 0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["mevis", "ref_youtube_vos", "ref_davis17"])
+def test_expressions_about_clips(tmp_path: Path, drawn: Path, name: str):
+    (data,) = (path.parent.parent for path in drawn.rglob("val/meta_expressions.json"))
+    found = evaluate(name, data, tmp_path / "whole", split="val")
+    assert found.metrics["J&F"] == 1.0
+    inner = evaluate(name, data / "val", tmp_path / "inner", split="val", limit=1)  # the split's own folder
+    assert (inner.metrics["expressions"], inner.metrics["J&F"]) == (1, 1.0)
+    assert evaluate(name, data, tmp_path / "silent", split="val", ask=words("No.")).metrics["J"] < 1.0
+
+
+def test_a_split_without_public_masks_is_predicted_but_not_scored(tmp_path: Path):
+    folder = tmp_path / "valid"
+    meta = {"videos": {"dog": {"frames": ["0", "1"], "expressions": {"0": {"exp": "the dog"}, "1": {"exp": "why is it?"}}}}}
+    write(folder / "meta_expressions.json", meta)
+    for frame in "01":
+        (folder / "JPEGImages/dog").mkdir(parents=True, exist_ok=True)
+        (folder / "JPEGImages/dog" / f"{frame}.png").write_bytes(tiny.picture(int(frame)))
+    runner = SCORERS["revos"].runner
+    assert runner is not None
+    asked = [item.request.text for item in runner.items(tmp_path, "valid")]
+    assert asked == ["<image>\nPlease segment the dog.", "<image>\n why is it? Please respond with a segmentation mask."]
+    with pytest.raises(UnscoredError, match=r"valid/mask_dict\.json is not there .*ans eval submit"):
+        evaluate("revos", tmp_path, tmp_path / "out", split="valid", ask=words("No."))
+    lines = (tmp_path / "out/predictions.jsonl").read_text().splitlines()
+    assert [json.loads(line)["prediction_masks"] for line in lines] == [[None, None]] * 2
+
+
+def pictures(folder: Path, *names: str) -> None:
+    folder.mkdir(parents=True)
+    for number, name in enumerate(names):
+        (folder / name).write_bytes(tiny.picture(number))
+
+
+def test_grounded_conversation(tmp_path: Path):
+    pictures(tmp_path / "images", "7.png", "8.png")
+    masks = [tiny.square(0, 0, 8, 8), tiny.square(20, 20, 40, 40), tiny.square(8, 8, 16, 16)]
+    images = [{"id": i, "file_name": f"{i}.png", "height": 64, "width": 64} for i in (7, 8)]
+    owned = [{"id": n, "image_id": image, "category_id": 1, "segmentation": m, "iscrowd": 0, "area": rle.area(m), "bbox": [0, 0, 9, 9]}
+             for n, (image, m) in enumerate(zip((7, 7, 8), masks, strict=True), start=1)]  # fmt: skip
+    write(tmp_path / "val_gcg_coco_mask_gt.json", {"images": images, "annotations": owned, "categories": [{"id": 1, "name": "o"}]})
+    told = [{"image_id": i, "id": i, "caption": "<p> a cat </p> [SEG] on <p> a mat </p> [SEG].", "labels": ["a cat"]} for i in (7, 8)]
+    write(tmp_path / "val_gcg_coco_caption_gt.json", {"images": images, "annotations": told})
+    other = {"images": [{"id": 9}], "annotations": [], "categories": []}
+    write(tmp_path / "test_gcg_coco_mask_gt.json", other)  # the split that is predicted is the one that is scored
+    found = evaluate("gcg", tmp_path, tmp_path / "out", split="val")
+    assert found.metrics["mIoU"] == found.metrics["AP50"] == 1.0
+    line = json.loads((tmp_path / "out/predictions.jsonl").read_text().splitlines()[0])
+    assert (line["caption"], line["phrases"], line["pred_masks"]) == ("a cat on a mat.", ["a cat", "a mat"], masks[:2])
+    assert evaluate("gcg", tmp_path, tmp_path / "some", split="val", limit=1).metrics["images"] == 1
+
+
+def test_region_captions(tmp_path: Path):
+    pictures(tmp_path / "images", "a.png", "b.png")
+    images = [
+        {"id": i, "file_name": name, "height": 64, "width": 64, "caption": f"thing {i}"}
+        for i, name in enumerate(("a.png", "b.png", "a.png"))
+    ]
+    masks = [{"image_id": i, "segmentation": tiny.square(0, 0, 8 + i, 8)} for i in range(3)]
+    write(tmp_path / "finetune_refcocog_val_with_mask.json", {"images": images, "annotations": masks})
+    runner = SCORERS["refcocog_captions"].runner
+    assert runner is not None
+    items = list(runner.items(tmp_path, ""))
+    assert [item.name for item in items] == ["0", "2", "1"]  # of one picture, one after the other
+    assert items[1].request.mask_prompts == (masks[2]["segmentation"],)
+    found = evaluate("refcocog_captions", tmp_path, tmp_path / "out")
+    assert (found.metrics["captions"], found.metrics["ROUGE_L"]) == (3, 1.0)
+    detailed = [{"image_path": "images/a.png", "mask_rle": tiny.square(0, 0, 9, 9), "caption": "a red square on grey"}]
+    write(tmp_path / "mdvp_caption_mask.json", detailed)
+    assert evaluate("detailed_captions", tmp_path, tmp_path / "detailed").metrics["ROUGE_L"] == 1.0
+
+
+def test_benchmarks_with_a_judge_write_what_the_judge_reads(tmp_path: Path):
+    pictures(tmp_path / "images", "a.png")
+    square = tiny.square(0, 0, 9, 9)
+    image = {"id": 5, "file_name": "a.png", "height": 64, "width": 64}
+    write(tmp_path / "annotations.json", {"images": [image], "annotations": [{"id": 3, "image_id": 5, "segmentation": square}]})
+    polygon = {"segmentation": [[1.0, 1.0, 9.0, 1.0, 9.0, 9.0]]}
+    region = {"question_id": 0, "image": "a.png", "text": "What is <region> doing?", "annotation": polygon}
+    write(tmp_path / "box_refer_caption.json", [region])
+    simple = {"image": "images/a.png", "mask_rles": [square, square], "question": "Where is <Prompt1>?", "answer": "near <Prompt0>."}
+    write(tmp_path / "GAR-Bench-Caption-Simple.json", [simple])
+    for name, split, line in (
+        ("dlc_bench", "", {"id": "3", "caption": "near region1."}),
+        ("ferret_bench", "", {"question_id": 0, "text": "near region1."}),
+        ("gar_bench", "caption_simple", {"image": "images/a.png", "model_output": "near <Prompt0>."}),
+    ):
+        with pytest.raises(UnscoredError, match="a judge must read"):
+            evaluate(name, tmp_path, tmp_path / name, split=split, ask=words("near region1. [SEG]"))
+        (told,) = (tmp_path / name / "predictions.jsonl").read_text().splitlines()
+        assert line.items() <= json.loads(told).items()
+    choices = simple | {"choices": ["A. <Prompt0>", "B. <Prompt1>"], "answer": "B", "type": "mirror"}
+    write(tmp_path / "GAR-Bench-VQA.json", [choices])
+    runner = SCORERS["gar_bench"].runner
+    assert runner is not None
+    (item,) = runner.items(tmp_path, "vqa")
+    assert item.request.text.splitlines()[1:5] == ["Question: Where is region2?", "Options:", "A. region1", "B. region2"]
+    assert evaluate("gar_bench", tmp_path, tmp_path / "vqa", split="vqa", ask=words("b")).metrics["vqa/accuracy"] == 1.0
+
+
+def test_questions_about_pictures(tmp_path: Path):
+    coded = base64.b64encode(tiny.picture(0)).decode()
+    rows = [
+        {
+            "index": "4",
+            "question": "Which?",
+            "hint": "Look.",
+            "A": "one",
+            "B": "two",
+            "C": "three",
+            "answer": "B",
+            "category": "x",
+            "image": coded,
+        },
+        {"index": "5", "question": "Who?", "hint": "", "A": "me", "B": "you", "C": "", "answer": "A", "category": "y", "image": "4"},
+    ]
+    with (tmp_path / "mmbench_dev_en.tsv").open("w") as file:
+        table = csv.DictWriter(file, list(rows[0]), delimiter="\t")
+        table.writeheader()
+        table.writerows(rows)
+    runner = SCORERS["mmbench"].runner
+    assert runner is not None
+    items = list(runner.items(tmp_path, ""))
+    assert [(item.name, item.facts["answer"]) for item in items] == [
+        ("4", "B"),
+        ("1000004", "A"),
+        ("2000004", "C"),
+        ("5", "A"),
+        ("1000005", "B"),
+    ]
+    assert items[1].request.text.splitlines()[1:6] == ["Look.", "Which?", "A. two", "B. three", "C. one"]
+    assert items[3].request.frames == items[0].request.frames
+    assert evaluate("mmbench", tmp_path, tmp_path / "mmbench").metrics["accuracy"] == 1.0
+    assert evaluate("mmbench", tmp_path, tmp_path / "always a", ask=words("A")).metrics == pytest.approx(
+        {"accuracy": 0, "accuracy_first_pass": 0.5, "unparsed": 0} | {f"{k}{g}": v for g, n in (("", 2), ("/x", 1), ("/y", 1))
+         for k, v in (("accuracy", 0), ("correct", 0), ("count", n))})  # fmt: skip
+
+
+def test_seed_bench_and_mmmu(tmp_path: Path):
+    pictures(tmp_path / "SEED-Bench-image", "p1", "p2")
+    question = {"question": "How many?", "data_type": "image", "question_type_id": 5, "answer": "C"}
+    question |= {f"choice_{letter}": text for letter, text in zip("abcd", ("one", "two", "three", "four"), strict=True)}
+    listed = [question | {"question_id": f"{n}", "data_id": f"p{n}"} for n in (1, 2)] + [
+        question | {"data_type": "video", "question_id": "9"}
+    ]
+    write(tmp_path / "SEED-Bench.json", {"questions": listed})
+    assert evaluate("seed_bench", tmp_path, tmp_path / "seed").metrics["accuracy/5"] == 1.0
+    assert evaluate("seed_bench", tmp_path, tmp_path / "silent", ask=words("Well.")).metrics["accuracy"] == 0.0
+
+    picture = {"bytes": tiny.picture(0), "path": "x.png"}
+    rows = [
+        {
+            "id": "validation_Art_1",
+            "question": "<image 1> Which?",
+            "options": "['me', 'you']",
+            "answer": "B",
+            "question_type": "multiple-choice",
+        },
+        {"id": "validation_Art_2", "question": "How far?", "options": "[]", "answer": "['7 m', '7']", "question_type": "open"},
+    ]
+    (tmp_path / "mmmu/Art").mkdir(parents=True)
+    parquet.write_table(
+        pyarrow.Table.from_pylist([row | {"image_1": picture} for row in rows]), tmp_path / "mmmu/Art/validation-00000-of-00001.parquet"
+    )
+
+    def ask(items: Sequence[Item]) -> list[Prediction]:
+        assert items[0].request.text.splitlines()[1:4] == ["Which?", "A. me", "B. you"]
+        return [Prediction(text="(B)"), Prediction(text="It is 7.")]
+
+    found = evaluate("mmmu_val", tmp_path / "mmmu", tmp_path / "out", split="validation", ask=ask)
+    assert (found.metrics["accuracy"], found.metrics["count/Art"]) == (1.0, 2)
+
+
+def test_mme_and_a_plain_file_of_its_questions(tmp_path: Path):
+    pictures(tmp_path / "count", "a.png")
+    (tmp_path / "count/a.txt").write_text("Is there one? Please answer yes or no.\tYes\nAre there two? Please answer yes or no.\tNo\n")
+    found = evaluate("mme", tmp_path, tmp_path / "out")
+    assert (found.metrics["accuracy/count"], found.metrics["accuracy_plus/count"]) == (1.0, 1.0)
+    assert evaluate("mme", tmp_path, tmp_path / "yes", ask=words("Yes.")).metrics["score/count"] == 50.0
+    arguments = cli.parse(["eval", "export", "mme", "--data", str(tmp_path), "--out", str(tmp_path / "plain")])
+    assert arguments.function(arguments) == 0
+    first, _ = map(json.loads, (tmp_path / "plain/questions.jsonl").read_text().splitlines())
+    assert (first["text"], first["pictures"]) == ("Is there one? Please answer yes or no.", [str(tmp_path / "count/a.png")])
+
+
+def test_reasonseg_asks_a_sentence_as_it_is_and_needs_masks_to_be_scored(tmp_path: Path):
+    pictures(tmp_path / "val", "a.jpg", "b.jpg")
+    for name, text, sentence in (("a", "Who is it?", True), ("b", "the cat", False)):
+        write(tmp_path / "val" / f"{name}.json", {"text": [text, "other"], "is_sentence": sentence, "shapes": []})
+    runner = SCORERS["reasonseg"].runner
+    assert runner is not None
+    assert [item.request.text for item in runner.items(tmp_path, "val")] == [
+        "<image>\n Who is it? Please respond with a segmentation mask.", "<image>\n Please segment the cat in this image.",
+    ]  # fmt: skip
+    with pytest.raises(UnscoredError, match=r"true_masks\.jsonl is not there"):
+        evaluate("reasonseg", tmp_path, tmp_path / "out", split="val", ask=words("No."))
+    write(tmp_path / "val/true_masks.jsonl", [{"id": name, "mask": tiny.square(0, 0, 9, 9)} for name in "ab"])
+    assert evaluate("reasonseg", tmp_path, tmp_path / "scored", split="val").metrics["cIoU"] == pytest.approx(1.0)
