@@ -74,7 +74,11 @@ STAGES: tuple[Stage, ...] = (
         sections=("base", "sft.frames", "sft.max_length", "seed"),
     ),
     Stage(
-        name="sft", version="1", inputs=("data", "base"), out="sft", sections=("sft", "seed"),
+        name="memory", version="1", inputs=("data", "base"), out="memory", sections=("memory", "seed"),
+        distributed=True, timeout_s=7 * DAY_S, curves=True,
+    ),
+    Stage(
+        name="sft", version="1", inputs=("data", "base", "memory"), out="sft", sections=("sft", "seed"),
         distributed=True, timeout_s=14 * DAY_S, curves=True,
     ),
     # Not the whole section: how the endpoint is asked does not decide what is written.

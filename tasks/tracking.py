@@ -37,7 +37,7 @@ EXPERIMENT = "ans"
 FLUSH_EVERY_S = 5
 RETRY_FLUSH_S = 60
 """Seconds until the next try after the store refused metrics; they are kept until then."""
-ARTIFACT_SUFFIXES = {".html", ".json", ".csv", ".png", ".jpg", ".md"}
+ARTIFACT_SUFFIXES = {".html", ".json", ".csv", ".png", ".jpg", ".gif", ".md"}
 MAX_ARTIFACT_BYTES = 20_000_000
 MAX_ARTIFACTS = 60
 

@@ -80,7 +80,9 @@ def test_every_plot_is_of_a_file_that_a_stage_writes_with_a_template_that_is_the
     written = yaml.safe_load((ROOT / "dvc.yaml").read_text())
     folders = {out for entry in written["stages"].values() for out in entry.get("outs", ())}
     plots = [plot for named in written["plots"] for plot in named.values()]
-    assert {next(iter(plot["y"])) for plot in plots} == {f"runs/${{profile}}/{stage}/curves.csv" for stage in ("base", "sft", "rl")}
+    assert {next(iter(plot["y"])) for plot in plots} == {
+        f"runs/${{profile}}/{stage}/curves.csv" for stage in ("base", "memory", "sft", "rl")
+    }
     for plot in plots:
         assert next(iter(plot["y"])).removesuffix("/curves.csv") in folders
         assert (ROOT / f".dvc/plots/{plot['template']}.json").is_file()

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints import checkpoint, memory
 from ans_core.checkpoints import folder as folders
 from ans_core.model import adapters
 from ans_core.model.backbones import BACKBONES
@@ -36,13 +36,15 @@ def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -
     base_hash = checkpoint.weights_hash(base)
     if sft is None:
         tensors, config = checkpoint.load_delta(source, base_hash=base_hash)
-        rank, alpha, found = config["lora"]["rank"], config["lora"]["alpha"], _plain(tensors)
+        followed, tensors, modules = _of_memory(tensors, source)
+        rank, alpha, found = config["lora"]["rank"], config["lora"]["alpha"], followed | _plain(tensors)
     else:
         before, first = checkpoint.load_delta(sft, base_hash=base_hash)
         after, second = checkpoint.load_delta(source, base_hash=checkpoint.weights_hash(sft))
+        followed, before, modules = _of_memory(before, sft)
         rank = alpha = first["lora"]["rank"] + second["lora"]["rank"]
-        found = _joined(_plain(before), _plain(after), _scale(first), _scale(second))
-    whole = [name for name in MODULES if any(f".{name}." in f".{key}" for key in found)]
+        found = followed | _joined(_plain(before), _plain(after), _scale(first), _scale(second))
+    whole = [name for name in dict.fromkeys((*MODULES, *modules)) if any(f".{name}." in f".{key}" for key in found)]
     for name, tensor in folders.tensors(folders.weight_files(base)):  # PEFT wants such a module whole, the frozen parts too
         if name not in found and any(f".{module}." in f".{name}" for module in whole):
             found[name] = tensor.clone()
@@ -54,6 +56,18 @@ def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -
         save_file({PREFIX + name: tensor.contiguous() for name, tensor in found.items()}, unfinished / WEIGHTS, metadata={"format": "pt"})
         peft.save_pretrained(str(unfinished))
         folders.write_manifest(unfinished, {"stage": "convert", "source": str(source), "base": base_hash})
+
+
+def _of_memory(tensors: dict[str, Tensor], source: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
+    """Divide SFT's delta into what the stage `memory` trained and SFT's own; return both, and the names of the former's modules.
+
+    Raises ValueError for a parameter that belongs to no module of SAM2: an adapter holds whole modules.
+    """
+    first, own = memory.taken(tensors)
+    if single := [name for name in first if name.count(".") < 2]:
+        raise ValueError(f"{source} holds {single[0]}, which the stage `memory` trained and no adapter can hold; use the model (model/)")
+    first |= {name.replace(memory.DECODER, memory.ORIGINAL): t for name, t in first.items() if name.startswith(memory.DECODER)}
+    return first, own, sorted({name.split(".")[1] for name in first})
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -7,15 +7,18 @@ from pathlib import Path
 import torch
 
 from ans_core import dist
-from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints import checkpoint, memory
 from ans_core.model import adapters
 from ans_core.model.sa2va import Sa2VA
 
 
 def sft_model(base: Path, sft: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
-    """Load the base, put SFT's tensors in place and merge its LoRA: RL starts from it. Raises ValueError if they do not belong together."""
+    """Load the base, put SFT's tensors (and those of the stage `memory`, which it holds) in place and merge its LoRA: RL starts from it.
+    Raises ValueError if they do not belong together."""
     tensors, config = checkpoint.load_delta(sft, base_hash=checkpoint.weights_hash(base))
+    of_memory, tensors = memory.taken(tensors)
     model = checkpoint.load(base, dtype=dtype, device=device)
+    memory.put(model, of_memory)
     tuner = adapters.prepare_sft(model, adapters.lora_config(**config["lora"]), seed=dist.seed_of(config["seed"], "sft lora"))
     adapters.load_trained(model, tensors)
     adapters.merge(tuner)

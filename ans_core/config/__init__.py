@@ -5,6 +5,7 @@ from ans_core.config.convert import Convert
 from ans_core.config.evaluate import Evaluate, require_samples
 from ans_core.config.judge import Judge
 from ans_core.config.launch import Launch
+from ans_core.config.memory import Memory
 from ans_core.config.names import LoopName, RewardName, TextRewardName
 from ans_core.config.prepare import DataSource, Prepare
 from ans_core.config.read import PROFILES, completed, load, resolve
@@ -29,6 +30,7 @@ __all__ = [
     "Launch",
     "LoopName",
     "Lora",
+    "Memory",
     "Optim",
     "Prepare",
     "Report",

@@ -76,7 +76,8 @@ class Sam(Section):
 class Base(Section):
     """The model that SFT starts from: published weights, or a tiny one pre-trained here from random weights."""
 
-    source: Literal["scratch", "published"] = "scratch"
+    source: Literal["scratch", "published", "sam2"] = "scratch"
+    """sam2: a SAM2 alone, for the stage `memory`; SFT needs a language model."""
     kind: Literal["internvl", "qwen3_vl"] = "internvl"
     """scratch: the kind of vision-language model. Published weights say theirs in config.json."""
     internvl: str = ""
@@ -114,4 +115,6 @@ class Base(Section):
         some_weight(self.mixture.values(), key="mixture", why="nothing is asked")
         if self.source == "published" and not self.internvl:
             raise Impossible("internvl", "internvl is empty: base.source is published, so name a hub id or a folder")
+        if self.source == "sam2" and not self.sam2:
+            raise Impossible("sam2", "sam2 is empty: base.source is sam2, so name a hub id, a folder or a file")
         return self

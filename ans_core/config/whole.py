@@ -11,6 +11,7 @@ from ans_core.config.convert import Convert
 from ans_core.config.evaluate import Evaluate
 from ans_core.config.judge import Judge
 from ans_core.config.launch import Launch
+from ans_core.config.memory import Memory
 from ans_core.config.names import DATA_KINDS
 from ans_core.config.prepare import Prepare
 from ans_core.config.report import Report
@@ -27,6 +28,7 @@ class Config(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     prepare: Prepare = Prepare()
     base: Base = Base()
+    memory: Memory = Memory()
     sft: Sft = Sft()
     rl: Rl = Rl()
     judge: Judge = Judge()
@@ -81,7 +83,7 @@ class Config(Section):
                 )
 
     def _check_processes(self) -> None:
-        for section in ("sft", "rl"):
+        for section in ("memory", "sft", "rl") if self.memory.train else ("sft", "rl"):
             optim = getattr(self, section).optim
             if optim.batch < self.launch.processes * optim.accumulate:
                 raise Impossible(

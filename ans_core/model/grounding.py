@@ -7,7 +7,7 @@ embedding is appended to the sparse prompt tokens, and masks are not blanked whe
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,6 +48,8 @@ class GroundingConfig:
     memory_frames: int = 7
     """Frames that the memory attention looks back at, the current one's slot included (`num_maskmem`)."""
     max_object_pointers: int = 16
+    temporal_pointers: bool = False
+    """SAM 2.1: object pointers carry their distance in time, and memories of frames without the object a learned mark."""
     original_decoder: bool = False
     """Whether SAM2's mask decoder from before Sa2VA's training is kept beside the trained one."""
 
@@ -55,6 +57,36 @@ class GroundingConfig:
     def trunk_channels(self) -> list[int]:
         """Channels of the trunk's stages, coarsest first: Hiera doubles them from stage to stage."""
         return [self.embed * 2**i for i in (3, 2, 1, 0)]
+
+    @property
+    def sam2_options(self) -> dict[str, Any]:
+        """The arguments of SAM2Base beside its parts: those of the published models."""
+        return {
+            "num_maskmem": self.memory_frames,
+            "image_size": self.image_size,
+            "sigmoid_scale_for_mem_enc": 20.0,
+            "sigmoid_bias_for_mem_enc": -10.0,
+            "use_mask_input_as_output_without_sam": True,
+            "directly_add_no_mem_embed": True,
+            "use_high_res_features_in_sam": True,
+            "multimask_output_in_sam": True,
+            "iou_prediction_use_sigmoid": True,
+            "use_obj_ptrs_in_encoder": True,
+            "max_obj_ptrs_in_encoder": self.max_object_pointers,
+            "add_tpos_enc_to_obj_ptrs": self.temporal_pointers,
+            "proj_tpos_enc_in_obj_ptrs": self.temporal_pointers,
+            "use_signed_tpos_enc_to_obj_ptrs": self.temporal_pointers,
+            "no_obj_embed_spatial": self.temporal_pointers,
+            "only_obj_ptrs_in_the_past_for_eval": True,
+            "pred_obj_scores": True,
+            "pred_obj_scores_mlp": True,
+            "fixed_no_obj_ptr": True,
+            "multimask_output_for_tracking": True,
+            "use_multimask_token_for_obj_ptr": True,
+            "multimask_min_pt_num": 0,
+            "multimask_max_pt_num": 1,
+            "use_mlp_for_obj_ptr_proj": True,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +117,9 @@ Prompts = dict[int, dict[str, Any]]
 
 Bank = dict[str, dict[int, dict[str, Any]]]
 """SAM2's memory bank: outputs of conditioning and of other frames, by frame index."""
+
+Correct = Callable[[dict[str, Tensor] | None, Tensor], dict[str, Tensor]]
+"""(points so far, low-resolution mask logits (N, 1, h4, w4)) -> points with one more click each."""
 
 
 def in_order(prompts: Prompts, frames: int) -> list[int]:
@@ -160,31 +195,11 @@ class Grounding(SAM2Base):
             image_encoder=_image_encoder(config),
             memory_attention=_memory_attention(config),
             memory_encoder=_memory_encoder(config),
-            num_maskmem=config.memory_frames,
-            image_size=config.image_size,
-            sigmoid_scale_for_mem_enc=20.0,
-            sigmoid_bias_for_mem_enc=-10.0,
-            use_mask_input_as_output_without_sam=True,
-            directly_add_no_mem_embed=True,
-            use_high_res_features_in_sam=True,
-            multimask_output_in_sam=True,
-            iou_prediction_use_sigmoid=True,
-            use_obj_ptrs_in_encoder=True,
-            max_obj_ptrs_in_encoder=config.max_object_pointers,
-            add_tpos_enc_to_obj_ptrs=False,
-            only_obj_ptrs_in_the_past_for_eval=True,
-            pred_obj_scores=True,
-            pred_obj_scores_mlp=True,
-            fixed_no_obj_ptr=True,
-            multimask_output_for_tracking=True,
-            use_multimask_token_for_obj_ptr=True,
-            multimask_min_pt_num=0,
-            multimask_max_pt_num=1,
-            use_mlp_for_obj_ptr_proj=True,
+            **config.sam2_options,
         )
         self.config = config
         self.blank_absent = False
-        """SAM2's own rule (masks = -1024 where the object score is negative); upstream Sa2VA switched it off."""
+        """SAM2's own rule (tracked masks are -1024 where the object score is negative); upstream Sa2VA switched it off."""
         if config.original_decoder:
             self.keep_original()
 
@@ -261,7 +276,7 @@ class Grounding(SAM2Base):
         return self.sam_prompt_encoder(points=(at[:, None], torch.ones(len(at), 1, device=at.device)), boxes=None, masks=None)[0][:, 0]
 
     def _forward_sam_heads(self, backbone_features, point_inputs=None, mask_inputs=None, high_res_features=None, multimask_output=False):
-        """Replace SAM2Base's method: the seg embedding is the last sparse token, and masks are blanked on request only.
+        """Replace SAM2Base's method: the seg embedding is the last sparse token, and masks are not blanked here but, on request, in `step`.
 
         The seven outputs are the same, but masks come at low resolution alone: only the memory needs them at the picture's size (4 MB a
         mask at 1024 pixels), and `step` makes that."""
@@ -286,14 +301,11 @@ class Grounding(SAM2Base):
             repeat_image=False,
             high_res_features=high_res_features,
         )
-        present = score > 0
-        if self.blank_absent:
-            low = torch.where(present[:, None, None], low, NO_OBJ_SCORE)
         low = low.float()
         best = ious.argmax(dim=-1) if multimask_output else torch.zeros(size, dtype=torch.long, device=device)
         rows = torch.arange(size, device=device)
         pointer = self.obj_ptr_proj(tokens[rows, best if tokens.size(1) > 1 else 0])
-        gate = present.float()
+        gate = (score > 0).float()
         pointer = gate * pointer + (1 - gate) * self.no_obj_ptr
         return low, None, ious, low[rows, best][:, None], None, pointer, score
 
@@ -386,21 +398,34 @@ class Grounding(SAM2Base):
         masks: Float[Tensor, "N 1 S S"] | None = None,
         frames: int,
         remember: bool = True,
+        correct: Correct | None = None,
+        corrections: int = 0,
     ) -> dict[str, Any]:
         """Run one frame of N objects as SAM2's `track_step` does; object n reads row `rows[n]` of the maps (of its own clip).
 
         Returns SAM2's record of the frame (pred_masks, obj_ptr, memory features, all in the graph) and what losses need of the heads:
-        all_logits, ious, object_score. A prompted frame (by points, seg embeddings or masks) is a conditioning frame; others read the bank.
+        all_logits, ious, object_score, and `outputs`: the same three of every correction, the first output included. These are not blanked.
+        A prompted frame (by points, seg embeddings or masks) is a conditioning frame; others read the bank.
         `remember`: whether a later frame will read this one; else its memory features are None.
+        `correct` is asked `corrections` times for more clicks; the mask so far goes into the next output as SAM2's mask prompt.
         """
         here = [x[rows] for x in maps]
         flat = [x.flatten(2).permute(2, 0, 1) for x in here]  # (h*w, N, C)
         sizes = [tuple(x.shape[-2:]) for x in here]
         given = prompt is not None or masks is not None
         places = self.image_encoder.neck.position_encoding(here[-1]).flatten(2).permute(2, 0, 1)
-        out, heads, _, _ = self._track_step(index, given, flat, [places], sizes, prompt, masks, bank, frames, False, None)
+        out, heads, high_res, fused = self._track_step(index, given, flat, [places], sizes, prompt, masks, bank, frames, False, None)
+        outputs = [(heads[0], heads[2], heads[6][:, 0])]
+        for _ in range(corrections):
+            assert correct is not None, "corrections are asked for, and nothing corrects"
+            prompt = correct(prompt, heads[3])
+            heads = self._forward_sam_heads(fused, prompt, heads[3], high_res, self._use_multimask(given, prompt))
+            outputs.append((heads[0], heads[2], heads[6][:, 0]))
         every, _, ious, low, _, pointer, score = heads
-        out |= {"pred_masks": low, "obj_ptr": pointer, "all_logits": every, "ious": ious, "object_score": score[:, 0]}
+        out |= {"all_logits": every, "ious": ious, "object_score": score[:, 0], "outputs": outputs}
+        if self.blank_absent and masks is None:
+            every, low = (torch.where(score[:, :, None, None] > 0, x, NO_OBJ_SCORE) for x in (every, low))
+        out |= {"pred_masks": low, "obj_ptr": pointer}
         high = None
         if remember:  # a given mask, too, as it comes back from its low resolution
             # All masks and then the best, as upstream: one alone differs in the last bit, which the memory's rounding to bf16 makes 2e-4.

@@ -33,7 +33,11 @@ def decode_stills(
 
 
 def upsample(logits: Float[Tensor, "h w"], *, size: int, height: int, width: int) -> Bool[np.ndarray, "H W"]:
-    """Resize mask logits to the picture and threshold them: upstream's two bilinear steps (to the model's square, then to the picture), and
-    sigmoid > 0.5."""
+    """Resize mask logits to the picture and threshold them: sigmoid > 0.5."""
+    return upsample_logits(logits, size=size, height=height, width=width) > 0
+
+
+def upsample_logits(logits: Float[Tensor, "h w"], *, size: int, height: int, width: int) -> Float[np.ndarray, "H W"]:
+    """Resize mask logits to the picture in upstream's two bilinear steps: to the model's square, then to the picture."""
     square = F.interpolate(logits[None, None].float(), size=(size, size), mode="bilinear", align_corners=False)
-    return (F.interpolate(square, size=(height, width), mode="bilinear", align_corners=False)[0, 0] > 0).cpu().numpy()
+    return F.interpolate(square, size=(height, width), mode="bilinear", align_corners=False)[0, 0].cpu().numpy()

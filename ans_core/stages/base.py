@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from ans_core import data, dist, loop
-from ans_core.checkpoints import bases, checkpoint
+from ans_core.checkpoints import bases, checkpoint, sam2
 from ans_core.config import Base, Config, Optim
 from ans_core.data import conversation
 from ans_core.data.collate import collate
@@ -63,6 +63,10 @@ CLIP_FRAMES = 4
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: data. Writes out/untrained (tiny only) and out/base (both whole model folders), curves.csv and moved.json."""
+    if cfg.base.source == "sam2":
+        alone = sam2.load(cfg.base.sam2)
+        sam2.save(alone, out / "sam2", metadata={"stage": "base", "source": cfg.base.sam2})
+        return {"parameters": float(sum(p.numel() for p in alone.parameters()))}
     if cfg.base.source == "published":
         model = bases.import_base(cfg.base.internvl, cfg.base.sam2, template=cfg.base.template)
         checkpoint.save(model, out / "base", metadata={"stage": "base", "source": [cfg.base.internvl, cfg.base.sam2]})

@@ -104,7 +104,7 @@ def model_card(cfg: Config, prepared: Path, difference: dict[str, float]) -> str
 {front}---
 # {cfg.profile} (seed {cfg.seed})
 
-A pixel-grounded multimodal model of the Sa2VA family, trained by ANS: InternVL-type language model + SAM2.
+A pixel-grounded multimodal model of the Sa2VA family, trained by ANS: a vision-language model (InternVL or Qwen-VL) + SAM2.
 `[SEG]` in an answer draws a mask.
 {warning}
     from ans_core.model import Sa2VA

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from ans_core import data, dist, loop
-from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints import checkpoint, memory
 from ans_core.config import Config
 from ans_core.data import conversation
 from ans_core.data.collate import Batch, collate_readable
@@ -31,11 +31,15 @@ from ans_core.types import Log
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: data, base. Writes the trained tensors (delta), curves.csv and moved.json to `out`. Samples that can't be read
-    or are too long are left out: the curve `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
+    """Run the stage. inputs: data, base, memory (whose tensors replace the base's). Writes the trained tensors (delta), curves.csv and
+    moved.json to `out`. Samples that can't be read or are too long are left out: the curve `skipped_samples` counts them,
+    `left_out-<process>.jsonl` in `scratch` names them."""
     settings, base = cfg.sft, inputs["base"] / "base"
     machine = machine_of(cfg.launch, settings.dtype)
+    if (inputs["base"] / "sam2").is_dir():
+        raise ValueError("base.source is sam2, a SAM2 without a language model: its pipeline ends with the stage memory")
     model = checkpoint.load(base, dtype=weights_dtype(settings.dtype), device=machine.device)
+    of_memory = memory.load_into(model, inputs["memory"], base=base)
     lora = adapters.lora_config(**settings.lora.model_dump())
     adapters.prepare_sft(model, lora, seed=dist.seed_of(cfg.seed, "sft lora"))
     before = hashes(model)
@@ -72,7 +76,9 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     moved = check_moved(before, model)
     if dist.rank() == 0:
         config = {"stage": "sft", "lora": settings.lora.model_dump(), "seed": cfg.seed}
-        checkpoint.save_delta(adapters.trained(model), out, base_hash=checkpoint.weights_hash(base), config=config)
+        checkpoint.save_delta(
+            memory.beside(of_memory, adapters.trained(model)), out, base_hash=checkpoint.weights_hash(base), config=config
+        )
         loop.write_curves(out / "curves.csv", {"sft": curves})
         (out / "moved.json").write_text(json.dumps(moved, indent=1))
     dist.wait_for_all()

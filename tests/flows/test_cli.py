@@ -29,7 +29,7 @@ def test_help_loads_nothing_heavy() -> None:
     start_s = time.monotonic()
     shown = ans("--help")
     assert time.monotonic() - start_s < 2  # 0.1 s on an idle machine; importing torch or prefect alone takes longer
-    for command in ("run", "stage", "profile", "predict", "convert", "eval", "data", "doctor", "compare"):
+    for command in ("run", "stage", "profile", "predict", "track", "convert", "eval", "data", "doctor", "compare"):
         assert f"    {command} " in shown.stdout or f"    {command}\n" in shown.stdout
     loaded = "import sys, flows.cli; flows.cli.parser(); print({'torch', 'prefect', 'mlflow', 'dvc', 'pydantic'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", loaded], cwd=ROOT, text=True) == "set()\n"

@@ -11,7 +11,7 @@ import torch
 from ans_core.checkpoints import trained as handed_on
 from ans_core.config import Config
 from ans_core.model import Sa2VA
-from ans_core.stages import base, convert, evaluate, prepare, rl, sft
+from ans_core.stages import base, convert, evaluate, memory, prepare, rl, sft
 from tests.stages.test_stages import CONFIG, run
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,8 @@ def test_every_stage_runs_on_qwen3_vl_and_trains_its_own_parts(tmp_path: Path):
     cfg, runs = Config.model_validate(values), tmp_path
     run(prepare, runs, "data", {}, cfg)
     run(base, runs, "base", {"data": runs / "data"}, cfg)
-    run(sft, runs, "sft", {"data": runs / "data", "base": runs / "base"}, cfg)
+    run(memory, runs, "memory", {k: runs / k for k in ("data", "base")}, cfg)
+    run(sft, runs, "sft", {k: runs / k for k in ("data", "base", "memory")}, cfg)
     run(rl, runs, "rl", {k: runs / k for k in ("data", "base", "sft")}, cfg)
     run(convert, runs, "model", {k: runs / k for k in ("data", "base", "sft", "rl")}, cfg)
     scores = run(evaluate, runs, "eval", {k: runs / k for k in ("data", "base", "sft", "model")}, cfg, row="rl")

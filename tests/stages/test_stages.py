@@ -22,7 +22,7 @@ from ans_core.checkpoints import trained as handed_on
 from ans_core.config import Config
 from ans_core.data import DatasetEntry, write_entries
 from ans_core.model import Sa2VA
-from ans_core.stages import base, convert, evaluate, judge_questions, launch, prepare, rl, sft
+from ans_core.stages import base, convert, evaluate, judge_questions, launch, memory, prepare, rl, sft
 from flows import cli
 from tests import workspace
 from tests.workspace import ROOT
@@ -44,6 +44,7 @@ CONFIG = Config.model_validate(
             },
             "vision_words": OPTIM, "alignment": OPTIM, "sam_images": OPTIM, "sam_clips": OPTIM, "language_text": OPTIM,
         },
+        "memory": {"train": True, "optim": OPTIM, "frames": 3, "clips_shown": 0},
         "sft": {"optim": OPTIM, "lora": {"rank": 2, "alpha": 4}, "frames": 2, "mask_points": 50, "mask_size": 32},
         "rl": {"optim": OPTIM, "dtype": "fp32", "lora": {"rank": 2, "alpha": 4}, "group": 2, "max_tokens": 4, "mask_grid": 4},
         "evaluate": {"limit": 2, "batch": 4, "max_tokens": 4, "overlays": 2},
@@ -66,7 +67,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     run(prepare, folder, "data", {})
     run(base, folder, "base", {"data": folder / "data"})
-    run(sft, folder, "sft", {"data": folder / "data", "base": folder / "base"})
+    run(memory, folder, "memory", {"data": folder / "data", "base": folder / "base"})
+    run(sft, folder, "sft", {k: folder / k for k in ("data", "base", "memory")})
     run(rl, folder, "rl", {k: folder / k for k in ("data", "base", "sft")})
     run(convert, folder, "model", {k: folder / k for k in ("data", "base", "sft", "rl")})
     return folder
@@ -136,8 +138,16 @@ def test_the_converted_model_is_the_merged_policy(runs: Path):
     assert parity["masks"] < convert.TOLERANCE
 
 
+def test_what_the_memory_stage_trained_is_in_every_later_model(runs: Path):
+    tensors, _ = checkpoint.load_delta(runs / "memory", base_hash=checkpoint.weights_hash(runs / "base" / "base"))
+    final, before = Sa2VA.from_pretrained(runs / "model").state_dict(), checkpoint.load(runs / "base" / "base").state_dict()
+    memories = ("sam2.memory_attention.", "sam2.memory_encoder.")
+    assert {name for name in before if name.startswith(memories)} >= set(tensors) > set()
+    assert all(torch.equal(final[name], tensors[name]) for name in tensors)
+
+
 def test_stages_started_again_write_the_same_bits(runs: Path, tmp_path: Path):
-    run(sft, tmp_path, "sft", {"data": runs / "data", "base": runs / "base"})
+    run(sft, tmp_path, "sft", {k: runs / k for k in ("data", "base", "memory")})
     one, other = (load_file(folder / "sft" / "delta.safetensors") for folder in (runs, tmp_path))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[k], other[k]) for k in one)
@@ -156,7 +166,7 @@ def test_a_stage_stopped_between_two_steps_goes_on_to_the_same_bits(runs: Path, 
         return real(*args, **words)
 
     monkeypatch.setattr(stage, collate, stopping)
-    inputs = {k: runs / k for k in ("data", "base", "sft")}
+    inputs = {k: runs / k for k in ("data", "base", "memory", "sft")}
     with pytest.raises(KeyboardInterrupt):
         run(stage, tmp_path, name, inputs)
     run(stage, tmp_path, name, inputs)
@@ -190,7 +200,7 @@ def run_named(name: str, runs: Path, folder: Path) -> None:
     words = {"row": "sft"} if name == "evaluate" else {}
     stage = {"base": base, "sft": sft, "rl": rl, "evaluate": evaluate}[name]
     shutil.rmtree(folder / name, ignore_errors=True)  # as DVC does with outs before it starts a stage
-    run(stage, folder, name, {k: runs / k for k in ("data", "base", "sft")}, **words)
+    run(stage, folder, name, {k: runs / k for k in ("data", "base", "memory", "sft")}, **words)
 
 
 @pytest.mark.parametrize(("name", "moment"), [("base", 10), ("sft", 2), ("rl", 2), ("evaluate", 3)])
@@ -286,7 +296,7 @@ def test_sft_goes_on_without_pictures_that_break_after_they_were_checked(runs: P
         picture.write_bytes(picture.read_bytes()[:100])
     values = CONFIG.model_dump()
     values["sft"]["optim"] |= {"steps": 4}
-    run(sft, tmp_path, "sft", {"data": tmp_path / "data", "base": runs / "base"}, Config.model_validate(values))
+    run(sft, tmp_path, "sft", {"data": tmp_path / "data", "base": runs / "base", "memory": runs / "memory"}, Config.model_validate(values))
     with (tmp_path / "sft/curves.csv").open() as file:
         counted = sum(float(row["value"]) for row in csv.DictReader(file) if row["name"] == "sft/skipped_samples")
     named = [json.loads(line) for line in (tmp_path / "scratch/sft/left_out-0.jsonl").read_text().splitlines()]
@@ -324,7 +334,8 @@ def test_a_base_in_bf16_is_trained_merged_and_evaluated(runs: Path, tmp_path: Pa
     changes = {"sft": {"dtype": "bf16"}, "rl": {"dtype": "bf16"}}
     cfg = CONFIG.model_copy(update={name: getattr(CONFIG, name).model_copy(update=values) for name, values in changes.items()})
     (tmp_path / "data").symlink_to(runs / "data")
-    run(sft, tmp_path, "sft", {k: tmp_path / k for k in ("data", "base")}, cfg)
+    run(memory, tmp_path, "memory", {k: tmp_path / k for k in ("data", "base")}, cfg)
+    run(sft, tmp_path, "sft", {k: tmp_path / k for k in ("data", "base", "memory")}, cfg)
     run(rl, tmp_path, "rl", {k: tmp_path / k for k in ("data", "base", "sft")}, cfg)
     tensors, _ = checkpoint.load_delta(tmp_path / "rl", base_hash=checkpoint.weights_hash(tmp_path / "sft"))
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
@@ -365,7 +376,7 @@ from tests.stages import test_stages as stages
 runs, folder = Path(sys.argv[1]), Path(sys.argv[2])
 save, written = checkpoint.save_delta, []
 checkpoint.save_delta = lambda *args, **words: (written.append(1), save(*args, **words))
-inputs = {k: runs / k for k in ("data", "base")}
+inputs = {k: runs / k for k in ("data", "base", "memory")}
 stages.run(sft, folder, "sft", inputs)
 assert len(written) == (dist.rank() == 0) and (folder / "sft" / "delta.json").exists(), "the others wait for the first"
 stages.run(rl, folder, "rl", inputs | {"sft": folder / "sft"})

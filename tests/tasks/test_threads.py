@@ -22,7 +22,7 @@ def test_idle_threads_sleep_soon_unless_the_user_says_otherwise(monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("stage", "processes", "deepspeed_stage", "torchrun"),
-    [("sft", 1, 0, False), ("sft", 2, 0, True), ("rl", 1, 2, True), ("base", 2, 2, False)],
+    [("memory", 2, 0, True), ("sft", 1, 0, False), ("sft", 2, 0, True), ("rl", 1, 2, True), ("base", 2, 2, False)],
 )
 def test_torchrun_starts_training_of_several_processes_or_with_deepspeed(stage: str, processes: int, deepspeed_stage: int, torchrun: bool):
     launch = Launch(processes=processes, deepspeed_stage=deepspeed_stage)

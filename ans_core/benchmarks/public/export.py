@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from ans_core import media, transforms
 from ans_core.types import FilePart, ImageRef, Request, VideoFrame
 
 QUESTIONS = "questions.jsonl"
@@ -48,13 +49,14 @@ def write_questions(items: Iterable[Asked], folder: Path) -> int:
 
 
 def _file(picture: ImageRef, folder: Path, name: str) -> Path:
-    """Encoded bytes become a file that is named by its content, so that a picture of several questions is written once."""
+    """Encoded bytes and frames of videos become a file named by its content, so that a picture of several questions is written once."""
     if isinstance(picture, Path):
         if not picture.is_file():
             raise ValueError(f"question {name}: no picture {picture}")
         return picture.resolve()
     if isinstance(picture, VideoFrame):
-        raise ValueError(f"question {name}: a frame of the video {picture.file}; only pictures can be exported")
+        picture = media.reference(transforms.open_image(picture))
+        assert isinstance(picture, bytes), "pixels become PNG"
     content = picture.read_bytes() if isinstance(picture, FilePart) else picture
     path = folder.resolve() / f"{hashlib.sha256(content).hexdigest()[:16]}{'.png' if content.startswith(PNG) else '.jpg'}"
     if not path.exists():

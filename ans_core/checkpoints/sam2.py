@@ -1,0 +1,273 @@
+"""SAM2 files of any origin <-> Grounding: the published .pt, transformers' Sam2VideoModel, a Sa2VA folder, our own folder of a SAM2 alone.
+
+Our folder holds `sam2.pt` and `sam2.yaml`, from which the stock `sam2` package builds its video predictor, and config.json with the sizes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from accelerate import init_empty_weights
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ans_core.checkpoints import bases, checkpoint, layouts
+from ans_core.checkpoints import folder as folders
+from ans_core.model.grounding import Grounding, GroundingConfig
+
+OUR_TYPE = "ans_sam2"
+WEIGHTS, STOCK = "sam2.pt", "sam2.yaml"
+
+PUBLISHED: dict[tuple[int, int], dict[str, Any]] = {
+    (96, 12): {"stages": (1, 2, 7, 2), "heads": 1, "global_blocks": (5, 7, 9), "windows": (8, 4, 14, 7)},
+    (96, 16): {"stages": (1, 2, 11, 2), "heads": 1, "global_blocks": (7, 10, 13), "windows": (8, 4, 14, 7)},
+    (112, 24): {"stages": (2, 3, 16, 3), "heads": 2, "global_blocks": (12, 16, 20), "windows": (8, 4, 14, 7)},
+    (144, 48): {"stages": (2, 6, 36, 4), "heads": 2, "global_blocks": (23, 33, 43), "windows": (8, 4, 16, 8)},
+}
+"""(width of the trunk's first stage, number of its blocks) of sam2_hiera_t, s, b+ and l -> sizes that the weights' shapes don't tell."""
+
+
+def load(source: str | Path, *, image_size: int = 0, device: torch.device | str = "cpu") -> Grounding:
+    """Load a SAM2 in fp32 and eval mode from our folder, a Sa2VA folder (ours or a release), a published file (.pt), a folder with one, or
+    a hub id. Of a Sa2VA it has the mask decoder from before its training, if that is kept. `image_size` 0 keeps the checkpoint's; no weight
+    depends on it.
+
+    Raises ValueError for what is none of these, and names tensors that don't fit.
+    """
+    path = Path(source)
+    kind = json.loads((path / "config.json").read_text()).get("model_type") if (path / "config.json").is_file() else None
+    if kind in (checkpoint.OUR_TYPE, checkpoint.RELEASE_TYPE):
+        sam2 = checkpoint.load(path, dtype=torch.float32).sam2
+        config = replace(sam2.config, original_decoder=False, image_size=image_size or sam2.image_size)
+        return _built(config, stock_state(sam2).items(), where=str(source), device=device)
+    if kind == OUR_TYPE:
+        folders.verify(path)
+        with folders.reading(path / "config.json"):
+            sizes = json.loads((path / "config.json").read_text())["sizes"]
+            values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in sizes.items()}
+            config = GroundingConfig(**values)
+        tensors = dict(bases.sam2_tensors(path / WEIGHTS))
+    else:
+        file = bases.sam2_file(source)
+        tensors = dict(bases.sam2_tensors(file))
+        if any(name.startswith("vision_encoder.") for name in tensors):
+            tensors = from_transformers(tensors)
+        beside = file.with_name("tiny_sam2_config.json")  # beside small test weights
+        config = layouts.grounding_config(json.loads(beside.read_text())) if beside.exists() else sizes_of(tensors, where=str(file))
+    config = replace(config, image_size=image_size or config.image_size)
+    return _built(config, tensors.items(), where=str(source), device=device)
+
+
+def _built(config: GroundingConfig, tensors: Iterable[tuple[str, Tensor]], *, where: str, device: torch.device | str) -> Grounding:
+    with init_empty_weights(include_buffers=False):
+        sam2 = Grounding(config)
+    checkpoint.fill(sam2, tensors, where=where, dtype=torch.float32, device=device)
+    return sam2.eval()
+
+
+def sizes_of(tensors: dict[str, Tensor], *, where: str) -> GroundingConfig:
+    """Tell the sizes of a published SAM2 by its tensors. Raises ValueError for a trunk of another size than the four published ones."""
+    if "image_encoder.trunk.patch_embed.proj.weight" not in tensors:
+        raise ValueError(f"{where} holds no SAM2: there is no tensor image_encoder.trunk.patch_embed.proj.weight")
+    embed = tensors["image_encoder.trunk.patch_embed.proj.weight"].shape[0]
+    blocks = 1 + max(int(found[1]) for name in tensors if (found := re.match(r"image_encoder\.trunk\.blocks\.(\d+)\.", name)))
+    if (embed, blocks) not in PUBLISHED:
+        known = ", ".join(f"{width} x {count}" for width, count in PUBLISHED)
+        raise ValueError(f"{where}: an image encoder of width {embed} with {blocks} blocks is none of SAM2's ({known})")
+    rows, columns = tensors["image_encoder.trunk.pos_embed"].shape[-2:]
+    return GroundingConfig(
+        embed=embed,
+        background=(rows, columns),
+        temporal_pointers="no_obj_embed_spatial" in tensors,
+        **PUBLISHED[embed, blocks],
+    )
+
+
+def save(sam2: Grounding, path: Path, *, metadata: dict[str, Any]) -> None:
+    """Write our folder, whole or not at all. The mask decoder is the original one, if that was kept beside one trained for `[SEG]`."""
+    state = stock_state(sam2)
+    config = replace(sam2.config, original_decoder=False)
+    with folders.written_whole(path, size=sum(t.numel() * t.element_size() for t in state.values())) as partial:
+        torch.save({"model": state}, partial / WEIGHTS)
+        (partial / STOCK).write_text(yaml.safe_dump({"model": stock_config(config)}, sort_keys=False))
+        (partial / "config.json").write_text(json.dumps({"model_type": OUR_TYPE, "sizes": asdict(config)}, indent=1) + "\n")
+        folders.write_manifest(partial, metadata)
+
+
+def stock_state(sam2: Grounding) -> dict[str, Tensor]:
+    """Return the tensors by the stock package's names."""
+    state = {name: tensor.detach().cpu() for name, tensor in sam2.state_dict().items()}
+    if not sam2.config.original_decoder:
+        return state
+    kept, original = "sam_mask_decoder.", "original_mask_decoder."
+    others = {name: tensor for name, tensor in state.items() if not name.startswith((kept, original))}
+    return others | {name.replace(original, kept): tensor for name, tensor in state.items() if name.startswith(original)}
+
+
+def stock_config(config: GroundingConfig) -> dict[str, Any]:
+    """Return what Hydra instantiates as the stock video predictor of these sizes, without its optional post-processing."""
+    modeling, side = "sam2.modeling", config.image_size // 16
+
+    def sine(width: int) -> dict[str, Any]:
+        kind = f"{modeling}.position_encoding.PositionEmbeddingSine"
+        return {"_target_": kind, "num_pos_feats": width, "normalize": True, "scale": None, "temperature": 10000}
+
+    def rope(**more: Any) -> dict[str, Any]:
+        common = {"embedding_dim": config.width, "num_heads": 1, "downsample_rate": 1, "dropout": 0.1, "feat_sizes": [side, side]}
+        return {"_target_": f"{modeling}.sam.transformer.RoPEAttention", "rope_theta": 10000.0, **common, **more}
+
+    trunk = {
+        "_target_": f"{modeling}.backbones.hieradet.Hiera", "embed_dim": config.embed, "num_heads": config.heads,
+        "stages": list(config.stages), "global_att_blocks": list(config.global_blocks), "window_spec": list(config.windows),
+        "window_pos_embed_bkg_spatial_size": list(config.background),
+    }  # fmt: skip
+    neck = {
+        "_target_": f"{modeling}.backbones.image_encoder.FpnNeck", "position_encoding": sine(config.width), "d_model": config.width,
+        "backbone_channel_list": config.trunk_channels, "fpn_top_down_levels": list(config.top_down_levels), "fpn_interp_model": "nearest",
+    }  # fmt: skip
+    layer = {
+        "_target_": f"{modeling}.memory_attention.MemoryAttentionLayer", "activation": "relu",
+        "dim_feedforward": config.memory_feedforward, "dropout": 0.1, "pos_enc_at_attn": False, "self_attention": rope(),
+        "d_model": config.width, "pos_enc_at_cross_attn_keys": True, "pos_enc_at_cross_attn_queries": False,
+        "cross_attention": rope(rope_k_repeat=True, kv_in_dim=config.memory_width),
+    }  # fmt: skip
+    fuser = {"_target_": f"{modeling}.memory_encoder.CXBlock", "dim": config.width, "kernel_size": 7, "padding": 3, "use_dwconv": True}
+    downsampler = {"_target_": f"{modeling}.memory_encoder.MaskDownSampler", "embed_dim": config.width}
+    encoder = {
+        "_target_": f"{modeling}.memory_encoder.MemoryEncoder", "in_dim": config.width, "out_dim": config.memory_width,
+        "position_encoding": sine(config.memory_width),
+        "mask_downsampler": downsampler | {"kernel_size": 3, "stride": 2, "padding": 1},
+        "fuser": {"_target_": f"{modeling}.memory_encoder.Fuser", "layer": fuser, "num_layers": config.fuser_layers},
+    }  # fmt: skip
+    parts = {
+        "image_encoder": {"_target_": f"{modeling}.backbones.image_encoder.ImageEncoder", "scalp": 1, "trunk": trunk, "neck": neck},
+        "memory_attention": {
+            "_target_": f"{modeling}.memory_attention.MemoryAttention", "d_model": config.width, "pos_enc_at_input": True, "layer": layer,
+            "num_layers": config.memory_layers,
+        },
+        "memory_encoder": encoder,
+    }  # fmt: skip
+    return {"_target_": "sam2.sam2_video_predictor.SAM2VideoPredictor", **parts, **config.sam2_options}
+
+
+# transformers' names: Sam2VideoModel
+
+TRANSFORMERS_WIDTH = 64
+"""Width of its memories, which its configuration can't change; that of every published SAM2."""
+_MLP3 = ("iou_prediction_head", r"output_hypernetworks_mlps\.\d+", "pred_obj_score_head", "obj_ptr_proj")
+_RULES: tuple[tuple[str, str], ...] = (
+    *((rf"({mlp})\.layers\.0\.", r"\1.proj_in.") for mlp in _MLP3),
+    *((rf"({mlp})\.layers\.1\.", r"\1.layers.0.") for mlp in _MLP3),
+    *((rf"({mlp})\.layers\.2\.", r"\1.proj_out.") for mlp in _MLP3),
+    (r"mlp\.layers\.0\.", "mlp.proj_in."),
+    (r"mlp\.layers\.1\.", "mlp.proj_out."),
+    (r"^image_encoder\.trunk\.patch_embed\.proj\.", "vision_encoder.backbone.patch_embed.projection."),
+    (r"^image_encoder\.trunk\.", "vision_encoder.backbone."),
+    (r"^image_encoder\.neck\.convs\.(\d+)\.conv\.", r"vision_encoder.neck.convs.\1."),
+    (r"output_upscaling\.0\.", "upscale_conv1."),
+    (r"output_upscaling\.1\.", "upscale_layer_norm."),
+    (r"output_upscaling\.3\.", "upscale_conv2."),
+    (r"mask_downscaling\.0\.", "mask_embed.conv1."),
+    (r"mask_downscaling\.1\.", "mask_embed.layer_norm1."),
+    (r"mask_downscaling\.3\.", "mask_embed.conv2."),
+    (r"mask_downscaling\.4\.", "mask_embed.layer_norm2."),
+    (r"mask_downscaling\.6\.", "mask_embed.conv3."),
+    *((rf"mask_downsampler\.encoder\.{3 * n}\.", f"mask_downsampler.layers.{n}.conv.") for n in range(4)),
+    *((rf"mask_downsampler\.encoder\.{3 * n + 1}\.", f"mask_downsampler.layers.{n}.layer_norm.") for n in range(4)),
+    (r"mask_downsampler\.encoder\.12\.", "mask_downsampler.final_conv."),
+    (r"memory_encoder\.out_proj\.", "memory_encoder.projection."),
+    (r"pix_feat_proj", "feature_projection"),
+    (r"fuser\.layers", "memory_fuser.layers"),
+    (r"dwconv", "depthwise_conv"),
+    (r"pwconv", "pointwise_conv"),
+    (r"\.gamma$", ".scale"),
+    (r"\.out_proj\.", ".o_proj."),
+    (r"\.norm", ".layer_norm"),
+    (r"^sam_mask_decoder\.", "mask_decoder."),
+    (r"^sam_prompt_encoder\.pe_layer\.positional_encoding_gaussian_matrix", "prompt_encoder.shared_embedding.positional_embedding"),
+    (r"^sam_prompt_encoder\.", "prompt_encoder."),
+    (r"^obj_ptr_tpos_proj", "temporal_positional_encoding_projection_layer"),
+    (r"^obj_ptr_proj", "object_pointer_proj"),
+    (r"^maskmem_tpos_enc", "memory_temporal_positional_encoding"),
+    (r"^no_mem_embed", "no_memory_embedding"),
+    (r"^no_mem_pos_enc", "no_memory_positional_encoding"),
+    (r"^no_obj_ptr", "no_object_pointer"),
+    (r"^no_obj_embed_spatial", "occlusion_spatial_embedding_parameter"),
+)  # fmt: skip
+"""Applied one after the other to the stock package's names."""
+_POINTS, _POINT_TABLE = "sam_prompt_encoder.point_embeddings.{n}.weight", "prompt_encoder.point_embed.weight"
+_PLACES, _PLACES_AGAIN = "prompt_encoder.shared_embedding.positional_embedding", "shared_image_embedding.positional_embedding"
+
+
+def transformers_name(name: str) -> str:
+    """Return transformers' name of a tensor; the four point embeddings are one table there."""
+    for pattern, replacement in _RULES:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def to_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the stock package's tensors."""
+    points = [_POINTS.format(n=n) for n in range(4)]
+    found = {transformers_name(name): tensor for name, tensor in state.items() if name not in points}
+    found[_POINT_TABLE] = torch.cat([state[name] for name in points])
+    return found | {_PLACES_AGAIN: found[_PLACES].clone()}
+
+
+def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the tensors of a Sam2VideoModel back. Names that no SAM2 has keep theirs, so that loading refuses them."""
+    with init_empty_weights(include_buffers=False):
+        blocks = 1 + max(int(found[1]) for name in state if (found := re.match(r"vision_encoder\.backbone\.blocks\.(\d+)\.", name)))
+        largest = Grounding(GroundingConfig(stages=(1, 1, blocks - 3, 1), temporal_pointers=True))
+    back = {transformers_name(name): name for name in largest.state_dict()}
+    back |= {transformers_name(f"image_encoder.trunk.blocks.{n}.proj.{end}"): f"image_encoder.trunk.blocks.{n}.proj.{end}"
+             for n in range(blocks) for end in ("weight", "bias")}  # fmt: skip
+    renamed = {back.get(name, name): tensor for name, tensor in state.items() if name not in (_POINT_TABLE, _PLACES_AGAIN)}
+    return renamed | {_POINTS.format(n=n): state[_POINT_TABLE][[n]] for n in range(4)}
+
+
+def transformers_config(config: GroundingConfig) -> dict[str, Any]:
+    """Return the config.json of a Sam2VideoModel of these sizes, without its optional post-processing."""
+    image, heads = config.image_size, [config.heads * 2**i for i in range(4)]
+    backbone = {
+        "model_type": "sam2_hiera_det_model", "hidden_size": config.embed, "num_attention_heads": config.heads,
+        "image_size": [image, image], "blocks_per_stage": list(config.stages), "embed_dim_per_stage": config.trunk_channels[::-1],
+        "num_attention_heads_per_stage": heads, "window_size_per_stage": list(config.windows),
+        "global_attention_blocks": list(config.global_blocks), "window_positional_embedding_background_size": list(config.background),
+    }  # fmt: skip
+    vision = {
+        "model_type": "sam2_vision_model", "backbone_config": backbone, "backbone_channel_list": config.trunk_channels,
+        "backbone_feature_sizes": [[image // 4] * 2, [image // 8] * 2, [image // 16] * 2], "fpn_hidden_size": config.width,
+        "fpn_top_down_levels": list(config.top_down_levels),
+    }  # fmt: skip
+    decoder = {"hidden_size": config.width, "iou_head_hidden_dim": 256, "dynamic_multimask_via_stability": False}
+    return {
+        "model_type": "sam2_video", "architectures": ["Sam2VideoModel"], "image_size": image, "vision_config": vision,
+        "prompt_encoder_config": {"hidden_size": config.width, "image_size": image}, "mask_decoder_config": decoder,
+        "num_maskmem": config.memory_frames, "max_object_pointers_in_encoder": config.max_object_pointers,
+        "enable_occlusion_spatial_embedding": config.temporal_pointers,
+        "enable_temporal_pos_encoding_for_object_pointers": config.temporal_pointers, "memory_attention_hidden_size": config.width,
+        "memory_attention_num_layers": config.memory_layers, "memory_attention_feed_forward_hidden_size": config.memory_feedforward,
+        "memory_attention_rope_feat_sizes": [image // 16, image // 16], "memory_encoder_hidden_size": config.width,
+        "memory_encoder_output_channels": config.memory_width, "mask_downsampler_embed_dim": config.width,
+        "memory_fuser_num_layers": config.fuser_layers, "memory_fuser_embed_dim": config.width,
+        "memory_fuser_intermediate_dim": 4 * config.width,
+    }  # fmt: skip
+
+
+def save_transformers(sam2: Grounding, path: Path) -> None:
+    """Write a folder for `Sam2VideoModel.from_pretrained`, whole or not at all. Raises ValueError for a memory width that it can't have."""
+    if (width := sam2.config.memory_width) != TRANSFORMERS_WIDTH:
+        raise ValueError(f"transformers' Sam2VideoModel has memories of width {TRANSFORMERS_WIDTH} only, this SAM2's have {width}")
+    state = {name: tensor.contiguous() for name, tensor in to_transformers(stock_state(sam2)).items()}
+    with folders.written_whole(path, size=sum(t.numel() * t.element_size() for t in state.values())) as partial:
+        save_file(state, partial / "model.safetensors", metadata={"format": "pt"})
+        (partial / "config.json").write_text(json.dumps(transformers_config(sam2.config), indent=1) + "\n")
+        folders.write_manifest(partial, {})

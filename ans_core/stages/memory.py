@@ -1,0 +1,231 @@
+"""memory: data and base in, a SAM2 that follows objects better out (its trained tensors; the base is referred to by its hash).
+
+    dvc repro -s memory
+
+Trained: the modules named in memory.trainable_modules, with gradients through the memory over the whole clip. The best epoch by J&F on the
+validation clips counts; the base itself, as epoch 0, is one of them, so the result is never worse than what it started from there.
+With `train: false` the base is passed through. A base that is a SAM2 alone gives a SAM2 alone, for the stock package and transformers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from ans_core import data, dist, loop, overlay, transforms
+from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints import folder as folders
+from ans_core.checkpoints import sam2 as sam2_files
+from ans_core.config import Config, Memory
+from ans_core.data.mixture import Source
+from ans_core.model.grounding import Grounding
+from ans_core.stages.launch import last_means, machine_of, schedule_of
+from ans_core.tracking.batch import PromptOptions, TrackingBatch, make_batch
+from ans_core.tracking.clips import Clip, choose_window, clips_of, load_window, trainable
+from ans_core.tracking.kept import Kept
+from ans_core.tracking.loss import LossWeights
+from ans_core.tracking.pseudo import pseudo_clip
+from ans_core.tracking.training import GradientCheck, Tracking, epoch_order, open_modules, places
+from ans_core.tracking.validation import follow_clip, validate
+from ans_core.types import Log
+
+FPS = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Clips to train on."""
+
+    videos: list[Clip]
+    stills: list[Clip]
+    left_out: list[str]
+
+    def epoch(self, settings: Memory) -> int:
+        """Return the number of clips in an epoch."""
+        whole = len(self.videos if settings.image_share < 1 else self.stills)
+        return min(whole, settings.limit_train_batches * settings.optim.batch) if settings.limit_train_batches else whole
+
+
+def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
+    """Run the stage. inputs: data, base. Writes the trained tensors (delta), curves.csv, clips/*.gif and, of a SAM2 alone, sam2/ and
+    transformers/ to `out`; of videos that can't be trained on, left_out.txt."""
+    settings, alone = cfg.memory, inputs["base"] / "sam2"
+    base = alone if alone.is_dir() else inputs["base"] / "base"
+    if not (settings.train or settings.validate_only):
+        if dist.rank() == 0:
+            _write_delta(cfg, {}, out, base)
+        dist.wait_for_all()
+        return {"trained": 0.0}
+    machine = machine_of(cfg.launch, settings.dtype)
+    pool = _pool(settings, data.sources(inputs["data"], "train")) if settings.train else Pool(videos=[], stills=[], left_out=[])
+    held_out = _held_out(settings, data.sources(inputs["data"], "val"))
+    sam2 = _load(base, settings, machine.device)
+    curves: loop.Curves = []
+    tensors: dict[str, torch.Tensor] = {}
+    if settings.validate_only:
+        metrics = validate(sam2, held_out, prompt=settings.val_prompt) | {"trained": 0.0}
+    else:
+        kept = Kept(folder=scratch / "kept", last=settings.keep_last)
+        curves, unreached = _train(cfg, sam2, pool, held_out, kept, machine=machine, scratch=scratch, log=log)
+        best, scores = kept.best(), kept.scores()
+        tensors = kept.load(best)
+        metrics = {"J&F/before": scores[0], "J&F/best": scores[best], "best_epoch": float(best), "trained": 1.0}
+        metrics |= {"tensors_without_gradient": float(unreached), "left_out_clips": float(len(pool.left_out))}
+        metrics |= {name: value for name, value in last_means(curves).items() if "/val_" not in name}
+    if dist.rank() == 0:
+        sam2.load_state_dict(tensors, strict=False)
+        _write_delta(cfg, tensors, out, base)
+        if settings.train:
+            _write_last(kept, out / "last", best)
+            (out / "left_out.txt").write_text("".join(f"{line}\n" for line in pool.left_out))
+        if alone.is_dir():
+            sam2_files.save(sam2, out / "sam2", metadata={"stage": "memory", "seed": cfg.seed, **metrics})
+            if sam2.config.memory_width == sam2_files.TRANSFORMERS_WIDTH:
+                sam2_files.save_transformers(sam2, out / "transformers")
+        loop.write_curves(out / "curves.csv", {"memory": curves})
+        _write_gifs(sam2, held_out[: settings.clips_shown], out / "clips", settings)
+    dist.wait_for_all()
+    return metrics
+
+
+def _train(
+    cfg: Config, sam2: Grounding, pool: Pool, held_out: list[Clip], kept: Kept, *, machine: loop.Machine, scratch: Path, log: Log
+) -> tuple[loop.Curves, int]:
+    """Train and keep the epochs' tensors; return the curves, and how many trained tensors never had a gradient."""
+    settings, batch = cfg.memory, cfg.memory.optim.batch
+    trained = open_modules(sam2, settings.trainable_modules)
+    if 0 not in kept.scores():
+        kept.add(0, validate(sam2, held_out, prompt=settings.val_prompt)["J&F"], trained)
+    check = GradientCheck(sam2, trained)
+    steps_per_epoch = math.ceil(pool.epoch(settings) / batch)
+    checked = False
+
+    def after(step: int) -> dict[str, float]:
+        nonlocal checked
+        if not checked:
+            check.after_first_step()
+            checked = True
+        done = step + 1
+        if done % steps_per_epoch and done < settings.optim.steps:
+            return {}
+        found = validate(sam2, held_out, prompt=settings.val_prompt)
+        kept.add(math.ceil(done / steps_per_epoch), found["J&F"], trained)
+        return {f"val_{name}": value for name, value in found.items()}
+
+    sam2.train()
+    sam2.blank_absent = True
+    module = Tracking(sam2, LossWeights(**settings.loss.model_dump()), recompute=settings.recompute)
+    curves = loop.train(
+        module, _batches(cfg, pool, sam2.image_size), name="memory", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed,
+        scratch=scratch, log=log, after_step=after,
+    )  # fmt: skip
+    return curves, len(check.missing)
+
+
+def _batches(cfg: Config, pool: Pool, size: int):  # type: ignore[no-untyped-def]
+    settings, per_epoch = cfg.memory, pool.epoch(cfg.memory)
+    prompts = settings.prompts
+    options = PromptOptions(
+        kinds=dict(prompts.kinds), points=prompts.num_pos_points, include_center=prompts.include_center, clicks=prompts.clicks,
+        second_frame=prompts.second_frame, at_once=settings.objects_at_once,
+    )  # fmt: skip
+    common = {"size": size, "max_objects": settings.max_objects}
+
+    def make(step: int, micro: int) -> TrackingBatch:
+        clips, rngs = [], []
+        for epoch, place in places(step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate, per_epoch=per_epoch):
+            rng = dist.rng_of(cfg.seed, "memory clip", epoch, place)
+            rngs.append(rng)
+            from_still = rng.random() < settings.image_share
+            choices = pool.stills if from_still else pool.videos
+            clip = choices[epoch_order(len(choices), seed=cfg.seed, epoch=epoch)[place % len(choices)]]
+            if from_still:
+                clips.append(pseudo_clip(clip, length=settings.frames, rng=rng, **common))
+            else:
+                window = choose_window(clip, length=settings.frames, max_gap=settings.max_gap, rng=rng)
+                clips.append(load_window(clip, window, rng=rng, **common))
+        return make_batch(clips, options, rngs=rngs)
+
+    return make
+
+
+def _pool(settings: Memory, sources: Sequence[Source]) -> Pool:
+    """Collect what to train on. Raises ValueError for unknown data sets, and if there is nothing of what the settings ask for."""
+    names = [source.name for source in sources]
+    if unknown := sorted(set(settings.data) - set(names)):
+        raise ValueError(f"memory.data: no data set {unknown} with a split 'train'; there are {names}")
+    chosen = [source for source in sources if not settings.data or source.name in settings.data]
+    clips = clips_of([sample for source in chosen for sample in source.samples])
+    stills = [clip for clip in clips if len(clip.frames) == 1 and clip.visible.any()] if settings.image_share else []
+    videos: list[Clip] = []
+    left_out: list[str] = []
+    if settings.image_share < 1:
+        videos, left_out = trainable([clip for clip in clips if len(clip.frames) > 1], length=settings.frames)
+    if settings.image_share < 1 and not videos:
+        raise ValueError(f"no videos with masks in {[s.name for s in chosen]}; add some to prepare.sources, or set memory.image_share=1")
+    if settings.image_share and not stills:
+        raise ValueError(f"memory.image_share is {settings.image_share:g}, and {[s.name for s in chosen]} hold no stills with masks")
+    if left_out and dist.rank() == 0:
+        print(f"{len(left_out)} of {len(videos) + len(left_out)} videos are left out: {left_out[0]} ...")
+    return Pool(videos=videos, stills=stills, left_out=left_out)
+
+
+def _held_out(settings: Memory, sources: Sequence[Source]) -> list[Clip]:
+    chosen = [source for source in sources if not settings.data or source.name in settings.data]
+    clips = clips_of([sample for source in chosen for sample in source.samples])
+    clips = [clip for clip in clips if len(clip.frames) > 1 and clip.visible[:, :-1].any()]
+    if not clips:
+        raise ValueError("no data set has a split 'val' with videos: J&F on them chooses the best epoch; give about one video in ten to it")
+    return clips[: settings.limit_val_batches * settings.optim.batch] if settings.limit_val_batches else clips
+
+
+def _load(base: Path, settings: Memory, device: torch.device) -> Grounding:
+    """Load SAM2 as it was before Sa2VA's training. Raises ValueError if its mask decoder is to be trained and was by Sa2VA already: both
+    can't be kept."""
+    if (base / "tokenizer_config.json").is_file() and "sam_mask_decoder" in settings.trainable_modules:
+        joined = checkpoint.load(base).sam2
+        ours = joined.sam_mask_decoder.state_dict()
+        theirs = joined.original_mask_decoder.state_dict() if joined.config.original_decoder else ours
+        if any(not torch.equal(ours[name], theirs[name]) for name in ours):
+            raise ValueError(f"memory.trainable_modules: {base} has a mask decoder trained for [SEG]; leave sam_mask_decoder out")
+    return sam2_files.load(base, image_size=settings.image_size, device=device)
+
+
+def _write_delta(cfg: Config, tensors: dict[str, torch.Tensor], out: Path, base: Path) -> None:
+    alone = (base / sam2_files.WEIGHTS).is_file()
+    base_hash = folders.file_hash(base / sam2_files.WEIGHTS) if alone else checkpoint.weights_hash(base)
+    named = {f"sam2.{name}": tensor for name, tensor in tensors.items()}
+    checkpoint.save_delta(named, out, base_hash=base_hash, config={"stage": "memory", "seed": cfg.seed})
+
+
+def _write_last(kept: Kept, folder: Path, best: int) -> None:
+    """Copy the tensors of the last epochs beside the best one's."""
+    folder.mkdir()
+    for epoch in kept.present():
+        if epoch not in (0, best):
+            shutil.copyfile(kept.file(epoch), folder / kept.file(epoch).name)
+
+
+def _write_gifs(sam2: Grounding, clips: Sequence[Clip], folder: Path, settings: Memory) -> None:
+    """Draw clips with the true masks left and the predicted ones right."""
+    folder.mkdir()
+    for number, clip in enumerate(clips):
+        objects, predicted = follow_clip(sam2, clip, prompt=settings.val_prompt)
+        shots = []
+        for index, frame in enumerate(clip.frames):
+            picture = transforms.open_image(frame)
+            panels = [overlay.draw(picture, [clip.masklets[n][index] for n in objects])]
+            panels.append(overlay.draw(picture, [masks[index] for masks in predicted]))
+            both = Image.new("RGB", (2 * picture.width + 4, picture.height), "white")
+            both.paste(panels[0], (0, 0))
+            both.paste(panels[1], (picture.width + 4, 0))
+            shots.append(both)
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", clip.name)[:80]
+        overlay.save_animation(shots, folder / f"{number:02d}-{name}.gif", sample=shots[:4], fps=FPS)

@@ -1,0 +1,129 @@
+"""Clips of pixels and masks in, one TrackingBatch out: objects of several clips with their targets, grouped by how they are prompted."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ans_core.data.collate import TensorBatch
+from ans_core.tracking.simulator import Points, PromptKind, points_for
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipTensors:
+    """F frames of one clip at the model's size, and N of its objects."""
+
+    pixels: Float[Tensor, "F 3 S S"]
+    masks: Bool[Tensor, "N F S S"]
+    known: Bool[Tensor, "N F"]
+    """Whether the frame has ground truth for the object. An empty mask that is known says that the object is not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions:
+    """How objects are prompted. A clip draws its kind of prompt with these weights."""
+
+    kinds: dict[PromptKind, float]
+    points: int = 1
+    include_center: bool = False
+    clicks: int = 0
+    """Corrective clicks on each frame that is prompted by points or a box."""
+    second_frame: float = 0.0
+    """Probability that a second frame of the clip is prompted, too."""
+    at_once: int = 16
+    """Most objects that SAM2 takes in one pass; more are divided among several."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptedObjects(TensorBatch):
+    """Objects that are prompted in the same way in the same frames: SAM2 tracks them together, from the first of these frames on."""
+
+    objects: Int[Tensor, " K"]
+    """Index into the batch's objects."""
+    kind: PromptKind
+    frames: list[int]
+    """The conditioning frames, in order of time."""
+    coordinates: Float[Tensor, "K C P 2"]
+    """Points in pixels of the model's image; P = 0 for masks, which are the targets of these frames."""
+    labels: Int[Tensor, "K C P"]
+    clicks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingBatch(TensorBatch):
+    """N objects in clips of F frames."""
+
+    frames: Float[Tensor, "Q 3 S S"]
+    rows: Int[Tensor, "N F"]
+    """Index into `frames` of object n's frame f."""
+    targets: Bool[Tensor, "N F S S"]
+    known: Bool[Tensor, "N F"]
+    groups: list[PromptedObjects]
+    total: int = 0
+    """Predictions of all micro-batches and processes of the step, by which the loss is divided; 0: those of this batch."""
+
+
+def make_batch(clips: Sequence[ClipTensors], options: PromptOptions, *, rngs: Sequence[Random]) -> TrackingBatch:
+    """Put clips of equal length into one batch and prompt every object in the first frame that shows it (all must show before the end).
+
+    An object that enters late is prompted late; nothing is asked of it before. A frame without its ground truth prompts nothing. A clip's
+    prompts depend on its own random numbers alone.
+    """
+    length = len(clips[0].pixels)
+    rows: list[Tensor] = []
+    plans: dict[tuple[PromptKind, tuple[int, ...]], list[tuple[int, list[Points]]]] = defaultdict(list)
+    for number, (clip, rng) in enumerate(zip(clips, rngs, strict=True)):
+        kind = rng.choices(list(options.kinds), weights=list(options.kinds.values()))[0]
+        second = rng.randrange(1, length) if rng.random() < options.second_frame else None
+        for masks, known in zip(clip.masks, clip.known, strict=True):
+            first = int((masks.flatten(1).any(1) & known).int().argmax())
+            frames = [first, second] if second is not None and second > first and known[second] else [first]
+            points = [_points(masks[f], kind, options, rng=rng) for f in frames]
+            plans[kind, tuple(frames)].append((len(rows), points))
+            rows.append(torch.arange(number * length, (number + 1) * length))
+    groups = []
+    for (kind, prompted), planned in plans.items():
+        for start in range(0, len(planned), options.at_once):
+            groups.append(_group(kind, list(prompted), planned[start : start + options.at_once], clicks=options.clicks))
+    return TrackingBatch(
+        frames=torch.cat([clip.pixels for clip in clips]),
+        rows=torch.stack(rows),
+        targets=torch.cat([clip.masks for clip in clips]),
+        known=torch.cat([clip.known for clip in clips]),
+        groups=groups,
+    )
+
+
+def _points(mask: Bool[Tensor, "S S"], kind: PromptKind, options: PromptOptions, *, rng: Random) -> Points:
+    if kind == "mask":
+        return [], []
+    return points_for(mask.numpy(), kind, count=options.points, include_center=options.include_center, rng=rng)
+
+
+def _group(kind: PromptKind, frames: list[int], planned: Sequence[tuple[int, list[Points]]], *, clicks: int) -> PromptedObjects:
+    count = len(planned)
+    return PromptedObjects(
+        objects=torch.tensor([n for n, _ in planned]),
+        kind=kind,
+        frames=frames,
+        coordinates=torch.tensor([[places for places, _ in own] for _, own in planned]).reshape(count, len(frames), -1, 2),
+        labels=torch.tensor([[labels for _, labels in own] for _, own in planned], dtype=torch.int32).reshape(count, len(frames), -1),
+        clicks=0 if kind == "mask" else clicks,
+    )
+
+
+def predictions(batch: TrackingBatch) -> int:
+    """Count what a loss is taken of: every object, frame with ground truth from its prompt on, and correction. A given mask is none."""
+    count = 0
+    for group in batch.groups:
+        per_frame = batch.known[group.objects].sum(0).tolist()
+        for index in range(group.frames[0], len(per_frame)):
+            prompted = index in group.frames
+            count += 0 if prompted and group.kind == "mask" else per_frame[index] * (1 + group.clicks * prompted)
+    return count

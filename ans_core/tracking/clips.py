@@ -1,0 +1,121 @@
+"""Samples in, clips with identified objects out; a clip in, a window of frames and masks at the model's size out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+
+import numpy as np
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from ans_core import rle, transforms
+from ans_core.data.collate import resize_mask
+from ans_core.data.mixture import picture_key
+from ans_core.tracking.batch import ClipTensors
+from ans_core.tracking.simulator import center
+from ans_core.types import RLE, ImageRef, Masklet, Sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip:
+    """A video, or a still (one frame), with the objects that its annotation names; equal masklets are one object."""
+
+    name: str
+    """Data set and video, for errors."""
+    frames: Sequence[ImageRef]
+    masklets: tuple[Masklet, ...]
+
+    @cached_property
+    def visible(self) -> Bool[np.ndarray, "N F"]:
+        """Whether the ground truth shows an object in a frame."""
+        return np.array([[mask is not None and rle.area(mask) > 0 for mask in masklet] for masklet in self.masklets], bool)
+
+
+def clips_of(samples: Sequence[Sample]) -> list[Clip]:
+    """Return every video or still of the samples with all its objects, in the order of the samples; those without objects are no clips."""
+    found: dict[tuple[object, ...], tuple[Sample, list[Masklet]]] = {}
+    for sample in samples:
+        _, known = found.setdefault(picture_key(sample), (sample, []))
+        known += [masklet for masklet in sample.masks if masklet not in known]
+    return [
+        Clip(name=f"{sample.dataset}/{sample.image_id}", frames=sample.frames, masklets=tuple(masklets))
+        for sample, masklets in found.values()
+        if masklets
+    ]
+
+
+def trainable(clips: Sequence[Clip], *, length: int) -> tuple[list[Clip], list[str]]:
+    """Divide videos into those to train on and (as lines of text) those left out: too short, or no object to be followed.
+
+    Raises ValueError if all are left out.
+    """
+    kept, left_out = [], []
+    for clip in clips:
+        if len(clip.frames) < length:
+            left_out.append(f"{clip.name}: {len(clip.frames)} frames, fewer than memory.frames = {length}")
+        elif not _starts(clip, length=length, gap=1):
+            left_out.append(f"{clip.name}: no object is seen before the last of {length} frames")
+        else:
+            kept.append(clip)
+    if clips and not kept:
+        raise ValueError(
+            f"all {len(clips)} clips are left out, the first is {left_out[0]}; lower memory.frames (prepare.clip_frames for drawn clips)"
+        )
+    return kept, left_out
+
+
+def _starts(clip: Clip, *, length: int, gap: int) -> list[int]:
+    """List the first frames of windows in which an object shows before the last frame, so that there is something to follow."""
+    span = (length - 1) * gap
+    return [s for s in range(len(clip.frames) - span) if clip.visible[:, s : s + span : gap].any()]
+
+
+def choose_window(clip: Clip, *, length: int, max_gap: int, rng: Random) -> list[int]:
+    """Choose frames of a clip: `length` of them, `gap` apart, the gap uniform among those up to `max_gap` that the clip allows."""
+    starts = {gap: found for gap in range(1, max_gap + 1) if (found := _starts(clip, length=length, gap=gap))}
+    if not starts:
+        raise ValueError(f"{clip.name}: no window of {length} frames shows an object before its last frame")
+    gap = rng.choice(list(starts))
+    first = rng.choice(starts[gap])
+    return list(range(first, first + (length - 1) * gap + 1, gap))
+
+
+def load_window(clip: Clip, window: Sequence[int], *, size: int, max_objects: int, rng: Random) -> ClipTensors:
+    """Open frames and masks of a window at size x size. Objects: those that show before its last frame, at most `max_objects` of them (0:
+    all).
+
+    A mask too small to leave a pixel at this size keeps the one in its middle. Raises ValueError naming clip and frame for a mask that has
+    another size than its frame.
+    """
+    opened = {index: transforms.open_image(clip.frames[index]) for index in dict.fromkeys(window)}
+    pictures = [opened[index] for index in window]
+    chosen = [n for n in range(len(clip.masklets)) if clip.visible[n, list(window[:-1])].any()]
+    if max_objects and len(chosen) > max_objects:
+        chosen = sorted(rng.sample(chosen, max_objects))
+    masks = torch.zeros(len(chosen), len(window), size, size, dtype=torch.bool)
+    known = torch.zeros(len(chosen), len(window), dtype=torch.bool)
+    for place, n in enumerate(chosen):
+        for f, (index, picture) in enumerate(zip(window, pictures, strict=True)):
+            coded = clip.masklets[n][index]
+            if coded is not None:
+                masks[place, f] = _resized(coded, (picture.height, picture.width), size, f"{clip.name}, frame {index}")
+                known[place, f] = True
+    return ClipTensors(pixels=transforms.normalise(pictures, size=size), masks=masks, known=known)
+
+
+def _resized(coded: RLE, picture: tuple[int, int], size: int, where: str) -> Bool[Tensor, "S S"]:
+    if tuple(coded["size"]) != picture:
+        raise ValueError(
+            f"{where}: the mask is {coded['size'][1]} x {coded['size'][0]}, the frame {picture[1]} x {picture[0]};"
+            " is it the mask of another frame, or of this one at another size?"
+        )
+    whole = rle.decode(coded)
+    mask = resize_mask(whole, size)
+    if whole.any() and not mask.any():
+        x, y = center(whole)
+        mask[int(y * size / picture[0]), int(x * size / picture[1])] = True
+    return mask

@@ -1,0 +1,64 @@
+"""Trained tensors of several epochs with their scores: the best and the last few stay on disk, also over a restart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ans_core import dist
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A folder of files `epoch-N.safetensors` and their scores in `scores.json`; only the first process writes."""
+
+    folder: Path
+    last: int
+    """Number of newest epochs that are kept beside the best one."""
+
+    def scores(self) -> dict[int, float]:
+        file = self.folder / "scores.json"
+        return {int(epoch): score for epoch, score in json.loads(file.read_text()).items()} if file.exists() else {}
+
+    def best(self) -> int:
+        """Return the epoch with the highest score, the earlier of two equal ones."""
+        scores = self.scores()
+        return max(scores, key=lambda epoch: (scores[epoch], -epoch))
+
+    def present(self) -> list[int]:
+        """List the epochs whose tensors are kept, in order."""
+        scores = self.scores()
+        newest = sorted(scores)[-self.last :] if self.last else []
+        return sorted({*newest, *([self.best()] if scores else [])})
+
+    def add(self, epoch: int, score: float, tensors: Mapping[str, Tensor]) -> None:
+        """Keep an epoch's tensors; remove those that are neither the best nor among the last. An epoch that is trained again after a
+        restart replaces itself."""
+        if dist.rank() == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write(epoch, tensors)
+            scores = self.scores() | {epoch: score}
+            partial = self.folder / "scores.json.partial"
+            partial.write_text(json.dumps(scores))
+            partial.replace(self.folder / "scores.json")
+            stay = {self.file(kept).name for kept in self.present()}
+            for file in self.folder.glob("epoch-*.safetensors"):
+                if file.name not in stay:
+                    file.unlink()
+        dist.wait_for_all()
+
+    def _write(self, epoch: int, tensors: Mapping[str, Tensor]) -> None:
+        partial = self.folder / "partial.safetensors"
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, partial)
+        partial.replace(self.file(epoch))
+
+    def file(self, epoch: int) -> Path:
+        return self.folder / f"epoch-{epoch:04d}.safetensors"
+
+    def load(self, epoch: int) -> dict[str, Tensor]:
+        return load_file(self.file(epoch))

@@ -1,0 +1,136 @@
+"""A TrackingBatch -> loss and curves; which modules of SAM2 learn, and the check that gradients reach all of them and nothing else."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ans_core import dist
+from ans_core.losses import mean_iou
+from ans_core.model.grounding import Grounding
+from ans_core.tracking.batch import TrackingBatch, predictions
+from ans_core.tracking.forward import Remember, encode, remembered, track
+from ans_core.tracking.loss import LossWeights, frame_losses, total
+
+WHOLE, PARTLY = ("memory_attention", "memory_encoder", "image_encoder"), ("sam_prompt_encoder", "sam_mask_decoder")
+"""Modules of which every step gives every parameter a gradient, and those of which it gives some one: the embeddings of prompts that were
+not drawn, and the masks that were not the best, get none. Object pointers get one where the object is predicted to be there."""
+
+
+class Tracking(nn.Module):
+    """SAM2's training loss of clips, mean over everything that a step predicts, on all processes: every object, frame with ground truth,
+    and click."""
+
+    def __init__(self, sam2: Grounding, weights: LossWeights, *, recompute: bool = True, encode_at_once: int = 4) -> None:
+        super().__init__()
+        self.sam2 = sam2
+        self.weights, self.recompute, self.encode_at_once = weights, recompute, encode_at_once
+        self.remember: Remember = remembered
+
+    def begin_step(self, batches: Sequence[TrackingBatch]) -> list[TrackingBatch]:
+        """Count the step's predictions, as the loop's WholeStep asks."""
+        own = torch.tensor(sum(map(predictions, batches)))
+        total = int(dist.shared_sum(own, self.sam2.device))
+        return [replace(batch, total=total) for batch in batches]
+
+    def forward(self, batch: TrackingBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:
+        features = encode(self.sam2, batch.frames, at_once=self.encode_at_once, recompute=self.recompute)
+        maps = self.sam2.maps(features)
+        sums: dict[str, Tensor] = defaultdict(lambda: maps[0].new_zeros((), dtype=torch.float32))
+        own, ious = 0, defaultdict[int, list[tuple[float, int]]](list)
+        for group in batch.groups:
+            for index, out in track(self.sam2, maps, batch, group, recompute=self.recompute, remember=self.remember):
+                known = batch.known[group.objects, index]
+                if not known.any() or (group.kind == "mask" and index in group.frames):  # a given mask is no prediction
+                    continue
+                target = batch.targets[group.objects, index][known]
+                for logits, predicted, score in out["outputs"]:
+                    for name, value in frame_losses(logits[known], predicted[known], score[known], target, self.weights).items():
+                        sums[name] = sums[name] + value
+                    own += len(target)
+                ious[index - group.frames[0]].append((mean_iou(out["pred_masks"][known, 0], target), len(target)))
+        # Zero times every trained tensor: processes that share gradients wait for all of them, whatever prompts were drawn here.
+        unused = 0.0 * sum((p.float().sum() for p in self.sam2.parameters() if p.requires_grad), start=maps[0].new_zeros(()))
+        curves = {f"loss_{name}": float(value.detach()) / own for name, value in sums.items()}
+        for distance, some in sorted(ious.items()):
+            curves[f"iou_at_{distance}"] = sum(mean * count for mean, count in some) / sum(count for _, count in some)
+        return total(sums, self.weights) / (batch.total or own) + unused if own else unused, curves
+
+
+def open_modules(sam2: Grounding, names: Collection[str]) -> dict[str, nn.Parameter]:
+    """Freeze SAM2 but for the modules (or single parameters) of these names, whose weights become fp32; return what is trained.
+
+    Raises ValueError for a name that SAM2 does not have.
+    """
+    known = [name for name, _ in (*sam2.named_children(), *sam2.named_parameters(recurse=False))]
+    known = [name for name in known if name != "original_mask_decoder"]
+    if unknown := sorted(set(names) - set(known)):
+        raise ValueError(f"memory.trainable_modules: SAM2 has no {unknown}; it has {sorted(known)}")
+    sam2.requires_grad_(False)
+    trained = {name: p for name, p in sam2.named_parameters() if name.split(".")[0] in names}
+    if not trained:
+        raise ValueError(f"memory.trainable_modules {sorted(names)} have no parameters; name others of {sorted(known)}")
+    for p in trained.values():
+        p.data = p.data.float()
+        p.requires_grad_(True)
+    return trained
+
+
+class GradientCheck:
+    """Watches which parameters get a gradient that is not zero, until each has had one."""
+
+    def __init__(self, sam2: Grounding, trained: dict[str, nn.Parameter]) -> None:
+        self._frozen = {name: p for name, p in sam2.named_parameters() if name not in trained}
+        self._trained = list(trained)
+        self._reached: set[str] = set()
+        self._watches = {name: p.register_post_accumulate_grad_hook(self._watch(name)) for name, p in trained.items()}
+
+    def _watch(self, name: str):  # type: ignore[no-untyped-def]
+        def note(p: Tensor) -> None:
+            if name not in self._reached and p.grad is not None and bool(p.grad.any()):
+                self._reached.add(name)
+                self._watches[name].remove()
+
+        return note
+
+    @property
+    def missing(self) -> list[str]:
+        """Trained parameters that have had no gradient so far."""
+        return [name for name in self._trained if name not in self._reached]
+
+    def after_first_step(self) -> None:
+        """Raise RuntimeError if a parameter of WHOLE got no gradient, a module of PARTLY none at all, or a frozen parameter one."""
+        missing = [name for name in self.missing if name.split(".")[0] in WHOLE]
+        for module in PARTLY:
+            own = [name for name in self._trained if name.split(".")[0] == module]
+            missing += [module] if own and not set(own) & self._reached else []
+        if missing:
+            raise RuntimeError(
+                f"after the first step trained tensors have no gradient: {', '.join(missing[:8])} ({len(missing)}); take them out of"
+                " memory.trainable_modules, or train on clips whose later frames have ground truth"
+            )
+        if stray := [name for name, p in self._frozen.items() if p.grad is not None]:
+            raise RuntimeError(f"{len(stray)} frozen tensors have a gradient: {', '.join(stray[:8])}")
+
+
+@lru_cache(maxsize=2)
+def epoch_order(clips: int, *, seed: int, epoch: int) -> list[int]:
+    """Return the order of clips in an epoch, the same for every number of processes."""
+    order = list(range(clips))
+    dist.rng_of(seed, "memory epoch", epoch).shuffle(order)
+    return order
+
+
+def places(step: int, micro: int, *, batch: int, micros: int, per_epoch: int) -> Iterator[tuple[int, int]]:
+    """Yield (epoch, place in it) of this process's clips in a micro-batch; `batch` clips a step over all processes and micro-batches.
+
+    `per_epoch`: clips of an epoch. An epoch's last batch goes on into the next epoch."""
+    first = step * batch
+    for number in range(first, first + batch)[micro * dist.world_size() + dist.rank() :: micros * dist.world_size()]:
+        yield divmod(number, per_epoch)

@@ -1,0 +1,265 @@
+"""What SAM2's memory training is worth and costs: Markdown tables.
+
+    python perf/memory_training.py crossings --base runs/tiny/base/base [--seeds 0 1 2] [--steps 400]
+    python perf/memory_training.py activations [--side 512] [--frames 5]
+    python perf/memory_training.py speed --model runs/tiny/base/base [--objects 1 5 16] [--frames 24]
+
+crossings: J&F on held-out clips of look-alikes that cross, of a SAM2 before memory training, after it, after training with a detached
+memory bank, and, of each, without memory (every frame decoded from its own features by the prompt of the first).
+activations: bytes that autograd keeps for the backward pass of a clip with SAM2.1-tiny's sizes, and the time, with and without
+recomputing. speed: frames per second against the stock video predictor on the same weights and clip, and how far the masks agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from PIL import Image
+from torch import Tensor
+
+from ans_core import loop, media, rle, transforms
+from ans_core.checkpoints import sam2 as sam2_files
+from ans_core.data.scenes import background, outline, random_thing, render
+from ans_core.dist import rng_of
+from ans_core.model.grounding import Grounding, GroundingConfig
+from ans_core.tracking.batch import ClipTensors, PromptOptions, TrackingBatch, make_batch
+from ans_core.tracking.clips import Clip, choose_window, load_window
+from ans_core.tracking.follow import ObjectPrompt, follow
+from ans_core.tracking.forward import remembered
+from ans_core.tracking.loss import LossWeights
+from ans_core.tracking.training import GradientCheck, Tracking, open_modules
+from ans_core.tracking.validation import validate
+
+MODULES = (
+    "memory_attention", "memory_encoder", "sam_mask_decoder", "sam_prompt_encoder", "maskmem_tpos_enc", "obj_ptr_proj", "no_obj_ptr",
+)  # fmt: skip
+
+
+def crossing_clip(*, seed: int, index: int, size: int, frames: int) -> Clip:
+    """Draw two things of one shape, colour and size whose straight paths cross, and a third that stands still in front of them."""
+    rng = np.random.default_rng([seed, index, 11])
+    alike = random_thing(rng, shape="circle", colour=str(rng.choice(["red", "green", "blue"])), size="large")
+    still = random_thing(rng, shape="square", colour="yellow", size="small")
+    reach = float(np.abs(outline(alike)).max())
+    low, high = reach, 1 - reach
+    time_ = np.linspace(0, 1, frames)[:, None]
+    height = rng.uniform(low, high, 2)
+    paths = [np.array([low, height[0]]) * (1 - time_) + np.array([high, height[1]]) * time_]
+    height = rng.uniform(low, high, 2)
+    paths.append(np.array([high, height[0]]) * (1 - time_) + np.array([low, height[1]]) * time_)
+    paths.append(np.repeat(rng.uniform(0.3, 0.7, (1, 2)), frames, 0))
+    canvas = background(rng, size)
+    things = (alike, alike, still)
+    shots = [
+        render(tuple(replace(t, x=float(p[f, 0]), y=float(p[f, 1])) for t, p in zip(things, paths, strict=True)), canvas)
+        for f in range(frames)
+    ]
+    masklets = tuple(tuple(rle.encode(np.asarray(shot[1][n])) for shot in shots) for n in range(len(things)))
+    return Clip(name=f"crossing/{index}", frames=tuple(media.reference(np.asarray(shot[0])) for shot in shots), masklets=masklets)
+
+
+@contextmanager
+def without_memory(sam2: Grounding) -> Iterator[None]:
+    """Let every frame be decoded from its own features by the prompt of the object's first frame; a mask prompt becomes its box."""
+    step = Grounding.step
+
+    def alone(self: Grounding, maps: list[Tensor], rows: Tensor, index: int, bank: Any, **given: Any) -> dict[str, Any]:
+        if "prompt" in given:
+            bank["prompt"] = given["prompt"]
+        given = {"prompt": bank["prompt"], "frames": given["frames"], "remember": False}
+        return step(self, maps, rows, index, {"cond_frame_outputs": {}, "non_cond_frame_outputs": {}}, **given)
+
+    Grounding.step = alone  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        Grounding.step = step  # type: ignore[method-assign]
+
+
+def detached(out: dict[str, Any]) -> dict[str, Any]:
+    """Cut a frame's memory off the graph, as sam2-video-training does."""
+    kept = remembered(out)
+    return {key: [x.detach() for x in value] if isinstance(value, list) else value.detach() for key, value in kept.items()}
+
+
+def trained(
+    start: Grounding, clips: Sequence[Clip], *, steps: int, batch: int, lr: float, frames: int, seed: int, detach: bool
+) -> tuple[Grounding, float]:
+    """Train a copy; return it and the share of the memory encoder's tensors that had a gradient."""
+    sam2 = copy.deepcopy(start)
+    parameters = open_modules(sam2, MODULES)
+    check = GradientCheck(sam2, parameters)
+    module = Tracking(sam2, LossWeights())
+    if detach:
+        module.remember = detached
+    sam2.train()
+    sam2.blank_absent = True
+
+    def make(step: int, micro: int) -> TrackingBatch:
+        tensors, rngs = [], []
+        for place in range(batch):
+            rng = rng_of(seed, "crossings", step, place)
+            clip = rng.choice(clips)
+            window = choose_window(clip, length=frames, max_gap=2, rng=rng)
+            tensors.append(load_window(clip, window, size=sam2.image_size, max_objects=0, rng=rng))
+            rngs.append(rng)
+        return make_batch(tensors, PromptOptions(kinds={"box": 0.5, "mask": 0.5}), rngs=rngs)
+
+    schedule = loop.Schedule(steps=steps, lr=lr, weight_decay=0.01, warmup=0.05, clip_grad=1.0, accumulate=1, save_every=steps)
+    with tempfile.TemporaryDirectory() as scratch:
+        loop.train(
+            module, make, name="memory", schedule=schedule, machine=loop.Machine(device=torch.device("cpu")), seed=seed,
+            scratch=Path(scratch), log=lambda metrics, step: None,
+        )  # fmt: skip
+    encoder = [name for name in parameters if name.startswith("memory_encoder.")]
+    return sam2, 1 - len(set(check.missing) & set(encoder)) / len(encoder)
+
+
+def crossings(arguments: argparse.Namespace) -> str:
+    start = sam2_files.load(arguments.base)
+    length = 2 * arguments.frames
+    lines = ["| seed | before | trained | trained, detached | trained, read without memory | memory encoder's tensors with a gradient |"]
+    lines.append("|---|---|---|---|---|---|")
+    for seed in arguments.seeds:
+        train, held_out = (
+            [crossing_clip(seed=seed + shift, index=i, size=start.image_size, frames=length) for i in range(count)]
+            for shift, count in ((0, arguments.clips), (10_000, arguments.held_out))
+        )
+        options = {"steps": arguments.steps, "batch": arguments.batch, "lr": arguments.lr, "frames": arguments.frames, "seed": seed}
+        whole, reached = trained(start, train, detach=False, **options)
+        cut, reached_cut = trained(start, train, detach=True, **options)
+        scores = [validate(sam2, held_out, prompt="box")["J&F"] for sam2 in (start, whole, cut)]
+        with without_memory(whole):
+            scores.append(validate(whole, held_out, prompt="box")["J&F"])
+        row = " | ".join(f"{score:.3f}" for score in scores)
+        lines.append(f"| {seed} | {row} | {reached:.0%}, detached {reached_cut:.0%} |")
+        print("\n".join(lines), flush=True)
+    return "\n".join(lines)
+
+
+TINY = {"embed": 96, "heads": 1, "stages": (1, 2, 7, 2), "global_blocks": (5, 7, 9), "windows": (8, 4, 14, 7), "temporal_pointers": True}
+
+
+def activations(arguments: argparse.Namespace) -> str:
+    """Count what autograd saves and what the memory bank holds: every storage once, parameters left out."""
+    config: dict[str, Any] = TINY | {"image_size": arguments.side}
+    torch.manual_seed(0)
+    sam2 = Grounding(GroundingConfig(**config)).train()
+    open_modules(sam2, ("memory_attention", "memory_encoder"))
+    masks = torch.zeros(arguments.objects, arguments.frames, arguments.side, arguments.side, dtype=torch.bool)
+    masks[..., arguments.side // 4 : arguments.side // 2, arguments.side // 4 : arguments.side // 2] = True
+    pixels = torch.randn(arguments.frames, 3, arguments.side, arguments.side)
+    clip = ClipTensors(pixels=pixels, masks=masks, known=torch.ones(arguments.objects, arguments.frames, dtype=torch.bool))
+    batch = make_batch([clip], PromptOptions(kinds={"mask": 1.0}), rngs=[Random(0)])
+    lines = ["| | activations kept | forward and backward |", "|---|---|---|"]
+    for name, recompute in (("plain back-propagation through time", False), ("frames computed again", True)):
+        held: dict[int, int] = {}
+        own = {p.untyped_storage().data_ptr() for p in (*sam2.parameters(), *sam2.buffers())}
+        module = Tracking(sam2, LossWeights(), recompute=recompute)
+
+        def keep(tensor: Tensor, held: dict[int, int] = held, own: set[int] = own) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                held[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        def remember(out: dict[str, Any]) -> dict[str, Any]:
+            bank = remembered(out)
+            for value in (*bank["maskmem_pos_enc"], bank["maskmem_features"], bank["obj_ptr"]):
+                keep(value)
+            return bank
+
+        module.remember = remember
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss, _ = module(batch)
+        del loss
+        module.remember = remembered
+        times = []
+        for _ in range(arguments.repeats):
+            sam2.zero_grad()
+            begun = time.perf_counter()
+            module(batch)[0].backward()
+            times.append(time.perf_counter() - begun)
+        lines.append(f"| {name} | {sum(held.values()) / 2**20:.0f} MiB | {min(times):.2f} s |")
+    return "\n".join(lines)
+
+
+def speed(arguments: argparse.Namespace) -> str:
+    sam2 = sam2_files.load(arguments.model)
+    lines = ["| objects | stock predictor, frames/s | here, frames/s | ratio | pixels that differ |", "|---|---|---|---|---|"]
+    clip = crossing_clip(seed=0, index=0, size=arguments.picture, frames=arguments.frames)
+    side = arguments.picture
+    with tempfile.TemporaryDirectory() as folder:
+        sam2_files.save(sam2, Path(folder, "model"), metadata={})
+        shots = Path(folder, "frames")
+        shots.mkdir()
+        for index, frame in enumerate(clip.frames):
+            transforms.open_image(frame).save(shots / f"{index:05d}.jpg", quality=95)
+        pictures = [Image.open(path).convert("RGB") for path in sorted(shots.iterdir())]
+        predictor = instantiate(OmegaConf.load(Path(folder, "model", sam2_files.STOCK)).model).eval()
+        predictor.load_state_dict(sam2.state_dict())
+        for count in arguments.objects:
+            corners = [(8 + 5 * (n % 8), 8 + 9 * (n // 8), 8 + 5 * (n % 8) + side // 3, 8 + 9 * (n // 8) + side // 3) for n in range(count)]
+            theirs, stock_s = stock(predictor, shots, corners, arguments.repeats)
+            times = []
+            for _ in range(arguments.repeats):
+                begun = time.perf_counter()
+                found = [low for _, low in follow(sam2, pictures, [ObjectPrompt.box(c) for c in corners], frames=len(pictures))]
+                times.append(time.perf_counter() - begun)
+            ours = torch.stack([torch.nn.functional.interpolate(low[:, None], size=(side, side), mode="bilinear")[:, 0] for low in found])
+            differing = float(((ours > 0) != (theirs > 0)).float().mean())
+            here, there = len(pictures) / min(times), len(pictures) / stock_s
+            lines.append(f"| {count} | {there:.2f} | {here:.2f} | {here / there:.2f} | {differing:.2e} |")
+            print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+def stock(predictor: Any, shots: Path, corners: Sequence[Sequence[float]], repeats: int) -> tuple[Tensor, float]:
+    """Return logits (F, N, H, W) and the best time in seconds: reading the frames, the prompts and the propagation, as here."""
+    best = float("inf")
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        state = predictor.init_state(str(shots))
+        for number, box in enumerate(corners):
+            predictor.add_new_points_or_box(state, frame_idx=0, obj_id=number, box=np.array(box, np.float32))
+        found = torch.stack([logits[:, 0] for _, _, logits in predictor.propagate_in_video(state)])
+        best = min(best, time.perf_counter() - begun)
+    return found, best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    it = commands.add_parser("crossings")
+    it.add_argument("--base", required=True)
+    it.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    for name, value in (("steps", 400), ("batch", 2), ("frames", 6), ("clips", 100), ("held-out", 30)):
+        it.add_argument(f"--{name}", type=int, default=value)
+    it.add_argument("--lr", type=float, default=2e-4)
+    it = commands.add_parser("activations")
+    for name, value in (("side", 512), ("frames", 5), ("objects", 1), ("repeats", 3)):
+        it.add_argument(f"--{name}", type=int, default=value)
+    it = commands.add_parser("speed")
+    it.add_argument("--model", required=True)
+    it.add_argument("--objects", type=int, nargs="+", default=[1, 5, 16])
+    for name, value in (("frames", 24), ("picture", 128), ("repeats", 2)):
+        it.add_argument(f"--{name}", type=int, default=value)
+    arguments = parser.parse_args()
+    print({"crossings": crossings, "activations": activations, "speed": speed}[arguments.command](arguments))
+
+
+if __name__ == "__main__":
+    main()

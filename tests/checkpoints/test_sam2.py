@@ -1,0 +1,161 @@
+"""The same SAM2 in the stock package, in transformers and here: names, sizes, and masks through a clip."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import Sam2VideoModel
+from transformers.models.sam2_video.modeling_sam2_video import Sam2VideoInferenceSession
+
+from ans_core import transforms
+from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints import sam2 as sam2_files
+from ans_core.model import Sa2VA
+from ans_core.model.grounding import Grounding
+from ans_core.tracking.follow import ObjectPrompt, follow
+from tests import tiny
+
+WIDTH, HEIGHT, FRAMES = 80, 56, 10  # more frames than the memory holds; no square
+MASK = np.zeros((HEIGHT, WIDTH), bool)
+MASK[10:30, 16:40] = True
+WIDE = {"width": 128, "memory_width": 64}
+PROMPTS = {
+    "mask": ObjectPrompt(mask=MASK),
+    "point": ObjectPrompt(points=((27.0, 20.0),), labels=(1,)),
+    "box": ObjectPrompt.box((16, 10, 40, 30)),
+}
+
+
+def drawn(*, temporal: bool, **sizes: int) -> Grounding:
+    """Random weights under which objects are there and masks differ from frame to frame."""
+    torch.manual_seed(3)
+    sam2 = Grounding(replace(tiny.GROUNDING, temporal_pointers=temporal, **sizes)).eval()
+    with torch.no_grad():
+        for name, p in sam2.named_parameters():
+            if name.startswith(("memory_", "sam_mask_decoder", "obj_ptr", "maskmem")):
+                p.add_(torch.randn_like(p) * 0.05)
+        sam2.sam_mask_decoder.pred_obj_score_head.layers[-1].bias += 3
+    return sam2
+
+
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the stock predictor reads it."""
+    folder, rng = tmp_path_factory.mktemp("frames"), np.random.default_rng(0)
+    for index in range(FRAMES):
+        pixels = rng.integers(0, 90, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+        pixels[10 + index : 30 + index, 16 + 3 * index : 40 + 3 * index] = (220, 120, 40)
+        Image.fromarray(pixels).save(folder / f"{index:05d}.jpg", quality=95)
+    return folder
+
+
+def ours(sam2: Grounding, frames: Path, prompt: ObjectPrompt) -> torch.Tensor:
+    pictures = [transforms.open_image(path) for path in sorted(frames.iterdir())]
+    return torch.stack([logits[0] for _, logits in follow(sam2, pictures, [prompt], frames=FRAMES)])
+
+
+def whole(low: torch.Tensor) -> torch.Tensor:
+    return F.interpolate(low[:, None], size=(HEIGHT, WIDTH), mode="bilinear", align_corners=False)[:, 0]
+
+
+def stock_masks(folder: Path, frames: Path, prompt: ObjectPrompt) -> torch.Tensor:
+    predictor = instantiate(OmegaConf.load(folder / "sam2.yaml").model, _recursive_=True).eval()
+    predictor.load_state_dict(torch.load(folder / "sam2.pt", weights_only=True)["model"])
+    state = predictor.init_state(str(frames), offload_video_to_cpu=True)
+    if prompt.mask is not None:
+        predictor.add_new_mask(state, frame_idx=0, obj_id=1, mask=torch.from_numpy(prompt.mask))
+    else:
+        predictor.add_new_points_or_box(
+            state, frame_idx=0, obj_id=1, points=np.array(prompt.points), labels=np.array(prompt.labels, np.int32)
+        )
+    return torch.stack([logits[0, 0] for _, _, logits in predictor.propagate_in_video(state)])
+
+
+@pytest.mark.parametrize("temporal", [False, True], ids=["SAM 2", "SAM 2.1"])
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_the_stock_predictor_builds_our_folder_and_draws_the_same_masks(tmp_path: Path, frames: Path, kind: str, temporal: bool):
+    sam2 = drawn(temporal=temporal)
+    sam2_files.save(sam2, tmp_path / "out", metadata={})
+    theirs = stock_masks(tmp_path / "out", frames, PROMPTS[kind])
+    mine = whole(ours(sam2_files.load(tmp_path / "out"), frames, PROMPTS[kind]))
+    assert float((mine[1:] - mine[:-1]).abs().max()) > 0.1  # the memory does something
+    assert float((mine - theirs).abs().max()) < 2e-3 * float(theirs.abs().max())  # memories are kept in bf16
+
+
+@pytest.mark.parametrize("temporal", [False, True], ids=["SAM 2", "SAM 2.1"])
+def test_transformers_loads_the_weights_and_draws_the_same_masks(tmp_path: Path, frames: Path, temporal: bool):
+    with pytest.raises(ValueError, match="has memories of width 64 only, this SAM2's have 16"):
+        sam2_files.save_transformers(drawn(temporal=temporal), tmp_path / "hf")
+    sam2 = drawn(temporal=temporal, **WIDE)
+    sam2_files.save_transformers(sam2, tmp_path / "hf")
+    model, told = Sam2VideoModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert {key: found for key, found in told.items() if found} == {}
+    pictures = [transforms.open_image(path) for path in sorted(frames.iterdir())]
+    sam2.binarize_mask_from_pts_for_mem_enc = True  # transformers always does, as the stock package's optional post-processing
+    for kind, prompt in PROMPTS.items():
+        session = Sam2VideoInferenceSession(transforms.normalise(pictures, size=64), HEIGHT, WIDTH, dtype=torch.float32)
+        number = session.obj_id_to_idx(1)
+        if prompt.mask is not None:
+            session.add_mask_inputs(number, 0, sam2.mask_prompts(torch.from_numpy(prompt.mask)[None, None], [0])[0]["masks"])
+        else:
+            points = torch.tensor(prompt.points) * torch.tensor([64 / WIDTH, 64 / HEIGHT])
+            given = {"point_coords": points[None, None], "point_labels": torch.tensor(prompt.labels, dtype=torch.int32)[None, None]}
+            session.add_point_inputs(number, 0, given)
+        session.obj_with_new_inputs = [1]
+        found = model.eval().propagate_in_video_iterator(session, start_frame_idx=0)
+        theirs = torch.stack([out.pred_masks[0, 0].detach() for out in found])
+        mine = ours(sam2, frames, prompt)
+        assert float((mine - theirs).abs().max()) < 5e-3 * float(theirs.abs().max()), kind
+
+
+def test_files_of_every_origin_give_the_same_sam2(tmp_path: Path, own_model: Sa2VA):
+    sam2 = drawn(temporal=True, **WIDE)
+    sam2_files.save(sam2, tmp_path / "own", metadata={})
+    sam2_files.save_transformers(sam2, tmp_path / "hf")
+    sizes = sam2_files.layouts.upstream_sizes(sam2.config)
+    renamed = sam2_files.from_transformers(load_file(tmp_path / "hf/model.safetensors"))
+    assert renamed.keys() == sam2.state_dict().keys()
+    assert all(torch.equal(tensor, sam2.state_dict()[name]) for name, tensor in renamed.items())
+    again = sam2_files.load(tmp_path / "own", image_size=96)
+    assert again.image_size == again.config.image_size == 96
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in sam2.state_dict().items())
+    plain = drawn(temporal=False, **WIDE)  # a bare file with sizes beside it, as small test weights have them
+    (tmp_path / "bare").mkdir()
+    torch.save({"model": plain.state_dict()}, tmp_path / "bare/sam2.pt")
+    (tmp_path / "bare/tiny_sam2_config.json").write_text(json.dumps(sizes))
+    assert torch.equal(sam2_files.load(tmp_path / "bare").no_mem_embed, plain.no_mem_embed)
+    own_model.keep_original_decoder()
+    before = own_model.sam2.sam_mask_decoder.conv_s0.weight.clone()
+    with torch.no_grad():
+        own_model.sam2.sam_mask_decoder.conv_s0.weight += 1  # trained for [SEG]
+    checkpoint.save(own_model, tmp_path / "sa2va", metadata={})
+    found = sam2_files.load(tmp_path / "sa2va")
+    assert torch.equal(found.sam_mask_decoder.conv_s0.weight, before)
+    assert not found.config.original_decoder
+
+
+@pytest.mark.parametrize(("name", "embed", "blocks", "positions"), [("tiny", 96, 12, 7), ("base_plus", 112, 24, 14), ("large", 144, 48, 7)])
+def test_published_sizes_are_told_by_the_shapes(name: str, embed: int, blocks: int, positions: int):
+    tensors = {
+        "image_encoder.trunk.patch_embed.proj.weight": torch.empty(embed, 3, 7, 7, device="meta"),
+        "image_encoder.trunk.pos_embed": torch.empty(1, embed, positions, positions, device="meta"),
+        **{f"image_encoder.trunk.blocks.{n}.norm1.weight": torch.empty(0, device="meta") for n in range(blocks)},
+    }
+    config = sam2_files.sizes_of(tensors, where=name)
+    assert (sum(config.stages), config.background, config.temporal_pointers) == (blocks, (positions, positions), False)
+    assert sam2_files.sizes_of(tensors | {"no_obj_embed_spatial": torch.empty(0)}, where=name).temporal_pointers
+    other = tensors | {"image_encoder.trunk.patch_embed.proj.weight": torch.empty(97, 3, 7, 7, device="meta")}
+    with pytest.raises(ValueError, match=f"{name}: an image encoder of width 97 with {blocks} blocks is none of SAM2's"):
+        sam2_files.sizes_of(other, where=name)
+    with pytest.raises(ValueError, match="holds no SAM2"):
+        sam2_files.sizes_of({}, where=name)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+from PIL import Image
+
+from ans_core.checkpoints import sam2 as sam2_files
+from flows import cli, track
+from tests import tiny
+from tests.checkpoints.test_sam2 import drawn
+
+
+@pytest.fixture
+def video(tmp_path: Path) -> Path:
+    folder = tmp_path / "video"
+    folder.mkdir()
+    for index, frame in enumerate(tiny.clip(0, 4).frames):
+        Image.open(io.BytesIO(frame)).save(folder / f"{index}.png")
+    return folder
+
+
+def test_frame_belongs_to_the_prompt_before_it() -> None:
+    words = ["track", "v.mp4", "--point", "3,4", "--box", "1,2,3,4", "--frame", "7", "--mask", "m.png"]
+    assert cli.parse(words).prompts == [("point", "3,4", 0), ("box", "1,2,3,4", 7), ("mask", "m.png", 0)]
+    for wrong in (["--frame", "3"], ["--point", "3,4", "--frame", "two"]):
+        with pytest.raises(SystemExit):
+            cli.parse(["track", "v.mp4", *wrong])
+
+
+def test_objects_are_written_as_palette_pngs_with_their_numbers(tmp_path: Path, video: Path) -> None:
+    sam2_files.save(drawn(temporal=True), tmp_path / "sam2", metadata={})
+    mask = np.zeros((64, 64), np.uint8)
+    mask[16:32, 0:16] = 255
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    given = [("mask", str(tmp_path / "mask.png"), 0), ("box", "30,30,64,64", 2)]
+    options = {"checkpoint": str(tmp_path / "sam2"), "image_size": 0, "device": "cpu", "fps": 8.0}
+    track.write_track(video, given, out=tmp_path / "out", gif=False, **options)
+    labels = [np.asarray(Image.open(tmp_path / f"out/masks/{index:05d}.png")) for index in range(4)]
+    assert Image.open(tmp_path / "out/masks/00000.png").mode == "P"
+    assert (labels[0] == 1).sum() == pytest.approx(256, abs=40)
+    assert not any((labels[index] == 2).any() for index in (0, 1))  # prompted in frame 2
+    assert json.loads((tmp_path / "out/track.json").read_text())["pixels"] == [sum(int((a == n).sum()) for a in labels) for n in (1, 2)]
+    assert len(iio.imread(tmp_path / "out/overlay.mp4", plugin="pyav")) == 4
+    track.write_track(video, given[:1], out=tmp_path / "out", gif=True, **options)
+    assert Image.open(tmp_path / "out/overlay.gif").n_frames > 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([], "nothing to follow: give --point"),
+        ([("point", "3", 0)], "--point 3: give 2 numbers with commas"),
+        ([("box", "1,2,x,4", 0)], "--box 1,2,x,4: give 4 numbers"),
+        ([("point", "nan,3", 0)], "--point nan,3: give 2 numbers"),
+        ([("point", "3,99", 0)], r"object 1 \(--point 3,99\): the point 3,99 lies outside of the picture of 64 x 64"),
+        ([("point", "3,3", 9)], "there is no frame 9; the video has 4"),
+        ([("point", "3,3", 0)] * 256, "256 objects are more than the 255"),
+    ],
+)
+def test_prompts_are_checked_before_a_model_is_loaded(tmp_path: Path, video: Path, given: list[track.Given], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        track.write_track(
+            video, given, checkpoint="none", out=tmp_path / "out", image_size=0, device="cpu", gif=False, fps=8.0,
+        )  # fmt: skip
+
+
+def test_a_video_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    with pytest.raises(ValueError, match=r"cannot read the video .*broken.mp4"):
+        track.write_track(
+            tmp_path / "broken.mp4", [("point", "3,3", 0)], checkpoint="none", out=tmp_path / "out", image_size=0, device="cpu",
+            gif=False, fps=8.0,
+        )  # fmt: skip
+
+
+def test_the_surest_object_gets_a_pixel() -> None:
+    logits = np.array([[[2.0, -1.0, 1.0]], [[1.0, -2.0, 3.0]]])
+    assert track.label_map(logits).tolist() == [[1, 0, 2]]

@@ -1,0 +1,195 @@
+"""The stage `memory` on a model far too small to learn anything: what it trains, writes, hands on and refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints import memory as handed_on
+from ans_core.checkpoints import sam2 as sam2_files
+from ans_core.config import Config
+from ans_core.model import Sa2VA
+from ans_core.stages import memory, prepare
+from tests import tiny
+from tests.checkpoints.test_sam2 import WIDE, drawn
+from tests.workspace import LIMIT_S, launch
+
+TRAIN = {
+    "train": True, "optim": {"steps": 4, "batch": 2, "lr": 1e-3, "save_every": 1}, "frames": 3, "limit_train_batches": 2,
+    "limit_val_batches": 1, "trainable_modules": ["memory_attention", "memory_encoder", "sam_mask_decoder"],
+    "prompts": {"kinds": {"box": 1.0}, "clicks": 1}, "clips_shown": 1, "image_share": 0.5,
+}  # fmt: skip
+CLIPS = {"scenes": 4, "val_scenes": 1, "test_scenes": 0, "clips": 4, "val_clips": 2, "test_clips": 0, "clip_frames": 4, "image_size": 64}
+
+
+def config(**changes: object) -> Config:
+    return Config.model_validate({"profile": "tiny", "seed": 1, "prepare": CLIPS, "memory": TRAIN | changes})
+
+
+def run(folder: Path, name: str, cfg: Config, base: Path) -> dict[str, float]:
+    out = folder / name
+    out.mkdir()
+    inputs = {"data": base.parent / "data", "base": base}
+    return memory.run(cfg, inputs=inputs, out=out, scratch=folder / "scratch", log=lambda metrics, step: None)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data, base (a Sa2VA with its original decoder kept) and alone (a SAM2)."""
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "data").mkdir()
+    prepare.run(config(), inputs={}, out=folder / "data", scratch=folder, log=lambda metrics, step: None)
+    model = tiny.build()
+    with torch.no_grad():
+        model.sam2.sam_mask_decoder.pred_obj_score_head.layers[-1].bias += 5
+    model.keep_original_decoder()
+    checkpoint.save(model, folder / "base/base", metadata={})
+    sam2_files.save(drawn(temporal=True, **WIDE), folder / "alone/sam2", metadata={})
+    return folder
+
+
+@pytest.mark.slow
+def test_the_best_epoch_is_handed_on_and_a_killed_run_resumes_to_the_same_bits(inputs: Path, tmp_path: Path, monkeypatch):  # type: ignore[no-untyped-def]
+    metrics = run(tmp_path, "whole", config(), inputs / "base")
+    rows = list(csv.DictReader((tmp_path / "whole/curves.csv").open()))
+    scores = [float(row["value"]) for row in rows if row["name"] == "memory/val_J&F"]
+    assert len(scores) == 2  # two epochs of two steps
+    assert metrics["J&F/best"] == pytest.approx(max(metrics["J&F/before"], *scores), abs=1e-6)
+    assert {"memory/loss_mask", "memory/loss_object", "memory/iou_at_0", "memory/iou_at_2", "memory/val_J_at_1"} <= {
+        r["name"] for r in rows
+    }
+    assert len(list((tmp_path / "whole/clips").glob("*.gif"))) == 1
+    saved = []
+
+    def killed(step: int) -> None:
+        saved.append(step)
+        if len(saved) == 3:
+            raise KeyboardInterrupt
+
+    add = memory.Kept.add
+    (tmp_path / "again").mkdir()
+    monkeypatch.setattr(memory.Kept, "add", lambda self, epoch, *rest: (add(self, epoch, *rest), killed(epoch)))
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "again", "cut", config(), inputs / "base")
+    monkeypatch.setattr(memory.Kept, "add", add)
+    run(tmp_path / "again", "resumed", config(), inputs / "base")
+    assert saved == [0, 1, 2]
+    for name in ("delta.safetensors", "curves.csv"):
+        assert (tmp_path / "again/resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_what_was_trained_reaches_both_decoders_of_a_base_and_no_base_of_another_hash(inputs: Path, tmp_path: Path, own_model: Sa2VA):
+    model = checkpoint.load(inputs / "base/base")
+    tensors = {
+        "sam2.memory_encoder.out_proj.weight": torch.ones_like(model.sam2.memory_encoder.out_proj.weight),
+        "sam2.sam_mask_decoder.conv_s0.weight": torch.ones_like(model.sam2.sam_mask_decoder.conv_s0.weight),
+    }
+    checkpoint.save_delta(tensors, tmp_path / "memory", base_hash=checkpoint.weights_hash(inputs / "base/base"), config={})
+    handed_on.load_into(model, tmp_path / "memory", base=inputs / "base/base")
+    for part in (model.sam2.memory_encoder.out_proj, model.sam2.sam_mask_decoder.conv_s0, model.sam2.original_mask_decoder.conv_s0):
+        assert (part.weight == 1).all()
+    assert handed_on.taken(handed_on.beside(tensors, {"x": torch.ones(1)})) == (tensors, {"x": torch.ones(1)})
+    checkpoint.save(own_model, tmp_path / "other", metadata={})
+    with pytest.raises(ValueError, match="was trained on the base"):
+        handed_on.load_into(own_model, tmp_path / "memory", base=tmp_path / "other")
+
+
+def test_a_stage_that_does_not_train_passes_the_base_through(inputs: Path, tmp_path: Path):
+    assert run(tmp_path, "memory", config(train=False), inputs / "base") == {"trained": 0.0}
+    model = checkpoint.load(inputs / "base/base")
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    assert handed_on.load_into(model, tmp_path / "memory", base=inputs / "base/base") == {}
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_validation_alone_gives_the_score_that_training_starts_from(inputs: Path, tmp_path: Path):
+    found = run(tmp_path, "memory", config(train=False, validate_only=True, val_prompt="point"), inputs / "base")
+    assert 0 <= found["J"] <= found["J&F"] + 1
+    assert found["J&F"] == pytest.approx((found["J"] + found["F"]) / 2)
+    assert json.loads((tmp_path / "memory/delta.json").read_text())["config"]["stage"] == "memory"
+
+
+@pytest.mark.slow
+def test_a_sam2_alone_gives_files_for_the_stock_package_and_transformers(inputs: Path, tmp_path: Path):
+    changed = {"image_share": 1.0, "trainable_modules": ["memory_attention", "memory_encoder", "obj_ptr_tpos_proj"]}
+    metrics = run(tmp_path, "memory", config(**changed), inputs / "alone")
+    assert metrics["trained"] == 1
+    again = sam2_files.load(tmp_path / "memory/sam2")
+    assert again.config.temporal_pointers
+    assert (tmp_path / "memory/transformers/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"data": ["clips"]}, r"memory.data: no data set \['clips'\] with a split 'train'; there are \['scenes_single'"),
+        ({"frames": 5, "image_share": 0.0}, "all 4 clips are left out, the first is .*: 4 frames, fewer than memory.frames = 5; lower"),
+        ({"data": ["scenes_single"], "image_share": 1.0}, "no data set has a split 'val' with videos: J&F on them chooses the best epoch"),
+        ({"trainable_modules": ["memory"]}, r"SAM2 has no \['memory'\]; it has .*'memory_attention'"),
+    ],
+)
+def test_settings_that_fit_no_data_are_refused_before_anything_is_trained(inputs: Path, tmp_path: Path, changes, told):  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=told):
+        run(tmp_path, "memory", config(**changes), inputs / "base")
+
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import torch
+from ans_core import dist, loop
+from ans_core.tracking.batch import PromptOptions, make_batch
+from ans_core.tracking.loss import LossWeights
+from ans_core.tracking.training import Tracking, open_modules, places
+from tests import tiny
+from tests.tracking.conftest import clip_tensors
+from dataclasses import replace
+
+sam2 = tiny.build().sam2.eval()
+with torch.no_grad():
+    sam2.sam_mask_decoder.pred_obj_score_head.layers[-1].bias += 5
+open_modules(sam2, ("memory_attention", "memory_encoder", "sam_prompt_encoder"))
+
+def make(step, micro):
+    chosen = [n for _, n in places(step, micro, batch=3, micros=1, per_epoch=3)]
+    clips = [clip_tensors(n) for n in chosen]
+    clips = [replace(c, known=c.known & torch.tensor([True, True, n != 1, True])) for n, c in zip(chosen, clips)]
+    kinds = [{"mask": 1.0}, {"box": 1.0}, {"point": 1.0}]
+    made = [make_batch([c], PromptOptions(kinds=kinds[n]), rngs=[dist.rng_of(n)]) for n, c in zip(chosen, clips)]
+    offsets = [4 * i for i in range(len(made))]
+    return replace(
+        made[0], frames=torch.cat([b.frames for b in made]), rows=torch.cat([b.rows + o for b, o in zip(made, offsets)]),
+        targets=torch.cat([b.targets for b in made]), known=torch.cat([b.known for b in made]),
+        groups=[replace(b.groups[0], objects=b.groups[0].objects + i) for i, b in enumerate(made)],
+    )
+
+schedule = loop.Schedule(steps=2, lr=1e-3, weight_decay=0.0, warmup=0.0, clip_grad=1e9, accumulate=1, save_every=2)
+machine = loop.Machine(device=torch.device("cpu"))
+module = Tracking(sam2, LossWeights())
+curves = loop.train(module, make, name="t", schedule=schedule, machine=machine, seed=0, scratch=Path(sys.argv[1]), log=lambda m, s: None)
+if dist.rank() == 0:
+    norms = [v for s, n, v in curves if n in ("grad_norm", "loss")]
+    Path(sys.argv[1], "result.json").write_text(json.dumps(norms))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+def test_two_processes_with_unlike_clips_train_as_one_process_does(tmp_path: Path):
+    """One process has two clips prompted by a mask and a click, the other a box and a frame without ground truth: parameters of the prompt
+    encoder that one of them does not use, and unequal numbers of predictions."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    found = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        folder.mkdir()
+        launch(script, str(folder), processes=processes)
+        found.append(json.loads((folder / "result.json").read_text()))
+    assert len(found[0]) == 4
+    assert found[1] == pytest.approx(found[0], rel=1e-3)

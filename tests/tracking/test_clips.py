@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+import torch
+
+from ans_core import media, rle, transforms
+from ans_core.tracking.batch import PromptOptions, make_batch
+from ans_core.tracking.clips import Clip, choose_window, clips_of, load_window, trainable
+from ans_core.tracking.pseudo import pseudo_clip
+from ans_core.types import VideoFrames
+from tests import tiny
+from tests.tracking.conftest import batch_of, clip_tensors
+
+GONE = rle.empty(64, 64)
+HERE = tiny.square(8, 8, 24, 24)
+
+
+def clip_with(*masklets: tuple[object, ...], name: str = "drawn/i0") -> Clip:
+    return Clip(name=name, frames=tuple(tiny.picture(n) for n in range(len(masklets[0]))), masklets=masklets)  # type: ignore[arg-type]
+
+
+def test_samples_about_one_video_become_one_clip_with_each_object_once():
+    one = tiny.clip(1)
+    other = replace(one, sample_id="other", text="the same square, and another", masks=(*one.masks, (HERE,) * 4))
+    nothing = replace(tiny.clip(2), masks=())
+    found = clips_of([one, other, nothing, tiny.sample(3)])
+    assert [(clip.name, len(clip.frames), len(clip.masklets)) for clip in found] == [("drawn/i1", 4, 2), ("drawn/i3", 1, 1)]
+
+
+def test_videos_that_are_too_short_or_show_nothing_to_follow_are_left_out_with_a_reason():
+    good, late = clip_with((HERE, GONE, None)), clip_with((GONE, None, HERE), name="late")
+    short = clip_with((HERE, HERE), name="short")
+    kept, left_out = trainable([good, late, short], length=3)
+    assert kept == [good]
+    assert left_out == ["late: no object is seen before the last of 3 frames", "short: 2 frames, fewer than memory.frames = 3"]
+    with pytest.raises(ValueError, match=r"all 2 clips are left out, the first is late: .*; lower memory.frames"):
+        trainable([late, short], length=3)
+
+
+def test_a_window_has_equal_gaps_and_shows_an_object_before_its_last_frame():
+    clip = clip_with((*[GONE] * 6, HERE, *[GONE] * 3))  # seen in frame 6 of 10 alone
+    windows = {tuple(choose_window(clip, length=3, max_gap=4, rng=random.Random(seed))) for seed in range(200)}
+    assert windows == {(5, 6, 7), (6, 7, 8), (4, 6, 8), (3, 6, 9)}  # gap 1, 1, 2, 3; (2, 4, 6) shows it last alone, gap 4 has none inside
+
+
+def test_objects_enter_late_leave_and_are_unknown_in_some_frames():
+    clip = clip_with((HERE, GONE, None, HERE), (GONE, GONE, HERE, HERE), (GONE, GONE, GONE, HERE))
+    found = load_window(clip, range(4), size=32, max_objects=0, rng=random.Random(0))
+    assert found.masks.flatten(2).sum(2).tolist() == [[64, 0, 0, 64], [0, 0, 64, 64]]  # half the size; the third is seen last alone
+    assert found.known.tolist() == [[True, True, False, True], [True] * 4]
+    plans: dict[int, set[tuple[int, ...]]] = {0: set(), 1: set()}
+    for seed in range(30):
+        batch = make_batch([found], PromptOptions(kinds={"mask": 0.5, "box": 0.5}, second_frame=1.0), rngs=[random.Random(seed)])
+        for group in batch.groups:
+            plans[int(group.objects)].add(tuple(group.frames))
+    assert plans == {0: {(0, 1), (0,), (0, 3)}, 1: {(2,), (2, 3)}}  # frame 2 has no ground truth for the first object: it prompts nothing
+
+
+def test_more_objects_than_asked_for_are_drawn_at_random_and_a_tiny_one_keeps_a_pixel():
+    small = [tiny.square(4 * n, 60, 4 * n + 1, 61) for n in range(6)]
+    clip = clip_with(*[(mask, mask) for mask in small])
+    assert load_window(clip, (0, 1), size=16, max_objects=0, rng=random.Random(0)).masks.flatten(2).sum(2).tolist() == [[1, 1]] * 6
+    kept = [
+        load_window(clip, (0, 1), size=16, max_objects=2, rng=random.Random(seed)).masks[:, 0, 15].nonzero()[:, 1] for seed in range(30)
+    ]
+    assert {len(columns) for columns in kept} == {2}
+    assert {int(c) for columns in kept for c in columns} == set(range(6))
+
+
+def test_a_mask_of_another_size_than_its_frame_is_named():
+    clip = clip_with((HERE, rle.empty(64, 48)))
+    with pytest.raises(ValueError, match="drawn/i0, frame 1: the mask is 48 x 64, the frame 64 x 64"):
+        load_window(clip, (0, 1), size=64, max_objects=0, rng=random.Random(0))
+
+
+def test_an_object_looks_at_the_frames_of_its_own_clip_and_is_prompted_there():
+    batch = batch_of("point", points=2, include_center=True, count=3)
+    assert batch.rows.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    [group] = batch.groups
+    assert group.labels.tolist() == [[[1, 1]]] * 3
+    for n, points in zip(group.objects.tolist(), group.coordinates[:, 0], strict=True):
+        assert all(batch.targets[n, 0, int(y), int(x)] for x, y in points)
+    assert batch.to("cpu").groups[0].frames == [0]
+
+
+def test_a_still_becomes_a_clip_in_which_frames_and_masks_move_together():
+    """The object is the only bright thing: wherever a mask says it is, the frame is bright, and nowhere else; occluders are dark."""
+    pixels = np.full((64, 64, 3), 20, np.uint8)
+    pixels[24:40, 20:44] = 255
+    frame = media.reference(pixels)
+    mask = np.zeros((64, 64), bool)
+    mask[24:40, 20:44] = True
+    still = Clip(name="still", frames=(frame,), masklets=((rle.encode(mask),),))
+    areas = []
+    for seed in range(12):
+        made = pseudo_clip(still, length=4, size=64, max_objects=0, rng=random.Random(seed))
+        assert torch.equal(made.masks[0, 0], torch.from_numpy(mask))
+        assert made.known.all()
+        for f in range(4):
+            inside = made.masks[0, f]
+            areas.append(int(inside.sum()))
+            if inside.any():
+                assert (made.pixels[f, 0][inside] > 0).float().mean() > 0.93  # bilinear at the rim
+    assert min(areas) < 300 < 384 < max(areas)  # covered or zoomed out, zoomed in
+    again = pseudo_clip(still, length=4, size=64, max_objects=0, rng=random.Random(5))
+    assert torch.equal(again.pixels, pseudo_clip(still, length=4, size=64, max_objects=0, rng=random.Random(5)).pixels)
+
+
+def test_frames_of_a_video_file_are_a_clip_too(tmp_path: Path):
+    pixels = np.stack([np.asarray(transforms.open_image(frame)) for frame in tiny.clip(0, 4).frames])
+    iio.imwrite(tmp_path / "v.mp4", pixels, fps=8, codec="libx264", plugin="pyav")
+    sample = replace(tiny.clip(0, 4), frames=VideoFrames(tmp_path / "v.mp4", range(4)))
+    [clip] = clips_of([sample])
+    found = load_window(clip, (1, 2, 3), size=64, max_objects=0, rng=random.Random(0))
+    assert found.pixels.shape == (3, 3, 64, 64)
+    assert found.masks.any(2).int().argmax(2).tolist() == [[8, 16, 24]]
+
+
+def test_the_fixture_moves_its_square():
+    assert clip_tensors(0, 3).masks[0].any(1).int().argmax(1).tolist() == [0, 8, 16]

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ans_core import transforms
+from ans_core.model.grounding import Grounding
+from ans_core.tracking.clips import clips_of
+from ans_core.tracking.follow import ObjectPrompt, follow
+from ans_core.tracking.kept import Kept
+from ans_core.tracking.validation import clip_scores, follow_clip, true_prompt, validate
+from tests import tiny
+
+MASK = np.zeros((64, 64), bool)
+MASK[16:32, 0:16] = True
+
+
+def pictures(count: int = 4):  # type: ignore[no-untyped-def]
+    return [transforms.open_image(frame) for frame in tiny.clip(0, count).frames]
+
+
+def test_objects_followed_together_are_followed_as_one_by_one_and_late_ones_start_late(sam2: Grounding):
+    prompts = [
+        ObjectPrompt(mask=MASK),
+        ObjectPrompt(points=((20.0, 24.0),), labels=(1,), frame=1),
+        ObjectPrompt.box((0, 16, 16, 32)),
+        ObjectPrompt(mask=np.roll(MASK, 20, axis=1)),
+    ]
+    shots = pictures()
+    together = torch.stack([logits for _, logits in follow(sam2, shots, prompts, frames=4)])
+    assert together.shape == (4, 4, 16, 16)
+    assert (together[0, 1] == -1024).all()
+    assert sam2.training  # as before
+    for n, prompt in enumerate(prompts):
+        alone = torch.stack([logits for _, logits in follow(sam2, shots, [prompt], frames=4)])
+        assert torch.allclose(together[:, n], alone[:, 0], atol=2e-3), n  # memory is stored in bf16
+
+
+def test_memory_does_not_grow_with_the_clip(sam2: Grounding, monkeypatch: pytest.MonkeyPatch):
+    kept = []
+    step = Grounding.step
+
+    def watched(self: Grounding, maps, rows, index, bank, **words):  # type: ignore[no-untyped-def]
+        kept.append(sum(map(len, bank.values())))
+        return step(self, maps, rows, index, bank, **words)
+
+    monkeypatch.setattr(Grounding, "step", watched)
+    shot = pictures(1)[0]
+    for _ in follow(sam2, lambda index: shot, [ObjectPrompt(mask=MASK)], frames=40):
+        pass
+    assert max(kept) <= 18  # the prompted frame and the 16 that have object pointers, one of them about to go
+    assert kept[-1] == max(kept)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        (ObjectPrompt(mask=np.zeros((64, 64), bool)), "the mask is empty; prompt in a frame that shows the object"),
+        (ObjectPrompt(mask=np.ones((10, 20), bool)), "the mask is 20 x 10, the frames 64 x 64"),
+        (ObjectPrompt(points=((64.0, 3.0),), labels=(1,)), "the point 64,3 lies outside of the picture of 64 x 64"),
+        (ObjectPrompt.box((30, 10, 30, 20)), "the box 30,10,30,20 has no inside"),
+        (ObjectPrompt(mask=MASK, frame=7), "there is no frame 7; the video has 4"),
+    ],
+)
+def test_prompts_that_make_no_sense_are_refused(prompt: ObjectPrompt, told: str):
+    with pytest.raises(ValueError, match=f"object 2: {told}"):
+        prompt.check(width=64, height=64, frames=4, where="object 2")
+    ObjectPrompt.box((0, 0, 64, 64)).check(width=64, height=64, frames=4, where="whole")
+
+
+def test_frames_of_unequal_size_are_named(sam2: Grounding):
+    shots = [*pictures(2), pictures(1)[0].resize((32, 64))]
+    with pytest.raises(ValueError, match="frame 2 is 32 x 64, the first 64 x 64"):
+        list(follow(sam2, shots, [ObjectPrompt(mask=MASK)], frames=3))
+
+
+def test_scores_count_the_frames_after_the_prompt_that_have_ground_truth(sam2: Grounding, monkeypatch: pytest.MonkeyPatch):
+    """Predictions made by hand: right in the frame after the prompt, empty in the last; the one between has no truth. J is 1 and 0."""
+    square, gone = tiny.square(8, 8, 24, 24), tiny.rle.empty(64, 64)
+    sample = tiny.sample(0, frames=tuple(tiny.picture(n) for n in range(5)), masks=((gone, square, square, None, square),))
+    [clip] = clips_of([sample])
+
+    def predicted(sam2, pictures, prompts, *, frames):  # type: ignore[no-untyped-def]
+        assert [p.frame for p in prompts] == [1]
+        inside = torch.nn.functional.max_pool2d(torch.from_numpy(tiny.rle.decode(square))[None, None].float(), 4)[0] * 20 - 10
+        yield from ((index, inside if index == 2 else torch.full((1, 16, 16), -10.0)) for index in range(frames))
+
+    monkeypatch.setattr("ans_core.tracking.validation.follow", predicted)
+    [scores] = clip_scores(sam2, clip, prompt="mask")
+    assert sorted(scores) == [1, 3]
+    assert scores[1][0] > 0.9
+    assert scores[3] == (0.0, 0.0)
+    found = validate(sam2, [clip], prompt="point")
+    assert found["J"] == pytest.approx((scores[1][0] + 0) / 2)
+    assert found["J&F"] == (found["J"] + found["F"]) / 2
+    assert found["J_at_1"] == scores[1][0]
+    assert "J_at_2" not in found
+
+
+def test_every_kind_of_true_prompt_is_valid_and_the_prompted_mask_is_followed(sam2: Grounding):
+    [clip] = clips_of([tiny.clip(0, 3)])
+    for kind in ("mask", "box", "point"):
+        prompt = true_prompt(clip, 0, kind)  # type: ignore[arg-type]
+        prompt.check(width=64, height=64, frames=3, where=kind)
+    objects, masks = follow_clip(sam2, clip, prompt="mask")
+    assert objects == [0]
+    assert len(masks[0]) == 3
+    assert tiny.rle.area(masks[0][0]) == pytest.approx(256, abs=40)  # the prompt as it comes back from a quarter of the size
+
+
+def test_the_best_and_the_last_epochs_are_kept(tmp_path):  # type: ignore[no-untyped-def]
+    kept = Kept(folder=tmp_path, last=1)
+    for epoch, score in enumerate((0.2, 0.6, 0.5, 0.6, 0.1)):
+        kept.add(epoch, score, {"w": torch.full((2,), float(epoch))})
+    again = Kept(folder=tmp_path, last=1)
+    assert again.best() == 1
+    assert again.present() == [1, 4]
+    assert sorted(f.name for f in tmp_path.glob("*.safetensors")) == ["epoch-0001.safetensors", "epoch-0004.safetensors"]
+    assert again.load(1)["w"].tolist() == [1, 1]

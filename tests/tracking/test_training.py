@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ans_core.model.grounding import FrameFeatures, Grounding
+from ans_core.tracking.batch import TrackingBatch
+from ans_core.tracking.forward import remembered, track
+from ans_core.tracking.loss import LossWeights
+from ans_core.tracking.training import GradientCheck, Tracking, open_modules, places
+from tests.tracking.conftest import batch_of
+
+MEMORY = ("memory_attention", "memory_encoder")
+
+
+def gradients(sam2: Grounding, batch: TrackingBatch, **options: bool) -> dict[str, Tensor]:
+    sam2.zero_grad()
+    torch.manual_seed(1)  # dropout, and where corrective clicks fall
+    loss, _ = Tracking(sam2, LossWeights(), **options)(batch)
+    loss.backward()
+    return {name: p.grad.clone() for name, p in sam2.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(("kind", "options"), [("mask", {}), ("box", {"clicks": 2, "second_frame": 1.0})])
+def test_frames_computed_again_give_the_gradients_of_plain_back_propagation(sam2: Grounding, kind: str, options: dict[str, float]):
+    """A frame that is computed again with another frame's features, bank, dropout or clicks has the same loss and other gradients."""
+    open_modules(sam2, (*MEMORY, "sam_mask_decoder", "maskmem_tpos_enc", "image_encoder"))
+    batch = batch_of(kind, frames=5, **options)
+    plain, again = (gradients(sam2, batch, recompute=recompute) for recompute in (False, True))
+    assert plain.keys() == again.keys()
+    assert {name for name in plain if not torch.allclose(plain[name], again[name], rtol=1e-4, atol=1e-6)} == set()
+    assert all(plain[name].any() for name in plain if name.startswith(MEMORY))
+
+
+def test_a_frame_computed_again_reads_its_own_features_and_the_bank_of_its_time(sam2: Grounding):
+    """The gradient of every frame's features by itself, where an index bound too late would show; the bank grows meanwhile."""
+    sam2.requires_grad_(False)
+    batch = batch_of("box", frames=4, count=1)
+    group = batch.groups[0]
+    with torch.no_grad():
+        features = sam2.encode(batch.frames)
+
+    def of_features(*, recompute: bool) -> Tensor:
+        coarse = features.coarse.clone().requires_grad_(True)
+        maps = sam2.maps(FrameFeatures(fine=features.fine, middle=features.middle, coarse=coarse))
+        torch.manual_seed(1)
+        kept: list[dict[str, object]] = []
+
+        def remember(out: dict[str, object]) -> dict[str, object]:
+            kept.append(remembered(out))
+            return kept[-1]
+
+        found = [out["pred_masks"].sum() for _, out in track(sam2, maps, batch, group, recompute=recompute, remember=remember)]
+        torch.stack(found).sum().backward()
+        assert coarse.grad is not None
+        return coarse.grad
+
+    plain, again = of_features(recompute=False), of_features(recompute=True)
+    assert plain.flatten(1).any(1).all()
+    assert torch.allclose(plain, again, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_reach_the_memory_encoder_through_the_bank_and_stop_where_the_bank_is_detached(sam2: Grounding):
+    trained = open_modules(sam2, MEMORY)
+    check = GradientCheck(sam2, trained)
+    assert len(gradients(sam2, batch_of("mask"))) == len(trained)
+    check.after_first_step()
+    assert check.missing == []
+    detached = Tracking(sam2, LossWeights())
+    detached.remember = lambda out: {
+        key: [x.detach() for x in value] if isinstance(value, list) else value.detach() for key, value in remembered(out).items()
+    }
+    check = GradientCheck(sam2, trained)
+    sam2.zero_grad()
+    detached(batch_of("mask"))[0].backward()
+    with pytest.raises(RuntimeError, match=r"no gradient: memory_encoder.*take them out of memory.trainable_modules"):
+        check.after_first_step()
+
+
+def test_only_the_named_modules_are_trained_and_unknown_names_are_refused(sam2: Grounding):
+    trained = open_modules(sam2, ("memory_encoder", "no_obj_ptr"))
+    assert {name for name, p in sam2.named_parameters() if p.requires_grad} == set(trained)
+    assert {name.split(".")[0] for name in trained} == {"memory_encoder", "no_obj_ptr"}
+    with pytest.raises(ValueError, match=r"has no \['memory_encode'\]; it has .*memory_attention"):
+        open_modules(sam2, ("memory_encode",))
+    check = GradientCheck(sam2, trained)
+    gradients(sam2, batch_of("mask"))
+    sam2.no_mem_embed.grad = torch.zeros_like(sam2.no_mem_embed)
+    with pytest.raises(RuntimeError, match="1 frozen tensors have a gradient: no_mem_embed"):
+        check.after_first_step()
+
+
+def test_objects_divided_among_passes_cost_what_they_cost_together(sam2: Grounding):
+    """Nothing is dropped: four objects at once, or three and one, on the same prompts."""
+    sam2.eval()
+    sam2.requires_grad_(False)
+    whole, parts = (batch_of("mask", count=4, at_once=n) for n in (4, 3))
+    assert [len(group.objects) for group in parts.groups] == [3, 1]
+    (one, curves), (other, again) = (Tracking(sam2, LossWeights())(batch) for batch in (whole, parts))
+    assert float(one) == pytest.approx(float(other), rel=1e-4)
+    assert curves == pytest.approx(again, abs=2e-3)  # a pixel at the threshold may flip
+    assert set(curves) == {
+        "loss_mask",
+        "loss_dice",
+        "loss_iou",
+        "loss_object",
+        *(f"iou_at_{d}" for d in (1, 2, 3)),
+    }  # a given mask is no prediction
+
+
+def test_frames_without_ground_truth_cost_nothing_and_an_all_unknown_batch_has_a_gradient_of_zero(sam2: Grounding):
+    trained = open_modules(sam2, MEMORY)
+    batch = batch_of("mask", count=1)
+    half = batch.known.clone()
+    half[:, 2:] = False
+    sam2.eval()
+    other = batch.targets.clone()
+    other[:, 2:] = ~other[:, 2:]
+    module = Tracking(sam2, LossWeights())
+    losses = [module(replace(batch, known=half, targets=targets))[0].item() for targets in (batch.targets, other)]
+    assert losses[0] == losses[1] != module(batch)[0].item()
+    nothing = replace(batch, known=torch.zeros_like(batch.known))
+    loss, curves = Tracking(sam2, LossWeights())(nothing)
+    loss.backward()
+    assert loss.item() == 0
+    assert curves == {}
+    assert all(p.grad is not None and not p.grad.any() for p in trained.values())
+
+
+def test_absent_objects_are_taught_even_when_sam2_says_that_nothing_is_there(sam2: Grounding):
+    """With a score below zero SAM2 blanks its mask; the score itself and the mask behind the blank still learn."""
+    open_modules(sam2, ("sam_mask_decoder",))
+    sam2.blank_absent = True
+    with torch.no_grad():
+        sam2.sam_mask_decoder.pred_obj_score_head.layers[-1].bias -= 100
+    found = gradients(sam2, batch_of("box"))
+    assert found["sam_mask_decoder.pred_obj_score_head.layers.2.bias"].any()
+    assert any(found[f"sam_mask_decoder.output_hypernetworks_mlps.{n}.layers.2.bias"].any() for n in range(4))
+
+
+def test_every_clip_of_an_epoch_comes_once_whatever_the_batch_is_divided_into():
+    whole = [p for step in range(3) for p in places(step, 0, batch=4, micros=1, per_epoch=6)]
+    assert whole == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), *((1, n) for n in range(6))]
+    assert [p for micro in range(2) for p in places(0, micro, batch=4, micros=2, per_epoch=6)] == [(0, 0), (0, 2), (0, 1), (0, 3)]
