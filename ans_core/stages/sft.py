@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from ans_core.config import Config
 from ans_core.data import conversation
 from ans_core.data.collate import Batch, collate_readable
 from ans_core.data.left_out import LeftOutFile
+from ans_core.data.length_groups import LengthGroups, row_length
 from ans_core.data.mixture import Mixture, PoolRows
 from ans_core.model import adapters
 from ans_core.model.parts import check_moved, hashes
@@ -52,11 +54,12 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     )
     show_mixture(mixture.table(settings.optim.steps * settings.optim.batch), log)
     layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length)
-
+    measure = partial(row_length, tokenizer=model.tokenizer, layout=layout)
+    groups = LengthGroups(mixture, measure, window=settings.length_window) if settings.length_window else mixture
     left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
 
     def make(step: int, micro: int) -> Batch:
-        rows = mixture.rows(step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate)
+        rows = groups.rows(step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate)
         batch, samples = collate_readable(rows, model.tokenizer, layout)
         left_out.add(step, samples)
         return batch
