@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from ans_core import video_file
-from ans_core.types import ImageRef, VideoFrame
+from ans_core.types import FilePart, ImageRef, VideoFrame
 
 CODEC_ERRORS = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, struct.error, zlib.error)
 """Errors that Pillow's decoders raise for a broken file."""
@@ -59,9 +59,13 @@ def _opened(ref: ImageRef) -> Iterator[Image.Image]:
     if isinstance(ref, VideoFrame):
         yield video_file.read(ref)
         return
-    where = f"of {len(ref)} embedded bytes" if isinstance(ref, bytes) else str(Path(ref))
+    if isinstance(ref, FilePart):
+        where = f"at byte {ref.start} of {ref.file}"
+    else:
+        where = f"of {len(ref)} embedded bytes" if isinstance(ref, bytes) else str(Path(ref))
     try:
-        with Image.open(io.BytesIO(ref) if isinstance(ref, bytes) else ref) as image:
+        content = ref.read_bytes() if isinstance(ref, FilePart) else ref
+        with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as image:
             if not image.width * image.height:
                 raise ValueError("it has no pixel")
             yield image
@@ -107,6 +111,12 @@ def tiling(width: int, height: int, *, size: int, max_tiles: int) -> tuple[int, 
         elif difference == best_difference and width * height > 0.5 * size * size * columns * rows:
             best = (columns, rows)
     return best
+
+
+def tile_count(width: int, height: int, *, size: int, max_tiles: int) -> int:
+    """Return the number of `tiles` of a picture of this size, the thumbnail included."""
+    columns, rows = tiling(width, height, size=size, max_tiles=max_tiles)
+    return 1 if columns * rows == 1 else columns * rows + 1
 
 
 def tiles(image: Image.Image, *, size: int, max_tiles: int) -> list[Image.Image]:

@@ -6,6 +6,7 @@ rollouts.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,21 @@ Masklet = tuple[RLE | None, ...]
 """One object's mask in every frame (length F). None = not annotated; an RLE of area 0 = absent."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilePart:
+    """An encoded image inside a larger file (an Arrow table): `length` bytes from byte `start` on, perhaps as text `data:...,<base64>`."""
+
+    file: Path
+    start: int
+    length: int
+
+    def read_bytes(self) -> bytes:
+        with self.file.open("rb") as opened:
+            opened.seek(self.start)
+            content = opened.read(self.length)
+        return b64decode(content.partition(b",")[2]) if content.startswith(b"data:") else content
+
+
 @dataclass(frozen=True, slots=True)
 class VideoFrame:
     """One frame of a video file, decoded when it is opened."""
@@ -26,8 +42,8 @@ class VideoFrame:
     index: int
 
 
-ImageRef = Path | bytes | VideoFrame
-"""Where a frame's pixels are: a file, the encoded image itself (as stored in Arrow files), or a place in a video file."""
+ImageRef = Path | bytes | FilePart | VideoFrame
+"""Where a frame's pixels are: a file, the encoded image itself, or a place in a larger file or a video file."""
 
 
 @dataclass(frozen=True, slots=True)

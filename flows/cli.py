@@ -200,7 +200,16 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def data(arguments: argparse.Namespace) -> int:
-    """check: reads a data set as training would, and says what is in it and what is wrong. show: draws samples with their masks."""
+    """check: reads a data set as training would, and says what is in it and what is wrong. show: draws samples with their masks. fetch:
+    downloads published sets by name; without a name, lists them."""
+    if arguments.action == "fetch":
+        from flows.catalogue import DATA
+        from flows.fetch import fetch
+
+        return fetch(arguments.path, DATA, root=root(), into=arguments.into, yes=arguments.yes)
+    if len(arguments.path) != 1:
+        raise ValueError(f"ans data {arguments.action}: give one data set, its name or its path")
+    (arguments.path,) = arguments.path
 
     if arguments.format == "traces":  # the agent's, which are no samples
         from ans_core.agent.world.trace_file import mix, read_traces
@@ -222,6 +231,14 @@ def data(arguments: argparse.Namespace) -> int:
         return 0
     page = Path(arguments.out or folder) / "report.html"
     return check(name, path, form, arguments.split, pixels=not arguments.headers_only, page=page)
+
+
+def weights(arguments: argparse.Namespace) -> int:
+    """Downloads published bases and releases by name; without a name, lists them."""
+    from flows.catalogue import WEIGHTS
+    from flows.fetch import fetch
+
+    return fetch(arguments.names, WEIGHTS, root=root(), into=arguments.into, yes=arguments.yes)
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -377,14 +394,21 @@ def parser() -> argparse.ArgumentParser:
     it = command("eval", evaluate)
     eval_command.add_arguments(it)
     it = command("data", data)
-    it.add_argument("action", choices=["check", "show"])
-    it.add_argument("path", metavar="NAME|PATH", help="a data set of params.yaml, or a folder (or file) of annotations")
+    it.add_argument("action", choices=["check", "show", "fetch"])
+    it.add_argument(
+        "path", metavar="NAME|PATH", nargs="*", help="a data set of params.yaml, or a folder (or file) of annotations; fetch: names"
+    )
     it.add_argument("--format", help="a format of ans_core/data/formats (default: by the files in the folder), or traces (docs/agent.md)")
     it.add_argument("--split", help="one split (default: all)")
     it.add_argument("--headers-only", action="store_true", help="check: do not decode the pictures")
     it.add_argument("--out", metavar="FOLDER", help="where pictures go (default: .ans/data/<name>)")
     it.add_argument("--count", type=int, default=16, help="show: samples of each split (default: 16)")
     it.add_argument("--seed", type=int, default=0, help="show: chooses the samples (default: 0)")
+    add_fetch_options(it)
+    it = command("weights", weights)
+    it.add_argument("action", choices=["fetch"])
+    it.add_argument("names", nargs="*", metavar="NAME")
+    add_fetch_options(it)
     it = command("doctor", doctor)
     it.add_argument("--look-only", action="store_true", help="leave stuck MLflow runs as they are")
     it = command("compare", compare)
@@ -405,6 +429,13 @@ def parser() -> argparse.ArgumentParser:
     command("status", status)
     command("down", down)
     return top
+
+
+def add_fetch_options(it: argparse.ArgumentParser) -> None:
+    it.add_argument(
+        "--into", metavar="FOLDER", help="of fetch: where each name gets a folder (default: data/ and weights/ as profiles expect)"
+    )
+    it.add_argument("--yes", action="store_true", help="of fetch: do not ask")
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:

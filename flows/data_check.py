@@ -15,7 +15,7 @@ from ans_core.config import DataSource, load
 from ans_core.data import DatasetEntry
 from ans_core.data.formats import FORMATS, NO_VAL, SPLITS, checks, infer
 from ans_core.data.formats.checks import DataError
-from ans_core.data.mixture import picture_key
+from ans_core.data.index import picture_key
 from ans_core.data.near_duplicates import near_duplicates
 from ans_core.data.pictures import check_pictures
 from ans_core.data.report import write_report

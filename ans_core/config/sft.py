@@ -29,6 +29,8 @@ class Sft(Section):
     }  # fmt: skip
     """Shares of the rows by kind of data; kinds without data do not count. `extra`: all data sets of prepare.sources together, which divide
     it by images x repeats. A data set named here has its own share instead."""
+    length_window: Count = 0
+    """Steps whose rows are grouped by their length in tokens, for less padding and balanced processes; 0: the mixture's order."""
     mask_weight: Weight = 2.0
     dice_weight: Weight = 0.5
     mask_points: Count = 12544

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
+from urllib.parse import quote
 
 from ans_core.data.formats import FORMATS
+from ans_core.data.index import open_index, stamp_of
 from ans_core.data.mixture import Source
 from ans_core.types import Sample
 
@@ -44,21 +46,33 @@ def read_entries(prepared: Path, split: str | None = None, kinds: Collection[str
     return [e for e in entries if split in (None, e.split) and (kinds is None or e.kind in kinds)]
 
 
-def read_entry(prepared: Path, entry: DatasetEntry) -> list[Sample]:
-    path = Path(entry.path) if entry.kind == "extra" else prepared / entry.path
-    return read_samples(format=entry.format, path=path, name=entry.name, split=entry.split)
+def read_entry(prepared: Path, entry: DatasetEntry) -> Sequence[Sample]:
+    """Read a drawn data set into a list. One of the user's may be of any size: it is read once, into an index beside the prepared folder,
+    and again when its files change."""
+    if entry.kind != "extra":
+        return read_samples(format=entry.format, path=prepared / entry.path, name=entry.name, split=entry.split)
+    path = existing(entry.format, Path(entry.path), name=entry.name)
+    stamp = stamp_of(path, format=entry.format, name=entry.name, split=entry.split)
+    folder = prepared.with_name("index") / quote(f"{entry.name}-{entry.split}", safe="")
+    return open_index(folder, stamp, lambda: FORMATS[entry.format](path, name=entry.name, split=entry.split))
 
 
 def read_samples(*, format: str, path: Path, name: str, split: str) -> list[Sample]:
     """Read a data set of any format by the format's name; ValueError names the wrong file and record."""
+    found = existing(format, path, name=name)
+    return FORMATS[format](found, name=name, split=split)
+
+
+def existing(format: str, path: Path, *, name: str) -> Path:
+    """Return the path; ValueError if there is no such format or file."""
     if format not in FORMATS:
         raise ValueError(f"data set {name!r}: no format {format!r}; ans_core/data/formats has {sorted(FORMATS)}")
     if not path.exists():
         raise ValueError(f"data set {name!r}: {path} does not exist; correct its path in params.yaml")
-    return FORMATS[format](path, name=name, split=split)
+    return path
 
 
-def load(prepared: Path, split: str, kinds: Collection[str] | None = None) -> dict[str, list[Sample]]:
+def load(prepared: Path, split: str, kinds: Collection[str] | None = None) -> dict[str, Sequence[Sample]]:
     """Return the samples of a split by data set name; `read_entries` has each data set's kind."""
     return {entry.name: read_entry(prepared, entry) for entry in read_entries(prepared, split, kinds)}
 

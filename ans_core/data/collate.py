@@ -50,6 +50,8 @@ class Row:
     """Indices of these frames in the turns' masklets."""
     seed: int = 0
     """Seed of everything random that a loss does with this row."""
+    size: tuple[int, int] | None = None
+    """Height and width of the first frame, as its masks have them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,8 +247,13 @@ class ReadRow:
 
 
 def read_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, images: list[Image.Image] | None = None) -> ReadRow:
-    """Open the row's pictures (unless given) and tokenize it. Raises ValueError for an unreadable picture, TooLong for a conversation."""
+    """Open the row's pictures (unless given) and tokenize it. Raises ValueError for a picture that is unreadable or has another size than
+    its masks, TooLong for a conversation."""
     images = [transforms.open_image(ref) for ref in row.frames] if images is None else images
+    if row.size is not None and (images[0].height, images[0].width) != row.size:
+        raise ValueError(
+            f"{row.name}: the picture of {images[0].size} pixels was of {row.size[::-1]} when it was annotated; `ans run` reads it anew"
+        )
     views = layout.cutter.views(images, clip=len(images) > 1)
     return ReadRow(row=row, images=images, views=views, packed=encode_row(row, tokenizer, layout, grids=views.grids))
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import os
+from array import array
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from random import Random
+
+import numpy as np
+from jaxtyping import Int
 
 from ans_core.data.collate import Row
 from ans_core.data.conversation import Turn
+from ans_core.data.index import picture_keys, tasks
 from ans_core.dist import rank, rng_of, seed_of, world_size
-from ans_core.types import Sample, VideoFrames
+from ans_core.types import Sample
 
 MakeTurn = Callable[[Sample, Random], Turn]
 
@@ -29,6 +33,23 @@ class Source:
     kind: str
     samples: Sequence[Sample]
     repeats: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Images (or clips) of some data sets: number i has the samples `samples[starts[i] : starts[i + 1]]` of the mixture."""
+
+    datasets: tuple[str, ...]
+    samples: Int[np.ndarray, " samples"]
+    starts: Int[np.ndarray, " bounds"]
+
+    @property
+    def images(self) -> int:
+        return len(self.starts) - 1
+
+    def of_image(self, number: int) -> list[int]:
+        found: list[int] = self.samples[self.starts[number] : self.starts[number + 1]].tolist()
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,32 +82,39 @@ class Mixture:
         """Build the pools. Raises ValueError if nothing is left to train on."""
         self.questions, self.frames, self.seed, self.turn = questions, frames, seed, turn
         self.kind_shares: dict[str, float] = {}
-        self.datasets: dict[str, list[str]] = defaultdict(list)
-        grouped: dict[str, dict[object, dict[str, list[Sample]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+        self._sources: list[tuple[str, Sequence[Sample]]] = []
+        self._firsts: list[int] = []
+        datasets: dict[str, list[str]] = defaultdict(list)
+        numbers: dict[str, list[np.ndarray]] = defaultdict(list)
+        keys: dict[str, list[np.ndarray]] = defaultdict(list)
         weights: dict[str, dict[str, float]] = defaultdict(dict)
         repeats: dict[str, int] = {}
+        count = 0
         for source in sources:
             own = source.kind == "extra"
             share = shares.get(source.name, shares.get(source.kind, 0.0))
-            samples = [sample for sample in source.samples if sample.task != "tracking"]  # without a text; SAM2's memory learns from them
-            if not share or not samples:
+            asked = np.flatnonzero(tasks(source.samples) != b"tracking")  # the others have no text; SAM2's memory learns from them
+            if not share or not len(asked):
                 continue
             pool = source.name if own else "clips" if source.kind == "video" else "images"
             kind = source.name if own else source.kind
             self.kind_shares[kind] = weights[pool][kind] = share
-            self.datasets[pool].append(source.name)
             if own and source.name not in shares:
                 repeats[pool] = source.repeats
-            for sample in samples:
-                grouped[pool][picture_key(sample)][kind].append(sample)
-        if not grouped:
+            datasets[pool].append(source.name)
+            numbers[pool].append(count + asked)
+            keys[pool].append(picture_keys(source.samples)[asked])
+            self._sources.append((kind, source.samples))
+            self._firsts.append(count)
+            count += len(source.samples)
+        if not datasets:
             raise ValueError(f"the mixture {dict(shares)} gives no share to any of the data sets {[(s.name, s.kind) for s in sources]}")
-        self.pools = {name: list(images.values()) for name, images in grouped.items()}
-        sizes = {pool: count * len(self.pools[pool]) for pool, count in repeats.items()}
+        self.pools = {pool: _pool(names, np.concatenate(numbers[pool]), np.concatenate(keys[pool])) for pool, names in datasets.items()}
+        sizes = {pool: count * self.pools[pool].images for pool, count in repeats.items()}
         exact = {pool: sum(map(Fraction, kinds.values()), Fraction(0)) for pool, kinds in weights.items()}
         exact |= {pool: Fraction(shares["extra"]) * size / sum(sizes.values()) for pool, size in sizes.items()}
         self.shares = [exact[pool] / sum(exact.values()) for pool in self.pools]
-        self._orders: dict[str, tuple[int, list[int]]] = {}
+        self._orders: dict[str, tuple[int, array[int]]] = {}
         self._block: tuple[int, list[int], list[int]] = (-1, [], [])
 
     def rows(self, step: int, micro: int, *, batch: int, micros: int) -> list[Row]:
@@ -102,8 +130,8 @@ class Mixture:
         rng.random()  # unused draw: keeps the rows of a single pool the same as those that cached bases were trained on
         name, of_pool = self._place(number)
         pool = self.pools[name]
-        epoch, place = divmod(of_pool, len(pool))
-        chosen = self._choose(pool[self._order(name, epoch)[place]], rng)
+        epoch, place = divmod(of_pool, pool.images)
+        chosen = self._choose(pool.of_image(self._order(name, epoch)[place]), rng)
         frames: tuple[int, ...] = (0,)
         length = len(chosen[0].frames)
         if length > 1:
@@ -111,7 +139,8 @@ class Mixture:
         refs = tuple(chosen[0].frames[f] for f in frames)
         where = f"{chosen[0].dataset}/{chosen[0].image_id}"
         turns = tuple(self.turn(s, rng) for s in chosen)
-        return Row(name=where, frames=refs, turns=turns, mask_frames=frames, seed=seed_of(self.seed, "points", number))
+        size = (chosen[0].height, chosen[0].width)
+        return Row(name=where, frames=refs, turns=turns, mask_frames=frames, seed=seed_of(self.seed, "points", number), size=size)
 
     def table(self, rows: int) -> list[PoolRows]:
         """Return what the first `rows` rows take from every pool."""
@@ -120,14 +149,8 @@ class Mixture:
         for number in range(whole, rows):
             counts[self._place(number)[0]] += 1
         return [
-            PoolRows(
-                name=name,
-                datasets=tuple(self.datasets[name]),
-                images=len(images),
-                samples=sum(len(samples) for by_kind in images for samples in by_kind.values()),
-                rows=counts[name],
-            )
-            for name, images in self.pools.items()
+            PoolRows(name=name, datasets=pool.datasets, images=pool.images, samples=len(pool.samples), rows=counts[name])
+            for name, pool in self.pools.items()
         ]
 
     def _place(self, number: int) -> tuple[str, int]:
@@ -142,24 +165,44 @@ class Mixture:
         pool = order[place]
         return list(self.pools)[pool], before[pool] + order[:place].count(pool)
 
-    def _order(self, pool: str, epoch: int) -> list[int]:
+    def _order(self, pool: str, epoch: int) -> array[int]:
         """Return the permutation of an epoch, cached during the epoch."""
         if self._orders.get(pool, (-1, []))[0] != epoch:
-            indices = list(range(len(self.pools[pool])))
+            indices = array("q", range(self.pools[pool].images))
             rng_of(self.seed, "epoch", pool, epoch).shuffle(indices)
             self._orders[pool] = (epoch, indices)
         return self._orders[pool][1]
 
-    def _choose(self, by_kind: dict[str, list[Sample]], rng: Random) -> list[Sample]:
+    def _choose(self, numbers: Sequence[int], rng: Random) -> list[Sample]:
         """Choose up to `questions` different samples of one image: first a kind by its share, then a sample of it."""
-        left = {kind: rng.sample(rows, len(rows)) for kind, rows in by_kind.items()}
-        chosen: list[Sample] = []
+        by_kind: dict[str, list[int]] = {}
+        for number in numbers:
+            by_kind.setdefault(self._sources[self._source(number)][0], []).append(number)
+        left = {kind: rng.sample(some, len(some)) for kind, some in by_kind.items()}
+        chosen: list[int] = []
         while left and len(chosen) < self.questions:
             kind = rng.choices(list(left), weights=[self.kind_shares[k] for k in left])[0]
             chosen.append(left[kind].pop())
             if not left[kind]:
                 del left[kind]
-        return chosen
+        return [self._sample(number) for number in chosen]
+
+    def _source(self, number: int) -> int:
+        return bisect_right(self._firsts, number) - 1
+
+    def _sample(self, number: int) -> Sample:
+        source = self._source(number)
+        return self._sources[source][1][number - self._firsts[source]]
+
+
+def _pool(names: Sequence[str], numbers: Int[np.ndarray, " samples"], keys: np.ndarray) -> Pool:
+    """Group samples by picture: pictures in the order of their first samples, a picture's samples in their own order."""
+    _, firsts, groups = np.unique(keys, return_index=True, return_inverse=True)
+    places = np.empty(len(firsts), dtype=np.int64)
+    places[np.argsort(firsts)] = np.arange(len(firsts))
+    images = places[groups]
+    starts = np.concatenate([[0], np.cumsum(np.bincount(images))])
+    return Pool(datasets=tuple(names), samples=numbers[np.argsort(images, kind="stable")], starts=starts)
 
 
 def apportion(shares: Sequence[Fraction], rows: int) -> list[int]:
@@ -171,10 +214,3 @@ def apportion(shares: Sequence[Fraction], rows: int) -> list[int]:
     for _ in range(rows - sum(counts)):
         counts[min(range(len(shares)), key=lambda i: (counts[i] + Fraction(1, 2)) / shares[i])] += 1
     return counts
-
-
-def picture_key(sample: Sample) -> tuple[object, ...]:
-    """Return a key of the pictures themselves, so that data sets with the same files share rows."""
-    if isinstance(sample.frames, VideoFrames):
-        return (os.path.normpath(sample.frames.file), sample.frames.indices)
-    return tuple(Path(os.path.normpath(ref)) if isinstance(ref, Path) else ref for ref in sample.frames)

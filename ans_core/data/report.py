@@ -103,7 +103,7 @@ def _figure_url(figure: Figure) -> str:
 
 def _spread(samples: Sequence[Sample]) -> list[Sample]:
     """Choose PICTURES samples, evenly from first to last."""
-    return [samples[i] for i in sorted(set(np.linspace(0, len(samples) - 1, PICTURES).astype(int)))] if samples else []
+    return [samples[i] for i in sorted(set(np.linspace(0, len(samples) - 1, PICTURES).astype(int).tolist()))] if samples else []
 
 
 def panel(sample: Sample, side: int) -> UInt8[np.ndarray, "h w 3"]:

@@ -71,6 +71,10 @@ class Cutter(Protocol):
 
     def views(self, pictures: Sequence[Image.Image], *, clip: bool, preparation: Preparation = "training") -> Views: ...
 
+    def grids(self, width: int, height: int, *, frames: int = 1) -> tuple[Grid, ...]:
+        """Return the grids of the `views` in training of an image, or a clip of so many frames, of this size."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
@@ -85,6 +89,10 @@ class Tiling:
         tiles = list(pictures) if clip else transforms.tiles(pictures[0], size=self.size, max_tiles=self.max_tiles)
         pixels = transforms.normalise(tiles, size=self.size)
         return Views(pixels=pixels, grids=((self.grid, self.grid),) * len(tiles), clip=clip)
+
+    def grids(self, width: int, height: int, *, frames: int = 1) -> tuple[Grid, ...]:
+        tiles = transforms.tile_count(width, height, size=self.size, max_tiles=self.max_tiles) if frames == 1 else frames
+        return ((self.grid, self.grid),) * tiles
 
 
 FRAME_SHARE = 4
@@ -121,6 +129,10 @@ class Patches:
             patches.append(self._patches(resized(picture, width, height)))
             grids.append((height // self.unit, width // self.unit))
         return Views(pixels=torch.cat(patches), grids=tuple(grids), clip=clip)
+
+    def grids(self, width: int, height: int, *, frames: int = 1) -> tuple[Grid, ...]:
+        width, height = self.size(width, height, share=FRAME_SHARE if frames > 1 else 1)
+        return ((height // self.unit, width // self.unit),) * frames
 
     @property
     def unit(self) -> int:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ans_core import rle
-from ans_core.data.mixture import picture_key
+from ans_core.data.index import picture_key
 from ans_core.types import Sample
 
 Difficulty = Callable[[Sequence[Sample]], list[float]]

@@ -128,7 +128,7 @@ def evaluated_sets(cfg: Config, prepared: Path) -> list[Asked]:
             loaded[None] += source.samples
     for entry in data.read_entries(prepared, "val", ["extra"]):
         if entry.name not in loaded:  # `other_splits` says so
-            loaded[entry.name] = data.read_entry(prepared, entry)
+            loaded[entry.name] = list(data.read_entry(prepared, entry))
     for s in settings.sources:
         if s.name in loaded:
             raise ValueError(f"evaluate.sources: {s.name!r} is also a data set of prepare.sources; give it a name of its own")

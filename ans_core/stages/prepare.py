@@ -4,7 +4,7 @@ report."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +86,7 @@ def _entry(drawn: tuple[str, str, str, Kind], split: str) -> DatasetEntry:
     return DatasetEntry(name=name, format=format, path=path, split=split, kind=kind)
 
 
-def _metrics(read: dict[DatasetEntry, list[Sample]]) -> dict[str, float]:
+def _metrics(read: Mapping[DatasetEntry, Sequence[Sample]]) -> dict[str, float]:
     metrics = {f"samples/{entry.name}/{entry.split}": float(len(samples)) for entry, samples in read.items()}
     for entry, samples in read.items():
         if entry.name == "scenes_single" and entry.split == "val":

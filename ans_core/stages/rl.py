@@ -22,7 +22,7 @@ from ans_core.benchmarks.loops import true_mask
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config
-from ans_core.data.mixture import picture_key
+from ans_core.data.index import picture_key
 from ans_core.data.regions import is_region
 from ans_core.model import adapters
 from ans_core.model.parts import check_moved, hashes

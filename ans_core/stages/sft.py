@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from ans_core.config import Config
 from ans_core.data import conversation
 from ans_core.data.collate import Batch, Layout, Row, collate_readable
 from ans_core.data.left_out import LeftOutFile
+from ans_core.data.length_groups import LengthGroups, row_length
 from ans_core.data.mixture import Mixture, PoolRows, Source
 from ans_core.model import adapters
 from ans_core.model.feature_cache import FeatureCache
@@ -52,11 +54,12 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     mixture = _mixture(cfg, data.sources(inputs["data"], "train"), seed=cfg.seed)
     show_mixture(mixture.table(settings.optim.steps * settings.optim.batch), log)
     layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length, objects=settings.objects)
-
+    measure = partial(row_length, tokenizer=model.tokenizer, layout=layout)
+    groups = LengthGroups(mixture, measure, window=settings.length_window) if settings.length_window else mixture
     left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
 
     def rows(step: int, micro: int) -> list[Row]:
-        return mixture.rows(step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate)
+        return groups.rows(step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate)
 
     def make(step: int, micro: int) -> Batch:
         batch, samples = collate_readable(rows(step, micro), model.tokenizer, layout)

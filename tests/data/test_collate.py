@@ -40,6 +40,14 @@ def test_rows_that_can_be_read_are_collated_as_if_the_others_were_not_there(mode
         assert [(found.row, found.samples) for found in left_out] == [("drawn/i1", 2)]
 
 
+def test_a_picture_that_was_replaced_by_one_of_another_size_is_left_out(model: Sa2VA):
+    """The index holds the size that its masks were made for; the file is not looked at again before it is trained on."""
+    layout = tiny.layout(model)
+    _, left_out = collate_readable([tiny.row(SHORT, size=(64, 64)), tiny.row(SHORT, number=2, size=(64, 65))], model.tokenizer, layout)
+    assert [(found.row, found.samples) for found in left_out] == [("drawn/i2", 1)]
+    assert "of (64, 64) pixels was of (65, 64) when it was annotated" in left_out[0].reason
+
+
 def test_turns_that_are_too_long_leave_the_others_of_their_row(model: Sa2VA):
     layout = tiny.layout(model)
     batch, left_out = collate_readable([tiny.row(SHORT, LONG, SHORT), tiny.row(LONG, number=2)], model.tokenizer, layout)

@@ -13,13 +13,14 @@ import pytest
 from datasets import Dataset, Features, Image, Value
 from PIL import Image as Pictures
 
-from ans_core import rle
+from ans_core import rle, transforms
 from ans_core.data import read_samples
 from ans_core.data.formats import FORMATS, SPLITS
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.scene_text import grounded_caption, region_caption
 from ans_core.data.scene_write import write_clips, write_scenes
 from ans_core.data.scenes import draw_scene
+from ans_core.types import FilePart
 
 REFERENCE = Path(os.environ.get("ANS_REFERENCE", Path(__file__).resolve().parents[2] / "../shared"))
 needs_reference = pytest.mark.skipif(not REFERENCE.is_dir(), reason=f"no reference data at {REFERENCE} (set ANS_REFERENCE)")
@@ -139,7 +140,10 @@ def test_region_captions_may_embed_their_images_and_have_several_masks(tmp_path)
     features = Features({"image": Image(), "mask_rle": mask, "conversations": turn})
     Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "set")
     (sample,) = FORMATS["region_arrow"](tmp_path / "set", name="d", split="train")
-    assert isinstance(sample.frames[0], bytes)
+    part = sample.frames[0]
+    assert isinstance(part, FilePart)  # the place in the Arrow file: the picture itself is not held
+    assert part.read_bytes() == (tmp_path / "a.png").read_bytes()
+    assert transforms.open_image(part).size == (8, 6)
     assert (sample.question, sample.text, len(sample.masks), sample.height) == ("What is region1?", "region1 a dog", 1, 6)
 
 

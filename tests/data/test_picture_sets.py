@@ -237,7 +237,7 @@ def test_gars_rows_have_a_caption_for_each_mask_or_name_them(tmp_path):
     picture = "data:base64," + base64.b64encode(encoded.getvalue()).decode()
     each = {"image": picture, "mask_rle": [block(), block()], "conversations": said(("Describe.", "a dog"), ("Describe.", "a cat"))}
     first, second = FORMATS["region_arrow"](write_rows(tmp_path / "each", each), name="gar", split="train")
-    assert isinstance(first.frames[0], bytes)
+    assert first.frames[0].read_bytes() == encoded.getvalue()  # decoded from its place in the Arrow file
     assert [(s.sample_id, s.text, len(s.masks)) for s in (first, second)] == [("0", "a dog", 1), ("0_1", "a cat", 1)]
     asked = each | {"conversations": said(("Is <Prompt1> red?", "Yes."), ("And <Prompt2>?", "No."))}
     with pytest.raises(DataError, match=r"row 0: the conversation names the prompts \[1, 2\], and mask_rle has 2 masks, from 0 on"):

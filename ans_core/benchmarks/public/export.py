@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ans_core import media, transforms
-from ans_core.types import ImageRef, Request, VideoFrame
+from ans_core.types import FilePart, ImageRef, Request, VideoFrame
 
 QUESTIONS = "questions.jsonl"
 IMAGE = "<image>\n"
@@ -57,8 +57,9 @@ def _file(picture: ImageRef, folder: Path, name: str) -> Path:
     if isinstance(picture, VideoFrame):
         picture = media.reference(transforms.open_image(picture))
         assert isinstance(picture, bytes), "pixels become PNG"
-    path = folder.resolve() / f"{hashlib.sha256(picture).hexdigest()[:16]}{'.png' if picture.startswith(PNG) else '.jpg'}"
+    content = picture.read_bytes() if isinstance(picture, FilePart) else picture
+    path = folder.resolve() / f"{hashlib.sha256(content).hexdigest()[:16]}{'.png' if content.startswith(PNG) else '.jpg'}"
     if not path.exists():
         folder.mkdir(exist_ok=True)
-        path.write_bytes(picture)
+        path.write_bytes(content)
     return path

@@ -18,9 +18,10 @@ from pydantic import BeforeValidator, Field
 
 from ans_core import rle
 from ans_core.data.formats import checks
+from ans_core.data.formats.arrow_parts import embedded
 from ans_core.data.formats.skipped import Unusable
 from ans_core.data.formats.turns import Turn, exchanges
-from ans_core.types import RLE, ImageRef, Masklet, Sample
+from ans_core.types import RLE, FilePart, ImageRef, Masklet, Sample
 
 
 class Row(checks.Record):
@@ -44,11 +45,11 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
     images = _Images(folder)
     faults = checks.Faults(folder)
     samples = []
-    for number, value in enumerate(_rows(folder)):
+    for number, (value, part) in enumerate(_rows(folder)):
         with faults:
             where = f"{folder}: row {number}"
             row = checks.record(Row, value, where=where)
-            image, (height, width) = images.find(row.image, where=where)
+            image, (height, width) = images.find(row.image, part, where=where)
             masks = [checks.mask(m, height=height, width=width, where=where) for m in row.mask_rle]
             for place, said in enumerate(_said(row.conversations, masks, where=where)):
                 samples.append(
@@ -78,7 +79,8 @@ def splits(path: Path) -> list[str]:
     return found
 
 
-def _rows(folder: Path) -> Iterator[dict[str, Any]]:
+def _rows(folder: Path) -> Iterator[tuple[dict[str, Any], FilePart | None]]:
+    """Yield (row, place of its embedded picture in the file)."""
     try:
         rows = load_from_disk(str(folder))
         if isinstance(rows, Dataset):
@@ -89,7 +91,7 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
         raise checks.DataError(f"{folder}: not a region caption set; it needs at least one row, and the columns {list(COLUMNS)}")
     if isinstance(rows.features["image"], Image):
         rows = rows.cast_column("image", Image(decode=False))
-    return iter(rows)
+    return zip(rows, embedded(folder, "image"), strict=True)
 
 
 class _Images:
@@ -100,13 +102,13 @@ class _Images:
         self.sizes: dict[Path, tuple[int, int]] = {}
         self.parents: dict[str, Path] = {}
 
-    def find(self, value: Any, *, where: str) -> tuple[ImageRef, tuple[int, int]]:
+    def find(self, value: Any, part: FilePart | None, *, where: str) -> tuple[ImageRef, tuple[int, int]]:
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
         if isinstance(value, str) and value.startswith(ENCODED):
             value = _from_base64(value.removeprefix(ENCODED).partition(",")[2], where=where)
         if isinstance(value, bytes):
-            return value, checks.image_size(value, where=where)
+            return part or value, checks.image_size(value, where=where)
         if not isinstance(value, str) or not value or "\0" in value:
             raise checks.DataError(f"{where}: image is {rle.short(value)}, neither a path nor encoded bytes")
         parent, _, leaf = value.rpartition("/")

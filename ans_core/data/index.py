@@ -1,0 +1,242 @@
+"""An index on disk of one split of a data set: samples in, a sequence out that reads single samples from a file.
+
+A list of a million samples takes 2 GB, and every loader process gets a copy of what it touches. An index takes a file descriptor and
+memory-mapped arrays, which processes share. `records.jsonl` has one sample a line; records are read by `pread`, whose pages the system may
+drop at any time.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from jaxtyping import Int
+
+from ans_core import types
+from ans_core.types import FilePart, ImageRef, Sample, VideoFrames
+
+RECORDS, ENDS, KEYS, TASKS, STAMP = "records.jsonl", "ends.npy", "picture_keys.npy", "tasks.npy", "stamp.json"
+PACKAGE = Path(__file__).parents[1]
+FIELDS = tuple(field.name for field in fields(Sample) if field.name not in {"dataset", "frames"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stamp:
+    """What an index was made of; a different stamp makes it anew."""
+
+    format: str
+    path: str
+    name: str
+    split: str
+    files: str
+    """Hash of the names, sizes and times of last change of all files in `path`."""
+    code: str
+    """Hash of the source files that decide what is read from them."""
+
+
+def stamp_of(path: Path, *, format: str, name: str, split: str) -> Stamp:
+    return Stamp(format=format, path=str(path.resolve()), name=name, split=split, files=_files_hash(path), code=_code_hash())
+
+
+class SampleIndex(Sequence[Sample]):
+    """The samples of an index, read one by one. Open it before loader processes are started: they share its file descriptor."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dataset: str = json.loads((folder / STAMP).read_text(encoding="utf-8"))["name"]
+        self.picture_keys: np.ndarray = np.load(folder / KEYS, mmap_mode="r")
+        """Samples with equal keys show the same frames."""
+        self.tasks: np.ndarray = np.load(folder / TASKS, mmap_mode="r")
+        self._ends: Int[np.ndarray, " samples"] = np.load(folder / ENDS, mmap_mode="r")
+        self._records = (folder / RECORDS).open("rb", buffering=0)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        start = int(self._ends[number - 1]) if number else 0
+        return decode(os.pread(self._records.fileno(), int(self._ends[number]) - start, start), dataset=self.dataset)
+
+
+def open_index(folder: Path, stamp: Stamp, read: Callable[[], Iterable[Sample]]) -> SampleIndex:
+    """Open the index in `folder`; where there is none of this stamp, write it with what `read` returns. One process writes, others wait."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(folder.name + ".lock")):
+        if _stamp_in(folder) != asdict(stamp):
+            _write(folder, stamp, read())
+        return SampleIndex(folder)
+
+
+def encode(sample: Sample) -> bytes:
+    """Write a sample as one line of JSON: the values of FIELDS."""
+    frames = [_encode_ref(ref) for ref in sample.frames] if isinstance(sample.frames, tuple) else _encode_ref(sample.frames)
+    values = [getattr(sample, name) for name in FIELDS]
+    return json.dumps([frames, *values], separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def decode(record: bytes, *, dataset: str) -> Sample:
+    frames, *values = json.loads(record)
+    plain = {name: _tuples(value) for name, value in zip(FIELDS, values, strict=True)}
+    shown = tuple(map(_decode_ref, frames)) if isinstance(frames, list) else _decode_ref(frames)
+    return Sample(dataset=dataset, frames=shown, **plain)
+
+
+def _tuples(value: Any) -> Any:
+    """Turn JSON's lists into tuples, but not in a mapping (a mask, `meta`)."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def picture_key(sample: Sample) -> tuple[object, ...]:
+    """Return a key of the pictures themselves, so that data sets with the same files (or the same embedded pictures) share rows."""
+    if isinstance(sample.frames, VideoFrames):
+        return os.path.normpath(sample.frames.file), sample.frames.indices
+    return tuple(map(_picture, sample.frames))
+
+
+def picture_keys(samples: Sequence[Sample]) -> np.ndarray:
+    """Return every sample's `picture_key` as 16 bytes, an array of dtype S16."""
+    if isinstance(samples, SampleIndex):
+        return samples.picture_keys
+    return np.array([_key(sample) for sample in samples], dtype="S16")
+
+
+def tasks(samples: Sequence[Sample]) -> np.ndarray:
+    """Return every sample's task, an array of byte strings."""
+    return samples.tasks if isinstance(samples, SampleIndex) else np.array([sample.task for sample in samples], dtype="S")
+
+
+def _key(sample: Sample) -> bytes:
+    return _digest(repr(picture_key(sample)).encode())
+
+
+def _picture(ref: ImageRef) -> object:
+    match ref:
+        case Path():
+            return Path(os.path.normpath(ref))
+        case bytes():
+            return _digest(ref)
+        case FilePart():
+            return _digest(ref.read_bytes())
+    return ref
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _encode_ref(ref: Any) -> str | list[str] | dict[str, Any]:
+    """Write a file as its name, an embedded picture as base64, a place in a larger file (a class of ans_core/types.py) by its fields."""
+    if isinstance(ref, Path):
+        return str(ref)
+    if isinstance(ref, bytes):
+        return [base64.b64encode(ref).decode("ascii")]
+    return {"type": type(ref).__name__} | {field.name: _encode_field(getattr(ref, field.name)) for field in fields(ref)}
+
+
+def _encode_field(value: Path | int | range) -> str | int | list[int]:
+    if isinstance(value, range):
+        return [value.start, value.stop, value.step]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _decode_ref(value: str | list[str] | dict[str, Any]) -> Any:
+    if isinstance(value, str):
+        return Path(value)
+    if isinstance(value, list):
+        return base64.b64decode(value[0])
+    return getattr(types, value.pop("type"))(**{name: _decode_field(field) for name, field in value.items()})
+
+
+def _decode_field(value: str | int | list[int]) -> Path | int | range:
+    if isinstance(value, list):
+        return range(*value)
+    return Path(value) if isinstance(value, str) else value
+
+
+def _write(folder: Path, stamp: Stamp, samples: Iterable[Sample]) -> None:
+    """Write a folder beside it and rename that once it is complete; whoever has the old one open keeps reading it."""
+    partial, old = (folder.with_name(f"{folder.name}.{word}") for word in ("partial", "old"))
+    for rest in (partial, old):
+        shutil.rmtree(rest, ignore_errors=True)
+    partial.mkdir()
+    ends: list[int] = []
+    keys: list[bytes] = []
+    done: list[str] = []
+    with (partial / RECORDS).open("wb") as file:
+        for sample in samples:
+            file.write(encode(sample))
+            ends.append(file.tell())
+            keys.append(_key(sample))
+            done.append(sample.task)
+    np.save(partial / ENDS, np.array(ends, dtype=np.int64))
+    np.save(partial / KEYS, np.array(keys, dtype="S16"))
+    np.save(partial / TASKS, np.array(done, dtype="S"))
+    (partial / STAMP).write_text(json.dumps(asdict(stamp)), encoding="utf-8")
+    if folder.exists():
+        folder.rename(old)
+    partial.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _stamp_in(folder: Path) -> Any:
+    """Return the stamp of a complete index, None if there is none or it was damaged by hand."""
+    try:
+        return json.loads((folder / STAMP).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _files_hash(path: Path) -> str:
+    whole = hashlib.sha256()
+    for name, size, changed_ns in sorted(_files(path)):
+        whole.update(f"{name}\0{size} {changed_ns}\n".encode("utf-8", "surrogateescape"))
+    return whole.hexdigest()[:16]
+
+
+def _files(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Yield (name from `path`, size, time of last change) of every file; linked folders are not entered."""
+    if not path.is_dir():
+        found = path.stat()
+        yield path.name, found.st_size, found.st_mtime_ns
+        return
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        with os.scandir(path / folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{folder}{entry.name}/")
+                elif entry.is_file():
+                    found = entry.stat()
+                    yield folder + entry.name, found.st_size, found.st_mtime_ns
+
+
+@functools.cache
+def _code_hash() -> str:
+    """Hash the code that reads and checks data: ans_core/data and the modules directly under ans_core."""
+    files = sorted([*PACKAGE.glob("*.py"), *PACKAGE.glob("data/**/*.py")])
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
