@@ -88,11 +88,11 @@ def layer_bytes(text: TextShape, batch: MicroBatch, *, rank: int, dropout: bool,
 
 def activation_bytes(model: Sa2VA, batch: MicroBatch, *, rank: int, dropout: bool, half: bool, checkpointing: bool) -> dict[str, int]:
     """Return the peak's parts: layers, gradients of one layer's activations, logits, projector, mask decoder. With checkpointing the layers
-    keep their inputs, and one of them at a time keeps all."""
+    keep their inputs; two at a time keep all, for one is computed again before the one above it is let go (measured)."""
     text = TextShape.of(model)
     count = batch.rows * batch.tokens
     one = layer_bytes(text, batch, rank=rank, dropout=dropout, half=half)
-    layers = text.layers * count * text.hidden * 4 + one if checkpointing else text.layers * one
+    layers = text.layers * count * text.hidden * 4 + 2 * one if checkpointing else text.layers * one
     layers += 3 * count * text.hidden * 4  # the embeddings, the final norm's input and result
     logits = min(batch.rows * batch.learned * text.words, LOGITS) * 4 * LOGIT_COPIES
     projected = model.vlm.model.multi_modal_projector.linear_1
