@@ -238,7 +238,11 @@ class Tiny:
 
 TINY = {
     "internvl": Tiny(sizes=_internvl_sizes, with_pictures=lambda config, side: replace(config, max_tiles=1), start=_start_internvit),
-    "qwen3_vl": Tiny(sizes=_qwen3_vl_sizes, pictures=lambda side: {"min_pixels": side**2, "max_pixels": side**2}, start=_start_qwen3_tower),
+    "qwen3_vl": Tiny(
+        sizes=_qwen3_vl_sizes,
+        with_pictures=lambda config, side: replace(config, min_pixels=side**2, max_pixels=side**2),
+        start=_start_qwen3_tower,
+    ),
 }
 """The kinds of backbone that can be built from nothing."""
 
