@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ans_core import rle, transforms
 from ans_core.data.collate import resize_mask
-from ans_core.data.mixture import picture_key
+from ans_core.data.index import picture_key
 from ans_core.tracking.batch import ClipTensors
 from ans_core.tracking.simulator import center
 from ans_core.types import RLE, ImageRef, Masklet, Sample
