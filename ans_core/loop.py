@@ -8,12 +8,7 @@ resume from is trained tensors + optimizer + what the loss module keeps, written
 from __future__ import annotations
 
 import csv
-import hashlib
-import json
-import logging
 import math
-import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,19 +18,16 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DeepSpeedPlugin
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from ans_core.dist import rank, seed_everything, shared_means, wait_for_all, world_size
+from ans_core import states
+from ans_core.dist import rank, seed_everything, shared_means, world_size
 from ans_core.optim import adamw, lr_factor
+from ans_core.states import Curves
 from ans_core.types import Log
-
-Curves = list[tuple[int, str, float]]
-"""(step, name, value) rows of curves.csv."""
-
-KEPT_STATES = 2
-"""Number of newest training states that are kept: if one is damaged, the one before is used."""
+from ans_core.watch import Speed, Watch, gradient_norms, note_skipped, profiled
 
 MAX_SKIPPED = 10
 """The run stops after this many consecutive steps with a non-finite loss or gradient."""
@@ -61,6 +53,12 @@ class Machine:
     """fp32, or bf16 autocast of the forward pass."""
     deepspeed_stage: int = 0
     workers: int = 0
+    keep_states: int = 2
+    """Newest training states that are kept: if one is damaged, the one before is used."""
+    halt_on_nan: bool = False
+    """Stop at the first loss or gradient that is not finite, instead of skipping its step."""
+    profile_steps: int = 0
+    """Steps of which torch.profiler writes a trace."""
 
 
 @runtime_checkable
@@ -101,45 +99,74 @@ def train(
     log: Log,
     after_step: Callable[[int], dict[str, float]] | None = None,
     scales: Mapping[str, float] | None = None,
+    watch: Watch | None = None,
 ) -> Curves:
     """Run `loss_module(batch) -> (loss, metrics)` for `schedule.steps` optimizer steps and return the curves, averaged over the processes.
 
     make_batch(step, micro) returns this process's share of micro-batch `micro`. State beside parameters and optimizer is what
-    `loss_module.get_extra_state` keeps (saved and restored by name).
+    `loss_module.get_extra_state` keeps (saved and restored by name). With a validation the module ends with its best weights.
     """
+    watch = watch or Watch()
     accelerator = _accelerator(machine, schedule)
     optimizer = adamw(loss_module, lr=schedule.lr, weight_decay=schedule.weight_decay, scales=scales or {})
     loss_module.to(machine.device)
     wrapped, optimizer = accelerator.prepare(loss_module, optimizer)
-    folder = scratch / name
-    start, curves = _resume(folder, loss_module, optimizer, wrapped, machine)
+    folder, stage = scratch / name, machine.deepspeed_stage
+    start, curves = states.resume(folder, loss_module, optimizer, wrapped, deepspeed_stage=stage, device=machine.device)
     loader = DataLoader(_Steps(make_batch, start, schedule), batch_size=None, num_workers=machine.workers, shuffle=False)
     batches = iter(loader)
-    skipped = 0
+    skipped, speed, validation = 0, Speed(watch), watch.validation
     bar = tqdm(
         range(start, schedule.steps), initial=start, total=schedule.steps, desc=name, disable=rank() > 0, mininterval=bar_interval_s()
     )
-    for step in bar:
-        seed_everything(seed, name, step, rank())
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.lr * group["scale"] * lr_factor(step, steps=schedule.steps, warmup=schedule.warmup)
-        metrics, finite = _step(accelerator, loss_module, wrapped, optimizer, batches, schedule, machine)
-        skipped = 0 if finite else skipped + 1
-        if skipped > MAX_SKIPPED:
-            raise RuntimeError(
-                f"{name}: {skipped} steps in a row had a non-finite loss or gradient, the last is step {step}; lower the learning rate"
-            )
-        if after_step is not None and finite:
-            metrics |= shared_means([after_step(step)])
-        metrics["skipped"] = float(not finite)
-        curves += [(step, key, value) for key, value in metrics.items()]
-        if rank() == 0:
-            log({f"{name}/{key}": value for key, value in metrics.items()}, step)
-            bar.set_postfix_str(f"loss {metrics['loss']:.3f}")
-        if (step + 1) % schedule.save_every == 0 or step + 1 == schedule.steps:
-            _save(folder, step + 1, loss_module, optimizer, wrapped, curves, machine)
+    with profiled(folder / f"profile-{rank()}.json", machine.profile_steps) as step_profiled:
+        for step in bar:
+            if validation is not None and validation.exhausted(curves):
+                break
+            seed_everything(seed, name, step, rank())
+            factor = lr_factor(step, steps=schedule.steps, warmup=schedule.warmup)
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.lr * group["scale"] * factor
+            speed.clear()
+            metrics, told, finite = _step(accelerator, loss_module, wrapped, optimizer, batches, schedule, machine, watch, speed)
+            skipped = 0 if finite else skipped + 1
+            if not finite:
+                _skip(name, step, skipped, metrics, folder=folder, watch=watch, machine=machine)
+            if after_step is not None and finite:
+                metrics |= shared_means([after_step(step)])
+            metrics["skipped"] = float(not finite)
+            if validation is not None and validation.due(step + 1, schedule.steps):
+                metrics |= {f"val/{key}": value for key, value in validation.measure(step + 1).items()}
+            curves += [(step, key, value) for key, value in metrics.items()]
+            if validation is not None and validation.best(curves) == step:
+                states.save_best(folder, step, loss_module)
+            if rank() == 0:
+                log({f"{name}/{key}": value for key, value in (metrics | told | {"lr": schedule.lr * factor}).items()}, step)
+                bar.set_postfix_str(f"loss {metrics['loss']:.3f}")
+            if (step + 1) % schedule.save_every == 0 or step + 1 == schedule.steps:
+                keep = machine.keep_states
+                states.save(folder, step + 1, loss_module, optimizer, wrapped, curves, deepspeed_stage=stage, keep=keep)
+            step_profiled()
+    if validation is not None and (best := validation.best(curves)) is not None:
+        states.load_best(folder, best, loss_module, device=machine.device)
     accelerator.free_memory()
     return curves
+
+
+def _skip(name: str, step: int, skipped: int, metrics: Mapping[str, float], *, folder: Path, watch: Watch, machine: Machine) -> None:
+    """Write down what a skipped step learned from. Raises RuntimeError where the run is to stop."""
+    rows = watch.rows(step) if watch.rows is not None else ()
+    path = note_skipped(folder, step, metrics, rows)
+    if machine.halt_on_nan:
+        raise RuntimeError(
+            f"{name}: loss {metrics['loss']:g} and gradient norm {metrics['grad_norm']:g} at step {step} are not both finite, and"
+            f" launch.halt_on_nan is set; {path} names the rows"
+        )
+    if skipped > MAX_SKIPPED:
+        raise RuntimeError(
+            f"{name}: {skipped} steps in a row had a non-finite loss or gradient, the last is step {step}; lower the learning rate;"
+            f" {path} names the rows"
+        )
 
 
 def bar_interval_s() -> float:
@@ -170,153 +197,51 @@ def _step(
     batches: Iterator[Any],
     schedule: Schedule,
     machine: Machine,
-) -> tuple[dict[str, float], bool]:
-    """Return (the step's loss and means over the micro-batches of all processes that have the value; whether the weights were updated, the
-    same on all processes).
+    watch: Watch,
+    speed: Speed,
+) -> tuple[dict[str, float], dict[str, float], bool]:
+    """Return (the step's loss and means over the micro-batches of all processes that have the value; speed and norms, for the log alone;
+    whether the weights were updated, the same on all processes).
 
-    DeepSpeed divides, clips and steps inside `backward`: there a non-finite loss ends the run before it can spoil the weights.
+    DeepSpeed divides, clips and steps inside `backward`, and skips a step whose gradient is not finite.
     """
     found: list[dict[str, float]] = []
-    micros = [next(batches) for _ in range(schedule.accumulate)]
+    micros = [speed.take(batches) for _ in range(schedule.accumulate)]
     parts = 1
     if isinstance(module, WholeStep):
         parts = schedule.accumulate * world_size()  # undoes two means: accelerate's, and that of DDP or DeepSpeed
-        with _autocast(machine):
+        with autocast(machine):
             micros = module.begin_step(micros)
     for batch in micros:
         with accelerator.accumulate(wrapped):
-            with _autocast(machine):
+            with autocast(machine):
                 loss, metrics = wrapped(batch.to(machine.device))
                 loss = loss * parts
-            _check_for_deepspeed(loss, machine)
+            value = float(loss.detach())
+            if machine.deepspeed_stage and not math.isfinite(value):
+                loss = loss * math.nan  # so that no gradient of it is finite
             accelerator.backward(loss)  # divides by the number of micro-batches
-        found.append({"loss": float(loss.detach()), **metrics})
+        found.append({"loss": value, **metrics})
     totals = shared_means(found)
+    told: dict[str, float] = {}
     if machine.deepspeed_stage:
-        totals["grad_norm"] = float(wrapped.get_global_grad_norm() or math.nan)
-        return totals, True
-    totals["grad_norm"] = float(accelerator.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], schedule.clip_grad))
-    finite = math.isfinite(totals["loss"]) and math.isfinite(totals["grad_norm"])
-    if finite:
-        optimizer.step()
-    optimizer.zero_grad()
-    return totals, finite
+        norm = wrapped.get_global_grad_norm()
+        totals["grad_norm"] = math.nan if norm is None else float(norm)
+        finite = math.isfinite(totals["grad_norm"])
+    else:
+        told = gradient_norms(module, watch.part_of)
+        parameters = [p for g in optimizer.param_groups for p in g["params"]]
+        totals["grad_norm"] = float(accelerator.clip_grad_norm_(parameters, schedule.clip_grad))
+        finite = math.isfinite(totals["loss"]) and math.isfinite(totals["grad_norm"])
+        if finite:
+            optimizer.step()
+        optimizer.zero_grad()
+    return totals, told | speed.found(machine.device), finite
 
 
-def _autocast(machine: Machine) -> torch.autocast:
+def autocast(machine: Machine) -> torch.autocast:
+    """Return the forward pass's precision."""
     return torch.autocast(machine.device.type, dtype=torch.bfloat16, enabled=machine.dtype == "bf16")
-
-
-def _check_for_deepspeed(loss: Tensor, machine: Machine) -> None:
-    value = float(loss.detach())
-    if machine.deepspeed_stage and not math.isfinite(value):
-        raise RuntimeError(f"the loss is {value}; lower the learning rate, then start again: it resumes from the last state")
-
-
-def trained_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters that require a gradient, by name (the module's own names, also if DDP or DeepSpeed wraps it)."""
-    return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
-
-
-def _state(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in module.state_dict().items() if name.endswith("_extra_state")}
-
-
-def _save(folder: Path, step: int, module: nn.Module, optimizer: Any, wrapped: Any, curves: Curves, machine: Machine) -> None:
-    """Write `<folder>/step-N` with a manifest and rename it once complete; then remove states older than the last KEPT_STATES."""
-    final, partial = folder / f"step-{step:07d}", folder / f"step-{step:07d}.partial"
-    if rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    if machine.deepspeed_stage:
-        wait_for_all()  # for the folder
-        wrapped.save_checkpoint(str(partial), tag="deepspeed", exclude_frozen_parameters=True)
-        wait_for_all()  # for the parts of all processes
-    if rank() == 0:
-        state = {"trained": trained_tensors(module), "extra": _state(module)}
-        if not machine.deepspeed_stage:
-            state["optimizer"] = optimizer.state_dict()
-        torch.save(state, partial / "state.pt")
-        (partial / "curves.json").write_text(json.dumps(curves))
-        files = {str(p.relative_to(partial)): sha256(p) for p in sorted(partial.rglob("*")) if p.is_file()}
-        facts = {"step": step, "processes": world_size(), "deepspeed_stage": machine.deepspeed_stage, "files": files}
-        (partial / "manifest.json").write_text(json.dumps(facts))
-        for path in partial.rglob("*"):
-            _sync(path)
-        partial.replace(final)
-        _sync(folder)
-        for old in _states(folder)[:-KEPT_STATES]:
-            shutil.rmtree(old)
-
-
-def _resume(folder: Path, module: nn.Module, optimizer: Any, wrapped: Any, machine: Machine) -> tuple[int, Curves]:
-    """Return (next step, curves so far); (0, []) without a state. A damaged state is moved aside, and the one before it is used.
-
-    A state of another number of processes resumes with the same global batch: rows are functions of the step, so only rounding and
-    per-process randomness differ. DeepSpeed's optimizer state is split by process, so it is refused there.
-    """
-    for path in reversed(_states(folder)):
-        manifest = _manifest(path)
-        wait_for_all()  # all processes have looked before one of them moves it
-        if manifest is None:
-            if rank() == 0:
-                aside = path.with_name(path.name + ".damaged")
-                shutil.rmtree(aside, ignore_errors=True)
-                path.replace(aside)
-                logging.warning("%s is damaged (a file is missing or differs from its hash) and was put aside as %s", path, aside.name)
-            continue
-        before = (manifest["processes"], manifest.get("deepspeed_stage", 0))
-        if before != (now := (world_size(), machine.deepspeed_stage)):
-            if before[1] or now[1]:
-                raise RuntimeError(
-                    f"{path} was written by {before[0]} processes with launch.deepspeed_stage {before[1]}, this run has {now[0]} with"
-                    f" {now[1]}: DeepSpeed's state fits no other number. Start it as before, or delete {folder} to begin anew"
-                )
-            logging.warning(
-                "%d processes go on from a state of %d: the same rows at every step, other rounding, so not the same bits",
-                now[0],
-                before[0],
-            )
-        state = torch.load(path / "state.pt", map_location=machine.device, weights_only=True)
-        own = dict(module.named_parameters())
-        with torch.no_grad():
-            for key, value in state["trained"].items():
-                own[key].copy_(value)
-        module.load_state_dict(state["extra"], strict=False)
-        if machine.deepspeed_stage:
-            wrapped.load_checkpoint(str(path), tag="deepspeed", load_module_strict=False)
-        else:
-            optimizer.load_state_dict(state["optimizer"])
-        return int(manifest["step"]), [tuple(row) for row in json.loads((path / "curves.json").read_text())]
-    return 0, []
-
-
-def _states(folder: Path) -> list[Path]:
-    """Return the complete training states, oldest first."""
-    return sorted(folder.glob("step-*[0-9]"))
-
-
-def _manifest(path: Path) -> dict[str, Any] | None:
-    """Return the folder's manifest if every file in it has its hash, else None (a state that was cut off)."""
-    try:
-        manifest = json.loads((path / "manifest.json").read_text())
-    except (OSError, json.JSONDecodeError):
-        return None
-    intact = all((path / f).is_file() and sha256(path / f) == h for f, h in manifest["files"].items())
-    return manifest if intact else None
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_curves(path: Path, curves: dict[str, Curves]) -> None:

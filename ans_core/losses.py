@@ -59,8 +59,12 @@ def mask_losses(
     seeds: Sequence[int] | None = None,
     total: float | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Compute (BCE, dice) at the same `points` sampled points per mask; sums over masks divided by `total`, weights not applied. N >= 1."""
+    """Compute (BCE, dice) at the same `points` sampled points per mask; sums over masks divided by `total`, weights not applied. N >= 1.
+    0 points: at every pixel of the targets."""
     logits = logits.float()
+    if not points:
+        wide = F.interpolate(logits[:, None], size=targets.shape[-2:], mode="bilinear")[:, 0]
+        return point_losses(wide.flatten(1), targets.flatten(1).float(), total=total)
     where = uncertain_points(logits, points=points, seeds=seeds)
     return point_losses(point_sample(logits, where), point_sample(targets.float(), where), total=total)
 

@@ -1,16 +1,18 @@
-"""Disk and GPU memory that the full-size profiles need, computed from the models' shapes (nothing is downloaded): a Markdown table.
+"""Disk and GPU memory that the full-size profiles need, and how long a step takes, computed from the models' shapes (nothing is
+downloaded): two Markdown tables.
 
-`python perf/memory.py [--gpus 8] [--rank 128]`. P = parameters of the model, F = those of its modules that
+`python perf/memory.py [--gpus 8] [--rank 128] [--tokens 4096] [--rows 2] ...`. P = parameters of the model, F = those of its modules that
 are trained in full (embeddings, head, projector, text_hidden_fcs, SAM2's mask decoder), A = those of the LoRA adapters, T = F + A,
 n = GPUs.
 
 - base on disk: 2 P bytes (bf16). Delta of sft or rl: 4 T (fp32). Resumable training state: 12 T (fp32 weights, two Adam moments).
 - one GPU in training, DeepSpeed ZeRO-2: 2 (P - F) frozen in bf16 + 4 T trained in fp32, whole on every GPU, + 16 T / n: gradients,
-  the optimizer's own copy of the weights and Adam's two moments, fp32 and divided among the GPUs.
+  the optimizer's own copy of the weights and Adam's two moments, fp32 and divided among the GPUs. ZeRO-3 divides the first two by n too.
 - one GPU in inference: 2 P.
+- activations of a micro-batch: ans_core/model/footprint.py, checked against measured peaks by perf/activations.py.
+- hours per 1,000 steps: the operations of all GPUs' micro-batches, at a share of the GPU's peak (an estimate, not a measurement).
 
-Activations, the KV cache, communication buckets and CUDA's own memory come on top: they depend on batch and length and are not
-included.
+The KV cache, communication buckets and CUDA's own memory come on top.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch import nn
 
 from ans_core.checkpoints.published import PUBLISHED, build_meta
 from ans_core.model.adapters import full_modules
+from ans_core.model.footprint import MicroBatch, activation_bytes, flops
 from ans_core.model.sa2va import Sa2VA
 
 GB = 1e9
@@ -53,8 +56,16 @@ class Needs:
         return 12 * self.trained
 
     @property
+    def whole_weights(self) -> int:
+        return 2 * (self.parameters - self.full) + 4 * self.trained
+
+    @property
     def per_gpu(self) -> float:
-        return 2 * (self.parameters - self.full) + 4 * self.trained + 16 * self.trained / self.gpus
+        return self.whole_weights + 16 * self.trained / self.gpus
+
+    @property
+    def per_gpu_zero3(self) -> float:
+        return (self.whole_weights + 16 * self.trained) / self.gpus
 
 
 def needs(model: Sa2VA, *, rank: int, gpus: int) -> Needs:
@@ -86,9 +97,42 @@ def table(*, rank: int, gpus: int) -> str:
     return "\n".join(lines)
 
 
+def steps_table(batch: MicroBatch, *, accumulate: int, rank: int, gpus: int, peak_tflops: float, mfu: float) -> str:
+    """One row a profile: memory of a GPU with and without checkpointing, and estimated hours."""
+    lines = [
+        "| profile | activations, no checkpointing | activations, `checkpointing: layers` | each GPU, ZeRO-2 + layers |"
+        " each GPU, ZeRO-3 + layers"
+        " | operations a step | hours per 1,000 steps, estimated |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, config in PUBLISHED.items():
+        if config.kind != "internvl":  # footprint.py counts no other
+            continue
+        model = build_meta(name)
+        need = needs(model, rank=rank, gpus=gpus)
+        kept = [sum(activation_bytes(model, batch, rank=rank, dropout=True, half=True, checkpointing=on).values()) for on in (False, True)]
+        work = accumulate * flops(model, batch, rank=rank, checkpointing=True)
+        hours = 1000 * work / (peak_tflops * 1e12 * mfu) / 3600
+        sizes = (*kept, need.per_gpu + kept[1], need.per_gpu_zero3 + kept[1])
+        cells = " | ".join(f"{size / GB:.1f} GB" for size in sizes)
+        lines.append(f"| {name} | {cells} | {work * gpus / 1e15:.1f} PFLOP | {hours:.1f} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Disk and GPU memory of the full-size profiles, without activations.")
+    parser = argparse.ArgumentParser(description="Disk and GPU memory of the full-size profiles, and estimated time.")
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--rank", type=int, default=128)
-    arguments = parser.parse_args()
-    print(table(rank=arguments.rank, gpus=arguments.gpus))
+    parser.add_argument("--rows", type=int, default=2, help="of one GPU's micro-batch")
+    parser.add_argument("--accumulate", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=4096, help="of a row, pictures included")
+    parser.add_argument("--learned", type=int, default=300, help="tokens of a row's answers")
+    parser.add_argument("--tiles", type=int, default=13, help="of a row")
+    parser.add_argument("--masks", type=int, default=5, help="of a row")
+    parser.add_argument("--peak-tflops", type=float, default=989, help="of the GPU, dense bf16 (H100 and H200: 989)")
+    parser.add_argument("--mfu", type=float, default=0.4, help="share of the peak that is reached")
+    a = parser.parse_args()
+    print(table(rank=a.rank, gpus=a.gpus))
+    micro = MicroBatch(rows=a.rows, tokens=a.tokens, learned=a.learned, tiles=a.tiles, masks=a.masks)
+    print(f"\n{micro}, {a.accumulate} of them a step, {a.mfu:.0%} of {a.peak_tflops:g} TFLOP/s:\n")
+    print(steps_table(micro, accumulate=a.accumulate, rank=a.rank, gpus=a.gpus, peak_tflops=a.peak_tflops, mfu=a.mfu))

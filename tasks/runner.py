@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +101,22 @@ def starts_under_torchrun(stage: Stage, config: Config) -> bool:
 
 
 def launch_ranks(stage: Stage, config: Config) -> None:
-    """Replace this process by torchrun, which starts the same command once per process."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.launch.processes}"]
+    """Replace this process by torchrun, which starts the same command once per process of this node."""
+    command = [sys.executable, "-m", "torch.distributed.run", *torchrun_options(config.launch.processes, os.environ)]
     os.execv(sys.executable, [*command, "-m", f"tasks.{stage.task}", *([stage.row] if stage.row else [])])
+
+
+def torchrun_options(processes: int, environment: Mapping[str, str]) -> list[str]:
+    """Return torchrun's options for this node. torchrun's own variables PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT say
+    that there are several; `processes` counts those of all. Raises ConfigError if they can't be divided."""
+    nodes = int(environment.get("PET_NNODES", "1"))
+    if processes % nodes:
+        raise ConfigError(f"launch.processes is {processes}, on PET_NNODES={nodes} nodes: give a multiple of the nodes")
+    return [*(["--standalone"] if nodes == 1 else []), f"--nproc-per-node={processes // nodes}"]
+
+
+def is_first_node() -> bool:
+    return os.environ.get("PET_NODE_RANK", "0") == "0"
 
 
 def stage_function(stage: Stage) -> Callable[..., dict[str, float]]:
@@ -187,6 +200,7 @@ def main(name: str, root: Path = Path()) -> None:
     try:
         config = load(root / "params.yaml")
         check_disk(stage, config.profile, root)
+        torchrun_options(config.launch.processes, os.environ)
     except ConfigError as error:
         leave_note(status=USER_ERROR, message=str(error))
         print(f"{name}: {error}", file=sys.stderr)
@@ -195,7 +209,8 @@ def main(name: str, root: Path = Path()) -> None:
     rank = os.environ.get("RANK")
     partial = stage.out_path(config.profile, root).with_name(Path(stage.out).name + ".partial")
     if rank is None:
-        shutil.rmtree(partial, ignore_errors=True)
+        if is_first_node():  # the nodes share the folder
+            shutil.rmtree(partial, ignore_errors=True)
         if starts_under_torchrun(stage, config):
             launch_ranks(stage, config)
     first = rank in {None, "0"}

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ans_core import loop
+from ans_core import loop, states
 from ans_core.optim import adamw, lr_factor
+from ans_core.watch import Validation, Watch
 
 CPU = loop.Machine(device=torch.device("cpu"))
 
@@ -73,7 +74,7 @@ def run(module: nn.Module, scratch: Path, make=batch, **changes: float) -> loop.
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
-    return {k: v.clone() for k, v in loop.trained_tensors(module).items()}
+    return {k: v.clone() for k, v in states.trained_tensors(module).items()}
 
 
 def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -298,3 +299,71 @@ def test_a_trained_tensor_that_is_not_fp32_is_refused():
 def test_curves_are_written_by_phase(tmp_path: Path):
     loop.write_curves(tmp_path / "c.csv", {"sft": [(0, "loss", 0.5), (1, "loss", 1 / 3)]})
     assert (tmp_path / "c.csv").read_text().splitlines() == ["step,name,value", "0,sft/loss,0.5", "1,sft/loss,0.333333"]
+
+
+def test_validation_keeps_the_best_weights_and_ends_a_run_that_gains_nothing(tmp_path: Path):
+    """Losses 5, 3, 3, 4 after steps 2, 4, 6, 8 of 20: the first 3 is best, and two later validations without a lower one end the run."""
+    kept: dict[int, dict[str, Tensor]] = {}
+
+    def watching(module: nn.Module) -> Watch:
+        def measure(done: int) -> dict[str, float]:
+            kept[done] = weights(module)
+            return {"loss": {2: 5.0, 4: 3.0, 6: 3.0, 8: 4.0}[done], "mask_iou": 0.5}
+
+        return Watch(validation=Validation(every=2, measure=measure, patience=2))
+
+    def go(module: nn.Module, folder: Path, make=batch) -> loop.Curves:  # type: ignore[no-untyped-def]
+        return loop.train(
+            module, make, name="fit", schedule=schedule(steps=20, save_every=3), machine=CPU, seed=3, scratch=folder,
+            log=lambda metrics, step: None, watch=watching(module),
+        )  # fmt: skip
+
+    whole, first, second = Regression(), Regression(), Regression()
+    curves = go(whole, tmp_path / "whole")
+    assert [(step, value) for step, name, value in curves if name == "val/loss"] == [(1, 5.0), (3, 3.0), (5, 3.0), (7, 4.0)]
+    assert max(step for step, *_ in curves) == 7
+    assert equal(weights(whole), kept[4])
+    assert not equal(kept[4], kept[6])
+    with pytest.raises(Stop):
+        go(first, tmp_path / "cut", stopping_at(7))
+    assert go(second, tmp_path / "cut") == curves
+    assert equal(weights(second), weights(whole))
+
+
+def test_a_skipped_step_is_written_down_with_its_rows_and_may_end_the_run(tmp_path: Path):
+    module = Regression()
+    module.poison = {1, 3}
+    watch = Watch(rows=lambda step: [f"set/{step}"])
+    given = {"name": "fit", "seed": 3, "log": lambda metrics, step: None, "watch": watch}
+    loop.train(module, batch, schedule=schedule(), machine=CPU, scratch=tmp_path / "a", **given)
+    lines = [json.loads(line) for line in (tmp_path / "a/fit/skipped-0.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["loss"], line["rows"]) for line in lines] == [(1, "nan", ["set/1"]), (3, "nan", ["set/3"])]
+    module = Regression()
+    module.poison = {1}
+    machine = loop.Machine(device=torch.device("cpu"), halt_on_nan=True)
+    with pytest.raises(RuntimeError, match=r"fit: loss nan and gradient norm nan at step 1 .*halt_on_nan.*skipped-0.jsonl names the rows"):
+        loop.train(module, batch, schedule=schedule(), machine=machine, scratch=tmp_path / "b", **given)
+
+
+def test_speed_rate_norms_by_part_and_a_trace_are_told_and_no_curve_has_them(tmp_path: Path):
+    """Six rows a micro-batch, two micro-batches; half of a step of at least 40 ms waits for data."""
+    told: list[dict[str, float]] = []
+
+    def slowly(step: int, micro: int) -> Numbers:
+        time.sleep(0.02)
+        return batch(step, micro)
+
+    watch = Watch(counts=lambda batch: {"rows": float(len(batch.x))}, part_of=lambda name: name.split(".")[1])
+    machine = loop.Machine(device=torch.device("cpu"), profile_steps=2)
+    curves = loop.train(
+        Regression(), slowly, name="fit", schedule=schedule(steps=4, accumulate=2), machine=machine, seed=3, scratch=tmp_path,
+        log=lambda metrics, step: told.append(metrics), watch=watch,
+    )  # fmt: skip
+    assert {name for _, name, _ in curves} == {"loss", "seen", "grad_norm", "skipped"}
+    assert [row["fit/lr"] for row in told] == pytest.approx([0.05, 0.05, 0.0375, 0.0125])
+    for row in told:
+        assert row["fit/speed/rows_per_s"] == pytest.approx(12 / row["fit/speed/step_s"])
+        assert 0.04 / row["fit/speed/step_s"] <= row["fit/speed/waiting_for_data"] <= 1
+        assert row["fit/grad_norm/0"] ** 2 + row["fit/grad_norm/3"] ** 2 == pytest.approx(row["fit/grad_norm"] ** 2, rel=1e-4)
+        assert row["fit/peak_memory_mb"] > 10
+    assert json.loads((tmp_path / "fit/profile-0.json").read_text())["traceEvents"]

@@ -86,3 +86,12 @@ def test_promptable_loss_takes_the_best_of_three_masks():
     logits = torch.stack([-right, right, -right], dim=1)
     loss = losses.promptable_loss(logits, torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([50.0]), target)
     assert loss.item() == pytest.approx(0, abs=1e-6)
+
+
+def test_without_points_every_pixel_counts():
+    """Logits 0 and 2 against 1 and 0: BCE (log 2 + log(1 + e^2)) / 2, dice 1 - (2 * 0.5 + 1) / (0.5 + s(2) + 1 + 1)."""
+    logits, target = torch.tensor([[[0.0, 2.0]]]), torch.tensor([[[True, False]]])
+    bce, dice = losses.mask_losses(logits, target, points=0)
+    assert bce.item() == pytest.approx((math.log(2) + math.log1p(math.exp(2))) / 2, rel=1e-3)
+    assert dice.item() == pytest.approx(1 - 2 / (2.5 + 1 / (1 + math.exp(-2))), rel=1e-3)
+    assert losses.mask_losses(logits.repeat_interleave(2, 2), target, points=0)[0].item() == pytest.approx(bce.item())

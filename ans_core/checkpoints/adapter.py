@@ -38,17 +38,19 @@ def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -
         tensors, config = checkpoint.load_delta(source, base_hash=base_hash)
         followed, tensors, modules = _of_memory(tensors, source)
         rank, alpha, found = config["lora"]["rank"], config["lora"]["alpha"], followed | _plain(tensors)
+        ranks = config["lora"].get("rank_pattern", {})
     else:
         before, first = checkpoint.load_delta(sft, base_hash=base_hash)
         after, second = checkpoint.load_delta(source, base_hash=checkpoint.weights_hash(sft))
         followed, before, modules = _of_memory(before, sft)
         rank = alpha = first["lora"]["rank"] + second["lora"]["rank"]
+        ranks = {name: own + second["lora"]["rank"] for name, own in first["lora"].get("rank_pattern", {}).items()}
         found = followed | _joined(_plain(before), _plain(after), _scale(first), _scale(second))
     whole = [name for name in dict.fromkeys((*MODULES, *modules)) if any(f".{name}." in f".{key}" for key in found)]
     for name, tensor in folders.tensors(folders.weight_files(base)):  # PEFT wants such a module whole, the frozen parts too
         if name not in found and any(f".{module}." in f".{name}" for module in whole):
             found[name] = tensor.clone()
-    peft = adapters.lora_config(rank=rank, alpha=alpha, dropout=0.0, modules_to_save=whole)
+    peft = adapters.lora_config(rank=rank, alpha=alpha, dropout=0.0, modules_to_save=whole, rank_pattern=ranks)
     peft.base_model_name_or_path = str(base)
     peft.inference_mode = True
     size = sum(t.numel() * t.element_size() for t in found.values())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from huggingface_hub import save_torch_state_dict
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ans_core import prompts
 from ans_core.checkpoints import folder as folders
@@ -54,9 +55,17 @@ def save(model: Sa2VA, path: Path, *, max_shard: str = "5GB", metadata: dict[str
         folders.write_manifest(partial, metadata)
 
 
-def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
+def load(
+    path: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    divide: Callable[[nn.Module], None] | None = None,
+) -> Sa2VA:
     """Load a Sa2VA in eval mode from our folder or a release in upstream's layout. `dtype` None keeps each tensor's own.
 
+    divide: called with every layer of the language model and the vision tower once it is loaded, before the next one is: no process then
+    holds the whole model (`sharding.divide`).
     SAM2's layer norms become fp32 in any case, and all layer norms where fp32 and half precision are mixed.
     Raises ValueError for a damaged file, for missing, unexpected or mis-shaped tensors (all are named), and where `dtype` is None for
     tensors in two half precisions, or in float64.
@@ -76,7 +85,7 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, device: torch.de
     if values["model_type"] == RELEASE_TYPE:
         state = layouts.to_native(state, layouts.layout_of(config))
     model = empty(config, tokenizer)
-    fill(model, state, where=str(path), dtype=dtype, device=device)
+    fill(model, state, where=str(path), dtype=dtype, device=device, divide=divide)
     stored = {p.dtype for p in model.parameters()}
     if torch.float64 in stored or stored >= set(HALF):
         listed = ", ".join(sorted(str(one).removeprefix("torch.") for one in stored))
@@ -206,9 +215,12 @@ def fill(
     where: str,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
+    divide: Callable[[nn.Module], None] | None = None,
 ) -> None:
-    """Copy tensors into the model, each once. Raises ValueError unless names and shapes are exactly the model's."""
+    """Copy tensors into the model, each once; `divide` gets every layer that is complete. Raises ValueError unless names and shapes are
+    exactly the model's."""
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    layers = _Layers(model, divide) if divide is not None else None
     taken: dict[str, Tensor] = {}
     found: dict[str, Tensor] = {}
     for name, tensor in state:
@@ -216,11 +228,33 @@ def fill(
         if shapes.get(name) == tensor.shape:
             wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
             taken[name] = tensor.to(device, wanted, copy=True, memory_format=torch.contiguous_format)
+            if layers is not None:
+                layers.take(name, taken)
     if problems := misfits(shapes, found):
         raise ValueError(f"{where} does not fit the model that its config.json describes: {'; '.join(problems)}")
-    model.load_state_dict(taken, assign=True)
+    model.load_state_dict(taken, assign=True, strict=layers is None)
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
+
+
+class _Layers:
+    """The layers of a model that are divided one by one, as soon as their tensors are there."""
+
+    def __init__(self, model: nn.Module, divide: Callable[[nn.Module], None]) -> None:
+        self.divide = divide
+        found = [(f"{name}.", m) for name, m in model.named_modules() if isinstance(m, GradientCheckpointingLayer)]
+        self.of = {prefix + key: (prefix, layer) for prefix, layer in found for key in layer.state_dict()}
+        self.lacking = {prefix: set(layer.state_dict()) for prefix, layer in found}
+
+    def take(self, name: str, taken: dict[str, Tensor]) -> None:
+        """Note that a tensor was taken; if it completes its layer, move the layer's tensors into it and divide it."""
+        if name not in self.of:
+            return
+        prefix, layer = self.of[name]
+        self.lacking[prefix].discard(name.removeprefix(prefix))
+        if not self.lacking[prefix]:
+            layer.load_state_dict({key: taken.pop(prefix + key) for key in list(layer.state_dict())}, assign=True)
+            self.divide(layer)
 
 
 def misfits(wanted: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from ans_core.config.section import Count, Positive, Section
+from ans_core.config.section import Count, Impossible, Positive, Rate, Section
 
 
 class Launch(Section):
@@ -20,3 +20,19 @@ class Launch(Section):
     """CPU threads; 0 = all."""
     workers: Count = 0
     """Processes that prepare batches ahead."""
+    feature_cache: str = ""
+    """Folder in which SFT keeps what the frozen encoders gave for a picture; empty = none. Published sizes: 2 MB a tile, 90 MB a frame."""
+    feature_cache_gb: Rate = 50.0
+    """Most that the folder holds."""
+    keep_states: Annotated[int, Field(ge=2)] = 2
+    """Newest training states of a stage at work that are kept; a damaged one is passed over."""
+    halt_on_nan: bool = False
+    """Stop at the first loss or gradient that is not finite. Without it the step is skipped, and more than 10 in a row stop the stage."""
+    profile_steps: Count = 0
+    """Steps of which each process writes a torch.profiler trace, profile-N.json beside its training states; 0 = none."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Launch:
+        if self.feature_cache and self.deepspeed_stage == 3:
+            raise Impossible("feature_cache", "ZeRO-3 needs all processes to run the encoders equally often; leave one of the two out")
+        return self

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from ans_core.config.names import LoopName, RewardName, TextRewardName
 from ans_core.config.section import Count, Impossible, Positive, Rate, Section, Share, Weight, some_weight
-from ans_core.config.training import Lora, Optim
+from ans_core.config.training import Checkpointing, Lora, Optim
 
 
 class Rl(Section):
@@ -21,6 +21,8 @@ class Rl(Section):
     lora: Lora = Lora()
     dtype: Literal["fp32", "bf16"] = "bf16"
     """Dtype of the forward pass, rollouts included (autocast); log-probabilities and trained tensors are always fp32."""
+    checkpointing: Checkpointing = "none"
+    """layers: recompute the layers in the backward pass, for memory. Rollouts keep their KV cache."""
     loops: Annotated[dict[LoopName, Rate], Field(min_length=1)] = {"caption": 1.0, "mask": 1.0}
     """Weights. caption: mask -> caption -> mask' (loop 1). mask: caption -> mask -> caption' (loop 2), whose gradient is noisier: at equal
     weight it makes a tiny model lose what SFT learned of expressions (LOG). describe: picture -> caption. vqa: question -> answer."""

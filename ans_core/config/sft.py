@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from ans_core.config.section import Count, Positive, Section, Weight, some_weight
-from ans_core.config.training import Lora, Optim
+from ans_core.config.section import Count, Impossible, Positive, Section, Weight, some_weight
+from ans_core.config.training import Checkpointing, Lora, Optim
 
 
 class Sft(Section):
@@ -17,6 +17,10 @@ class Sft(Section):
     decoder_lr: Weight = 1.0
     """Factor on the learning rate of SAM2's mask decoder. Upstream: 1, at a rate 25 times smaller than a tiny model's."""
     lora: Lora = Lora()
+    lora_ranks_from: str = ""
+    """Folder of this base fine-tuned in full: each layer's rank is then what `lora_energy` of its change needs (4 to 128), and lora.alpha
+    scales with it. Empty = lora.rank everywhere."""
+    lora_energy: Annotated[float, Field(gt=0, le=1)] = 0.9
     questions_per_image: Positive = 5
     frames: Positive = 4
     """Frames of a clip that the language model sees."""
@@ -29,14 +33,31 @@ class Sft(Section):
     """Steps whose rows are grouped by their length in tokens, for less padding and balanced processes; 0: the mixture's order."""
     mask_weight: Weight = 2.0
     dice_weight: Weight = 0.5
-    mask_points: Positive = 12544
+    mask_points: Count = 12544
+    """Points at which a mask's loss is sampled; 0 = all pixels of its target."""
+    objects: Count = 0
+    """Masks of every row with any, as upstream has it (5): drawn from more, repeated from fewer; 0 = each once."""
     mask_size: Positive = 256
     """Side of the mask targets that points are sampled from (upstream: 256)."""
     max_length: Positive = 8192
     dtype: Literal["fp32", "bf16"] = "bf16"
     """Dtype of the forward pass (autocast); trained tensors are always fp32. fp32 also casts a half-precision base up."""
+    checkpointing: Checkpointing = "none"
+    """layers: recompute the layers in the backward pass, for memory."""
+    val_every: Count = 0
+    """Steps between validations on held-out rows (split `val`, same mixture); the stage's result is then the best of them. 0 = none."""
+    val_rows: Positive = 64
+    early_stop: Count = 0
+    """The stage ends after this many validations in a row without a lower loss; 0 = never."""
+    overlays_every: Count = 0
+    """Steps between pictures of validated masks beside the truth, in validations; 0 = none."""
 
     @model_validator(mode="after")
     def _possible(self) -> Sft:
         some_weight(self.mixture.values(), key="mixture", why="nothing is trained on")
+        for name in ("early_stop", "overlays_every"):
+            if getattr(self, name) and not self.val_every:
+                raise Impossible(name, f"{getattr(self, name)} without validations; set val_every")
+        if self.val_every and self.overlays_every % self.val_every:
+            raise Impossible("overlays_every", f"{self.overlays_every} is no multiple of val_every {self.val_every}")
         return self

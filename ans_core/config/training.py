@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -30,6 +30,11 @@ class Optim(Section):
                 "batch", f"{self.batch} is less than a sample for each of {self.accumulate} micro-batches (accumulate); raise it"
             )
         return self
+
+
+Checkpointing = Literal["none", "layers"]
+"""layers: the layers of the language model, and of the vision tower where it is trained, keep their inputs alone and run again in the
+backward pass: a third more computation for a fraction of the memory."""
 
 
 class Lora(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain, cycle
+from itertools import chain, cycle, islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from ans_core import prompts, rle, transforms
 from ans_core.data.conversation import Turn
 from ans_core.data.views import Cutter, Grid, Views, shown_view, token_counts
-from ans_core.dist import seed_of
+from ans_core.dist import rng_of, seed_of
 from ans_core.types import RLE, ImageRef
 
 
@@ -34,6 +34,8 @@ class Layout:
     mask_size: int
     """Side of the mask targets."""
     max_length: int
+    objects: int = 0
+    """Masks of every row with any; 0 = as many as it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +287,9 @@ def collate_readable(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, la
 def _batch(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Batch:
     encoded: list[PackedRow] = []
     sam_frames: list[Image.Image] = []
-    pairs, targets, regions = [], [], []
+    pairs: list[tuple[int, int]] = []
+    targets: list[Tensor] = []
+    regions: list[list[Tensor]] = []
     seeds: list[int] = []
     looks: list[tuple[int, int, int]] = []
     things: list[Tensor] = []
@@ -302,7 +306,7 @@ def _batch(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout: 
                 things.append(cell_shares(turn.target, read.views.shown))
                 boxes.append(torch.tensor(rle.box(turn.target)))
         if any(turn.masks for turn in row.turns):
-            first = len(sam_frames)
+            first, begun = len(sam_frames), len(pairs)
             sam_frames += images
             own = 0  # `[SEG]` tokens of this row so far
             for turn in row.turns:
@@ -315,6 +319,11 @@ def _batch(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout: 
                             seeds.append(seed_of(row.seed, own, place))
                     segs += 1
                     own += 1
+            if layout.objects:
+                again = forced([seg for seg, _ in pairs[begun:]], layout.objects, seed=row.seed)
+                pairs[begun:] = [pairs[begun + i] for i, _ in again]
+                targets[begun:] = [targets[begun + i] for i, _ in again]
+                seeds[begun:] = [seed_of(seeds[begun + i], copy) if copy else seeds[begun + i] for i, copy in again]
     size = layout.sam_size
     packed: dict[str, Any] = pad_rows(encoded, pad_id=tokenizer.pad_token_id or 0)
     return Batch(
@@ -330,6 +339,15 @@ def _batch(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout: 
         things=torch.stack(things) if things else torch.zeros(0, 1),
         boxes=torch.stack(boxes) if boxes else torch.zeros(0, 4),
     )
+
+
+def forced(segs: Sequence[int], objects: int, *, seed: int) -> list[tuple[int, int]]:
+    """Return (pair, number of the copy) for exactly `objects` masks of a row, whose pairs belong to `segs`, as upstream trains: drawn from
+    more, repeated in turn from fewer, each with all its frames."""
+    own = sorted(set(segs))
+    chosen = rng_of(seed, "objects").sample(own, objects) if len(own) > objects else list(islice(cycle(own), objects))
+    places = enumerate(chosen)
+    return [(i, chosen[:place].count(seg)) for place, seg in places for i, other in enumerate(segs) if other == seg]
 
 
 def resize_mask(mask: Bool[np.ndarray, "H W"], size: int) -> Bool[Tensor, "S S"]:

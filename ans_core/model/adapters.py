@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,15 +11,32 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer, LoraModel
 from torch import Tensor, nn
 
+from ans_core import sharding
 from ans_core.model.sa2va import Sa2VA
 
 LORA_TARGETS = r".*language_model\..*\.(q_proj|k_proj|v_proj|o_proj|qkv_proj|gate_proj|up_proj|down_proj|gate_up_proj)"
 """Names inside `Sa2VA` of all linear layers of the text model except the head (upstream's choice)."""
 
 
-def lora_config(*, rank: int, alpha: int, dropout: float, modules_to_save: list[str] | None = None) -> LoraConfig:
+def lora_config(
+    *,
+    rank: int,
+    alpha: int,
+    dropout: float,
+    modules_to_save: list[str] | None = None,
+    rank_pattern: Mapping[str, int] | None = None,
+) -> LoraConfig:
+    """Make PEFT's settings. `rank_pattern`: ranks of layers by name; their factor alpha / rank is that of the others."""
+    ranks = dict(rank_pattern or {})
     return LoraConfig(
-        r=rank, lora_alpha=alpha, lora_dropout=dropout, bias="none", target_modules=LORA_TARGETS, modules_to_save=modules_to_save
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        bias="none",
+        target_modules=LORA_TARGETS,
+        modules_to_save=modules_to_save,
+        rank_pattern=ranks,
+        alpha_pattern={name: own * alpha / rank for name, own in ranks.items()},
     )
 
 
@@ -70,8 +87,8 @@ def has_lora(model: nn.Module) -> bool:
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that require a gradient, by name."""
-    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    """Return the tensors that require a gradient, by name. All processes must call it."""
+    return {name: sharding.read(p) for name, p in model.named_parameters() if p.requires_grad}
 
 
 def load_trained(model: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import torch
 from torch import nn
 
+from ans_core import sharding
 from ans_core.model.backbones import BACKBONES
 from ans_core.model.sa2va import Sa2VA
 
@@ -27,12 +28,14 @@ def part_of(name: str) -> str:
 
 
 def hashes(model: Sa2VA) -> dict[str, str]:
-    """`part (trained)`, `(frozen)` or, in RL, `(teacher)` -> SHA-256 over its tensors' bytes, by what takes a gradient now."""
+    """`part (trained)`, `(frozen)` or, in RL, `(teacher)` -> SHA-256 over its tensors' bytes, by what takes a gradient now. All processes
+    must call it."""
     found: dict[str, hashlib._Hash] = {}
     for name, p in _named(model):
         role = "teacher" if ".teacher." in name else "trained" if p.requires_grad else "frozen"
         key = f"{part_of(name)} ({role})"
-        found.setdefault(key, hashlib.sha256()).update(p.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        values = sharding.read(p).cpu().contiguous().flatten()
+        found.setdefault(key, hashlib.sha256()).update(values.view(torch.uint8).numpy().tobytes())
     return {key: digest.hexdigest() for key, digest in found.items()}
 
 

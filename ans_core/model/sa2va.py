@@ -21,12 +21,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from ans_core import media, prompts
+from ans_core.config.training import Checkpointing
 from ans_core.data.views import Preparation, Views
+from ans_core.model.attention import packed_mask, use_branches
 from ans_core.model.backbones import BACKBONES
 from ans_core.model.backbones.base import ImageFeatures
+from ans_core.model.checkpointing import checkpointed
 from ans_core.model.config import FrameChoice, Sa2VAConfig, VideoMode
 from ans_core.model.grounding import Grounding
-from ans_core.model.packing import Packed, branch_attention
+from ans_core.model.packing import Packed
 from ans_core.types import Request
 
 if TYPE_CHECKING:
@@ -47,8 +50,11 @@ class Sa2VA(nn.Module):
         self.config, self.tokenizer = config, tokenizer
         kind = BACKBONES[config.kind]
         native: Any = kind.build(config.backbone)
+        use_branches(native.model.language_model)
         self.add_module(kind.model_type, native)
         self.backbone = kind(native, config)
+        self.checkpointing: Checkpointing = "none"
+        """What training recomputes in the backward pass."""
         hidden = native.config.text_config.hidden_size
         self.text_hidden_fcs = nn.Sequential(
             nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, config.grounding.width), nn.Dropout(0.0)
@@ -258,7 +264,8 @@ class Sa2VA(nn.Module):
         """Run the vision tower on the views of all rows in one batch, without the trained projector. It is frozen in SFT and RL, so compute
         its features once per image."""
         grids = tuple(grid for row in rows for grid in row.grids)
-        return self.backbone.features(torch.cat([row.pixels for row in rows]), grids)
+        with checkpointed(self.backbone.vision_tower, on=self.checkpointing == "layers"):
+            return self.backbone.features(torch.cat([row.pixels for row in rows]), grids)
 
     def project(self, features: ImageFeatures) -> ImageFeatures:
         return self.backbone.project(features)
@@ -299,12 +306,14 @@ class Sa2VA(nn.Module):
     def hidden_states(self, packed: Packed, images: Sequence[ImageFeatures | None]) -> Float[Tensor, "B L D"]:
         """Return the states of a packed batch that `[SEG]` and `logits` take: InternVL's and Qwen2.5-VL's after the last norm, Qwen3-VL's
         before it."""
-        states, _ = self.backbone.language_model(
-            self.embed(packed.input_ids, images, packed.regions),
-            attention_mask=branch_attention(packed.branch)[:, None],
-            position_ids=self.positions(packed.input_ids, packed.position_ids, images),
-            use_cache=False,
-        )
+        language_model = self.vlm.model.language_model
+        with checkpointed(language_model, on=self.checkpointing == "layers"):
+            states, _ = self.backbone.language_model(
+                self.embed(packed.input_ids, images, packed.regions),
+                attention_mask=packed_mask(language_model, packed.branch),
+                position_ids=self.positions(packed.input_ids, packed.position_ids, images),
+                use_cache=False,
+            )
         return states
 
     def logits(self, hidden: Float[Tensor, "*L D"]) -> Float[Tensor, "*L V"]:

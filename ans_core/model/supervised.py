@@ -9,11 +9,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from ans_core import sharding
 from ans_core.data.collate import Batch, Layout
 from ans_core.data.views import Views
 from ans_core.dist import shared_sum
 from ans_core.losses import mask_losses, mean_iou, text_loss
 from ans_core.model.backbones.base import ImageFeatures
+from ans_core.model.checkpointing import in_pieces
+from ans_core.model.feature_cache import FeatureCache
+from ans_core.model.grounding import FrameFeatures
 from ans_core.model.packing import Packed
 from ans_core.model.sa2va import Sa2VA
 
@@ -25,9 +29,10 @@ class Supervised(nn.Module):
     losses of its micro-batches on all processes add up to the loss of one process with all the rows.
     """
 
-    def __init__(self, model: Sa2VA, *, mask_weight: float, dice_weight: float, points: int) -> None:
+    def __init__(self, model: Sa2VA, *, mask_weight: float, dice_weight: float, points: int, features: FeatureCache | None = None) -> None:
+        """`features`: where to look for what the frozen encoders give."""
         super().__init__()
-        self.model = model
+        self.model, self.features = model, features
         self.mask_weight, self.dice_weight, self.points = mask_weight, dice_weight, points
 
     def begin_step(self, batches: Sequence[Batch]) -> list[Batch]:
@@ -40,7 +45,7 @@ class Supervised(nn.Module):
         """This batch's part of the step's loss. Metrics are means over this batch."""
         hidden = self.states(batch)
         rows, places = target_positions(batch)
-        text = text_loss(self.model.logits(hidden[rows, places - 1]), batch.input_ids[rows, places])
+        text = self.text_loss(hidden[rows, places - 1], batch.input_ids[rows, places])
         metrics = {"text": float(text.detach())} if len(rows) else {}
         loss = text * (len(rows) / (batch.totals.get("tokens", len(rows)) or 1))
         if not self.mask_weight and not self.dice_weight:
@@ -57,23 +62,39 @@ class Supervised(nn.Module):
         return loss + self.mask_weight * bce + self.dice_weight * dice, metrics
 
     def states(self, batch: Batch) -> Float[Tensor, "B L D"]:
-        return self.model.hidden_states(packed(batch), image_tokens(self.model, batch.views).split(batch.views))
+        images = image_tokens(self.model, batch.views, self.features).split(batch.views)
+        return self.model.hidden_states(packed(batch), images)
+
+    def text_loss(self, hidden: Float[Tensor, "M D"], target: Int[Tensor, " M"]) -> Float[Tensor, ""]:
+        """Return the mean cross-entropy of the learned tokens, whose logits are made piece by piece where they are many."""
+
+        def share(some: Tensor, own: Tensor) -> tuple[Tensor]:
+            return (text_loss(self.model.logits(some), own)[None] * (len(own) / max(len(target), 1)),)
+
+        head = self.model.vlm.lm_head
+        if sharding.is_divided(head.weight):  # every process must use it equally often
+            return share(hidden, target)[0].sum()
+        return in_pieces(share, hidden, target, words=head.out_features)[0].sum()
 
     def decode_masks(self, batch: Batch, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "P h4 w4"]:
         """Mask logits of every (seg, frame) pair of the batch. Without any, of one token on a blank frame, for the graph alone: processes
         wait for each other's gradients of every trained part, in the same order."""
+        encoder = self.model.sam2.image_encoder
         if not len(batch.pair_seg):
+            embeddings = self.model.seg_embeddings(hidden[0, :1])
+            if any(sharding.is_divided(p) for p in encoder.parameters()):  # the others gather its weights, with all processes
+                side = self.model.sam2.image_size
+                with torch.no_grad():
+                    self.model.sam2.encode(torch.zeros(1, 3, side, side, device=hidden.device))
             blank = self.model.sam2.blank_features(hidden)
-            return self.model.sam2.decode(
-                blank, torch.zeros(1, dtype=torch.long, device=hidden.device), self.model.seg_embeddings(hidden[0, :1])
-            ).logits
+            return self.model.sam2.decode(blank, torch.zeros(1, dtype=torch.long, device=hidden.device), embeddings).logits
         embeddings = self.model.seg_embeddings(hidden[(batch.input_ids == self.model.seg_token_id) & batch.loss_mask])
-        with torch.set_grad_enabled(any(p.requires_grad for p in self.model.sam2.image_encoder.parameters())):
-            features = self.model.sam2.encode(batch.sam_frames)
+        with torch.set_grad_enabled(any(p.requires_grad for p in encoder.parameters())):
+            features = encoded_frames(self.model, batch, self.features)
         return self.model.sam2.decode(features, batch.pair_frame, embeddings[batch.pair_seg]).logits
 
 
-def layout_of(model: Sa2VA, *, mask_size: int, max_length: int) -> Layout:
+def layout_of(model: Sa2VA, *, mask_size: int, max_length: int, objects: int = 0) -> Layout:
     """How this model wants its batches."""
     return Layout(
         template=model.config.template,
@@ -82,6 +103,7 @@ def layout_of(model: Sa2VA, *, mask_size: int, max_length: int) -> Layout:
         sam_size=model.sam2.image_size,
         mask_size=mask_size,
         max_length=max_length,
+        objects=objects,
     )
 
 
@@ -95,11 +117,34 @@ def packed(batch: Batch) -> Packed:
     )
 
 
-def image_tokens(model: Sa2VA, rows: Sequence[Views]) -> ImageFeatures:
+def image_tokens(model: Sa2VA, rows: Sequence[Views], known: FeatureCache | None = None) -> ImageFeatures:
     """Image tokens of all rows; the vision tower keeps a graph only where it is trained."""
     with torch.set_grad_enabled(any(p.requires_grad for p in model.backbone.vision_tower.parameters())):
-        features = model.vision_features(rows)
+        features = model.vision_features(rows) if known is None else _known_features(model, rows, known)
     return model.project(features)
+
+
+def _known_features(model: Sa2VA, rows: Sequence[Views], known: FeatureCache) -> ImageFeatures:
+    def compute(lacking: list[int]) -> list[tuple[Tensor, ...]]:
+        some = [rows[i] for i in lacking]
+        return [(part.values,) for part in model.vision_features(some).split(some)]
+
+    found = known.features([row.pixels for row in rows], compute, names=[f"views {row.grids}" for row in rows])
+    return ImageFeatures(values=torch.cat([values for (values,) in found]), grids=tuple(grid for row in rows for grid in row.grids))
+
+
+def encoded_frames(model: Sa2VA, batch: Batch, known: FeatureCache | None) -> FrameFeatures:
+    """SAM2's features of the batch's frames."""
+    if known is None:
+        return model.sam2.encode(batch.sam_frames)
+
+    def compute(lacking: list[int]) -> list[tuple[Tensor, ...]]:
+        found = model.sam2.encode(batch.sam_frames[lacking])
+        return list(zip(found.fine, found.middle, found.coarse, strict=True))
+
+    found = known.features(list(batch.sam_frames), compute, names=["frame"] * len(batch.sam_frames))
+    fine, middle, coarse = (torch.stack(parts) for parts in zip(*found, strict=True))
+    return FrameFeatures(fine=fine, middle=middle, coarse=coarse)
 
 
 def target_positions(batch: Batch) -> tuple[Int[Tensor, " M"], Int[Tensor, " M"]]:

@@ -6,7 +6,6 @@ updates. The first of these updates is on-policy: its ratio is 1. The frozen enc
 
 from __future__ import annotations
 
-import resource
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -32,6 +31,7 @@ from ans_core.rl.mask_policy import MASK_POLICIES, steered
 from ans_core.rl.rollout import Reader, exact_head
 from ans_core.rl.step import EncodedImages, Experience, Exploration, Loop, RlBatch, RolloutStep, StepTimer
 from ans_core.types import Log
+from ans_core.watch import peak_memory_mb
 
 LOOPS: dict[str, Loop] = {
     "caption": caption_loop.LOOP,
@@ -342,13 +342,6 @@ class DualLoop(nn.Module):
             return fixed
         wanting = {n: w * max(1 - self.mean_reward.get(n, 0.0), 1e-3) ** self.settings.adaptive_loops for n, w in fixed.items()}
         return {name: value * sum(fixed.values()) / sum(wanting.values()) for name, value in wanting.items()}
-
-
-def peak_memory_mb(device: torch.device) -> float:
-    """Return the most memory that this process has held so far: on the GPU, or resident in main memory."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e6
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 class GradientMonitor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from ans_core.data.collate import pack_row, pad_rows
+from ans_core.model.checkpointing import in_pieces
 from ans_core.model.generation import cut_at_stop, stopping
 from ans_core.model.packing import Packed
 from ans_core.model.prefill import PrefilledBatch, read_ahead
@@ -123,13 +124,6 @@ def exact_head(model: Sa2VA) -> None:
     model.vlm.lm_head.__class__ = _Fp32Head
 
 
-def check_cache(model: Sa2VA) -> None:
-    """Raise RuntimeError if the model trains with gradient checkpointing: transformers then drops the KV cache with only a warning, and
-    tokens after the shared prefixes would be read without them."""
-    if any(m.training and getattr(m, "gradient_checkpointing", False) for m in model.vlm.model.language_model.modules()):
-        raise RuntimeError("sampling needs the KV cache, which gradient checkpointing drops in training mode: call model.eval() first")
-
-
 @torch.no_grad()
 def sample(
     model: Sa2VA, prompted: PrefilledBatch, *, group: int, max_tokens: int, reader: Reader, seeds: Sequence[int]
@@ -168,12 +162,18 @@ def pack(groups: Sequence[Group], *, pad_id: int) -> tuple[dict[str, Tensor], In
 
 
 def token_logps(
-    model: Sa2VA, packed: Packed, hidden: Float[Tensor, "B L D"], reader: Reader
-) -> tuple[Float[Tensor, " M"], Float[Tensor, "M V"]]:
-    """Return the log-probability of every trainable token, and the log-probabilities of all tokens in its place."""
+    model: Sa2VA, packed: Packed, hidden: Float[Tensor, "B L D"], reader: Reader, *, learn_entropy: bool = False
+) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"]]:
+    """Return the log-probability of every trainable token and the entropy in its place, which has a gradient if it is learned too."""
+
+    def read(some: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        logp = reader(model.logits(some)).log_softmax(dim=1)
+        return logp.gather(1, ids[:, None])[:, 0], entropies(logp if learn_entropy else logp.detach())
+
     at, place = packed.loss_mask.nonzero(as_tuple=True)
-    logp = reader(model.logits(hidden[at, place - 1])).log_softmax(dim=1)
-    return logp.gather(1, packed.input_ids[at, place][:, None])[:, 0], logp
+    words = model.vlm.lm_head.out_features
+    logps, entropy = in_pieces(read, hidden[at, place - 1], packed.input_ids[at, place], words=words)
+    return logps, entropy
 
 
 def entropies(logp: Float[Tensor, "M V"]) -> Float[Tensor, " M"]:

@@ -35,7 +35,7 @@ from ans_core.rewards import Reward
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import grpo
 from ans_core.rl.mask_policy import MaskActions, MaskPolicy, mean_probability
-from ans_core.rl.rollout import Group, Reader, Rollout, SampledAnswer, Segment, check_cache, pack, sample
+from ans_core.rl.rollout import Group, Reader, Rollout, SampledAnswer, Segment, pack, sample
 from ans_core.types import RLE, Prediction, Request, Sample
 
 MASK_ANSWER = prompts.REFERRING_ANSWERS[0]
@@ -246,7 +246,6 @@ class RolloutStep:
     def sample_answers(self, requests: Sequence[Request], what: str) -> list[SampledAnswer]:
         """Sample G answers of the policy to the request about each sample."""
         group = self.settings.group
-        check_cache(self.model)
         seeds = [self.seed(what, i, g) for i in range(len(requests)) for g in range(group)]
         with torch.no_grad(), self.timer.part("generate"):
             prompted = prompt(self.model, requests, self.encoded.vision)
@@ -264,7 +263,6 @@ class RolloutStep:
         if not asked:
             return texts
         requests = [caption_request(self.batch.samples[i // group], masks[i]) for i in asked]
-        check_cache(self.model)
         with self.timer.part("generate"), self.policies.using(self.settings.inverse):
             prompted = prompt(self.model, requests, [self.encoded.vision[i // group] for i in asked])
             answers = generate(self.model, prompted, max_tokens=self.settings.max_tokens)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ans_core.rl import grpo
-from ans_core.rl.rollout import SampledAnswer, Segment, entropies, token_logps
+from ans_core.rl.rollout import SampledAnswer, Segment, token_logps
 from ans_core.rl.step import Experience, RolloutStep
 from ans_core.types import Prediction, Request
 
@@ -47,7 +47,7 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
     s, advantage = step.settings, done.advantage
     assert advantage is not None, "advantages come before learning"
     packed, hidden, rollout = step.hidden(done.groups, done.regions)
-    logps, logp = token_logps(step.model, packed, hidden, step.reader)
+    logps, entropies = token_logps(step.model, packed, hidden, step.reader, learn_entropy=bool(s.entropy))
     if "behaviour" not in done.known:
         done.known["behaviour"] = logps.detach()
         done.metrics["sampling_gap"] = _sampling_gap(done, logps.detach())
@@ -63,8 +63,7 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
     kl_loss, kl = grpo.token_kl(logps, done.known["reference"])
     share = len(logps) / max(step.totals.tokens, 1.0)
     loss = loss + s.kl * share * kl_loss
-    with torch.set_grad_enabled(bool(s.entropy)):
-        entropy = entropies(logp).sum() / max(len(logp), 1)
+    entropy = entropies.sum() / max(len(entropies), 1)
     if s.entropy:
         loss = loss - s.entropy * share * entropy
     return loss, metrics | {"kl": kl, "entropy": float(entropy.detach())}

@@ -23,7 +23,15 @@ def machine_of(launch: Launch, dtype: str = "fp32") -> Machine:
     if launch.threads:
         torch.set_num_threads(launch.threads)
     deterministic(launch.deterministic)
-    return Machine(device=pick_device(launch.device), dtype=dtype, deepspeed_stage=launch.deepspeed_stage, workers=launch.workers)
+    return Machine(
+        device=pick_device(launch.device),
+        dtype=dtype,
+        deepspeed_stage=launch.deepspeed_stage,
+        workers=launch.workers,
+        keep_states=launch.keep_states,
+        halt_on_nan=launch.halt_on_nan,
+        profile_steps=launch.profile_steps,
+    )
 
 
 def weights_dtype(dtype: str) -> torch.dtype | None:

@@ -68,9 +68,12 @@ def _judging(cfg: Config, inputs: dict[str, Path]) -> Iterator[Judging | None]:
 def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     settings = cfg.rl
     machine = machine_of(cfg.launch, settings.dtype)
+    if machine.deepspeed_stage == 3:
+        raise ValueError("rl: launch.deepspeed_stage 3 divides weights that its three policies read whole; use 2, or 0")
     sources = data.sources(inputs["data"], "train")
     practice = samples_by_loop([s for source in sources for s in source.samples], settings.loops)
     model = sft_model(inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(settings.dtype), device=machine.device)
+    model.checkpointing = settings.checkpointing
     modules = adapters.policy_modules(model, settings.loops)
     lora = adapters.rl_config(**settings.lora.model_dump(), modules=modules)
     policies = adapters.Policies(model, lora, seed=dist.seed_of(cfg.seed, "rl lora"))

@@ -9,58 +9,60 @@ text_hidden_fcs and SAM2's mask decoder, all in fp32.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from ans_core import data, dist, loop
+from ans_core import data, dist, loop, sharding
 from ans_core.checkpoints import checkpoint, memory
 from ans_core.config import Config
 from ans_core.data import conversation
-from ans_core.data.collate import Batch, collate_readable
+from ans_core.data.collate import Batch, Layout, Row, collate_readable
 from ans_core.data.left_out import LeftOutFile
 from ans_core.data.length_groups import LengthGroups, row_length
-from ans_core.data.mixture import Mixture, PoolRows
+from ans_core.data.mixture import Mixture, PoolRows, Source
 from ans_core.model import adapters
-from ans_core.model.parts import check_moved, hashes
+from ans_core.model.feature_cache import FeatureCache
+from ans_core.model.lora_ranks import rank_pattern
+from ans_core.model.parts import check_moved, hashes, part_of
+from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised, layout_of
+from ans_core.model.validation import ValidationSlice
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
 from ans_core.types import Log
+from ans_core.watch import Validation, Watch
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: data, base, memory (whose tensors replace the base's). Writes the trained tensors (delta), curves.csv and
-    moved.json to `out`. Samples that can't be read or are too long are left out: the curve `skipped_samples` counts them,
-    `left_out-<process>.jsonl` in `scratch` names them."""
+    """Run the stage. inputs: data, base, memory (whose tensors replace the base's). Writes the trained tensors (delta), curves.csv,
+    moved.json and `samples` (pictures of validated masks) to `out`. Samples that can't be read or are too long are left out: the curve
+    `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
     settings, base = cfg.sft, inputs["base"] / "base"
     machine = machine_of(cfg.launch, settings.dtype)
     if (inputs["base"] / "sam2").is_dir():
         raise ValueError("base.source is sam2, a SAM2 without a language model: its pipeline ends with the stage memory")
-    model = checkpoint.load(base, dtype=weights_dtype(settings.dtype), device=machine.device)
+    divide = sharding.divide if machine.deepspeed_stage == 3 else None
+    model = checkpoint.load(base, dtype=weights_dtype(settings.dtype), device=machine.device, divide=divide)
     of_memory = memory.load_into(model, inputs["memory"], base=base)
-    lora = adapters.lora_config(**settings.lora.model_dump())
-    adapters.prepare_sft(model, lora, seed=dist.seed_of(cfg.seed, "sft lora"))
+    model.checkpointing = settings.checkpointing
+    lora = {**settings.lora.model_dump(), **_ranks(cfg, model)}
+    adapters.prepare_sft(model, adapters.lora_config(**lora), seed=dist.seed_of(cfg.seed, "sft lora"))
     before = hashes(model)
-    sources = data.sources(inputs["data"], "train")
-    mixture = Mixture(
-        sources,
-        settings.mixture,
-        questions=settings.questions_per_image,
-        frames=settings.frames,
-        seed=cfg.seed,
-        turn=conversation.turn,
-    )
+    mixture = _mixture(cfg, data.sources(inputs["data"], "train"), seed=cfg.seed)
     show_mixture(mixture.table(settings.optim.steps * settings.optim.batch), log)
-    layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length)
+    layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length, objects=settings.objects)
     measure = partial(row_length, tokenizer=model.tokenizer, layout=layout)
     groups = LengthGroups(mixture, measure, window=settings.length_window) if settings.length_window else mixture
     left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
 
+    def rows(step: int, micro: int) -> list[Row]:
+        return groups.rows(step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate)
+
     def make(step: int, micro: int) -> Batch:
-        rows = groups.rows(step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate)
-        batch, samples = collate_readable(rows, model.tokenizer, layout)
+        batch, samples = collate_readable(rows(step, micro), model.tokenizer, layout)
         left_out.add(step, samples)
         return batch
 
@@ -68,21 +70,78 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         skipped = dist.shared_sum(torch.tensor(float(left_out.count(step))), machine.device)
         return {"skipped_samples": float(skipped)} if skipped else {}
 
-    module = Supervised(model, mask_weight=settings.mask_weight, dice_weight=settings.dice_weight, points=settings.mask_points)
+    module = Supervised(
+        model,
+        mask_weight=settings.mask_weight,
+        dice_weight=settings.dice_weight,
+        points=settings.mask_points,
+        features=_features(cfg, before),
+    )
+    watch = Watch(
+        validation=_validation(cfg, module, machine, layout, inputs["data"], scratch) if settings.val_every else None,
+        rows=lambda step: [row.name for micro in range(settings.optim.accumulate) for row in rows(step, micro)],
+        counts=lambda batch: {"rows": float(len(batch.input_ids)), "tokens": float((batch.branch >= 0).sum())},
+        part_of=lambda name: part_of(name.removeprefix("model.")),
+    )
     curves = loop.train(
         module, make, name="sft", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
-        after_step=count, scales={"sam_mask_decoder": settings.decoder_lr},
+        after_step=count, scales={"sam_mask_decoder": settings.decoder_lr}, watch=watch,
     )  # fmt: skip
-    moved = check_moved(before, model)
+    moved, trained = check_moved(before, model), adapters.trained(model)
     if dist.rank() == 0:
-        config = {"stage": "sft", "lora": settings.lora.model_dump(), "seed": cfg.seed}
-        checkpoint.save_delta(
-            memory.beside(of_memory, adapters.trained(model)), out, base_hash=checkpoint.weights_hash(base), config=config
-        )
+        config = {"stage": "sft", "lora": lora, "seed": cfg.seed}
+        beside = memory.beside(of_memory, trained)
+        checkpoint.save_delta(beside, out, base_hash=checkpoint.weights_hash(base), config=config)
         loop.write_curves(out / "curves.csv", {"sft": curves})
         (out / "moved.json").write_text(json.dumps(moved, indent=1))
+        if (scratch / "samples").is_dir():
+            shutil.copytree(scratch / "samples", out / "samples")
     dist.wait_for_all()
     return last_means(curves)
+
+
+def _ranks(cfg: Config, base: Sa2VA) -> dict[str, dict[str, int]]:
+    """Return the ranks of layers that differ from `sft.lora.rank`."""
+    if not cfg.sft.lora_ranks_from:
+        return {}
+    tuned = checkpoint.load(cfg.sft.lora_ranks_from, dtype=next(base.parameters()).dtype)
+    return {"rank_pattern": rank_pattern(base, tuned, energy=cfg.sft.lora_energy)}
+
+
+def _features(cfg: Config, hashes: Mapping[str, str]) -> FeatureCache | None:
+    """Return the cache of what these frozen encoders give."""
+    if not cfg.launch.feature_cache:
+        return None
+    salt = f"{hashes['vision tower (frozen)']} {hashes['SAM2 image encoder (frozen)']} {cfg.sft.dtype}"
+    return FeatureCache(Path(cfg.launch.feature_cache), limit=round(cfg.launch.feature_cache_gb * 1e9), salt=salt)
+
+
+def _mixture(cfg: Config, sources: Sequence[Source], *, seed: int) -> Mixture:
+    s = cfg.sft
+    return Mixture(sources, s.mixture, questions=s.questions_per_image, frames=s.frames, seed=seed, turn=conversation.turn)
+
+
+def _validation(cfg: Config, module: Supervised, machine: loop.Machine, layout: Layout, prepared: Path, scratch: Path) -> Validation:
+    """Validate on the split `val`. Raises ValueError if it holds nothing of the mixture."""
+    settings, sources = cfg.sft, data.sources(prepared, "val")
+    if not sources:
+        raise ValueError("sft.val_every is set, and the data has no split 'val'; add one to prepare.sources, or set sft.val_every=0")
+    held_out = ValidationSlice(
+        module,
+        _mixture(cfg, sources, seed=dist.seed_of(cfg.seed, "validation")),
+        layout,
+        rows=settings.val_rows,
+        batch=max(dist.world_size(), settings.optim.batch // settings.optim.accumulate),
+        autocast=loop.autocast(machine),
+        pictures_to=scratch / "samples",
+    )
+
+    def measure(done: int) -> dict[str, float]:
+        if settings.overlays_every and done % settings.overlays_every == 0:
+            held_out.draw(done)
+        return held_out.measure()
+
+    return Validation(every=settings.val_every, measure=measure, patience=settings.early_stop)
 
 
 def show_mixture(table: Sequence[PoolRows], log: Log) -> None:

@@ -19,6 +19,8 @@ from ans_core.types import Request
 from tests import tiny
 
 SFT_LORA = {"rank": 4, "alpha": 8, "dropout": 0.0}
+RANKS = {"internvl.model.language_model.layers.0.mlp.down_proj": 7}
+"""A layer of another rank (sft.lora_ranks_from)."""
 RL_LORA = {"rank": 2, "alpha": 6, "dropout": 0.0}
 
 
@@ -33,8 +35,9 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("runs")
     model = tiny.build()
     checkpoint.save(model, folder / "base", metadata={})
-    adapters.prepare_sft(model, adapters.lora_config(**SFT_LORA), seed=1)
-    config = {"stage": "sft", "lora": SFT_LORA, "seed": 0}
+    lora = SFT_LORA if "mask" in request.param else {**SFT_LORA, "rank_pattern": RANKS}
+    adapters.prepare_sft(model, adapters.lora_config(**lora), seed=1)
+    config = {"stage": "sft", "lora": lora, "seed": 0}
     hash_of = checkpoint.weights_hash
     checkpoint.save_delta(shaken(adapters.trained(model), 1), folder / "sft", base_hash=hash_of(folder / "base"), config=config)
     modules = adapters.policy_modules(model, request.param)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ans_core.data.collate import Batch, LeftOut, collate, collate_readable
+from ans_core.data.collate import Batch, LeftOut, collate, collate_readable, forced
 from ans_core.data.conversation import Turn
 from ans_core.data.left_out import LeftOutFile
 from ans_core.model.sa2va import Sa2VA
@@ -77,3 +77,21 @@ def test_what_was_left_out_is_named_in_a_file_and_counted_by_step_once_also_afte
     resumed = LeftOutFile(path)
     assert [resumed.count(step) for step in (3, 4)] == [4, 0]
     assert json.loads(path.read_text().splitlines()[0]) == {"step": 1, "row": "d/a", "samples": 2, "reason": "cut"}
+
+
+def test_a_row_may_be_forced_to_five_masks_as_upstream_does(model: Sa2VA):
+    """Two masks come again in turn, with points of their own; of seven, five different ones are drawn, the same every time."""
+    assert forced([3, 3, 4], 5, seed=0) == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (0, 2), (1, 2)]
+    drawn = forced(list(range(7)), 5, seed=0)
+    assert len({pair for pair, copy in drawn if copy == 0}) == 5
+    assert drawn == forced(list(range(7)), 5, seed=0)
+    assert forced([], 5, seed=0) == []
+    two = (tiny.square(8, 8, 24, 24),), (tiny.square(30, 30, 50, 60),)
+    turns = (Turn(question="Both?", answer="[SEG] and [SEG]", masks=two), Turn(question="None?", answer="No."))
+    layout = replace(tiny.layout(model), objects=5)
+    batch = collate([tiny.row(*turns), tiny.row(turns[1], number=1), tiny.row(*turns, number=2)], model.tokenizer, layout)
+    assert batch.pair_seg.tolist() == [0, 1, 0, 1, 0, 2, 3, 2, 3, 2]
+    assert batch.pair_frame.tolist() == [0] * 5 + [1] * 5
+    assert len(set(batch.pair_seeds[:5])) == 5
+    assert torch.equal(batch.targets[0], batch.targets[2])
+    assert not torch.equal(batch.targets[0], batch.targets[1])

@@ -7,9 +7,11 @@ import copy
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -65,9 +67,9 @@ def ans(*given: str) -> int:
     return status
 
 
-def command(*given: str) -> subprocess.Popen[str]:
+def command(store: Path, *given: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", *given], env=environment(ROOT, MLFLOW_TRACKING_URI="sqlite:///nowhere/at/all.db"),
+        [sys.executable, "-m", "flows.cli", *given], env=environment(ROOT, MLFLOW_TRACKING_URI=f"sqlite:///{store}"),
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
@@ -112,16 +114,20 @@ def test_two_processes_and_a_killed_run_give_what_one_gives(tmp_path: Path, data
     assert ans(*words(data, model, tmp_path / "one")) == 0
     whole = [(tmp_path / "one" / name).read_text() for name in FILES]
 
-    two = command(*words(data, model, tmp_path / "two"), "--processes", "2")
+    two = command(tmp_path / "mlflow.db", *words(data, model, tmp_path / "two"), "--processes", "2")
     told, _ = two.communicate(timeout=LIMIT_S)
     assert two.returncode == 0, told
     assert [(tmp_path / "two" / name).read_text() for name in FILES] == whole
 
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as store:
+        assert ("eval/refcoco/val/gIoU",) in store.execute("SELECT key FROM metrics").fetchall()
+
     first = tmp_path / "killed/parts/0.jsonl"
-    killed = command(*words(data, model, tmp_path / "killed"))
+    killed = command(tmp_path / "other.db", *words(data, model, tmp_path / "killed"))
     deadline = time.monotonic() + LIMIT_S
     while not (first.exists() and first.read_text().count("\n") >= 4):
         assert time.monotonic() < deadline
+        assert killed.poll() is None, "it ended before it could be killed"
         time.sleep(0.005)
     os.kill(killed.pid, signal.SIGKILL)
     killed.communicate()
@@ -151,16 +157,16 @@ def test_what_was_answered_is_not_asked_again(tmp_path: Path, data: Path, model:
 
     monkeypatch.setattr(eval_run, "answerer", counting)
     resumed = True
-    assert ans(*words(data, model, tmp_path / "whole")) == 0
+    assert ans(*words(data, model, tmp_path / "whole"), "--limit", "10") == 0
     batches, resumed = list(asked), False
     asked.clear()
     with pytest.raises(KeyboardInterrupt):
-        ans(*words(data, model, tmp_path / "cut"))
+        ans(*words(data, model, tmp_path / "cut"), "--limit", "10")
     part = tmp_path / "cut/parts/0.jsonl"
     part.write_bytes(part.read_bytes()[:-7])
     asked.clear()
     resumed = True
-    assert ans(*words(data, model, tmp_path / "cut")) == 0
+    assert ans(*words(data, model, tmp_path / "cut"), "--limit", "10") == 0
     assert asked == batches[1:]
     assert [(tmp_path / "cut" / name).read_text() for name in FILES] == [(tmp_path / "whole" / name).read_text() for name in FILES]
 

@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ans_core.model import Sa2VA
+from ans_core.model import Sa2VA, checkpointing
 from ans_core.rewards.judge.judging import Judging
 from ans_core.rewards.judge.rules import RuleJudge, questions_of
 from ans_core.rl import curriculum
 from ans_core.rl.dual_loop import LOOPS, DualLoop
 from ans_core.rl.mask_policy import MASK_POLICIES, steered
-from ans_core.rl.step import RolloutStep
+from ans_core.rl.step import Experience, RolloutStep
 from ans_core.stages.rl import samples_by_loop
 from ans_core.types import Prediction, Sample
 from tests import tiny
@@ -300,25 +300,35 @@ def test_an_adapter_that_changes_before_the_backward_pass_is_caught(own_model: S
 
 
 @pytest.mark.parametrize("loop", ["caption", "mask"])
-def test_gradient_checkpointing_changes_no_gradient(own_model: Sa2VA, loop: str):
-    """Layers run again in the backward pass, under the adapter that is active then; rollouts are made in eval mode."""
+def test_gradient_checkpointing_changes_no_rollout_and_no_gradient(own_model: Sa2VA, loop: str, monkeypatch: pytest.MonkeyPatch):
+    """Rollouts keep their KV cache, in training mode too. Learning, every layer runs again in the backward pass, under the policy; so do
+    the logits, which are made for two tokens at a time here."""
     module = loops(own_model, loops={loop: 1.0})
-    module.begin_step([batch(own_model)])
-    done, steps = module.waiting[0], module.acted[0]
+
+    texts: list[list[str]] = []
+    act = LOOPS[loop].act
+
+    def noting(step: RolloutStep) -> Experience:
+        done = act(step)
+        texts.append(done.texts)
+        return done
 
     def gradient() -> Tensor:
         module.zero_grad()
-        LOOPS[loop].learn(steps[loop], done[loop])[0].backward()
+        compute(module, batch(own_model))[0].backward()
         return torch.cat([g.flatten() for _, g in sorted(gradients(module).items())])
 
+    monkeypatch.setitem(LOOPS, loop, dataclasses.replace(LOOPS[loop], act=noting))
     plain = gradient()
-    own_model.internvl.activation_checkpointing_enable()
+    own_model.checkpointing = "layers"
     own_model.internvl.model.language_model.train()
-    again = []
+    monkeypatch.setattr(checkpointing, "LOGITS", 2 * own_model.internvl.lm_head.out_features)
+    graphs = []
     for layer in own_model.internvl.model.language_model.layers:
-        layer.self_attn.register_forward_hook(lambda *_: again.append(1))
+        layer.self_attn.register_forward_hook(lambda module, args, out: graphs.append(torch.is_grad_enabled()))
     assert torch.allclose(gradient(), plain, atol=1e-6)
-    assert len(again) == 2 * len(own_model.internvl.model.language_model.layers)  # forward, and again in backward
+    assert texts[0] == texts[1]
+    assert sum(graphs) == 2 * len(own_model.internvl.model.language_model.layers)  # forward, and again in backward
     assert plain.abs().max() > 0
 
 

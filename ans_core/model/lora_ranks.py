@@ -1,0 +1,37 @@
+"""What full fine-tuning changed in every linear layer -> the LoRA rank that each of them needs."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ans_core import sharding
+from ans_core.model.adapters import LORA_TARGETS
+
+SMALLEST, LARGEST = 4, 128
+
+
+def rank_of(change: Float[Tensor, "O I"], *, energy: float) -> int:
+    """Return how many singular values hold the share `energy` of the sum of their squares, between SMALLEST and LARGEST."""
+    wide = change.double() if change.shape[0] <= change.shape[1] else change.T.double()
+    squares = torch.linalg.eigvalsh(wide @ wide.T).flip(0).clamp(min=0)  # of the singular values, largest first
+    held = squares.cumsum(0)
+    count = int((held < energy * held[-1]).sum()) + 1
+    return min(max(count, SMALLEST), LARGEST)
+
+
+def rank_pattern(base: nn.Module, tuned: nn.Module, *, energy: float) -> dict[str, int]:
+    """Return name -> rank of every linear layer that LoRA trains. Raises ValueError unless both are the same model otherwise."""
+    linears = [n for n, m in base.named_modules() if isinstance(m, nn.Linear) and re.fullmatch(LORA_TARGETS, n)]
+    own = dict(base.named_parameters())
+    other = dict(tuned.named_parameters())
+    found = {}
+    for name in linears:
+        weight, mine = other.get(f"{name}.weight"), sharding.read(own[f"{name}.weight"])
+        if weight is None or weight.shape != mine.shape:
+            raise ValueError(f"sft.lora_ranks_from is another model: it has no {name} of {tuple(mine.shape)}")
+        found[name] = rank_of(weight.detach().float() - mine.float().to(weight.device), energy=energy)
+    return found

@@ -1,0 +1,154 @@
+"""The training states that a killed run goes on from: trained tensors, optimizer, what the loss module keeps and the curves, written
+completely or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ans_core import sharding
+from ans_core.dist import rank, wait_for_all, world_size
+
+Curves = list[tuple[int, str, float]]
+"""(step, name, value) rows of curves.csv."""
+
+
+def trained_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters that require a gradient, by name (the module's own names, also if DDP or DeepSpeed wraps it)."""
+    return {name: sharding.read(p) for name, p in module.named_parameters() if p.requires_grad}
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in module.state_dict().items() if name.endswith("_extra_state")}
+
+
+def save(
+    folder: Path, step: int, module: nn.Module, optimizer: Any, wrapped: Any, curves: Curves, *, deepspeed_stage: int, keep: int
+) -> None:
+    """Write `<folder>/step-N` with a manifest and rename it once complete; then remove states older than the last `keep`."""
+    final, partial = folder / f"step-{step:07d}", folder / f"step-{step:07d}.partial"
+    if rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    if deepspeed_stage:
+        wait_for_all()  # for the folder
+        wrapped.save_checkpoint(str(partial), tag="deepspeed", exclude_frozen_parameters=True)
+        wait_for_all()  # for the parts of all processes
+    state = {"trained": trained_tensors(module), "extra": _state(module)}
+    if rank() == 0:
+        if not deepspeed_stage:
+            state["optimizer"] = optimizer.state_dict()
+        torch.save(state, partial / "state.pt")
+        (partial / "curves.json").write_text(json.dumps(curves))
+        files = {str(p.relative_to(partial)): sha256(p) for p in sorted(partial.rglob("*")) if p.is_file()}
+        facts = {"step": step, "processes": world_size(), "deepspeed_stage": deepspeed_stage, "files": files}
+        (partial / "manifest.json").write_text(json.dumps(facts))
+        for path in partial.rglob("*"):
+            sync(path)
+        partial.replace(final)
+        sync(folder)
+        for old in states(folder)[:-keep]:
+            shutil.rmtree(old)
+
+
+def resume(
+    folder: Path, module: nn.Module, optimizer: Any, wrapped: Any, *, deepspeed_stage: int, device: torch.device
+) -> tuple[int, Curves]:
+    """Return (next step, curves so far); (0, []) without a state. A damaged state is moved aside, and the one before it is used.
+
+    A state of another number of processes resumes with the same global batch: rows are functions of the step, so only rounding and
+    per-process randomness differ. DeepSpeed's optimizer state is split by process, so it is refused there.
+    """
+    for path in reversed(states(folder)):
+        manifest = _manifest(path)
+        wait_for_all()  # all processes have looked before one of them moves it
+        if manifest is None:
+            if rank() == 0:
+                aside = path.with_name(path.name + ".damaged")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.replace(aside)
+                logging.warning("%s is damaged (a file is missing or differs from its hash) and was put aside as %s", path, aside.name)
+            continue
+        before = (manifest["processes"], manifest.get("deepspeed_stage", 0))
+        if before != (now := (world_size(), deepspeed_stage)):
+            if before[1] or now[1]:
+                raise RuntimeError(
+                    f"{path} was written by {before[0]} processes with launch.deepspeed_stage {before[1]}, this run has {now[0]} with"
+                    f" {now[1]}: DeepSpeed's state fits no other number. Start it as before, or delete {folder} to begin anew"
+                )
+            logging.warning(
+                "%d processes go on from a state of %d: the same rows at every step, other rounding, so not the same bits",
+                now[0],
+                before[0],
+            )
+        state = torch.load(path / "state.pt", map_location=device, weights_only=True)
+        _put(module, state["trained"])
+        module.load_state_dict(state["extra"], strict=False)
+        if deepspeed_stage:
+            wrapped.load_checkpoint(str(path), tag="deepspeed", load_module_strict=False)
+        else:
+            optimizer.load_state_dict(state["optimizer"])
+        return int(manifest["step"]), [tuple(row) for row in json.loads((path / "curves.json").read_text())]
+    return 0, []
+
+
+def states(folder: Path) -> list[Path]:
+    """Return the complete training states, oldest first."""
+    return sorted(folder.glob("step-*[0-9]"))
+
+
+def _manifest(path: Path) -> dict[str, Any] | None:
+    """Return the folder's manifest if every file in it has its hash, else None (a state that was cut off)."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+    except (OSError, json.JSONDecodeError):
+        return None
+    intact = all((path / f).is_file() and sha256(path / f) == h for f, h in manifest["files"].items())
+    return manifest if intact else None
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def save_best(folder: Path, step: int, module: nn.Module) -> None:
+    """Keep the trained tensors of this step as the best so far, in place of those before."""
+    tensors = trained_tensors(module)
+    if rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / "best.partial"
+        torch.save({"step": step, "trained": tensors}, partial)
+        sync(partial)
+        partial.replace(folder / "best.pt")
+
+
+def load_best(folder: Path, step: int, module: nn.Module, *, device: torch.device) -> None:
+    """Give the module the best's tensors. Raises RuntimeError if they are of another step."""
+    wait_for_all()  # for the first process's file
+    state = torch.load(folder / "best.pt", map_location=device, weights_only=True)
+    if state["step"] != step:
+        raise RuntimeError(f"{folder / 'best.pt'} holds step {state['step']}, and validation was best at step {step}; start the stage anew")
+    _put(module, state["trained"])
+
+
+def _put(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    own = dict(module.named_parameters())
+    for name, values in tensors.items():
+        sharding.write(own[name], values)

@@ -1,0 +1,137 @@
+"""What is looked at while a training runs: validation, speed, gradient norms by part, skipped steps and a profile. None of it is needed to
+learn."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import profile
+from torch.profiler import schedule as profiler_schedule
+
+from ans_core.dist import rank, shared_sum
+from ans_core.states import Curves
+
+VALIDATION_LOSS = "val/loss"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """A measure of held-out data during training. The weights with the lowest `loss` are those that the training ends with."""
+
+    every: int
+    """Steps."""
+    measure: Callable[[int], dict[str, float]]
+    """Number of steps done -> `loss` and other metrics, the same on all processes; all of them call it."""
+    patience: int = 0
+    """The training ends after this many validations in a row without a lower loss; 0 = never."""
+
+    def due(self, done: int, steps: int) -> bool:
+        return done % self.every == 0 or done == steps
+
+    def best(self, curves: Curves) -> int | None:
+        """Return the step with the lowest loss so far, the first of equals; None before the first validation with a finite one."""
+        losses = [(value, step) for step, name, value in curves if name == VALIDATION_LOSS and math.isfinite(value)]
+        return min(losses)[1] if losses else None
+
+    def exhausted(self, curves: Curves) -> bool:
+        """Tell whether the last `patience` validations brought nothing."""
+        best = self.best(curves)
+        later = [step for step, name, _ in curves if name == VALIDATION_LOSS and best is not None and step > best]
+        return bool(self.patience) and len(later) >= self.patience
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What a stage tells the loop about its batches and its model."""
+
+    validation: Validation | None = None
+    rows: Callable[[int], Sequence[str]] | None = None
+    """Step -> names of what this process learns from in it."""
+    counts: Callable[[Any], Mapping[str, float]] | None = None
+    """Batch -> what is counted per second: rows, tokens."""
+    part_of: Callable[[str], str] | None = None
+    """Name of a parameter -> the part of the model whose gradient norm it counts in. Not known under DeepSpeed, which keeps no gradient."""
+
+
+class Speed:
+    """How long steps take, and how much of it is waiting for data."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.counts = watch.counts
+        self.clear()
+
+    def clear(self) -> None:
+        self.began, self.waited, self.done = time.perf_counter(), 0.0, defaultdict[str, float](float)
+
+    def take(self, batches: Iterator[Any]) -> Any:
+        """Return the next batch, and remember how long it took to come."""
+        began = time.perf_counter()
+        batch = next(batches)
+        self.waited += time.perf_counter() - began
+        if self.counts is not None:
+            for name, count in self.counts(batch).items():
+                self.done[name] += count
+        return batch
+
+    def found(self, device: torch.device) -> dict[str, float]:
+        """Return this step's numbers: counts of all processes, time and memory of this one. All processes must call it."""
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - self.began
+        names = sorted(self.done)
+        sums = shared_sum(torch.tensor([self.done[name] for name in names], dtype=torch.float64), device).tolist()
+        told = {f"speed/{name}_per_s": total / seconds for name, total in zip(names, sums, strict=True)}
+        self_told = {"speed/waiting_for_data": self.waited / seconds, "speed/step_s": seconds, "peak_memory_mb": peak_memory_mb(device)}
+        self.clear()
+        return told | self_told
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Return the most memory that this process has held so far: on the GPU, or resident in main memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+def gradient_norms(module: nn.Module, part_of: Callable[[str], str] | None) -> dict[str, float]:
+    """Return `grad_norm/<part>` of every part with a gradient, before clipping."""
+    if part_of is None:
+        return {}
+    parts: dict[str, list[torch.Tensor]] = defaultdict(list)
+    for name, p in module.named_parameters():
+        if p.grad is not None:
+            parts[part_of(name)].append(p.grad)
+    return {f"grad_norm/{part}": float(torch.stack(torch._foreach_norm(grads)).norm()) for part, grads in sorted(parts.items())}
+
+
+def note_skipped(folder: Path, step: int, metrics: Mapping[str, float], rows: Sequence[str]) -> Path:
+    """Add a line about a skipped step to this process's file, and return the file."""
+    path = folder / f"skipped-{rank()}.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = {name: str(metrics[name]) for name in ("loss", "grad_norm") if name in metrics}  # JSON has no NaN
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": step, **numbers, "rows": list(rows)}) + "\n")
+    return path
+
+
+@contextmanager
+def profiled(path: Path, steps: int) -> Iterator[Callable[[], None]]:
+    """Yield what is to be called after every step; write a trace of `steps` steps after the first two. 0: none."""
+    if not steps:
+        yield lambda: None
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plan = profiler_schedule(wait=1, warmup=1, active=steps, repeat=1)
+    with profile(schedule=plan, on_trace_ready=lambda found: found.export_chrome_trace(str(path)), profile_memory=True) as profiler:
+        yield profiler.step

@@ -1,0 +1,59 @@
+"""Long packed rows are read without a dense mask, with the same results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from ans_core.model import Sa2VA, attention
+from ans_core.model.packing import Packed, branch_attention
+
+ROWS = torch.tensor([
+    [0] * 5 + [1] * 4 + [2] * 3 + [3] * 1,
+    [0] * 4 + [1] * 3 + [-1] * 6,  # padded, one branch
+    [0] * 9 + [-1] * 4,  # no question
+    [1] * 2 + [2] * 8 + [-1] * 3,  # no picture
+])  # fmt: skip
+
+
+def last_states(model: Sa2VA) -> tuple[Tensor, Tensor]:
+    """Hidden states of everything but the padding, and the embeddings' gradient."""
+    ids = torch.randint(5, 100, ROWS.shape, generator=torch.Generator().manual_seed(0))
+    places = torch.arange(ROWS.shape[1]).expand_as(ROWS)
+    table = model.internvl.get_input_embeddings().weight.requires_grad_()
+    packed = Packed(input_ids=ids, position_ids=places, branch=ROWS, loss_mask=torch.zeros_like(ids, dtype=torch.bool))
+    hidden = model.hidden_states(packed, [None] * len(ROWS))[ROWS >= 0]
+    table.grad = None
+    (hidden * torch.linspace(-1, 1, hidden.shape[1])).sum().backward()
+    assert table.grad is not None
+    return hidden.detach(), table.grad
+
+
+def test_rows_read_branch_by_branch_have_the_states_and_gradients_of_the_dense_mask(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+    shapes: list[torch.Size] = []
+    first = own_model.internvl.model.language_model.layers[0].self_attn
+    first.register_forward_pre_hook(lambda module, args, given: shapes.append(given["attention_mask"].shape), with_kwargs=True)
+    dense = last_states(own_model)
+    monkeypatch.setattr(attention, "DENSE", 0)
+    apart = last_states(own_model)
+    assert shapes == [(4, 1, 13, 13), (4, 1, 1, 13)]
+    for found, wanted in zip(apart, dense, strict=True):
+        assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    own_model.internvl.set_attn_implementation("eager")  # a user's choice stays: it reads dense masks alone
+    eager = last_states(own_model)
+    assert shapes[2] == (4, 1, 13, 13)
+    assert (eager[0] - dense[0]).abs().max() <= 1e-5 * dense[0].abs().max()
+
+
+def test_a_block_mask_allows_what_the_dense_mask_does():
+    """257 tokens are three blocks on a side. Of branch 1's rows, the block of the prefix alone is full, and branch 2's is skipped."""
+    branch = torch.tensor([[0] * 130 + [1] * 100 + [2] * 27, [0] * 40 + [1] * 20 + [-1] * 197])
+    blocks = attention.block_mask(branch)
+    assert isinstance(blocks, BlockMask)
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 2, 257, 8, generator=generator) for _ in range(3))
+    wanted = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=branch_attention(branch)[:, None])
+    assert (flex_attention(query, key, value, block_mask=blocks) - wanted).abs().max() <= 1e-5
+    assert blocks.kv_num_blocks[1, 0].tolist() == [1, 1, 1]  # padding reads itself
