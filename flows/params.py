@@ -11,7 +11,11 @@ from typing import Any
 from ans_core.config import PROFILES, ConfigError, DataSource, completed, dump, load, read_yaml, resolve
 
 MARK = "# unchanged since written: "
-PICTURES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
+BY_TIME = {
+    ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif",
+    ".mp4", ".mov", ".mkv", ".avi", ".webm", ".arrow", ".parquet", ".zip", ".tar",
+}  # fmt: skip
+"""Suffixes of files that are told by their size and time of last change: pictures, videos, and tables or archives of them."""
 
 
 def digest(values: dict[str, Any]) -> str:
@@ -138,17 +142,17 @@ def watch_sources(root: Path) -> list[str]:
 
 
 def fingerprint(path: Path) -> str:
-    """Hash a folder (or file): names, sizes and bytes of everything in it; for pictures the modification time instead of the bytes.
+    """Hash a folder (or file): names, sizes and bytes of everything in it; for BY_TIME the time of last change instead of the bytes.
 
-    Empty if it is missing. A million pictures are too much to read before every run.
+    Empty if it is missing. A million pictures, or a table that holds them, are too much to read before every run.
     """
     if not path.exists():
         return ""  # the stage reports the error
     whole = hashlib.sha256()
     for file in sorted(p for p in (path.rglob("*") if path.is_dir() else [path]) if p.is_file()):
-        known, picture = file.stat(), file.suffix.lower() in PICTURES
-        whole.update(f"{file.relative_to(path)} {known.st_size} {known.st_mtime_ns if picture else ''}\n".encode())
-        if not picture:
+        known, by_time = file.stat(), file.suffix.lower() in BY_TIME
+        whole.update(f"{file.relative_to(path)} {known.st_size} {known.st_mtime_ns if by_time else ''}\n".encode())
+        if not by_time:
             with file.open("rb") as opened:
                 whole.update(hashlib.file_digest(opened, "sha256").digest())
     return whole.hexdigest()[:16]
