@@ -64,7 +64,7 @@ def track_frames(
     original = options.mode == "sa2va-i"
     found = model.sam2.propagate(shown(), prompts_of, objects=len(seg_embeddings), frames=frames, original=original)
     while True:
-        with precision:  # not around the `yield`: the caller computes in its own precision
+        with torch.no_grad(), precision:  # not around the `yield`: the caller computes in its own precision
             one = next(found, None)
         if one is None:
             return

@@ -105,8 +105,8 @@ def test_the_time_left_is_told_where_every_stage_that_is_left_has_run_before(mon
     from flows import pipeline
 
     monkeypatch.setattr(pipeline.time, "monotonic", lambda: 1000.0)
-    prepare, base, sft = pipeline.STAGES[:3]
-    took = {"base": 3600.0, "sft": 61.4}
-    clock = pipeline.Clock(start_s=995.0, stages=(prepare, base, sft), durations_s=took)
+    prepare, base, third = pipeline.STAGES[:3]
+    took = {base.name: 3600.0, third.name: 61.4}
+    clock = pipeline.Clock(start_s=995.0, stages=(prepare, base, third), durations_s=took)
     assert clock.place(prepare) == "stage 1 of 3: prepare (0:05 elapsed)"
     assert clock.place(base) == "stage 2 of 3: base (0:05 elapsed, at most about 1:01:01 left)"
