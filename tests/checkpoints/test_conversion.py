@@ -302,7 +302,7 @@ def test_a_file_that_was_cut_short_is_named(tmp_path: Path):
 
 
 def test_other_families_are_refused_by_name(tmp_path: Path):
-    for model_type, said in (("sa2va_llava", "built on llava"), ("bert", "known are")):
+    for model_type, said in (("sa2va_sam3", "built on sam3"), ("sa2va_llava", "built on llava"), ("bert", "known are")):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
         with pytest.raises(ValueError, match=said):
             conversion.account(tmp_path)
