@@ -158,6 +158,7 @@ def test_a_finished_training_started_again_computes_nothing(tmp_path: Path):
     assert equal(weights(first), weights(again))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["truncated", "no manifest", "half a manifest", "missing file"])
 def test_a_damaged_state_is_put_aside_for_the_older_one(tmp_path: Path, harm: str):
     whole, module = Regression(), Regression()
@@ -187,6 +188,7 @@ def test_a_damaged_state_is_put_aside_for_the_older_one(tmp_path: Path, harm: st
     assert sorted(p.name for p in folder.iterdir()) == ["step-0000004.damaged", "step-0000006", "step-0000008"]
 
 
+@pytest.mark.slow
 def test_a_state_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Killed while the files are written: only a `.partial` folder is left, and it is never read."""
     real = torch.save
@@ -213,6 +215,7 @@ def told_by_two(folder: Path, deepspeed_stage: int) -> None:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"processes": 2, "deepspeed_stage": deepspeed_stage}))
 
 
+@pytest.mark.slow
 def test_a_state_of_another_number_of_processes_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     whole, module = Regression(), Regression()
     curves = run(whole, tmp_path / "whole")
@@ -261,6 +264,7 @@ def test_bad_steps_that_are_not_in_a_row_do_not_stop_the_run(tmp_path: Path):
     assert sum(value for _, name, value in curves if name == "skipped") == 20
 
 
+@pytest.mark.slow
 def test_two_half_batches_give_the_step_of_the_whole_batch(tmp_path: Path):
     """Sizes are equal, so the mean of the halves' means is the whole's mean."""
 
@@ -301,6 +305,7 @@ def test_curves_are_written_by_phase(tmp_path: Path):
     assert (tmp_path / "c.csv").read_text().splitlines() == ["step,name,value", "0,sft/loss,0.5", "1,sft/loss,0.333333"]
 
 
+@pytest.mark.slow
 def test_validation_keeps_the_best_weights_and_ends_a_run_that_gains_nothing(tmp_path: Path):
     """Losses 5, 3, 3, 4 after steps 2, 4, 6, 8 of 20: the first 3 is best, and two later validations without a lower one end the run."""
     kept: dict[int, dict[str, Tensor]] = {}

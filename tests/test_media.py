@@ -16,6 +16,7 @@ def shots() -> list[np.ndarray]:
     return [np.full((48, 64, 3), (30 * i, 200 - 30 * i, 90), np.uint8) for i in range(6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clip.mp4", "clip.gif"])
 def test_a_video_is_its_frames_in_order(tmp_path: Path, shots: list[np.ndarray], name: str) -> None:
     if name.endswith("mp4"):
@@ -28,6 +29,7 @@ def test_a_video_is_its_frames_in_order(tmp_path: Path, shots: list[np.ndarray],
     assert all(abs(f.astype(int).mean((0, 1)) - shot.mean((0, 1))).max() < 8 for f, shot in zip(found, shots, strict=True))
 
 
+@pytest.mark.slow
 def test_a_videos_frames_are_files_and_gone_afterwards(tmp_path: Path, shots: list[np.ndarray]) -> None:
     iio.imwrite(tmp_path / "clip.mp4", np.stack(shots), plugin="pyav", codec="mpeg4", fps=8)
     scratch = tmp_path / "scratch"
@@ -56,6 +58,7 @@ def test_a_picture_of_16_bits_of_grey_keeps_its_greys() -> None:
         assert np.asarray(transforms.open_image(media.reference(picture)))[0, :, 0].tolist() == greys
 
 
+@pytest.mark.slow
 def test_what_is_no_video_is_named(tmp_path: Path, shots: list[np.ndarray]) -> None:
     iio.imwrite(tmp_path / "cut.mp4", np.stack(shots), plugin="pyav", codec="mpeg4", fps=8)
     whole = (tmp_path / "cut.mp4").read_bytes()
@@ -82,6 +85,7 @@ def test_a_gif_of_too_many_pixels_is_named(tmp_path: Path, shots: list[np.ndarra
         pass
 
 
+@pytest.mark.slow
 def test_the_frames_of_a_video_file_are_decoded_when_they_are_asked_for(tmp_path: Path, shots: list[np.ndarray]) -> None:
     iio.imwrite(tmp_path / "clip.mp4", np.stack(shots), plugin="pyav", codec="mpeg4", fps=8)
     with media.frames(tmp_path / "clip.mp4", scratch=tmp_path / "scratch") as files:

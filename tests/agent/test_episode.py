@@ -39,6 +39,7 @@ def odd() -> Iterator[Toolbox]:
         yield toolbox
 
 
+@pytest.mark.slow
 def test_an_operation_that_takes_too_long_is_killed_and_one_that_dies_is_an_observation(odd: Toolbox) -> None:
     workspace = Workspace.of([tiny.picture(0)])
     for name, kind in (("never_ends", "time_limit"), ("dies", "crashed")):

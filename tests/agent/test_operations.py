@@ -135,6 +135,7 @@ def edits(one: list[str] | str, other: list[str] | str) -> int:
     return row[-1]
 
 
+@pytest.mark.slow
 def test_text_of_drawn_scenes_is_read_by_templates() -> None:
     """Digits of 10 pixels on things of every colour. (The font is one of the reader's own: an upper bound.)"""
     from ans_core.agent import ocr
@@ -232,6 +233,7 @@ def test_an_untrained_models_masks_and_tracks_go_through(tiny_model: Sa2VA, fram
         assert (masks[0] == mask).all()
 
 
+@pytest.mark.slow
 @real
 def test_properties_of_photographs_are_those_of_their_annotation(toolbox: Toolbox) -> None:
     """Area and box against COCO's own code, and a zoom on the box holds the whole mask."""

@@ -109,6 +109,7 @@ def test_any_call_gives_an_observation(toolbox: Toolbox, name: str, arguments: d
         assert protocol.parse(call_text(call)) == ("", call)
 
 
+@pytest.mark.slow
 def test_calls_of_every_plan_are_at_most_14_tokens_of_a_tokenizer_that_never_saw_one() -> None:
     words = [f"the large {word} circle {n * BOX_STEP}" for word in scene_text.vocabulary() for n in range(1000 // BOX_STEP + 1)]
     tokenizer = build_tokenizer(words)

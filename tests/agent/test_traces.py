@@ -44,6 +44,7 @@ def test_kinds_are_60_20_20_over_all_and_a_question_without_operation_is_golden(
         kinds_of(["easy"] * 20 + ["text"] * 5)
 
 
+@pytest.mark.slow
 def test_what_is_written_is_read_and_keeps_its_mix(folder: Path) -> None:
     traces = read_traces(folder)
     check_mix(traces)
@@ -104,6 +105,7 @@ def test_observations_are_what_the_operations_give_again(folder: Path, toolbox: 
                 assert episode.workspace.picture(name, least=toolbox.tile).tobytes() == Image.open(folder / file).tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["larger", "moves"])
 @pytest.mark.parametrize("kind", SHARES)
 def test_traces_of_families_that_need_masks(tiny_model: Sa2VA, colour_sam: None, family: str, kind: Any) -> None:

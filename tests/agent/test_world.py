@@ -27,6 +27,7 @@ def questions(family: str, count: int, split: str = "val", seed: int = 0) -> lis
     return [draw_question(family, seed=seed, split=split, index=index) for index in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_question_depends_on_seed_split_and_index_alone_and_no_scene_comes_twice(family: str) -> None:
     drawn = [draw_question(family, seed=seed, split=split, index=i) for seed in (0, 1) for split in SPLITS for i in range(3)]
@@ -98,6 +99,7 @@ def test_the_shortest_plan_answers_without_a_model(toolbox: Toolbox, family: str
     assert {len(run.episode.observations) for run in runs} == {{"easy": 0, "pattern": 1, "text": 2}[family]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["larger", "moves"])
 def test_the_shortest_plan_answers_with_masks_that_are_right(tiny_model: Sa2VA, colour_sam: None, family: str) -> None:
     with Toolbox(tiny_model) as toolbox:

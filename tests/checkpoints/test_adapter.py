@@ -57,6 +57,7 @@ def outputs(model: Sa2VA) -> list[torch.Tensor]:
         return [embedding, model.sam2.decode(frames, torch.zeros(1, dtype=torch.long), embedding).logits]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sft", "rl"])
 def test_peft_loads_the_adapter_onto_the_base(runs: Path, tmp_path: Path, stage: str):
     sft = runs / "sft" if stage == "rl" else None

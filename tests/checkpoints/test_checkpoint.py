@@ -134,6 +134,7 @@ PARTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("halved", [["language", "head"], ["projector"], ["sam2", "seg"], ["vision"], "some tensors"])
 def test_any_mixture_with_a_half_precision_loads_and_answers(tmp_path: Path, halved: list[str] | str, dtype: torch.dtype):
@@ -430,6 +431,7 @@ def test_an_upstream_folder_saved_as_ours_loads_with_the_same_bits(tmp_path: Pat
     assert same(model, checkpoint.load(tmp_path / "m"))
 
 
+@pytest.mark.slow
 @needs_golden
 @pytest.mark.parametrize(("name", "billions"), [("1b", 1.164), ("4b", 3.942), ("8b", 8.318), ("26b", 25.778)])
 def test_published_sizes_have_upstreams_keys_shapes_and_parameter_counts(name: str, billions: float):

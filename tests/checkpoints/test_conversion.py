@@ -39,6 +39,7 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     )
 
 
+@pytest.mark.slow
 @needs_golden
 @pytest.mark.parametrize("max_shard", ["5GB", "100KB"])
 def test_a_release_comes_back_with_the_same_bytes(tmp_path: Path, max_shard: str):
@@ -52,6 +53,7 @@ def test_a_release_comes_back_with_the_same_bytes(tmp_path: Path, max_shard: str
     assert checkpoint.load(tmp_path / "back").config == checkpoint.load(release).config
 
 
+@pytest.mark.slow
 def test_our_own_model_survives_upstreams_layout_in_its_dtype(tmp_path: Path):
     checkpoint.save(copy.deepcopy(tiny()).to(torch.bfloat16), tmp_path / "own", metadata={})
     conversion.convert(tmp_path / "own", tmp_path / "up", to="upstream", metadata={})
@@ -60,6 +62,7 @@ def test_our_own_model_survives_upstreams_layout_in_its_dtype(tmp_path: Path):
     assert {t.dtype for t in tensors(tmp_path / "up").values()} == {torch.bfloat16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes", [{"fuser_layers": 3}, {"fuser_layers": 1, "top_down_levels": (2,)}, {"top_down_levels": ()}, {"max_object_pointers": 3}]
 )
@@ -80,6 +83,7 @@ def test_every_size_of_sam2_survives_both_layouts(tmp_path: Path, sizes: dict[st
     assert sam2.max_obj_ptrs_in_encoder == sizes.get("max_object_pointers", 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("frames", "choice"), [(3, "uniform"), (5, "uniform"), (2, "first"), (5, "first")])
 def test_frames_of_a_clip_survive_upstreams_layout(tmp_path: Path, frames: int, choice: Any):
     model = copy.deepcopy(tiny())
@@ -160,6 +164,7 @@ def as_internlm2() -> Sa2VA:
     return build_tiny(replace(config, template="internlm2_chat"), tiny().tokenizer, seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [31, 32])
 def test_a_packed_matrix_of_other_rows_is_named(tmp_path: Path, rows: int):
     """Of 64 rows: 4 queries, 2 keys, 2 values of 8 each. 32 can be cut, into less; 31 can't."""

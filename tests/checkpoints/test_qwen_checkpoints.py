@@ -20,6 +20,7 @@ from tests.golden import GOLDEN, needs_golden
 KINDS = ("qwen3_vl", "qwen2_5_vl")
 
 
+@pytest.mark.slow
 @needs_golden
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_release_comes_back_with_the_same_bytes(tmp_path: Path, kind: str):

@@ -51,6 +51,7 @@ def test_drawn_and_own_data_are_written_listed_and_loaded(tmp_path):
     assert "://" not in page  # nothing is fetched from elsewhere
 
 
+@pytest.mark.slow
 def test_test_clips_and_scenes_leave_what_is_trained_and_tuned_on_as_it_is(tmp_path):
     found = {}
     for name, more in (("without", {"test_scenes": 0, "test_clips": 0}), ("with", {"test_scenes": 3, "test_clips": 2})):

@@ -198,6 +198,7 @@ def test_the_masks_of_the_gif_are_those_of_the_answer(tmp_path: Path, model: Pat
             assert np.abs(np.asarray(gif.convert("RGB")).astype(int) - np.asarray(expected)).mean() < 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(64, 48), (63, 47)], ids=["even", "odd"])
 def test_the_mp4_has_the_frames_in_their_colours_at_the_rate_that_was_asked(tmp_path: Path, size: tuple[int, int]) -> None:
     colours = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (128, 128, 128), (10, 10, 10)]

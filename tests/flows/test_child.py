@@ -11,6 +11,7 @@ from tasks.process import leave_note
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_the_watchdog_ends_the_whole_process_group(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     grandchild = f"import subprocess, sys; p = subprocess.Popen(['sleep', '60']); open({str(note)!r}, 'w').write(str(p.pid)); p.wait()"

@@ -32,6 +32,7 @@ def test_frame_belongs_to_the_prompt_before_it() -> None:
             cli.parse(["track", "v.mp4", *wrong])
 
 
+@pytest.mark.slow
 def test_objects_are_written_as_palette_pngs_with_their_numbers(tmp_path: Path, video: Path) -> None:
     sam2_files.save(drawn(temporal=True), tmp_path / "sam2", metadata={})
     mask = np.zeros((64, 64), np.uint8)

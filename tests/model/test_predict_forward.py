@@ -80,6 +80,7 @@ def test_a_release_on_internvl3_is_read_as_one_on_internvl2_5(tmp_path: Path):
     assert torch.equal(found.mask_logits, expected.mask_logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sa2va", "sa2va-i"])
 @pytest.mark.parametrize("dtype", ["bfloat16", torch.float16])
 def test_in_half_precision_the_answers_are_nearly_the_same(dtype: torch.dtype | str, mode: VideoMode):
@@ -143,6 +144,7 @@ def test_a_clip_is_followed_frame_by_frame_with_the_same_masks(mode: VideoMode):
     assert (model.predict(**question("image"), max_tokens=8).masks[0] == picture.masks[0]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sa2va", "sa2va-i"])
 def test_a_video_file_is_followed_as_its_frames_with_a_few_held(tmp_path: Path, mode: VideoMode):
     """40 frames, of which five are kept and one is decoded at a time."""
@@ -250,6 +252,7 @@ def test_what_upstream_leaves_out_is_nothing_and_masks_come_in_any_form():
     assert request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=inputs["pf_mask_prompts"]).mask_prompts[:1] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("frames", "choice"), [(2, None), (None, "uniform"), (3, "uniform"), (7, "first")])
 def test_frames_are_chosen_at_a_call_as_by_the_checkpoint(frames: int | None, choice: Any):
     model = qwen2()[0]

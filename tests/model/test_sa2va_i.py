@@ -120,6 +120,7 @@ def sam2_file(tmp_path: Path) -> Path:
     return tmp_path / "sam2_hiera_large.pt"
 
 
+@pytest.mark.slow
 @needs_golden
 def test_a_release_with_two_decoders_comes_back_byte_for_byte(tmp_path: Path, released: Path):
     told = conversion.account(released)
@@ -131,6 +132,7 @@ def test_a_release_with_two_decoders_comes_back_byte_for_byte(tmp_path: Path, re
     assert equal(tensors(tmp_path / "back"), tensors(released))
 
 
+@pytest.mark.slow
 @needs_golden
 @pytest.mark.parametrize("to", ["native", "sa2va-i"])
 def test_the_original_decoder_is_added_from_sam2s_own_file(tmp_path: Path, released: Path, sam2_file: Path, to: conversion.Kind):

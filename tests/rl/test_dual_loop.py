@@ -131,6 +131,7 @@ def test_at_first_ratio_is_one_and_kl_is_zero(own_model: Sa2VA):
     assert abs(found["loop2/kl"]) < 1e-9
 
 
+@pytest.mark.slow
 def test_the_kl_pulls_a_policy_that_moved_back_to_the_reference(own_model: Sa2VA):
     module = loops(own_model, kl=1.0, mask_weight=0.0, rewards_caption={"iou": 0.0}, rewards_mask={"iou": 0.0})
     generator = torch.Generator().manual_seed(0)

@@ -134,6 +134,7 @@ def test_truncated_answers_can_be_left_out_of_the_loss(own_model: Sa2VA):
     assert gradients(module) == {}
 
 
+@pytest.mark.slow
 def test_an_entropy_bonus_makes_the_policy_less_sure(own_model: Sa2VA):
     module = loops(own_model, loops={"caption": 1.0}, entropy=1.0, kl=0.0, rewards_caption={"iou": 0.0})
     optimizer = torch.optim.AdamW(trained(module), lr=3e-3, weight_decay=0.0)
@@ -193,6 +194,7 @@ def test_the_loops_are_closed_by_the_inverse_model_that_is_set(own_model: Sa2VA,
 # Mask policies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MASK_POLICIES)
 def test_every_mask_policy_but_token_has_a_gradient_of_its_own(own_model: Sa2VA, name: str):
     module = loops(own_model, loops={"mask": 1.0}, mask_policy=name, kl=0.0, kl_words=0.0, mask_weight=0.0, rewards_mask={"iou": 1.0})

@@ -254,6 +254,7 @@ def test_the_policy_gradient_moves_coarse_cells_along_the_expected_reward_too():
     assert F.cosine_similarity(found.flatten(), true.flatten(), dim=0) > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grid_gaussian", "seg_gaussian"])
 def test_the_policy_gradient_reaches_an_embedding_through_a_tiny_decoder(name: str):
     """Against finite differences of the mean reward of many masks under the same noise, number by number of the embedding. grid_gaussian

@@ -180,6 +180,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return example(tmp_path_factory.mktemp("runs"))
 
 
+@pytest.mark.slow
 def test_the_page_loads_nothing_from_elsewhere(inputs: dict[str, Path], tmp_path: Path):
     page, _ = report(inputs, tmp_path)
     assert len([s for s in page.sources if s.startswith("data:image/png")]) == 4 * 3 * 2 + 10
@@ -222,6 +223,7 @@ def test_missing_pieces_are_named_and_nothing_is_invented(inputs: dict[str, Path
     assert list(json.loads((tmp_path / "summary.json").read_text())) == ["sft"]
 
 
+@pytest.mark.slow
 def test_the_number_of_pictures_follows_the_setting(inputs: dict[str, Path], tmp_path: Path):
     for setting, shown in ((1, 4 * 4 * 2), (32, 4 * 4 * 4)):  # at least one per row, benchmark and verdict; all there are
         page, _ = report(inputs, tmp_path, report={"overlays": setting})
@@ -236,6 +238,7 @@ def test_pictures_of_rollouts_are_the_first_the_last_and_some_between_of_each_lo
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_reports_of_the_same_inputs_are_the_same_bytes(inputs: dict[str, Path], tmp_path: Path):
     report(inputs, tmp_path / "one")
     report(inputs, tmp_path / "two")

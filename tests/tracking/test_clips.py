@@ -112,6 +112,7 @@ def test_a_still_becomes_a_clip_in_which_frames_and_masks_move_together():
     assert torch.equal(again.pixels, pseudo_clip(still, length=4, size=64, max_objects=0, rng=random.Random(5)).pixels)
 
 
+@pytest.mark.slow
 def test_frames_of_a_video_file_are_a_clip_too(tmp_path: Path):
     pixels = np.stack([np.asarray(transforms.open_image(frame)) for frame in tiny.clip(0, 4).frames])
     iio.imwrite(tmp_path / "v.mp4", pixels, fps=8, codec="libx264", plugin="pyav")

@@ -156,6 +156,7 @@ CASES: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_recorded_predictions_get_their_official_numbers(case: Callable[[], tuple[Scored, dict[str, float]]]):
     found, wanted = case()
