@@ -105,7 +105,7 @@ def make(folder: Path) -> Path:
     (folder / "ans_core/stages").mkdir(parents=True)
     for name in ("__init__.py", "types.py"):
         shutil.copyfile(ROOT / "ans_core" / name, folder / "ans_core" / name)
-    for package in ("config", "report"):  # what flows read of it; the stages are stand-ins
+    for package in ("config", "report", "metrics"):  # what flows read of it; the stages are stand-ins
         shutil.copytree(ROOT / "ans_core" / package, folder / "ans_core" / package)
     (folder / "ans_core/stages/__init__.py").touch()
     for stage in STAGES:

@@ -149,7 +149,7 @@ def test_a_failing_stage_is_tried_again_from_its_last_state_and_the_message_is_s
     shown = ans(workspace, "run", status=1, FAKE_FAIL="base:3", FAKE_STOP="sft")
     assert "refs.json:7: no mask of ref 12; delete the line" in shown
     assert "stage sft failed" in shown
-    assert executed(workspace) == ["prepare from 0", "base from 0", "base from 4", "sft from 0", "sft from 6"]
+    assert executed(workspace) == ["prepare from 0", "base from 0", "base from 4", "memory from 0", "sft from 0", "sft from 6"]
     statuses = [run["status"] for run in mlflow_runs(workspace) if run.get("ans.stage") == "base"]
     assert statuses == ["FAILED", "FINISHED"]
 
@@ -230,7 +230,7 @@ def test_a_second_run_in_one_workspace_waits_and_says_so(workspace: Path) -> Non
 def test_a_training_stage_on_two_processes_is_one_run_in_mlflow(workspace: Path) -> None:
     ans(workspace, "profile", "smoke", "launch.processes=2")
     dvc(workspace, "repro", "sft")
-    assert sorted(executed(workspace)) == ["base from 0", "prepare from 0", "sft from 0", "sft from 0"]
+    assert sorted(executed(workspace)) == ["base from 0", "memory from 0", "memory from 0", "prepare from 0", "sft from 0", "sft from 0"]
     assert [run["status"] for run in mlflow_runs(workspace) if run.get("ans.stage") == "sft"] == ["FINISHED"]
     ans(workspace, "profile", "smoke")
     dvc(workspace, "repro", "sft")
