@@ -18,7 +18,8 @@ def imports(tree: ast.AST) -> list[tuple[str, str]]:
 
 
 def exists(module: str, name: str) -> bool:
-    return hasattr(import_module(module), name) or find_spec(f"{module}.{name}") is not None
+    found = import_module(module)
+    return hasattr(found, name) or (hasattr(found, "__path__") and find_spec(f"{module}.{name}") is not None)
 
 
 @pytest.mark.parametrize("script", sorted(PERF.glob("*.py")), ids=lambda path: path.stem)
