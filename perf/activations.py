@@ -61,7 +61,7 @@ def measure(hidden: int, inner: int, layers: int, rows: int, tokens: int, checkp
         step(tokens)
     batch = MicroBatch(rows=rows, tokens=tokens, learned=tokens // 2, tiles=0, masks=0)
     kept = activation_bytes(model, batch, rank=RANK, dropout=False, half=False, checkpointing=model.checkpointing == "layers")
-    gradients = 4 * sum(p.numel() for p in model.internvl.parameters() if p.requires_grad)
+    gradients = 4 * sum(p.numel() for p in model.vlm.parameters() if p.requires_grad)
     return (kept["layers"] + kept["gradients"] + kept["logits"] + gradients) / 1e6, peak.grown / 1e6
 
 

@@ -73,13 +73,13 @@ def crossing_clip(*, seed: int, index: int, size: int, frames: int) -> Clip:
 
 @contextmanager
 def without_memory(sam2: Grounding) -> Iterator[None]:
-    """Let every frame be decoded from its own features by the prompt of the object's first frame; a mask prompt becomes its box."""
+    """Let every frame be decoded from its own features by the prompt of the object's first frame (a box)."""
     step = Grounding.step
 
     def alone(self: Grounding, maps: list[Tensor], rows: Tensor, index: int, bank: Any, **given: Any) -> dict[str, Any]:
         if "prompt" in given:
             bank["prompt"] = given["prompt"]
-        given = {"prompt": bank["prompt"], "frames": given["frames"], "remember": False}
+        given = {"prompt": bank["prompt"], "frames": given["frames"], "remember": given["remember"]}
         return step(self, maps, rows, index, {"cond_frame_outputs": {}, "non_cond_frame_outputs": {}}, **given)
 
     Grounding.step = alone  # type: ignore[method-assign,assignment]

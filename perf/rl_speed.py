@@ -36,11 +36,12 @@ from ans_core.config import Language, Rl, Sam, Vision
 from ans_core.data.collate import prefix_ids, question_ids
 from ans_core.data.scene_text import region_caption
 from ans_core.data.scenes import draw_scene
+from ans_core.data.views import Grid
 from ans_core.model.adapters import LORA_TARGETS, Policies, lora_config, policy_modules, rl_config
 from ans_core.model.generation import stop_ids, text_of
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.packing import Packed
-from ans_core.model.prefill import PrefilledBatch
+from ans_core.model.prefill import PrefilledBatch, encoded
 from ans_core.model.sa2va import Sa2VA
 from ans_core.pretrain.build import CHAT_TOKENS, build_tiny, build_tokenizer, tiny_config
 from ans_core.rewards import REWARDS
@@ -111,7 +112,7 @@ def text_model() -> Sa2VA:
         template="qwen_chat",
         video_frames=2,
     )  # fmt: skip
-    config.internvl["text_config"] |= {"vocab_size": WORDS, "pad_token_id": None}
+    config.backbone["text_config"] |= {"vocab_size": WORDS, "pad_token_id": None}
     torch.manual_seed(0)
     return Sa2VA(config, tokenizer).eval()
 
@@ -132,15 +133,19 @@ class Own:
     @torch.no_grad()
     def sample_answers(self, ids: Tensor, turn: int) -> list[SampledAnswer]:
         """As `predict.prompt` makes text requests: nothing but the first token is read beforehand."""
-        embeds, there = self.model.internvl.get_input_embeddings()(ids), torch.ones_like(ids, dtype=torch.bool)
-        read = self.model.internvl.model.language_model(inputs_embeds=embeds[:, :1], use_cache=True).past_key_values
+        embeds, there = self.model.embed_text(ids), torch.ones_like(ids, dtype=torch.bool)
+        first, at_0 = there[:, :1], torch.zeros(len(ids), 1, dtype=torch.long)
+        _, cache = self.model.backbone.language_model(embeds[:, :1], attention_mask=first.long(), position_ids=at_0)
+        assert cache is not None
         prompted = PrefilledBatch(
             prefixes=embeds[:, :1],
-            prefix_attention=there[:, :1],
-            read=read,
+            prefix_attention=first,
+            prefix_cache=cache,
+            shift=at_0[:, 0],
             prefix_of=torch.arange(len(ids)),
             embeds=embeds[:, 1:],
             attention=there[:, 1:],
+            segs=torch.zeros_like(there[:, 1:]),
             images=[[] for _ in ids],
         )
         seeds = range(turn * 1000, turn * 1000 + len(ids) * GROUP)
@@ -155,8 +160,7 @@ class Own:
         return Packed(**fields), rollout
 
     def logps(self, packed: Packed) -> Tensor:
-        none = torch.zeros(0, 1, self.model.internvl.lm_head.in_features)
-        hidden = self.model.hidden_states(packed, [none] * len(packed.input_ids))
+        hidden = self.model.hidden_states(packed, [None] * len(packed.input_ids))
         return token_logps(self.model, packed, hidden, self.reader)[0]
 
     def reference(self, packed: Packed) -> Tensor:
@@ -183,11 +187,11 @@ class Trl:
         import trl
         from datasets import Dataset
 
-        language = own.model.internvl.model.language_model
+        language = own.model.vlm.model.language_model
         model = Qwen2ForCausalLM(deepcopy(language.config))
         trained = own.policies.tensors("policy")
         plain = {name.replace(".base_layer", ""): value for name, value in language.state_dict().items() if ".lora_" not in name}
-        head = {"lm_head.weight": own.model.internvl.lm_head.weight}
+        head = {"lm_head.weight": own.model.vlm.lm_head.weight}
         model.load_state_dict({f"model.{name}": value for name, value in plain.items()} | head)
         lora = lora_config(**LORA)
         lora.target_modules = LORA_TARGETS.replace(r".*language_model\.", r".*")
@@ -314,7 +318,7 @@ class Captions:
             tokenizer=tokenizer, template="qwen_chat", video_frames=4,
         )  # fmt: skip
         self.model = build_tiny(config, tokenizer, seed=0).eval()
-        self.policies = Policies(self.model, rl_config(**LORA, modules=policy_modules(["caption"])), seed=0)
+        self.policies = Policies(self.model, rl_config(**LORA, modules=policy_modules(self.model, ["caption"])), seed=0)
         for name, p in self.model.named_parameters():
             if ".lora_B.policy." in name:
                 torch.nn.init.normal_(p, std=0.02)
@@ -326,8 +330,8 @@ class Captions:
         samples = regions(side, BATCH)
         self.batch = rl_batch(samples, [s.text for s in samples], self.model, mask_size=32)
         self.requests = [caption_request(s, true_mask(s)) for s in samples]
-        self.cells = [[grid_cells(rle.decode(m), grid=self.model.grid) for m in r.mask_prompts] for r in self.requests]
-        start = prefix_ids(tokenizer, template=config.template, frame_tokens=[self.model.grid**2])
+        self.cells = [[grid_cells(rle.decode(m), grid=self.shown) for m in r.mask_prompts] for r in self.requests]
+        start = prefix_ids(tokenizer, template=config.template, frame_tokens=self.batch.views[0].tokens)
         self.asked = [
             start + question_ids(tokenizer, r.text.removeprefix("<image>"), template=config.template, cells=[int(c.sum()) for c in cells])
             for r, cells in zip(self.requests, self.cells, strict=True)
@@ -335,9 +339,14 @@ class Captions:
         self.frames = self.model.sam2.encode(self.batch.pixels)
         """Nothing is drawn from them."""
 
+    @property
+    def shown(self) -> Grid:
+        """All pictures are of one size."""
+        return self.batch.views[0].shown
+
     def round(self, turn: int) -> RolloutStep:
         with torch.no_grad():
-            vision = list(self.model.vision_features(self.batch.tiles).split(self.batch.tiles_per_row))
+            vision = encoded(self.model, self.batch.views)
         return RolloutStep(
             policies=self.policies, settings=self.settings, reader=self.reader, batch=self.batch,
             encoded=EncodedImages(vision=vision, frames=self.frames), rewards=REWARDS, mask_policy=MASK_POLICIES["token"](8),
@@ -365,19 +374,20 @@ class Captions:
         pad = self.model.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(ids)) + ids for ids in self.asked]).repeat_interleave(GROUP, dim=0)
         ids = torch.cat([ids, answers], dim=1)
-        vision = self.model.project(self.model.vision_features(self.batch.tiles.repeat_interleave(GROUP, dim=0)))
-        return self.model.embed(ids, list(vision.split(1)), [c for c in self.cells for _ in range(GROUP)]), ids.ne(pad).long()
+        views = [view for view in self.batch.views for _ in range(GROUP)]
+        images = self.model.project(self.model.vision_features(views)).split(views)
+        return self.model.embed(ids, images, [c for c in self.cells for _ in range(GROUP)]), ids.ne(pad).long()
 
     def logps(self, answers: Tensor) -> Tensor:
-        embeds, attention = self.prefix_cache(answers)
-        hidden = self.model.internvl.model.language_model(inputs_embeds=embeds, attention_mask=attention, use_cache=False).last_hidden_state
+        embeds, attention = self.read(answers)
+        hidden = self.model.vlm.model.language_model(inputs_embeds=embeds, attention_mask=attention, use_cache=False).last_hidden_state
         logp = self.reader(self.model.logits(hidden[:, -CAPTION - 1 : -1].flatten(0, 1))).log_softmax(dim=1)
         return logp.gather(1, answers.flatten()[:, None])[:, 0]
 
     def repeated(self, _: int) -> int:
         with torch.no_grad():
-            embeds, attention = self.prefix_cache(torch.zeros(BATCH * GROUP, 0, dtype=torch.long))
-            answers = self.model.internvl.generate(
+            embeds, attention = self.read(torch.zeros(BATCH * GROUP, 0, dtype=torch.long))
+            answers = self.model.vlm.generate(
                 inputs_embeds=embeds, attention_mask=attention, max_new_tokens=CAPTION, do_sample=True, top_k=0, top_p=1.0,
                 temperature=1.0, suppress_tokens=self.reader.forbidden, pad_token_id=self.model.tokenizer.pad_token_id,
             )  # fmt: skip
@@ -460,7 +470,7 @@ def pictures(repeats: int) -> None:
         assert gap < AGREE, gap
         ours, theirs = seconds([captions.own, captions.repeated], tokens=BATCH * GROUP * CAPTION, repeats=repeats)
         lengths = sorted(len(ids) for ids in captions.asked)
-        what = f"pictures of {side} pixels, {captions.model.grid**2} of {lengths[0]} to {lengths[-1]} tokens of the prompt"
+        what = f"pictures of {side} pixels, {sum(captions.batch.views[0].tokens)} of {lengths[0]} to {lengths[-1]} tokens of the prompt"
         told(what, ours, {"TRL's way": theirs})
 
 
