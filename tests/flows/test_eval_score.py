@@ -46,6 +46,7 @@ def test_it_prints_the_figures_with_intervals_and_writes_them_with_a_record_a_sa
         (["gar_bench", "--predictions", ".", "--data", "."], "would be scored against itself"),
         (["refcoco", "--predictions", "nowhere.jsonl", "--data", "truth.jsonl"], "no such file or folder"),
         (["vstar", "--predictions", "truth.jsonl", "--convention", "davis"], "vstar takes no --convention"),
+        (["refcoco", "--predictions", "refer", "--data", "truth.jsonl"], "refer is a folder; give a file in it"),
         (["refcoco", "--predictions", "empty.jsonl", "--data", "refer"], "empty.jsonl: no predictions"),
     ],
 )
