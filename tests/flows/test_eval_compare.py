@@ -85,3 +85,5 @@ def test_predictions_become_the_servers_file(tmp_path: Path):
         ans("submit", "mevis", "--predictions", told, "--out", tmp_path / "no.zip")
     with pytest.raises(ValueError, match="refcoco has no server"):
         ans("submit", "refcoco", "--predictions", told, "--out", tmp_path / "x")
+    with pytest.raises(ValueError, match=r"empty\.jsonl: no predictions to submit"):
+        ans("submit", "mevis", "--predictions", write(tmp_path / "empty.jsonl", []), "--out", tmp_path / "empty.zip")
