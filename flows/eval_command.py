@@ -18,6 +18,13 @@ ALLOWED = {
 """Options by form."""
 
 
+def positive(text: str) -> int:
+    """Read a count; argparse shows the name of this function where `text` is none."""
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = """ans eval BENCHMARK[,BENCHMARK] --model MODEL [--data DIR] [--split S] [--limit N] [--out DIR] ...
        ans eval score BENCHMARK --predictions FILE|DIR [--data DIR] [--out metrics.json] ...
@@ -33,14 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", metavar="MODEL", help="checkpoint folder or hub id; box:FOLDER: a base's boxes given to SAM2, untrained")
     add("--data", type=Path, metavar="DIR", help="the benchmark's own files (default: data/benchmarks/<benchmark>, for a model)")
     add("--split", help="default: the benchmark's first")
-    add("--limit", type=int, metavar="N", help="only N questions, at equal steps through all of them")
+    add("--limit", type=positive, metavar="N", help="only N questions, at equal steps through all of them")
     add("--out", type=Path, help="folder of a run or comparison (default: under .ans/eval); metrics.json of a score; the file to submit")
-    add("--batch", type=int, help="questions a batch (default: 16); part of what decides the last digits")
-    add("--max-tokens", type=int, help="of an answer (default: 512)")
+    add("--batch", type=positive, metavar="N", help="questions a batch (default: 16); part of what decides the last digits")
+    add("--max-tokens", type=positive, metavar="N", help="of an answer (default: 512)")
     add("--video-mode", choices=["auto", "sa2va", "sa2va-i"], help="how masks go through a clip: docs/video.md (default: auto)")
-    add("--processes", type=int, metavar="N", help="processes or GPUs that share the questions (torchrun; default: 1)")
+    add("--processes", type=positive, metavar="N", help="processes or GPUs that share the questions (torchrun; default: 1)")
     add("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
-    add("--dtype", help="of the weights: float32, bfloat16, float16 (default: as they are stored)")
+    add("--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights (default: as they are stored)")
     add("--predictions", type=Path, metavar="FILE|DIR", help="what is scored or submitted")
     add("--predicted-only", action="store_true", default=None, help="score only what is predicted (a run with --limit)")
     add("--replay", type=Path, metavar="FILE", help="a judge's recorded replies, in place of a judge")

@@ -153,6 +153,8 @@ def evaluate(asked: Asked, load: Callable[[], Callable[..., Any]], arguments: ar
 def same_settings(asked: Asked) -> None:
     """Raise ValueError if the folder holds an evaluation with other settings."""
     path = asked.out / "settings.json"
+    if asked.out.exists() and not asked.out.is_dir():
+        raise ValueError(f"--out {asked.out} is a file; a run needs a folder")
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
         changed = [f"{key} {before.get(key)!r}, now {value!r}" for key, value in asked.settings.items() if before.get(key) != value]

@@ -17,9 +17,9 @@ def score(arguments: argparse.Namespace) -> int:
     from ans_core.benchmarks.public import Given
     from ans_core.benchmarks.public.published import beside, lines
 
-    if len(arguments.names) > 1:
-        raise ValueError(f"ans eval score takes one benchmark, not {' '.join(arguments.names)}")
-    name, scorer = scorer_of(*arguments.names or [None])
+    if len(arguments.names) != 1:
+        raise ValueError(f"ans eval score takes one benchmark, not {' '.join(arguments.names) or 'none'}; there are {known_names()}")
+    name, scorer = scorer_of(*arguments.names)
     given = Given(
         predictions=_needed(arguments.predictions, f"ans eval score {name}: --predictions is missing"),
         data=arguments.data,
@@ -39,13 +39,19 @@ def score(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def scorer_of(name: str | None) -> tuple[str, Scorer]:
+def known_names() -> str:
+    from ans_core.benchmarks.public import SCORERS
+
+    return ", ".join(sorted(SCORERS))
+
+
+def scorer_of(name: str) -> tuple[str, Scorer]:
     from ans_core.benchmarks.public import OTHER_NAMES, SCORERS
 
-    known = (name or "").lower().replace("-", "_")
+    known = name.lower().replace("-", "_")
     known = OTHER_NAMES.get(known, known)
     if known not in SCORERS:
-        raise ValueError(f"no benchmark {name!r} to score; there are {', '.join(sorted(SCORERS))}")
+        raise ValueError(f"no benchmark {name!r} to score; there are {known_names()}")
     return known, SCORERS[known]
 
 

@@ -17,6 +17,8 @@ def submit(arguments: argparse.Namespace) -> int:
     if len(arguments.names) != 1 or arguments.predictions is None or arguments.out is None:
         raise ValueError("ans eval submit BENCHMARK --predictions predictions.jsonl --out FILE; one of them is missing")
     name, _ = scorer_of(arguments.names[0])
+    if next(files.lines(arguments.predictions), None) is None:
+        raise ValueError(f"{arguments.predictions}: no predictions to submit")
     lines = files.lines(arguments.predictions)
     if name in VIDEO:
         count = submission.video_zip_of_lines(arguments.out, lines, where=str(arguments.predictions))

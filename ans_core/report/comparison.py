@@ -33,6 +33,8 @@ def read(path: Path) -> Evaluation:
     """Read a folder of `ans eval BENCHMARK`, or the --out of `ans eval score`. Raises ValueError for anything else."""
     file = path / "metrics.json" if path.is_dir() else path
     samples = file.with_suffix(".samples.jsonl")
+    if path.is_dir() and file.is_file() and (reason := read_json(file).get("skipped") or read_json(file).get("unscored")):
+        raise ValueError(f"{path} has no figures to compare: {reason}")
     if not file.is_file() or not samples.is_file():
         raise ValueError(f"{path}: no {file.name} with {samples.name} beside it; give a folder of `ans eval`, or --out of `ans eval score`")
     table: dict[str, Mapping[str, Any]] = {}
@@ -128,7 +130,7 @@ def write(
     whose = {"before": str(before.path), "after": str(after.path)}
     kept = [{key: value for key, value in sample.items() if not key.endswith("_source")} for sample in samples]
     (out / "comparison.json").write_text(json.dumps({**whose, "changes": record, "most_changed": kept}, indent=1) + "\n", encoding="utf-8")
-    only = {one.name: len(one.table) - sum(name in other.table for name in one.table) for one, other in ((before, after), (after, before))}
+    only = {"before": len(before.table.keys() - after.table.keys()), "after": len(after.table.keys() - before.table.keys())}
     text = page.render_page("comparison.html.j2", before=before, after=after, changes=found, order=VERDICTS, samples=samples, only=only)
     (out / "page.html").write_text(text, encoding="utf-8")
     return out / "page.html"

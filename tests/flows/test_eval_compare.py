@@ -47,6 +47,13 @@ def test_two_evaluations_are_compared_sample_by_sample(tmp_path: Path, capsys: p
     assert eval_compare.pictures(before, after) == {"items": None, "predictions": None}  # of scores, the questions are not known
 
 
+def test_samples_of_one_evaluation_alone_are_counted_where_both_folders_have_one_name(tmp_path: Path):
+    before = scored(tmp_path / "one", "refcoco", {"a": 2, "b": 2, "c": 2})
+    after = scored(tmp_path / "other", "refcoco", {"b": 3, "c": 4})
+    assert ans("compare", before, after, "--out", tmp_path / "out") == 0
+    assert "1 samples are in before alone" in (tmp_path / "out/page.html").read_text()
+
+
 def test_what_can_not_be_compared_is_refused(tmp_path: Path):
     one, other = scored(tmp_path, "one", {"a": 2, "b": 2}), scored(tmp_path, "other", {"c": 2, "d": 2})
     with pytest.raises(ValueError, match="have 0 samples in common"):
@@ -55,6 +62,10 @@ def test_what_can_not_be_compared_is_refused(tmp_path: Path):
         ans("compare", one, tmp_path)
     with pytest.raises(ValueError, match="takes two evaluations, not 1"):
         ans("compare", one)
+    (skipped := tmp_path / "skipped").mkdir()
+    (skipped / "metrics.json").write_text(json.dumps({"benchmark": "refcoco", "skipped": "/data is not there", "metrics": {}}))
+    with pytest.raises(ValueError, match="skipped has no figures to compare: /data is not there"):
+        ans("compare", one, skipped)
     (other / "metrics.json").write_text(json.dumps({"benchmark": "mevis", "metrics": {}}))
     with pytest.raises(ValueError, match=r"one is of refcoco, .*other of mevis"):
         ans("compare", one, other)
@@ -74,3 +85,5 @@ def test_predictions_become_the_servers_file(tmp_path: Path):
         ans("submit", "mevis", "--predictions", told, "--out", tmp_path / "no.zip")
     with pytest.raises(ValueError, match="refcoco has no server"):
         ans("submit", "refcoco", "--predictions", told, "--out", tmp_path / "x")
+    with pytest.raises(ValueError, match=r"empty\.jsonl: no predictions to submit"):
+        ans("submit", "mevis", "--predictions", write(tmp_path / "empty.jsonl", []), "--out", tmp_path / "empty.zip")

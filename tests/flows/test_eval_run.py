@@ -200,3 +200,17 @@ def test_a_base_is_asked_for_a_box_which_sam2_turns_into_a_mask(tmp_path: Path, 
 def test_words_that_do_not_fit_are_refused(given: list[str], message: str):
     with pytest.raises(ValueError, match=message):
         ans("eval", *given)
+
+
+@pytest.mark.parametrize("option", ["--limit", "--batch", "--max-tokens", "--processes"])
+def test_counts_below_one_are_refused(option: str, capsys: pytest.CaptureFixture[str]):
+    for text in ("0", "-3"):
+        with pytest.raises(SystemExit):
+            cli.parse(["eval", "refcoco", "--model", "m", option, text])
+        assert f"argument {option}: invalid positive value: '{text}'" in capsys.readouterr().err
+
+
+def test_a_file_for_the_folder_of_a_run_is_refused(tmp_path: Path, data: Path, model: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file is a file; a run needs a folder"):
+        ans(*words(data, model, tmp_path / "file"))

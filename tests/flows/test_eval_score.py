@@ -39,17 +39,22 @@ def test_it_prints_the_figures_with_intervals_and_writes_them_with_a_record_a_sa
     ("words", "message"),
     [
         (["nothing"], "no benchmark 'nothing' to score; there are captions, detailed_captions"),
+        ([], "takes one benchmark, not none; there are captions"),
         (["refcoco"], "--predictions is missing"),
         (["refcoco", "--predictions", "truth.jsonl"], "refcoco needs --data: records of true masks"),
         (["refcoco", "--predictions", "truth.jsonl", "--data", "truth.jsonl"], "would be scored against itself"),
         (["gar_bench", "--predictions", ".", "--data", "."], "would be scored against itself"),
         (["refcoco", "--predictions", "nowhere.jsonl", "--data", "truth.jsonl"], "no such file or folder"),
         (["vstar", "--predictions", "truth.jsonl", "--convention", "davis"], "vstar takes no --convention"),
+        (["refcoco", "--predictions", "refer", "--data", "truth.jsonl"], "refer is a folder; give a file in it"),
+        (["refcoco", "--predictions", "empty.jsonl", "--data", "refer"], "empty.jsonl: no predictions"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "truth.jsonl", TRUTH)
+    write(tmp_path / "empty.jsonl", [])
+    (tmp_path / "refer").mkdir()
     with pytest.raises(ValueError, match=message):
         ans(*words)
 

@@ -175,14 +175,17 @@ def _of_folder(folder: Path, frames: list[str]) -> list[RLE]:
 
 
 def runner(*splits: str, question: Callable[[str], str] = QUESTION.format) -> Runner:
-    return Runner(items=partial(items, question=question), record=record, splits=splits, truth=truth_folder, running=("J", mean_j))
+    asked = partial(items, splits=splits, question=question)
+    return Runner(items=asked, record=record, splits=splits, truth=truth_folder, running=("J", mean_j))
 
 
-def items(folder: Path, split: str, *, question: Callable[[str], str]) -> Iterator[Item]:
-    """The expressions, clip by clip."""
+def items(folder: Path, split: str, *, splits: tuple[str, ...], question: Callable[[str], str]) -> Iterator[Item]:
+    """The expressions, clip by clip. A `split` that is none of `splits` needs a folder of that name."""
     from ans_core import transforms
 
     folder = split_folder(folder, split)
+    if split not in (*splits, folder.name):
+        raise ValueError(f"{folder} has no folder of split {split!r}; the benchmark's splits are {', '.join(splits)}")
     meta, videos = _videos(folder)
     pictures = files.pictures(folder, "JPEGImages", f"../../{folder.name}/JPEGImages", "../JPEGImages/480p", "../JPEGImages")
     mask_dict = files.load(folder / TRUTH) if (folder / TRUTH).is_file() else None

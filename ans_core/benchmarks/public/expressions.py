@@ -121,7 +121,10 @@ def truth_of_file(path: Path) -> Iterator[tuple[str, RLE]]:
 def _truth_of_folder(path: Path, predictions: Path) -> Iterator[tuple[str, RLE]]:
     from ans_core.data.formats import refcoco
 
-    first = _id(next(iter(_records(predictions))), f"{predictions}, record 0")
+    record = next(iter(_records(predictions)), None)
+    if record is None:
+        raise ValueError(f"{predictions}: no predictions")
+    first = _id(record, f"{predictions}, record 0")
     for split in refcoco.splits(path):
         samples = refcoco.read(path, name=path.name, split=split)
         if any(sample.sample_id == first for sample in samples):

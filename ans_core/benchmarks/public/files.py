@@ -62,6 +62,8 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def _open(path: Path) -> io.TextIOWrapper:
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give a file in it")
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     return io.TextIOWrapper(gzip.open(path), encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")

@@ -72,6 +72,8 @@ def test_expressions_about_clips(tmp_path: Path, drawn: Path, name: str):
     inner = evaluate(name, data / "val", tmp_path / "inner", split="val", limit=1)  # the split's own folder
     assert (inner.metrics["expressions"], inner.metrics["J&F"]) == (1, 1.0)
     assert evaluate(name, data, tmp_path / "silent", split="val", ask=words("No.")).metrics["J"] < 1.0
+    with pytest.raises(ValueError, match="val has no folder of split 'vla'; the benchmark's splits are val"):
+        evaluate(name, data / "val", tmp_path / "typo", split="vla")
 
 
 def test_a_split_without_public_masks_is_predicted_but_not_scored(tmp_path: Path):
