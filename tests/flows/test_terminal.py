@@ -13,9 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tasks.stages import STAGES
 from tests.workspace import LIMIT_S, ans, dvc, end_all, environment, living, make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
+
+COUNT = len(STAGES)
 
 
 class Terminal:
@@ -58,8 +61,8 @@ def workspace(tmp_path: Path) -> Iterator[Path]:
 def test_a_terminal_shows_bars_as_bars_the_place_of_the_stage_and_no_traceback_after_ctrl_c(workspace: Path) -> None:
     terminal = Terminal(workspace, "-m", "flows.cli", "run", FAKE_BAR="prepare", FAKE_STALL="base:2")
     try:
-        shown = terminal.read_until("stage 2 of 11: base")
-        assert re.search(r"stage 1 of 11: prepare \(0:\d\d elapsed\)", shown)  # nothing ran before: no time left is told
+        shown = terminal.read_until(f"stage 2 of {COUNT}: base")
+        assert re.search(rf"stage 1 of {COUNT}: prepare \(0:\d\d elapsed\)", shown)  # nothing ran before: no time left is told
         states = re.findall(r"a bar: [^\r\n]*", shown)
         assert len(states) > 5
         assert len(re.findall(r"a bar: [^\r\n]*\r?\n", shown)) == 1  # its last state; the others were drawn over one another
@@ -72,15 +75,15 @@ def test_a_terminal_shows_bars_as_bars_the_place_of_the_stage_and_no_traceback_a
         os.kill(terminal.pid, signal.SIGKILL) if psutil.pid_exists(terminal.pid) else None
     assert shown.rstrip().endswith("stopped; the same command resumes")
     assert "Traceback" not in shown
-    assert shown[shown.index("stage 2 of 11") :].count("\n") < 8, shown
+    assert shown[shown.index(f"stage 2 of {COUNT}") :].count("\n") < 8, shown
     assert [process.cmdline() for process in living(workspace)] == []
 
 
 def test_a_file_gets_a_line_of_a_bar_each_half_minute(workspace: Path) -> None:
     shown = ans(workspace, "run", FAKE_BAR="prepare")
     assert 1 <= shown.count("a bar:") <= 3  # 400 steps of a millisecond or two
-    assert [re.search(r"stage (\d+) of 11", line)[1] for line in shown.splitlines() if line.startswith("stage ")] == [
-        str(i) for i in range(1, 12)
+    assert [re.search(rf"stage (\d+) of {COUNT}", line)[1] for line in shown.splitlines() if line.startswith("stage ")] == [
+        str(i) for i in range(1, COUNT + 1)
     ]
     dvc(workspace, "repro", "--single-item", "--force", "report")
     again = ans(workspace, "run")
