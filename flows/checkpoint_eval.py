@@ -51,14 +51,26 @@ def evaluated(checkpoint: Path, content: str, here: Path, config: Config) -> Pat
     inputs = stage.input_paths(config.profile, here) | {"model": checkpoint}
     if missing := [str(path) for path in inputs.values() if not path.is_dir()]:
         raise ValueError(f"no folder {', '.join(missing)}: run the pipeline first (`ans run`)")
-    partial, scratch = out.with_name(out.name + ".partial"), here / ".ans/scratch" / config.profile / "eval" / out.name
-    partial.mkdir(parents=True, exist_ok=True)
-    scratch.mkdir(parents=True, exist_ok=True)
-    with held(here / ".ans/stage.lock", "ans eval"):
-        stage_function(stage)(config, inputs=inputs, out=partial, scratch=scratch, log=lambda metrics, step: None, row=stage.row)
-    partial.rename(out)
-    shutil.rmtree(scratch)
+    evaluate_into(out, checkpoint, here, config)
     return out
+
+
+def evaluate_into(out: Path, checkpoint: Path, here: Path, config: Config) -> dict[str, float]:
+    """Evaluate a checkpoint and return the metrics. `out` appears whole or not at all; what it held before is replaced. A killed evaluation
+    goes on from the answers it had, if `out` has the same name again."""
+    stage = stage_named(STAGE)
+    inputs = stage.input_paths(config.profile, here) | {"model": checkpoint}
+    partial, scratch = out.with_name(out.name + ".partial"), here / ".ans/scratch" / config.profile / "eval" / out.name
+    with held(here / ".ans/stage.lock", "ans eval"):
+        shutil.rmtree(partial, ignore_errors=True)  # of a killed evaluation: its list of pictures would be continued
+        partial.mkdir(parents=True)
+        scratch.mkdir(parents=True, exist_ok=True)
+        metrics = stage_function(stage)(config, inputs=inputs, out=partial, scratch=scratch, log=lambda metrics, step: None, row=stage.row)
+        if out.exists():
+            shutil.rmtree(out)
+        partial.rename(out)
+        shutil.rmtree(scratch)
+    return metrics
 
 
 def in_child(checkpoint: Path, content: str, here: Path, changes: dict[str, Any]) -> Path:

@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -178,21 +177,13 @@ def evaluate(arguments: argparse.Namespace) -> int:
         return eval_command.run(arguments)
     from ans_core.checkpoints.checkpoint import weights_hash
     from ans_core.config import load
-    from ans_core.stages import evaluate as stage
-    from tasks.process import held
+    from flows.checkpoint_eval import evaluate_into
 
     here, checkpoint = root(), Path(arguments.what).resolve()
     config = load(here / "params.yaml")
     asked = json.dumps([weights_hash(checkpoint), config.model_dump(mode="json")])  # a killed run resumes with the same ones only
-    key = f"{checkpoint.name}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
-    out, scratch = here / ".ans/eval" / key, here / ".ans/scratch" / config.profile / "eval" / key
-    out.mkdir(parents=True, exist_ok=True)
-    scratch.mkdir(parents=True, exist_ok=True)
-    runs = here / "runs" / config.profile
-    inputs = {"data": runs / "data", "base": runs / "base", "sft": runs / "sft", "model": checkpoint}
-    with held(here / ".ans/stage.lock", "ans eval"):
-        metrics = stage.run(config, inputs=inputs, out=out, scratch=scratch, log=lambda metrics, step: None, row="rl")
-    shutil.rmtree(scratch)
+    out = here / ".ans/eval" / f"{checkpoint.name}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+    metrics = evaluate_into(out, checkpoint, here, config)
     for name, value in sorted(metrics.items()):
         print(f"{name:<48} {value:.4f}")
     print("predictions and overlays:", out)
