@@ -7,7 +7,7 @@ export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help setup demo test check format lock dvc server deploy ui clean
+.PHONY: help setup demo agent test check format lock dvc server deploy ui clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | sort
@@ -21,6 +21,10 @@ setup: .venv/.stamp  ## virtual environment with locked dependencies
 demo: setup  ## the whole pipeline: make demo [PROFILE=tiny|smoke]
 	$(BIN)/ans profile $(PROFILE) --if-needed
 	$(BIN)/ans run
+
+agent: setup  ## the pixel-space agent, after or instead of the demo: make agent [PROFILE=tiny|smoke]
+	$(BIN)/ans profile $(PROFILE) --if-needed
+	$(BIN)/ans run --agent
 
 test: setup  ## every test, also the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 -q
@@ -50,8 +54,7 @@ deploy: setup  ## register the deployments of prefect.yaml with the server at PR
 	ANS_HOME=$(CURDIR) $(BIN)/prefect --no-prompt deploy --all
 
 ui: setup  ## MLflow in the browser: make ui [UI_PORT=5000]
-	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow server --backend-store-uri sqlite:///.ans/mlflow.db --host 127.0.0.1 --port $(UI_PORT) \
-	  --workers 1 --allowed-hosts localhost:$(UI_PORT),127.0.0.1:$(UI_PORT) --cors-allowed-origins http://localhost:$(UI_PORT),http://127.0.0.1:$(UI_PORT)
+	$(BIN)/python -m flows.services $(UI_PORT)
 
 clean:  ## resume states, logs and tool caches; keeps .venv, runs, the DVC cache and the MLflow history
 	rm -rf .ans/scratch .ans/logs .pytest_cache .ruff_cache .mypy_cache .import_linter_cache build dist

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import overload
 
-import imageio.v3 as iio
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageSequence
 from torch import Tensor
 
+from ans_core import video_file
 from ans_core.types import ImageRef
 
 Picture = str | Path | bytes | Image.Image | np.ndarray
@@ -43,7 +43,7 @@ def frames(source: Path, *, scratch: Path) -> Iterator[tuple[Path, ...]]:
         found = []
         for number, shot in enumerate(_shots(source)):
             found.append(Path(folder) / f"{number:06d}.png")
-            found[-1].write_bytes(_png(Image.fromarray(shot)))
+            found[-1].write_bytes(_png(shot))
         yield tuple(found)
 
 
@@ -54,7 +54,7 @@ class VideoFile(Sequence[bytes]):
     def __init__(self, source: Path) -> None:
         self._source = source
         self._length = sum(1 for _ in _shots(source))
-        self._rest: Iterator[tuple[int, np.ndarray]] = iter(())
+        self._rest: Iterator[tuple[int, Image.Image]] = iter(())
         self._due = self._length
         """Index of the frame that `_rest` yields next."""
 
@@ -72,7 +72,7 @@ class VideoFile(Sequence[bytes]):
         if wanted < self._due:
             self._rest = enumerate(_shots(self._source))
         self._due = wanted + 1
-        return next(_png(Image.fromarray(shot)) for number, shot in self._rest if number == wanted)
+        return next(_png(shot) for number, shot in self._rest if number == wanted)
 
 
 def clip(video: Video) -> Sequence[ImageRef]:
@@ -107,17 +107,22 @@ def _files(source: Path) -> tuple[Path, ...] | None:
     return None if source.suffix.lower() in VIDEOS else (source,)
 
 
-def _shots(source: Path) -> Iterator[np.ndarray]:
+def _shots(source: Path) -> Iterator[Image.Image]:
     """Yield the frames of a video, one after the other."""
     empty = True
     try:
-        for shot in iio.imiter(source, plugin="pillow" if source.suffix.lower() == ".gif" else "pyav"):
+        for shot in _gif(source) if source.suffix.lower() == ".gif" else video_file.shots(source):
             empty = False
             yield shot
-    except (OSError, ValueError, IndexError, Image.DecompressionBombError) as error:
+    except (*video_file.CODEC_ERRORS, Image.DecompressionBombError) as error:
         raise ValueError(f"cannot read the video {source}: {error}; is it cut short? (`ffmpeg -i` tells)") from error
     if empty:
         raise ValueError(f"the video {source} has no frames")
+
+
+def _gif(source: Path) -> Iterator[Image.Image]:
+    with Image.open(source) as animation:
+        yield from (frame.convert("RGB") for frame in ImageSequence.Iterator(animation))
 
 
 def reference(picture: Picture) -> ImageRef:

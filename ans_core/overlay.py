@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, UInt8
 from PIL import GifImagePlugin, Image, ImageDraw, ImageFont
 
 from ans_core import rle
@@ -53,6 +53,13 @@ def draw(image: Image.Image, masks: Sequence[RLE | None]) -> Image.Image:
     return Image.fromarray(pixels.round().astype(np.uint8))
 
 
+def index_picture(labels: UInt8[np.ndarray, "H W"]) -> Image.Image:
+    """Return object numbers as a palette PNG holds them: 0 is black, object n has COLOURS[n - 1]."""
+    picture = Image.fromarray(labels, "P")
+    picture.putpalette([0, 0, 0, *(level for n in range(255) for level in COLOURS[n % len(COLOURS)])])
+    return picture
+
+
 def side_by_side(
     image: Image.Image,
     *,
@@ -70,7 +77,10 @@ def side_by_side(
     gap, line, font = 8, letter + 4, ImageFont.load_default(size=letter)
     per_line = max(12, 13 * size[0] // (7 * letter))
     head = textwrap.wrap(question, 2 * per_line) or [""]
-    below = [textwrap.wrap(f"{name}: {said}", per_line) for name, said in (("truth", truth_text), ("prediction", prediction_text))]
+    below = [
+        textwrap.wrap(f"{name}: {said}" if said else name, per_line)
+        for name, said in (("truth", truth_text), ("prediction", prediction_text))
+    ]
     top, bottom = gap + line * len(head), gap + line * max(map(len, below))
     sheet = Image.new("RGB", (2 * size[0] + 3 * gap, top + gap + size[1] + bottom + gap), "white")
     pen = ImageDraw.Draw(sheet)

@@ -24,6 +24,16 @@ def frames_of(file: Path) -> VideoFrames:
     return VideoFrames(file, range(_header(file, _changed(file))[0]))
 
 
+def shots(file: Path) -> Iterator[Image.Image]:
+    """Decode a video from its first frame to its last, upright, in one pass. Raises FFmpegError, an OSError or a ValueError by cause, or
+    IndexError where the file has no video."""
+    with av.open(str(file)) as container:
+        stream = container.streams.video[0]
+        stream.thread_type = "AUTO"
+        for shot in container.decode(stream):
+            yield _upright(shot)
+
+
 def size(file: Path) -> tuple[int, int]:
     """Return (width, height) of the frames as they are shown. Raises ValueError as `frames_of` does."""
     return _header(file, _changed(file))[1]

@@ -35,15 +35,16 @@ def variables(secrets: dict[str, str]) -> dict[str, str]:
 
 
 def mlflow_auth(database: str, password: str) -> configparser.ConfigParser:
-    """Of `mlflow server --app-name basic-auth`: who is not `ans` sees nothing."""
-    config = configparser.ConfigParser(interpolation=None)
-    config["mlflow"] = {
+    """Of `mlflow server --app-name basic-auth`: who is not `ans` sees nothing. MLflow reads a `%` as the start of a reference."""
+    config = configparser.ConfigParser()
+    values = {
         "default_permission": "NO_PERMISSIONS",
         "database_uri": database,
         "admin_username": "ans",
         "admin_password": password,
         "authorization_function": "mlflow.server.auth:authenticate_request_basic_auth",
     }
+    config["mlflow"] = {key: value.replace("%", "%%") for key, value in values.items()}
     return config
 
 

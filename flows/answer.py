@@ -8,11 +8,13 @@ import math
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
-import imageio.v3 as iio
+import av
 import numpy as np
+from av import VideoFrame
 from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
@@ -38,6 +40,8 @@ def write_answer(
     fps: float,
     past: Sequence[tuple[str, str]] = (),
     masks: Sequence[Path] = (),
+    points: Sequence[str] = (),
+    boxes: Sequence[str] = (),
     device: str = "auto",
     dtype: str | None = None,
 ) -> str:
@@ -45,21 +49,25 @@ def write_answer(
     frames of a clip are in memory at a time.
 
     If no question has `<image>`, it is put before the first one. masks: pictures as large as the first frame, whose regions (all that is
-    not black) are called region1, region2, ...
-    Raises ValueError for frames that differ in size, a source that would be removed, masks that don't fit, and a rate that a GIF can't
-    have.
+    not black) are called region1, region2, ...; points ("X,Y"), then boxes ("X0,Y0,X1,Y1") in pixels of that frame count on from them.
+    Raises ValueError for frames that differ in size, a source that would be removed, masks that don't fit, points and boxes that are none,
+    and a rate that a GIF can't have.
     """
     overlay.check_fps(fps)
     old = former(out)
     with media.frames(source, scratch=out) as frames:
         check(source, frames, old)
         regions = read_masks(masks, transforms.image_size(frames[0]))
+        clicks = {
+            "point_prompts": [coordinates("point", point) for point in points],
+            "box_prompts": [coordinates("box", box) for box in boxes],
+        }
         text, turns = with_image(text, past)
         model = Sa2VA.from_pretrained(checkpoint, device_map=device, dtype=dtype)
         mode = model.video_mode(video_mode)
         told: dict[str, object] = {"source": str(source), "asked": text}
         told |= {"past": turns} if turns else {}
-        asked = {"text": text, "past": turns or None, "mask_prompts": regions, "max_tokens": max_tokens}
+        asked = {"text": text, "past": turns or None, "mask_prompts": regions, **clicks, "max_tokens": max_tokens}
         drawn: Iterable[tuple[int, Iterable[np.ndarray]]]
         if len(frames) > 1:
             print(f"{len(frames)} frames, video mode {mode}")
@@ -99,6 +107,18 @@ def read_masks(paths: Sequence[Path], size: tuple[int, int]) -> np.ndarray | Non
             raise ValueError(f"--mask {path} is black all over: its region is what is not black")
         regions.append(mask)
     return np.stack(regions) if regions else None
+
+
+def coordinates(kind: str, value: str) -> tuple[float, ...]:
+    """Read X,Y of a point, or X0,Y0,X1,Y1 of a box. Raises ValueError for anything else."""
+    wanted = {"point": 2, "box": 4}[kind]
+    try:
+        numbers = tuple(float(word) for word in value.split(","))
+    except ValueError:
+        numbers = ()
+    if len(numbers) != wanted or not np.isfinite(numbers).all():
+        raise ValueError(f"--{kind} {value}: give {wanted} numbers with commas between them, in pixels of the picture")
+    return numbers
 
 
 def former(out: Path) -> list[Path]:
@@ -160,7 +180,12 @@ def write_overlay(frames: Sequence[Path], masks: Sequence[Sequence[RLE]], out: P
 
 def save_video(frames: Iterable[Image.Image], path: Path, *, fps: float) -> None:
     """Write H.264 in the form that every browser plays: colours are stored for 2 x 2 pixels, so an odd row or column is repeated."""
-    with iio.imopen(path, "w", plugin="pyav") as file:
-        file.init_video_stream("libx264", fps=fps)
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
+        stream.pix_fmt = "yuv420p"
         for frame in frames:
-            file.write_frame(np.pad(np.asarray(frame), ((0, frame.height % 2), (0, frame.width % 2), (0, 0)), mode="edge"))
+            pixels = np.pad(np.asarray(frame), ((0, frame.height % 2), (0, frame.width % 2), (0, 0)), mode="edge")
+            if not stream.codec_context.is_open:
+                stream.height, stream.width = pixels.shape[:2]
+            file.mux(stream.encode(VideoFrame.from_ndarray(pixels)))
+        file.mux(stream.encode())

@@ -8,9 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
+
+import psutil
 
 from flows.dvc_state import BUSY
 from flows.paths import environment
@@ -20,6 +23,10 @@ from tasks.runner import USER_ERROR
 BUSY_RETRY_S = 15
 GRACE_S = 30
 POLL_S = 0.2
+STOPPED_S = 600.0
+"""Seconds after which the watchdog ends a stage of which a process is stopped."""
+LOOK_EVERY_S = 15.0
+"""Seconds between two looks for stopped processes."""
 BAR_EVERY_S = 30.0
 """Seconds between two states of a progress bar in a file; a terminal shows bars unchanged."""
 LOG_TAIL_LINES = 20
@@ -37,15 +44,30 @@ class SettingsError(StageFailedError):
 
 
 def end_group(process: subprocess.Popen[Any]) -> None:
-    """Send TERM to the whole group, and KILL after a grace period."""
-    if process.poll() is not None:
+    """Send TERM to the whole group (and CONT: a stopped process answers nothing else), and KILL after a grace period. Does nothing if the
+    command has ended by itself."""
+    if process.poll() is not None and process.returncode >= 0:
         return
-    os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
+    deadline = time.monotonic() + GRACE_S
+    with suppress(ProcessLookupError):  # the group is empty
+        os.killpg(process.pid, signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGCONT)
+        while statuses(process.pid) - {psutil.STATUS_ZOMBIE} and time.monotonic() < deadline:
+            process.poll()
+            time.sleep(POLL_S)
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process.wait()
+
+
+def statuses(group: int) -> set[str]:
+    """Return psutil's statuses of the group's processes. A stopped one (SIGSTOP, a debugger) holds GPU and workspace until somebody
+    notices."""
+    found = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getpgid(process.pid) == group:
+                found.add(process.status())
+    return found
 
 
 class BarThinner:
@@ -82,8 +104,8 @@ def relay(pipe: int) -> None:
 
 
 def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environment: dict[str, str]) -> int:
-    """Run a command and return its exit status. Output goes to standard error; a terminal gets it unchanged. Raises TimeoutError after
-    ending the group."""
+    """Run a command and return its exit status. Output goes to standard error; a terminal gets it unchanged. Raises TimeoutError, after
+    ending the group, for a command that takes too long or is stopped."""
     environ = {
         **environment(),
         **extra_environment,
@@ -101,16 +123,29 @@ def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environm
         reader = Thread(target=relay, args=(process.stdout.fileno(),), daemon=True)
         reader.start()
     try:
-        deadline = time.monotonic() + timeout_s
-        while process.poll() is None:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no end after {timeout_s:.0f} s")
-            time.sleep(POLL_S)
+        watch(process, timeout_s)
     finally:
         end_group(process)
         if reader:
             reader.join(timeout=5)
     return process.returncode
+
+
+def watch(process: subprocess.Popen[Any], timeout_s: float) -> None:
+    """Wait for a command's end. Raises TimeoutError if it takes too long or is stopped."""
+    deadline = time.monotonic() + timeout_s
+    went_on_s = next_look_s = time.monotonic()
+    while process.poll() is None:
+        now_s = time.monotonic()
+        if now_s > deadline:
+            raise TimeoutError(f"no end after {timeout_s:.0f} s")
+        if now_s >= next_look_s:
+            next_look_s = now_s + LOOK_EVERY_S
+            if psutil.STATUS_STOPPED not in statuses(process.pid):
+                went_on_s = now_s
+            elif now_s - went_on_s > STOPPED_S:
+                raise TimeoutError(f"a process of it has been stopped (SIGSTOP) for {STOPPED_S:.0f} s")
+        time.sleep(POLL_S)
 
 
 def repro(name: str, *, root: Path, timeout_s: float, extra_environment: dict[str, str], force: bool = False) -> bool:

@@ -19,19 +19,22 @@ USER_ERROR = 2
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The whole pipeline on params.yaml."""
+    """The whole pipeline on params.yaml; with --agent the pixel-space agent's stages, and all that they need."""
     from flows.launch import run_pipeline
     from flows.params import add_sources
 
     here = root()
     for line in add_sources([Path(path).resolve() for path in arguments.add_data or ()], arguments.format, here):
         print(line)
-    return run_pipeline(here)
+    return run_pipeline(here, agent=arguments.agent)
 
 
 def stage(arguments: argparse.Namespace) -> int:
     """One stage, if it changed."""
-    command = [sys.executable, "-m", "dvc", "repro", "--single-item", arguments.name, *(["--force"] if arguments.force else [])]
+    from tasks.stages import TABLE
+
+    target = {made.name: made.target for made in TABLE}.get(arguments.name, arguments.name)
+    command = [sys.executable, "-m", "dvc", "repro", "--single-item", target, *(["--force"] if arguments.force else [])]
     return subprocess.run(command, cwd=root(), env=environment(), check=False).returncode
 
 
@@ -76,6 +79,13 @@ def profile(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def finetune(arguments: argparse.Namespace) -> int:
+    """Labelled pictures and a checkpoint in; a fine-tuned checkpoint and a report of before and after out, with an estimate first."""
+    from flows.finetune import finetune as run_it
+
+    return run_it(arguments)
+
+
 def newest_model() -> Path:
     from ans_core.config import load
 
@@ -97,6 +107,8 @@ def predict(arguments: argparse.Namespace) -> int:
         fps=arguments.fps,
         past=[(question, answer) for question, answer in arguments.past or ()],
         masks=[Path(path) for path in arguments.mask or ()],
+        points=arguments.point or (),
+        boxes=arguments.box or (),
         device=arguments.device,
         dtype=arguments.dtype,
     )
@@ -191,8 +203,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def data(arguments: argparse.Namespace) -> int:
-    """check: reads a data set as training would, and says what is in it and what is wrong. show: draws samples with their masks. fetch:
-    downloads published sets by name; without a name, lists them."""
+    """check: reads a data set as training would, and says what is in it and what is wrong. show: draws samples with their masks. import:
+    makes a folder with annotations.json of an export of COCO, CVAT, Label Studio or upstream's file. fetch: downloads published sets by
+    name; without a name, lists them."""
     if arguments.action == "fetch":
         from flows.catalogue import DATA
         from flows.fetch import fetch
@@ -201,7 +214,12 @@ def data(arguments: argparse.Namespace) -> int:
     if len(arguments.path) != 1:
         raise ValueError(f"ans data {arguments.action}: give one data set, its name or its path")
     (arguments.path,) = arguments.path
+    if arguments.action == "import":
+        from ans_core.data.exports import import_export
 
+        source = Path(arguments.path)
+        print("\n".join(import_export(source, Path(arguments.out or root() / "data" / source.stem), form=arguments.format)))
+        return 0
     if arguments.format == "traces":  # the agent's, which are no samples
         from ans_core.agent.world.trace_file import mix, read_traces
 
@@ -233,18 +251,26 @@ def weights(arguments: argparse.Namespace) -> int:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """What is wrong with this installation and workspace."""
+    """What is wrong with this installation and workspace, and whether this machine can do what params.yaml asks for."""
     from flows.doctor import report
 
-    return report(root(), repair=not arguments.look_only)
+    return report(root(), repair=not arguments.look_only, deep=arguments.deep)
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Two results side by side."""
-    from flows.compare import table
+    """Two results or more, the first as baseline: settings, metrics with intervals, and a page with the same samples side by side."""
+    from flows.compare import compare
 
-    print(table(arguments.one, arguments.other, root()))
+    compare(arguments, root())
     return 0
+
+
+def demo(arguments: argparse.Namespace) -> int:
+    """A page in the browser: ask a checkpoint about pictures and clips. On this machine alone, unless --host says otherwise."""
+    from flows.demo.serve import serve
+
+    model = arguments.model or str(newest_model())
+    return serve(model, arguments.against or [], host=arguments.host, port=arguments.port, auth=arguments.auth, device=arguments.device)
 
 
 def tools(arguments: argparse.Namespace) -> int:
@@ -329,8 +355,9 @@ def parser() -> argparse.ArgumentParser:
         help="folder with annotations.json, or of another format: trained on and evaluated too",
     )
     it.add_argument("--format", help="format of --add-data where the folder does not tell (see `ans data --help`)")
+    it.add_argument("--agent", action="store_true", help="cota, agent_sft, rft, agent_evaluate and agent_report (docs/agent.md)")
     it = command("stage", stage)
-    it.add_argument("name", help="as in `dvc stage list`: prepare, base, sft, rl, convert, evaluate@sft, report ...")
+    it.add_argument("name", help="as in `dvc stage list`: prepare, base, sft, rl, convert, evaluate@sft, report, cota, agent_sft@tools ...")
     it.add_argument("--force", action="store_true", help="also if nothing changed")
     command("nightly", nightly)
     it = command("sweep", sweep)
@@ -341,6 +368,15 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("settings", nargs="*", metavar="key=value", help="as in sft.optim.steps=200")
     it.add_argument("--force", action="store_true", help="drop edits made by hand")
     it.add_argument("--if-needed", action="store_true", help="leave a params.yaml of this profile alone if it has own settings")
+    it = command("finetune", finetune)
+    it.add_argument("folder", help="of annotations.json, or of another format (docs/your-data.md)")
+    it.add_argument("settings", nargs="*", metavar="key=value", help="as in sft.optim.lr=1e-4")
+    it.add_argument("--model", required=True, help="checkpoint folder or hub id to start from")
+    it.add_argument("--format", help="where the folder does not tell (see `ans data --help`)")
+    it.add_argument("--steps", type=eval_command.positive, metavar="N", help="of training (default: every picture about 10 times)")
+    it.add_argument("--profile", help="whose settings to use (default: tiny for a model under 100 million parameters, else sa2va-4b)")
+    it.add_argument("--out", metavar="FOLDER", help="(default: runs/finetune-<folder>); the same one resumes a killed run")
+    it.add_argument("--estimate", action="store_true", help="only measure time and memory")
     it = command("predict", predict)
     it.add_argument("source", metavar="IMAGE|VIDEO", help="a picture, a video file, or a folder with the frames of one")
     it.add_argument("text")
@@ -351,6 +387,8 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--fps", type=float, default=8.0, help="of a video's overlay, 0.002 to 100 (default: 8)")
     it.add_argument("--past", nargs=2, action="append", metavar=("QUESTION", "ANSWER"), help="an earlier turn; the first one first")
     it.add_argument("--mask", action="append", metavar="FILE", help="a region to ask about, not black where it is: region1, region2, ...")
+    it.add_argument("--point", action="append", metavar="X,Y", help="a region as well: the object that SAM2 finds there, in pixels")
+    it.add_argument("--box", action="append", metavar="X0,Y0,X1,Y1", help="and in a box; both count on from the masks' regions")
     it.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     it.add_argument("--dtype", help="of the weights: float32, bfloat16, float16 (default: as they are stored)")
     it = command("track", track)
@@ -385,14 +423,23 @@ def parser() -> argparse.ArgumentParser:
     it = command("eval", evaluate)
     eval_command.add_arguments(it)
     it = command("data", data)
-    it.add_argument("action", choices=["check", "show", "fetch"])
+    it.add_argument("action", choices=["check", "show", "import", "fetch"])
     it.add_argument(
-        "path", metavar="NAME|PATH", nargs="*", help="a data set of params.yaml, or a folder (or file) of annotations; fetch: names"
+        "path",
+        metavar="NAME|PATH",
+        nargs="*",
+        help="a data set of params.yaml, or a folder (or file) of annotations; import: an export (zip, folder or file); fetch: names",
     )
-    it.add_argument("--format", help="a format of ans_core/data/formats (default: by the files in the folder), or traces (docs/agent.md)")
+    it.add_argument(
+        "--format",
+        help="a format of ans_core/data/formats (default: by the files in the folder), or traces (docs/agent.md); import: coco, "
+        "cvat, label_studio or finetune",
+    )
     it.add_argument("--split", help="one split (default: all)")
     it.add_argument("--headers-only", action="store_true", help="check: do not decode the pictures")
-    it.add_argument("--out", metavar="FOLDER", help="where pictures go (default: .ans/data/<name>)")
+    it.add_argument(
+        "--out", metavar="FOLDER", help="where pictures go (default: .ans/data/<name>); import: the new folder (default: data/<name>)"
+    )
     it.add_argument("--count", type=int, default=16, help="show: samples of each split (default: 16)")
     it.add_argument("--seed", type=int, default=0, help="show: chooses the samples (default: 0)")
     add_fetch_options(it)
@@ -402,9 +449,22 @@ def parser() -> argparse.ArgumentParser:
     add_fetch_options(it)
     it = command("doctor", doctor)
     it.add_argument("--look-only", action="store_true", help="leave stuck MLflow runs as they are")
+    it.add_argument("--deep", action="store_true", help="read every object of DVC's cache, too, and compare it with its hash")
     it = command("compare", compare)
-    it.add_argument("one", metavar="RUN", help="a summary.json, a folder runs/<profile>, a git revision, or an MLflow run id")
-    it.add_argument("other", metavar="RUN")
+    it.add_argument(
+        "names",
+        nargs="+",
+        metavar="RUN",
+        help="a folder (runs/<profile>, or of one evaluation), a git revision, a DVC experiment, an MLflow run id, or a summary.json",
+    )
+    it.add_argument("--out", type=Path, metavar="FOLDER", help="where the page goes (default: under .ans/compare)")
+    it = command("demo", demo)
+    it.add_argument("model", nargs="?", metavar="MODEL", help="checkpoint folder or hub id (default: runs/<profile>/model)")
+    it.add_argument("--against", action="append", metavar="MODEL", help="a further one to compare with (a run's own are there already)")
+    it.add_argument("--port", type=int, default=7860, help="(default: 7860)")
+    it.add_argument("--host", default="127.0.0.1", help="another address opens the page to the network and needs --auth")
+    it.add_argument("--auth", metavar="USER", help="asks for USER's password, or takes it from ANS_DEMO_PASSWORD")
+    it.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     it = command("tools", tools)
     it.add_argument("name", nargs="?", metavar="OPERATION", help="without one, all are listed")
     it.add_argument("source", nargs="?", metavar="IMAGE|VIDEO", help="a picture, a video file, or a folder with the frames of one")
@@ -434,7 +494,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     is an error."""
     top = parser()
     arguments, rest = top.parse_known_args(words)
-    unknown = [word for word in rest if word.startswith("-") or arguments.function not in (profile, tools)]
+    unknown = [word for word in rest if word.startswith("-") or arguments.function not in (profile, tools, finetune)]
     if unknown:
         top.error(f"unrecognized arguments: {' '.join(unknown)}")
     if rest:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import subprocess
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ans_core.report.metrics import short
+from ans_core.report.runs import Run
+from flows.results import git, results, revision_of, stage_runs
 from tasks.stages import HEADLINE, ROWS, SUMMARY
 from tasks.tracking import metric_name
 
@@ -30,8 +33,8 @@ def metrics_of(name: str, root: Path) -> Metrics:
         found = flat_metrics(json.loads(path.read_text(encoding="utf-8")))
     elif path.is_dir():
         found = of_folder(path)
-    elif is_revision(name, root):
-        found = of_revision(name, root)
+    elif revision := revision_of(name, root):
+        found = of_revision(revision, root)
     else:
         found = of_mlflow_run(name, root)
     if not found:
@@ -40,16 +43,14 @@ def metrics_of(name: str, root: Path) -> Metrics:
 
 
 def of_folder(folder: Path) -> Metrics:
-    """Return the metrics of runs/<profile>: what `evaluate` wrote last, even if the report is older."""
+    """Return the metrics of one evaluation, or of runs/<profile>: what `evaluate` wrote last, even if the report is older."""
+    if (folder / "metrics.json").exists():
+        return flat_metrics(json.loads((folder / "metrics.json").read_text(encoding="utf-8")))
     files = {row: folder / "evaluate" / row / "metrics.json" for row in ROWS}
     there = {row: json.loads(file.read_text(encoding="utf-8")) for row, file in files.items() if file.exists()}
     if not there:
         raise FileNotFoundError(f"{folder} {WHAT}: it has no evaluate/<{'|'.join(ROWS)}>/metrics.json")
     return flat_metrics(there)
-
-
-def is_revision(name: str, root: Path) -> bool:
-    return git(root, "rev-parse", "--quiet", "--verify", f"{name}^{{commit}}").returncode == 0
 
 
 def of_revision(name: str, root: Path) -> Metrics:
@@ -60,33 +61,19 @@ def of_revision(name: str, root: Path) -> Metrics:
         return flat_metrics(dvc.api.metrics_show(SUMMARY, repo=str(root), rev=name))
     except FileNotFoundError:
         shown = git(root, "show", f"{name}:{HEADLINE}")
-    if shown.returncode:
+    if not shown:
         raise FileNotFoundError(
             f"{name}: no {SUMMARY} of that revision in the DVC cache (`dvc pull`, or run the pipeline there), and no {HEADLINE} in git"
         )
-    return flat_metrics(json.loads(shown.stdout))
-
-
-def git(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+    return flat_metrics(json.loads(shown))
 
 
 def of_mlflow_run(name: str, root: Path) -> Metrics:
-    """Return the metrics of the stages of a pipeline run; for a repeated stage, those of the later try."""
-    from mlflow.exceptions import MlflowException
-
-    from tasks.tracking import client
-
-    mlflow = client(root)
-    try:
-        run = mlflow.get_run(name)
-    except MlflowException:
-        raise FileNotFoundError(f"{name!r} {WHAT}") from None
-    where = f"tags.`mlflow.parentRunId` = '{name}'"
-    stages = mlflow.search_runs([run.info.experiment_id], where, max_results=1000, order_by=["attributes.start_time ASC"])
+    """Return the metrics of the stages of a pipeline run, those that came from the cache too."""
+    parent, stages = stage_runs(name, root)
     if not stages:
-        return dict(run.data.metrics)
-    return {stage_metric(stage.data.tags["ans.stage"], key): value for stage in stages for key, value in stage.data.metrics.items()}
+        return dict(parent.data.metrics)
+    return {stage_metric(stage, key): value for stage, run in stages.items() for key, value in run.data.metrics.items()}
 
 
 def stage_metric(stage: str, name: str) -> str:
@@ -95,6 +82,63 @@ def stage_metric(stage: str, name: str) -> str:
     if task == "report" and name.partition("/")[0] in ROWS:
         return name
     return f"{stage}: {name}" if not row or name == "duration_s" else f"{row}/{name.removeprefix('eval/')}"
+
+
+def compare(arguments: argparse.Namespace, root: Path) -> None:
+    """Print settings that differ, changes with intervals and all metrics, and write the page. Two folders of `ans eval BENCHMARK` get the
+    page of that benchmark."""
+    from flows import eval_compare
+
+    names = arguments.names
+    if len(names) < 2:
+        raise ValueError(f"ans compare takes two results or more, not {len(names)}; the first is what the others are compared with")
+    if all((Path(name) / "metrics.samples.jsonl").exists() for name in names):
+        eval_compare.compare(arguments)
+        return
+    if any(Path(name).is_file() for name in names):  # a summary.json has nothing else
+        print("\n\n".join(table(names[0], other, root) for other in names[1:]))
+        return
+    runs = results(names, root)
+    print("\n".join([*(f"{run.name}: {run.told}" for run in runs), *settings_lines(runs), *change_lines(runs)]))
+    print("\n" + "\n\n".join(table(names[0], other, root) for other in names[1:]))
+    print("\npage:", write_page(runs, arguments.out or root / ".ans/compare" / page_name(runs), root))
+
+
+def page_name(runs: Sequence[Run]) -> str:
+    return "-".join(run.name.replace("/", "_").replace(" ", "_") for run in runs)[:100]
+
+
+def write_page(runs: Sequence[Run], out: Path, root: Path) -> Path:
+    """Write the page. Pictures come from the data set of a run that has one in its folder, else of the checkout's own."""
+    from ans_core.config import load
+    from ans_core.report.runs import write
+
+    config = load(root / "params.yaml")
+    places = [folder / "data" for run in runs for folder in (run.folder, *run.folder.parents[:2])]
+    prepared = [place for place in (*places, root / "runs" / config.profile / "data") if (place / "datasets.json").exists()]
+    split = next((run.settings["evaluate.split"] for run in runs if "evaluate.split" in run.settings), config.evaluate.split)
+    return write(out, runs, data=next(iter(prepared), None), split=split, sources=config.evaluate.sources)
+
+
+def settings_lines(runs: Sequence[Run]) -> list[str]:
+    from ans_core.report.runs import differing
+
+    found = differing(runs)
+    return ["", "settings that differ:", *(f"  {key}: {' | '.join(values)}" for key, values in found.items())] if found else []
+
+
+def change_lines(runs: Sequence[Run]) -> list[str]:
+    """Return the changes of every row against the first run, with intervals."""
+    from ans_core.report.page import figure, interval
+    from ans_core.report.runs import all_changes
+
+    lines = []
+    for row, name, changed in all_changes(runs):
+        lines += ["", f"{name}{f', {row},' if row else ''} against {runs[0].name}"]
+        for change in changed:
+            values = f"{figure(change.before):>7} {figure(change.after):>7} {figure(change.difference, True):>7}"
+            lines.append(f"  {f'{change.title}, {change.metric}':<60} {values}  {interval(change):<18} {change.verdict}")
+    return lines
 
 
 def table(one: str, other: str, root: Path) -> str:

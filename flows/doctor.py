@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import shutil
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import psutil
+
+from flows.preflight import Finding, preflight
+
 MIN_FREE_GB = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    ok: bool
-    what: str
-    remedy: str = ""
 
 
 BREAKS = (
@@ -56,35 +53,36 @@ def locked(root: Path) -> Finding:
     return Finding(ok=not other, what=what, remedy="rm .venv/.stamp && make setup")
 
 
-def machine(root: Path) -> list[Finding]:
-    import psutil
-    import torch
-
+def machine(root: Path) -> Finding:
     free_gb = shutil.disk_usage(root).free / 1e9
-    memory_gb = psutil.virtual_memory().available / 1e9
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return [
-        Finding(
-            ok=free_gb >= MIN_FREE_GB,
-            what=f"{free_gb:.0f} GB of disk free",
-            remedy="`dvc gc -w --all-commits` drops results that no commit names",
-        ),
-        Finding(
-            ok=memory_gb >= 6,
-            what=f"{memory_gb:.1f} GB of memory available",
-            remedy="the tiny profile needs 6 GB: end other programs",
-        ),
-        Finding(ok=True, what=f"{psutil.cpu_count()} CPU cores, GPUs: {', '.join(gpus) or 'none'}"),
-    ]
+    return Finding(
+        ok=free_gb >= MIN_FREE_GB,
+        what=f"{psutil.cpu_count()} CPU cores, {free_gb:.0f} GB of disk free",
+        remedy="`dvc gc -w --all-commits` drops results that no commit names",
+    )
 
 
-def settings(root: Path) -> Finding:
+def settings(root: Path) -> list[Finding]:
+    """Look at params.yaml, and at what the machine has for it."""
     from ans_core.config import ConfigError, load
 
     try:
-        return Finding(ok=True, what=f"params.yaml: profile {load(root / 'params.yaml').profile}")
+        config = load(root / "params.yaml")
     except ConfigError as error:
-        return Finding(ok=False, what=str(error), remedy="`ans profile NAME --force` writes params.yaml anew")
+        return [Finding(ok=False, what=str(error), remedy="`ans profile NAME --force` writes params.yaml anew")]
+    return [Finding(ok=True, what=f"params.yaml: profile {config.profile}"), *preflight(config, root)]
+
+
+def lock_file(root: Path) -> Finding:
+    from flows.dvc_state import check_lock_file, lock_files
+
+    try:
+        for path in lock_files(root):
+            check_lock_file(path)
+    except ValueError as error:
+        what, _, remedy = str(error).partition(": ")
+        return Finding(ok=False, what=what, remedy=remedy)
+    return Finding(ok=True, what="DVC's lock files can be read")
 
 
 def locks(root: Path) -> list[Finding]:
@@ -97,16 +95,45 @@ def locks(root: Path) -> list[Finding]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                found.append(Finding(ok=True, what=f"{path.name}: at work: {holder}"))
+                found.append(at_work(path.name, holder))
     return found or [Finding(ok=True, what="nothing is running in this workspace")]
+
+
+def at_work(lock: str, holder: str) -> Finding:
+    """Report a lock's holder; a stopped one holds it until somebody acts."""
+    pid = re.search(r"pid (\d+)", holder)
+    stopped = pid and psutil.pid_exists(int(pid[1])) and psutil.Process(int(pid[1])).status() == psutil.STATUS_STOPPED
+    if pid and stopped:
+        remedy = f"`kill -CONT {pid[1]}` lets it go on, `kill -9 {pid[1]}` ends it; the same command resumes"
+        return Finding(ok=False, what=f"{lock}: held by a stopped process: {holder}", remedy=remedy)
+    return Finding(ok=True, what=f"{lock}: at work: {holder}")
+
+
+def cache(root: Path) -> list[Finding]:
+    """Read every object of DVC's cache and compare it with its hash: `dvc checkout` would deliver a damaged one as it is."""
+    from flows.dvc_state import damaged_objects
+
+    found = [
+        Finding(
+            ok=False,
+            what=f"DVC's cache: {path} is damaged ({', '.join(names[:3]) or 'no output of dvc.lock'})",
+            remedy=f"rm -f {path}; then `dvc pull`, or `ans stage NAME --force` for the stage that made it",
+        )
+        for path, names in damaged_objects(root)
+    ]
+    return found or [Finding(ok=True, what="every object of DVC's cache is as its hash says")]
 
 
 def stuck_runs(root: Path, *, repair: bool) -> Finding:
     if not (root / ".ans/mlflow.db").exists():
         return Finding(ok=True, what="no MLflow runs yet")
-    from tasks.tracking import close_stuck_runs
+    from tasks.tracking import TrackingError, close_stuck_runs
 
-    stuck = close_stuck_runs(root, repair=repair)
+    try:
+        stuck = close_stuck_runs(root, repair=repair)
+    except TrackingError as error:
+        what, _, remedy = str(error).rpartition(": ")
+        return Finding(ok=False, what=what, remedy=remedy)
     if not stuck:
         return Finding(ok=True, what="no MLflow run is stuck")
     done = "closed as FAILED" if repair else "marked RUNNING though their process is gone"
@@ -119,16 +146,18 @@ def scratch(root: Path) -> Finding:
     return Finding(ok=True, what=f"unfinished stages that the same command resumes: {names or 'none'}")
 
 
-def report(root: Path, *, repair: bool) -> int:
-    """Print the findings; exit status 1 if one is a fault."""
+def report(root: Path, *, repair: bool, deep: bool) -> int:
+    """Print the findings; exit status 1 if one is a fault. `deep` reads DVC's whole cache."""
     findings = [
         *versions(),
         locked(root),
-        *machine(root),
-        settings(root),
+        machine(root),
+        *settings(root),
+        lock_file(root),
         *locks(root),
         scratch(root),
         stuck_runs(root, repair=repair),
+        *(cache(root) if deep else []),
     ]
     for finding in findings:
         print("ok  " if finding.ok else "BAD ", finding.what, "" if finding.ok else f"-> {finding.remedy}")

@@ -1,33 +1,40 @@
-"""Tell whether DVC would run a stage; as a program, run `dvc repro --single-item NAME` with exit codes that tell what happened.
+"""Tell whether DVC would run a stage; as a program, run `dvc repro --single-item TARGET` with exit codes that tell what happened.
 
 The only module that uses DVC's internals.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import FrameType
 
 import yaml
 
 from tasks.process import leave_note
+from tasks.stages import AGENT, MAIN, dvc_file
 
 BUSY = 75
 """Exit code if another dvc command is at work (EX_TEMPFAIL)."""
 
 
-def is_up_to_date(name: str, root: Path) -> bool:
-    """Tell what `dvc status NAME` tells, 20 times as fast. Call it only after everything upstream ran. Raises BlockingIOError while DVC is
+def is_up_to_date(target: str, root: Path) -> bool:
+    """Tell what `dvc status TARGET` tells, 20 times as fast. Call it after everything upstream ran. Raises BlockingIOError while DVC is
     busy."""
-    return are_up_to_date([name], root)
+    return are_up_to_date([target], root)
 
 
-def are_up_to_date(names: Iterable[str], root: Path) -> bool:
+def are_up_to_date(targets: Iterable[str], root: Path) -> bool:
     """Tell whether running all of these would do nothing. Raises ValueError if dvc.lock or dvc.yaml can't be read."""
-    check_lock_file(root / "dvc.lock")
+    parsed = [(path or "dvc.yaml", name) for path, _, name in (target.rpartition(":") for target in targets)]
+    for file in dict.fromkeys(path for path, _ in parsed):
+        check_lock_file(root, file.replace(".yaml", ".lock"))
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
     from dvc.repo import Repo
@@ -35,7 +42,7 @@ def are_up_to_date(names: Iterable[str], root: Path) -> bool:
     quiet_dvc()
     try:
         with Repo(str(root)) as repo, repo.lock:
-            return not any(repo.stage.load_one(name=name).changed() for name in names)
+            return not any(repo.stage.load_one(path=str(root / path), name=name).changed() for path, name in parsed)
     except LockError as error:
         raise BlockingIOError(f"another dvc command is at work in {root}") from error
     except DvcException as error:
@@ -45,7 +52,7 @@ def are_up_to_date(names: Iterable[str], root: Path) -> bool:
 def output_hash(path: str, root: Path) -> str | None:
     """Return the hash that dvc.lock has for an output of a stage, or None."""
     lock = root / "dvc.lock"
-    check_lock_file(lock)
+    check_lock_file(root)
     stages = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"] if lock.exists() else {}
     return next((out["md5"] for stage in stages.values() for out in stage.get("outs", []) if out["path"] == path), None)
 
@@ -75,14 +82,59 @@ def check_out(md5: str, folder: Path, root: Path) -> None:
     partial.rename(folder)
 
 
+def damaged_objects(root: Path) -> list[tuple[Path, list[str]]]:
+    """Return the objects of DVC's cache whose bytes are not those of their name, each with the outputs of dvc.lock that hold it."""
+    from dvc.repo import Repo
+
+    with Repo(str(root)) as repo:
+        folder = Path(repo.cache.local.path)
+    damaged = []
+    for path in sorted(folder.glob("??/*")):
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "md5").hexdigest() != path.parent.name + path.name.removesuffix(".dir"):
+                damaged.append(path)
+    return [(path, outputs_with(path, folder, root)) for path in damaged]
+
+
+def outputs_with(wanted: Path, cache: Path, root: Path) -> list[str]:
+    """Return the files (or folders) that the recorded outputs have of this object."""
+    md5, found = wanted.parent.name + wanted.name, []
+    locks = [path for path in lock_files(root) if path.exists()]
+    stages = [stage for path in locks for stage in yaml.safe_load(path.read_text(encoding="utf-8"))["stages"].values()]
+    for out in (out for stage in stages for out in stage.get("outs", [])):
+        listing = cache / out["md5"][:2] / out["md5"][2:]
+        if out["md5"] == md5:
+            found.append(out["path"])
+        elif md5 in (text := listing.read_text(encoding="utf-8") if listing.suffix == ".dir" and listing.exists() else ""):
+            found += [f"{out['path']}/{entry['relpath']}" for entry in json.loads(text) if entry["md5"] == md5]
+    return found
+
+
+def lock_files(root: Path) -> list[Path]:
+    return [root / dvc_file(group).with_suffix(".lock") for group in (MAIN, AGENT)]
+
+
+def file_in_cache(md5: str, name: str, root: Path) -> Path | None:
+    """Return the place in DVC's cache of one file of the output folder with this hash; None if the cache lacks it."""
+    from dvc.repo import Repo
+
+    quiet_dvc()
+    with Repo(str(root)) as repo:
+        listing = Path(repo.cache.local.oid_to_path(md5))
+        listed = json.loads(listing.read_text(encoding="utf-8")) if listing.exists() else []
+        found = [Path(repo.cache.local.oid_to_path(entry["md5"])) for entry in listed if entry["relpath"] == name]
+    return next((path for path in found if path.exists()), None)
+
+
 def quiet_dvc() -> None:
     """Silence DVC's advice for people who type commands."""
     logging.getLogger("dvc").setLevel(logging.WARNING)
 
 
-def check_lock_file(path: Path) -> None:
+def check_lock_file(root: Path, file: str = "dvc.lock") -> None:
     """Raise ValueError for a dvc.lock that a merge or a full disk has damaged; DVC takes an empty one for a new project."""
-    remedy = f"`git checkout {path.name}` takes the committed one back; without the file, every stage is looked up in the run cache"
+    path = root / file
+    remedy = f"`git checkout {file}` takes the committed one back; without the file, every stage is looked up in the run cache"
     try:
         read = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {"stages": {}}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -92,7 +144,16 @@ def check_lock_file(path: Path) -> None:
         raise ValueError(f"{path} is empty or cut, it lists no stages: {remedy}")
 
 
-def main(name: str, force: bool = False) -> None:
+def end_all(number: int, frame: FrameType | None) -> None:
+    """End with the flow, however that ended, and the stage with it; a stopped one must go on to see its signal."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+    os.killpg(0, signal.SIGCONT)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def main(target: str, force: bool = False) -> None:
     """Run a stage; with `force` also if it is up to date. Exit codes: 0 done, BUSY, 1 failed. The stage finds this process in
     ANS_PARENT_PID, and ends with it."""
     from dvc.exceptions import DvcException
@@ -101,10 +162,11 @@ def main(name: str, force: bool = False) -> None:
     from dvc.stage.exceptions import StageCmdFailedError
 
     os.environ["ANS_PARENT_PID"] = str(os.getpid())
+    signal.signal(signal.SIGTERM, end_all)
     quiet_dvc()
     try:
         with Repo(".") as repo:
-            repo.reproduce(name, single_item=True, force=force)
+            repo.reproduce(target, single_item=True, force=force)
     except DvcException as error:
         cause = error.__cause__ or error
         if isinstance(cause, LockError):

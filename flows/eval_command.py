@@ -8,9 +8,23 @@ from pathlib import Path
 ALLOWED = {
     "CHECKPOINT": frozenset[str](),
     "BENCHMARK": frozenset(
-        ("model", "data", "split", "limit", "out", "batch", "max_tokens", "video_mode", "processes", "device", "dtype", "text_encoder")
+        (
+            "model",
+            "data",
+            "split",
+            "limit",
+            "out",
+            "batch",
+            "max_tokens",
+            "video_mode",
+            "processes",
+            "device",
+            "dtype",
+            "text_encoder",
+            "convention",
+        )
     ),
-    "score": frozenset(("predictions", "data", "out", "replay", "convention", "text_encoder", "predicted_only")),
+    "score": frozenset(("predictions", "data", "split", "out", "replay", "convention", "text_encoder", "predicted_only")),
     "compare": frozenset(("out",)),
     "submit": frozenset(("predictions", "out")),
     "export": frozenset(("data", "split", "limit", "out")),
@@ -51,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--predictions", type=Path, metavar="FILE|DIR", help="what is scored or submitted")
     add("--predicted-only", action="store_true", default=None, help="score only what is predicted (a run with --limit)")
     add("--replay", type=Path, metavar="FILE", help="a judge's recorded replies, in place of a judge")
-    add("--convention", choices=["davis", "mose"], help="of vos (default: davis)")
+    add("--convention", choices=["davis", "mose"], help="of vos (default: davis; of mose and sav: mose)")
     add("--text-encoder", metavar="PATH", help="folder or hub id of the encoder that compares gcg's phrases")
 
 

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows import eval_run
 from flows.paths import root
 
 
@@ -26,6 +25,8 @@ def compare(arguments: argparse.Namespace) -> int:
     for change in found:
         cells = f"{figure(change.before):>8} {figure(change.after):>8} {figure(change.difference, True):>8}"
         print(f"{change.metric:<36} {cells}  {interval(change):<20} {change.verdict}")
+    for line in comparison.limits(before, after):
+        print("note:", line)
     print("samples that changed most, with pictures:", page)
     return 0
 
@@ -33,6 +34,7 @@ def compare(arguments: argparse.Namespace) -> int:
 def pictures(*folders: Path) -> dict[str, Any]:
     """Return the items and both predictions, if both folders are runs on one benchmark whose data are still there."""
     from ans_core.benchmarks.public.files import Lines
+    from ans_core.benchmarks.public_run import runner_of
     from ans_core.benchmarks.running import PREDICTIONS, name_of
 
     files = [folder / "settings.json" for folder in folders]
@@ -41,5 +43,5 @@ def pictures(*folders: Path) -> dict[str, Any]:
     one, other = (json.loads(file.read_text(encoding="utf-8")) for file in files)
     if any(one[key] != other[key] for key in ("benchmark", "split", "data")) or not Path(one["data"]).exists():
         return {"items": None, "predictions": None}
-    items = partial(eval_run.runner_of(one["benchmark"]).items, Path(one["data"]), one["split"])
+    items = partial(runner_of(one["benchmark"]).items, Path(one["data"]), one["split"])
     return {"items": items, "predictions": tuple(Lines(folder / PREDICTIONS, name_of) for folder in folders)}

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,11 +16,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from ans_core.benchmarks import public_run
+from ans_core.benchmarks.public_run import runner_of
 from flows import eval_score
 from flows.paths import root
 
-SKIPPED = 2
-"""Exit status if a benchmark's data are not there."""
+SKIPPED = 3
+"""Exit status if a benchmark's data are not there; 2 is for words that don't fit."""
 BOX = "box:"
 BATCH, MAX_TOKENS = 16, 512
 LONGEST_WAIT = timedelta(days=7)
@@ -45,18 +47,35 @@ class Asked:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if (arguments.processes or 1) > 1 and "RANK" not in os.environ:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={arguments.processes}"]
-        return subprocess.run([sys.executable, *launcher, "-m", "flows.cli", *sys.argv[1:]], check=False).returncode
     names = arguments.what.split(",")
+    check_options(names, arguments)
     if len(names) > 1 and (arguments.data or arguments.out or arguments.split):
         raise ValueError("--data, --out and --split are of one benchmark; of several, leave them out (data/benchmarks/<benchmark>)")
-    for name in names:
-        runner_of(name)  # unknown names first
-    load = cache(partial(answerer, arguments))
+    if (arguments.processes or 1) > 1 and "RANK" not in os.environ:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={arguments.processes}"]
+        status = subprocess.run([sys.executable, *launcher, "-m", "flows.cli", *sys.argv[1:]], check=False).returncode
+        lacking = any(public_run.missing(runner_of(n), (one := asked(n, arguments)).data, one.split) for n in names)
+        return status or (SKIPPED if lacking else 0)
+    words, follower = cache(partial(answerer, arguments)), cache(partial(following, arguments))
     with process_group():
-        statuses = [evaluate(asked(name, arguments), load, arguments) for name in names]
-    return max(statuses)
+        statuses = [evaluate(asked(n, arguments), follower if runner_of(n).follows else words, arguments) for n in names]
+    return 0 if "RANK" in os.environ else max(statuses)  # torchrun takes any other status for a crash
+
+
+def check_options(names: Sequence[str], arguments: argparse.Namespace) -> None:
+    """Raise ValueError for unknown benchmarks, options that one of them does not take, and a device that is not there."""
+    from ans_core.checkpoints.checkpoint import present_device
+
+    follows = [name for name in names if runner_of(name).follows]
+    if follows and arguments.model.startswith(BOX):
+        raise ValueError(f"{follows[0]} follows given masks; {BOX} answers expressions")
+    for option in ("max_tokens", "video_mode", "dtype", "batch"):
+        if len(follows) == len(names) and getattr(arguments, option):
+            raise ValueError(f"{', '.join(follows)}: a SAM2 follows masks without words, so it takes no --{option.replace('_', '-')}")
+    if arguments.convention and len(follows) != len(names):
+        raise ValueError(f"--convention is of vos, not of {', '.join(set(names) - set(follows))}")
+    if arguments.device:
+        present_device(arguments.device)
 
 
 @contextmanager
@@ -74,41 +93,44 @@ def process_group() -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def runner_of(name: str) -> Any:
-    from ans_core.benchmarks.public import SCORERS
-
-    known, scorer = eval_score.scorer_of(name)
-    if scorer.runner is None:
-        runnable = ", ".join(sorted(n for n, s in SCORERS.items() if s.runner))
-        raise ValueError(f"{known} scores files alone (`ans eval score {known}`); a model can be run on {runnable}")
-    return scorer.runner
-
-
 def asked(name: str, arguments: argparse.Namespace) -> Asked:
-    from ans_core.checkpoints import folder
+    from ans_core.checkpoints import folder, sam2
     from ans_core.checkpoints.checkpoint import weights_hash
 
     name = name.lower().replace("-", "_")
     runner, model = runner_of(name), arguments.model
     data = (arguments.data or root() / "data/benchmarks" / name).resolve()
-    split = arguments.split or (data.name if data.name in runner.splits else runner.splits[0])
-    checkpoint = folder.local_folder(model.removeprefix(BOX))
+    split = arguments.split or public_run.split_of(runner, data)
+    if runner.follows:
+        called, weights = sam2.identity(model)
+    else:
+        checkpoint = folder.local_folder(model.removeprefix(BOX))
+        called, weights = checkpoint.name, weights_hash(checkpoint)
     settings = {
         "benchmark": name,
         "split": split,
         "data": str(data),
         "limit": arguments.limit or 0,
         "model": model,
-        "weights": weights_hash(checkpoint),
+        "weights": weights,
         "batch": arguments.batch or BATCH,
         "max_tokens": arguments.max_tokens or MAX_TOKENS,
         "video_mode": arguments.video_mode or "auto",
         "dtype": arguments.dtype or "as stored",
     }
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
-    whose = ("box-" if model.startswith(BOX) else "") + checkpoint.name
+    whose = ("box-" if model.startswith(BOX) else "") + called
     out = arguments.out or root() / ".ans/eval" / "-".join(filter(None, (name, split, whose, key)))
     return Asked(name=name, split=split, data=data, out=out, settings=settings)
+
+
+def following(arguments: argparse.Namespace) -> Callable[..., Any]:
+    """Load a SAM2 and return it as an Answerer."""
+    from ans_core import dist
+    from ans_core.checkpoints import sam2
+    from ans_core.tracking import answering
+
+    return answering.answerer(sam2.load(arguments.model, device=arguments.device or str(dist.pick_device("auto"))))
 
 
 def answerer(arguments: argparse.Namespace) -> Callable[..., Any]:
@@ -137,7 +159,7 @@ def evaluate(asked: Asked, load: Callable[[], Callable[..., Any]], arguments: ar
     runner, first = runner_of(asked.name), dist.rank() == 0
     if first:
         same_settings(asked)
-    if reason := missing(asked, runner):
+    if reason := public_run.missing(runner, asked.data, asked.split):
         if first:
             write_reason(asked, skipped=reason)
         return SKIPPED
@@ -146,7 +168,7 @@ def evaluate(asked: Asked, load: Callable[[], Callable[..., Any]], arguments: ar
         items, lambda some: load()(some), runner, out=asked.out, batch=asked.settings["batch"], desc=asked.title
     )
     if first:
-        report(asked, predictions, items, text_encoder=arguments.text_encoder)
+        report(asked, predictions, items, arguments)
     return 0
 
 
@@ -164,17 +186,6 @@ def same_settings(asked: Asked) -> None:
     path.write_text(json.dumps(asked.settings, indent=1) + "\n", encoding="utf-8")
 
 
-def missing(asked: Asked, runner: Any) -> str | None:
-    """Return what of the benchmark's data is not there or can't be read, before a model is loaded."""
-    if not asked.data.exists():
-        return f"{asked.data} is not there; put the benchmark's files there, or give --data"
-    try:
-        next(iter(runner.items(asked.data, asked.split)), None)
-    except (ValueError, OSError) as error:
-        return str(error)
-    return None
-
-
 def write_reason(asked: Asked, **reason: str) -> None:
     known = {"benchmark": asked.name, "split": asked.split, "model": asked.settings["model"], **reason, "metrics": {}}
     (asked.out / "metrics.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
@@ -182,30 +193,41 @@ def write_reason(asked: Asked, **reason: str) -> None:
     print(f"{asked.title}: {name}: {text}")
 
 
-def report(asked: Asked, predictions: Path, items: Any, *, text_encoder: str | None) -> None:
+def report(asked: Asked, predictions: Path, items: Any, arguments: argparse.Namespace) -> None:
     """Score the predictions, and write and print what is found."""
-    from ans_core.benchmarks import running
-    from ans_core.benchmarks.public import Given, UnscoredError
+    from ans_core.benchmarks import running, submission
+    from ans_core.benchmarks.public import UnscoredError
     from ans_core.benchmarks.public.files import Lines
     from ans_core.benchmarks.public.published import beside, lines
     from ans_core.report import evaluation
 
-    _, scorer = eval_score.scorer_of(asked.name)
+    _, scorer = public_run.scorer_of(asked.name)
+    if scorer.runner is not None and scorer.runner.follows:
+        submission.write_vos(asked.out / "Annotations", Lines(predictions, running.name_of).values(), where=str(predictions))
+    limit = asked.settings["limit"]
     try:
-        truth = runner_of(asked.name).truth(asked.data, asked.split)
+        given = public_run.given_of(
+            asked.name,
+            predictions,
+            asked.data,
+            asked.split,
+            limit=limit,
+            convention=arguments.convention,
+            text_encoder=arguments.text_encoder,
+        )
+        given = eval_score.judged(asked.name, scorer, given, asked.out / "metrics.json")
     except UnscoredError as error:
         write_reason(asked, unscored=str(error))
         print("predictions:", predictions)
         return
-    limit, encoder = asked.settings["limit"], text_encoder if "text_encoder" in scorer.options else None
-    scored = scorer.score(Given(predictions=predictions, data=truth, predicted_only=bool(limit), text_encoder=encoder))
+    scored = scorer.score(given)
     scored.notes.extend(runner_of(asked.name).notes)
     if limit:
         scored.notes.append(f"only {limit} questions were asked: not the benchmark's figure")
     intervals = scored.intervals()
     file = asked.out / "metrics.json"
     head = {key: asked.settings[key] for key in ("benchmark", "split", "model", "limit")}
-    eval_score.write(file, head, scorer, scored, intervals)
+    public_run.write(file, head, scorer, scored, intervals)
     others = beside(asked.name, asked.split, scored.metrics, whole=len(scored.samples))
     page = evaluation.write(
         asked.out,

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from flows.paths import root
 
 if TYPE_CHECKING:
     from ans_core.benchmarks.public import Given, Scored, Scorer
 
-OPTIONS = ("replay", "convention", "text_encoder", "predicted_only")
+OPTIONS = ("replay", "convention", "text_encoder", "predicted_only", "split")
 
 
 def score(arguments: argparse.Namespace) -> int:
-    from ans_core.benchmarks.public import Given
+    from ans_core.benchmarks.public import CONVENTIONS, Given
     from ans_core.benchmarks.public.published import beside, lines
+    from ans_core.benchmarks.public_run import scorer_of, write
 
     if len(arguments.names) != 1:
         raise ValueError(f"ans eval score takes one benchmark, not {' '.join(arguments.names) or 'none'}; there are {known_names()}")
@@ -24,12 +26,13 @@ def score(arguments: argparse.Namespace) -> int:
         predictions=_needed(arguments.predictions, f"ans eval score {name}: --predictions is missing"),
         data=arguments.data,
         replay=arguments.replay,
-        convention=arguments.convention,
+        convention=arguments.convention or CONVENTIONS.get(arguments.names[0].lower()),
         text_encoder=arguments.text_encoder,
+        split=arguments.split or "",
         predicted_only=bool(arguments.predicted_only),
     )
     check(name, scorer, given)
-    scored = scorer.score(given)
+    scored = scorer.score(judged(name, scorer, given, arguments.out))
     intervals = scored.intervals()
     if arguments.out:
         write(arguments.out, {"benchmark": name}, scorer, scored, intervals)
@@ -45,14 +48,34 @@ def known_names() -> str:
     return ", ".join(sorted(SCORERS))
 
 
-def scorer_of(name: str) -> tuple[str, Scorer]:
-    from ans_core.benchmarks.public import OTHER_NAMES, SCORERS
+def judged(name: str, scorer: Scorer, given: Given, out: Path | None) -> Given:
+    """Ask the judge that params.yaml names, if these predictions need one; its replies are kept beside `out`.
 
-    known = name.lower().replace("-", "_")
-    known = OTHER_NAMES.get(known, known)
-    if known not in SCORERS:
-        raise ValueError(f"no benchmark {name!r} to score; there are {known_names()}")
-    return known, SCORERS[known]
+    Raises UnscoredError without a judge, and where it does not answer.
+    """
+    from ans_core.benchmarks.public import UnscoredError
+
+    if scorer.judging is None or not scorer.judging.needed(given):
+        return given
+    from ans_core.config import load
+    from ans_core.rewards.judge.choose import replies_of
+    from ans_core.rewards.judge.replies import NoReplyError
+
+    settings = root() / "params.yaml"
+    judge = replies_of(load(settings), root=root()) if settings.is_file() else None
+    if judge is None:
+        raise UnscoredError(
+            f"{name} is scored by a judge: name one in params.yaml (judge.model, judge.base_url), or give recorded replies"
+            f" ({scorer.judging.replay}); the captions are in {given.predictions}"
+        )
+    kept = (out or root() / ".ans/eval" / name).with_suffix(f".judge{scorer.judging.suffix}")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        found = scorer.judging.ask(given, judge, kept)
+    except NoReplyError as error:
+        raise UnscoredError(f"{name}: the judge {error}") from error
+    print(f"judge's replies, for --replay: {kept}")
+    return found
 
 
 def check(name: str, scorer: Scorer, given: Given) -> None:
@@ -81,19 +104,3 @@ def table(scored: Scored, intervals: dict[str, tuple[float, float]]) -> list[str
     if scored.missing:
         rows.append(f"{scored.missing} predictions are missing; they count 0")
     return rows + [f"note: {note}" for note in scored.notes]
-
-
-def write(path: Path, known: dict[str, Any], scorer: Scorer, scored: Scored, intervals: dict[str, tuple[float, float]]) -> None:
-    """Write `known` with the figures, and beside it a line a sample (.samples.jsonl): its name, record, and terms of each metric."""
-    record = known | {
-        "metrics": scored.metrics,
-        "published_form": scored.published,
-        "intervals": intervals,
-        "missing": scored.missing,
-        "notes": scored.notes,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    if scored.samples:
-        lines = (json.dumps(sample) + "\n" for sample in scorer.table(scored))
-        path.with_suffix(".samples.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -12,7 +12,7 @@ VIDEO = ("mevis", "ref_youtube_vos", "revos", "ref_davis17")
 def submit(arguments: argparse.Namespace) -> int:
     from ans_core.benchmarks import submission
     from ans_core.benchmarks.public import files
-    from flows.eval_score import scorer_of
+    from ans_core.benchmarks.public_run import scorer_of
 
     if len(arguments.names) != 1 or arguments.predictions is None or arguments.out is None:
         raise ValueError("ans eval submit BENCHMARK --predictions predictions.jsonl --out FILE; one of them is missing")
@@ -22,18 +22,20 @@ def submit(arguments: argparse.Namespace) -> int:
     lines = files.lines(arguments.predictions)
     if name in VIDEO:
         count = submission.video_zip_of_lines(arguments.out, lines, where=str(arguments.predictions))
+    elif name == "vos":
+        count = submission.write_vos(arguments.out, lines, where=str(arguments.predictions))
     elif name == "gcg":
         count = submission.gcg_folder_of_lines(arguments.out, lines, where=str(arguments.predictions))
     else:
-        raise ValueError(f"{name} has no server; there are files for {', '.join((*VIDEO, 'gcg'))}")
+        raise ValueError(f"{name} has no server; there are files for {', '.join((*VIDEO, 'vos', 'gcg'))}")
     print(f"wrote {arguments.out}: {count} predictions")
     return 0
 
 
 def export(arguments: argparse.Namespace) -> int:
     from ans_core.benchmarks.public.export import QUESTIONS, write_questions
+    from ans_core.benchmarks.public_run import runner_of
     from ans_core.benchmarks.running import limited
-    from flows.eval_run import runner_of
 
     if len(arguments.names) != 1 or arguments.data is None or arguments.out is None:
         raise ValueError("ans eval export BENCHMARK --data DIR --out FOLDER; one of them is missing")

@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows.child import LAUNCH, StageFailedError, end_group
 from flows.dvc_state import are_up_to_date
@@ -17,7 +18,10 @@ from flows.params import watch_sources
 from flows.paths import environment
 from flows.prefect_server import prefect_server
 from tasks.process import exit_on_term, held
-from tasks.stages import ROWS, STAGES, SUMMARY
+from tasks.stages import AGENT, AGENT_FIGURES, ROWS, STAGES, SUMMARY, Stage, needed_for
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SHOWN = (
     "referring/gIoU", "referring/cIoU", "referring/gIoU_shuffled_text", "region_caption/METEOR", "region_caption/exact_match",
@@ -37,39 +41,44 @@ def quiet_prefect(here: Path) -> None:
     os.environ.setdefault("PREFECT_CLI_PROMPT", "false")
 
 
-def run_pipeline(here: Path) -> int:
+def run_pipeline(here: Path, *, agent: bool = False) -> int:
+    """Run the pipeline, or with `agent` the agent's stages and all that they need."""
     os.chdir(here)
     from ans_core.config import load
 
     profile = load(here / "params.yaml").profile
     start_s = time.monotonic()
     try:
-        rows = nothing_to_do(here) or run_flow(here)
+        rows = nothing_to_do(here, needed_for(AGENT) if agent else STAGES) or run_flow(here, agent=agent)
     except (StageFailedError, TimeoutError) as error:  # the stage's own message is already printed
         print(f"\nans: {str(error).splitlines()[0]}\nThe same command resumes where it stopped.", file=sys.stderr)
         return 1
-    print_result(rows, here, profile, time.monotonic() - start_s)
+    took_s = time.monotonic() - start_s
+    if agent:
+        print_agent(rows, here, profile, took_s)
+    else:
+        print_result(rows, here, profile, took_s)
     return 0
 
 
-def nothing_to_do(here: Path) -> list[tuple[str, str, float]]:
+def nothing_to_do(here: Path, stages: tuple[Stage, ...]) -> list[tuple[str, str, float]]:
     """Return all stages as cached if none would run, else nothing: server, Prefect and MLflow take 20 s of processor time to find out the
     same."""
     with held(here / ".ans/flow.lock", "full-pipeline"):
         for line in watch_sources(here):
             print(line)
-        names = [stage.name for stage in STAGES]
         try:
-            return [(name, "cached", 0.0) for name in names] if are_up_to_date(names, here) else []
+            up_to_date = are_up_to_date([stage.target for stage in stages], here)
+            return [(stage.name, "cached", 0.0) for stage in stages] if up_to_date else []
         except BlockingIOError:  # the flow waits for it
             return []
 
 
-def run_flow(here: Path) -> list[tuple[str, str, float]]:
+def run_flow(here: Path, *, agent: bool = False) -> list[tuple[str, str, float]]:
     with prefect_api(here):
-        from flows.pipeline import full_pipeline
+        from flows.pipeline import agent_pipeline, full_pipeline
 
-        return full_pipeline()
+        return agent_pipeline() if agent else full_pipeline()
 
 
 @contextmanager
@@ -84,34 +93,58 @@ def prefect_api(here: Path) -> Iterator[None]:
 
 def print_result(rows: list[tuple[str, str, float]], here: Path, profile: str, took_s: float) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
-    stages = Table(title=f"full-pipeline, profile {profile}: {took_s:.0f} s")
-    for heading in ("stage", "", "time"):
-        stages.add_column(heading, justify="right" if heading == "time" else "left")
-    for name, how, seconds in rows:
-        stages.add_row(name, how, f"{seconds:.1f} s" if seconds else "")
-    console.print(stages)
-
+    print_stages(console, f"full-pipeline, profile {profile}: {took_s:.0f} s", rows)
     summary = json.loads((here / SUMMARY).read_text(encoding="utf-8"))
     from ans_core.report.metrics import short
 
-    metrics = Table(title="held-out metrics")
-    metrics.add_column("metric")
-    for row in ROWS:
-        metrics.add_column(row, justify="right")
-    found = {row: short(summary.get(row, {})) for row in ROWS}
-    for name in SHOWN:
-        values = [found[row].get(name) for row in ROWS]
-        metrics.add_row(name, *("-" if value is None else f"{value:.3f}" for value in values))
-    console.print(metrics)
+    print_figures(console, "held-out metrics", {row: short(summary.get(row, {})) for row in ROWS}, SHOWN)
     binaries = Path(sys.executable).parent
     where = binaries.relative_to(here) if binaries.is_relative_to(here) else binaries
     print(f"report:    {here / 'runs' / profile / 'report/report.html'}")
     print("runs:      make ui     (MLflow on http://127.0.0.1:5000)")
     print(f"changes:   {where}/dvc metrics diff")
     print(f"schedule:  {where}/ans server     (Prefect server, deployments and a worker)")
+
+
+def print_stages(console: Console, title: str, rows: list[tuple[str, str, float]]) -> None:
+    from rich.table import Table
+
+    stages = Table(title=title)
+    for heading in ("stage", "", "time"):
+        stages.add_column(heading, justify="right" if heading == "time" else "left")
+    for name, how, seconds in rows:
+        stages.add_row(name, how, f"{seconds:.1f} s" if seconds else "")
+    console.print(stages)
+
+
+def print_figures(console: Console, title: str, figures: Mapping[str, Mapping[str, float]], names: Iterable[str]) -> None:
+    """Print a line for each name and a column for each row of `figures`."""
+    from rich.table import Table
+
+    table = Table(title=title)
+    table.add_column("metric")
+    for row in figures:
+        table.add_column(row, justify="right")
+    for name in names:
+        values = [own.get(name) for own in figures.values()]
+        table.add_row(name, *("-" if value is None else f"{value:.3f}" for value in values))
+    console.print(table)
+
+
+def print_agent(rows: list[tuple[str, str, float]], here: Path, profile: str, took_s: float) -> None:
+    """Print accuracy and RaPR by family, and accuracy under the controls."""
+    from rich.console import Console
+
+    console = Console()
+    print_stages(console, f"agent-pipeline, profile {profile}: {took_s:.0f} s", rows)
+    figures = json.loads((here / AGENT_FIGURES).read_text(encoding="utf-8"))
+    names = dict.fromkeys(name for own in figures.values() for name in own)
+    shown = [name for name in names if name.count("/") == 1 and name.endswith(("/accuracy", "/RaPR"))]
+    shown += [name for name in names if name.count("/") == 2 and name.endswith("needed/accuracy")]
+    print_figures(console, "held-out questions", figures, shown)
+    print(f"episodes:  {here / 'runs' / profile / 'agent/report/episodes.html'}")
 
 
 def serve(here: Path, *, port: int) -> int:

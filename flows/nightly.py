@@ -37,7 +37,7 @@ def nightly_evals() -> Decision:
     os.chdir(here)
     with held(here / ".ans/flow.lock", "nightly-evals"):
         profile = load(here / "params.yaml").profile
-        challenger = registry.version_of(here, profile, "challenger") or register_current(here, profile)
+        challenger = newest(here, profile)
         champion = registry.version_of(here, profile, "champion")
         versions = {"challenger": challenger} | ({"champion": champion} if champion else {})
         results = {role: evaluation_task(role)(version, here) for role, version in versions.items()}
@@ -49,12 +49,16 @@ def nightly_evals() -> Decision:
     return decision
 
 
-def register_current(here: Path, profile: str) -> Version:
-    """Register the checkpoint in runs/, for runs of `dvc repro`, which registers nothing."""
+def newest(here: Path, profile: str) -> Version:
+    """Return the newest checkpoint: the one in runs/ if nobody has registered it (`dvc repro` does not, nor a flow while MLflow was away),
+    else the challenger."""
     path = stage_named("convert").out_path(profile).as_posix()
-    if (md5 := output_hash(path, here)) is None:
+    md5, challenger = output_hash(path, here), registry.version_of(here, profile, "challenger")
+    if challenger and (md5 is None or registry.is_registered(here, profile, md5)):
+        return challenger
+    if md5 is None:
         raise ValueError(f"nothing is registered for profile {profile}, and dvc.lock has no {path}: run the pipeline first (`ans run`)")
-    run = last_run(here, {"ans.stage": "convert"})
+    run = last_run(here, {"ans.stage": "convert", "ans.profile": profile})
     return registry.register(here, profile, md5, run_id=run.info.run_id if run else None)
 
 
@@ -107,6 +111,8 @@ def record(
     for role, folder in results.items():
         for name, value in json.loads((folder / METRICS).read_text(encoding="utf-8")).items():
             mlflow.log_metric(run, metric_name(f"{role}/{name}"), value)
+            if role == "challenger":
+                mlflow.log_metric(run, metric_name(f"eval/{name}"), value)
     mlflow.set_terminated(run, "FINISHED")
 
 

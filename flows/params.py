@@ -128,15 +128,15 @@ def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[
 
 
 def watch_sources(root: Path) -> list[str]:
-    """Write the fingerprints of prepare.sources and evaluate.sources if the files have changed: their stages then run again."""
+    """Write the fingerprints of prepare.sources, evaluate.sources and evaluate.public if the files have changed: their stages then run
+    again."""
     values = load(root / "params.yaml").model_dump(mode="json")
     lines = []
-    for section in ("prepare", "evaluate"):
-        for source in values[section]["sources"]:
-            found = fingerprint(root / source["path"])
-            if source["files"] != found:
-                lines += [f"params.yaml: the files of {source['path']} have changed"] if source["files"] else []
-                source["files"] = found
+    for source in (*values["prepare"]["sources"], *values["evaluate"]["sources"], *values["evaluate"]["public"]):
+        found = fingerprint(root / source["path"])
+        if source["files"] != found:
+            lines += [f"params.yaml: the files of {source['path']} have changed"] if source["files"] else []
+            source["files"] = found
     rewrite(root, values)
     return lines
 

@@ -22,13 +22,13 @@ from flows.child import BUSY_RETRY_S, SettingsError, repro
 from flows.dvc_state import is_up_to_date, output_hash
 from flows.params import add_sources, watch_sources, write, write_if_needed
 from flows.paths import root
-from tasks import registry
+from flows.pipeline_run import PipelineRun
 from tasks.process import die_with_parent, held
 from tasks.runner import state_key
-from tasks.stages import STAGES, Stage, stage_named
-from tasks.tracking import client, close_stuck_runs, durations_s, experiment_id, last_run, parent_run
+from tasks.stages import AGENT, STAGES, Stage, needed_for, stage_named
 
 RETRY_DELAY_S = 5
+REPORT = "report/report.html"
 Row = tuple[str, str, float]
 """A stage, `ran` or `cached`, and the seconds it took (for a cached one: when it ran)."""
 
@@ -61,12 +61,11 @@ def is_worth_a_retry(_task: Any, _run: Any, state: State[Any]) -> bool:
     return not isinstance(state.result(raise_on_failure=False), SettingsError)
 
 
-def run_stage(stage: Stage, here: Path, pipeline: str, clock: Clock, force: bool) -> State[None]:
+def run_stage(stage: Stage, here: Path, tracked: dict[str, str], clock: Clock, force: bool) -> State[None]:
     if not force and is_cached(stage, here):
         return Completed(name="Cached", message=f"{stage.name} is up to date (dvc.lock)")
     print(clock.place(stage), file=sys.stderr, flush=True)
-    tracked = {"ANS_PIPELINE": pipeline, "ANS_PIPELINE_PID": str(os.getpid())}
-    ran = repro(stage.name, root=here, timeout_s=stage.timeout_s, extra_environment=tracked, force=force)
+    ran = repro(stage.target, root=here, timeout_s=stage.timeout_s, extra_environment=tracked, force=force)
     return Completed(message=f"{stage.name} ran") if ran else Completed(name="Cached", message=f"{stage.name} came from DVC's run cache")
 
 
@@ -74,7 +73,7 @@ def is_cached(stage: Stage, here: Path) -> bool:
     """Tell whether a stage is cached; wait while a dvc command is at work."""
     while True:
         try:
-            return is_up_to_date(stage.name, here)
+            return is_up_to_date(stage.target, here)
         except BlockingIOError as error:
             print(f"{stage.name} waits: {error}", file=sys.stderr, flush=True)
             time.sleep(BUSY_RETRY_S)
@@ -89,52 +88,41 @@ def prefect_task(stage: Stage) -> Any:
     return make(run_stage)
 
 
-def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = ()) -> list[Row]:
+def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (), page: str = REPORT) -> list[Row]:
     """Run stages under one MLflow run and with one Prefect artifact; stop at the first that fails. Those in `force` run even if they are up
-    to date."""
+    to date. `page`: what the artifact links to, under runs/<profile>."""
     config = load(here / "params.yaml")
-    pipeline = f"flow-{runtime.flow_run.id or os.getpid()}"
-    close_stuck_runs(here)
-    mlflow = client(here)
-    parent = parent_run(mlflow, experiment_id(mlflow, here), pipeline, config.profile, here, pid=os.getpid())
-    mlflow.set_tag(parent, "prefect.flow_run", str(runtime.flow_run.id))
-    clock = Clock(start_s=time.monotonic(), stages=stages, durations_s=durations_s(here, config.profile))
+    run = PipelineRun(here, config, f"flow-{runtime.flow_run.id or os.getpid()}")
+    run.start(str(runtime.flow_run.id))
+    clock = Clock(start_s=time.monotonic(), stages=stages, durations_s=run.durations_s())
     rows: list[Row] = []
-    status = "FAILED"
+    ok = False
     try:
         for stage in stages:
             start_s = time.monotonic()
-            state = prefect_task(stage)(stage, here, pipeline, clock, stage.name in force, return_state=True)
+            state = prefect_task(stage)(stage, here, run.environment(), clock, stage.name in force, return_state=True)
             if state.is_failed():
-                publish(rows, here, config.profile, failure=str(state.message))
+                publish(rows, here, config.profile, page, failure=str(state.message))
             state.result()  # raises what the task raised
-            cached = state.name == "Cached"
-            rows.append((stage.name, "cached" if cached else "ran", time.monotonic() - start_s))
-            if cached and (earlier := last_run(here, {"ans.stage": stage.name, "ans.key": state_key(stage, config, here)})):
-                mlflow.set_tag(parent, f"cached.{stage.name.replace('@', '/')}", earlier.info.run_id)
-                rows[-1] = (stage.name, "cached", earlier.data.metrics.get("duration_s", 0.0))
-        status = "FINISHED"
+            if state.name == "Cached":
+                rows.append((stage.name, "cached", run.cached(stage, state_key(stage, config, here))))
+            else:
+                rows.append((stage.name, "ran", time.monotonic() - start_s))
+        ok = True
     finally:
-        mlflow.set_terminated(parent, status)
-    publish(rows, here, config.profile)
-    register(rows, here, config.profile)
+        run.end(ok=ok)
+    publish(rows, here, config.profile, page)
+    convert = stage_named("convert")
+    if convert in stages and (md5 := output_hash(convert.out_path(config.profile).as_posix(), here)):
+        run.register(md5)  # nightly-evals compares it with the champion
     return rows
 
 
-def register(rows: list[Row], here: Path, profile: str) -> None:
-    """Register the converted checkpoint of this run as challenger; nightly-evals compares it with the champion."""
-    stage = stage_named("convert")
-    md5 = output_hash(stage.out_path(profile).as_posix(), here)
-    if stage.name in {name for name, _, _ in rows} and md5:
-        run = last_run(here, {"ans.stage": stage.name, "ans.profile": profile})
-        registry.register(here, profile, md5, run_id=run.info.run_id if run else None)
-
-
-def publish(rows: list[Row], here: Path, profile: str, failure: str = "") -> None:
+def publish(rows: list[Row], here: Path, profile: str, page: str, failure: str = "") -> None:
     """Show the run as a page in Prefect: its stages, the report's path, and what failed."""
     lines = [f"# {runtime.flow_run.flow_name}, profile {profile}", "| stage | | time |", "|-|-|-:|"]
     lines += [f"| {name} | {how} | {clock_text(seconds)} |" for name, how, seconds in rows]
-    report = here / "runs" / profile / "report/report.html"
+    report = here / "runs" / profile / page
     lines += ["", f"```\n{failure}\n```"] if failure else ["", f"Report: [{report}]({report.as_uri()})"]
     create_markdown_artifact("\n".join(lines), key="pipeline-run", description=f"{runtime.flow_run.name}")
 
@@ -180,13 +168,28 @@ def full_pipeline(
         return run_stages(chosen, here, forced)
 
 
-def stages_named(names: Collection[str] | None) -> tuple[Stage, ...]:
-    """Return these stages in the pipeline's order; None: all. Raises ValueError for a name that is none."""
-    known = [stage.name for stage in STAGES]
+@flow(name="agent-pipeline", flow_run_name=run_name, retries=0, log_prints=False)
+def agent_pipeline(profile: str | None = None, overrides: dict[str, Any] | None = None, force: list[str] | None = None) -> list[Row]:
+    """Run the pixel-space agent's stages and all that they need (docs/agent.md). Parameters as those of `full_pipeline`."""
+    end_with_worker()
+    here = root()
+    os.chdir(here)
+    needed = needed_for(AGENT)
+    forced = {stage.name for stage in stages_named(force or (), known=needed)}
+    with held(here / ".ans/flow.lock", "agent-pipeline"):
+        use_settings(profile, overrides, here)
+        for line in watch_sources(here):
+            print(line)
+        return run_stages(needed, here, forced, page="agent/report/episodes.html")
+
+
+def stages_named(names: Collection[str] | None, known: tuple[Stage, ...] = STAGES) -> tuple[Stage, ...]:
+    """Return these stages in the pipeline's order; None: all. Raises ValueError for a name that is none of the `known`."""
+    there = [stage.name for stage in known]
     for name in names or ():
-        if name not in known:
-            raise ValueError(f"no stage {name!r}{nearest(name, known)}; there are {known}")
-    return tuple(stage for stage in STAGES if names is None or stage.name in names)
+        if name not in there:
+            raise ValueError(f"no stage {name!r}{nearest(name, there)}; there are {there}")
+    return tuple(stage for stage in known if names is None or stage.name in names)
 
 
 def words_of(overrides: dict[str, Any]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from flows.paths import environment
@@ -24,8 +25,10 @@ from tasks.process import die_with_parent
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
-START_S = 120.0
+START_S = 300.0
 END_S = 10.0
+MIN_LIFE_S = 5.0
+"""A server that lived shorter does not start at all; another one would not either."""
 
 
 class OwnAddressOnly:
@@ -52,7 +55,8 @@ class OwnAddressOnly:
 def prefect_server(here: Path, *, port: int = 0, temporary: bool = False) -> Iterator[dict[str, str]]:
     """Start a server (port 0: any free one), yield PREFECT_API_URL and PREFECT_API_AUTH_STRING for its clients, and end it.
 
-    It also ends when this process is killed. A temporary one has no UI and no scheduler. Raises OSError if the port is taken.
+    It also ends when this process is killed; if it ends by itself, another one takes its place, with the same address, key and history.
+    A temporary one has no UI and no scheduler. Raises OSError if the port is taken.
     """
     try:
         listening = socket.create_server((HOST, port))
@@ -68,21 +72,49 @@ def prefect_server(here: Path, *, port: int = 0, temporary: bool = False) -> Ite
             "ANS_PARENT_PID": str(os.getpid()),
             **({"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_UI_ENABLED": "0"} if temporary else {}),
         }
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.prefect_server", str(listening.fileno())], pass_fds=[listening.fileno()], cwd=here,
-            env=environment() | client | server,
+        kept = Kept(listening, here, environment() | client | server)
+        try:
+            wait_for(f"{address}/api/health", kept.process)
+            yield client
+        finally:
+            kept.end()
+
+
+class Kept:
+    """A server's process on a bound socket, replaced if it ends: clients wait in the socket's queue meanwhile."""
+
+    def __init__(self, listening: socket.socket, here: Path, environ: dict[str, str]) -> None:
+        self._listening, self._here, self._environ = listening, here, environ
+        self._ending, started = Event(), Event()
+        # The kernel ends the process with the thread that started it (die_with_parent), so one thread starts them all.
+        self._thread = Thread(target=self._keep, args=(started,), daemon=True)
+        self._thread.start()
+        started.wait()
+
+    def _keep(self, started: Event) -> None:
+        while not self._ending.is_set():
+            start_s = time.monotonic()
+            self.process = self._start()
+            started.set()
+            status = self.process.wait()
+            if self._ending.is_set() or time.monotonic() - start_s < MIN_LIFE_S:
+                return
+            print(f"the Prefect server ended (status {status}), another one takes its place", file=sys.stderr, flush=True)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        descriptor = self._listening.fileno()
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows.prefect_server", str(descriptor)], pass_fds=[descriptor], cwd=self._here, env=self._environ,
             start_new_session=True,  # Ctrl-C is for the flow, which closes its run before the server goes
         )  # fmt: skip
-    try:
-        wait_for(f"{address}/api/health", process)
-        yield client
-    finally:
-        process.terminate()
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+
+    def end(self) -> None:
+        self._ending.set()
+        self.process.terminate()
+        self._thread.join(END_S)
+        if self._thread.is_alive():
+            self.process.kill()
+            self._thread.join()
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:

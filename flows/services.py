@@ -1,4 +1,7 @@
-"""`ans up`, `ans status`, `ans down`: Prefect server with worker and MLflow's page on this machine, in the background."""
+"""`ans up`, `ans status`, `ans down`: Prefect server with worker and MLflow's page on this machine, in the background.
+
+`python -m flows.services PORT` is MLflow's page alone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from flows.doctor import locks, scratch
-from flows.paths import environment
+from flows.paths import environment, root
 from flows.prefect_server import HOST, wait_for
 
 UP_S = 300.0
@@ -91,12 +94,20 @@ def start_prefect(here: Path, port: int) -> Service:
     return service("prefect", process, f"http://{HOST}:{port}", key=said[1])
 
 
-def start_mlflow(here: Path, port: int) -> Service:
+MLFLOW = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+"""One process instead of fifteen: nothing here needs its queue of jobs."""
+
+
+def mlflow_command(here: Path, port: int) -> list[str]:
+    """Return the command of a server that answers its own address alone."""
     hosts = [f"{name}:{port}" for name in (HOST, "localhost")]
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{here / '.ans/mlflow.db'}", "--host", HOST]
     command += ["--port", str(port), "--workers", "1", "--allowed-hosts", ",".join(hosts)]
-    command += ["--cors-allowed-origins", ",".join(f"http://{host}" for host in hosts)]
-    process = start(command, here, here / ".ans/logs/mlflow.log", MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false")
+    return [*command, "--cors-allowed-origins", ",".join(f"http://{host}" for host in hosts)]
+
+
+def start_mlflow(here: Path, port: int) -> Service:
+    process = start(mlflow_command(here, port), here, here / ".ans/logs/mlflow.log", **MLFLOW)
     try:
         wait_for(f"http://{HOST}:{port}/health", process)
     except OSError as error:
@@ -165,3 +176,9 @@ def status(here: Path) -> list[str]:
     lines = [line for service in services if service.lives for line in told([service])]
     lines += [f"{service.name:<8} is gone; `ans up` starts it again" for service in services if not service.lives]
     return [*(lines or ["no services: `ans up` starts them"]), *(finding.what for finding in [*locks(here), scratch(here)])]
+
+
+if __name__ == "__main__":
+    (root() / ".ans").mkdir(exist_ok=True)
+    page = mlflow_command(root(), int(sys.argv[1]))
+    os.execve(page[0], page, environment() | MLFLOW)

@@ -7,15 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import UInt8
 from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
 from ans_core import dist, media, overlay, rle, transforms
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.model.masks import upsample_logits
-from ans_core.tracking.follow import ObjectPrompt, follow
-from flows.answer import save_video
+from ans_core.tracking.follow import ObjectPrompt, follow, label_map
+from flows.answer import coordinates, save_video
 
 MOST = 255
 """Objects that a palette PNG tells apart; 0 is none of them."""
@@ -47,9 +46,7 @@ def write_track(
         found = follow(sam2, lambda index: transforms.open_image(frames[index]), prompts, frames=len(frames))
         for index, low in tqdm(found, total=len(frames), desc="frames"):
             labels = label_map(np.stack([upsample_logits(z, size=sam2.image_size, height=height, width=width) for z in low]))
-            picture = Image.fromarray(labels, "P")
-            picture.putpalette([0, 0, 0, *(level for n in range(MOST) for level in overlay.COLOURS[n % len(overlay.COLOURS)])])
-            picture.save(folder / f"{index:05d}.png")
+            overlay.index_picture(labels).save(folder / f"{index:05d}.png")
             masks = [labels == n for n in range(1, len(prompts) + 1)]
             for n, mask in enumerate(masks):
                 pixels[n] += int(mask.sum())
@@ -86,21 +83,10 @@ def _prompt(kind: str, value: str, frame: int) -> ObjectPrompt:
             return ObjectPrompt(mask=np.asarray(Image.open(value).convert("L")) > 0, frame=frame)
         except UnidentifiedImageError as error:
             raise ValueError(f"--mask {value} is no picture") from error
-    wanted = {"point": 2, "box": 4}[kind]
-    try:
-        numbers = [float(word) for word in value.split(",")]
-    except ValueError:
-        numbers = []
-    if len(numbers) != wanted or not np.isfinite(numbers).all():
-        raise ValueError(f"--{kind} {value}: give {wanted} numbers with commas between them, in pixels of the video")
+    numbers = coordinates(kind, value)
     if kind == "box":
         return ObjectPrompt.box(numbers, frame=frame)
     return ObjectPrompt(points=((numbers[0], numbers[1]),), labels=(1,), frame=frame)
-
-
-def label_map(logits: np.ndarray) -> UInt8[np.ndarray, "H W"]:
-    """Return each pixel's object, from 1; 0 where no object's logit (N, H, W) is positive. The highest logit counts."""
-    return np.where(logits.max(0) > 0, logits.argmax(0) + 1, 0).astype(np.uint8)
 
 
 def default_checkpoint(model: Path) -> str:

@@ -18,66 +18,12 @@ The KV cache, communication buckets and CUDA's own memory come on top.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
-
-from torch import nn
 
 from ans_core.checkpoints.published import PUBLISHED, build_meta
-from ans_core.model.adapters import full_modules
 from ans_core.model.footprint import MicroBatch, activation_bytes, flops
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.needs import needs
 
 GB = 1e9
-
-
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """Bytes, except for the three counts of parameters."""
-
-    parameters: int
-    full: int
-    adapters: int
-    gpus: int
-
-    @property
-    def trained(self) -> int:
-        return self.full + self.adapters
-
-    @property
-    def base(self) -> int:
-        return 2 * self.parameters
-
-    @property
-    def delta(self) -> int:
-        return 4 * self.trained
-
-    @property
-    def training_state(self) -> int:
-        return 12 * self.trained
-
-    @property
-    def whole_weights(self) -> int:
-        return 2 * (self.parameters - self.full) + 4 * self.trained
-
-    @property
-    def per_gpu(self) -> float:
-        return self.whole_weights + 16 * self.trained / self.gpus
-
-    @property
-    def per_gpu_zero3(self) -> float:
-        return (self.whole_weights + 16 * self.trained) / self.gpus
-
-
-def needs(model: Sa2VA, *, rank: int, gpus: int) -> Needs:
-    """LoRA on every linear layer of the text model, as the family trains it; a pair of factors has rank * (inputs + outputs)."""
-    full = [module for _, module in full_modules(model)]
-    linears = [m for m in model.vlm.model.language_model.modules() if isinstance(m, nn.Linear)]
-    return Needs(
-        parameters=sum(p.numel() for p in model.parameters()),
-        full=sum(p.numel() for module in full for p in module.parameters()),
-        adapters=sum(rank * (m.in_features + m.out_features) for m in linears),
-        gpus=gpus,
-    )
 
 
 def table(*, rank: int, gpus: int) -> str:

@@ -1,6 +1,6 @@
 """SFT's speed on photographs: waiting for data, the feature cache, and a plain loop that takes one sample at a time.
 
-    ANS_REFERENCE=FOLDER python perf/sft.py [--steps 8] [--workers 1]
+    ANS_REFERENCE=FOLDER python perf/sft.py [--steps 6] [--workers 1]
 
 FOLDER/data/regions holds photographs with masks (format `regions`); PICTURES of them are used, brought to 1,000 pixels on the long side.
 The model has the `tiny` profile's sizes and random weights. The sides do the same steps: the same samples, LoRA, losses and optimizer.
@@ -46,7 +46,7 @@ BATCH = 8
 """Pictures a step."""
 POINTS = 1024
 FIRST = 2
-"""Steps that are left out: they set things up."""
+"""Steps before those that count: they set things up."""
 
 
 def photographs(reference: Path) -> list[Sample]:
@@ -93,7 +93,7 @@ class Side:
     def __init__(
         self, samples: list[Sample], *, steps: int, workers: int, plain: bool = False, features: FeatureCache | None = None
     ) -> None:
-        self.steps, self.workers, self.plain = steps, workers, plain
+        self.steps, self.workers, self.plain = FIRST + steps, workers, plain
         model = model_of(samples)
         adapters.prepare_sft(model, adapters.lora_config(rank=32, alpha=64, dropout=0.0), seed=0)
         self.module = Supervised(model, mask_weight=2.0, dice_weight=0.5, points=POINTS, features=features)
@@ -151,7 +151,7 @@ def main(steps: int, workers: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
     main(arguments.steps, arguments.workers)

@@ -18,13 +18,12 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
-import imageio.v3 as iio
-import numpy as np
 from peak import watched
 from PIL import Image
 
 from ans_core import prompts
 from ans_core.data.clips import draw_clip
+from flows.answer import save_video
 
 DRAWN = 32
 """Frames, again from the start in a longer video."""
@@ -37,15 +36,13 @@ def write_video(folder: Path, frames: int, size: tuple[int, int]) -> None:
     folder.mkdir()
     drawn = draw_clip(seed=7, split="val", index=3, image_size=SIDE, frames=DRAWN).frames
     pictures = [Image.fromarray(frame).resize(size) for frame in drawn]
-    with iio.imopen(folder.with_suffix(".mp4"), "w", plugin="pyav") as video:
-        video.init_video_stream("mpeg4", fps=8)
-        for number in range(frames):
-            file = folder / f"{number:05d}.png"
-            if number < DRAWN:
-                pictures[number].save(file)
-            else:
-                file.symlink_to(folder / f"{number % DRAWN:05d}.png")
-            video.write_frame(np.asarray(pictures[number % DRAWN]))
+    for number in range(frames):
+        file = folder / f"{number:05d}.png"
+        if number < DRAWN:
+            pictures[number].save(file)
+        else:
+            file.symlink_to(folder / f"{number % DRAWN:05d}.png")
+    save_video((pictures[number % DRAWN] for number in range(frames)), folder.with_suffix(".mp4"), fps=8)
 
 
 def measured(model: str, folder: Path, way: str) -> None:

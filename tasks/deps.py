@@ -1,4 +1,4 @@
-"""tasks/stages.py and the imports of ans_core in, dvc.yaml out: `python -m tasks.deps --write`, or `--check` it."""
+"""tasks/stages.py and the imports of ans_core in, dvc.yaml and agent/dvc.yaml out: `python -m tasks.deps --write`, or `--check` it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from ans_core.config import Config
-from tasks.stages import STAGES, Stage
+from tasks.stages import AGENT, MAIN, TABLE, Stage, dvc_file
 
 # The values of settings reach a stage as parameters, which dvc.yaml lists: a changed default changes nothing until params.yaml has it.
 SETTINGS = Path("ans_core/config")
@@ -107,47 +107,52 @@ def dvc_stage(stage: Stage, root: Path) -> dict[str, Any]:
     if stage.row:
         raise AssertionError(f"{stage.name} is written by dvc_rows")
     entry: dict[str, Any] = {"cmd": stage.command, "deps": [*(f"runs/${{profile}}/{name}" for name in stage.inputs), *files]}
-    entry["params"] = list(stage.sections)
+    if stage.sections:
+        entry["params"] = list(stage.sections)
     entry["outs"] = [f"runs/${{profile}}/{stage.out}", *(place for _, place in stage.copies)]
     if stage.in_git:
         entry["metrics"] = [{place: {"cache": False}} for _, place in stage.in_git]
     return entry
 
 
-# A whole model that is there when a row of `evaluate` starts (published bases have no untrained one): only `rl` waits for `convert`.
-ROW_MODEL = {"untrained": "base/base", "base": "base/base", "sft": "base/base", "rl": "model"}
-
-
 def dvc_rows(rows: list[Stage], root: Path) -> dict[str, Any]:
-    """Return the rows of one task as a DVC `foreach`: named task@row, equal except for the model they start from."""
+    """Return the rows of one task as a DVC `foreach`: named task@row, equal except for the folder they start from (`item`)."""
     shared = [name for name in rows[0].inputs if all(name in row.inputs for row in rows)]
+    items = {str(row.row): row.item for row in rows if row.item is not None}
+    key = "${key}" if items else "${item}"
     files = [path.as_posix() for path in code_files(f"ans_core.stages.{rows[0].task}", root)]
     return {
-        "foreach": {row.row: ROW_MODEL[str(row.row)] for row in rows},
+        "foreach": items or [row.row for row in rows],
         "do": {
-            "cmd": f"exec python -m tasks.{rows[0].task} ${{key}}",
-            "deps": [*(f"runs/${{profile}}/{name}" for name in shared), "runs/${profile}/${item}", *files],
+            "cmd": f"exec python -m tasks.{rows[0].task} {key}",
+            "deps": [*(f"runs/${{profile}}/{name}" for name in shared), *(["runs/${profile}/${item}"] if items else []), *files],
             "params": list(rows[0].sections),
-            "outs": [f"runs/${{profile}}/{rows[0].task}/${{key}}"],
+            "outs": [f"runs/${{profile}}/{Path(rows[0].out).parent.as_posix()}/{key}"],
         },
     }
 
 
-def dvc_yaml(root: Path = Path()) -> str:
+def dvc_yaml(root: Path = Path(), group: str = MAIN) -> str:
+    """Return the dvc.yaml of a group. One that lies in a folder of its own runs its stages in the folder above."""
     stages: dict[str, Any] = {}
-    for stage in STAGES:
-        if stage.task not in stages:
-            rows = [other for other in STAGES if other.row and other.task == stage.task]
+    for stage in TABLE:
+        if stage.group == group and stage.task not in stages:
+            rows = [other for other in TABLE if other.row and other.task == stage.task]
             stages[stage.task] = dvc_rows(rows, root) if rows else dvc_stage(stage, root)
-    return HEADER + yaml.safe_dump({"stages": stages, "plots": plots()}, sort_keys=False, width=132)
+    if group == MAIN:
+        return HEADER + yaml.safe_dump({"stages": stages, "plots": plots()}, sort_keys=False, width=132)
+    for entry in stages.values():
+        entry.get("do", entry)["wdir"] = ".."
+    return HEADER + yaml.safe_dump({"vars": ["../params.yaml:profile"], "stages": stages}, sort_keys=False, width=132)
 
 
 def plots() -> list[dict[str, Any]]:
-    """Return what `dvc plots` draws: the curves of every stage that has some, a chart per name (.dvc/plots/curves.json)."""
+    """Return what `dvc plots` draws: the curves of every stage of the main group that has some, a chart per name
+    (.dvc/plots/curves.json)."""
     return [
         {f"{stage.name} curves": {"x": "step", "y": {f"runs/${{profile}}/{stage.out}/curves.csv": "value"}, "template": "curves"}}
-        for stage in STAGES
-        if stage.curves
+        for stage in TABLE
+        if stage.curves and stage.group == MAIN
     ]
 
 
@@ -157,17 +162,19 @@ def main() -> None:
     group.add_argument("--write", action="store_true")
     group.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    for stage in STAGES:
+    for stage in TABLE:
         if missing := unlisted_settings(stage):
             sys.exit(
                 f"{stage.name} reads {sorted(missing)} of the settings: list them in tasks/stages.py, "
                 "or it will not run again when they change"
             )
-    path, text = Path("dvc.yaml"), dvc_yaml()
-    if arguments.write:
-        path.write_text(text)
-    elif not path.exists() or path.read_text() != text:
-        sys.exit("dvc.yaml is not what tasks/stages.py and the imports of ans_core say: run `make dvc`")
+    for name in (MAIN, AGENT):
+        path, text = dvc_file(name), dvc_yaml(group=name)
+        if arguments.write:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            sys.exit(f"{path} is not what tasks/stages.py and the imports of ans_core say: run `make dvc`")
 
 
 if __name__ == "__main__":

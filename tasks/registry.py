@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.tracking import client
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 Alias = Literal["champion", "challenger"]
 HASH = "dvc.md5"
@@ -39,10 +42,18 @@ def register(root: Path, profile: str, md5: str, *, run_id: str | None) -> Versi
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    known = {version.tags.get(HASH): version for version in mlflow.search_model_versions(f"name = '{name}'")}
-    made = known.get(md5) or mlflow.create_model_version(name, f"dvc:{md5}", run_id=run_id, tags={HASH: md5})
+    made = versions(mlflow, name).get(md5) or mlflow.create_model_version(name, f"dvc:{md5}", run_id=run_id, tags={HASH: md5})
     mlflow.set_registered_model_alias(name, "challenger", made.version)
     return Version(number=str(made.version), md5=md5, run_id=made.run_id)
+
+
+def versions(mlflow: MlflowClient, name: str) -> dict[str | None, Any]:
+    """Return a model's versions by DVC's hash."""
+    return {version.tags.get(HASH): version for version in mlflow.search_model_versions(f"name = '{name}'")}
+
+
+def is_registered(root: Path, profile: str, md5: str) -> bool:
+    return md5 in versions(client(root), model_name(profile))
 
 
 def version_of(root: Path, profile: str, wanted: str) -> Version | None:

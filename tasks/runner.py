@@ -13,17 +13,18 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ans_core.config import Config, ConfigError, load
-from tasks import deps
+from tasks import deps, provenance
+from tasks.launcher import free_port, is_job, ranks_command, run_job
 from tasks.process import die_with_parent, exit_on_term, held, leave_note
-from tasks.stages import Stage, stage_named
-from tasks.tracking import TrackedRun, Tracker, TrackingError, git_tags, start_tracker
+from tasks.stage_run import TrackedRun, Tracker, start_tracker
+from tasks.stages import MAIN, STAGES, TABLE, Stage, dvc_file, stage_named
 
 SPINS = "3000"
 """How often an idle thread of torch's libgomp spins before it sleeps."""
@@ -48,11 +49,12 @@ class Progress:
 
 def inputs_md5(stage: Stage, profile: str, root: Path, *, leave_out: str = "") -> dict[str, str]:
     """Return the hash that DVC recorded for each input folder, but for the one named `leave_out`, when the stage before wrote it."""
-    lock = yaml.safe_load((root / "dvc.lock").read_text())["stages"] if (root / "dvc.lock").exists() else {}
-    recorded = {out["path"]: out["md5"] for entry in lock.values() for out in entry.get("outs", [])}
+    locks = [root / dvc_file(group).with_suffix(".lock") for group in (MAIN, stage.group)]
+    entries = [entry for lock in locks if lock.exists() for entry in yaml.safe_load(lock.read_text())["stages"].values()]
+    recorded = {out["path"]: out["md5"] for entry in entries for out in entry.get("outs", [])}
     paths = {name: path.as_posix() for name, path in stage.input_paths(profile).items() if name != leave_out}
     if missing := [path for path in paths.values() if path not in recorded]:
-        raise ConfigError(f"dvc.lock has no record of {missing}: run `dvc repro {stage.name}`, which makes what {stage.name} needs first")
+        raise ConfigError(f"dvc.lock has no record of {missing}: run `dvc repro {stage.target}`, which makes what {stage.name} needs first")
     return {name: recorded[path] for name, path in paths.items()}
 
 
@@ -95,26 +97,6 @@ def start_log_file(stage: Stage, profile: str, root: Path, *, process: str | Non
     return path
 
 
-def starts_under_torchrun(stage: Stage, config: Config) -> bool:
-    """DeepSpeed wants it of one process, too: without torchrun's variables it looks for MPI."""
-    return stage.distributed and (config.launch.processes > 1 or config.launch.deepspeed_stage > 0)
-
-
-def launch_ranks(stage: Stage, config: Config) -> None:
-    """Replace this process by torchrun, which starts the same command once per process of this node."""
-    command = [sys.executable, "-m", "torch.distributed.run", *torchrun_options(config.launch.processes, os.environ)]
-    os.execv(sys.executable, [*command, "-m", f"tasks.{stage.task}", *([stage.row] if stage.row else [])])
-
-
-def torchrun_options(processes: int, environment: Mapping[str, str]) -> list[str]:
-    """Return torchrun's options for this node. torchrun's own variables PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT say
-    that there are several; `processes` counts those of all. Raises ConfigError if they can't be divided."""
-    nodes = int(environment.get("PET_NNODES", "1"))
-    if processes % nodes:
-        raise ConfigError(f"launch.processes is {processes}, on PET_NNODES={nodes} nodes: give a multiple of the nodes")
-    return [*(["--standalone"] if nodes == 1 else []), f"--nproc-per-node={processes // nodes}"]
-
-
 def is_first_node() -> bool:
     return os.environ.get("PET_NODE_RANK", "0") == "0"
 
@@ -137,7 +119,8 @@ def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> 
     row = {"row": stage.row} if stage.row else {}
     inputs = stage.input_paths(config.profile, root)
     if stage.task == "report":
-        inputs["versions"] = write_versions(scratch / "versions.json", root)
+        keys = {other.name: state_key(other, config, root) for other in STAGES if other.name != stage.name}
+        inputs["versions"] = provenance.write(scratch / "versions.json", config, keys, root)
     metrics: dict[str, float] = stage_function(stage)(config, inputs=inputs, out=partial, scratch=scratch, log=log, **row)
     if int(os.environ.get("RANK", "0")) == 0:
         if out.exists():
@@ -148,14 +131,6 @@ def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> 
             shutil.copyfile(out / name, root / place)
         (scratch / DONE).touch()
     return metrics
-
-
-def write_versions(path: Path, root: Path) -> Path:
-    """Write which code and data made the numbers, for the report."""
-    lock = root / "dvc.lock"
-    found = git_tags(root) | {"dvc.lock sha256": hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else "none"}
-    path.write_text(json.dumps(found))
-    return path
 
 
 def drop_done_scratch(root: Path, keep: str) -> None:
@@ -178,15 +153,20 @@ def run_tracked(stage: Stage, config: Config, root: Path, tracker: Tracker) -> N
     key = state_key(stage, config, root)
     drop_done_scratch(root, keep=key)
     params = {"profile": config.profile, **settings_of(stage, config), "launch": config.launch.model_dump(mode="json")}
-    stage_function(stage)  # its imports take as long as MLflow, which the tracker imports meanwhile
-    run = tracker.stage_run(root, stage=stage.name, version=stage.version, profile=config.profile, state_key=key, params=params)
-    progress = Progress(run)
-    ok, start_s = False, time.monotonic()
+    sources = [*config.prepare.sources, *config.evaluate.sources]
+    data = {source.name: source.files for source in sources if source.files} if stage.name == "prepare" else {}
+    run = tracker.stage_run(
+        root, stage=stage.name, version=stage.version, profile=config.profile, state_key=key, params=params,
+        settings=config.model_dump(mode="json"), data=data | inputs_md5(stage, config.profile, root),
+    )  # fmt: skip
+    ok = False
     try:
-        metrics = call_stage(stage, config, progress, root, key)
+        stage_function(stage)  # its imports take as long as MLflow, which the tracker imports meanwhile
+        start_s = time.monotonic()
+        metrics = call_stage(stage, config, Progress(run), root, key)
         prefix = "eval/" if stage.task == "evaluate" else ""
-        run.log({**{f"{prefix}{name}": value for name, value in metrics.items()}, "duration_s": time.monotonic() - start_s}, 0)
-        run.log_files(stage.out_path(config.profile, root))
+        found = {f"{prefix}{name}": value for name, value in metrics.items()}
+        run.log_result({**found, "duration_s": time.monotonic() - start_s}, stage.out_path(config.profile, root))
         ok = True
     finally:
         run.end(ok=ok)
@@ -200,7 +180,9 @@ def main(name: str, root: Path = Path()) -> None:
     try:
         config = load(root / "params.yaml")
         check_disk(stage, config.profile, root)
-        torchrun_options(config.launch.processes, os.environ)
+        ranks = ranks_command(stage, config.launch, os.environ, port=free_port())
+        if is_job(stage, config.launch, os.environ):
+            sys.exit(run_job(stage, config.launch, root))
     except ConfigError as error:
         leave_note(status=USER_ERROR, message=str(error))
         print(f"{name}: {error}", file=sys.stderr)
@@ -211,8 +193,8 @@ def main(name: str, root: Path = Path()) -> None:
     if rank is None:
         if is_first_node():  # the nodes share the folder
             shutil.rmtree(partial, ignore_errors=True)
-        if starts_under_torchrun(stage, config):
-            launch_ranks(stage, config)
+        if ranks:
+            os.execv(ranks[0], ranks)
     first = rank in {None, "0"}
     log_file = start_log_file(stage, config.profile, root, process=None if first else rank)
     if first:
@@ -225,8 +207,16 @@ def main(name: str, root: Path = Path()) -> None:
             call_stage(stage, config, lambda metrics, step: None, root, state_key(stage, config, root))
     except Exception as error:  # noqa: BLE001  the boundary to the user: traceback into the log file, the message on the screen
         logging.error("%s", traceback.format_exc())
-        status = USER_ERROR if isinstance(error, (ConfigError, TrackingError)) else STAGE_FAILED
+        status = USER_ERROR if isinstance(error, ConfigError) else STAGE_FAILED
         leave_note(status=status, message=f"{type(error).__name__}: {error}")
         where = name if first else f"{name}, process {rank},"
         print(f"\n{where} failed: {type(error).__name__}: {error}\n(traceback in {log_file})", file=sys.stderr)
         sys.exit(status)
+
+
+def main_row(task: str, root: Path = Path()) -> None:
+    """Run the row of a task that the command names: the body of tasks whose stages have rows."""
+    rows = [stage.row for stage in TABLE if stage.task == task]
+    if len(sys.argv) != 2 or sys.argv[1] not in rows:
+        sys.exit(f"usage: python -m tasks.{task} ROW, with ROW one of {rows}")
+    main(f"{task}@{sys.argv[1]}", root)

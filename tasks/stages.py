@@ -10,6 +10,8 @@ ROWS = ("untrained", "base", "sft", "rl")
 
 SUMMARY = "metrics/summary.json"
 HEADLINE = "metrics/headline.json"
+AGENT_FIGURES = "metrics/agent.json"
+MAIN, AGENT = "main", "agent"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +36,20 @@ class Stage:
     """The same, for files that git keeps and DVC does not: a dozen numbers that show a change's effect."""
     curves: bool = False
     """Whether it writes curves.csv."""
+    group: str = MAIN
+    """Stages of another group stand in `<group>/dvc.yaml`, which a bare `dvc repro` leaves alone."""
+    item: str | None = None
+    """Of a row: the folder under runs/<profile> in which it differs from the others, as dvc.yaml names it."""
 
     @property
     def task(self) -> str:
         """Return the module name under tasks and under ans_core.stages."""
         return self.name.partition("@")[0]
+
+    @property
+    def target(self) -> str:
+        """Return what DVC calls it."""
+        return self.name if self.group == MAIN else f"{dvc_file(self.group).as_posix()}:{self.name}"
 
     @property
     def command(self) -> str:
@@ -52,14 +63,44 @@ class Stage:
         return root / "runs" / profile / self.out
 
 
+def dvc_file(group: str) -> Path:
+    return Path("dvc.yaml") if group == MAIN else Path(group) / "dvc.yaml"
+
+
 DAY_S = 24 * 3600
+# A whole model that is there when a row of `evaluate` starts (published bases have no untrained one): only `rl` waits for `convert`.
+ROW_MODEL = {"untrained": "base/base", "base": "base/base", "sft": "base/base", "rl": "model"}
 
 
 def _evaluate(row: str) -> Stage:
     # The inverse model of the `loops` benchmark is the SFT checkpoint in every row.
     return Stage(
         name=f"evaluate@{row}", version="1", row=row, inputs=("data", "base", "sft", *(["model"] if row == "rl" else [])),
-        out=f"evaluate/{row}", sections=("evaluate", "seed"), retries=1, timeout_s=2 * DAY_S,
+        out=f"evaluate/{row}", sections=("evaluate", "seed"), retries=1, timeout_s=2 * DAY_S, item=ROW_MODEL[row],
+    )  # fmt: skip
+
+
+AGENT_ROWS = {"direct": "agent/sft/direct", "oracle": "agent/cota/val", "sft": "agent/sft/tools", "rft": "agent/rft"}
+"""The rows of `agent_evaluate` and what each starts from. (The oracle has no adapter, but the same operations as the traces.)"""
+
+
+def _agent_sft(row: str) -> Stage:
+    return Stage(
+        name=f"agent_sft@{row}", version="1", row=row, inputs=("data", "model", "agent/cota"), out=f"agent/sft/{row}", group=AGENT,
+        sections=(
+            "agent.base", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size", "sft.mask_weight", "sft.dice_weight",
+            "sft.questions_per_image", "seed",
+        ),
+        timeout_s=7 * DAY_S, curves=True,
+    )  # fmt: skip
+
+
+def _agent_evaluate(row: str, folder: str) -> Stage:
+    made = "agent/cota" if row == "oracle" else folder
+    return Stage(
+        name=f"agent_evaluate@{row}", version="1", row=row, inputs=("data", "model", made), out=f"agent/evaluate/{row}", group=AGENT,
+        sections=("agent.base", "agent.families", "agent.episode", "agent.evaluate", "evaluate.max_tokens", "evaluate.batch", "seed"),
+        timeout_s=2 * DAY_S, item=folder,
     )  # fmt: skip
 
 
@@ -67,7 +108,7 @@ JUDGED = ("judge.model", "judge.meteor_weight", "judge.judge_weight", "judge.on_
 """The judge's settings that decide a reward."""
 
 # fmt: off
-STAGES: tuple[Stage, ...] = (
+TABLE: tuple[Stage, ...] = (
     Stage(name="prepare", version="1", out="data", sections=("prepare", "seed"), gpu=False, retries=0),
     Stage(
         name="base", version="1", inputs=("data",), out="base", timeout_s=2 * DAY_S, curves=True,
@@ -98,15 +139,43 @@ STAGES: tuple[Stage, ...] = (
     *(_evaluate(row) for row in ROWS),
     Stage(
         name="report", version="1", inputs=("data", "base", "sft", "rl", *(f"evaluate/{row}" for row in ROWS)), out="report",
-        sections=("report",), gpu=False, retries=0, copies=(("summary.json", SUMMARY),),
+        sections=("report", "evaluate.split", "evaluate.sources"), gpu=False, retries=0, copies=(("summary.json", SUMMARY),),
         in_git=(("headline.json", HEADLINE),),
+    ),
+    Stage(
+        name="cota", version="1", inputs=("model",), out="agent/cota", group=AGENT, retries=0,
+        sections=("agent.base", "agent.families", "agent.episode", "agent.cota", "seed"),
+    ),
+    *(_agent_sft(row) for row in ("tools", "direct")),
+    Stage(
+        name="rft", version="1", inputs=("model", "agent/sft/tools"), out="agent/rft", group=AGENT, timeout_s=7 * DAY_S, curves=True,
+        sections=("agent.base", "agent.families", "agent.episode", "agent.cota", "agent.rft", "seed"),
+    ),
+    *(_agent_evaluate(row, folder) for row, folder in AGENT_ROWS.items()),
+    Stage(
+        name="agent_report", version="1", inputs=tuple(f"agent/evaluate/{row}" for row in AGENT_ROWS), out="agent/report",
+        sections=(), gpu=False, retries=0, copies=(("agent.json", AGENT_FIGURES),), group=AGENT,
     ),
 )
 # fmt: on
+STAGES = tuple(stage for stage in TABLE if stage.group == MAIN)
+"""What `ans run`, `make demo` and a bare `dvc repro` run."""
+
+
+def needed_for(group: str) -> tuple[Stage, ...]:
+    """Return a group's stages and all that they need, in the order of the table."""
+    chosen = {stage.name: stage for stage in TABLE if stage.group == group}
+    while more := {made.name: made for stage in chosen.values() for made in _makers(stage) if made.name not in chosen}:
+        chosen |= more
+    return tuple(stage for stage in TABLE if stage.name in chosen)
+
+
+def _makers(stage: Stage) -> list[Stage]:
+    return [made for made in TABLE if made.out in stage.inputs]
 
 
 def stage_named(name: str) -> Stage:
-    by_name = {stage.name: stage for stage in STAGES}
+    by_name = {stage.name: stage for stage in TABLE}
     if name not in by_name:
         raise SystemExit(f"no stage named {name!r}; tasks/stages.py has {list(by_name)}")
     return by_name[name]

@@ -1,30 +1,27 @@
-"""Record what a stage logs as MLflow runs: one parent per pipeline run, one nested run per stage, also under a bare `dvc repro`."""
+"""Runs in MLflow, in the store of this checkout or the one that MLFLOW_TRACKING_URI names: one parent per pipeline run, one nested run per
+stage, also under a bare `dvc repro`. tasks/stage_run.py fills them."""
 
 from __future__ import annotations
 
 import functools
 import os
 import re
-import signal
 import socket
 import sqlite3
-import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import closing
-from importlib import import_module
-from multiprocessing.managers import BaseManager
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from tasks.process import die_with_parent
+from tasks.stages import ROWS, stage_named
+from tasks.surroundings import surroundings
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
@@ -34,20 +31,23 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
 
 EXPERIMENT = "ans"
-FLUSH_EVERY_S = 5
-RETRY_FLUSH_S = 60
-"""Seconds until the next try after the store refused metrics; they are kept until then."""
-ARTIFACT_SUFFIXES = {".html", ".json", ".csv", ".png", ".jpg", ".gif", ".md"}
-MAX_ARTIFACT_BYTES = 20_000_000
-MAX_ARTIFACTS = 60
-
-
-_IMPORT = Thread(target=import_module, args=("mlflow.store.tracking.sqlalchemy_store",), daemon=True)
-"""Only the tracker's process starts it."""
+KIND = "mlflow.experimentKind"
+TRAINING = "custom_model_development"
+"""The kind whose pages show runs and curves first; without it MLflow opens on the pages for prompts and traces."""
+MAX_PARAMS = 100
+"""Of one request to the store."""
 
 
 class TrackingError(ValueError):
-    """The store of runs can't be used; raised before any work is spent."""
+    """The store of runs can't be used."""
+
+
+def store_faults() -> tuple[type[Exception], ...]:
+    """Return what the client raises when its store is away or damaged."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return MlflowException, SQLAlchemyError, TrackingError, OSError
 
 
 @functools.cache
@@ -73,8 +73,6 @@ def client(root: Path) -> MlflowClient:
     import logging
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    if _IMPORT.is_alive():
-        _IMPORT.join()  # a second thread importing it meanwhile would see a half-initialised module
     from mlflow import MlflowClient
 
     (root / ".ans").mkdir(exist_ok=True)
@@ -86,7 +84,7 @@ def client(root: Path) -> MlflowClient:
 
 
 def experiment_id(mlflow: MlflowClient, root: Path) -> str:
-    """Return the experiment's id. Raises TrackingError if the store does not answer."""
+    """Return the experiment's id; the first call makes it. Raises TrackingError if the store does not answer."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -95,10 +93,12 @@ def experiment_id(mlflow: MlflowClient, root: Path) -> str:
         where = os.environ.get("MLFLOW_TRACKING_URI", ".ans/mlflow.db")
         why = str(error).splitlines()[0][:200]
         raise TrackingError(f"MLflow at {where} does not answer ({why}): start it, or unset MLFLOW_TRACKING_URI") from None
-    if found is not None:
-        return found.experiment_id
-    local = "MLFLOW_TRACKING_URI" not in os.environ
-    return mlflow.create_experiment(EXPERIMENT, artifact_location=(root.resolve() / ".ans/mlartifacts").as_uri() if local else None)
+    if found is None:
+        place = None if "MLFLOW_TRACKING_URI" in os.environ else (root.resolve() / ".ans/mlartifacts").as_uri()
+        return mlflow.create_experiment(EXPERIMENT, artifact_location=place, tags={KIND: TRAINING})
+    if KIND not in found.tags:
+        mlflow.set_experiment_tag(found.experiment_id, KIND, TRAINING)
+    return found.experiment_id
 
 
 def pipeline_key(pid: int) -> str:
@@ -111,18 +111,9 @@ def pipeline_key(pid: int) -> str:
     return f"dvc-{top.pid}-{int(top.create_time())}"
 
 
-def git_tags(root: Path) -> dict[str, str]:
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
-
-    return {
-        "git.sha": git("rev-parse", "HEAD"),
-        "git.dirty": str(bool(git("status", "--porcelain", "--untracked-files=no"))).lower(),
-    }
-
-
 def where_from(root: Path) -> dict[str, str]:
-    return {"ans.host": socket.gethostname(), **git_tags(root)}
+    """Return tags of the code, the data and the machine that a run is made with."""
+    return {"ans.host": socket.gethostname(), **surroundings(root)}
 
 
 def metric_name(name: str) -> str:
@@ -143,140 +134,89 @@ def find_runs(mlflow: MlflowClient, experiment: str, tags: dict[str, str], limit
     return list(mlflow.search_runs([experiment], where, max_results=limit, order_by=["attributes.start_time DESC"]))
 
 
-def parent_run(mlflow: MlflowClient, experiment: str, key: str, profile: str, root: Path, *, pid: int) -> str:
-    """Return the pipeline's run; the first stage makes it, and a later one reopens it if it was closed. `pid` works on it."""
+def parent_run(
+    mlflow: MlflowClient, experiment: str, key: str, profile: str, root: Path, *, pid: int, settings: Mapping[str, str], start_ms: int
+) -> str:
+    """Return the pipeline's run; whoever needs it first makes it. `pid` works on it, `settings` are its parameters."""
     found = find_runs(mlflow, experiment, {"ans.pipeline": key, "ans.kind": "pipeline"})
     if found:
-        mlflow.set_tag(found[0].info.run_id, "ans.pid", str(pid))
-        mlflow.update_run(found[0].info.run_id, status="RUNNING")
+        if not found[0].data.params:  # the store went away just then
+            log_params(mlflow, found[0].info.run_id, settings)
         return str(found[0].info.run_id)
     tags = {"ans.pipeline": key, "ans.kind": "pipeline", "ans.profile": profile, "ans.pid": str(pid), **where_from(root)}
-    name = f"{profile} {time.strftime('%Y-%m-%d %H:%M')}"
-    return str(mlflow.create_run(experiment, tags=tags, run_name=name).info.run_id)
+    tags["mlflow.source.name"] = "flows/pipeline.py" if "ANS_PIPELINE" in os.environ else "dvc.yaml"
+    name = f"{profile} {clock(start_ms)}"
+    run = str(mlflow.create_run(experiment, start_time=start_ms, tags=tags, run_name=name).info.run_id)
+    log_params(mlflow, run, settings)
+    return run
 
 
-class StageRun:
-    """The nested run of one stage. Metrics are buffered: one call to the store costs 50 ms, one metric in a batch 0.3 ms."""
+def clock(time_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(time_ms / 1000))
 
-    def __init__(self, root: Path, *, stage: str, version: str, profile: str, state_key: str, params: dict[str, Any], pid: int) -> None:
-        self._mlflow = client(root)
-        from mlflow.entities import Param
 
-        experiment = experiment_id(self._mlflow, root)
-        if flow_pid := os.environ.get("ANS_PIPELINE_PID"):
-            self._parent = parent_run(self._mlflow, experiment, pipeline_key(pid), profile, root, pid=int(flow_pid))
-        else:  # bare `dvc repro`: this stage owns the parent run, not a flow
-            close_stuck_runs(root)
-            self._parent = parent_run(self._mlflow, experiment, pipeline_key(pid), profile, root, pid=pid)
-        tags = {"mlflow.parentRunId": self._parent, "ans.kind": "stage", "ans.stage": stage, "ans.version": version}
-        tags |= {"ans.profile": profile, "ans.key": state_key, "ans.pid": str(pid), **where_from(root)}
-        self.run_id = str(self._mlflow.create_run(experiment, tags=tags, run_name=f"{stage} ({profile})").info.run_id)
-        self._mlflow.log_batch(self.run_id, params=[Param(key, value) for key, value in flat(params).items()])
-        self._waiting: list[Metric] = []
-        self._next_flush_s = time.monotonic() + FLUSH_EVERY_S
+def log_params(mlflow: MlflowClient, run: str, params: Mapping[str, str]) -> None:
+    from mlflow.entities import Param
 
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        from mlflow.entities import Metric
+    found = [Param(key, value) for key, value in params.items()]
+    for start in range(0, len(found), MAX_PARAMS):
+        mlflow.log_batch(run, params=found[start : start + MAX_PARAMS])
 
-        now_ms = int(time.time() * 1000)
-        self._waiting += [Metric(metric_name(key), float(value), now_ms, step) for key, value in metrics.items()]
-        if time.monotonic() > self._next_flush_s:
-            self.flush()
 
-    def flush(self) -> None:
-        """Send buffered metrics; if the store refuses them they wait for the next flush."""
-        from mlflow.exceptions import MlflowException
+def log_metrics(mlflow: MlflowClient, run: str, metrics: Mapping[str, float]) -> None:
+    """Log values that have no step."""
+    from mlflow.entities import Metric
 
-        wait_s = FLUSH_EVERY_S
-        try:
-            while self._waiting:
-                self._mlflow.log_batch(self.run_id, metrics=self._waiting[:1000])
-                del self._waiting[:1000]
-        except MlflowException as error:
-            warn(f"MLflow takes no metrics at present, {len(self._waiting)} wait: {error}")
-            wait_s = RETRY_FLUSH_S
-        self._next_flush_s = time.monotonic() + wait_s
+    now_ms = int(time.time() * 1000)
+    mlflow.log_batch(run, metrics=[Metric(metric_name(key), float(value), now_ms, 0) for key, value in metrics.items()])
 
-    def log_files(self, folder: Path) -> None:
-        """Log the small files of an output that a person would look at; weights stay in DVC."""
-        from mlflow.exceptions import MlflowException
 
-        try:
-            self._log_files(folder)
-        except (MlflowException, OSError) as error:
-            warn(f"MLflow did not take the files of {folder}, which stay there: {error}")
+def pipeline_metrics(stage: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return what the pipeline's run shows of a stage's metrics: `rl/referring/val/gIoU` of evaluate@rl and the report, `train/sft/loss`
+    (the mean over the last steps) and `duration_s/sft`. Its curves and the machine's load stay with the stage's own run."""
+    task, _, row = stage.partition("@")
+    place = stage.replace("@", "/")
+    shown = {}
+    for name, value in metrics.items():
+        part, _, rest = name.partition("/")
+        if name == "duration_s":
+            shown[f"duration_s/{place}"] = value
+        elif task == "evaluate" and part == "eval":
+            shown[f"{row}/{rest}"] = value
+        elif task == "report" and part in ROWS:
+            shown[name] = value
+        elif part == "train":
+            shown[f"train/{place}/{rest}"] = value
+        elif rest and part != "system" and task not in {"evaluate", "report"} and not stage_named(stage).curves:
+            shown[f"{place}/{name}"] = value
+    return shown
 
-    def _log_files(self, folder: Path) -> None:
-        found = [
-            path for path in sorted(folder.rglob("*")) if path.suffix in ARTIFACT_SUFFIXES and len(path.relative_to(folder).parts) <= 2
-        ]
-        small = [path for path in found if path.stat().st_size <= MAX_ARTIFACT_BYTES and not path.name.startswith("tokenizer")]
-        for path in small[:MAX_ARTIFACTS]:
-            self._mlflow.log_artifact(self.run_id, str(path), str(path.parent.relative_to(folder)) if path.parent != folder else None)
 
-    def end(self, *, ok: bool) -> None:
-        from mlflow.exceptions import MlflowException
+def link_cached(mlflow: MlflowClient, experiment: str, parent: str, stage: str, state_key: str) -> Any | None:
+    """Name in the pipeline's run which run made a cached stage's output, and show that run's metrics. Return that run, None if unknown."""
+    found = find_runs(mlflow, experiment, {"ans.kind": "stage", "ans.stage": stage, "ans.key": state_key}, limit=20)
+    made = next((run for run in found if run.info.status == "FINISHED"), None)
+    if made is not None:
+        mlflow.set_tag(parent, f"cached.{stage.replace('@', '/')}", made.info.run_id)
+        log_metrics(mlflow, parent, pipeline_metrics(stage, made.data.metrics))
+    return made
 
-        self.flush()
-        try:
-            self._mlflow.set_terminated(self.run_id, "FINISHED" if ok else "FAILED")
-            if "ANS_PIPELINE" not in os.environ or not ok:  # a flow closes its own run; under a bare `dvc repro` this stage must
-                self._mlflow.set_terminated(self._parent, "FINISHED" if ok else "FAILED")
-        except MlflowException as error:
-            warn(f"MLflow does not answer, {len(self._waiting)} metrics are lost; the next run closes this one: {error}")
+
+def describe(mlflow: MlflowClient, experiment: str, parent: str) -> None:
+    """Write the pipeline's stages, with links to the runs that made them, as the description of its run."""
+    lines = ["| stage | | seconds | run |", "|-|-|-:|-|"]
+    rows = [(run, "ran") for run in reversed(find_runs(mlflow, experiment, {"mlflow.parentRunId": parent}, limit=100))]
+    tags = mlflow.get_run(parent).data.tags
+    rows += [(mlflow.get_run(run), "cached") for name, run in tags.items() if name.startswith("cached.")]
+    for run, how in rows:
+        how = how if run.info.status == "FINISHED" else run.info.status.lower()
+        link = f"[{run.info.run_name}](#/experiments/{experiment}/runs/{run.info.run_id})"
+        lines.append(f"| {run.data.tags['ans.stage']} | {how} | {run.data.metrics.get('duration_s', 0):.0f} | {link} |")
+    mlflow.set_tag(parent, "mlflow.note.content", "\n".join(lines))
 
 
 def warn(message: str) -> None:
     print(message.splitlines()[0], file=sys.stderr, flush=True)
-
-
-class TrackedRun:
-    """A StageRun as the stage uses it: if the tracker's process was killed, training goes on and its curves are lost."""
-
-    def __init__(self, remote: StageRun) -> None:
-        self._remote: StageRun | None = remote
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        self._ask("log", metrics, step)
-
-    def log_files(self, folder: Path) -> None:
-        self._ask("log_files", folder)
-
-    def end(self, *, ok: bool) -> None:
-        self._ask("end", ok=ok)
-
-    def _ask(self, method: str, *values: Any, **named: Any) -> None:
-        if self._remote is None:
-            return
-        try:
-            getattr(self._remote, method)(*values, **named)
-        except (OSError, EOFError):
-            warn("the process that logs to MLflow was killed: the stage goes on without it, later curves are lost")
-            self._remote = None
-
-
-class Tracker(BaseManager):
-    """Runs StageRuns in its own process, which imports MLflow (3 s) while the stage's process imports torch and everything else."""
-
-    def stage_run(self, root: Path, **values: Any) -> TrackedRun:
-        """Start a stage's run. Raises TrackingError if the store can't be used."""
-        return TrackedRun(self.StageRun(root, pid=os.getpid(), **values))  # type: ignore[attr-defined]
-
-
-def start_tracker() -> Tracker:
-    """Start the tracker; used as a context manager, it ends with the block."""
-    tracker = Tracker()
-    tracker.start(_prepare, (os.getpid(),))
-    return tracker
-
-
-def _prepare(stage_pid: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the whole group gets it, and the stage has yet to close its run
-    die_with_parent(signal.SIGKILL, parent=stage_pid)
-    _IMPORT.start()
-
-
-Tracker.register("StageRun", StageRun, exposed=("log", "log_files", "end"))
 
 
 def last_run(root: Path, tags: dict[str, str]) -> Any | None:

@@ -12,7 +12,9 @@ from huggingface_hub.utils import validate_repo_id
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from ans_core.agent.world import FAMILIES
 from ans_core.benchmarks import BENCHMARKS
+from ans_core.benchmarks.public import OTHER_NAMES, SCORERS
 from ans_core.config import (
     Config,
     ConfigError,
@@ -93,7 +95,7 @@ def test_an_unknown_key_inside_a_list_is_located(tmp_path: Path) -> None:
 
 def test_an_unknown_loop_is_refused(tmp_path: Path) -> None:
     values = resolve(PROFILES / "tiny.yaml")
-    with pytest.raises(ConfigError, match=r"rl.loops.captoin.*Input should be 'caption', 'mask', 'describe' or 'vqa'"):
+    with pytest.raises(ConfigError, match=r"rl.loops.captoin.*Input should be 'caption', 'mask', 'describe', 'vqa' or 'agent'"):
         load(written(tmp_path, rl=values["rl"] | {"loops": {"captoin": 1.0}}))
 
 
@@ -106,7 +108,9 @@ def test_an_unknown_reward_is_refused(tmp_path: Path) -> None:
 def test_the_names_that_settings_can_hold_are_those_that_there_are() -> None:
     """Written down twice, so that reading settings loads no model code."""
     assert set(names.FORMATS) == set(FORMATS)
+    assert set(names.FAMILIES) == set(FAMILIES)
     assert set(names.BENCHMARKS) == {*BENCHMARKS, LOOP_BENCHMARK}
+    assert {OTHER_NAMES.get(name, name) for name in names.PUBLIC} == {name for name, scorer in SCORERS.items() if scorer.runner}
     assert set(names.DATA_KINDS) == set(get_args(Kind))
     assert set(get_args(LoopName)) == set(LOOPS)
     assert set(get_args(RewardName)) == {*REWARDS, *CORPUS_REWARDS}

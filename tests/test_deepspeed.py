@@ -1,6 +1,7 @@
 """The loop on two processes with DeepSpeed ZeRO-2 and ZeRO-3 (gloo, CPU) against one plain process."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import json, math, sys
 from dataclasses import dataclass
 from pathlib import Path
 import torch
+from accelerate.state import AcceleratorState
 from torch import nn
 from ans_core import dist, loop, sharding
 from ans_core.watch import Watch
@@ -40,26 +42,32 @@ def make(step, micro):
     bad = step == 3 and micro == 0 and dist.rank() == dist.world_size() - 1  # on one process alone
     return Batch(mine, math.nan if bad else 1.0)
 
-module = Regression()
-machine = loop.Machine(device=torch.device("cpu"), deepspeed_stage=int(sys.argv[2]))
-schedule = loop.Schedule(steps=6, lr=0.05, weight_decay=0.0, warmup=0.0, clip_grad=0.1, accumulate=2, save_every=2)
-watch = Watch(rows=lambda step: [f"row of {dist.rank()}"])
-given = dict(name="t", schedule=schedule, machine=machine, seed=0, scratch=Path(sys.argv[1]), log=lambda m, s: None, watch=watch)
-curves = loop.train(module, make, **given)
-weight = sharding.read(module.body.weight)
-if dist.rank() == 0:
-    norms = [v for s, n, v in curves if n == "grad_norm" and s != 3]
-    losses = [v for s, n, v in curves if n == "loss" and s != 3]
-    skipped = [s for s, n, v in curves if n == "skipped" and v]
-    result = {"w": weight.flatten().tolist(), "norms": norms, "losses": losses, "skipped": skipped}
-    Path(sys.argv[1], "result.json").write_text(json.dumps(result))
+def train(folder, stage):
+    module = Regression()
+    machine = loop.Machine(device=torch.device("cpu"), deepspeed_stage=stage)
+    schedule = loop.Schedule(steps=6, lr=0.05, weight_decay=0.0, warmup=0.0, clip_grad=0.1, accumulate=2, save_every=2)
+    watch = Watch(rows=lambda step: [f"row of {dist.rank()}"])
+    given = dict(name="t", schedule=schedule, machine=machine, seed=0, scratch=folder, log=lambda m, s: None, watch=watch)
+    curves = loop.train(module, make, **given)
+    weight = sharding.read(module.body.weight)
+    if dist.rank() == 0:
+        norms = [v for s, n, v in curves if n == "grad_norm" and s != 3]
+        losses = [v for s, n, v in curves if n == "loss" and s != 3]
+        skipped = [s for s, n, v in curves if n == "skipped" and v]
+        result = {"w": weight.flatten().tolist(), "norms": norms, "losses": losses, "skipped": skipped}
+        (folder / "result.json").write_text(json.dumps(result))
+
+for stage in map(int, sys.argv[2:]):
+    train(Path(sys.argv[1], str(stage)), stage)
+    AcceleratorState._reset_state()  # accelerate takes one configuration of DeepSpeed a process
 """
 
 
-def run(folder: Path, script: Path, *, processes: int, stage: int) -> dict[str, list[float]]:
-    folder.mkdir()
-    launch(script, str(folder), str(stage), processes=processes)
-    return json.loads((folder / "result.json").read_text())
+def run(folder: Path, script: Path, *, processes: int, stages: Sequence[int]) -> list[dict[str, list[float]]]:
+    for stage in stages:
+        (folder / str(stage)).mkdir(parents=True)
+    launch(script, str(folder), *map(str, stages), processes=processes)
+    return [json.loads((folder / str(stage) / "result.json").read_text()) for stage in stages]
 
 
 @pytest.mark.slow
@@ -67,13 +75,12 @@ def test_two_processes_with_zero_2_and_3_train_and_skip_as_one_process_does(tmp_
     """At step 3 the loss of one micro-batch, of one of the processes, is no number: all of them skip the step."""
     script = tmp_path / "regression.py"
     script.write_text(SCRIPT)
-    one = run(tmp_path / "one", script, processes=1, stage=0)
-    for stage in (2, 3):
-        two = run(tmp_path / str(stage), script, processes=2, stage=stage)
+    (one,) = run(tmp_path / "one", script, processes=1, stages=[0])
+    for stage, two in zip((2, 3), run(tmp_path / "two", script, processes=2, stages=[2, 3]), strict=True):
         assert two["w"] == pytest.approx(one["w"], abs=1e-5)
         assert two["losses"] == pytest.approx(one["losses"], rel=1e-4)  # of all processes, not the first one's
         assert two["norms"] == pytest.approx(one["norms"], rel=1e-3)
         assert two["skipped"] == one["skipped"] == [3]
         for rank in (0, 1):
-            line = json.loads((tmp_path / str(stage) / f"t/skipped-{rank}.jsonl").read_text())
+            line = json.loads((tmp_path / f"two/{stage}/t/skipped-{rank}.jsonl").read_text())
             assert (line["step"], line["rows"]) == (3, [f"row of {rank}"])

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from tasks.deps import code_files, dvc_yaml, settings_read, unlisted_settings
-from tasks.stages import STAGES, Stage
+from tasks.stages import AGENT, STAGES, TABLE, Stage, needed_for
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -18,6 +18,14 @@ def package(root: Path, files: dict[str, str]) -> Path:
 
 def test_dvc_yaml_is_what_the_table_and_the_imports_say() -> None:
     assert (ROOT / "dvc.yaml").read_text() == dvc_yaml(ROOT), "run `make dvc`"
+    assert (ROOT / "agent/dvc.yaml").read_text() == dvc_yaml(ROOT, AGENT), "run `make dvc`"
+
+
+def test_the_agent_needs_the_model_that_it_starts_from_and_nothing_that_only_looks_at_it() -> None:
+    names = [stage.name for stage in needed_for(AGENT)]
+    assert names[:7] == ["prepare", "base", "memory", "sft", "judge_questions", "rl", "convert"]
+    assert {stage.group for stage in needed_for(AGENT)[7:]} == {AGENT}
+    assert len(names) == 7 + len(TABLE) - len(STAGES)
 
 
 def test_rows_wait_for_folders_that_published_weights_have_too() -> None:
@@ -26,7 +34,7 @@ def test_rows_wait_for_folders_that_published_weights_have_too() -> None:
     assert rows == {"untrained": "base/base", "base": "base/base", "sft": "base/base", "rl": "model"}
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+@pytest.mark.parametrize("stage", TABLE, ids=lambda stage: stage.name)
 def test_a_stage_has_its_files_and_lists_the_settings_it_reads(stage: Stage) -> None:
     assert (ROOT / f"tasks/{stage.task}.py").is_file()
     assert (ROOT / f"ans_core/stages/{stage.task}.py").is_file()

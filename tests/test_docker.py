@@ -1,5 +1,7 @@
 """The container files, as far as they can be tried without an engine."""
 
+import configparser
+import io
 import re
 import runpy
 import shutil
@@ -27,7 +29,11 @@ def test_any_password_reaches_its_service_through_files_alone() -> None:
     assert found["PREFECT_API_AUTH_STRING"] == found["PREFECT_SERVER_API_AUTH_STRING"] == f"ans:{odd}"
     assert (found["AWS_SECRET_ACCESS_KEY"], found["MLFLOW_TRACKING_PASSWORD"], found["OPENAI_API_KEY"]) == (odd, odd, "k")
     assert entrypoint.variables({"judge_key": ""}) == {}
-    assert entrypoint.mlflow_auth("postgresql://x", odd)["mlflow"]["admin_password"] == odd
+    written = io.StringIO()
+    entrypoint.mlflow_auth(found["MLFLOW_BACKEND_STORE_URI"], odd).write(written)
+    read = configparser.ConfigParser()  # as MLflow does
+    read.read_string(written.getvalue())
+    assert (read["mlflow"]["admin_password"], read["mlflow"]["database_uri"]) == (odd, found["MLFLOW_BACKEND_STORE_URI"])
     assert "PASSWORD:" not in (ROOT / "docker/compose.yaml").read_text()
 
 

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
-import imageio.v3 as iio
 import numpy as np
 import pytest
 from PIL import Image
 
 from ans_core import media, transforms
+from tests.data.clip_sets import write_gif, write_video
 
 
 @pytest.fixture
@@ -16,22 +17,20 @@ def shots() -> list[np.ndarray]:
     return [np.full((48, 64, 3), (30 * i, 200 - 30 * i, 90), np.uint8) for i in range(6)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clip.mp4", "clip.gif"])
 def test_a_video_is_its_frames_in_order(tmp_path: Path, shots: list[np.ndarray], name: str) -> None:
     if name.endswith("mp4"):
-        iio.imwrite(tmp_path / name, np.stack(shots), plugin="pyav", codec="mpeg4", fps=8)
+        write_video(tmp_path / name, np.stack(shots))
     else:
-        iio.imwrite(tmp_path / name, np.stack(shots), plugin="pillow")
+        write_gif(tmp_path / name, shots)
     with media.frames(tmp_path / name, scratch=tmp_path / "scratch") as frames:
         found = [np.asarray(transforms.open_image(f)) for f in frames]
     assert [f.shape for f in found] == [(48, 64, 3)] * 6
     assert all(abs(f.astype(int).mean((0, 1)) - shot.mean((0, 1))).max() < 8 for f, shot in zip(found, shots, strict=True))
 
 
-@pytest.mark.slow
 def test_a_videos_frames_are_files_and_gone_afterwards(tmp_path: Path, shots: list[np.ndarray]) -> None:
-    iio.imwrite(tmp_path / "clip.mp4", np.stack(shots), plugin="pyav", codec="mpeg4", fps=8)
+    write_video(tmp_path / "clip.mp4", np.stack(shots))
     scratch = tmp_path / "scratch"
     with media.frames(tmp_path / "clip.mp4", scratch=scratch) as frames:
         assert all(frame.is_file() and scratch in frame.parents for frame in frames)
@@ -58,9 +57,8 @@ def test_a_picture_of_16_bits_of_grey_keeps_its_greys() -> None:
         assert np.asarray(transforms.open_image(media.reference(picture)))[0, :, 0].tolist() == greys
 
 
-@pytest.mark.slow
 def test_what_is_no_video_is_named(tmp_path: Path, shots: list[np.ndarray]) -> None:
-    iio.imwrite(tmp_path / "cut.mp4", np.stack(shots), plugin="pyav", codec="mpeg4", fps=8)
+    write_video(tmp_path / "cut.mp4", np.stack(shots))
     whole = (tmp_path / "cut.mp4").read_bytes()
     (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "empty.gif").touch()
@@ -79,15 +77,14 @@ def test_what_is_no_video_is_named(tmp_path: Path, shots: list[np.ndarray]) -> N
 
 
 def test_a_gif_of_too_many_pixels_is_named(tmp_path: Path, shots: list[np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
-    iio.imwrite(tmp_path / "clip.gif", np.stack(shots), plugin="pillow")
+    write_gif(tmp_path / "clip.gif", shots)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(ValueError, match=r"cannot read the video .*clip\.gif"), media.frames(tmp_path / "clip.gif", scratch=tmp_path):
         pass
 
 
-@pytest.mark.slow
 def test_the_frames_of_a_video_file_are_decoded_when_they_are_asked_for(tmp_path: Path, shots: list[np.ndarray]) -> None:
-    iio.imwrite(tmp_path / "clip.mp4", np.stack(shots), plugin="pyav", codec="mpeg4", fps=8)
+    write_video(tmp_path / "clip.mp4", np.stack(shots))
     with media.frames(tmp_path / "clip.mp4", scratch=tmp_path / "scratch") as files:
         expected = [file.read_bytes() for file in files]
     video = media.clip(tmp_path / "clip.mp4")
@@ -97,3 +94,17 @@ def test_the_frames_of_a_video_file_are_decoded_when_they_are_asked_for(tmp_path
     assert list(video) == list(video[:]) == expected
     with pytest.raises(IndexError):
         video[len(expected)]
+
+
+def test_a_video_that_lies_on_its_side_stands_upright(tmp_path: Path) -> None:
+    """As phones store it: the track's header holds the matrix of a turn by 90 degrees clockwise."""
+    shot = np.zeros((48, 64, 3), np.uint8)
+    shot[:24, :32] = 255  # the upper left becomes the upper right
+    write_video(tmp_path / "clip.mp4", np.stack([shot] * 2))
+    content = bytearray((tmp_path / "clip.mp4").read_bytes())
+    matrix = content.index(b"tkhd") + 44
+    content[matrix : matrix + 36] = struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30)
+    (tmp_path / "clip.mp4").write_bytes(content)
+    upright = np.asarray(transforms.open_image(media.clip(tmp_path / "clip.mp4")[1]))
+    assert upright.shape == (64, 48, 3)
+    assert [upright[y, x].mean() > 128 for y, x in ((16, 36), (16, 12), (48, 36), (48, 12))] == [True, False, False, False]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from tasks.stages import STAGES
+from tasks.stages import TABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 3000.0
@@ -86,6 +86,11 @@ def run(cfg: Config, *, inputs, out, scratch, log, row=None):
         for part in ("untrained", "base"):
             (out / part).mkdir(exist_ok=True)
             (out / part / "weights.txt").write_text(part)
+    if name == "cota":
+        (out / "val").mkdir()
+        (out / "val" / "traces.jsonl").write_text("")
+    if name == "agent_report":
+        (out / "agent.json").write_text(json.dumps({{row: {{"needed/accuracy": 0.5}} for row in ("direct", "oracle", "sft")}}))
     if name == "report":
         rows = ("untrained", "base", "sft", "rl")
         summary = {{row: {{"referring/val/gIoU": 0.1 * i, "video/val/J&F": 0.5}} for i, row in enumerate(rows)}}
@@ -108,7 +113,7 @@ def make(folder: Path) -> Path:
     for package in ("config", "report", "metrics"):  # what flows read of it; the stages are stand-ins
         shutil.copytree(ROOT / "ans_core" / package, folder / "ans_core" / package)
     (folder / "ans_core/stages/__init__.py").touch()
-    for stage in STAGES:
+    for stage in TABLE:
         fake = FAKE_STAGE.format(task=stage.task, sections=stage.sections)
         (folder / f"ans_core/stages/{stage.task}.py").write_text(fake)
     shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))

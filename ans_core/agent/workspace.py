@@ -19,7 +19,7 @@ from PIL import Image
 
 from ans_core import media, rle, transforms
 from ans_core.agent.refusal import Refused
-from ans_core.types import RLE, ImageRef, VideoFrame
+from ans_core.types import RLE, FilePart, ImageRef, VideoFrame
 
 Box = tuple[int, int, int, int]
 Kind = Literal["image", "mask", "track"]
@@ -71,12 +71,14 @@ class Workspace:
     handles: tuple[tuple[str, Handle], ...]
 
     @classmethod
-    def of(cls, frames: Sequence[media.Picture], *, clip: bool = False, masks: Sequence[Bool[np.ndarray, "H W"]] = ()) -> Workspace:
+    def of(
+        cls, frames: Sequence[media.Picture | ImageRef], *, clip: bool = False, masks: Sequence[Bool[np.ndarray, "H W"]] = ()
+    ) -> Workspace:
         """Several frames are a clip in any case. `masks`: of the first frame, known beforehand; they become mask_1, mask_2, ...
 
         Raises ValueError without a frame, for frames that differ in size, and for masks of another size than theirs.
         """
-        refs = tuple(media.reference(frame) for frame in frames)
+        refs = tuple(frame if isinstance(frame, (FilePart, VideoFrame)) else media.reference(frame) for frame in frames)
         sizes = {transforms.image_size(ref) for ref in refs}
         if len(sizes) != 1:
             raise ValueError(f"{len(refs)} frames of sizes {sorted(sizes)}; give at least one, and all of one size")
@@ -127,11 +129,7 @@ class Workspace:
     def picture(self, name: str, *, least: int = 0) -> Image.Image:
         """An image's pixels, enlarged (bicubic, aspect kept) until its longer side has `least`."""
         handle = self.image(name)
-        cut = opened(self.frames[handle.frame]).crop(handle.box)
-        scale = least / max(cut.size)
-        if scale <= 1:
-            return cut
-        return cut.resize((max(1, round(cut.width * scale)), max(1, round(cut.height * scale))), Image.Resampling.BICUBIC)
+        return cut(self.frames[handle.frame], handle.box, least=least)
 
     def rle(self, name: str) -> RLE:
         return {"size": [self.height, self.width], "counts": self.mask(name).counts}
@@ -152,8 +150,8 @@ class Workspace:
         """SHA-256 of what a handle shows: equal for equal content, whatever its name."""
         handle = dict(self.handles)[name]
         frames = self.frames if isinstance(handle, TrackHandle) else (self.frames[handle.frame],)
-        content = [hashlib.sha256(_content(ref)).hexdigest() for ref in frames]
-        told = [KINDS[type(handle)], content, {k: v for k, v in asdict(handle).items() if k not in ("frame", "mask", "predicted_iou")}]
+        hashes = [hashlib.sha256(content(ref)).hexdigest() for ref in frames]
+        told = [KINDS[type(handle)], hashes, {k: v for k, v in asdict(handle).items() if k not in ("frame", "mask", "predicted_iou")}]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
@@ -167,7 +165,17 @@ def box_of(mask: Bool[np.ndarray, "H W"]) -> Box:
     return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
 
 
-def _content(ref: ImageRef) -> bytes:
+def cut(frame: ImageRef, box: Box, *, least: int = 0) -> Image.Image:
+    """A part of a frame, enlarged as `Workspace.picture` says."""
+    part = opened(frame).crop(box)
+    scale = least / max(part.size)
+    if scale <= 1:
+        return part
+    return part.resize((max(1, round(part.width * scale)), max(1, round(part.height * scale))), Image.Resampling.BICUBIC)
+
+
+def content(ref: ImageRef) -> bytes:
+    """What tells frames apart: a file's bytes, a video frame's pixels."""
     if isinstance(ref, VideoFrame):
         return transforms.open_image(ref).tobytes()
     return ref if isinstance(ref, bytes) else ref.read_bytes()

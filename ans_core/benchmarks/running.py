@@ -159,6 +159,6 @@ class _Mean:
             return ""
         metric, value = self.runner.running
         for item, answer in told:
-            if item.truth is not None:
+            if item.truth is not None or item.objects is not None:
                 self.total, self.count = self.total + value(item, answer), self.count + 1
         return f"{metric} {self.total / self.count:.3f}" if self.count else ""

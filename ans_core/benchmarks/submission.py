@@ -6,7 +6,8 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ans_core import rle
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.score import check_pairs
 from ans_core.metrics.grounding import phrases, plain_caption
+from ans_core.overlay import index_picture
 from ans_core.types import RLE, Prediction, Sample
 
 ADVICE = "give the predictions.jsonl of `ans eval {} --model ...`"
@@ -47,6 +49,38 @@ def video_zip_of_lines(path: Path, lines: Iterable[Mapping[str, Any]], *, where:
                 raise ValueError(f"{where}, line {count}: no {', '.join(sorted(absent))}; " + ADVICE.format("mevis"))
             masks = dict(zip(line["frames"], line["prediction_masks"], strict=True))
             _write_masks(archive, f"Annotations/{line['video']}/{line['expression']}", masks, size=tuple(line["size"]))
+    return count
+
+
+def vos_pictures(record: Mapping[str, Any], *, where: str) -> Iterator[tuple[str, Image.Image]]:
+    """Yield (path, palette PNG) of a line of a run of video object segmentation: `<video>/<frame>.png`, object n is number n; or
+    `<video>/<object>/<frame>.png` where objects may overlap (SA-V)."""
+    keys = ("video", "objects", "overlap", "frames", "size", "masks")
+    video, objects, overlap, frames, size, masks = (files.value(record, key, where=where) for key in keys)
+    for t, frame in enumerate(frames):
+        drawn = {name: rle.decode(masklet[t] or rle.empty(*size)) for name, masklet in zip(objects, masks, strict=True)}
+        if overlap:
+            yield from ((f"{video}/{name}/{frame}.png", index_picture(mask.astype(np.uint8))) for name, mask in drawn.items())
+        else:
+            labels = np.zeros(size, np.uint8)
+            for name, mask in drawn.items():
+                labels[mask] = int(name)
+            yield f"{video}/{frame}.png", index_picture(labels)
+
+
+def write_vos(path: Path, lines: Iterable[Mapping[str, Any]], *, where: str) -> int:
+    """Write the PNGs of a run into a folder, or into a .zip for a server; return the number of videos."""
+    count = 0
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) if path.suffix == ".zip" else nullcontext() as archive:
+        for count, line in enumerate(lines, start=1):
+            for name, picture in vos_pictures(line, where=f"{where}, line {count}"):
+                if archive is None:
+                    (path / name).parent.mkdir(parents=True, exist_ok=True)
+                    picture.save(path / name)
+                else:
+                    png = io.BytesIO()
+                    picture.save(png, "PNG")
+                    archive.writestr(name, png.getvalue())
     return count
 
 

@@ -98,7 +98,7 @@ def from_pretrained(
     path: str | Path, *, dtype: torch.dtype | str | None, device_map: torch.device | str | None, attn_implementation: str | None
 ) -> Sa2VA:
     """Implement `Sa2VA.from_pretrained`."""
-    wanted, device = _weights_dtype(dtype), _present_device(device_map)  # before anything is fetched
+    wanted, device = _weights_dtype(dtype), present_device(device_map)  # before anything is fetched
     model = load(folders.local_folder(path), dtype=wanted, device=device)
     if attn_implementation is not None:
         model.vlm.set_attn_implementation(attn_implementation)
@@ -114,7 +114,7 @@ def _weights_dtype(asked: torch.dtype | str | None) -> torch.dtype | None:
     return found
 
 
-def _present_device(asked: torch.device | str | None) -> torch.device:
+def present_device(asked: torch.device | str | None) -> torch.device:
     gpus = torch.cuda.device_count()
     if isinstance(asked, dict):
         raise ValueError(f'device_map {asked} names several devices; a Sa2VA lies on one: give "cpu", "cuda" or "cuda:1", or "auto"')

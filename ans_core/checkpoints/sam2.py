@@ -34,6 +34,15 @@ PUBLISHED: dict[tuple[int, int], dict[str, Any]] = {
 """(width of the trunk's first stage, number of its blocks) of sam2_hiera_t, s, b+ and l -> sizes that the weights' shapes don't tell."""
 
 
+def identity(source: str | Path) -> tuple[str, str]:
+    """Return a name of what `load` reads, and the hash of its tensors."""
+    path = Path(source)
+    if _kind(path) in (checkpoint.OUR_TYPE, checkpoint.RELEASE_TYPE):
+        return path.name, checkpoint.weights_hash(path)
+    file = path / WEIGHTS if _kind(path) == OUR_TYPE else bases.sam2_file(source)
+    return (path.name if path.is_dir() else file.stem), folders.file_hash(file)
+
+
 def load(source: str | Path, *, image_size: int = 0, device: torch.device | str = "cpu") -> Grounding:
     """Load a SAM2 in fp32 and eval mode from our folder, a Sa2VA folder (ours or a release), a published file (.pt), a folder with one, or
     a hub id. Of a Sa2VA it has the mask decoder from before its training, if that is kept. `image_size` 0 keeps the checkpoint's; no weight
@@ -42,7 +51,7 @@ def load(source: str | Path, *, image_size: int = 0, device: torch.device | str 
     Raises ValueError for what is none of these, and names tensors that don't fit.
     """
     path = Path(source)
-    kind = json.loads((path / "config.json").read_text()).get("model_type") if (path / "config.json").is_file() else None
+    kind = _kind(path)
     if kind in (checkpoint.OUR_TYPE, checkpoint.RELEASE_TYPE):
         sam2 = checkpoint.load(path, dtype=torch.float32).sam2
         config = replace(sam2.config, original_decoder=False, image_size=image_size or sam2.image_size)
@@ -63,6 +72,11 @@ def load(source: str | Path, *, image_size: int = 0, device: torch.device | str 
         config = layouts.grounding_config(json.loads(beside.read_text())) if beside.exists() else sizes_of(tensors, where=str(file))
     config = replace(config, image_size=image_size or config.image_size)
     return _built(config, tensors.items(), where=str(source), device=device)
+
+
+def _kind(path: Path) -> str | None:
+    file = path / "config.json"
+    return json.loads(file.read_text()).get("model_type") if file.is_file() else None
 
 
 def _built(config: GroundingConfig, tensors: Iterable[tuple[str, Tensor]], *, where: str, device: torch.device | str) -> Grounding:

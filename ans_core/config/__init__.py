@@ -1,5 +1,6 @@
 """params.yaml -> a frozen, validated Config. Only stages read it; functions below them take plain values. One file per stage."""
 
+from ans_core.config.agent import Agent
 from ans_core.config.base import Base, Language, Sam, Vision
 from ans_core.config.convert import Convert
 from ans_core.config.evaluate import Evaluate, require_samples
@@ -19,6 +20,7 @@ from ans_core.config.yaml_file import dump, read_yaml
 
 __all__ = [
     "PROFILES",
+    "Agent",
     "Base",
     "Config",
     "ConfigError",

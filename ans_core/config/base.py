@@ -78,7 +78,7 @@ class Base(Section):
 
     source: Literal["scratch", "published", "sam2"] = "scratch"
     """sam2: a SAM2 alone, for the stage `memory`; SFT needs a language model."""
-    kind: Literal["internvl", "qwen3_vl"] = "internvl"
+    kind: Literal["internvl", "qwen2_5_vl", "qwen3_vl"] = "internvl"
     """scratch: the kind of vision-language model. Published weights say theirs in config.json."""
     internvl: str = ""
     """published: hub id or local folder in the hub's layout of InternVL2.5, Qwen2.5-VL or Qwen3-VL (or of a whole Sa2VA release, then

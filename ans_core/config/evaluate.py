@@ -7,9 +7,23 @@ from typing import Annotated, Literal
 
 from pydantic import model_validator
 
-from ans_core.config.names import BenchmarkName
+from ans_core.config.names import BenchmarkName, PublicName
 from ans_core.config.prepare import DataSource
 from ans_core.config.section import ConfigError, Count, Impossible, Listed, Name, Positive, Section
+
+
+class PublicBenchmark(Section):
+    """A public benchmark, asked and scored as `ans eval` does."""
+
+    name: PublicName
+    path: Name
+    split: str = ""
+    """Empty = the folder's own, or the benchmark's first."""
+    limit: Count = 0
+    """Questions, at equal steps through all of them; 0 = all."""
+    max_tokens: Positive = 512
+    files: str = ""
+    """Fingerprint, as of a data set."""
 
 
 class Evaluate(Section):
@@ -29,12 +43,17 @@ class Evaluate(Section):
     overlays: Count = 24
     sources: Annotated[tuple[DataSource, ...], Listed] = ()
     """Evaluated only, never trained on (format `videos`, `regions`, ...)."""
+    public: Annotated[tuple[PublicBenchmark, ...], Listed] = ()
+    """Public benchmarks, of every row. One whose files are missing, or that a judge must read, is skipped and says so in skipped.json."""
 
     @model_validator(mode="after")
     def _possible(self) -> Evaluate:
         for place, name in enumerate(self.benchmarks):
             if name in self.benchmarks[:place]:
                 raise Impossible(f"benchmarks.{place}", f"{name!r} stands there twice")
+        for place, one in enumerate(self.public):
+            if (one.name, one.split) in [(other.name, other.split) for other in self.public[:place]]:
+                raise Impossible(f"public.{place}", f"{one.name!r} with split {one.split!r} stands there twice")
         return self
 
 

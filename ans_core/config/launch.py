@@ -6,13 +6,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ans_core.config.section import Count, Impossible, Positive, Rate, Section
+from ans_core.config.section import Count, Impossible, Listed, Positive, Rate, Section
 
 
 class Launch(Section):
     """How training stages start. No stage depends on it: it changes where things run, not what is computed."""
 
     processes: Positive = 1
+    launcher: Literal["torchrun", "deepspeed", "slurm", "ray"] = "torchrun"
+    """torchrun: this machine, or several by torchrun's own PET_NNODES ...; one process needs none. deepspeed: the nodes of `hostfile`.
+    slurm: each GPU stage is a job (`sbatch --wait`). ray: the same (`ray job submit`)."""
+    hostfile: str = ""
+    """deepspeed: its file of nodes and slots; empty = this machine."""
+    slurm: Annotated[tuple[str, ...], Listed] = ()
+    """slurm: options of sbatch, as --partition=gpu, --nodes=2, --gpus-per-node=8, --time=48:00:00."""
+    ray_address: str = ""
+    """ray: as http://head:8265; empty = what RAY_ADDRESS says."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     deepspeed_stage: Annotated[int, Field(ge=0, le=3)] = 0
     deterministic: bool = True

@@ -28,10 +28,21 @@ FORMATS = (
 """ans_core/data/formats."""
 BENCHMARKS = (*STILL_KINDS, "video", "loops")
 """ans_core/benchmarks, and the two loops."""
+FAMILIES = ("easy", "pattern", "text", "larger", "moves")
+"""ans_core/agent/world/families."""
+
+PUBLIC = (
+    "davis17", "detailed_captions", "dlc_bench", "ferret_bench", "gar_bench", "gcg", "grefcoco", "mevis", "mevis_v2", "mmbench", "mme",
+    "mmmu_val", "mose", "reasonseg", "ref_davis17", "ref_youtube_vos", "refcoco", "refcoco+", "refcocog", "refcocog_captions", "revos",
+    "sav", "seed_bench", "vos",
+)  # fmt: skip
+"""ans_core/benchmarks/public: those that a model is run on."""
 
 StillKind = Annotated[str, one_of(STILL_KINDS)]
 FormatName = Annotated[str, one_of(FORMATS)]
+PublicName = Annotated[str, one_of(PUBLIC)]
 BenchmarkName = Annotated[str, one_of(BENCHMARKS)]
-LoopName = Literal["caption", "mask", "describe", "vqa"]
+FamilyName = Annotated[str, one_of(FAMILIES)]
+LoopName = Literal["caption", "mask", "describe", "vqa", "agent"]
 RewardName = Literal["iou", "soft_iou", "meteor", "meteor_nltk", "format", "confidence", "cider"]
 TextRewardName = Literal["meteor", "meteor_nltk", "format", "cider"]

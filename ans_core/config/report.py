@@ -6,4 +6,5 @@ from ans_core.config.section import Count, Section
 
 
 class Report(Section):
-    overlays: Count = 12
+    overlays: Count = 48
+    """Pictures of each stage, spread over the benchmarks."""

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from ans_core.config.agent import Agent
 from ans_core.config.base import Base
 from ans_core.config.convert import Convert
 from ans_core.config.evaluate import Evaluate
@@ -35,6 +36,7 @@ class Config(Section):
     convert: Convert = Convert()
     evaluate: Evaluate = Evaluate()
     report: Report = Report()
+    agent: Agent = Agent()
     launch: Launch = Launch()
 
     @model_validator(mode="after")

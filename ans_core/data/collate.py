@@ -260,7 +260,7 @@ def read_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, im
 
 def collate(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Batch:
     """Collate rows; raises ValueError as `read_row` does."""
-    return _batch([read_row(row, tokenizer, layout) for row in rows], tokenizer, layout)
+    return batch_of([read_row(row, tokenizer, layout) for row in rows], tokenizer, layout)
 
 
 def collate_readable(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> tuple[Batch, list[LeftOut]]:
@@ -281,10 +281,11 @@ def collate_readable(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, la
     if not read:
         black = Image.new("RGB", (28, 28))
         read = [read_row(Row(name="black", frames=(b"",), turns=()), tokenizer, layout, images=[black])]
-    return _batch(read, tokenizer, layout), left_out
+    return batch_of(read, tokenizer, layout), left_out
 
 
-def _batch(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Batch:
+def batch_of(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Batch:
+    """Make the tensors of rows that are read."""
     encoded: list[PackedRow] = []
     sam_frames: list[Image.Image] = []
     pairs: list[tuple[int, int]] = []

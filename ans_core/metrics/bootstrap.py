@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,22 @@ class Ratio:
 
 def interval(ratio: Ratio, *, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95) -> tuple[float, float]:
     """Return the percentile bootstrap interval: samples are resampled with replacement. A resample in which nothing counts is left out."""
-    return _middle(_resampled(ratio.terms(), seed, resamples), level)
+    return _middle(_resampled(ratio.terms(), seed, resamples)[:, 0], level)
+
+
+def intervals(
+    ratios: Mapping[str, Ratio], *, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95
+) -> dict[str, tuple[float, float]]:
+    """Return the intervals of several metrics; those of equally many samples are resampled together, which saves most of the time."""
+    alike: dict[int, dict[str, Ratio]] = defaultdict(dict)
+    for name, ratio in ratios.items():
+        alike[len(ratio.numerators)][name] = ratio
+    found: dict[str, tuple[float, float]] = {}
+    for count, group in alike.items():
+        if count > 1:
+            values = _resampled(np.concatenate([ratio.terms() for ratio in group.values()], axis=1), seed, RESAMPLES)
+            found |= {name: _middle(column, level) for name, column in zip(group, values.T, strict=True)}
+    return {name: found[name] for name in ratios if name in found}
 
 
 def difference(
@@ -43,14 +59,17 @@ def difference(
     one, other = ours.terms(), theirs.terms()
     if paired and len(one) != len(other):
         raise ValueError(f"a paired comparison needs the same samples in both, got {len(one)} and {len(other)}")
-    return _middle(_resampled(one, seed, resamples) - _resampled(other, seed if paired else seed + 1, resamples), level)
+    values = _resampled(one, seed, resamples) - _resampled(other, seed if paired else seed + 1, resamples)
+    return _middle(values[:, 0], level)
 
 
-def _resampled(terms: Float[np.ndarray, "n 2"], seed: int, resamples: int) -> Float[np.ndarray, " r"]:
+def _resampled(terms: Float[np.ndarray, "n m"], seed: int, resamples: int) -> Float[np.ndarray, "r k"]:
+    """Return the ratio of each pair of columns in each resample; NaN where nothing counts."""
     rng, count = np.random.default_rng(seed), len(terms)
     sums = np.stack([np.bincount(rng.integers(count, size=count), minlength=count) @ terms for _ in range(resamples)])
+    above, below = sums[:, ::2], sums[:, 1::2]
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(sums[:, 1] > 0, sums[:, 0] / sums[:, 1], np.nan)
+        return np.where(below > 0, above / below, np.nan)
 
 
 def _middle(values: Float[np.ndarray, " r"], level: float) -> tuple[float, float]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from ans_core.metrics.mask import Counts, Mask, ciou, counts, giou
 
+ABOVE = (0.7, 0.8, 0.9)
+"""ReLA's thresholds of P@."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
@@ -39,7 +42,7 @@ def grefcoco(answers: Sequence[Answer]) -> dict[str, float]:
     for name, target in (("N_acc", False), ("T_acc", True)):
         if asked := [a.drawn == target for a in answers if a.meant == target]:
             metrics[name] = sum(asked) / len(asked)
-    return metrics | shares_above(answers, (0.7, 0.8, 0.9))
+    return metrics | shares_above(answers, ABOVE)
 
 
 def reasonseg(answers: Sequence[Answer]) -> dict[str, float]:

@@ -25,8 +25,10 @@ def lora_config(
     dropout: float,
     modules_to_save: list[str] | None = None,
     rank_pattern: Mapping[str, int] | None = None,
+    rows: Sequence[int] = (),
 ) -> LoraConfig:
-    """Make PEFT's settings. `rank_pattern`: ranks of layers by name; their factor alpha / rank is that of the others."""
+    """Make PEFT's settings. `rank_pattern`: ranks of layers by name; their factor alpha / rank is that of the others. `rows`: tokens whose
+    rows of embeddings and head are trained."""
     ranks = dict(rank_pattern or {})
     return LoraConfig(
         r=rank,
@@ -37,6 +39,7 @@ def lora_config(
         modules_to_save=modules_to_save,
         rank_pattern=ranks,
         alpha_pattern={name: own * alpha / rank for name, own in ranks.items()},
+        trainable_token_indices={name: list(rows) for name in ("embed_tokens", "lm_head")} if rows else None,
     )
 
 
@@ -106,7 +109,7 @@ def load_trained(model: nn.Module, tensors: dict[str, Tensor]) -> None:
             p.copy_(tensors[name])
 
 
-# Two policies over one backbone (RL)
+# Adapters over one frozen backbone (RL, the agent)
 
 DRAWING = ("text_hidden_fcs", "sam_mask_decoder")
 """Modules that RL trains fully beside the projector, with one copy per adapter; embeddings and head stay frozen."""
@@ -121,28 +124,37 @@ def rl_config(*, rank: int, alpha: int, dropout: float, modules: Sequence[str]) 
     return lora_config(rank=rank, alpha=alpha, dropout=dropout, modules_to_save=list(modules))
 
 
-class Policies:
-    """Policy and EMA teacher as two PEFT adapters over the merged SFT model; with adapters off it is the reference, bit for bit.
+class Adapters:
+    """PEFT adapters over one model, the first of which is trained; with all of them off it is the model as it was, bit for bit.
 
     One of them is active at a time, and only `using` changes which: a change between a forward and its backward would give the wrong
     weights their gradient without a word.
     """
 
-    def __init__(self, model: Sa2VA, config: LoraConfig, *, seed: int) -> None:
+    def __init__(self, model: Sa2VA, config: LoraConfig, *, names: Sequence[str], off: str, seed: int) -> None:
+        """Add adapters, which all begin as the first one. `off`: what the model without any is called in `using`."""
+        self.model, self.names, self.off = model, tuple(names), off
+        self.active = names[0]
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.peft = get_peft_model(model, config, adapter_name="policy")
-            self.peft.add_adapter("teacher", config)
-        self.model, self.active = model, "policy"
-        for name, p in self.model.named_parameters():
-            if ".policy." in name or ".teacher." in name:
+            self.peft = get_peft_model(model, config, adapter_name=names[0])
+            for name in names[1:]:
+                self.peft.add_adapter(name, config)
+        for name in names:
+            for p in self.parameters(name).values():
                 p.data = p.data.float()
-        self.load("teacher", self.tensors("policy"))
-        self._activate("policy")
+        for name in names[1:]:
+            self.load(name, self.tensors(names[0]))
+        self._activate(names[0])
+
+    def parameters(self, adapter: str) -> dict[str, nn.Parameter]:
+        """Return an adapter's parameters, by names without the adapter's own."""
+        named = [(f"{name}.", p) for name, p in self.model.named_parameters()]
+        return {name.replace(f".{adapter}.", ".*.").removesuffix("."): p for name, p in named if f".{adapter}." in name}
 
     def tensors(self, adapter: str) -> dict[str, Tensor]:
         """Return an adapter's tensors, by names without the adapter's own."""
-        return {n.replace(f".{adapter}.", ".*."): p.detach() for n, p in self.model.named_parameters() if f".{adapter}." in n}
+        return {name: p.detach() for name, p in self.parameters(adapter).items()}
 
     def load(self, adapter: str, tensors: dict[str, Tensor]) -> None:
         own = self.tensors(adapter)
@@ -154,7 +166,7 @@ class Policies:
 
     @contextmanager
     def using(self, adapter: str) -> Iterator[None]:
-        """Activate `policy`, `teacher` or `reference` in the context, and restore the previous one afterwards."""
+        """Activate an adapter, or what is called `off`, in the context, and restore the previous one afterwards."""
         before = self.active
         self._activate(adapter)
         try:
@@ -165,18 +177,21 @@ class Policies:
 
     def _activate(self, adapter: str) -> None:
         tuner: Any = self.peft.base_model
-        if adapter == "reference":
+        if adapter == self.off:
             tuner.disable_adapter_layers()
         else:
             tuner.enable_adapter_layers()
-            self.peft.set_adapter(adapter, inference_mode=adapter != "policy")
+            self.peft.set_adapter(adapter, inference_mode=adapter != self.names[0])
         self.active = adapter
-        for name, p in self.model.named_parameters():
-            p.requires_grad_(".policy." in name)  # whatever PEFT switched on or off
+        for p in self.model.parameters():  # whatever PEFT switched on or off
+            p.requires_grad_(False)
+        for p in self.parameters(self.names[0]).values():
+            p.requires_grad_(True)
 
     @torch.no_grad()
     def ema(self, decay: float) -> float:
-        """Update teacher = decay * teacher + (1 - decay) * policy in fp32. Return the root mean square distance between them afterwards."""
+        """Update the adapter teacher = decay * teacher + (1 - decay) * policy in fp32. Return the root mean square distance between them
+        afterwards."""
         teacher, policy = self.tensors("teacher"), self.tensors("policy")
         square, count = 0.0, 0
         for name, value in teacher.items():
@@ -191,3 +206,10 @@ class Policies:
         merged = self.peft.merge_and_unload(adapter_names=[adapter])
         assert isinstance(merged, Sa2VA)
         return merged
+
+
+class Policies(Adapters):
+    """Policy and EMA teacher over the merged SFT model; with adapters off it is the reference."""
+
+    def __init__(self, model: Sa2VA, config: LoraConfig, *, seed: int) -> None:
+        super().__init__(model, config, names=("policy", "teacher"), off="reference", seed=seed)

@@ -15,7 +15,7 @@ from ans_core import rle, transforms
 from ans_core.model.masks import upsample
 from ans_core.model.options import PredictOptions
 from ans_core.model.sa2va import Sa2VA
-from ans_core.types import RLE, Request
+from ans_core.types import RLE, ImageRef, Request
 
 Point = tuple[float, float]
 """(x, y) in pixels of the picture."""
@@ -25,16 +25,19 @@ INSIDE, TOP_LEFT, BOTTOM_RIGHT = 1, 2, 3
 """SAM2's labels of points."""
 
 
-def with_clicks(model: Sa2VA, request: Request, *, points: Sequence[Point] = (), boxes: Sequence[Box] = ()) -> Request:
+def with_clicks(
+    model: Sa2VA, request: Request, frames: Sequence[ImageRef], *, points: Sequence[Point] = (), boxes: Sequence[Box] = ()
+) -> Request:
     """Add a region per point, then per box, to a request's mask prompts; they count on from these: region1, region2, ...
 
-    Raises ValueError for a request without pictures, a click outside of the (first) picture, and where SAM2 finds no object.
+    frames: the picture, or a clip, of which the first frame is clicked.
+    Raises ValueError where there are none, for a click outside of the picture, and where SAM2 finds no object.
     """
     if not (points or boxes):
         return request
-    if not request.frames:
+    if not frames:
         raise ValueError("point and box prompts without a picture; give the picture they are in")
-    picture = transforms.open_image(request.frames[0])
+    picture = transforms.open_image(frames[0])
     given = [[(*point, INSIDE)] for point in points]
     given += [[(x1, y1, TOP_LEFT), (x2, y2, BOTTOM_RIGHT)] for x1, y1, x2, y2 in boxes]
     return replace(request, mask_prompts=(*request.mask_prompts, *(_region(model, picture, clicks) for clicks in given)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,10 +15,10 @@ from ans_core.model.prefill import PrefilledBatch, left_padded, read_ahead
 from ans_core.model.sa2va import Sa2VA
 
 
-def generate(model: Sa2VA, prompted: PrefilledBatch, *, max_tokens: int) -> list[list[int]]:
+def generate(model: Sa2VA, prompted: PrefilledBatch, *, max_tokens: int, forbidden: Sequence[int] = ()) -> list[list[int]]:
     """Generate the token ids of every answer by greedy search. The end-of-turn token is included if the answer reached it.
 
-    Image slots are suppressed: no picture could fill them when the answer is read again.
+    Image slots are suppressed: no picture could fill them when the answer is read again. So are `forbidden` tokens.
     """
     width = model.vlm.config.text_config.hidden_size
     if model.backbone.token_width > width:
@@ -26,7 +27,7 @@ def generate(model: Sa2VA, prompted: PrefilledBatch, *, max_tokens: int) -> list
         **prompted.generate_inputs(torch.arange(len(prompted.embeds), device=model.device), width=width),
         **stopping(model),
         max_new_tokens=max_tokens,
-        suppress_tokens=[model.image_token_id],
+        suppress_tokens=[model.image_token_id, *forbidden],
         do_sample=False,
     )
     return [cut_at_stop(model, row)[0] for row in out.tolist()]

@@ -32,7 +32,7 @@ def hashes(model: Sa2VA) -> dict[str, str]:
     must call it."""
     found: dict[str, hashlib._Hash] = {}
     for name, p in _named(model):
-        role = "teacher" if ".teacher." in name else "trained" if p.requires_grad else "frozen"
+        role = "teacher" if ".teacher." in f"{name}." else "trained" if p.requires_grad else "frozen"
         key = f"{part_of(name)} ({role})"
         values = sharding.read(p).cpu().contiguous().flatten()
         found.setdefault(key, hashlib.sha256()).update(values.view(torch.uint8).numpy().tobytes())

@@ -222,6 +222,8 @@ def order_of(attention: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
 def read_ahead(model: Sa2VA, prompted: PrefilledBatch) -> PrefilledBatch:
     """Read all but the last token of every request once; return a batch whose cache holds them. Every answer then reads the last token
     itself."""
+    if prompted.embeds.shape[1] == 1:
+        return prompted
     begun, length = prompted.prefix_of, prompted.prefixes.shape[1]
     attention = torch.cat([prompted.prefix_attention[begun], prompted.attention], dim=1)
     _, cache = model.backbone.language_model(

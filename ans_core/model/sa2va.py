@@ -123,7 +123,7 @@ class Sa2VA(nn.Module):
         from ans_core.model.requests import request_of
 
         request = request_of(text=text, image=image, video=video, past=past, mask_prompts=mask_prompts)
-        request = with_clicks(self, request, points=point_prompts, boxes=box_prompts)
+        request = with_clicks(self, request, request.frames, points=point_prompts, boxes=box_prompts)
         return self.predict_many(
             [request],
             max_tokens=max_tokens,
@@ -170,6 +170,8 @@ class Sa2VA(nn.Module):
         video: media.Video,
         past: Sequence[tuple[str, str]] | None = None,
         mask_prompts: Sequence[Region] | np.ndarray | None = None,
+        point_prompts: Sequence[Point] = (),
+        box_prompts: Sequence[Box] = (),
         max_tokens: int = 2048,
         video_mode: Literal[VideoMode, "auto"] = "auto",
         constants: Constants = "fp32",
@@ -181,11 +183,14 @@ class Sa2VA(nn.Module):
         """Answer about a video of any length as `predict` does: return the text and an iterator of (index, masks (N, H, W)).
 
         A few frames of a video file or a folder are held at a time; frames given as pixels are held as long as the iterator."""
+        from ans_core.model.clicks import with_clicks
         from ans_core.model.options import PredictOptions
         from ans_core.model.predict import follow
         from ans_core.model.requests import request_of
 
+        seen = media.clip(video)
         request = request_of(text=text, past=past, mask_prompts=mask_prompts)
+        request = with_clicks(self, request, seen, points=point_prompts, boxes=box_prompts)
         mode = self.video_mode(video_mode)
         options = PredictOptions(
             mode=mode,
@@ -195,7 +200,7 @@ class Sa2VA(nn.Module):
             frames=frames,
             frame_choice=frame_choice,
         )
-        return follow(self, request, media.clip(video), options, max_tokens=max_tokens)
+        return follow(self, request, seen, options, max_tokens=max_tokens)
 
     @property
     def vlm(self) -> Any:
@@ -205,6 +210,11 @@ class Sa2VA(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.vlm.lm_head.weight.device
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the head gives a logit (PEFT may have wrapped it)."""
+        return int(self.vlm.config.text_config.vocab_size)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -276,10 +286,15 @@ class Sa2VA(nn.Module):
         return F.pad(embeds, (0, self.backbone.token_width - embeds.shape[-1]))
 
     def embed(
-        self, input_ids: Int[Tensor, "B L"], images: Sequence[ImageFeatures | None], regions: Sequence[Sequence[Bool[Tensor, "h w"]]]
+        self,
+        input_ids: Int[Tensor, "B L"],
+        images: Sequence[ImageFeatures | None],
+        regions: Sequence[Sequence[Bool[Tensor, "h w"]]],
+        observed: Sequence[Sequence[ImageFeatures]] = (),
     ) -> Float[Tensor, "B L E"]:
-        """Embed tokens and fill every image slot: first a row's image tokens in order, then the cells of its regions. `images`: None for a
-        row without a picture. `regions`: of every row; empty = none.
+        """Embed tokens and fill every image slot: first a row's image tokens, then cells of its regions and tokens of the pictures that it
+        observes later, each in its place in the text. `images`: None for a row without a picture. `regions`: parts of `images`.
+        `regions`, `observed`: of every row, in the order of the text; empty = none.
 
         Raises ValueError when slots and image tokens do not agree: a picture without `<image>`, or `<image>` without a picture.
         """
@@ -287,6 +302,8 @@ class Sa2VA(nn.Module):
         filling = [embeds[:0].flatten(0, 1)]
         for row, (ids, image) in enumerate(zip(input_ids, images, strict=True)):
             tokens = [] if image is None else [image.values, *(image.region(r) for r in (regions[row] if regions else []))]
+            if observed and observed[row]:
+                tokens = self._by_text(ids, row, tokens, [later.values for later in observed[row]])
             given, slots = sum(map(len, tokens)), int((ids == self.image_token_id).sum())
             if slots != given:
                 raise ValueError(f"row {row}: the text has {slots} image slots, the pictures and regions give {given} tokens")
@@ -294,24 +311,58 @@ class Sa2VA(nn.Module):
         where = (input_ids == self.image_token_id).unsqueeze(-1)
         return embeds.masked_scatter(where, torch.cat(filling).to(embeds.dtype))
 
+    def _by_text(self, ids: Int[Tensor, " L"], row: int, asked: Sequence[Tensor], observed: Sequence[Tensor]) -> list[Tensor]:
+        """Sort a row's image tokens by the text. `asked`: those of its own picture, if it has one, then of that picture's regions."""
+        first, *regions = asked or [observed[0][:0]]
+        of_region = [is_region for _, is_region in self._later_runs(ids, len(first))]
+        if (in_text := (of_region.count(True), of_region.count(False))) != (given := (len(regions), len(observed))):
+            raise ValueError(
+                f"row {row}: after its picture the text has {in_text[0]} regions and {in_text[1]} pictures,"
+                f" given are {given[0]} and {given[1]}"
+            )
+        region, picture = iter(regions), iter(observed)
+        return [first, *(next(region if is_region else picture) for is_region in of_region)]
+
+    def _later_runs(self, ids: Int[Tensor, " L"], first: int) -> list[tuple[Int[Tensor, " n"], bool]]:
+        """Return the places of every run of image slots behind a row's `first` ones, and whether it is a region's: it follows `<vp>`."""
+        slots = (ids == self.image_token_id).nonzero()[first:, 0]
+        begins = (ids[slots - 1] != self.image_token_id).nonzero()[:, 0].tolist()
+        region = self.tokenizer.convert_tokens_to_ids(prompts.VP_START)
+        return [(run, int(ids[run[0] - 1]) == region) for run in slots.tensor_split(begins)[1:]]
+
     # Tokens -> hidden states -> text and masks
 
     def positions(
-        self, input_ids: Int[Tensor, "B L"], order: Int[Tensor, "B L"], images: Sequence[ImageFeatures | None]
+        self,
+        input_ids: Int[Tensor, "B L"],
+        order: Int[Tensor, "B L"],
+        images: Sequence[ImageFeatures | None],
+        observed: Sequence[Sequence[ImageFeatures]] = (),
+        branch: Int[Tensor, "B L"] | None = None,
     ) -> Int[Tensor, "*axes B L"]:
-        """Return rotary positions. `order`: a token's number in its conversation."""
+        """Return rotary positions. `order`: a token's number in its conversation. `observed`, `branch`: as in `hidden_states`; without
+        branches a row is one conversation."""
+        pictures = input_ids == self.image_token_id
         grids = [() if image is None else image.grids for image in images]
-        return self.backbone.positions(order, input_ids == self.image_token_id, grids)
+        for row, later in enumerate(observed):
+            if later:
+                image = images[row]
+                for run, is_region in self._later_runs(input_ids[row], 0 if image is None else len(image.values)):
+                    pictures[row, run] = not is_region
+                grids[row] += tuple(grid for seen in later for grid in seen.grids)
+        return self.backbone.positions(order, pictures, grids, torch.zeros_like(order) if branch is None else branch)
 
-    def hidden_states(self, packed: Packed, images: Sequence[ImageFeatures | None]) -> Float[Tensor, "B L D"]:
+    def hidden_states(
+        self, packed: Packed, images: Sequence[ImageFeatures | None], observed: Sequence[Sequence[ImageFeatures]] = ()
+    ) -> Float[Tensor, "B L D"]:
         """Return the states of a packed batch that `[SEG]` and `logits` take: InternVL's and Qwen2.5-VL's after the last norm, Qwen3-VL's
-        before it."""
+        before it. `observed`: pictures in the branches of every row, in the order of the text; empty = none."""
         language_model = self.vlm.model.language_model
         with checkpointed(language_model, on=self.checkpointing == "layers"):
             states, _ = self.backbone.language_model(
-                self.embed(packed.input_ids, images, packed.regions),
+                self.embed(packed.input_ids, images, packed.regions, observed),
                 attention_mask=packed_mask(language_model, packed.branch),
-                position_ids=self.positions(packed.input_ids, packed.position_ids, images),
+                position_ids=self.positions(packed.input_ids, packed.position_ids, images, observed, packed.branch),
                 use_cache=False,
             )
         return states

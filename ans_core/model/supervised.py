@@ -71,10 +71,9 @@ class Supervised(nn.Module):
         def share(some: Tensor, own: Tensor) -> tuple[Tensor]:
             return (text_loss(self.model.logits(some), own)[None] * (len(own) / max(len(target), 1)),)
 
-        head = self.model.vlm.lm_head
-        if sharding.is_divided(head.weight):  # every process must use it equally often
+        if sharding.is_divided(self.model.vlm.lm_head.weight):  # every process must use it equally often
             return share(hidden, target)[0].sum()
-        return in_pieces(share, hidden, target, words=head.out_features)[0].sum()
+        return in_pieces(share, hidden, target, words=self.model.vocabulary)[0].sum()
 
     def decode_masks(self, batch: Batch, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "P h4 w4"]:
         """Mask logits of every (seg, frame) pair of the batch. Without any, of one token on a blank frame, for the graph alone: processes

@@ -89,13 +89,41 @@ def _internvl_sizes(vision: dict[str, Any], language: dict[str, Any], tokenizer:
     }
 
 
+def _qwen2_5_vl_sizes(vision: dict[str, Any], language: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """Windows are half of a picture wide; every other layer attends to all of it, as the published ones' 8th do."""
+    unit = 2 * vision["patch_size"]
+    sizes = {
+        "model_type": "qwen2_5_vl_vision",
+        "window_size": unit * max(1, vision["image_size"] // unit // 2),
+        "fullatt_block_indexes": list(range(1, vision["layers"], 2)),
+    }
+    return _qwen_vl_sizes("qwen2_5_vl", vision, language, tokenizer, sizes, {})
+
+
 def _qwen3_vl_sizes(vision: dict[str, Any], language: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    sizes = {
+        "model_type": "qwen3_vl_vision",
+        "num_position_embeddings": (vision["image_size"] // vision["patch_size"]) ** 2,
+        "deepstack_visual_indexes": [0, vision["layers"] // 2],
+    }
+    found = _qwen_vl_sizes("qwen3_vl", vision, language, tokenizer, sizes, {"mrope_interleaved": True})
+    return found | {"text_config": found["text_config"] | {"head_dim": language["hidden"] // language["heads"]}}
+
+
+def _qwen_vl_sizes(
+    kind: str,
+    vision: dict[str, Any],
+    language: dict[str, Any],
+    tokenizer: PreTrainedTokenizerFast,
+    tower: dict[str, Any],
+    rope: dict[str, Any],
+) -> dict[str, Any]:
+    """Return transformers' configuration. `tower`, `rope`: what the kind's vision tower and rotary positions have of their own."""
     width = language["hidden"] // language["heads"]
     third = width // 6
-    marks = BACKBONES["qwen3_vl"].marks
+    marks = BACKBONES[kind].marks
     return {
         "vision_config": {
-            "model_type": "qwen3_vl_vision",
             "depth": vision["layers"],
             "hidden_size": vision["hidden"],
             "num_heads": vision["heads"],
@@ -104,14 +132,10 @@ def _qwen3_vl_sizes(vision: dict[str, Any], language: dict[str, Any], tokenizer:
             "patch_size": vision["patch_size"],
             "spatial_merge_size": 2,
             "temporal_patch_size": 2,
-            "num_position_embeddings": (vision["image_size"] // vision["patch_size"]) ** 2,
-            "deepstack_visual_indexes": [0, vision["layers"] // 2],
             "initializer_range": hidden_std(vision["hidden"]),
+            **tower,
         },
-        "text_config": _text_sizes(
-            "qwen3_vl_text", language, tokenizer, {"mrope_section": [width // 2 - 2 * third, third, third], "mrope_interleaved": True}
-        )
-        | {"head_dim": width},
+        "text_config": _text_sizes(f"{kind}_text", language, tokenizer, {"mrope_section": [width // 2 - 2 * third, third, third], **rope}),
         "image_token_id": tokenizer.convert_tokens_to_ids(marks.slot),
         "vision_start_token_id": tokenizer.convert_tokens_to_ids(marks.start),
         "vision_end_token_id": tokenizer.convert_tokens_to_ids(marks.end),
@@ -212,12 +236,19 @@ def _start_internvit(tower: Any) -> None:
     table.data[0, 1:] = sine_positions(int((table.shape[1] - 1) ** 0.5), table.shape[2])
 
 
-def _start_qwen3_tower(tower: Any) -> None:
-    """Filter each of the equal time steps alike. Deepstack adds nothing at first: features without meaning would blur the words."""
-    patches, table = tower.patch_embed.proj, tower.pos_embed.weight
+def _start_qwen_tower(tower: Any) -> None:
+    """Filter each of the equal time steps alike."""
+    patches = tower.patch_embed.proj
     count, _, steps, side, _ = patches.weight.shape
     patches.weight.data.copy_(frequency_filters(side, count)[:, :, None].expand(-1, -1, steps, -1, -1) / steps)
-    nn.init.zeros_(patches.bias)
+    if patches.bias is not None:
+        nn.init.zeros_(patches.bias)
+
+
+def _start_qwen3_tower(tower: Any) -> None:
+    """Deepstack adds nothing at first: features without meaning would blur the words."""
+    _start_qwen_tower(tower)
+    table = tower.pos_embed.weight
     table.data.copy_(sine_positions(int(len(table) ** 0.5), table.shape[1]))
     for merger in tower.deepstack_merger_list:
         nn.init.zeros_(merger.linear_fc2.weight)
@@ -236,13 +267,14 @@ class Tiny:
     """Set the vision tower's first weights."""
 
 
+def _at_one_size(config: Sa2VAConfig, side: int) -> Sa2VAConfig:
+    return replace(config, min_pixels=side**2, max_pixels=side**2)
+
+
 TINY = {
     "internvl": Tiny(sizes=_internvl_sizes, with_pictures=lambda config, side: replace(config, max_tiles=1), start=_start_internvit),
-    "qwen3_vl": Tiny(
-        sizes=_qwen3_vl_sizes,
-        with_pictures=lambda config, side: replace(config, min_pixels=side**2, max_pixels=side**2),
-        start=_start_qwen3_tower,
-    ),
+    "qwen2_5_vl": Tiny(sizes=_qwen2_5_vl_sizes, with_pictures=_at_one_size, start=_start_qwen_tower),
+    "qwen3_vl": Tiny(sizes=_qwen3_vl_sizes, with_pictures=_at_one_size, start=_start_qwen3_tower),
 }
 """The kinds of backbone that can be built from nothing."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from ans_core.metrics.bootstrap import Ratio, interval
+from ans_core.metrics.bootstrap import Ratio, difference
 from ans_core.report.metrics import Summary, parse
 
 SCORED_BY = {
@@ -29,6 +29,8 @@ WITHOUT_SCORES = {
     "loop2": ("METEOR",),
 }
 """Also in the verdict, as plain differences where there is no score of theirs for each sample (earlier runs have none of the loops)."""
+OF_SOME = {"referring": {"gIoU": (1,), "N_acc": (0,)}}
+"""Metrics that are the mean score of samples with so many objects, beside that of all samples."""
 RESAMPLES = 2000
 Verdict = Literal["better", "worse", "unclear", "no interval"]
 VERDICTS: tuple[Verdict, ...] = ("better", "worse", "unclear", "no interval")
@@ -40,6 +42,8 @@ Key = tuple[str, str, int]
 class Answer:
     score: float
     asked: str
+    objects: int | None = None
+    """How many are meant; None: not written down."""
 
 
 Answers = dict[str, dict[Key, Answer]]
@@ -55,6 +59,7 @@ class Change:
     interval: tuple[float, float] | None = None
     """95 % of the difference; None: no per-sample scores."""
     pairs: int | None = None
+    """None, with an interval: of samples that are not the same ones, so it is wider."""
 
     @property
     def difference(self) -> float:
@@ -70,34 +75,43 @@ class Change:
 
 def read_answers(folder: Path | None) -> Answers:
     """Read a row's predictions.jsonl; empty if there is none."""
-    path = folder / "predictions.jsonl" if folder else None
-    if not path or not path.exists():
-        return {}
     answers: Answers = defaultdict(dict)
+    for benchmark, key, record in keyed_lines(folder / "predictions.jsonl") if folder else ():
+        answers[benchmark][key] = Answer(score=float(record["score"]), asked=str(record["asked"]), objects=record.get("n_targets"))
+    return dict(answers)
+
+
+def keyed_lines(path: Path) -> Iterator[tuple[str, Key, dict[str, Any]]]:
+    """Yield (benchmark, key, record) of every prediction; nothing if there is no file. Raises ValueError for a line without a score."""
+    if not path.exists():
+        return
     seen: Counter[tuple[str, str, str]] = Counter()
     with path.open() as file:
         for number, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)
                 where = (str(record["benchmark"]), str(record["dataset"]), str(record["sample_id"]))
-                answer = Answer(score=float(record["score"]), asked=str(record["asked"]))
+                score, _ = float(record["score"]), record["asked"]
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"{path} line {number}: no prediction with a score ({error!r}); run its evaluate stage again") from error
-            if not math.isfinite(answer.score):
-                raise ValueError(f"{path} line {number}: score {answer.score} of sample {where[2]!r}; run its evaluate stage again")
-            answers[where[0]][where[1], where[2], seen[where]] = answer
+            if not math.isfinite(score):
+                raise ValueError(f"{path} line {number}: score {score} of sample {where[2]!r}; run its evaluate stage again")
+            yield where[0], (where[1], where[2], seen[where]), record
             seen[where] += 1
-    return dict(answers)
 
 
 def changes(summary: Summary, answers: Mapping[str, Answers], before: str, after: str) -> list[Change]:
     """Return the changes of row `after` against row `before`, in the order of VERDICTS."""
     old, new = summary.get(before, {}), summary.get(after, {})
-    found = [
-        change
-        for benchmark in answers.get(after, {})
-        if (change := _scored(benchmark, old, new, answers.get(before, {}).get(benchmark, {}), answers[after][benchmark]))
-    ]
+    tried: list[Change | None] = []
+    for benchmark, now in answers.get(after, {}).items():
+        then, task = answers.get(before, {}).get(benchmark, {}), parse(benchmark).task
+        tried.append(_scored(benchmark, SCORED_BY.get(task, ""), old, new, then, now))
+        for metric, objects in OF_SOME.get(task, {}).items():
+            some = ({key: answer for key, answer in row.items() if answer.objects in objects} for row in (then, now))
+            part = _scored(benchmark, metric, old, new, *some)
+            tried.append(part if part and part.metric == metric else None)
+    found = [change for change in tried if change]
     scored = {(change.title, change.metric) for change in found}
     for name in new:
         parts = parse(name)
@@ -106,26 +120,48 @@ def changes(summary: Summary, answers: Mapping[str, Answers], before: str, after
     return sorted(found, key=lambda change: VERDICTS.index(change.verdict))
 
 
+def verdict(name: str, before: str, after: str, changes: Sequence[Change]) -> dict[str, Any]:
+    """Return a comparison as pages show it: the changes by verdict, and `told`, its counts in words."""
+    by_verdict = {verdict: [change for change in changes if change.verdict == verdict] for verdict in VERDICTS}
+    better, worse, unclear = (len(by_verdict[verdict]) for verdict in VERDICTS[:3])
+    told = [
+        (
+            "better" if better else "unclear",
+            f"{better} figure{'s' * (better != 1)} improved" if better else "Nothing improved beyond chance",
+        ),
+        ("worse" if worse else "unclear", f"{worse} got worse" if worse else "nothing got worse beyond chance"),
+        *([("unclear", f"{unclear} did not clearly change")] if unclear else []),
+    ]
+    return {"name": name, "before": before, "after": after, "changes": changes, "by_verdict": by_verdict, "told": told}
+
+
+def paired(before: Mapping[Key, Answer], after: Mapping[Key, Answer]) -> list[Key]:
+    """Return the samples that both have; none if they are fewer than half: other data may have some of the same ids and texts."""
+    keys = [key for key, answer in after.items() if key in before and before[key].asked == answer.asked]
+    return keys if 2 * len(keys) >= max(len(before), len(after)) else []
+
+
 def _scored(
-    benchmark: str, old: dict[str, float], new: dict[str, float], before: dict[Key, Answer], after: dict[Key, Answer]
+    benchmark: str, metric: str, old: dict[str, float], new: dict[str, float], before: dict[Key, Answer], after: dict[Key, Answer]
 ) -> Change | None:
-    """Compare per-sample scores; None if the rows have fewer than two samples in common."""
-    keys = [key for key in after if key in before]
-    if len(keys) < 2:
+    """Compare per-sample scores, paired, or those of other samples. None where one has fewer than two. It is called `metric` if the scores'
+    mean is that."""
+    keys = paired(before, after)
+    pairs = len(keys) if keys else None
+    first, last = ([row[key].score for key in keys or row] for row in (before, after))
+    if min(len(first), len(last)) < 2:
         return None
-    first, last = ([row[key].score for key in keys] for row in (before, after))
-    means = sum(first) / len(keys), sum(last) / len(keys)
-    parts = parse(benchmark)
-    metric = SCORED_BY.get(parts.task, "")
+    means = sum(first) / len(first), sum(last) / len(last)
     # scores are kept to four digits; where their mean is not the metric, they stand for themselves
     same = all(
         math.isclose(row.get(f"{benchmark}/{metric}", math.nan), mean, abs_tol=1e-3) for row, mean in zip((old, new), means, strict=True)
     )
+    one, other = Ratio(numerators=first), Ratio(numerators=last)
     return Change(
-        title=parts.title,
+        title=parse(benchmark).title,
         metric=metric if same else "mean score",
         before=means[0],
         after=means[1],
-        interval=interval(Ratio(numerators=[b - a for a, b in zip(first, last, strict=True)]), resamples=RESAMPLES),
-        pairs=len(keys),
+        interval=difference(other, one, paired=bool(pairs), resamples=RESAMPLES),
+        pairs=pairs,
     )

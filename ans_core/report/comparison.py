@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import Item
+from ans_core.benchmarks.public.scored import scores_of
 from ans_core.metrics.bootstrap import Ratio, difference
 from ans_core.report import evaluation, page
 from ans_core.report.changes import VERDICTS, Change
@@ -51,8 +52,8 @@ def read(path: Path) -> Evaluation:
 
 
 def changes(before: Evaluation, after: Evaluation) -> list[Change]:
-    """Return the change of every metric whose terms both have, over the samples that both have, with a paired bootstrap interval; and the
-    plain difference of the other metrics. In the order of VERDICTS."""
+    """Return the change of every metric whose terms both have, over the samples that both have, with a paired bootstrap interval; and, if
+    both have the same samples, the plain difference of the other metrics. In the order of VERDICTS."""
     if before.head.get("benchmark") != after.head.get("benchmark"):
         raise ValueError(
             f"{before.path} is of {before.head.get('benchmark')}, {after.path} of {after.head.get('benchmark')}; compare one benchmark"
@@ -67,9 +68,18 @@ def changes(before: Evaluation, after: Evaluation) -> list[Change]:
     found += [
         Change(title=title, metric=m, before=float(old[m]), after=float(new[m]))
         for m in new
-        if m in old and m not in scored and old[m] != new[m]
+        if m in old and m not in scored and old[m] != new[m] and before.table.keys() == after.table.keys()
     ]
     return sorted(found, key=lambda change: VERDICTS.index(change.verdict))
+
+
+def limits(before: Evaluation, after: Evaluation) -> list[str]:
+    """Return a line for each that asked only some of the benchmark's questions."""
+    return [
+        f"{key}: only {one.head['limit']} questions were asked: not the benchmark's figures"
+        for key, one in (("before", before), ("after", after))
+        if one.head.get("limit")
+    ]
 
 
 def _metrics(before: Evaluation, after: Evaluation, common: list[str]) -> list[str]:
@@ -93,9 +103,9 @@ def _ratio(terms: list[list[float]]) -> Ratio:
     return Ratio(numerators=[above for above, _ in terms], denominators=[below for _, below in terms])
 
 
-def most_changed(before: Evaluation, after: Evaluation) -> list[dict[str, Any]]:
-    """Return the samples whose value of the main metric changed most, gains and losses alike."""
-    old, new = (evaluation.scores_of(list(one.table.values())) for one in (before, after))
+def most_changed(before: Evaluation, after: Evaluation, items: Container[str] = ()) -> list[dict[str, Any]]:
+    """Return the samples (of known items: the items) whose value of the main metric changed most, gains and losses alike."""
+    old, new = (evaluation.by_item(scores_of(list(one.table.values())), items) for one in (before, after))
     common = [name for name in new if name in old and new[name] != old[name]]
     order = sorted(common, key=lambda name: (-abs(new[name] - old[name]), name))
     return [{"sample": name, "before": old[name], "after": new[name]} for name in order[:MOST_CHANGED]]
@@ -111,7 +121,7 @@ def write(
 ) -> Path:
     """Return the page. Without items and predictions (their files are gone) it shows no pictures."""
     out.mkdir(parents=True, exist_ok=True)
-    found, samples = changes(before, after), most_changed(before, after)
+    found, samples = changes(before, after), most_changed(before, after, predictions[1] if predictions else ())
     if items is not None and predictions is not None:
         for key, one, records in zip(("before", "after"), (before, after), predictions, strict=True):
             scores = {sample["sample"]: sample[key] for sample in samples}
@@ -131,6 +141,15 @@ def write(
     kept = [{key: value for key, value in sample.items() if not key.endswith("_source")} for sample in samples]
     (out / "comparison.json").write_text(json.dumps({**whose, "changes": record, "most_changed": kept}, indent=1) + "\n", encoding="utf-8")
     only = {"before": len(before.table.keys() - after.table.keys()), "after": len(after.table.keys() - before.table.keys())}
-    text = page.render_page("comparison.html.j2", before=before, after=after, changes=found, order=VERDICTS, samples=samples, only=only)
+    text = page.render_page(
+        "comparison.html.j2",
+        before=before,
+        after=after,
+        changes=found,
+        order=VERDICTS,
+        samples=samples,
+        only=only,
+        limits=limits(before, after),
+    )
     (out / "page.html").write_text(text, encoding="utf-8")
     return out / "page.html"

@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
-from ans_core import overlay, rle, transforms
+from ans_core import overlay, transforms
 from ans_core.benchmarks.public import Item
+from ans_core.benchmarks.public.scored import scores_of
 from ans_core.report import page
 from ans_core.report.files import data_uri
-from ans_core.types import RLE, Masklet
+from ans_core.report.panels import FRAMES, at, shrunk
+from ans_core.types import RLE, Masklet, Prediction
 
 EACH = 8
 """Pictures of the best, of the worst, and at random."""
-WIDTH = 360
-"""Pixels of a panel."""
-FRAMES = 16
-"""Of a clip, at equal steps."""
 FPS = 4.0
 
 
@@ -39,13 +37,13 @@ def write(
     table: Sequence[Mapping[str, Any]],
 ) -> Path:
     """Return the page. `predictions`: records by item."""
-    scores = scores_of(table)
+    scores = by_item(scores_of(table), predictions)
     chosen = choose(scores)
     pictures = draw_chosen(items, predictions, chosen, scores, out / "overlays")
     text = page.render_page(
         "evaluation.html.j2",
         head=head,
-        metrics={name: float(value) for name, value in scored.metrics.items()},
+        metrics=scored.metrics,
         printed=scored.published,
         intervals=intervals,
         missing=scored.missing,
@@ -57,17 +55,15 @@ def write(
     return out / "page.html"
 
 
-def scores_of(table: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return each sample's value of the main metric: the first one that is a mean over samples."""
-    metric = main_metric(table)
-    return {} if metric is None else {row["sample"]: row["terms"][metric][0] / row["terms"][metric][1] for row in table}
-
-
-def main_metric(table: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the first metric to which every sample contributes a value of its own."""
-    terms: Mapping[str, Any] = table[0].get("terms", {}) if table else {}
-    means = [name for name in terms if all(row["terms"][name][1] == 1 for row in table)]
-    return next(iter(means or [name for name in terms if all(row["terms"][name][1] > 0 for row in table)]), None)
+def by_item(scores: Mapping[str, float], items: Container[str]) -> dict[str, float]:
+    """Return each item's mean over its samples, which are named as the item or `<item>/...` (the objects of a clip)."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for sample, score in scores.items():
+        name = sample
+        while name and name not in items:
+            name = name.rpartition("/")[0]
+        found[name or sample].append(score)
+    return {name: sum(own) / len(own) for name, own in found.items()}
 
 
 def choose(scores: Mapping[str, float]) -> dict[str, str]:
@@ -105,9 +101,9 @@ def draw_chosen(
 
 def draw(item: Item, record: Mapping[str, Any], path: Path) -> str:
     """Draw truth and prediction side by side, a clip as an animation; return the file's name. `path` has no suffix."""
-    frames = item.request.frames
+    frames, truth = item.request.frames, item.right_answer()
     steps = range(0, len(frames), math.ceil(len(frames) / FRAMES))
-    sheets = [_sheet(item, record, index) for index in steps]
+    sheets = [_sheet(item, truth, record, index) for index in steps]
     if len(sheets) == 1:
         path = path.with_suffix(".png")
         sheets[0].save(path)
@@ -124,32 +120,16 @@ def masks_of(record: Mapping[str, Any]) -> list[Sequence[RLE | None]]:
     return [[mask] for mask in record["pred_masks"]] if "pred_masks" in record else record.get("masks", [])
 
 
-def _sheet(item: Item, record: Mapping[str, Any], index: int) -> Image.Image:
+def _sheet(item: Item, right: Prediction | None, record: Mapping[str, Any], index: int) -> Image.Image:
     picture = transforms.open_image(item.request.frames[index])
     prompted: list[Masklet] = [(mask,) for mask in item.request.mask_prompts]
-    true = list(item.truth.masks) if item.truth and item.truth.masks else prompted
-    shown, truth, drawn = shrunk(picture, _at(true, index), _at(masks_of(record) or prompted, index))
+    true = list(right.masks) if right and right.masks else prompted
+    shown, truth, drawn = shrunk(picture, at(true, index), at(masks_of(record) or prompted, index))
     return overlay.side_by_side(
         shown,
         truth=truth,
         prediction=drawn,
         question=item.request.text.removeprefix("<image>").strip()[:200],
-        truth_text=(item.truth.text if item.truth else "(not public)")[:200],
+        truth_text=(right.text if right else "(not public)")[:200],
         prediction_text=str(record.get("text", ""))[:200],
     )
-
-
-def _at(masklets: Sequence[Sequence[RLE | None]], index: int) -> list[RLE | None]:
-    return [masklet[index] if index < len(masklet) else None for masklet in masklets]
-
-
-def shrunk(picture: Image.Image, *masks: Sequence[RLE | None]) -> tuple[Any, ...]:
-    """Return the picture and its masks at WIDTH pixels, if they are wider."""
-    if picture.width <= WIDTH:
-        return picture, *masks
-    size = (WIDTH, max(1, round(picture.height * WIDTH / picture.width)))
-
-    def small(mask: RLE) -> RLE:
-        return rle.encode(np.asarray(Image.fromarray(rle.decode(mask)).resize(size)))
-
-    return picture.resize(size), *([mask and small(mask) for mask in listed] for listed in masks)

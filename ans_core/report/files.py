@@ -20,4 +20,12 @@ def read_json(path: Path) -> Any:
 def data_uri(path: Path) -> str:
     if path.suffix not in KINDS:
         raise ValueError(f"{path}: the page shows pictures of {sorted(KINDS)}")
-    return f"data:image/{KINDS[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
+    return _uri(KINDS[path.suffix], path.read_bytes())
+
+
+def webp_uri(content: bytes) -> str:
+    return _uri("webp", content)
+
+
+def _uri(kind: str, content: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"

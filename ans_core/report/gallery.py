@@ -1,16 +1,19 @@
-"""Select overlays of `evaluate` and rollouts of `rl` for the page, with the fields that its filters need."""
+"""Select samples that tell two models apart, or right answers from wrong ones, and draw them for the page with what its filters need."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ans_core.report.changes import Answers, Key
+from ans_core.benchmarks import BENCHMARKS
+from ans_core.report import panels
+from ans_core.report.changes import Answers, Key, keyed_lines, paired
 from ans_core.report.files import data_uri, read_json
-from ans_core.report.metrics import ROWS, parse
+from ans_core.report.lookup import Wanted
+from ans_core.report.metrics import parse
+from ans_core.types import Prediction, Sample
 
 RIGHT = 0.5
 """Scores from here on count as right in `evaluate`."""
@@ -19,55 +22,94 @@ DRAWN_TASKS = ("referring", "video")
 UNCHECKED = "No mask was due and none was drawn, which counts as right. The words are not the denial that was trained; no score reads them."
 ROLLOUTS_PER_LOOP = 5
 
-
-def overlays(folders: Mapping[str, Path | None], answers: Mapping[str, Answers], limit: int) -> dict[str, list[dict[str, Any]]]:
-    """Return pictures by row, the last row first: about `limit` each, as even as possible over benchmarks and verdicts; those whose verdict
-    the row changed go first."""
-    return {row: _of_row(row, folders.get(row), answers, limit) for row in reversed(ROWS)}
+Chosen = tuple[str, Key]
+"""A benchmark, and a sample of it."""
 
 
-def _of_row(row: str, folder: Path | None, answers: Mapping[str, Answers], limit: int) -> list[dict[str, Any]]:
-    path = folder / "overlays" / "index.json" if folder else None
-    if not path or not path.exists():
-        return []
-    keys: dict[tuple[str, str], list[Key]] = defaultdict(list)
-    for benchmark, scored in answers.get(row, {}).items():
-        for key in scored:
-            keys[benchmark, key[1]].append(key)
-    queues: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for entry in read_json(path):
-        picture = entry | _history(row, entry, keys, answers) | {"row": row, "title": parse(entry["benchmark"]).title, "note": ""}
-        if text_unchecked(entry):
-            picture |= {"verdict": "unchecked", "note": UNCHECKED}
-        elif parse(entry["benchmark"]).task == "region_caption":
-            same = _words(entry["text"]) == _words(entry["truth"])
-            picture["note"] = "Word for word." if same else "Not word for word."
-        queues[entry["benchmark"], picture["verdict"]].append(picture)
-    share = max(1, limit // max(1, len(queues)))
-    chosen = [picture for queue in queues.values() for picture in sorted(queue, key=lambda p: not p["changed"])[:share]]
-    return [picture | {"source": data_uri(path.parent / picture["file"])} for picture in chosen]
+def choose(before: Answers, after: Answers, limit: int) -> list[Chosen]:
+    """Return about `limit` samples, as many of each benchmark: half are those that changed most, those whose verdict changed first; the
+    others are right and wrong ones, evenly from best to worst."""
+    drawn = [benchmark for benchmark in after if parse(benchmark).task in BENCHMARKS]
+    found: list[Chosen] = []
+    for benchmark in drawn:
+        share = max(2, limit // len(drawn))
+        new = {key: answer.score for key, answer in after[benchmark].items()}
+        then = before.get(benchmark, {})
+        old = {key: then[key].score for key in paired(then, after[benchmark])}
+        changed = sorted((key for key in old if old[key] != new[key]), key=lambda key: (*_how_much(old[key], new[key]), key))
+        chosen = changed[: share // 2]
+        order = sorted(new.keys() - set(chosen), key=lambda key: (-new[key], key))
+        verdicts = [[key for key in order if (new[key] >= RIGHT) is right] for right in (True, False)]
+        rest = share - len(chosen)
+        chosen += spread(verdicts[0], rest - min(rest // 2, len(verdicts[1])))
+        chosen += spread(verdicts[1], share - len(chosen))
+        found += [(benchmark, key) for key in chosen]
+    return found
 
 
-def text_unchecked(entry: Mapping[str, Any]) -> bool:
-    """Tell whether an answer counts as right for predicting no mask where nothing is meant, although its text says something else."""
-    nothing_meant = parse(entry["benchmark"]).task in DRAWN_TASKS and "[SEG]" not in entry["truth"]
-    return nothing_meant and entry["verdict"] == "right" and _words(entry["text"]) != _words(entry["truth"])
+def _how_much(before: float, after: float) -> tuple[bool, float]:
+    """Sort key: changed verdicts first, then by the size of the change."""
+    return (before >= RIGHT) == (after >= RIGHT), -abs(after - before)
 
 
-def _history(
-    row: str, entry: Mapping[str, Any], keys: Mapping[tuple[str, str], list[Key]], answers: Mapping[str, Answers]
-) -> dict[str, Any]:
-    """Return the question, every row's score of the sample, and `changed`: "better" or "worse" if the row before had another verdict."""
-    benchmark = entry["benchmark"]
-    own = answers.get(row, {}).get(benchmark, {})
-    alike = [key for key in keys.get((benchmark, entry["sample_id"]), ()) if abs(own[key].score - entry["score"]) < 1e-3]
-    if not alike:
-        return {"asked": "", "scores": {row: entry["score"]}, "changed": ""}
-    scores = {name: scored[alike[0]].score for name in ROWS if alike[0] in (scored := answers.get(name, {}).get(benchmark, {}))}
-    earlier = [scores[name] >= RIGHT for name in ROWS[: ROWS.index(row)] if name in scores]
-    right = entry["score"] >= RIGHT
-    changed = "" if not earlier or earlier[-1] == right else "better" if right else "worse"
-    return {"asked": own[alike[0]].asked, "scores": scores, "changed": changed}
+def spread(items: Sequence[Any], count: int) -> list[Any]:
+    """Return `count` of the items, evenly spread from the first on."""
+    count = min(count, len(items))
+    return [items[i * len(items) // count] for i in range(count)]
+
+
+def wanted(chosen: Collection[Chosen], answers: Answers) -> set[Wanted]:
+    return {(key[0], key[1], answers[benchmark][key].asked) for benchmark, key in chosen}
+
+
+def pictures(columns: Mapping[str, Path | None], chosen: Sequence[Chosen], samples: Mapping[Wanted, Sample]) -> list[dict[str, Any]]:
+    """Return a picture a sample: truth, then the answer of every column that has one. `columns`: folders of predictions; the last one's
+    answer decides the verdict. A sample that is not in `samples` is left out."""
+    records = {name: read_records(folder, set(chosen)) for name, folder in columns.items() if folder}
+    shown = []
+    for benchmark, key in chosen:
+        own = {name: found[benchmark, key] for name, found in records.items() if (benchmark, key) in found}
+        sample = samples.get((key[0], key[1], list(own.values())[-1]["asked"]))
+        if sample is not None:
+            shown.append(picture(benchmark, sample, own))
+    return shown
+
+
+def picture(benchmark: str, sample: Sample, records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Draw a sample and return it with what the page says of it."""
+    truth = BENCHMARKS[parse(benchmark).task].truth(sample)
+    scores = [float(record["score"]) for record in records.values()]
+    text = str(list(records.values())[-1]["text"])
+    rights = [score >= RIGHT for score in scores]
+    note = ""
+    if unchecked := text_unchecked(benchmark, truth, text) and rights[-1]:
+        note = UNCHECKED
+    elif parse(benchmark).task == "region_caption":
+        note = "Word for word." if _words(text) == _words(truth.text) else "Not word for word."
+    return {
+        "benchmark": benchmark,
+        "title": parse(benchmark).title,
+        "sample_id": sample.sample_id,
+        "asked": "" if sample.task == "region_caption" else sample.text,
+        "truth": truth.text,
+        "answers": [{"name": name, "score": float(record["score"]), "text": record["text"]} for name, record in records.items()],
+        "verdict": "unchecked" if unchecked else "right" if rights[-1] else "wrong",
+        "flipped": "" if len(rights) < 2 or rights[-1] == rights[-2] else "better" if rights[-1] else "worse",
+        "gain": scores[-1] - scores[-2] if len(scores) > 1 else None,
+        "note": note,
+        **panels.draw(sample, truth.masks, list(records.values())),
+    }
+
+
+def read_records(folder: Path, chosen: Collection[Chosen]) -> dict[Chosen, dict[str, Any]]:
+    """Return the lines of predictions.jsonl of these samples."""
+    return {(benchmark, key): record for benchmark, key, record in keyed_lines(folder / "predictions.jsonl") if (benchmark, key) in chosen}
+
+
+def text_unchecked(benchmark: str, truth: Prediction, text: str) -> bool:
+    """Tell whether nothing is meant and an answer, which draws nothing, says something else than that."""
+    nothing_meant = parse(benchmark).task in DRAWN_TASKS and "[SEG]" not in truth.text
+    return nothing_meant and _words(text) != _words(truth.text)
 
 
 def _words(text: str) -> list[str]:

@@ -82,7 +82,7 @@ def headline(summary: Summary) -> Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """One benchmark: a line per metric, a cell per row of ROWS."""
+    """One benchmark: a line per metric, a cell per row."""
 
     title: str
     samples: int | None
@@ -90,8 +90,8 @@ class Table:
     rest: list[dict[str, Any]]
 
 
-def tables(summary: Summary) -> list[Table]:
-    """Return tables in the order of TASKS, then those of other tasks."""
+def tables(summary: Summary, rows: Sequence[str] = ROWS) -> list[Table]:
+    """Return tables in the order of TASKS, then those of other tasks. `rows`: the columns."""
     benchmarks: dict[str, list[MetricName]] = defaultdict(list)
     for name in sorted({name for metrics in summary.values() for name in metrics}):
         parts = parse(name)
@@ -107,23 +107,23 @@ def tables(summary: Summary) -> list[Table]:
             Table(
                 title=names[0].title,
                 samples=int(counts[-1]) if counts else None,
-                lines=[_line(summary, benchmark, metric) for metric in main],
-                rest=[_line(summary, benchmark, metric) for metric in rest],
+                lines=[_line(summary, rows, benchmark, metric) for metric in main],
+                rest=[_line(summary, rows, benchmark, metric) for metric in rest],
             )
         )
     return found
 
 
-def _line(summary: Summary, benchmark: str, metric: str) -> dict[str, Any]:
+def _line(summary: Summary, rows: Sequence[str], benchmark: str, metric: str) -> dict[str, Any]:
     """Make a line. A cell holds the value, its gain on the previous row that has one, and whether it alone is the best."""
-    values = [summary.get(row, {}).get(f"{benchmark}/{metric}") for row in ROWS]
+    values = [summary.get(row, {}).get(f"{benchmark}/{metric}") for row in rows]
     graded = not any(part in metric for part in NOT_A_GRADE)
     best = _single_best(values) if graded else None
     cells: list[dict[str, Any]] = []
     before: float | None = None
     for place, value in enumerate(values):
         gain = value - before if value is not None and before is not None and "samples" not in metric else None
-        cells.append({"row": ROWS[place], "value": value, "gain": gain, "best": place == best, "graded": graded})
+        cells.append({"row": rows[place], "value": value, "gain": gain, "best": place == best, "graded": graded})
         before = before if value is None else value
     return {"name": metric, "cells": cells}
 

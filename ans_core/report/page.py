@@ -10,26 +10,28 @@ from markupsafe import Markup
 
 from ans_core.report.changes import Change
 
-
-def render(**shown: Any) -> str:
-    return render_page("page.html.j2", js=Markup(_file("page.js")), **shown)
+RUN, RUNS, PARTS = "page.html.j2", "runs.html.j2", "parts.html.j2"
+"""The report of a run, the comparison of several, and the macros that both import."""
 
 
 def render_page(template: str, **shown: Any) -> str:
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(_file)
+    )
     environment.filters |= {"figure": figure, "interval": interval, "place": place}
-    return environment.from_string(_file(template)).render(css=Markup(_file("page.css")), **shown)
+    environment.globals |= {"css": Markup(_file("page.css")), "js": Markup(_file("page.js")), "zip": zip}
+    return environment.get_template(template).render(**shown)
 
 
 def _file(name: str) -> str:
     return resources.files("ans_core.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def figure(value: float | None, signed: bool = False) -> str:
+def figure(value: float | int | None, signed: bool = False) -> str:
     """Format three digits, or a whole number as it is; – without a value."""
     if value is None:
         return "–"
-    if value == int(value) and abs(value) > 1:
+    if isinstance(value, int) or (value == int(value) and abs(value) > 1):
         return f"{int(value):+d}" if signed else f"{int(value)}"
     text = f"{value:+.3f}" if signed else f"{value:.3f}"
     return text.replace("-", "\N{MINUS SIGN}")

@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from ans_core.config.rl import Rl
 from ans_core.data.collate import TensorBatch
 from ans_core.dist import rank, shared_sum, world_size
-from ans_core.model.adapters import Policies
+from ans_core.model.adapters import Adapters
 from ans_core.model.parts import part_of
 from ans_core.rewards import Reward
 from ans_core.rewards.judge.judging import Judging
-from ans_core.rl import caption_loop, describe_loop, grpo, mask_loop, pictures, vqa_loop
+from ans_core.rl import agent_loop, caption_loop, describe_loop, grpo, mask_loop, pictures, vqa_loop
 from ans_core.rl.mask_policy import MASK_POLICIES, steered
+from ans_core.rl.practice import Practice
 from ans_core.rl.rollout import Reader, exact_head
 from ans_core.rl.step import EncodedImages, Experience, Exploration, Loop, RlBatch, RolloutStep, StepTimer
 from ans_core.types import Log
@@ -38,6 +39,7 @@ LOOPS: dict[str, Loop] = {
     "mask": mask_loop.LOOP,
     "describe": describe_loop.LOOP,
     "vqa": vqa_loop.LOOP,
+    "agent": agent_loop.LOOP,
 }
 
 REWARD_MEMORY = 0.95
@@ -70,7 +72,7 @@ class DualLoop(nn.Module):
 
     def __init__(
         self,
-        policies: Policies,
+        policies: Adapters,
         settings: Rl,
         *,
         seed: int,
@@ -78,13 +80,14 @@ class DualLoop(nn.Module):
         loss_weights: tuple[float, float],
         rewards: Mapping[str, Reward],
         judging: Judging | None = None,
+        practice: Practice | None = None,
         log: Log | None = None,
         pictures_to: Path | None = None,
     ) -> None:
         super().__init__()
         self.model = policies.model
         self.policies, self.settings, self.seed, self.points, self.loss_weights = policies, settings, seed, points, loss_weights
-        self.rewards, self.judging, self.log, self.pictures_to = rewards, judging, log, pictures_to
+        self.rewards, self.judging, self.practice, self.log, self.pictures_to = rewards, judging, practice, log, pictures_to
         self.reader = Reader(temperature=settings.temperature, forbidden=[self.model.image_token_id], guard=settings.logit_guard)
         self.mask_policy = MASK_POLICIES[settings.mask_policy](settings.mask_grid)
         self.exploration = Exploration(width=settings.mask_sigma)
@@ -114,6 +117,7 @@ class DualLoop(nn.Module):
             "updates": self.updates,
             "record": dict(self.record),
             "mean_reward": dict(self.mean_reward),
+            "practice": None if self.practice is None else self.practice.state(),
             "waiting": {micro: {name: done.state() for name, done in loops.items()} for micro, loops in self.waiting.items()},
         }
 
@@ -121,6 +125,8 @@ class DualLoop(nn.Module):
         self.policies.load("teacher", state["teacher"])
         self.exploration, self.updates = Exploration(**state["exploration"]), state["updates"]
         self.record, self.mean_reward = defaultdict(list, state["record"]), dict(state["mean_reward"])
+        if self.practice is not None:
+            self.practice.load(state["practice"])
         self.waiting = {m: {name: Experience.of(s) for name, s in loops.items()} for m, loops in state["waiting"].items()}
 
     def after_step(self, step: int) -> dict[str, float]:
@@ -136,6 +142,7 @@ class DualLoop(nn.Module):
             self.exploration.identical = self.exploration.identical + 1 if min(self.identical) == 1 else 0
         decay = min(s.ema, (1 + self.updates) / (10 + self.updates)) if s.ema_warmup else s.ema
         metrics = {"teacher_distance": self.policies.ema(decay), "nonfinite_logits": float(self.reader.nonfinite)}
+        metrics |= {} if self.practice is None else self.practice.metrics()
         if self.log is not None and rank() == 0:
             spent = {f"rl/seconds/{name}": value for name, value in self.timer.seconds.items()}
             self.log({**spent, **self._judge_stats(), "rl/peak_memory_mb": peak_memory_mb(self.model.device)}, step)
@@ -169,6 +176,8 @@ class DualLoop(nn.Module):
             self.acted[batch.micro] = steps
         if moved[0].inner == 0:
             self._set_advantages(moved)
+            if self.practice is not None:
+                self.practice.end_rollouts(partial(shared_sum, device=self.model.device))
         self._set_totals(moved)
         return moved
 
@@ -267,6 +276,7 @@ class DualLoop(nn.Module):
                 mask_losses=self.loss_weights,
                 seeds=(self.seed, name, batch.rollout),
                 timer=self.timer,
+                practice=self.practice,
             )
             for name in self.settings.loops
         }
@@ -356,17 +366,14 @@ class GradientMonitor:
         self.squares: dict[str, dict[str, float]] = defaultdict(dict)
         """Part -> parameter -> squared norm of its gradient, so far."""
         for name, p in model.named_parameters():
-            if ".policy." in name:
+            if ".policy." in f"{name}.":
                 part = part_of(name.replace("base_model.model.", ""))
                 self.parts.add(part)
-                p.register_post_accumulate_grad_hook(self._hook(part, name))
+                p.register_post_accumulate_grad_hook(partial(self._note, part, name))
 
-    def _hook(self, part: str, name: str) -> Any:
-        def note(p: Tensor) -> None:
-            if self.on and p.grad is not None:
-                self.squares[part][name] = float(p.grad.float().pow(2).sum())
-
-        return note
+    def _note(self, part: str, name: str, p: Tensor) -> None:
+        if self.on and p.grad is not None:
+            self.squares[part][name] = float(p.grad.float().pow(2).sum())
 
     def found(self, step: int, device: torch.device) -> dict[str, float]:
         """Return `grad_norm/<part>`, before clipping; all processes must call it. Raises RuntimeError if a norm is above the limit (0 = no

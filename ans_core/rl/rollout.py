@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -118,10 +119,25 @@ class _Fp32Head(nn.Linear):
             return F.linear(input.float(), self.weight.float(), None if self.bias is None else self.bias.float())
 
 
+@cache
+def _in_fp32(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the class of a head that PEFT has wrapped, computing in fp32."""
+
+    class Fp32(kind):  # type: ignore[misc, valid-type]
+        def forward(self, input: Tensor, *given: Any, **named: Any) -> Tensor:
+            with torch.autocast(input.device.type, enabled=False):
+                found = super().forward(input.float(), *given, **named)
+            assert isinstance(found, Tensor)
+            return found
+
+    return Fp32
+
+
 def exact_head(model: Sa2VA) -> None:
     """Make the model's head compute in fp32 under autocast, for sampling and learning alike: logits rounded to bf16 change a
-    log-probability by 0.1. SFT keeps the head in fp32, so nothing is copied."""
-    model.vlm.lm_head.__class__ = _Fp32Head
+    log-probability by 0.1. SFT keeps the head in fp32, so nothing is copied; a head that PEFT has wrapped is cast."""
+    head = model.vlm.lm_head
+    head.__class__ = _Fp32Head if isinstance(head, nn.Linear) else _in_fp32(type(head.float()))  # type: ignore[arg-type]
 
 
 @torch.no_grad()
@@ -171,8 +187,7 @@ def token_logps(
         return logp.gather(1, ids[:, None])[:, 0], entropies(logp if learn_entropy else logp.detach())
 
     at, place = packed.loss_mask.nonzero(as_tuple=True)
-    words = model.vlm.lm_head.out_features
-    logps, entropy = in_pieces(read, hidden[at, place - 1], packed.input_ids[at, place], words=words)
+    logps, entropy = in_pieces(read, hidden[at, place - 1], packed.input_ids[at, place], words=model.vocabulary)
     return logps, entropy
 
 

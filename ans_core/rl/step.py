@@ -23,7 +23,7 @@ from ans_core.data.collate import TensorBatch, prefix_ids, question_ids, resize_
 from ans_core.data.views import Views
 from ans_core.dist import seed_of
 from ans_core.metrics.mask import soft_iou
-from ans_core.model.adapters import Policies
+from ans_core.model.adapters import Adapters
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.generation import generate, spoken_ids, text_of
 from ans_core.model.grounding import FrameFeatures, MaskOutput
@@ -35,11 +35,18 @@ from ans_core.rewards import Reward
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import grpo
 from ans_core.rl.mask_policy import MaskActions, MaskPolicy, mean_probability
+from ans_core.rl.practice import Practice
 from ans_core.rl.rollout import Group, Reader, Rollout, SampledAnswer, Segment, pack, sample
 from ans_core.types import RLE, Prediction, Request, Sample
 
 MASK_ANSWER = prompts.REFERRING_ANSWERS[0]
 """Teacher-forced: the policy explores the mask, not the words around `[SEG]`."""
+
+
+Box = tuple[int, int, int, int]
+"""x1, y1, x2, y2 in native pixels, x2 and y2 exclusive."""
+FramePart = tuple[int, Box]
+"""Index of one of the sample's frames, and a box in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +100,9 @@ class Experience:
     """B x G masks; empty if a loop has none."""
     rewards: dict[str, Float[Tensor, "B G"]]
     """Reward parts."""
+    observed: list[list[FramePart]] = field(default_factory=list)
+    """The pictures that each group's rollouts were shown, in the order of the packed text; empty if none were. Their features are encoded
+    anew where they are needed."""
     kept: list[int] | None = None
     """Indices of these samples among the batch's candidates; None = all."""
     sampled_logps: list[tuple[float, ...]] = field(default_factory=list)
@@ -116,6 +126,7 @@ class Experience:
             kept=list(kept),
             groups=tuple(self.groups[i] for i in kept),
             regions=[self.regions[i] for i in kept] if self.regions else [],
+            observed=[self.observed[i] for i in kept] if self.observed else [],
             texts=[self.texts[i * group + g] for i in kept for g in range(group)],
             masks=[self.masks[i * group + g] for i in kept for g in range(group)] if self.masks else [],
             sampled_logps=[self.sampled_logps[i * group + g] for i in kept for g in range(group)] if self.sampled_logps else [],
@@ -190,7 +201,7 @@ class Exploration:
 class RolloutStep:
     """One batch with the policies and settings that act on it."""
 
-    policies: Policies
+    policies: Adapters
     settings: Rl
     reader: Reader
     batch: RlBatch
@@ -205,6 +216,8 @@ class RolloutStep:
     seeds: tuple[object, ...]
     """(run seed, loop, rollout number): with the sample and the rollout's index they decide everything random."""
     timer: StepTimer
+    practice: Practice | None = None
+    """What an agent acts in; None for loops that need samples and rewards alone."""
     totals: grpo.Totals = field(default_factory=lambda: grpo.Totals(samples=1.0, answers=1.0, tokens=1.0))
     """Known once all micro-batches of the step have acted."""
 
@@ -300,13 +313,25 @@ class RolloutStep:
     def cells(self, index: int, mask: RLE) -> Bool[Tensor, "h w"]:
         return transforms.grid_cells(rle.decode(mask), grid=self.batch.views[index].shown)
 
-    def hidden(self, groups: Sequence[Group], regions: list[list[Tensor]]) -> tuple[Packed, Float[Tensor, "B L D"], Int[Tensor, " M"]]:
+    def hidden(
+        self, groups: Sequence[Group], regions: list[list[Tensor]], observed: Sequence[Sequence[FramePart]] = ()
+    ) -> tuple[Packed, Float[Tensor, "B L D"], Int[Tensor, " M"]]:
         """Return packed tokens, their hidden states under the active adapter, and the rollout of every trainable token."""
         fields, rollout = pack(groups, pad_id=self.model.tokenizer.pad_token_id or 0)
         device = self.model.device
         moved: dict[str, Any] = {name: values.to(device) for name, values in fields.items()}
         packed = Packed(**moved, regions=regions)
-        return packed, self.model.hidden_states(packed, [self.model.project(v) for v in self.encoded.vision]), rollout.to(device)
+        asked = [self.model.project(v) for v in self.encoded.vision]
+        return packed, self.model.hidden_states(packed, asked, self._observed(observed)), rollout.to(device)
+
+    def _observed(self, parts: Sequence[Sequence[FramePart]]) -> list[list[ImageFeatures]]:
+        """Return the image tokens of each sample's observed pictures."""
+        found = []
+        for chosen, own in zip(self.batch.samples, parts, strict=True) if parts else ():
+            assert self.practice is not None, "rollouts with pictures, and nothing that encodes them"
+            features = self.practice.encode([(chosen.frames[frame], box) for frame, box in own])
+            found.append([self.model.project(f) for f in features])
+        return found
 
     # Masks
 

@@ -39,14 +39,14 @@ def experience_of(step: RolloutStep, requests: Sequence[Request], answers: Seque
 
 
 def read_reference(step: RolloutStep, done: Experience) -> dict[str, Tensor]:
-    packed, hidden, _ = step.hidden(done.groups, done.regions)
+    packed, hidden, _ = step.hidden(done.groups, done.regions, done.observed)
     return {"reference": token_logps(step.model, packed, hidden, step.reader)[0]}
 
 
 def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[str, float]]:
     s, advantage = step.settings, done.advantage
     assert advantage is not None, "advantages come before learning"
-    packed, hidden, rollout = step.hidden(done.groups, done.regions)
+    packed, hidden, rollout = step.hidden(done.groups, done.regions, done.observed)
     logps, entropies = token_logps(step.model, packed, hidden, step.reader, learn_entropy=bool(s.entropy))
     if "behaviour" not in done.known:
         done.known["behaviour"] = logps.detach()
@@ -72,7 +72,7 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
 def _sampling_gap(done: Experience, logps: Float[Tensor, " M"]) -> float:
     """Return the largest difference between a token's log-probability when sampled and when learned: rounding alone, unless the two read
     the model differently."""
-    learned = [segment.trainable for group in done.groups for rollout in group.rollouts for segment in rollout[1:]]
+    learned = [any(segment.trainable for segment in rollout) for group in done.groups for rollout in group.rollouts]
     sampled = [p for ps, kept in zip(done.sampled_logps, learned, strict=True) if kept for p in ps]
     return float((logps.cpu() - torch.tensor(sampled)).abs().max()) if sampled else 0.0
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,9 @@ import torch
 from tqdm import tqdm
 
 from ans_core import data, dist, overlay, rle, transforms
-from ans_core.benchmarks import BENCHMARKS, shuffled
+from ans_core.benchmarks import BENCHMARKS, public_run, shuffled
 from ans_core.benchmarks.loops import FoundEach, averages, loop_scores, loop_scores_of_truth
+from ans_core.benchmarks.public import Item
 from ans_core.benchmarks.score import Benchmark, Score
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
@@ -30,6 +31,7 @@ from ans_core.loop import bar_interval_s
 from ans_core.model.predict import predict
 from ans_core.model.sa2va import Sa2VA
 from ans_core.stages.launch import machine_of
+from ans_core.tracking import answering
 from ans_core.types import Log, Predict, Prediction, Request, Sample
 
 CHUNK = 256
@@ -39,7 +41,8 @@ LOOPS = "loops"
 
 
 def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. Writes metrics.json, predictions.jsonl, overlays/ and skipped.json (benchmarks without samples) to `out`."""
+    """Run the stage. Writes metrics.json, predictions.jsonl, overlays/, public/ (a folder a public benchmark) and skipped.json (benchmarks
+    without samples or files) to `out`."""
     settings = cfg.evaluate
     machine = machine_of(cfg.launch)
     if row == "untrained" and not (inputs["base"] / "untrained").exists():
@@ -48,7 +51,6 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     sets = evaluated_sets(cfg, inputs["data"])
     require_samples(settings, {asked.benchmark for asked in sets})
     notes = without_samples(cfg, sets) | other_splits(inputs["data"], settings.split)
-    (out / "skipped.json").write_text(json.dumps(notes, indent=1))
     model = load_row(row, inputs, machine.device)
     mode = model.video_mode(settings.video_mode)
     logging.info("row %s: clips in video mode %s", row, mode)
@@ -73,9 +75,36 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
             write_overlays(out / "overlays", name, benchmark, samples, predictions, score, count=settings.overlays)
             if asked.benchmark == "referring" and can_shuffle(samples):
                 metrics[f"{name}/gIoU_shuffled_text"] = shuffled_text(ask, benchmark, samples, scratch, name=name, seed=cfg.seed)
+        for found in public_results(cfg, model, out=out / "public", scratch=scratch / "public"):
+            metrics |= found.metrics
+            notes |= {found.title: found.reason} if found.reason else {}
+            lines.writelines(json.dumps(record) + "\n" for record in public_run.score_lines(found))
+    (out / "skipped.json").write_text(json.dumps(notes, indent=1))
     (out / "metrics.json").write_text(json.dumps(metrics, indent=1, sort_keys=True))
     log({f"eval/{name}": value for name, value in metrics.items()}, 0)
     return metrics
+
+
+def public_results(cfg: Config, model: Sa2VA, *, out: Path, scratch: Path) -> Iterator[public_run.Result]:
+    """Run the model on the public benchmarks of the settings, and log the reason of those that give no figures."""
+    mode = model.video_mode(cfg.evaluate.video_mode)
+
+    def follow(items: Sequence[Item]) -> list[Prediction]:
+        with model.own_precision():
+            return answering.answerer(model.sam2)(items)
+
+    for one in cfg.evaluate.public:
+
+        def words(items: Sequence[Item], max_tokens: int = one.max_tokens) -> list[Prediction]:
+            return predict(model, [item.request for item in items], max_tokens=max_tokens, batch=len(items), video_mode=mode)
+
+        ask = follow if public_run.runner_of(one.name).follows else words
+        found = public_run.run(
+            one.name, Path(one.path), split=one.split, limit=one.limit, ask=ask, batch=cfg.evaluate.batch, scratch=scratch, out=out
+        )
+        if found.reason:
+            logging.warning("evaluate.public: %s: %s", found.title, found.reason)
+        yield found
 
 
 def remembering(ask: Predict) -> Predict:

@@ -2,25 +2,30 @@
 headline.json out.
 
 Read, per stage: `evaluate/<row>/metrics.json` {"referring/val/gIoU": .7}, `evaluate/<row>/predictions.jsonl` (benchmark, dataset,
-sample_id, asked, score), `evaluate/<row>/overlays/index.json` [{file, benchmark, sample_id, text, truth, score, verdict: right|wrong}],
-`<base|sft|rl>/curves.csv` (step,name,value), `rl/rewards.json` {name: [rewards of step 1, ...]}, `rl/samples/<rollout>-<loop>.png` and
-`.json`, and the file `versions` (JSON: git, dvc_lock, ...). The report names what is missing.
+sample_id, asked, score, text, masks), `evaluate/<row>/skipped.json` {benchmark: why it has no figures}, the data sets of `data` for
+pictures and truth, `<base|sft|rl>/curves.csv` (step,name,value), `rl/rewards.json` {name: [rewards of step 1, ...]},
+`rl/samples/<rollout>-<loop>.png` and `.json`, and the file `versions` (JSON: `versions` of code and data, `stages` with times, `settings`
+that differ from the profile). The report names what is missing.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from ans_core.config import Config
 from ans_core.report import figures, gallery, metrics, page
-from ans_core.report.changes import VERDICTS, Answers, Change, changes, read_answers
+from ans_core.report.changes import Answers, changes, read_answers, verdict
 from ans_core.report.files import read_json
+from ans_core.report.lookup import samples_of
 from ans_core.report.metrics import ROWS, Summary
 from ans_core.types import Log
 
@@ -39,22 +44,27 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         raise FileNotFoundError(f"no metrics.json in any of {[str(folder) for folder in evaluated.values() if folder]}: evaluate first")
     answers = {row: read_answers(folder) for row, folder in evaluated.items()}
     headline = metrics.headline(summary)
+    galleries, lost = _galleries(cfg, inputs, answers)
+    provenance = read_json(inputs["versions"]) if "versions" in inputs else {}
     out.mkdir(parents=True, exist_ok=True)
-    text = page.render(
+    text = page.render_page(
+        page.RUN,
         profile=cfg.profile,
-        rows=ROWS,
         trained=TRAINED,
         absent=[row for row in ROWS if not summary[row]],
+        skipped=_skipped(evaluated.values()),
         cards=_cards(summary),
         verdicts=_verdicts(summary, answers),
-        order=VERDICTS,
         tables=metrics.tables(summary),
         curves={stage: figures.curves(inputs.get(stage)) for stage in TRAINED},
         rewards=figures.rewards(inputs.get("rl")),
         rollouts=gallery.rollouts(inputs.get("rl")),
-        overlays=gallery.overlays(evaluated, answers, cfg.report.overlays),
+        galleries=galleries,
+        lost=lost,
         settings=yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False),
-        versions=_versions(inputs.get("versions")),
+        differing=provenance.get("settings"),
+        stages=provenance.get("stages", {}),
+        versions=_versions(provenance.get("versions", {})),
     )
     (out / "report.html").write_text(text, encoding="utf-8")
     _write_json(out / "summary.json", {row: values for row, values in summary.items() if values})
@@ -67,6 +77,12 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 def _metrics(folder: Path | None) -> dict[str, float]:
     path = folder / "metrics.json" if folder else None
     return {name: float(value) for name, value in read_json(path).items()} if path and path.exists() else {}
+
+
+def _skipped(folders: Iterable[Path | None]) -> dict[str, str]:
+    """Return the benchmarks and data sets without figures, and why."""
+    found = [folder / "skipped.json" for folder in folders if folder]
+    return {name: reason for path in found if path.exists() for name, reason in read_json(path).items()}
 
 
 def _write_json(path: Path, values: Summary) -> None:
@@ -90,16 +106,28 @@ def _cards(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _verdicts(summary: Summary, answers: dict[str, Answers]) -> list[dict[str, Any]]:
-    found = []
-    for name, before, after in STEPS:
-        if changed := changes(summary, answers, before, after):
-            sorted_out: dict[str, list[Change]] = {verdict: [c for c in changed if c.verdict == verdict] for verdict in VERDICTS}
-            found.append({"name": name, "before": before, "after": after, "changes": changed, "by_verdict": sorted_out})
-    return found
+    compared = [(name, before, after, changes(summary, answers, before, after)) for name, before, after in STEPS]
+    return [verdict(name, before, after, changed) for name, before, after, changed in compared if changed]
 
 
-def _versions(path: Path | None) -> dict[str, str]:
+def _galleries(cfg: Config, inputs: dict[str, Path], answers: dict[str, Answers]) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
+    """Return pictures by row, the last row first, each beside the row before; and by data set why there are none of it."""
+    pairs = {row: ROWS[max(0, place - 1) : place + 1] for place, row in enumerate(ROWS) if answers[row]}
+    chosen = {
+        row: gallery.choose(answers[pair[0]] if len(pair) > 1 else {}, answers[row], cfg.report.overlays) for row, pair in pairs.items()
+    }
+    wanted = {key for row, listed in chosen.items() for key in gallery.wanted(listed, answers[row])}
+    samples, lost = samples_of(wanted, prepared=inputs.get("data"), split=cfg.evaluate.split, sources=cfg.evaluate.sources)
+    drawn = {
+        row: gallery.pictures({name: inputs.get(f"evaluate/{name}") for name in pair}, chosen[row], samples) for row, pair in pairs.items()
+    }
+    return {row: drawn.get(row, []) for row in reversed(ROWS)}, lost
+
+
+def _versions(given: dict[str, str]) -> dict[str, str]:
     """Return versions of code and data (written by whoever started the run), then of the machine and the packages of this process."""
-    given = {str(name): str(value) for name, value in read_json(path).items()} if path and path.exists() else {"code and data": "not there"}
-    here = {"report made on": platform.platform(), "python": platform.python_version()}
-    return given | here | {name: importlib.metadata.version(name) for name in PACKAGES if name not in given}
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    machine = f"{platform.platform()}, {os.cpu_count()} CPUs, {', '.join(gpus) or 'no GPU'}"
+    packages = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
+    here = {"report made on": machine, "packages": ", ".join([f"python {platform.python_version()}", *packages])}
+    return (given or {"code and data": "not there"}) | here

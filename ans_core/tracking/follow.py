@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 from sam2.modeling.sam2_base import NO_OBJ_SCORE
 from torch import Tensor
@@ -113,6 +113,11 @@ def _inputs(sam2: Grounding, prompts: Sequence[ObjectPrompt], size: tuple[int, i
     points = torch.tensor([prompt.points for prompt in prompts]) * scale
     labels = torch.tensor([prompt.labels for prompt in prompts], dtype=torch.int32)
     return {"prompt": {"point_coords": points.to(sam2.device), "point_labels": labels.to(sam2.device)}}
+
+
+def label_map(logits: Float[np.ndarray, "N H W"]) -> UInt8[np.ndarray, "H W"]:
+    """Return each pixel's object, from 1; 0 where no object's logit is positive. The highest logit counts."""
+    return np.where(logits.max(0) > 0, logits.argmax(0) + 1, 0).astype(np.uint8)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from jaxtyping import Float
@@ -89,15 +89,12 @@ class GradientCheck:
         self._frozen = {name: p for name, p in sam2.named_parameters() if name not in trained}
         self._trained = list(trained)
         self._reached: set[str] = set()
-        self._watches = {name: p.register_post_accumulate_grad_hook(self._watch(name)) for name, p in trained.items()}
+        self._watches = {name: p.register_post_accumulate_grad_hook(partial(self._note, name)) for name, p in trained.items()}
 
-    def _watch(self, name: str):  # type: ignore[no-untyped-def]
-        def note(p: Tensor) -> None:
-            if name not in self._reached and p.grad is not None and bool(p.grad.any()):
-                self._reached.add(name)
-                self._watches[name].remove()
-
-        return note
+    def _note(self, name: str, p: Tensor) -> None:
+        if name not in self._reached and p.grad is not None and bool(p.grad.any()):
+            self._reached.add(name)
+            self._watches[name].remove()
 
     @property
     def missing(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,11 @@ def write_video(file: Path, pictures: np.ndarray) -> None:
         for picture in pictures:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         container.mux(stream.encode())
+
+
+def write_gif(file: Path, pictures: Sequence[np.ndarray]) -> None:
+    first, *others = (Image.fromarray(picture) for picture in pictures)
+    first.save(file, save_all=True, append_images=others)
 
 
 def davis(root: Path) -> Path:

@@ -203,9 +203,9 @@ def test_the_table_counts_what_the_rows_take():
 
 
 def test_a_million_rows_in_any_order_are_cheap():
-    one, start = owned(), time.perf_counter()
+    one, start_s = owned(), time.process_time()
     far = [one.row(n) for n in (10**9, 10**6, 10**9 + 1, 3)]
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start_s < 1
     assert [owned().row(n) for n in (10**9, 10**6, 10**9 + 1, 3)] == far
 
 

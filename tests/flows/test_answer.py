@@ -9,13 +9,13 @@ import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
-import imageio.v3 as iio
+import av
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from ans_core import media, overlay, rle, transforms
+from ans_core import media, overlay, rle, transforms, video_file
 from ans_core.checkpoints import checkpoint
 from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
@@ -24,6 +24,7 @@ from ans_core.model.video import AHEAD
 from ans_core.types import Request
 from flows import answer, cli
 from tests import tiny
+from tests.data.clip_sets import write_gif
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_a_clips_answer_is_that_of_the_model(tmp_path: Path, model: Path, clip: 
 def test_a_video_file_is_answered_as_its_frames_are_and_leaves_none_of_them(tmp_path: Path, model: Path) -> None:
     """Lossless, so that the file's pixels are the frames'."""
     shots = [np.kron(np.random.default_rng(i).integers(0, 2, (8, 8, 1)), np.full((8, 8, 3), 255)).astype(np.uint8) for i in range(3)]
-    iio.imwrite(tmp_path / "clip.gif", np.stack(shots), plugin="pillow")
+    write_gif(tmp_path / "clip.gif", shots)
     (tmp_path / "frames").mkdir()
     for number, shot in enumerate(shots):
         Image.fromarray(shot).save(tmp_path / f"frames/{number}.png")
@@ -198,15 +199,15 @@ def test_the_masks_of_the_gif_are_those_of_the_answer(tmp_path: Path, model: Pat
             assert np.abs(np.asarray(gif.convert("RGB")).astype(int) - np.asarray(expected)).mean() < 8
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [(64, 48), (63, 47)], ids=["even", "odd"])
 def test_the_mp4_has_the_frames_in_their_colours_at_the_rate_that_was_asked(tmp_path: Path, size: tuple[int, int]) -> None:
     colours = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (128, 128, 128), (10, 10, 10)]
     answer.save_video((Image.new("RGB", size, colour) for colour in colours), tmp_path / "x.mp4", fps=2.5)
-    shown = iio.imread(tmp_path / "x.mp4", plugin="pyav")
+    shown = np.stack([np.asarray(shot) for shot in video_file.shots(tmp_path / "x.mp4")])
     assert shown.shape == (5, 48, 64, 3)
     assert np.abs(shown.astype(int) - np.array(colours)[:, None, None]).max() <= 8  # of 255, as chroma is stored in a narrower range
-    assert iio.immeta(tmp_path / "x.mp4", plugin="pyav")["fps"] == 2.5
+    with av.open(str(tmp_path / "x.mp4")) as file:
+        assert file.streams.video[0].average_rate == 2.5
 
 
 def test_earlier_turns_masks_device_and_dtype_reach_the_model(
@@ -223,6 +224,7 @@ def test_earlier_turns_masks_device_and_dtype_reach_the_model(
     told = predict(
         clip / "000.png", model, tmp_path / "out", "--past", "What is region1?", "A wheel.", "--past", "And region2?", "The road.",
         "--mask", str(tmp_path / "mask0.png"), "--mask", str(tmp_path / "mask1.png"), "--device", "cpu", "--dtype", "float32",
+        "--box", "1,2,30,40.5", "--point", "8,9", "--point", "50,60",
     )  # fmt: skip
     assert (asked["device_map"], asked["dtype"]) == ("cpu", "float32")
     assert asked["text"] == "the square"
@@ -230,6 +232,9 @@ def test_earlier_turns_masks_device_and_dtype_reach_the_model(
     assert told["past"] == [list(turn) for turn in asked["past"]]
     assert asked["mask_prompts"].shape == (2, 64, 64)
     assert asked["mask_prompts"].sum((1, 2)).tolist() == [64, 256]
+    assert (asked["point_prompts"], asked["box_prompts"]) == ([(8.0, 9.0), (50.0, 60.0)], [(1.0, 2.0, 30.0, 40.5)])
+    with pytest.raises(ValueError, match="--box 1,2,3: give 4 numbers with commas between them"):
+        predict(clip / "000.png", tmp_path / "no-model", tmp_path / "out", "--box", "1,2,3")
 
 
 @pytest.mark.parametrize(

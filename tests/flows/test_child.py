@@ -1,3 +1,4 @@
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,16 +13,34 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-def test_the_watchdog_ends_the_whole_process_group(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stop", "said"), [("", "no end after 10 s"), ("p.send_signal(19); ", "stopped .SIGSTOP. for 1 s")])
+def test_the_watchdog_ends_the_whole_process_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: str, said: str) -> None:
+    monkeypatch.setattr(child, "STOPPED_S", 1.0)
+    monkeypatch.setattr(child, "LOOK_EVERY_S", 0.2)
     note = tmp_path / "pid"
-    grandchild = f"import subprocess, sys; p = subprocess.Popen(['sleep', '60']); open({str(note)!r}, 'w').write(str(p.pid)); p.wait()"
-    with pytest.raises(TimeoutError, match="no end after 10 s"):
-        child.run_once(["-c", grandchild], root=ROOT, timeout_s=10, extra_environment={})
+    start = f"p = subprocess.Popen(['sleep', '600']); open({str(note)!r}, 'w').write(str(p.pid)); {stop}p.wait()"
+    with pytest.raises(TimeoutError, match=said):
+        child.run_once(["-c", f"import subprocess; {start}"], root=ROOT, timeout_s=600 if stop else 10, extra_environment={})
     deadline = time.monotonic() + 60
     pid = int(note.read_text())
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_a_stopped_stage_ends_with_a_flow_that_was_killed() -> None:
+    """The kernel sends dvc's process a TERM then."""
+    stage = "import subprocess; p = subprocess.Popen(['sleep', '600']); p.send_signal(19); print(p.pid, flush=True); p.wait()"
+    dvc = f"import signal; from flows import dvc_state; signal.signal(15, dvc_state.end_all); {stage}"
+    process = subprocess.Popen([sys.executable, "-c", dvc], cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    stopped = psutil.Process(int(process.stdout.readline()))
+    process.terminate()
+    assert process.wait(60) == -15
+    deadline = time.monotonic() + 60
+    while stopped.is_running() and stopped.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_file_gets_every_line_and_of_a_bar_a_state_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@ import copy
 import json
 import subprocess
 import sys
-import time
 from importlib import metadata
 from pathlib import Path
 
@@ -26,9 +25,7 @@ def ans(*words: str, **extra: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    start_s = time.monotonic()
     shown = ans("--help")
-    assert time.monotonic() - start_s < 2  # 0.1 s on an idle machine; importing torch or prefect alone takes longer
     for command in ("run", "stage", "profile", "predict", "track", "convert", "eval", "data", "doctor", "compare"):
         assert f"    {command} " in shown.stdout or f"    {command}\n" in shown.stdout
     loaded = "import sys, flows.cli; flows.cli.parser(); print({'torch', 'prefect', 'mlflow', 'dvc', 'pydantic'} & set(sys.modules))"

@@ -1,10 +1,16 @@
 import json
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
+from flows import cli
 from flows.compare import table
+from flows.results import result, revision_of, stage_runs
 from tasks.tracking import client, experiment_id
+from tests.stages.test_report import write_data, write_evaluation, write_training
 
 
 def cells(text: str) -> dict[str, list[str]]:
@@ -39,6 +45,49 @@ def test_results_without_a_common_metric_are_refused(tmp_path: Path):
         table(one, other, tmp_path)
 
 
+def test_folders_of_runs_get_a_page_with_settings_intervals_the_same_samples_and_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """One is the SFT row of the report's example, the other its RL row: every score but the video's is 0.2 higher."""
+    for name, level, kl in (("one", 2, 0.02), ("two", 3, 0.05)):
+        folder = tmp_path / name / "runs/mini"
+        write_evaluation(folder / "evaluate/rl", level)
+        write_training(folder / "sft", ("loss/text", "loss/same_std"), 10 * level)
+        write_data(folder)
+        outs = [{"path": "runs/mini/sft", "md5": "0"}]
+        stages = {"rl": {"params": {"params.yaml": {"rl": {"kl": kl, "steps": 4}, "evaluate": {"split": "val"}}}, "outs": outs}}
+        (tmp_path / name / "dvc.lock").write_text(yaml.safe_dump({"stages": stages}))
+    words = ["compare", str(tmp_path / "one/runs/mini"), str(tmp_path / "two/runs/mini"), "--out", str(tmp_path / "out")]
+    arguments = cli.parse(words)
+    assert arguments.function(arguments) == 0
+    told = capsys.readouterr().out
+    assert "rl.kl: 0.02 | 0.05" in told
+    assert "steps" not in told
+    verdicts = dict(re.findall(r"^  (.*? · val, \S+) .* (better|worse|unclear)$", told, re.MULTILINE))
+    assert verdicts["Region captions · val, METEOR"] == "better"
+    assert verdicts["Video segmentation · val, J&F"] == "unclear"
+    page = (tmp_path / "out/page.html").read_text()
+    assert page.count("data:image/webp") == 36  # 48 of four benchmarks, of which one has lost its data
+    assert "<span>mini <b>0." in page
+    assert "<span>mini #2 <b>0." in page
+    assert "No pictures of gone" in page
+    assert re.findall(r'aria-label="(loss/\w+)', page) == ["loss/text"]
+    with pytest.raises(ValueError, match="takes two results or more, not 1"):
+        cli.parse(words[:2]).function(cli.parse(words[:2]))
+
+
+def test_an_experiment_of_dvc_and_a_revision_are_found_by_name(tmp_path: Path):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@t"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"], ["update-ref", "refs/exps/ab/cdef/sweep-1", "HEAD"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert revision_of("sweep-1", tmp_path) == revision_of("HEAD", tmp_path) == head
+    assert revision_of("sweep", tmp_path) is None
+    (tmp_path / "runs/mini/evaluate/rl").mkdir(parents=True)
+    names = {"runs": "runs", "runs/mini": "mini", "runs/mini/evaluate/rl": "mini/evaluate/rl"}
+    assert {path: result(str(tmp_path / path), tmp_path).name for path in names} == names
+    found = result("sweep-1", tmp_path)
+    assert (found.told, found.evaluated, found.settings) == (f"git {head[:12]}, profile ", {}, {})
+
+
 @pytest.mark.slow
 def test_a_pipelines_run_has_the_metrics_of_its_stages_the_later_try_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
@@ -52,8 +101,19 @@ def test_a_pipelines_run_has_the_metrics_of_its_stages_the_later_try_of_two(tmp_
         run = mlflow.create_run(experiment, start_time=start_ms, tags=tags).info.run_id
         for name, value in metrics.items():
             mlflow.log_metric(run, name, value)
+    earlier = mlflow.create_run(experiment, tags={"ans.stage": "evaluate@base"}).info.run_id  # of another pipeline: from the cache here
+    mlflow.log_metric(earlier, "eval/video/val/J_F", 0.125)
+    mlflow.log_param(earlier, "evaluate.split", "val")
+    (tmp_path / "predictions.jsonl").write_text("")
+    mlflow.log_artifact(earlier, str(tmp_path / "predictions.jsonl"))
+    mlflow.set_tag(parent, "cached.evaluate/base", earlier)
+    assert stage_runs(parent, tmp_path)[1]["evaluate@base"].info.run_id == earlier
+    found = result(parent, tmp_path)
+    assert found.settings == {"evaluate.split": "val"}
+    assert (found.folder / "evaluate/base/predictions.jsonl").exists()
     other = write(tmp_path / "summary.json", {"rl": {"video/val/J&F": 0.75}, "sft": {"video/val/J&F": 0.5}})
     assert cells(table(parent, other, tmp_path)) == {
+        "base/video/val/J_F": ["0.1250", "-", "-"],
         "rl/video/val/J&F": ["0.5000", "0.7500", "+0.2500"],
         "sft/video/val/J&F": ["0.2500", "0.5000", "+0.2500"],
         "sft:": ["loss", "2.0000", "-", "-"],

@@ -54,6 +54,19 @@ def test_samples_of_one_evaluation_alone_are_counted_where_both_folders_have_one
     assert "1 samples are in before alone" in (tmp_path / "out/page.html").read_text()
 
 
+def test_a_limited_run_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    before = scored(tmp_path, "before", {"a": 2, "b": 2, "c": 2})
+    after = scored(tmp_path, "after", {"a": 3, "b": 3})
+    head = json.loads((after / "metrics.json").read_text())
+    (after / "metrics.json").write_text(json.dumps(head | {"limit": 2}))
+    assert ans("compare", before, after, "--out", tmp_path / "out") == 0
+    told = "after: only 2 questions were asked: not the benchmark's figures"
+    assert f"note: {told}" in capsys.readouterr().out
+    assert told.replace("'", "&#39;") in (tmp_path / "out/page.html").read_text()
+    changed = json.loads((tmp_path / "out/comparison.json").read_text())["changes"]
+    assert all(change["interval"] for change in changed)  # plain differences would be of three samples and of two
+
+
 def test_what_can_not_be_compared_is_refused(tmp_path: Path):
     one, other = scored(tmp_path, "one", {"a": 2, "b": 2}), scored(tmp_path, "other", {"c": 2, "d": 2})
     with pytest.raises(ValueError, match="have 0 samples in common"):

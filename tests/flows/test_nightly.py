@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks import registry
+from tasks.tracking import client, experiment_id, find_runs
 from tests.workspace import LIMIT_S, ans, dvc, end_all, executed, make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
@@ -31,6 +32,9 @@ def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(workspace: P
     executed(workspace)
     assert night("0.5") == "nightly-evals: first"
     assert executed(workspace) == ["evaluate@rl from 0"]
+    mlflow = client(workspace)
+    (recorded,) = find_runs(mlflow, experiment_id(mlflow, workspace), {"ans.kind": "nightly"}, limit=2)
+    assert recorded.data.metrics == {"challenger/referring/val/gIoU_all": 0.5, "eval/referring/val/gIoU_all": 0.5}
     assert night("0.9") == "nightly-evals: same"  # known from last night
     assert executed(workspace) == []
 
@@ -42,7 +46,7 @@ def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(workspace: P
     assert (executed(workspace), champion()) == (["evaluate@rl from 0"], "2")
 
     ans(workspace, "profile", "smoke", "rl.kl=0.25")
-    ans(workspace, "run")
+    dvc(workspace, "repro", "convert")  # registers nothing; the night does
     assert night("0.4") == "nightly-evals: kept"
     assert champion() == "2"
     assert registry.version_of(workspace, "smoke", "challenger") is not None

@@ -38,6 +38,11 @@ class Served:
     def api(self) -> str:
         return f"http://127.0.0.1:{self.port}/api"
 
+    def at_work(self, word: str) -> list[psutil.Process]:
+        """Processes of this server with that word in their command."""
+        home = psutil.Process(self.process.pid).environ()["PREFECT_HOME"]
+        return [process for process in started_by(home) if word in words_of(process)]
+
     def ask(self, path: str, body: object, **headers: str) -> httpx.Response:
         return httpx.post(f"{self.api}/{path}", json=body, headers=headers, timeout=60)
 
@@ -136,8 +141,17 @@ def test_no_page_of_another_site_makes_a_deployment(served: Served, headers: dic
 @pytest.mark.timeout(2 * LIMIT_S)
 def test_deployments_are_scheduled_and_run_by_the_worker(served: Served) -> None:
     until(lambda: "SCHEDULED" in served.flow_runs("nightly"), "no nightly run was scheduled")
-    client = {"PREFECT_API_URL": served.api, "PREFECT_API_AUTH_STRING": served.key}
-    run(served.workspace, "-m", "prefect", "deployment", "run", "full-pipeline/smoke", **client)
+    smoke = served.authorized("deployments/name/full-pipeline/smoke", None, method="GET")["id"]
+    body = {"job_variables": {"env": {"FAKE_STALL": "prepare:1"}}}
+    served.authorized(f"deployments/{smoke}/create_flow_run", body)
+    states = served.workspace / ".ans/scratch/smoke"
+    until(lambda: [path for path in states.glob("prepare/*/step") if path.read_text() == "2"], "the stage never came to step 1")
+    (server,) = served.at_work("flows.prefect_server")
+    server.kill()  # in the middle of a stage; another one takes its place
+    until(lambda: [process for process in served.at_work("flows.prefect_server") if process != server], "no server takes its place")
+    found = served.at_work("tasks.prepare")  # and its tracker
+    (stage,) = [process for process in found if process.ppid() not in {other.pid for other in found}]
+    stage.send_signal(signal.SIGUSR1)  # goes on
     until(lambda: set(served.flow_runs("smoke")) & {"COMPLETED", "FAILED", "CRASHED"}, "the deployment did not end")
     assert served.flow_runs("smoke") == ["COMPLETED"]
     assert len(executed(served.workspace)) == len(STAGES)
@@ -152,11 +166,6 @@ def test_deployments_are_scheduled_and_run_by_the_worker(served: Served) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(3 * LIMIT_S)
 def test_a_run_ends_with_its_killed_worker_and_the_next_one_gets_its_place(served: Served) -> None:
-    home = psutil.Process(served.process.pid).environ()["PREFECT_HOME"]
-
-    def at_work(word: str) -> list[psutil.Process]:
-        return [process for process in started_by(home) if word in words_of(process)]
-
     client = {"PREFECT_API_URL": served.api, "PREFECT_API_AUTH_STRING": served.key}
     before = served.flow_runs("smoke").count("COMPLETED")
     stalled = served.authorized("deployments/name/full-pipeline/smoke", None, method="GET")["id"]
@@ -165,10 +174,10 @@ def test_a_run_ends_with_its_killed_worker_and_the_next_one_gets_its_place(serve
     run_id = served.authorized(f"deployments/{stalled}/create_flow_run", body)["id"]
     running = {"state": {"type": "RUNNING", "name": "Running"}}  # as a flow leaves it that can't report its end
     orphan = served.authorized(f"deployments/{stalled}/create_flow_run", running)["id"]
-    until(lambda: at_work("tasks.prepare"), "the stage never started")
-    (worker,) = [process for process in at_work("worker") if "start" in words_of(process)]
+    until(lambda: served.at_work("tasks.prepare"), "the stage never started")
+    (worker,) = [process for process in served.at_work("worker") if "start" in words_of(process)]
     worker.kill()
-    until(lambda: not at_work("tasks.prepare"), "the stage outlives its worker")
+    until(lambda: not served.at_work("tasks.prepare"), "the stage outlives its worker")
 
     def states() -> set[str]:
         return {served.authorized(f"flow_runs/{run}", None, method="GET")["state"]["type"] for run in (run_id, orphan)}
@@ -226,18 +235,13 @@ def test_only_the_servers_own_address_is_answered(scope: str, headers: dict[str,
 @pytest.mark.slow
 @pytest.mark.timeout(2 * LIMIT_S)
 def test_the_page_of_mlflow_answers_its_own_address_alone_and_is_few_processes(tmp_path: Path) -> None:
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "dvc.yaml").touch()  # a checkout
     port = free_port()
-    told = subprocess.check_output(["make", "-n", "ui", f"UI_PORT={port}", "BIN=" + str(Path(sys.executable).parent)], cwd=ROOT, text=True)
-    (tmp_path / ".ans").mkdir()
-    command = told[told.index("MLFLOW_SERVER_ENABLE_JOB_EXECUTION") :]
     server = subprocess.Popen(
-        ["bash", "-c", command],
-        cwd=tmp_path,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment(tmp_path),
-    )
+        [sys.executable, "-m", "flows.services", str(port)], cwd=tmp_path, start_new_session=True, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, env=environment(ROOT),
+    )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
 
     def status(path: str, **headers: str) -> int:
@@ -252,6 +256,7 @@ def test_the_page_of_mlflow_answers_its_own_address_alone_and_is_few_processes(t
         assert status("experiments/create", Host="10.evil.example") == 403  # MLflow's default takes `10.*` for a private address
         assert status("experiments/create") == 200
         assert len(psutil.Process(server.pid).children(recursive=True)) <= 4
+        assert (tmp_path / ".ans/mlflow.db").exists()
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()

@@ -4,11 +4,11 @@ import io
 import json
 from pathlib import Path
 
-import imageio.v3 as iio
 import numpy as np
 import pytest
 from PIL import Image
 
+from ans_core import video_file
 from ans_core.checkpoints import sam2 as sam2_files
 from flows import cli, track
 from tests import tiny
@@ -46,7 +46,7 @@ def test_objects_are_written_as_palette_pngs_with_their_numbers(tmp_path: Path, 
     assert (labels[0] == 1).sum() == pytest.approx(256, abs=40)
     assert not any((labels[index] == 2).any() for index in (0, 1))  # prompted in frame 2
     assert json.loads((tmp_path / "out/track.json").read_text())["pixels"] == [sum(int((a == n).sum()) for a in labels) for n in (1, 2)]
-    assert len(iio.imread(tmp_path / "out/overlay.mp4", plugin="pyav")) == 4
+    assert len(list(video_file.shots(tmp_path / "out/overlay.mp4"))) == 4
     track.write_track(video, given[:1], out=tmp_path / "out", gif=True, **options)
     assert Image.open(tmp_path / "out/overlay.gif").n_frames > 1  # type: ignore[attr-defined]
 

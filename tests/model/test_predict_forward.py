@@ -10,7 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import imageio.v3 as iio
 import jaxtyping
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from ans_core.model.generation import cut_at_stop
 from ans_core.model.options import PredictOptions
 from ans_core.model.prefill import prompt
 from ans_core.model.requests import request_of
+from tests.data.clip_sets import write_video
 from tests.golden import GOLDEN, arrays, error, needs_golden
 
 pytestmark = needs_golden
@@ -151,7 +151,7 @@ def test_a_video_file_is_followed_as_its_frames_with_a_few_held(tmp_path: Path, 
     model, inputs, _ = copy.deepcopy(qwen2())
     model.keep_original_decoder()
     shots = np.concatenate([inputs["pf_video_uint8"]] * 6)[:40]
-    iio.imwrite(tmp_path / "clip.mp4", shots, plugin="pyav", codec="mpeg4", fps=8)
+    write_video(tmp_path / "clip.mp4", shots)
     frames = tuple(media.clip(tmp_path / "clip.mp4"))
     decoded, alive, most = media.VideoFile.__getitem__, [0], [0]
 

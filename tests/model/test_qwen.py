@@ -6,28 +6,32 @@ import dataclasses
 import json
 import re
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from ans_core import rle
+from ans_core import media, rle
 from ans_core.data.collate import Row, collate
 from ans_core.data.conversation import Turn
 from ans_core.data.views import Patches, Views
 from ans_core.losses import text_loss
 from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
+from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.backbones.qwen3_vl import Qwen3VL
 from ans_core.model.clicks import with_clicks
+from ans_core.model.feature_cache import FeatureCache
 from ans_core.model.generation import generate
 from ans_core.model.masks import upsample
 from ans_core.model.options import PredictOptions
 from ans_core.model.packing import Packed
-from ans_core.model.prefill import prompt
+from ans_core.model.prefill import prompt, visible
 from ans_core.model.requests import request_of
 from ans_core.model.supervised import Supervised, image_tokens, layout_of, packed
 from tests import tiny
@@ -129,7 +133,14 @@ def test_the_same_ids_words_and_masks(kind: str, case: str):
     assert torch.equal(prompted.row(0)[words][:, :width], table[ids[words]])
     assert len(prompted.row(0)) == len(ids)
     assert int(prompted.shift[0]) == expected["rope_delta"]
+    image = seen(model, prompted.images[0], clip=case == "video", outputs=outputs, case=case) if prompted.images[0] else None
+    order = torch.arange(len(ids))[None]
+    assert torch.equal(model.positions(ids[None], order, [image]).expand(3, -1, -1)[:, 0], outputs[f"pf_{case}_position_ids"].long())
+    steps: list[Tensor] = []
+    handle = model.vlm.lm_head.register_forward_hook(lambda head, given, logits: steps.append(logits[0, -1]))
     assert generate(model, prompted, max_tokens=24)[0] == expected["output_ids"]
+    handle.remove()
+    assert error(torch.stack(steps), outputs[f"pf_{case}_step_logits"]) < 1e-4
     answer = model.predict(**asked, max_tokens=24, **UPSTREAM)
     assert answer.text == expected["prediction"].removesuffix("<|im_end|>")
     assert len(answer.masks) == expected["n_masks"]
@@ -137,6 +148,36 @@ def test_the_same_ids_words_and_masks(kind: str, case: str):
         bits = np.unpackbits(outputs[f"pf_{case}_mask_{number}_bits"].numpy(), axis=1)[:, : mask[0].size]
         assert np.array_equal(mask, bits.reshape(mask.shape).astype(bool))
         assert error(answer.seg_embeddings[[number]], outputs[f"pf_{case}_seg_embed"][[number]]) < 1e-4
+        stride = 4 if case == "video" else 2
+        full = F.interpolate(answer.mask_logits[number][:, None], scale_factor=4, mode="bilinear")[..., ::stride, ::stride]
+        assert error(full, outputs[f"pf_{case}_logits_{number}_ds{stride}"]) < 1e-4
+
+
+def seen(model: Sa2VA, pictures: list[Image.Image], *, clip: bool, outputs: dict[str, Tensor], case: str) -> ImageFeatures:
+    """What the language model sees of a recorded case; its pixels and image tokens are upstream's."""
+    views = visible(model, pictures, PredictOptions(**UPSTREAM), clip=clip)
+    assert error(views.pixels[::8], outputs[f"pf_{case}_pixel_values_rows8"]) == 0.0
+    image = model.project(model.vision_features([views]))
+    stride = 3 if f"pf_{case}_image_embeds_rows3" in outputs else 1
+    recorded = outputs[f"pf_{case}_image_embeds" + ("_rows3" if stride == 3 else "")]
+    assert error(image.values[::stride, : recorded.shape[1]], recorded) < 1e-4
+    return image
+
+
+@KINDS
+def test_features_of_patches_stand_row_by_row_also_where_the_tower_leaves_them_by_windows(kind: str):
+    """The merger makes the image tokens of these features, block by block."""
+    model, inputs, *_ = golden(kind)
+    pictures = [Image.fromarray(inputs[f"pf_{name}_uint8"].numpy()) for name in ("image", "wide")]
+    views = [model.backbone.cutter.views([picture], clip=False) for picture in pictures]
+    grids = tuple(view.grids[0] for view in views)
+    pixels = torch.cat([view.pixels for view in views])
+    patches = model.backbone.patch_features(pixels, grids).split([4 * rows * columns for rows, columns in grids])
+    blocks = [
+        part.unflatten(0, (rows, 2, columns, 2)).transpose(1, 2).flatten(0, 3) for part, (rows, columns) in zip(patches, grids, strict=True)
+    ]
+    tokens = model.backbone.vision_tower.merger(torch.cat(blocks))
+    assert error(tokens, model.backbone.features(pixels, grids).values[:, : tokens.shape[1]]) < 1e-4
 
 
 @KINDS
@@ -206,6 +247,8 @@ def test_answers_of_a_batch_with_regions_clips_and_text_are_those_one_by_one(kin
     assert together[0].masks
     clip = model.predict(text="<image>\nPlease segment the dog.", video=[picture], max_tokens=8)
     assert isinstance(ask.rle.encode(clip.masks[0][0]), dict)
+    with pytest.raises(ValueError, match=r"the frames of a clip differ in size \(230 x 100, 230 x 150\); bring them to one size"):
+        model.predict(text="<image>Please segment the dog.", video=[picture, picture[:100]])
     row = Row(name="r", frames=(asked[0].frames[0],), turns=(Turn(question="Please segment the cat.", answer=together[0].text),))
     whole = dataclasses.replace(row.turns[0], masks=((rle.encode(mask),),) * len(together[0].masks))
     batch = collate([dataclasses.replace(row, turns=(whole,))], model.tokenizer, layout_of(model, mask_size=32, max_length=512))
@@ -228,6 +271,19 @@ def test_the_cells_of_a_region_carry_what_deepstack_adds_too():
     assert torch.equal(embedded[-1], image.values[views.shown[1] + 2])
     assert embedded[-1, 64:].any()
     assert not embedded[cells, 64:].any()
+
+
+@KINDS
+def test_features_kept_on_disk_hold_what_deepstack_adds(kind: str, tmp_path: Path):
+    model, inputs, *_ = golden(kind)
+    pictures = [Image.fromarray(inputs[f"pf_{name}_uint8"].numpy()) for name in ("image", "small")]
+    views = [model.backbone.cutter.views([picture], clip=False) for picture in pictures]
+    cache = FeatureCache(tmp_path, limit=10**8, salt="weights")
+    image_tokens(model, views, cache)
+    known = image_tokens(model, views, cache)
+    assert (cache.hits, cache.misses) == (2, 2)
+    assert error(known.values, image_tokens(model, views).values) < 1e-5
+    assert known.values.shape[1] == model.backbone.token_width
 
 
 @KINDS
@@ -254,7 +310,11 @@ def test_points_and_boxes_are_regions_as_sam2_finds_them():
     asked = {"text": "<image>What is region1, region2 and region3?", "image": picture, "max_tokens": 8}
     mask = np.ones((150, 230), bool)
     request = with_clicks(
-        model, request_of(text="<image>", image=picture, mask_prompts=[mask]), points=[(115.0, 75.0)], boxes=[(20.0, 20.0, 200.0, 130.0)]
+        model,
+        request_of(text="<image>", image=picture, mask_prompts=[mask]),
+        [media.reference(picture)],
+        points=[(115.0, 75.0)],
+        boxes=[(20.0, 20.0, 200.0, 130.0)],
     )
     drawn = [rle.decode(m) for m in request.mask_prompts]
     assert [d.shape for d in drawn] == [(150, 230)] * 3
@@ -273,3 +333,25 @@ def test_points_and_boxes_are_regions_as_sam2_finds_them():
         golden("qwen2_5_vl")[0].predict(**asked, point_prompts=[(115.0, 75.0)])
     with pytest.raises(ValueError, match="point and box prompts without a picture"):
         model.predict(text="What?", point_prompts=[(1.0, 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "clicks"),
+    [
+        ("qwen2_5_vl", {"point_prompts": [(75.0, 55.0)], "box_prompts": [(15.0, 11.0, 135.0, 99.0)]}),
+        ("qwen3_vl", {"point_prompts": [(115.0, 75.0)], "box_prompts": [(20.0, 20.0, 200.0, 130.0)]}),
+        ("qwen2", {"point_prompts": [(40.0, 28.0), (140.0, 56.0)]}),
+    ],
+)
+def test_a_clip_is_followed_with_points_and_boxes_in_its_first_frame(kind: str, clicks: dict[str, Any]):
+    model, inputs, *_ = golden(kind)
+    clip = [inputs["pf_image_uint8"]] * 2 if kind == "qwen3_vl" else inputs["pf_video_uint8"][:2]  # its SAM2 finds nothing in the clip
+    asked: dict[str, Any] = {"text": "<image>Please segment the dog.", "video": [frame.numpy() for frame in clip], "max_tokens": 8}
+    text, frames = model.follow(**asked, **clicks)
+    followed = np.stack([masks[0] for _, masks in frames])
+    whole, without = model.predict(**asked, **clicks), model.predict(**asked)
+    assert text == whole.text
+    assert (followed != whole.masks[0]).mean() < 1e-3
+    assert (followed != without.masks[0]).mean() > 2e-3
+    with pytest.raises(ValueError, match=r"the point or box \(500, 5\) is not in the picture"):
+        model.follow(**asked, point_prompts=[(500.0, 5.0)])

@@ -4,9 +4,9 @@ import torch
 from ans_core.checkpoints.published import build_meta
 from ans_core.model import adapters
 from ans_core.model.footprint import MicroBatch, TextShape, flops, kept_bytes, layer_bytes
+from ans_core.model.needs import Needs, needs
 from ans_core.model.packing import Packed
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
-from perf.memory import Needs, needs
 from tests import tiny
 
 

@@ -68,3 +68,25 @@ def test_the_metric_of_a_benchmark_is_the_mean_of_its_scores(task: str):
     score = benchmark.score(asked, [benchmark.truth(asked[0]), Prediction(text="a cow"), Prediction(text="a bird")])
     assert score.metrics[SCORED_BY[task]] == pytest.approx(np.mean(score.per_sample))
     assert 0 < score.metrics[SCORED_BY[task]] < 1
+
+
+def test_some_metrics_are_means_over_the_samples_with_one_object_or_with_none(tmp_path: Path):
+    """One object: 0.2, 0.4 -> 0.6, 0.8; none: 1, 1 -> 1, 0."""
+    rows, summary = {}, {}
+    for row, scores in (("sft", (0.2, 0.4, 1.0, 1.0)), ("rl", (0.6, 0.8, 1.0, 0.0))):
+        folder = write(tmp_path / row, [(str(i), score) for i, score in enumerate(scores)])
+        lines = [json.loads(line) | {"n_targets": int(i < 2)} for i, line in enumerate((folder / "predictions.jsonl").open())]
+        (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        rows[row] = read_answers(folder)
+        summary[row] = {"referring/val/gIoU": sum(scores[:2]) / 2, "referring/val/N_acc": sum(scores[2:]) / 2}
+    found = {change.metric: change for change in changes(summary, rows, "sft", "rl")}
+    assert (found["gIoU"].interval, found["gIoU"].pairs) == (pytest.approx((0.4, 0.4)), 2)
+    assert (found["N_acc"].difference, found["N_acc"].verdict) == (-0.5, "unclear")
+
+
+def test_other_data_with_some_of_the_same_ids_are_not_paired(tmp_path: Path):
+    old = write(tmp_path / "old", [(str(i), 0.2 + 0.01 * (i % 3)) for i in range(30)])
+    new = write(tmp_path / "new", [(str(i), 0.8 + 0.01 * (i % 3)) for i in range(25, 55)])
+    (change,) = changes({"a": {}, "b": {}}, {"a": read_answers(old), "b": read_answers(new)}, "a", "b")
+    assert (change.pairs, change.verdict, change.difference) == (None, "better", pytest.approx(0.6))
+    assert 0.58 < change.interval[0] < change.interval[1] < 0.62

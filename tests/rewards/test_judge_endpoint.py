@@ -215,9 +215,7 @@ def test_a_hanging_server_opens_the_breaker_too(make: Make):
     with serving(hangs) as server:
         judge = make(server.url, deadline_s=0.2, breaker_failures=2)
         assert judge.submit(captions(2)).result() == [None, None]
-        start_s = time.monotonic()
         assert judge.submit(captions(2)).result() == [None, None]
-        assert time.monotonic() - start_s < 0.15
         assert len(server.seen) == 2
 
 
@@ -266,13 +264,11 @@ def test_no_more_calls_at_a_time_than_allowed(make: Make):
 def test_submitting_returns_before_the_server_answers(make: Make):
     with serving(says(RIGHT, after_s=0.4)) as server:
         judge = make(server.url)
-        start_s = time.monotonic()
         future = judge.submit(DOG)
         other = judge.submit(captions(1))
-        assert time.monotonic() - start_s < 0.2
         assert not future.done()
         assert future.result() + other.result() == [1.0, 1.0]
-        assert time.monotonic() - start_s < 0.75  # side by side
+        assert server.most_busy == 2  # side by side
 
 
 def test_several_threads_share_a_judge_and_several_judges_a_cache(make: Make):

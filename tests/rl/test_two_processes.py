@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ SCRIPT = """
 import dataclasses, json, sys
 from pathlib import Path
 import torch
+from accelerate.state import AcceleratorState
 from ans_core import dist, loop
 from ans_core.rl import dual_loop
 from ans_core.rl.dual_loop import LOOPS, Batches
@@ -24,7 +26,6 @@ from tests.rl.test_dual_loop import loops
 
 samples = [tiny.region(i, text, masks=((tiny.square(4 * i, 8, 4 * i + 30, 40),),)) for i, text in enumerate(
     ("a red square", "a small green square", "a blue circle", "a square"))]
-module = loops(tiny.build(), scale_rewards=sys.argv[3], combine_rewards=sys.argv[4], temperature=0.8)
 rollouts = {}
 
 def noting(name):
@@ -40,40 +41,49 @@ def noting(name):
 for name in ("caption", "mask"):
     LOOPS[name] = noting(name)
 
-def make(step, micro):
-    own = own_share(list(range(4)), micro=micro, micros=1)
-    part = [samples[i] for i in own]
-    batch = rl_batch(part, [s.text for s in part], module.model, mask_size=32)
-    return Batches(batches=[batch], of={"caption": 0, "mask": 0}, learned=len(own), rollout=step, micro=0, inner=0, step=step)
+def train(folder, stage):
+    rollouts.clear()
+    module = loops(tiny.build(), scale_rewards="within", combine_rewards="normalise_then_sum", temperature=0.8)
 
-machine = loop.Machine(device=torch.device("cpu"), deepspeed_stage=int(sys.argv[2]))
-schedule = loop.Schedule(steps=3, lr=2e-4, weight_decay=0.0, warmup=0.0, clip_grad=1.0, accumulate=1, save_every=10)
-curves = loop.train(module, make, name="rl", schedule=schedule, machine=machine, seed=0, scratch=Path(sys.argv[1]),
-                    log=lambda m, s: None, after_step=module.after_step)
-policy = {name: t.double().sum().item() for name, t in module.policies.tensors("policy").items()}
-found = {"rollouts": rollouts, "loss": [v for s, n, v in curves if n == "loss"], "policy": policy, "width": module.exploration.width}
-Path(sys.argv[1], f"{dist.rank()}.json").write_text(json.dumps(found))
+    def make(step, micro):
+        own = own_share(list(range(4)), micro=micro, micros=1)
+        part = [samples[i] for i in own]
+        batch = rl_batch(part, [s.text for s in part], module.model, mask_size=32)
+        return Batches(batches=[batch], of={"caption": 0, "mask": 0}, learned=len(own), rollout=step, micro=0, inner=0, step=step)
+
+    machine = loop.Machine(device=torch.device("cpu"), deepspeed_stage=stage)
+    schedule = loop.Schedule(steps=3, lr=2e-4, weight_decay=0.0, warmup=0.0, clip_grad=1.0, accumulate=1, save_every=10)
+    curves = loop.train(module, make, name="rl", schedule=schedule, machine=machine, seed=0, scratch=folder,
+                        log=lambda m, s: None, after_step=module.after_step)
+    policy = {name: t.double().sum().item() for name, t in module.policies.tensors("policy").items()}
+    found = {"rollouts": rollouts, "loss": [v for s, n, v in curves if n == "loss"], "policy": policy, "width": module.exploration.width}
+    (folder / f"{dist.rank()}.json").write_text(json.dumps(found))
+
+for stage in map(int, sys.argv[2].split(",")):
+    train(Path(sys.argv[1], str(stage)), stage)
+    AcceleratorState._reset_state()  # accelerate takes one configuration of DeepSpeed a process
 """
 
 
-def run(folder: Path, *words: str, processes: int, stage: int) -> list[dict[str, Any]]:
-    folder.mkdir()
+def run(folder: Path, *, processes: int, stages: Sequence[int]) -> list[list[dict[str, Any]]]:
+    """What each process found with each ZeRO stage."""
+    for stage in stages:
+        (folder / str(stage)).mkdir(parents=True)
     script = folder / "rl.py"
     script.write_text(SCRIPT)
-    launch(script, str(folder), str(stage), *words, processes=processes)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
+    launch(script, str(folder), ",".join(map(str, stages)), processes=processes)
+    return [[json.loads((folder / f"{stage}/{rank}.json").read_text()) for rank in range(processes)] for stage in stages]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 2])
-def test_two_processes_roll_out_and_learn_as_one_does(tmp_path: Path, stage: int) -> None:
-    (one,) = run(tmp_path / "one", "within", "normalise_then_sum", processes=1, stage=0)
-    two = run(tmp_path / "two", "within", "normalise_then_sum", processes=2, stage=stage)
-    together = two[0]["rollouts"] | two[1]["rollouts"]
-    assert together.keys() == one["rollouts"].keys()
-    assert len(together) == 3 * 2 * 4
-    assert together == one["rollouts"]
-    assert two[0]["loss"] == two[1]["loss"] == pytest.approx(one["loss"], abs=1e-4)
-    assert two[0]["width"] == two[1]["width"] == pytest.approx(one["width"])
-    for name, total in one["policy"].items():
-        assert two[0]["policy"][name] == two[1]["policy"][name] == pytest.approx(total, abs=1e-3), name
+def test_two_processes_roll_out_and_learn_as_one_does(tmp_path: Path) -> None:
+    ((one,),) = run(tmp_path / "one", processes=1, stages=[0])
+    for two in run(tmp_path / "two", processes=2, stages=[0, 2]):
+        together = two[0]["rollouts"] | two[1]["rollouts"]
+        assert together.keys() == one["rollouts"].keys()
+        assert len(together) == 3 * 2 * 4
+        assert together == one["rollouts"]
+        assert two[0]["loss"] == two[1]["loss"] == pytest.approx(one["loss"], abs=1e-4)
+        assert two[0]["width"] == two[1]["width"] == pytest.approx(one["width"])
+        for name, total in one["policy"].items():
+            assert two[0]["policy"][name] == two[1]["policy"][name] == pytest.approx(total, abs=1e-3), name

@@ -10,9 +10,13 @@ from PIL import Image
 
 from ans_core import rle
 from ans_core.benchmarks import BENCHMARKS
+from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.data import DatasetEntry, write_entries
 from ans_core.data.mixture import Source
+from ans_core.data.scene_write import write_scenes
+from ans_core.model import Sa2VA
+from ans_core.report.changes import changes, read_answers
 from ans_core.stages import evaluate
 from ans_core.stages.evaluate import (
     benchmark_of,
@@ -206,3 +210,29 @@ def test_garbage_is_no_denial():
     score = REFERRING.score(samples, told)
     assert score.per_sample == [1, 1, 1]
     assert [is_right(sample, score, i) for i, sample in enumerate(samples)] == [False, True, True]
+
+
+def test_public_benchmarks_are_scored_logged_by_split_and_compared(tmp_path: Path, tiny_model: Sa2VA):
+    write_scenes(tmp_path / "drawn", seed=0, counts={"train": 1, "val": 3, "test": 1}, image_size=64)
+    checkpoint.save(tiny_model, tmp_path / "model", metadata={})
+    write_entries(tmp_path, [])
+    public = [
+        {"name": "refcoco", "path": str(tmp_path / "drawn/refcoco"), "split": "val", "limit": 4, "max_tokens": 2},
+        {"name": "mevis", "path": str(tmp_path / "nowhere")},
+    ]
+    cfg = Config.model_validate({"profile": "x", "evaluate": {"benchmarks": [], "public": public}, "launch": {"device": "cpu"}})
+    out, logged = tmp_path / "out", dict[str, float]()
+    for folder in (out, tmp_path / "scratch"):
+        folder.mkdir()
+    inputs = {"data": tmp_path, "model": tmp_path / "model"}
+    metrics = evaluate.run(
+        cfg, row="rl", inputs=inputs, out=out, scratch=tmp_path / "scratch", log=lambda found, step: logged.update(found)
+    )
+    assert metrics["refcoco/val/expressions"] == 4
+    assert {"eval/refcoco/val/gIoU", "eval/refcoco/val/cIoU"} <= set(logged)
+    assert json.loads((out / "public/refcoco-val/metrics.json").read_text())["metrics"]["gIoU"] == metrics["refcoco/val/gIoU"]
+    assert json.loads((out / "skipped.json").read_text())["mevis/valid_u"].endswith("put the benchmark's files there, or give --data")
+    answers = read_answers(out)
+    assert len(answers["refcoco/val"]) == 4
+    (change,) = changes({"before": metrics, "after": metrics}, {"before": answers, "after": answers}, "before", "after")
+    assert (change.title, change.difference, change.interval) == ("refcoco/val", 0.0, (0.0, 0.0))

@@ -1,9 +1,11 @@
+import base64
 import html
+import io
 import json
 import re
 import shutil
 import subprocess
-from collections import defaultdict
+from collections import Counter, defaultdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,45 +15,65 @@ from PIL import Image
 
 from ans_core import rle
 from ans_core.config import Config
-from ans_core.overlay import save_animation, side_by_side
 from ans_core.report import gallery
+from ans_core.report.changes import Answer, Answers
 from ans_core.report.figures import by_scale, curves
 from ans_core.report.metrics import MAIN, ROWS
 from ans_core.stages.report import run
+from ans_core.types import Sample
 
 BENCHMARKS = {"referring": "gIoU_all", "region_caption": "METEOR", "grounded_caption": "mIoU_all_objects", "video": "J&F"}
+SETS = {"referring": "photos", "region_caption": "regions", "grounded_caption": "gone", "video": "clips"}
 SAMPLES = 40
+H, W, FRAMES = 12, 16, 4
+OVERLAYS = 16
+"""Four a benchmark."""
 
 
-def disk(y: float, x: float, radius: float) -> np.ndarray:
-    grid_y, grid_x = np.mgrid[:128, :128]
-    return (grid_y - y) ** 2 + (grid_x - x) ** 2 < radius**2
+def box(left: int) -> dict[str, object]:
+    mask = np.zeros((H, W), bool)
+    mask[4:8, left : left + 4] = True
+    return rle.encode(mask)
 
 
-def picture(rng: np.random.Generator, *, right: bool, shift: float = 0) -> Image.Image:
-    y, x = rng.uniform(30, 98, 2)
-    other = rng.uniform(30, 98, 2)
-    pixels = np.full((128, 128, 3), 150, np.uint8) + rng.integers(0, 25, (128, 128, 3), np.uint8)
-    pixels[disk(y, x + shift, 18)], pixels[disk(*other, 14)] = (200, 40, 40), (40, 60, 200)
-    truth = [rle.encode(disk(y, x + shift, 18))]
-    drawn = [rle.encode(disk(y + 1, x + shift - 1, 17) if right else disk(*other, 14))]
-    return side_by_side(
-        Image.fromarray(pixels),
-        truth=truth,
-        prediction=drawn,
-        question="Please segment the large red circle on the left in this image.",
-        truth_text="It is [SEG].",
-        prediction_text="Sure, the segmentation result is [SEG].",
-    )
+def write_data(root: Path) -> Path:
+    """Three data sets of a user's, with SAMPLES samples each; the fourth one, which has predictions, is gone."""
+    entries = []
+    for name, form in (("photos", "annotations"), ("regions", "annotations"), ("clips", "videos")):
+        folder = root / name
+        folder.mkdir(parents=True)
+        for place in range(FRAMES):
+            pixels = np.full((H, W, 3), 100, np.uint8)
+            pixels[4:8, place : place + 4] = 200, 40, 40
+            Image.fromarray(pixels).save(folder / f"{place}.png")
+        task = "region_caption" if name == "regions" else "referring"
+        records = [
+            {"image": "0.png", "text": f"the <red> circle {i}", "masks": [box(0)], "task": task, "split": "val"} for i in range(SAMPLES)
+        ]
+        if name == "regions":
+            records = [record | {"masks": [box(i % 8)]} for i, record in enumerate(records)]
+        if form == "annotations":
+            (folder / "annotations.json").write_text(json.dumps(records))
+        else:
+            clip = {"frames": [{"file": f"{place}.png"} for place in range(FRAMES)], "masks_file": "masks.json"}
+            clips = [
+                clip | {"video_id": f"clip{i}", "objects": [{"obj_id": 1, "name": record["text"]}]} for i, record in enumerate(records)
+            ]
+            (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in clips))
+            (folder / "masks.json").write_text(json.dumps({"masks": {"1": [box(place) for place in range(FRAMES)]}}))
+        entries.append({"name": name, "format": form, "path": str(folder), "split": "val", "kind": "extra"})
+    (root / "data").mkdir()
+    (root / "data/datasets.json").write_text(json.dumps(entries))
+    return root / "data"
 
 
-def write_evaluation(folder: Path, level: int, *, pictures: int) -> None:
+def write_evaluation(folder: Path, level: int) -> None:
     rng = np.random.default_rng(level)
     names = [f"{task}/val/{metric}" for task, metrics in MAIN.items() for metric in metrics]
     grades = {name: round(min(0.99, 0.1 + 0.22 * level + 0.05 * (i % 5)), 4) for i, name in enumerate(names)}
     grades |= {"referring/val/gIoU_shuffled_text": 0.2, "referring/val/samples": 530, "referring/val/gIoU/relation": 0.2 * level}
-    (folder / "overlays").mkdir(parents=True)
-    index, lines = [], []
+    folder.mkdir(parents=True)
+    lines = []
     for benchmark, metric in BENCHMARKS.items():
         # sample 0 and 2 are right in every row, sample 1 in none; sample 3 from SFT on; video does not move
         start = np.random.default_rng(7).uniform(0.05, 0.3, SAMPLES)
@@ -59,23 +81,12 @@ def write_evaluation(folder: Path, level: int, *, pictures: int) -> None:
         scores[:4] = 0.91, 0.07, 0.91, 0.91 if level >= 2 else 0.07
         grades[f"{benchmark}/val/{metric}"] = float(scores.mean())
         for i, score in enumerate(scores):
-            record = {"benchmark": f"{benchmark}/val", "dataset": "scenes", "sample_id": f"scene-{i}.0", "asked": f"the circle {i}"}
-            lines.append(record | {"score": score, "text": "Sure, [SEG].", "masks": []})
-        for i in range(pictures):
-            right = scores[i] >= 0.5
-            file = f"{benchmark}-{i}.{'gif' if benchmark == 'video' else 'png'}"
-            if benchmark == "video":
-                start = rng.integers(1000)
-                frames = [picture(np.random.default_rng(start), right=right, shift=4 * t) for t in range(4)]
-                save_animation(frames, folder / "overlays" / file, sample=frames, fps=4.0)
-            else:
-                picture(rng, right=right).save(folder / "overlays" / file)
-            verdict = "right" if right else "wrong"
-            entry = {"file": file, "benchmark": f"{benchmark}/val", "sample_id": f"scene-{i}.0", "score": scores[i], "verdict": verdict}
-            index.append(entry | {"text": "Sure, [SEG].", "truth": "the <red> circle [SEG]"})
+            sample_id = f"clip{i}_1" if benchmark == "video" else str(i)
+            record = {"benchmark": f"{benchmark}/val", "dataset": SETS[benchmark], "sample_id": sample_id, "asked": f"the <red> circle {i}"}
+            masks = [[box(place + 1) for place in range(FRAMES if benchmark == "video" else 1)]] if benchmark != "region_caption" else []
+            lines.append(record | {"n_targets": 1, "score": score, "text": "Sure, [SEG].", "masks": masks})
     (folder / "metrics.json").write_text(json.dumps(grades))
     (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "overlays" / "index.json").write_text(json.dumps(index))
 
 
 def write_training(folder: Path, names: tuple[str, ...], steps: int) -> None:
@@ -100,8 +111,11 @@ frame.onload = () => {
   shown.all = choose("row", "");
   shown.changed = choose("show", "changed");
   shown.wrong = choose("show", "wrong");
-  shown.none = choose("show", "unchecked");
+  shown.none = choose("show", "worse");
   choose("show", "");
+  page.querySelector(".gallery figure .open").click();
+  shown.large = page.querySelectorAll("dialog[open] img").length;
+  page.getElementById("large").close();
   const wide = [...page.querySelectorAll("body *")].filter((one) => !one.closest(".scroll > *, pre, thead, .skip, .choice input, svg *"))
     .filter((one) => one.getBoundingClientRect().right > 401 || (one.closest("table") && one.scrollWidth > one.clientWidth + 1));
   const found = { width: frame.contentWindow.innerWidth, wide: wide.map((one) => one.outerHTML.slice(0, 80)), shown };
@@ -111,10 +125,11 @@ frame.onload = () => {
 </script>"""
 
 
-def example(root: Path, *, pictures: int = 4) -> dict[str, Path]:
+def example(root: Path) -> dict[str, Path]:
     inputs = {f"evaluate/{row}": root / "evaluate" / row for row in ROWS} | {name: root / name for name in ("base", "sft", "rl")}
     for level, row in enumerate(ROWS):
-        write_evaluation(inputs[f"evaluate/{row}"], level, pictures=pictures)
+        write_evaluation(inputs[f"evaluate/{row}"], level)
+    inputs["data"] = write_data(root)
     write_training(inputs["base"], ("sam/loss", "sam/dice", "language/loss"), 700)
     write_training(inputs["sft"], ("loss/text", "loss/mask_bce", "loss/mask_dice", "lr", "val/gIoU"), 600)
     write_training(inputs["rl"], ("loop1/kl", "loop2/kl", "loop1/degenerate_groups", "grad_norm"), 150)
@@ -130,7 +145,9 @@ def example(root: Path, *, pictures: int = 4) -> dict[str, Path]:
             record = {"asked": f"the <thing> of {name}", "rollouts": [{"text": "a red ring"} | earned]}
             (inputs["rl"] / "samples" / f"{name}.json").write_text(json.dumps(record))
     inputs["versions"] = root / "versions.json"
-    inputs["versions"].write_text(json.dumps({"git": "0123abc", "dvc_lock": "d41d8cd98f00b204e9800998ecf8427e"}))
+    sft = {"began": "2026-01-02 03:04", "took": "0:05:06", "on": "node7", "commit": "0123abc"}
+    told = {"versions": {"git": "0123abc"}, "stages": {"sft": sft}, "settings": {"rl.kl": ["0.02", "0.05"]}}
+    inputs["versions"].write_text(json.dumps(told))
     return inputs
 
 
@@ -167,7 +184,7 @@ class Page(HTMLParser):
 
 
 def report(inputs: dict[str, Path], out: Path, **settings: object) -> tuple[Page, dict[str, float]]:
-    cfg = Config.model_validate({"profile": "smoke"} | settings)
+    cfg = Config.model_validate({"profile": "smoke", "report": {"overlays": OVERLAYS}} | settings)
     metrics = run(cfg, inputs=inputs, out=out, scratch=out, log=lambda metrics, step: None)
     page = Page()
     page.feed((out / "report.html").read_text())
@@ -180,28 +197,39 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return example(tmp_path_factory.mktemp("runs"))
 
 
-@pytest.mark.slow
-def test_the_page_loads_nothing_from_elsewhere(inputs: dict[str, Path], tmp_path: Path):
-    page, _ = report(inputs, tmp_path)
-    assert len([s for s in page.sources if s.startswith("data:image/png")]) == 4 * 3 * 2 + 10
-    assert len([s for s in page.sources if s.startswith("data:image/gif")]) == 4 * 2
+Written = tuple[Page, dict[str, float], Path]
+
+
+@pytest.fixture(scope="module")
+def written(inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """The page, the metrics and the folder of the report."""
+    out = tmp_path_factory.mktemp("report")
+    return (*report(inputs, out), out)
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_its_clips_move(written: Written):
+    page, _, out = written
+    assert len([s for s in page.sources if s.startswith("data:image/png")]) == 10  # rollouts
+    drawn = [base64.b64decode(s.partition(",")[2]) for s in page.sources if s.startswith("data:image/webp")]
+    assert len(drawn) == 4 * 3 * OVERLAYS // 4  # rows, data sets that are there
+    frames = sorted(Image.open(io.BytesIO(content)).n_frames for content in drawn)
+    assert frames == [1] * 2 * OVERLAYS + [FRAMES] * OVERLAYS
     assert all(source.startswith(("data:image/", "#")) for source in page.sources)
-    text = (tmp_path / "report.html").read_text()
+    text = (out / "report.html").read_text()
     assert "@import" not in text
     assert "url(http" not in text
 
 
-def test_the_summary_holds_every_stages_metrics(inputs: dict[str, Path], tmp_path: Path):
-    _, metrics = report(inputs, tmp_path)
-    summary = json.loads((tmp_path / "summary.json").read_text())
+def test_the_summary_holds_every_stages_metrics(inputs: dict[str, Path], written: Written):
+    _, metrics, out = written
+    summary = json.loads((out / "summary.json").read_text())
     for row in ROWS:
         assert summary[row] == json.loads((inputs[f"evaluate/{row}"] / "metrics.json").read_text())
         assert metrics[f"{row}/referring/val/gIoU"] == summary[row]["referring/val/gIoU"]
 
 
-def test_best_values_are_marked_and_changes_are_given(inputs: dict[str, Path], tmp_path: Path):
-    report(inputs, tmp_path)
-    lines = (tmp_path / "report.html").read_text().splitlines()
+def test_best_values_are_marked_and_changes_are_given(written: Written):
+    lines = (written[2] / "report.html").read_text().splitlines()
     giou = next(line for line in lines if '<th role="rowheader" scope="row">gIoU</th>' in line)
     assert giou.count('class="best"') == 1
     assert 'data-label="rl" class="best">0.760<span class="gain up">+0.220</span>' in giou
@@ -209,29 +237,29 @@ def test_best_values_are_marked_and_changes_are_given(inputs: dict[str, Path], t
     assert "best" not in shuffled  # lower is better there, and it is a control, not a grade
 
 
-def test_texts_are_escaped(inputs: dict[str, Path], tmp_path: Path):
-    report(inputs, tmp_path)
-    assert "the &lt;red&gt; circle [SEG]" in (tmp_path / "report.html").read_text()
+def test_texts_are_escaped_and_it_says_what_was_run_where(written: Written):
+    page, _, out = written
+    assert "the &lt;red&gt; circle 3" in (out / "report.html").read_text()
+    words = " ".join(filter(None, page.words))
+    assert "2026-01-02 03:04 0:05:06 node7 0123abc" in words
+    assert "profile smoke here rl.kl 0.02 0.05" in words
+    assert "No pictures of gone: its samples are not there" in words
 
 
 def test_missing_pieces_are_named_and_nothing_is_invented(inputs: dict[str, Path], tmp_path: Path):
-    page, metrics = report({"evaluate/sft": inputs["evaluate/sft"]}, tmp_path)
+    evaluated = Path(shutil.copytree(inputs["evaluate/sft"], tmp_path / "sft"))
+    (evaluated / "skipped.json").write_text(json.dumps({"mevis/valid_u": "skipped: /data is not there"}))
+    page, metrics = report({"evaluate/sft": evaluated}, tmp_path)
     words = " ".join(page.words)
-    for absent in ("metrics of untrained, base, rl", "sft/curves.csv", "rl/rewards.json", "evaluate/rl/overlays/index.json"):
+    assert "mevis/valid_u: skipped: /data is not there" in words
+    for absent in ("metrics of untrained, base, rl", "sft/curves.csv", "rl/rewards.json", "pictures of rl", "times of the stages"):
         assert f"Not there: {absent}" in words
     assert {name.partition("/")[0] for name in metrics} == {"sft"}
     assert list(json.loads((tmp_path / "summary.json").read_text())) == ["sft"]
 
 
-@pytest.mark.slow
-def test_the_number_of_pictures_follows_the_setting(inputs: dict[str, Path], tmp_path: Path):
-    for setting, shown in ((1, 4 * 4 * 2), (32, 4 * 4 * 4)):  # at least one per row, benchmark and verdict; all there are
-        page, _ = report(inputs, tmp_path, report={"overlays": setting})
-        assert len([s for s in page.sources if s.startswith("data:image/")]) == shown + 10
-
-
-def test_pictures_of_rollouts_are_the_first_the_last_and_some_between_of_each_loop(inputs: dict[str, Path], tmp_path: Path):
-    page, _ = report(inputs, tmp_path)
+def test_pictures_of_rollouts_are_the_first_the_last_and_some_between_of_each_loop(written: Written):
+    page = written[0]
     shown = [word for word in page.words if "asked: the <thing>" in word]
     assert [word.split("of ")[1] for word in shown] == [
         f"{rollout:06d}-{loop}" for loop in ("loop1", "loop2") for rollout in (0, 25, 75, 125, 175)
@@ -239,10 +267,9 @@ def test_pictures_of_rollouts_are_the_first_the_last_and_some_between_of_each_lo
 
 
 @pytest.mark.slow
-def test_two_reports_of_the_same_inputs_are_the_same_bytes(inputs: dict[str, Path], tmp_path: Path):
-    report(inputs, tmp_path / "one")
-    report(inputs, tmp_path / "two")
-    assert (tmp_path / "one" / "report.html").read_bytes() == (tmp_path / "two" / "report.html").read_bytes()
+def test_two_reports_of_the_same_inputs_are_the_same_bytes(inputs: dict[str, Path], written: Written, tmp_path: Path):
+    report(inputs, tmp_path)
+    assert (tmp_path / "report.html").read_bytes() == (written[2] / "report.html").read_bytes()
 
 
 def test_without_any_metrics_there_is_no_report(tmp_path: Path):
@@ -280,52 +307,66 @@ def test_curves_share_an_axis_with_those_of_their_own_scale():
     ]  # fmt: skip
 
 
-def test_the_verdict_comes_first_and_says_what_got_better_and_what_did_not_move(inputs: dict[str, Path], tmp_path: Path):
-    page, _ = report(inputs, tmp_path)
+def test_the_verdict_comes_first_and_says_what_got_better_and_what_did_not_move(written: Written):
+    page, _, out = written
     assert [tag["id"] for tag in page.tags["section"]][:3] == ["verdict", "metrics", "gallery"]
-    text = (tmp_path / "report.html").read_text()
-    lines = {verdict: re.findall(rf'data-verdict="{verdict}">(.*?)</ul>', text, re.DOTALL)[0] for verdict in ("better", "worse", "unclear")}
-    moved = ("Referring segmentation · val, gIoU_all", "Region captions · val, METEOR", "Grounded captions · val, mIoU_all_objects")
-    assert all(name in lines["better"] for name in moved)
-    assert "nothing beyond chance" in lines["worse"]
-    assert "Video segmentation · val, J&amp;F" in lines["unclear"]
+    text = (out / "report.html").read_text()
+    lines = {verdict: re.findall(rf'data-verdict="{verdict}">(.*?)</div>', text, re.DOTALL)[0] for verdict in ("better", "unclear")}
+    moved = (
+        ("Referring segmentation · val", "gIoU_all"),
+        ("Region captions · val", "METEOR"),
+        ("Grounded captions · val", "mIoU_all_objects"),
+    )
+    assert all(f'{title} <span class="soft">{metric}</span>' in lines["better"] for title, metric in moved)
+    assert 'Video segmentation · val <span class="soft">J&amp;F</span>' in lines["unclear"]
+    assert "3 figures improved , nothing got worse beyond chance , 1 did not clearly change" in " ".join(filter(None, page.words))
 
 
-def test_pictures_carry_what_the_filters_ask_for_and_the_filters_offer_it(inputs: dict[str, Path], tmp_path: Path):
-    """Sample 3 is wrong before SFT and right from then on; the others never change."""
-    page, _ = report(inputs, tmp_path)
+def test_pictures_carry_what_the_filters_ask_for_and_the_filters_offer_it(written: Written):
+    """Sample 3 is wrong before SFT and right from then on."""
+    page = written[0]
     pictures = [tag for tag in page.tags["figure"] if "data-verdict" in tag]
     assert {picture["data-verdict"] for picture in pictures} == {"right", "wrong"}
-    assert [picture["data-row"] for picture in pictures if picture["data-changed"]] == ["sft"] * 4
+    flipped = Counter((picture["data-row"], picture["data-benchmark"]) for picture in pictures if picture["data-changed"])
+    assert flipped["sft", "Video segmentation · val"] == 1
+    assert not any(benchmark.startswith("Video") for row, benchmark in flipped if row != "sft")
     assert {picture["data-changed"] for picture in pictures} == {"", "better"}
     assert {picture["data-benchmark"] for picture in pictures} <= set(page.words)  # as options
     assert [tag["name"] for tag in page.tags["select"]] == ["row", "benchmark"]
-    assert [tag["value"] for tag in page.tags["input"]] == ["", "right", "wrong", "changed", "unchecked"]
+    assert [tag["value"] for tag in page.tags["input"]] == ["", "right", "wrong", "changed", "better", "worse"]
     assert all(tag.get("alt") for tag in page.tags["img"])
     assert all(tag["aria-label"] for tag in page.tags["svg"])
+
+
+def test_samples_are_chosen_of_every_benchmark_the_most_changed_and_right_and_wrong_ones():
+    def of(scores: list[float]) -> Answers:
+        answers = {("d", str(i), 0): Answer(score=score, asked="a") for i, score in enumerate(scores)}
+        return {"referring/val": answers, "loop1/val": answers, "video/val": answers}
+
+    before, after = of([0.9, 0.1, 0.5, 0.9, 0.2, 0.2, 0.9, 0.8]), of([0.9, 0.1, 0.4, 0.6, 0.2, 0.2, 0.9, 0.8])
+    chosen = gallery.choose(before, after, 8)
+    assert [key[1] for benchmark, key in chosen if benchmark == "referring/val"] == ["2", "3", "0", "4"]  # 2 flips, 3 changes more
+    assert Counter(benchmark for benchmark, _ in chosen) == {"referring/val": 4, "video/val": 4}
+    assert len(gallery.choose({}, of([0.9, 0.9, 0.9]), 8)) == 6  # all there are
 
 
 @pytest.mark.parametrize(
     ("answer", "verdict"), [("There is no such object.", "right"), ("the the the", "unchecked"), ("Sure, [SEG].", "unchecked")]
 )
 def test_other_words_than_a_denial_are_not_called_right_where_nothing_is_meant(tmp_path: Path, answer: str, verdict: str):
-    folder = tmp_path / "evaluate"
-    (folder / "overlays").mkdir(parents=True)
-    (folder / "metrics.json").write_text('{"referring/val/N_acc": 1.0}')
-    Image.new("RGB", (8, 8)).save(folder / "overlays" / "a.png")
-    entry = {"file": "a.png", "benchmark": "referring/val", "sample_id": "1", "text": answer, "truth": "There is no such object."}
-    (folder / "overlays" / "index.json").write_text(json.dumps([entry | {"score": 1.0, "verdict": "right"}]))
-    page, _ = report({"evaluate/rl": folder}, tmp_path)
-    assert [tag["data-verdict"] for tag in page.tags["figure"]] == [verdict]
-    assert answer in page.words
-    assert (gallery.UNCHECKED in page.words) == (verdict == "unchecked")
+    Image.new("RGB", (W, H)).save(tmp_path / "a.png")
+    asked = Sample(
+        sample_id="1", dataset="d", image_id="a", frames=(tmp_path / "a.png",), height=H, width=W, task="referring", text="a cow"
+    )
+    shown = gallery.picture("referring/val", asked, {"rl": {"score": 1.0, "text": answer, "masks": []}})
+    assert (shown["verdict"], shown["note"] == gallery.UNCHECKED) == (verdict, verdict == "unchecked")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium")
-def test_a_page_of_400_pixels_clips_nothing_and_its_filters_hide_pictures(inputs: dict[str, Path], tmp_path: Path):
+def test_a_page_of_400_pixels_clips_nothing_and_its_filters_hide_pictures(written: Written, tmp_path: Path):
     """In a frame of 400 pixels: nothing reaches beyond it but what scrolls by itself; of each choice, the pictures shown."""
-    report(inputs, tmp_path)
+    shutil.copy(written[2] / "report.html", tmp_path)
     (tmp_path / "frame.html").write_text(PROBE)
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom"]
     done = subprocess.run(
@@ -334,4 +375,12 @@ def test_a_page_of_400_pixels_clips_nothing_and_its_filters_hide_pictures(inputs
     )  # fmt: skip
     found = json.loads(html.unescape(re.findall(r'<pre id="found">(.*?)</pre>', done.stdout)[-1]))
     assert (found["width"], found["wide"]) == (400, [])
-    assert found["shown"] == {"start": 8, "all": 32, "changed": 4, "wrong": 16, "none": 0}
+    pictures = [tag for tag in written[0].tags["figure"] if "data-verdict" in tag]
+    wanted = {
+        "start": sum(picture["data-row"] == "rl" for picture in pictures),
+        "all": len(pictures),
+        "changed": sum(picture["data-changed"] != "" for picture in pictures),
+        "wrong": sum(picture["data-verdict"] == "wrong" for picture in pictures),
+    }
+    assert found["shown"] == wanted | {"none": 0, "large": 1}
+    assert 0 < wanted["changed"] < wanted["wrong"] < wanted["all"]

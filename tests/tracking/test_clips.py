@@ -4,7 +4,6 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch
@@ -15,6 +14,7 @@ from ans_core.tracking.clips import Clip, choose_window, clips_of, load_window, 
 from ans_core.tracking.pseudo import pseudo_clip
 from ans_core.types import VideoFrames
 from tests import tiny
+from tests.data.clip_sets import write_video
 from tests.tracking.conftest import batch_of, clip_tensors
 
 GONE = rle.empty(64, 64)
@@ -115,7 +115,7 @@ def test_a_still_becomes_a_clip_in_which_frames_and_masks_move_together():
 @pytest.mark.slow
 def test_frames_of_a_video_file_are_a_clip_too(tmp_path: Path):
     pixels = np.stack([np.asarray(transforms.open_image(frame)) for frame in tiny.clip(0, 4).frames])
-    iio.imwrite(tmp_path / "v.mp4", pixels, fps=8, codec="libx264", plugin="pyav")
+    write_video(tmp_path / "v.mp4", pixels)
     sample = replace(tiny.clip(0, 4), frames=VideoFrames(tmp_path / "v.mp4", range(4)))
     [clip] = clips_of([sample])
     found = load_window(clip, (1, 2, 3), size=64, max_objects=0, rng=random.Random(0))

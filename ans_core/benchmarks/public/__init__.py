@@ -69,5 +69,7 @@ OTHER_NAMES = {
     "mmmu_pro": "mmmu_pro_vision",
 }
 """What else people call them."""
+CONVENTIONS = {"mose": "mose", "sav": "mose"}
+"""Of vos, by the name that it is called; else davis."""
 
-__all__ = ["OTHER_NAMES", "SCORERS", "Answerer", "Given", "Item", "Runner", "Scored", "Scorer", "UnscoredError"]
+__all__ = ["CONVENTIONS", "OTHER_NAMES", "SCORERS", "Answerer", "Given", "Item", "Runner", "Scored", "Scorer", "UnscoredError"]

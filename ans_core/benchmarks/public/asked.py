@@ -7,11 +7,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ans_core.types import Prediction, Request
+from ans_core.types import Masklet, Prediction, Request
 
 
 class UnscoredError(ValueError):
     """The predictions can't be scored here: the truth is on a server, or a judge must read them. The message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objects:
+    """The annotated objects of a clip, each of which is to be followed from the first frame that shows it."""
+
+    names: tuple[str, ...]
+    masklets: tuple[Masklet, ...]
+    """None: the frame is not annotated."""
+    overlap: bool
+    """The benchmark lets a pixel be of several objects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +38,12 @@ class Item:
     """The right answer, for pictures and the running metric; None: not public."""
     expression: str | None = None
     """What is to be segmented, for a model that is asked in another way."""
+    objects: Callable[[], Objects] | None = None
+    """Read the objects of a clip that a SAM2 follows; such an item asks nothing in words."""
+
+    def right_answer(self) -> Prediction | None:
+        """Return `truth`, or that of the objects, whose masks are read now."""
+        return self.truth if self.objects is None else Prediction(text="", masks=self.objects().masklets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +62,10 @@ class Runner:
     """Name and value of the metric that the progress bar shows the mean of."""
     notes: tuple[str, ...] = ()
     """Where the questions depart from the benchmark's own protocol."""
+    follows: bool = False
+    """The model is a SAM2 that follows objects, without words."""
+    split_of: Callable[[Path], str] | None = None
+    """The split of a folder, if none is asked for; None = the folder's name if that is one of `splits`, else the first of them."""
 
 
 Answerer = Callable[[Sequence[Item]], list[Prediction]]

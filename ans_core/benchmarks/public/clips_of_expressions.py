@@ -176,7 +176,14 @@ def _of_folder(folder: Path, frames: list[str]) -> list[RLE]:
 
 def runner(*splits: str, question: Callable[[str], str] = QUESTION.format) -> Runner:
     asked = partial(items, splits=splits, question=question)
-    return Runner(items=asked, record=record, splits=splits, truth=truth_folder, running=("J", mean_j))
+    return Runner(
+        items=asked, record=record, splits=splits, truth=truth_folder, running=("J", mean_j), split_of=partial(split_of, splits=splits)
+    )
+
+
+def split_of(folder: Path, *, splits: tuple[str, ...]) -> str:
+    """Return the first split that a release's folder has; else the folder is the split."""
+    return next((split for split in splits if split_folder(folder, split) != folder), folder.name)
 
 
 def items(folder: Path, split: str, *, splits: tuple[str, ...], question: Callable[[str], str]) -> Iterator[Item]:

@@ -2,18 +2,20 @@
 
 --predictions: {object id: caption}, or a line an object {"id", "caption"}. --data: folder with annotations.json, qa.json, class_names.json,
 and `images` for running a model. --replay: {object id: {"pred", "details_positives", "details_negatives", "details_recognition"}}, whose
-`pred_answer` are the judge's replies.
+`pred_answer` are the judge's replies; without it the judge of the settings is asked, a question a call.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.asked import Item, Runner, UnscoredError
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer
+from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.scored import Given, Judge, JudgeRequest, Judging, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.grounding import plain_caption
 from ans_core.types import Prediction, Request
@@ -26,13 +28,9 @@ KINDS = {"positive": "details_positives", "negative": "details_negatives"}
 def score(given: Given) -> Scored:
     assert given.data is not None
     if given.replay is None:
-        raise ValueError("dlc_bench is scored by a judge: --replay with its recorded replies (a judge asked by ANS itself is not built)")
-    captions, replies = _objects(given.predictions), _objects(given.replay)
-    questions = files.load(files.named(given.data, "qa.json"))
-    objects = [str(a["id"]) for a in files.load(files.named(given.data, "annotations.json"))["annotations"]]
-    if unknown := [i for i in objects if i not in questions]:
-        raise ValueError(f"{given.data}: qa.json has no questions about objects {files.shown(unknown)}")
-    missing = files.refuse_unknown(captions, objects, where=given.predictions, what="objects")
+        raise ValueError("dlc_bench is scored by a judge: --replay with its recorded replies")
+    replies = _objects(given.replay)
+    captions, questions, objects, missing = _asked(given)
     samples: list[dict[str, Any]] = []
     means: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for i in objects:
@@ -66,10 +64,28 @@ def score(given: Given) -> Scored:
         samples=samples,
         missing=len(missing),
         notes=[
-            f"judge: the one that wrote {given.replay.name}; another judge moves DLC-Bench by up to 9 points",
+            f"judge: {_judge(given.replay)}; another judge moves DLC-Bench by up to 9 points",
             "a reply without a choice counts 0",
         ],
     )
+
+
+def _asked(given: Given) -> tuple[dict[str, Any], dict[str, Any], list[str], list[str]]:
+    """(captions, questions, the objects that count, those without a caption)"""
+    assert given.data is not None
+    captions, questions = _objects(given.predictions), files.load(files.named(given.data, "qa.json"))
+    objects = [str(a["id"]) for a in files.load(files.named(given.data, "annotations.json"))["annotations"]]
+    if unknown := [i for i in objects if i not in questions]:
+        raise ValueError(f"{given.data}: qa.json has no questions about objects {files.shown(unknown)}")
+    missing = files.refuse_unknown(captions, objects, where=given.predictions, what="objects")
+    if given.predicted_only:
+        objects, missing = [i for i in objects if i in captions], []
+    return captions, questions, objects, missing
+
+
+def _judge(replay: Path) -> str:
+    found = files.load(replay)
+    return str(found["judge"]) if "judge" in found else f"the one that wrote {replay.name}"
 
 
 def _objects(path: Path) -> dict[str, Any]:
@@ -79,7 +95,7 @@ def _objects(path: Path) -> dict[str, Any]:
         return {name: files.value(line, "caption", where=str(path)) for name, line in files.by_id(found, "id", where=str(path)).items()}
     if not isinstance(found, dict):
         raise ValueError(f"{path}: expected an object {{id: ...}}, found {type(found).__name__}")
-    return {str(key): value for key, value in found.items() if key != "query" and not isinstance(value, int | float)}
+    return {str(key): value for key, value in found.items() if key not in ("query", "judge") and not isinstance(value, int | float)}
 
 
 def _of_object(i: str, caption: Any, questions: list[dict[str, Any]], replies: dict[str, Any], path: Path) -> list[dict[str, Any]]:
@@ -142,14 +158,63 @@ def record(item: Item, prediction: Prediction) -> dict[str, Any]:
     return item.facts | {"caption": plain_caption(prediction.text), "text": prediction.text}
 
 
-def judged(folder: Path, split: str) -> Path:
-    raise UnscoredError("a judge must read the captions: `ans eval score dlc_bench --predictions ... --data ... --replay REPLIES`")
+PROMPT = """\
+Answer the multiple-choice question based on the text description of an object in an image. You need to follow these rules:
+1. Do not output any reasoning. Do not perform correction. Please output exactly one answer from the choices for each question. \
+Do not repeat the question.
+2. There is no need for exact matching. Please choose the closest option based on the description.
+
+The description is:
+{caption}
+
+From the description above, please answer the following question with one of the choices:
+{question}
+{choices}
+"""
+"""The benchmark's, as its recorded replies hold it."""
+REPLY_TOKENS = 300
+
+
+def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
+    """Ask a call a question, recognition first, and write the replies as the public program does."""
+    assert given.data is not None
+    captions, questions, objects, missing = _asked(given)
+    names = files.load(files.named(given.data, "class_names.json"))
+    asked = {i: [recognition(files.text(names, i, where="class_names.json")), *questions[i]] for i in objects if i not in missing}
+    requests = [request_of(str(captions[i]), question) for i in asked for question in asked[i]]
+    replies = iter(judge.ask(requests, desc=f"dlc_bench, judged by {judge.name}"))
+    found: dict[str, Any] = {"judge": judge.name}
+    for i, listed in asked.items():
+        answered = [question | {"pred_answer": next(replies)} for question in listed]
+        details = {
+            key: [a for a in answered if a["type"] == kind] for kind, key in (KINDS | {"recognition": "details_recognition"}).items()
+        }
+        found[i] = {"pred": captions[i], **details}
+    out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return replace(given, replay=out)
+
+
+def recognition(name: str) -> dict[str, Any]:
+    """Return the question whether the caption is of the right object; `name` is one of the benchmark's, whose plurals alone end in s."""
+    article = "an" if name[0].lower() in "aeiou" else "a"
+    asked = f"objects in the description are {name} or objects" if name.endswith("s") else (
+        f"object in the description is {article} {name} or an object"
+    )  # fmt: skip
+    question = f"Is it likely that the {asked} of a similar type? Again, It does not have to be an exact match."
+    return {"question": question, "choices": [["Yes", "correct"], ["No", "incorrect"]], "type": "recognition"}
+
+
+def request_of(caption: str, question: dict[str, Any]) -> JudgeRequest:
+    choices = "\n".join(f"{letter.upper()}. {text}" for letter, (text, _) in zip(LETTERS, question["choices"], strict=False))
+    text = PROMPT.format(caption=caption, question=question["question"], choices=choices)
+    return JudgeRequest(system="", user=text, schema=None, max_tokens=REPLY_TOKENS)
 
 
 SCORER = Scorer(
     score=score,
     data="folder with annotations.json, qa.json, class_names.json",
-    options=frozenset({"replay"}),
+    options=frozenset({"replay", "predicted_only"}),
     sample_id=("object", "type", "question"),
-    runner=Runner(items=items, record=record, truth=judged),
+    runner=Runner(items=items, record=record),
+    judging=Judging(needed=lambda given: given.replay is None, ask=ask_judge, suffix=".json", replay="--replay REPLIES.json"),
 )

@@ -7,9 +7,10 @@ it (ids: <ref_id>_<sent_id>), of which the split is taken that the predictions a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ans_core import rle
@@ -40,14 +41,19 @@ class Answers:
         return [{"id": i, "iou": a.counts.iou, "target": a.meant, "drawn": a.drawn, "answered": s} for i, a, s in every]
 
 
-def read(given: Given) -> Answers:
-    """One prediction is in memory at a time; the truth is, as run-length code."""
+def read(
+    given: Given, *, single: bool = False, truth: dict[str, RLE] | None = None, ignored: Mapping[str, RLE] = MappingProxyType({})
+) -> Answers:
+    """One prediction is in memory at a time; the truth is, as run-length code.
+
+    single: every expression of a folder means one object. truth: None = that in --data. ignored: pixels that don't count.
+    """
     assert given.data is not None
-    truth = _truth(given.data, given.predictions)
+    truth = _truth(given.data, given.predictions, single=single) if truth is None else truth
     found: dict[str, tuple[Answer, bool]] = {}
     for number, record in enumerate(_records(given.predictions)):
         where = f"{given.predictions}, record {number}"
-        name = _id(record, where)
+        name = name_of(record, where)
         if name in found:
             raise ValueError(f"{where}: {name!r} comes twice; leave one prediction an expression")
         if name not in truth:
@@ -55,6 +61,8 @@ def read(given: Given) -> Answers:
         real = truth[name]
         height, width = real["size"]
         drawn = _predicted(record, height=height, width=width, where=where)
+        if drawn is not None and name in ignored:
+            drawn = rle.encode(rle.decode(drawn) & ~rle.decode(ignored[name]))
         found[name] = answer(drawn or rle.empty(height, width), real), drawn is not None
     if not found:
         raise ValueError(f"{given.predictions}: no predictions")
@@ -72,7 +80,7 @@ def _records(path: Path) -> Iterable[dict[str, Any]]:
     return files.lines(path) if ".jsonl" in path.name else files.records(path)
 
 
-def _id(record: Any, where: str) -> str:
+def name_of(record: Any, where: str) -> str:
     if not isinstance(record, dict):
         raise ValueError(f"{where}: {type(record).__name__}, not an object")
     for key in ID_KEYS:
@@ -95,9 +103,9 @@ def _predicted(record: dict[str, Any], *, height: int, width: int, where: str) -
     raise ValueError(f"{where}: no mask; a record has `mask` (RLE or null) or `masks`")
 
 
-def _truth(path: Path, predictions: Path) -> dict[str, RLE]:
+def _truth(path: Path, predictions: Path, *, single: bool) -> dict[str, RLE]:
     truth: dict[str, RLE] = {}
-    pairs = _truth_of_folder(path, predictions) if path.is_dir() else truth_of_file(path)
+    pairs = _truth_of_folder(path, predictions, single=single) if path.is_dir() else truth_of_file(path)
     for name, mask in pairs:
         if name in truth:
             raise ValueError(f"{path}: {name!r} comes twice")
@@ -115,18 +123,18 @@ def truth_of_file(path: Path) -> Iterator[tuple[str, RLE]]:
             height, width = (int(files.number(record, key, where=where)) for key in ("height", "width"))
         else:
             height, width = files.mask_size(mask, where=where)
-        yield _id(record, where), files.mask(mask, height=height, width=width, where=where)
+        yield name_of(record, where), files.mask(mask, height=height, width=width, where=where)
 
 
-def _truth_of_folder(path: Path, predictions: Path) -> Iterator[tuple[str, RLE]]:
+def _truth_of_folder(path: Path, predictions: Path, *, single: bool) -> Iterator[tuple[str, RLE]]:
     from ans_core.data.formats import refcoco
 
     record = next(iter(_records(predictions)), None)
     if record is None:
         raise ValueError(f"{predictions}: no predictions")
-    first = _id(record, f"{predictions}, record 0")
+    first = name_of(record, f"{predictions}, record 0")
     for split in refcoco.splits(path):
-        samples = refcoco.read(path, name=path.name, split=split)
+        samples = _samples(path, split, single=single)
         if any(sample.sample_id == first for sample in samples):
             yield from ((sample.sample_id, _meant(sample)) for sample in samples)
             return
@@ -138,11 +146,22 @@ def _meant(sample: Sample) -> RLE:
     return rle.union(masks) if masks else rle.empty(sample.height, sample.width)
 
 
-def items(folder: Path, split: str) -> Iterator[Item]:
-    """The expressions of a folder of REFER, picture by picture."""
+def _samples(folder: Path, split: str, *, single: bool) -> Sequence[Sample]:
+    """Read a split. Raises ValueError with `single` for gRefCOCO's, which would get RefCOCO's figures."""
     from ans_core.data.formats import refcoco
 
-    for sample in sorted(refcoco.read(folder, name=folder.name, split=split), key=lambda sample: sample.image_id):
+    samples = refcoco.read(folder, name=folder.name, split=split)
+    if single and (others := [sample.sample_id for sample in samples if len(sample.masks) != 1]):
+        raise ValueError(
+            f"{folder}, {split}: {len(others)} of {len(samples)} expressions mean several objects or none ({files.shown(others)}): this is"
+            " gRefCOCO; its figures are `grefcoco`'s"
+        )
+    return samples
+
+
+def items(folder: Path, split: str, *, single: bool = False) -> Iterator[Item]:
+    """The expressions of a folder of REFER, picture by picture."""
+    for sample in sorted(_samples(folder, split, single=single), key=lambda sample: sample.image_id):
         question = Request(frames=sample.frames, text=QUESTION.format(sample.text))
         truth = Prediction(text="", masks=((_meant(sample),),))
         yield Item(name=sample.sample_id, request=question, facts={"asked": sample.text}, truth=truth, expression=sample.text)

@@ -1,19 +1,22 @@
 """Ferret-Bench (refer_desc): a judge's marks for reference and model -> the model's share of the reference's.
 
 --predictions: the review file (`content`: the judge's reply; `answer2_id`: the number of the answer); or the model's answers, with
---replay the review of them.
+--replay the review of them. Without that the judge of the settings is asked: --data is then the folder with question.jsonl, context.jsonl,
+answer.jsonl (the reference answers) and rule.json.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.asked import Item, Runner, UnscoredError
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer
+from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.scored import Given, Judge, JudgeRequest, Judging, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.grounding import plain_caption
 from ans_core.types import Prediction, Request
@@ -37,6 +40,7 @@ def score(given: Given) -> Scored:
             if _BRACKETED.sub("", answer["text"]) != _BRACKETED.sub("", known[name]["answer2"]):
                 raise ValueError(f"{given.replay}, question {name}: the judge saw another answer than the predicted one")
         reviews = [r for r in reviews if str(r["answer2_id"]) not in missing]
+        missing = [] if given.predicted_only else missing
     files.by_id(reviews, "answer2_id", where=str(review_path))
     files.by_id(reviews, "question_id", where=str(review_path))
     marks = [_marks(files.text(r, "content", where=f"{review_path}, question {r['question_id']}")) for r in reviews]
@@ -55,7 +59,7 @@ def score(given: Given) -> Scored:
         samples=[_sample(r, mark) for r, mark in zip(reviews, marks, strict=True)],
         missing=len(missing),
         notes=[
-            f"judge: the one that wrote {review_path.name} (published with gpt-4o-2024-11-20)",
+            f"judge: {reviews[0].get('judge', f'the one that wrote {review_path.name}')} (published with gpt-4o-2024-11-20)",
             "a ratio of means; an unreadable verdict counts -1 for both, as in the public scorer",
         ],
     )
@@ -94,15 +98,76 @@ def record(item: Item, prediction: Prediction) -> dict[str, Any]:
     return item.facts | {"text": plain_caption(prediction.text)}
 
 
-def judged(folder: Path, split: str) -> Path:
-    raise UnscoredError("a judge must read the answers: `ans eval score ferret_bench --predictions ... --replay REVIEW`")
+SYSTEM = "You are a helpful and precise assistant for checking the quality of the answer."
+PROMPT = """\
+[Context]\\{context}
+
+[Question]
+{question}
+
+[{role} 1]
+{reference}
+
+[End of {role} 1]
+
+[{role} 2]
+{answer}
+
+[End of {role} 2]
+
+[System]
+{rule}
+
+"""
+"""The benchmark's, with its backslash in place of a line break."""
+REPLY_TOKENS = 1000
+
+
+def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
+    """Ask a call a question, and write the reviews as the public program does."""
+    if given.data is None:
+        raise ValueError(
+            "ferret_bench: to ask a judge, --data must be the folder with question.jsonl, context.jsonl, answer.jsonl, rule.json"
+        )
+    rule = files.value(files.load(files.named(given.data, "rule.json")), "refer_desc", where=f"{given.data}, rule.json")
+    named = [files.named(given.data, f"{name}.jsonl") for name in ("question", "context", "answer")]
+    rows = [files.records(path) for path in named]
+    if len({tuple(record["question_id"] for record in listed) for listed in rows}) != 1:
+        raise ValueError(f"{given.data}: question.jsonl, context.jsonl and answer.jsonl are not about the same questions in one order")
+    known = {files.text(row[0], "image", where=str(named[0])): row for row in zip(*rows, strict=True)}  # a question a picture
+    answers = files.by_id(files.records(given.predictions), "image", where=str(given.predictions))
+    missing = files.refuse_unknown(answers, known, where=given.predictions, what="pictures")
+    if missing and not given.predicted_only:
+        shown = files.shown(missing)
+        raise ValueError(f"{given.predictions}: {len(missing)} questions are not answered: {shown} (--predicted-only scores the others)")
+    asked = {picture: (*row, answers[picture]) for picture, row in known.items() if picture in answers}
+    requests = [_request(rule, *row, where=f"{given.predictions}, {picture}") for picture, row in asked.items()]
+    replies = judge.ask(requests, desc=f"ferret_bench, judged by {judge.name}")
+    with out.open("w", encoding="utf-8") as file:
+        for (question, _, reference, answer), reply in zip(asked.values(), replies, strict=True):
+            about = {"question_id": question["question_id"], "answer2_id": answer["question_id"], "judge": judge.name}
+            file.write(json.dumps(about | {"content": reply, "answer1": reference["text"], "answer2": answer["text"]}) + "\n")
+    return replace(given, replay=out)
+
+
+def _request(rule: Any, *row: Any, where: str) -> JudgeRequest:
+    question, context, reference, answer = (files.text(record, "text", where=where) for record in row)
+    text = PROMPT.format(
+        context=context, question=question, reference=reference, answer=_BRACKETED.sub("", answer), role=rule["role"], rule=rule["prompt"]
+    )
+    return JudgeRequest(system=SYSTEM, user=text, schema=None, max_tokens=REPLY_TOKENS)
+
+
+def needs_judge(given: Given) -> bool:
+    return given.replay is None and "content" not in files.records(given.predictions)[0]
 
 
 SCORER = Scorer(
     score=score,
-    data="",
+    data="question.jsonl, context.jsonl, answer.jsonl and rule.json, for a judge that is asked",
     needs_data=False,
-    options=frozenset({"replay"}),
+    options=frozenset({"replay", "predicted_only"}),
     sample_id=("question_id",),
-    runner=Runner(items=items, record=record, truth=judged),
+    runner=Runner(items=items, record=record),
+    judging=Judging(needed=needs_judge, ask=ask_judge, suffix=".jsonl", replay="--replay REVIEW.jsonl"),
 )

@@ -1,7 +1,7 @@
 """GAR-Bench (Grasp-Any-Region): replies to region questions, judged captions -> accuracies of VQA, Caption-Simple, Caption-Detailed.
 
 --predictions: one of the public files (the questions + `model_output`, captions also `eval_result`, the judge's reply), or a folder of
-several. --data: the questions, against which they are checked.
+several. --data: the questions, against which they are checked; a judge that is asked about captions is shown their pictures (gar_judge.py).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.asked import Item, Runner, UnscoredError
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
+from ans_core.benchmarks.public import files, gar_judge
+from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.scored import Given, Judge, Judging, Scored, Scorer, accuracy, percent
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.grounding import plain_caption
 from ans_core.types import Prediction, Request
@@ -34,6 +34,7 @@ def score(given: Given) -> Scored:
     samples: list[dict[str, Any]] = []
     missing = 0
     seen: dict[str, Path] = {}
+    judges: dict[str, str] = {}
     for path in paths:
         loaded = files.load(path)
         if not (isinstance(loaded, list) and loaded and isinstance(loaded[0], dict) and "model_output" in loaded[0]):
@@ -42,6 +43,8 @@ def score(given: Given) -> Scored:
         if part in seen:
             raise ValueError(f"{path} and {seen[part]} are both of {part}; leave one model's files in the folder")
         seen[part] = path
+        if part != "vqa":
+            judges[part] = f"judge: {loaded[0]['judge']}" if "judge" in loaded[0] else f"judge: the one whose eval_result {path.name} holds"
         records, lacking = _checked(part, files.records(path), None if given.predicted_only else given.data, path)
         found, ratio = accuracy((r.get("type", part), _right(part, r, f"{path}, {r['image']}")) for r in records)
         shown = found if part == "vqa" else {key: value for key, value in found.items() if "/" not in key}
@@ -57,8 +60,7 @@ def score(given: Given) -> Scored:
     if not seen:
         raise ValueError(f"{given.predictions}: no file of records with model_output")
     notes = ["VQA: the whole reply must be the letter; a reply like `A.` is wrong, as in the public scorer"]
-    if set(seen) - {"vqa"}:
-        notes.append("captions: as the judge replied whose eval_result the files hold (published with GPT-4o 2024-11-20)")
+    notes += [f"{part}: {judge} (published with GPT-4o 2024-11-20)" for part, judge in judges.items()]
     return Scored(metrics=metrics, published=published, ratios=ratios, samples=samples, missing=missing, notes=notes)
 
 
@@ -129,10 +131,18 @@ def record(item: Item, prediction: Prediction) -> dict[str, Any]:
     return item.facts | {"model_output": told}
 
 
-def truth(folder: Path, split: str) -> Path:
-    if split != "vqa":
-        raise UnscoredError("a judge must read the captions; its verdict goes into `eval_result`, for `ans eval score gar_bench`")
-    return folder
+def needs_judge(given: Given) -> bool:
+    if given.predictions.is_dir():
+        return False
+    first = files.records(given.predictions)[0]
+    return "model_output" in first and _part([first], given.predictions) != "vqa" and "eval_result" not in first
+
+
+def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
+    if given.data is None:
+        raise ValueError("gar_bench: to ask a judge, --data must be the folder with the questions and `images`")
+    records = files.records(given.predictions)
+    return gar_judge.ask(given, judge, out, records=records, questions=files.named(given.data, TRUTH[_part(records, given.predictions)]))
 
 
 def right(item: Item, prediction: Prediction) -> float:
@@ -145,5 +155,6 @@ SCORER = Scorer(
     needs_data=False,
     options=frozenset({"predicted_only"}),
     sample_id=("image",),
-    runner=Runner(items=items, record=record, splits=tuple(TRUTH), truth=truth, running=("accuracy", right)),
+    runner=Runner(items=items, record=record, splits=tuple(TRUTH), running=("accuracy", right)),
+    judging=Judging(needed=needs_judge, ask=ask_judge, suffix=".json", replay="files whose records have the judge's `eval_result`"),
 )

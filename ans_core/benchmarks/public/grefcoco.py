@@ -6,7 +6,8 @@ from __future__ import annotations
 from ans_core.benchmarks.public import expressions, refcoco
 from ans_core.benchmarks.public.asked import Runner
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
-from ans_core.metrics.referring import grefcoco
+from ans_core.metrics.bootstrap import Ratio
+from ans_core.metrics.referring import ABOVE, Answer, grefcoco
 
 
 def score(given: Given) -> Scored:
@@ -15,11 +16,21 @@ def score(given: Given) -> Scored:
     return Scored(
         metrics=metrics | {"expressions": len(found.ids), "without_target": sum(not a.meant for a in found.answers)},
         published={key: percent(value, 2) for key, value in metrics.items()},
-        ratios=refcoco.ratios(found.answers),
+        ratios=refcoco.ratios(found.answers, ABOVE) | accuracies(found.answers),
         samples=found.table(),
         missing=found.missing,
         notes=["a missing prediction is wrong also where nothing was meant: it is not taken for an empty mask"] if found.missing else [],
     )
+
+
+def accuracies(answers: list[Answer]) -> dict[str, Ratio]:
+    """N_acc and T_acc: of the expressions that mean nothing, and of those that mean something."""
+    ratios: dict[str, Ratio] = {}
+    for name, target in (("N_acc", False), ("T_acc", True)):
+        if any(a.meant == target for a in answers):
+            right = [int(a.meant == target and a.drawn == target) for a in answers]
+            ratios[name] = Ratio(numerators=right, denominators=[int(a.meant == target) for a in answers])
+    return ratios
 
 
 SCORER = Scorer(

@@ -14,10 +14,12 @@ WHOLE = {
     "mevis": {"val_u": 793},
     "ref_davis17": {"val": 244},
     "gar_bench": {"vqa": 424},
-    "vos": {"DAVIS17 val": 61},
+    "davis17": {"val": 61},
 }
 """Samples of the real benchmarks (expressions; vos: objects): RefCOCO's of the UNC and UMD splits, MeViS' and DAVIS' as their papers say,
 GAR-Bench's as its file. Another number means other data in the same layout, a part, or another release."""
+VOS = {"davis17": "DAVIS17", "mose": "MOSE", "sav": "SA-V"}
+"""Data sets of vos -> how the splits of its figures begin."""
 SPLITS = {"valid_u": "val_u", "valid": "val"}
 """Folder names of splits -> what they are called in tables."""
 PROTOCOLS = {
@@ -53,17 +55,16 @@ class Row:
     """Percent; None: another split, or not the real benchmark."""
     note: str
 
-    @property
-    def line(self) -> str:
-        ours = "      " if self.ours is None else f"{self.ours:>6.1f}"
+    def line(self, source: int) -> str:
         f = self.figure
-        return f"{f.metric:<14} {f.value:>6.1f} {ours}  {f.model:<20} {'; '.join(filter(None, (f.split, f.source, self.note)))}"
+        ours = "" if self.ours is None else f"{self.ours:.1f}"
+        return f"{f.model:<20} {f.split:<26} {f.metric:<14} {f.value:>9.1f} {ours:>6}  [{source}]".rstrip()
 
 
 def beside(name: str, split: str, metrics: Mapping[str, float], *, whole: int) -> list[Row]:
     """Return the published figures of a benchmark, with ours where `whole` samples of the split are the real benchmark's number. split "":
     the one with that number."""
-    scorer = "refcoco" if name in ("refcoco+", "refcocog") else name
+    scorer = "refcoco" if name in ("refcoco+", "refcocog") else "vos" if name in VOS else name
     sizes = WHOLE.get(name, {})
     split = split or next((known for known, size in sizes.items() if size == whole), "")
     real = sizes.get(SPLITS.get(split, split)) == whole
@@ -71,12 +72,27 @@ def beside(name: str, split: str, metrics: Mapping[str, float], *, whole: int) -
     for figure in published(scorer):
         if scorer == "refcoco" and figure.split.lower() != name:
             continue
+        if name in VOS and not figure.split.startswith(VOS[name]):
+            continue
         key, protocol = PROTOCOLS.get((scorer, figure.metric), (figure.metric, ""))
-        same = scorer == "refcoco" or SPLITS.get(figure.split, figure.split).lower() == SPLITS.get(split, split).lower()
-        ours = 100 * metrics[key] if real and same and key in metrics else None
+        of = figure.split.removeprefix(VOS.get(name, "")).strip()
+        same = scorer == "refcoco" or SPLITS.get(of, of).lower() == SPLITS.get(split, split).lower()
+        ours = 100 * metrics[key] if real and same and key in metrics and _same_convention(name, metrics) else None
         rows.append(Row(figure=figure, ours=ours, note="; ".join(filter(None, (figure.note, protocol if ours is not None else "")))))
     return rows
 
 
+def _same_convention(name: str, metrics: Mapping[str, float]) -> bool:
+    """DAVIS17's figures are of the convention davis, which alone has a decay."""
+    return name != "davis17" or "J_decay" in metrics
+
+
 def lines(rows: Sequence[Row]) -> list[str]:
-    return ["published figures of the whole benchmark, and this model's (percent):", *(row.line for row in rows)] if rows else []
+    """Return a table in which sources and notes stand once, below."""
+    if not rows:
+        return []
+    said = ["; ".join(filter(None, (row.figure.source, row.note))) for row in rows]
+    place = {source: number for number, source in enumerate(dict.fromkeys(said), start=1)}
+    head = f"{'published, percent':<20} {'split':<26} {'metric':<14} {'published':>9} {'ours':>6}"
+    table = [row.line(place[source]) for row, source in zip(rows, said, strict=True)]
+    return [head, *table, *(f"[{number}] {source}" for source, number in place.items())]

@@ -1,65 +1,148 @@
-"""ReasonSeg: a mask a question -> gIoU, cIoU as LISA computes them, and P@0.5 to 0.9. Formats: expressions.py.
+"""ReasonSeg: a mask a question -> gIoU, cIoU as LISA computes them, and P@0.5 to 0.9; all, and of short (phrases) and long queries
+(sentences). Formats of predictions: expressions.py.
 
-The true masks come as run-length code: ReasonSeg's own polygons must be filled by OpenCV to give the benchmark's pixels. A model is run on
-the release's folder (`<split>/<name>.jpg`, `.json` with "text" and "is_sentence"); the first text of a picture is asked, as LISA does, and
-`<split>/true_masks.jsonl` holds the masks (id = <name>).
+--data: the release's folder (`<split>/<name>.jpg`, `.json` with "text", "is_sentence", "shapes"), with --split, or the split's own; or
+records {"id": <name>, "mask": RLE, "ignore": RLE or none, "is_sentence": true or false or none}. As in LISA the polygons are filled as
+OpenCV fills them, the larger first, and pixels of a region to be ignored count neither for nor against. The first text of a picture is
+asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from jaxtyping import UInt8
+
+from ans_core import rle, transforms
 from ans_core.benchmarks.public import expressions, files, refcoco
-from ans_core.benchmarks.public.asked import Item, Runner, UnscoredError
+from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
+from ans_core.data.fill_polygon import filled
+from ans_core.data.formats import checks
+from ans_core.data.formats.reasonseg import ENCODING, OLD, Query, Shape
+from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.referring import reasonseg, shares_above
-from ans_core.types import Prediction, Request
+from ans_core.types import RLE, Prediction, Request
+
+SENTENCE = "<image>\n {} Please respond with a segmentation mask."
+"""Upstream's question for a whole sentence (its v2 of ReVOS)."""
+SPLITS = ("val", "test", "train")
+TARGET, IGNORED = 1, 255
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    mask: RLE
+    ignored: RLE | None = None
+    sentence: bool | None = None
+    """None: not known."""
 
 
 def score(given: Given) -> Scored:
-    found = expressions.read(given)
-    metrics = reasonseg(found.answers) | shares_above(found.answers, refcoco.THRESHOLDS)
+    assert given.data is not None
+    truth = _truth(given.data, given.split)
+    ignored = {name: one.ignored for name, one in truth.items() if one.ignored is not None}
+    found = expressions.read(given, truth={name: one.mask for name, one in truth.items()}, ignored=ignored)
+    kinds = {"": [True] * len(found.ids)}
+    for name, sentence in (("short/", False), ("long/", True)):
+        kinds[name] = [truth[i].sentence is sentence for i in found.ids]
+    metrics: dict[str, float] = {}
+    ratios: dict[str, Ratio] = {}
+    for name, of in kinds.items():
+        if any(of):
+            answers = [a for a, counts in zip(found.answers, of, strict=True) if counts]
+            figures = reasonseg(answers) | shares_above(answers, refcoco.THRESHOLDS) | {"questions": len(answers)}
+            metrics |= {name + key: value for key, value in figures.items()}
+            ratios |= {name + key: _among(ratio, of) for key, ratio in refcoco.ratios(found.answers).items()}
     return Scored(
-        metrics=metrics | {"questions": len(found.ids)},
-        published={key: percent(metrics[key]) for key in ("gIoU", "cIoU")},
-        ratios=refcoco.ratios(found.answers),
+        metrics=metrics,
+        published={key: percent(value) for key, value in metrics.items() if key.endswith("IoU")},
+        ratios=ratios,
         samples=found.table(),
         missing=found.missing,
     )
 
 
-TRUE_MASKS = "true_masks.jsonl"
-SENTENCE = "<image>\n {} Please respond with a segmentation mask."
-"""Upstream's question for a whole sentence (its v2 of ReVOS)."""
+def _among(ratio: Ratio, of: Sequence[bool]) -> Ratio:
+    """The same over some of the samples."""
+    terms = ratio.terms() * np.asarray(of, float)[:, None]
+    return Ratio(numerators=terms[:, 0].tolist(), denominators=terms[:, 1].tolist())
+
+
+def _truth(data: Path, split: str) -> dict[str, Truth]:
+    found = {path.stem: truth_of(path)[1] for path in _questions(data, split)} if data.is_dir() else dict(_recorded(data))
+    if not found:
+        raise ValueError(f"{data}: no true masks")
+    return found
+
+
+def _recorded(path: Path) -> Iterator[tuple[str, Truth]]:
+    masks = dict(expressions.truth_of_file(path))
+    for number, record in enumerate(files.records(path)):
+        where, name = f"{path}, record {number}", expressions.name_of(record, f"{path}, record {number}")
+        height, width = masks[name]["size"]
+        ignored, sentence = record.get("ignore"), record.get("is_sentence")
+        if sentence is not None and not isinstance(sentence, bool):
+            raise ValueError(f"{where}: is_sentence is {rle.short(sentence)}, not true or false")
+        region = None if ignored is None else files.mask(ignored, height=height, width=width, where=f"{where}, ignore")
+        yield name, Truth(mask=masks[name], ignored=region, sentence=sentence)
+
+
+def _questions(folder: Path, split: str) -> list[Path]:
+    inner = folder / split if split and (folder / split).is_dir() else folder
+    paths = sorted(inner.glob("*.json"))
+    if not paths:
+        raise ValueError(f"{inner}: no <name>.json beside <name>.jpg; give ReasonSeg's folder and --split, or the split's own")
+    return paths
+
+
+def truth_of(path: Path) -> tuple[Query, Truth]:
+    query = checks.record(Query, checks.load_json(path, encoding=ENCODING), where=str(path))
+    width, height = transforms.image_size(files.picture(path.parent, path.stem, where=str(path)))
+    labels = painted(query.shapes, height=height, width=width)
+    ignored = rle.encode(labels == IGNORED) if (labels == IGNORED).any() else None
+    return query, Truth(mask=rle.encode(labels == TARGET), ignored=ignored, sentence=query.is_sentence)
+
+
+def painted(shapes: Sequence[Shape], *, height: int, width: int) -> UInt8[np.ndarray, "H W"]:
+    """Paint the shapes over each other, the larger first, as LISA does."""
+    drawn = [
+        (filled([(int(x), int(y)) for x, y in shape.points], height=height, width=width), "ignore" in shape.label.lower())
+        for shape in shapes
+        if shape.label.lower() != OLD and shape.points
+    ]
+    labels = np.zeros((height, width), np.uint8)
+    for mask, ignored in sorted(drawn, key=lambda shape: -int(shape[0].sum())):
+        labels[mask] = IGNORED if ignored else TARGET
+    return labels
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     """Read the questions; a phrase is asked as RefCOCO's expressions are."""
-    paths = sorted((folder / split).glob("*.json"))
-    if not paths:
-        raise ValueError(f"{folder / split}: no <name>.json beside <name>.jpg; give ReasonSeg's folder")
-    true = dict(expressions.truth_of_file(folder / split / TRUE_MASKS)) if (folder / split / TRUE_MASKS).is_file() else {}
-    for path in paths:
-        record = files.load(path)
-        text = str(files.value(record, "text", where=str(path))[0]).strip()
-        question = SENTENCE if files.value(record, "is_sentence", where=str(path)) else expressions.QUESTION
+    for path in _questions(folder, split):
+        query, truth = truth_of(path)
+        text = query.text[0].strip()
+        question = SENTENCE if query.is_sentence else expressions.QUESTION
         request = Request(frames=(files.picture(path.parent, path.stem, where=str(path)),), text=question.format(text))
-        truth = Prediction(text="", masks=((true[path.stem],),)) if path.stem in true else None
-        yield Item(name=path.stem, request=request, facts={"asked": text}, truth=truth, expression=text)
-
-
-def truth(folder: Path, split: str) -> Path:
-    if not (path := folder / split / TRUE_MASKS).is_file():
-        raise UnscoredError(
-            f"{path} is not there: records {{id, mask}} of the polygons as OpenCV fills them; then `ans eval score reasonseg --data {path}`"
+        yield Item(
+            name=path.stem,
+            request=request,
+            facts={"asked": text},
+            truth=Prediction(text="", masks=((truth.mask,),)),
+            expression=text,
         )
-    return path
+
+
+def split_of(folder: Path) -> str:
+    return next((split for split in SPLITS if (folder / split).is_dir()), folder.name)
 
 
 SCORER = Scorer(
     score=score,
-    data="records of true masks",
-    options=frozenset({"predicted_only"}),
-    runner=Runner(items=items, record=expressions.record, splits=("val", "test"), truth=truth, running=("IoU", expressions.iou)),
+    data="the release, or records of true masks",
+    options=frozenset({"predicted_only", "split"}),
+    runner=Runner(items=items, record=expressions.record, splits=SPLITS, running=("IoU", expressions.iou), split_of=split_of),
 )

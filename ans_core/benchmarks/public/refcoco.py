@@ -6,11 +6,13 @@ No mask is a miss: IoU 0, its true pixels in cIoU's union. Upstream leaves such 
 
 from __future__ import annotations
 
+from functools import partial
+
 from ans_core.benchmarks.public import expressions
 from ans_core.benchmarks.public.asked import Runner
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
 from ans_core.metrics.bootstrap import Ratio
-from ans_core.metrics.mask import ciou, giou
+from ans_core.metrics.mask import Counts, ciou, giou
 from ans_core.metrics.referring import Answer, shares_above
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -18,27 +20,34 @@ DATA = "records of true masks, or REFER's folder with refs(...).p and instances.
 
 
 def score(given: Given) -> Scored:
-    found = expressions.read(given)
+    found = expressions.read(given, single=True)
     metrics = {"cIoU": ciou(a.counts for a in found.answers), "gIoU": giou(a.counts for a in found.answers)}
     metrics |= shares_above(found.answers, THRESHOLDS)
     if answered := [a.counts for a, spoke in zip(found.answers, found.spoke, strict=True) if spoke]:
         metrics["cIoU_upstream"] = ciou(answered)
+    drawn = [a.counts if spoke else Counts() for a, spoke in zip(found.answers, found.spoke, strict=True)]
+    upstream = Ratio(numerators=[c.intersection for c in drawn], denominators=[c.union for c in drawn])
     return Scored(
         metrics=metrics | {"expressions": len(found.ids), "without_a_mask": found.spoke.count(False)},
         published={key: percent(metrics[key]) for key in ("cIoU", "gIoU")},
-        ratios=ratios(found.answers),
+        ratios=ratios(found.answers) | ({"cIoU_upstream": upstream} if answered else {}),
         samples=found.table(),
         missing=found.missing,
         notes=["cIoU_upstream leaves out expressions that got no mask, as upstream's scorer does"],
     )
 
 
-def ratios(answers: list[Answer]) -> dict[str, Ratio]:
-    pixels = [a.counts for a in answers]
-    return {
+def ratios(answers: list[Answer], thresholds: tuple[float, ...] = THRESHOLDS) -> dict[str, Ratio]:
+    pixels, meant = [a.counts for a in answers], [int(a.meant) for a in answers]
+    found = {
         "cIoU": Ratio(numerators=[c.intersection for c in pixels], denominators=[c.union for c in pixels]),
         "gIoU": Ratio(numerators=[c.iou for c in pixels]),
     }
+    if any(meant):
+        found |= {
+            f"P@{t:g}": Ratio(numerators=[int(a.meant and a.counts.iou >= t) for a in answers], denominators=meant) for t in thresholds
+        }
+    return found
 
 
 SCORER = Scorer(
@@ -46,7 +55,7 @@ SCORER = Scorer(
     data=DATA,
     options=frozenset({"predicted_only"}),
     runner=Runner(
-        items=expressions.items,
+        items=partial(expressions.items, single=True),
         record=expressions.record,
         splits=("val", "testA", "testB", "test"),
         running=("IoU", expressions.iou),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ans_core.benchmarks.public.asked import Runner
-from ans_core.metrics.bootstrap import Ratio, interval
+from ans_core.metrics.bootstrap import Ratio, intervals
+from ans_core.rewards.judge.wording import Request as JudgeRequest
 
-Option = Literal["replay", "convention", "text_encoder", "predicted_only"]
+Option = Literal["replay", "convention", "text_encoder", "predicted_only", "split"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,8 @@ class Given:
     convention: str | None = None
     text_encoder: str | None = None
     """Folder or hub id of the encoder that says whether two phrases mean the same."""
+    split: str = ""
+    """Of the data set in `data`; "" = all that is there."""
     predicted_only: bool = False
     """Only what is predicted is scored: a run with --limit. Otherwise a missing prediction counts 0."""
 
@@ -44,7 +47,30 @@ class Scored:
 
     def intervals(self) -> dict[str, tuple[float, float]]:
         """95 % bootstrap intervals."""
-        return {key: interval(ratio) for key, ratio in self.ratios.items() if len(ratio.numerators) > 1}
+        return intervals(self.ratios)
+
+
+@runtime_checkable
+class Judge(Protocol):
+    @property
+    def name(self) -> str:
+        """What a figure calls it."""
+
+    def ask(self, requests: Sequence[JudgeRequest], *, desc: str) -> list[str]:
+        """Return the reply to each request."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judging:
+    """How a judge is asked about predictions."""
+
+    needed: Callable[[Given], bool]
+    """Without a judge these files can't be scored."""
+    ask: Callable[[Given, Judge, Path], Given]
+    """Write the judge's replies to the file, and return what is then scored. The file names the judge, and gives the same figures again."""
+    suffix: str
+    replay: str
+    """How somebody gives recorded replies instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +84,7 @@ class Scorer:
     """Keys of a record of `Scored.samples` that name the sample."""
     runner: Runner | None = None
     """None: it scores files alone."""
+    judging: Judging | None = None
 
     def table(self, scored: Scored) -> Iterator[dict[str, Any]]:
         """Yield the samples' records with `sample`, their name, and `terms` {metric: [numerator, denominator]}, from which two systems are
@@ -66,6 +93,19 @@ class Scorer:
         for number, sample in enumerate(scored.samples):
             name = "/".join(str(sample[key]) for key in self.sample_id if key in sample)
             yield {"sample": name, **sample, "terms": {key: values[number] for key, values in terms.items()}}
+
+
+def scores_of(table: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return each sample's value of the main metric: the first one that is a mean over samples."""
+    metric = main_metric(table)
+    return {} if metric is None else {row["sample"]: row["terms"][metric][0] / row["terms"][metric][1] for row in table}
+
+
+def main_metric(table: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the first metric to which every sample contributes a value of its own."""
+    terms: Mapping[str, Any] = table[0].get("terms", {}) if table else {}
+    means = [name for name in terms if all(row["terms"][name][1] == 1 for row in table)]
+    return next(iter(means or [name for name in terms if all(row["terms"][name][1] > 0 for row in table)]), None)
 
 
 def accuracy(right: Iterable[tuple[str, bool]]) -> tuple[dict[str, float], Ratio]:

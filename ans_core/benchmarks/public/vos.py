@@ -5,35 +5,22 @@ Two public conventions give different numbers for the same masks; a figure names
             count (1 where nothing is drawn); 255 is void and becomes background.
     mose    vos-benchmark, SA-V's too: every object of the truth, from the first frame on in which truth or prediction shows it, without
             the clip's first and last frame; every number is an object.
-Both average over an object's frames, then over the objects of all videos.
+Both average over an object's frames, then over the objects of all videos. Files: vos_files.py; how a SAM2 is run: vos_items.py.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
 
-from ans_core import rle
-from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public import vos_items
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
+from ans_core.benchmarks.public.vos_files import VOID, Clip, IndexMask, clips
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.video import Statistics, j_and_f, statistics
-
-VOID = 255
-IndexMask = UInt8[np.ndarray, "H W"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clip:
-    name: str
-    truth: list[IndexMask]
-    predictions: list[IndexMask]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +40,7 @@ def score(given: Given) -> Scored:
         raise ValueError(f"--convention {convention}: one of {', '.join(conventions)}")
     tracked: list[Tracked] = []
     voids = 0
-    for clip in clips(given.predictions, given.data):
+    for clip in clips(given):
         if not any(((frame > 0) & (frame != VOID)).any() for frame in clip.truth):
             raise ValueError(f"{clip.name}: the truth holds no object, only background and void")
         voids += convention == "mose" and any((frame == VOID).any() for frame in clip.truth)
@@ -69,7 +56,10 @@ def davis(clip: Clip) -> list[Tracked]:
     if not objects:
         raise ValueError(f"{clip.name}: no object in the first true frame, from which DAVIS takes the objects")
     if drawn > objects:
-        raise ValueError(f"{clip.name}: a predicted mask holds object {drawn}; the first true frame has objects 1 to {objects}")
+        raise ValueError(
+            f"{clip.name}: a predicted mask holds object {drawn}; the first true frame has objects 1 to {objects}; "
+            "--convention mose also scores objects that appear later"
+        )
     return [_tracked(clip, k, truth[1:-1], clip.predictions[1:-1]) for k in range(1, objects + 1)]
 
 
@@ -106,10 +96,17 @@ def _scored(tracked: list[Tracked], convention: str, voids: int) -> Scored:
     return Scored(
         metrics=metrics,
         published={key: percent(metrics[key]) for key in ("J&F", "J", "F")},
-        ratios={"J&F": Ratio(numerators=both), "J": Ratio(numerators=[s.mean for s in js]), "F": Ratio(numerators=[s.mean for s in fs])},
+        ratios={"J&F": Ratio(numerators=both)} | _ratios("J", js, convention) | _ratios("F", fs, convention),
         samples=[_record(t, j, f) for t, j, f in zip(tracked, js, fs, strict=True)],
         notes=notes,
     )
+
+
+def _ratios(name: str, found: list[Statistics], convention: str) -> dict[str, Ratio]:
+    means = {name: Ratio(numerators=[s.mean for s in found])}
+    if convention == "davis":
+        means |= {f"{name}_{key}": Ratio(numerators=[getattr(s, key) for s in found]) for key in ("recall", "decay")}
+    return means
 
 
 def _record(tracked: Tracked, j: Statistics, f: Statistics) -> dict[str, Any]:
@@ -121,91 +118,11 @@ def _mean(values: Iterator[float]) -> float:
     return float(np.mean(list(values)))
 
 
-def clips(predictions: Path, data: Path | None) -> Iterator[Clip]:
-    """One video at a time. Without --data the predictions are JSON files that hold the truth too (`sequence`, `objects`: `id`, `truth`,
-    `prediction`)."""
-    if data is None:
-        yield from _recorded(predictions)
-        return
-    if predictions.is_file():
-        raise ValueError(f"{predictions} is a file, which holds its truth itself; leave --data out, or give the folder of predicted PNGs")
-    true_root, drawn_root = _annotations(data), _annotations(predictions)
-    files.refuse_same(drawn_root, true_root)
-    true_videos, drawn_videos = _folders(true_root), _folders(drawn_root)
-    if not true_videos:
-        raise ValueError(f"{true_root}: no folder of a video in it")
-    for have, lack, where in ((drawn_videos, true_videos, true_root), (true_videos, drawn_videos, drawn_root)):
-        if extra := [name for name in have if name not in lack]:
-            raise ValueError(
-                f"{where}: {len(extra)} videos are not there: {files.shown(extra)}; truth and predictions must be of the same videos"
-            )
-    for name in true_videos:
-        objects = _folders(true_root / name)
-        if not objects:
-            yield _clip(name, true_root / name, drawn_root / name, of_one=False)
-        for one in objects:  # SA-V: a folder for every object, which may overlap
-            yield _clip(f"{name}/{one}", true_root / name / one, drawn_root / name / one, of_one=True)
-
-
-def _annotations(root: Path) -> Path:
-    """DAVIS' and MOSE's own folders may be given whole."""
-    for inner in ("Annotations", "480p"):
-        if (root / inner).is_dir():
-            root = root / inner
-    return root
-
-
-def _folders(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir() if path.is_dir())
-
-
-def _clip(name: str, truth: Path, drawn: Path, *, of_one: bool) -> Clip:
-    frames = sorted(path.name for path in truth.glob("*.png"))
-    if len(frames) < 3:
-        raise ValueError(f"{truth}: {len(frames)} PNGs; the first and last don't count, so at least 3 are needed")
-    if absent := [frame for frame in frames if not (drawn / frame).is_file()]:
-        raise ValueError(f"{drawn}: {len(absent)} of {len(frames)} frames are not there: {files.shown(absent)}")
-    real, predicted = ([files.index_mask(folder / frame) for frame in frames] for folder in (truth, drawn))
-    for frame, one, other in zip(frames, real, predicted, strict=True):
-        if one.shape != other.shape or one.shape != real[0].shape:
-            raise ValueError(
-                f"{drawn / frame}: [height, width] {other.shape}, the truth's is {one.shape}, its first frame's {real[0].shape}"
-            )
-        if of_one and max(len(np.unique(one)), len(np.unique(other))) > 2:
-            raise ValueError(f"{drawn / frame}: more than one object in the folder of one")
-    if of_one:
-        real, predicted = ([(frame > 0).astype(np.uint8) for frame in listed] for listed in (real, predicted))
-    return Clip(name=name, truth=real, predictions=predicted)
-
-
-def _recorded(path: Path) -> Iterator[Clip]:
-    sources = [path] if path.is_file() else sorted(itertools.chain(path.glob("*.json"), path.glob("*.json.gz")))
-    found = False
-    for source in sources:
-        record = files.load(source)
-        if isinstance(record, dict) and {"sequence", "height", "width", "objects"} <= set(record):
-            found = True
-            yield Clip(name=record["sequence"], truth=_drawn(record, "truth", source), predictions=_drawn(record, "prediction", source))
-    if not found:
-        raise ValueError(f"{path}: no file with sequence, height, width and objects; for folders of PNGs give the truth with --data")
-
-
-def _drawn(record: dict[str, Any], key: str, source: Path) -> list[IndexMask]:
-    height, width = record["height"], record["width"]
-    lengths = {len(files.value(one, which, where=str(source))) for one in record["objects"] for which in ("truth", "prediction")}
-    if len(lengths) != 1:
-        raise ValueError(f"{source}: masks of {sorted(lengths)} frames; every object needs one, or null, in every frame")
-    frames = [np.zeros((height, width), np.uint8) for _ in range(lengths.pop())]
-    for one in record["objects"]:
-        for t, found in enumerate(one[key]):
-            where = f"{source}, object {one['id']}, frame {t}"
-            pixels = rle.decode(files.mask(found, height=height, width=width, where=where))
-            if frames[t][pixels].any():
-                raise ValueError(f"{where}: the {key} overlaps another object's; a PNG of object numbers could not hold it")
-            frames[t][pixels] = one["id"]
-    return frames
-
-
 SCORER = Scorer(
-    score=score, data="folder of the true PNGs", needs_data=False, sample_id=("video", "object"), options=frozenset({"convention"})
+    score=score,
+    data="folder of the true PNGs",
+    needs_data=False,
+    sample_id=("video", "object"),
+    options=frozenset({"convention", "split", "predicted_only"}),
+    runner=vos_items.RUNNER,
 )

@@ -113,10 +113,10 @@ class Backbone(ABC):
     # Tokens -> hidden states
 
     def positions(
-        self, order: Int[Tensor, "B L"], slots: Bool[Tensor, "B L"], grids: Sequence[tuple[Grid, ...]]
+        self, order: Int[Tensor, "B L"], slots: Bool[Tensor, "B L"], grids: Sequence[tuple[Grid, ...]], branch: Int[Tensor, "B L"]
     ) -> Int[Tensor, "*axes B L"]:
         """Return rotary positions. `order`: a token's number in its conversation. `slots`: image tokens, of which a row's first ones are
-        the cells of its `grids`."""
+        the cells of its `grids`. `branch`: of a token in its row; 0 is what all branches share."""
         return order
 
     def language_model(

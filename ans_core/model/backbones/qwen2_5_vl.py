@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import vision_utils
+
 from ans_core.model.backbones.qwen_vl import QwenVL
 
 
@@ -12,3 +18,11 @@ class Qwen2_5VL(QwenVL):
     std = (0.26862954, 0.26130258, 0.27577711)
     """CLIP's."""
     system = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+
+    def in_blocks(self, out: Any, patches: Int[Tensor, "V 3"]) -> Float[Tensor, "M m C"]:
+        """Bring the blocks from the windows' order, in which the tower leaves them, to the picture's."""
+        sizes = self.native.config.vision_config
+        order, _ = vision_utils.get_vision_window_index(
+            patches, spatial_merge_size=sizes.spatial_merge_size, window_size=sizes.window_size, patch_size=sizes.patch_size
+        )
+        return super().in_blocks(out, patches)[order.argsort()]

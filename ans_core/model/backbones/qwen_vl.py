@@ -79,19 +79,23 @@ class QwenVL(Backbone):
 
     def features(self, pixels: Tensor, grids: tuple[Grid, ...]) -> ImageFeatures:
         """Run vision tower and merger, which is frozen."""
-        return ImageFeatures(values=self.merged(self._seen(pixels, grids)), grids=grids)
+        return ImageFeatures(values=self.merged(self.vision_tower(pixels, grid_thw=self._patches(pixels, grids))), grids=grids)
 
     def patch_features(self, pixels: Tensor, grids: tuple[Grid, ...]) -> Float[Tensor, "P C"]:
+        patches = self._patches(pixels, grids)
         merge = self.native.config.vision_config.spatial_merge_size
-        hidden = self._seen(pixels, grids).last_hidden_state  # block by block
-        parts = hidden.split([rows * columns * merge**2 for rows, columns in grids])
-        blocks = [part.unflatten(0, (rows, columns, merge, merge)) for part, (rows, columns) in zip(parts, grids, strict=True)]
+        parts = self.in_blocks(self.vision_tower(pixels, grid_thw=patches), patches).split([rows * columns for rows, columns in grids])
+        blocks = [part.unflatten(1, (merge, merge)).unflatten(0, grid) for part, grid in zip(parts, grids, strict=True)]
         return torch.cat([block.transpose(1, 2).flatten(0, 3) for block in blocks])
 
-    def _seen(self, pixels: Tensor, grids: tuple[Grid, ...]) -> Any:
+    def in_blocks(self, out: Any, patches: Int[Tensor, "V 3"]) -> Float[Tensor, "M m C"]:
+        """Return the last features of the m patches of every block that becomes an image token, row by row."""
+        return cast(Tensor, out.last_hidden_state).unflatten(0, (-1, self.native.config.vision_config.spatial_merge_size**2))
+
+    def _patches(self, pixels: Tensor, grids: tuple[Grid, ...]) -> Int[Tensor, "V 3"]:
+        """Return the patches of every view: (1, rows, columns)."""
         merge = self.native.config.vision_config.spatial_merge_size
-        patches = torch.tensor([(1, rows * merge, columns * merge) for rows, columns in grids], device=pixels.device)
-        return self.native.model.visual(pixels, grid_thw=patches)
+        return torch.tensor([(1, rows * merge, columns * merge) for rows, columns in grids], device=pixels.device)
 
     @property
     def connectors(self) -> list[nn.Module]:
@@ -101,9 +105,11 @@ class QwenVL(Backbone):
         """Return the image tokens of the vision tower's output."""
         return cast(Tensor, out.pooler_output)
 
-    def positions(self, order: Int[Tensor, "B L"], slots: Bool[Tensor, "B L"], grids: Sequence[tuple[Grid, ...]]) -> Int[Tensor, "3 B L"]:
-        """Text counts in all three rows. A picture's cells lie at (start, start + row, start + column), and what follows goes on after the
-        largest of these. Cells of regions, which stand in a question, count as text."""
+    def positions(
+        self, order: Int[Tensor, "B L"], slots: Bool[Tensor, "B L"], grids: Sequence[tuple[Grid, ...]], branch: Int[Tensor, "B L"]
+    ) -> Int[Tensor, "3 B L"]:
+        """Text counts in all three rows. A picture's cells lie at (start, start + row, start + column), and what follows in its branch goes
+        on after the largest of these. Cells of regions, which stand in a question, count as text."""
         found = order.expand(3, -1, -1).clone()
         for row, (counted, marked, own) in enumerate(zip(order, slots, grids, strict=True)):
             places, done = marked.nonzero()[:, 0], 0
@@ -112,7 +118,9 @@ class QwenVL(Backbone):
                 start = found[0, row, cells[0]].clone()
                 lines = torch.arange(height, device=order.device).repeat_interleave(width)
                 columns = torch.arange(width, device=order.device).repeat(height)
-                found[:, row, counted > counted[cells[-1]]] += max(height, width) - height * width
+                of = branch[row, cells[0]]
+                after = (counted > counted[cells[-1]]) & ((branch[row] == of) | (of == 0))
+                found[:, row, after] += max(height, width) - height * width
                 found[:, row, cells] = start + torch.stack([torch.zeros_like(lines), lines, columns])
         return found
 

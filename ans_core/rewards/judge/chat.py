@@ -7,6 +7,7 @@ exponential pauses with jitter; any other 4xx is final. All methods belong to on
 from __future__ import annotations
 
 import asyncio
+import base64
 import ipaddress
 import logging
 import os
@@ -146,11 +147,12 @@ class Chat:
 
     async def _complete(self, request: Request) -> ChatCompletion:
         """Send the request, without the parameters that the server has refused by name so far."""
-        schema = {"name": "reply", "schema": request.schema, "strict": True}
-        whole: dict[str, Any] = {
-            "response_format": {"type": "json_schema", "json_schema": schema}, "temperature": 0, "max_tokens": request.max_tokens,
-        }  # fmt: skip
-        messages: Any = [{"role": "system", "content": request.system}, {"role": "user", "content": request.user}]
+        whole: dict[str, Any] = {"temperature": 0, "max_tokens": request.max_tokens}
+        if request.schema is not None:
+            schema = {"name": "reply", "schema": request.schema, "strict": True}
+            whole["response_format"] = {"type": "json_schema", "json_schema": schema}
+        system = [{"role": "system", "content": request.system}] if request.system else []
+        messages: Any = [*system, {"role": "user", "content": _content(request.user)}]
         while True:
             sent = {name: value for name, value in whole.items() if name not in self._refused}
             try:
@@ -169,7 +171,7 @@ class Chat:
     def _count(self, completion: ChatCompletion, request: Request, text: str) -> None:
         usage = completion.usage
         told_in, told_out = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
-        tokens_in = told_in if _is_count(told_in) else len(request.system + request.user) // CHARACTERS_PER_TOKEN
+        tokens_in = told_in if _is_count(told_in) else request.characters // CHARACTERS_PER_TOKEN
         tokens_out = told_out if _is_count(told_out) else len(text) // CHARACTERS_PER_TOKEN
         cost = (tokens_in * self._price.tokens_in + tokens_out * self._price.tokens_out) / 1e6
         self._spent += cost
@@ -192,6 +194,17 @@ class Chat:
             self._told.add(clean)
             logging.warning("%s", clean)
         return clean
+
+
+def _content(user: str | tuple[str | bytes, ...]) -> str | list[dict[str, Any]]:
+    if isinstance(user, str):
+        return user
+    return [
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(part).decode()}"}}
+        for part in user
+    ]
 
 
 def is_local(base_url: str) -> bool:

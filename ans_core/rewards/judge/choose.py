@@ -9,6 +9,7 @@ from ans_core.config import Config
 from ans_core.rewards.judge.base import Judge
 from ans_core.rewards.judge.chat import Price
 from ans_core.rewards.judge.endpoint import EndpointJudge
+from ans_core.rewards.judge.replies import Replies
 from ans_core.rewards.judge.rules import RuleJudge
 
 
@@ -25,4 +26,16 @@ def judge_of(cfg: Config, *, deadline_s: float | None = None) -> Judge:
         concurrency=max(1, settings.concurrency // processes), timeout_s=settings.timeout_s, retries=settings.retries,
         deadline_s=settings.deadline_s if deadline_s is None else deadline_s,
         price=Price(tokens_in=settings.price_in, tokens_out=settings.price_out, limit=limit),
+    )  # fmt: skip
+
+
+def replies_of(cfg: Config, *, root: Path) -> Replies | None:
+    """Build the judge of benchmarks, whose cache lies under `root`; None: the settings name no model."""
+    settings = cfg.judge
+    if not settings.model:
+        return None
+    price = Price(tokens_in=settings.price_in, tokens_out=settings.price_out, limit=settings.max_cost_usd)
+    return Replies(
+        model=settings.model, base_url=settings.base_url, api_key_env=settings.api_key_env, cache=root / settings.cache,
+        concurrency=settings.concurrency, timeout_s=settings.timeout_s, retries=settings.retries, price=price,
     )  # fmt: skip

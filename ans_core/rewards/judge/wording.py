@@ -40,9 +40,17 @@ class Request:
     """One call."""
 
     system: str
-    user: str
-    schema: dict[str, Any]
+    """Empty: none."""
+    user: str | tuple[str | bytes, ...]
+    """Bytes are a PNG between the texts."""
+    schema: dict[str, Any] | None
+    """None: any text."""
     max_tokens: int
+
+    @property
+    def characters(self) -> int:
+        parts = (self.user,) if isinstance(self.user, str) else self.user
+        return len(self.system) + sum(len(part) for part in parts if isinstance(part, str))
 
 
 class _Part(BaseModel):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ans_core import rle
+from ans_core.metrics.bootstrap import interval
 from tests.benchmarks.public.drawn import H, W, coded, score, write
 
 TRUTH = [
@@ -30,7 +31,12 @@ def test_refcoco_counts_by_hand(tmp_path: Path, truth: Path):
     assert {t: found.metrics[f"P@{t}"] for t in (0.5, 0.6, 0.8, 0.9)} == pytest.approx({0.5: 2 / 3, 0.6: 1 / 3, 0.8: 1 / 3, 0.9: 0})
     assert found.metrics["without_a_mask"] == 2
     assert found.missing == 0
-    assert found.ratios["cIoU"].value == found.metrics["cIoU"]
+    assert {key: ratio.value for key, ratio in found.ratios.items()} == {key: found.metrics[key] for key in found.ratios}
+    assert set(found.intervals()) == set(found.metrics) - {"expressions", "without_a_mask"}  # every figure has one
+    assert found.intervals()["cIoU"] == interval(found.ratios["cIoU"])  # as by itself
+    general = score("grefcoco", write(tmp_path / "drawn.jsonl", SPOKEN), data=truth)
+    assert {key: ratio.value for key, ratio in general.ratios.items()} == {key: general.metrics[key] for key in general.ratios}
+    assert set(general.ratios) == set(general.metrics) - {"expressions", "without_target"}
 
 
 def test_the_pipelines_own_predictions_are_read_too(tmp_path: Path, truth: Path):

@@ -37,11 +37,16 @@ def truth_of(items: Sequence[Item]) -> list[Prediction]:
     return [item.truth for item in items if item.truth]
 
 
-def evaluate(name: str, data: Path, out: Path, *, split: str = "", ask: Any = truth_of, limit: int = 0) -> Scored:
+def predict(name: str, data: Path, out: Path, *, split: str = "", ask: Any = truth_of, limit: int = 0) -> Path:
     runner = SCORERS[name].runner
     assert runner is not None
     items = running.limited(lambda: runner.items(data, split), limit)
-    path = running.predict_all(items, ask, runner, out=out, batch=4, desc=name)
+    return running.predict_all(items, ask, runner, out=out, batch=4, desc=name)
+
+
+def evaluate(name: str, data: Path, out: Path, *, split: str = "", ask: Any = truth_of, limit: int = 0) -> Scored:
+    path, runner = predict(name, data, out, split=split, ask=ask, limit=limit), SCORERS[name].runner
+    assert runner is not None
     return SCORERS[name].score(Given(predictions=path, data=runner.truth(data, split), predicted_only=bool(limit)))
 
 
@@ -62,6 +67,22 @@ def test_expressions_about_pictures(tmp_path: Path, drawn: Path, name: str):
     assert silent.metrics["gIoU"] == sum(not rle.area(i.truth.masks[0][0]) for i in items if i.truth) / len(items)
     some = evaluate(name, drawn / name, tmp_path / "some", split="val", limit=3)
     assert (some.metrics["expressions"], some.missing, some.metrics["gIoU"]) == (3, 0, 1.0)
+
+
+def test_the_folder_of_grefcoco_gets_no_figures_of_refcoco(tmp_path: Path, drawn: Path):
+    with pytest.raises(ValueError, match=r"val: \d+ of \d+ expressions mean several objects or none .*its figures are `grefcoco`'s"):
+        evaluate("refcoco", drawn / "grefcoco", tmp_path / "run", split="val")
+    path = predict("grefcoco", drawn / "grefcoco", tmp_path / "other", split="val")
+    with pytest.raises(ValueError, match="this is gRefCOCO"):
+        SCORERS["refcoco"].score(Given(predictions=path, data=drawn / "grefcoco"))
+
+
+def test_a_folder_of_clips_is_named_by_the_split_that_it_holds(tmp_path: Path, drawn: Path):
+    (data,) = (path.parent.parent for path in drawn.rglob("val/meta_expressions.json"))
+    runner = SCORERS["mevis"].runner
+    assert runner is not None
+    assert runner.split_of is not None
+    assert [runner.split_of(folder) for folder in (data, data / "val", tmp_path / "mine")] == ["val", "val", "mine"]
 
 
 @pytest.mark.parametrize("name", ["mevis", "ref_youtube_vos", "ref_davis17"])
@@ -152,9 +173,11 @@ def test_benchmarks_with_a_judge_write_what_the_judge_reads(tmp_path: Path):
         ("ferret_bench", "", {"question_id": 0, "text": "near region1."}),
         ("gar_bench", "caption_simple", {"image": "images/a.png", "model_output": "near <Prompt0>."}),
     ):
-        with pytest.raises(UnscoredError, match="a judge must read"):
-            evaluate(name, tmp_path, tmp_path / name, split=split, ask=words("near region1. [SEG]"))
-        (told,) = (tmp_path / name / "predictions.jsonl").read_text().splitlines()
+        path = predict(name, tmp_path, tmp_path / name, split=split, ask=words("near region1. [SEG]"))
+        judging = SCORERS[name].judging
+        assert judging is not None
+        assert judging.needed(Given(predictions=path, data=tmp_path))
+        (told,) = path.read_text().splitlines()
         assert line.items() <= json.loads(told).items()
     choices = simple | {"choices": ["A. <Prompt0>", "B. <Prompt1>"], "answer": "B", "type": "mirror"}
     write(tmp_path / "GAR-Bench-VQA.json", [choices])
@@ -250,16 +273,31 @@ def test_mme_and_a_plain_file_of_its_questions(tmp_path: Path):
     assert (first["text"], first["pictures"]) == ("Is there one? Please answer yes or no.", [str(tmp_path / "count/a.png")])
 
 
-def test_reasonseg_asks_a_sentence_as_it_is_and_needs_masks_to_be_scored(tmp_path: Path):
+def test_reasonseg_asks_a_sentence_as_it_is_and_scores_short_and_long_queries(tmp_path: Path):
+    """b: 10 x 10 pixels of which 5 columns are to be ignored: what is drawn there does not count."""
     pictures(tmp_path / "val", "a.jpg", "b.jpg")
-    for name, text, sentence in (("a", "Who is it?", True), ("b", "the cat", False)):
-        write(tmp_path / "val" / f"{name}.json", {"text": [text, "other"], "is_sentence": sentence, "shapes": []})
+    square = {"label": "target", "points": [[2, 2], [11, 2], [11, 11], [2, 11]]}
+    hidden = {"label": "Ignore", "points": [[2, 2], [6, 2], [6, 11], [2, 11]]}
+    for name, text, sentence, shapes in (("a", "Who is it?", True, [square]), ("b", "the cat", False, [hidden, square])):
+        write(tmp_path / "val" / f"{name}.json", {"text": [text, "other"], "is_sentence": sentence, "shapes": shapes})
     runner = SCORERS["reasonseg"].runner
     assert runner is not None
     assert [item.request.text for item in runner.items(tmp_path, "val")] == [
         "<image>\n Who is it? Please respond with a segmentation mask.", "<image>\n Please segment the cat in this image.",
     ]  # fmt: skip
-    with pytest.raises(UnscoredError, match=r"true_masks\.jsonl is not there"):
-        evaluate("reasonseg", tmp_path, tmp_path / "out", split="val", ask=words("No."))
-    write(tmp_path / "val/true_masks.jsonl", [{"id": name, "mask": tiny.square(0, 0, 9, 9)} for name in "ab"])
-    assert evaluate("reasonseg", tmp_path, tmp_path / "scored", split="val").metrics["cIoU"] == pytest.approx(1.0)
+    assert runner.split_of is not None
+    assert [runner.split_of(folder) for folder in (tmp_path, tmp_path / "val")] == ["val", "val"]
+
+    def ask(items: Sequence[Item]) -> list[Prediction]:
+        return [Prediction(text="", masks=((tiny.square(2, 2, 12, 12 if item.name == "b" else 7),),)) for item in items]
+
+    found = evaluate("reasonseg", tmp_path / "val", tmp_path / "run", ask=ask)
+    assert found.metrics["short/gIoU"] == pytest.approx(1.0, abs=2e-5)
+    assert found.metrics["long/gIoU"] == pytest.approx(0.5, abs=2e-5)
+    assert found.metrics["cIoU"] == pytest.approx(100 / 150, abs=1e-6)
+    assert (found.metrics["questions"], found.metrics["long/questions"]) == (2, 1)
+    assert found.ratios["long/gIoU"].value == 0.5
+    masks = [{"id": name, "mask": tiny.square(2, 2, 12, 12)} for name in "ab"]
+    masks[1] |= {"mask": tiny.square(2, 7, 12, 12), "ignore": tiny.square(2, 2, 12, 7), "is_sentence": False}
+    again = SCORERS["reasonseg"].score(Given(predictions=tmp_path / "run/predictions.jsonl", data=write(tmp_path / "truth.jsonl", masks)))
+    assert again.metrics == {key: value for key, value in found.metrics.items() if not key.startswith("long/")}

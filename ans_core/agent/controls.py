@@ -1,0 +1,69 @@
+"""Controls: what must take an agent's gain away, if it comes from what the operations show."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from PIL import Image
+
+from ans_core.agent.crops import Crop
+from ans_core.agent.episode import Observation, Toolbox
+from ans_core.agent.play import Shown
+from ans_core.agent.protocol import Call
+from ans_core.agent.workspace import THOUSAND, Workspace
+from ans_core.dist import rng_of
+from ans_core.model import Sa2VA
+
+GREY = 127
+
+
+class RandomCalls(Toolbox):
+    """Runs every call at a random place: boxes keep their size, points and words become a random point."""
+
+    def __init__(self, model: Sa2VA | None, *, seed: int, **options: Any) -> None:
+        super().__init__(model, **options)
+        self._rng = rng_of(seed, "random calls")
+
+    def call(self, workspace: Workspace, call: Call) -> tuple[Observation, Workspace]:
+        return super().call(workspace, Call(name=call.name, arguments=self._moved(call.arguments)))
+
+    def _moved(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        box = arguments.get("bbox_2d")
+        if isinstance(box, list) and len(box) == 4 and all(isinstance(v, int) and 0 <= v <= THOUSAND for v in box):
+            x, y = (self._rng.randint(0, THOUSAND - abs(box[i + 2] - box[i])) for i in (0, 1))
+            return arguments | {"bbox_2d": [x, y, x + abs(box[2] - box[0]), y + abs(box[3] - box[1])]}
+        if arguments.keys() & {"point_2d", "text"}:
+            kept = {name: value for name, value in arguments.items() if name not in ("point_2d", "text")}
+            return kept | {"point_2d": [self._rng.randint(0, THOUSAND) for _ in range(2)]}
+        return arguments
+
+
+def shuffled(shown: Sequence[Shown]) -> list[Shown]:
+    """Show every episode what the next one got by the same operation. Errors stay where they are."""
+    alike: dict[str, list[int]] = defaultdict(list)
+    for place, own in enumerate(shown):
+        if own.observation.ok and own.observation.call is not None:
+            alike[own.observation.call.name].append(place)
+    found = list(shown)
+    for places in alike.values():
+        for place, other in zip(places, [*places[1:], places[0]], strict=True):
+            found[place] = shown[other]
+    return found
+
+
+def blank(shown: Sequence[Shown]) -> list[Shown]:
+    """Show grey pictures, and of texts the new names alone."""
+    return [_blank(own) if own.observation.ok else own for own in shown]
+
+
+def _blank(own: Shown) -> Shown:
+    values = own.observation.values
+    names = ", ".join(str(values[kind]) for kind in ("image", "mask", "track") if kind in values) or "done"
+    grey = io.BytesIO()
+    Image.new("RGB", (32, 32), (GREY,) * 3).save(grey, "PNG")
+    crops = tuple(Crop.whole(grey.getvalue()) for _ in own.crops)
+    return replace(own, text="<image>\n" * len(crops) + names, crops=crops)

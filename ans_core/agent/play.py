@@ -1,0 +1,318 @@
+"""Requests -> episodes: a model looks, calls operations and answers, many episodes in one batch.
+
+An episode is token ids (what was said is learned, what came back is given), the crops that were shown, in the order of the text, and the
+log-probabilities as they were sampled: enough to read it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+
+from ans_core.agent import tokens
+from ans_core.agent.crops import Crop, CropFeatures, joined
+from ans_core.agent.episode import Episode, Observation, Toolbox
+from ans_core.agent.workspace import FIRST, Workspace
+from ans_core.dist import seed_of
+from ans_core.model import Sa2VA
+from ans_core.model.backbones.base import ImageFeatures
+from ans_core.model.generation import cut_at_stop, generate, spoken_ids, text_of
+from ans_core.model.prefill import PrefilledBatch, left_padded, prompt, read_ahead
+from ans_core.rl.rollout import Reader, Rollout, SampledAnswer, Segment, sample
+from ans_core.types import Request
+
+Ended = Literal["answer", "calls", "pictures", "tokens"]
+"""What ended an episode: its answer, or a limit that it ran into."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Where an episode ends without an answer."""
+
+    calls: int = 4
+    """A call after these is refused with a word; a second one ends the episode."""
+    pictures: int = 16
+    """Also counts the first one."""
+    turn_tokens: int = 48
+    tokens: int = 12_000
+    """Of the whole episode."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """An observation as the model reads it."""
+
+    text: str
+    """Holds an `<image>` for each of `crops`."""
+    crops: tuple[Crop, ...]
+    observation: Observation
+
+
+Change = Callable[[Sequence[Shown]], Sequence[Shown]]
+"""Observations of one turn of all episodes -> what is shown in their place (ans_core/agent/controls.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedTurn:
+    """What the model said, and what came back."""
+
+    text: str
+    ids: tuple[int, ...]
+    """With the token that ends the turn, if there was one."""
+    logps: tuple[float, ...]
+    """As sampled; empty for greedy and for given turns."""
+    complete: bool
+    """Ended by itself, not cut at `turn_tokens`."""
+    given: bool = False
+    """Not the model's own words."""
+    shown: Shown | None = None
+    """None after the answer, and where a limit ended the episode."""
+    observed_ids: tuple[int, ...] = ()
+    """What was read next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedEpisode:
+    """One episode, turn by turn. The last turn is the answer, or the one that ran into a limit."""
+
+    opening: tuple[int, ...]
+    """The first user's turn, picture included."""
+    overview: Crop
+    turns: tuple[PlayedTurn, ...]
+    episode: Episode
+    """Calls, observations, counts, workspace and answer."""
+    ended: Ended
+
+    @property
+    def answer(self) -> str | None:
+        return self.episode.answer
+
+    @property
+    def over_turn(self) -> bool:
+        """Whether a limit ended it: such an episode is no lesson."""
+        return self.ended != "answer"
+
+    @property
+    def successful_calls(self) -> int:
+        return self.episode.counts["ok"]
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """What all episodes of one question share (`rollout.Group`)."""
+        return self.opening[:-1]
+
+    @property
+    def rollout(self) -> Rollout:
+        """Everything after the prefix; trainable is what the model said itself."""
+        found = [Segment(ids=self.opening[-1:], trainable=False)]
+        for turn in self.turns:
+            found.append(Segment(ids=turn.ids, trainable=not turn.given))
+            if turn.observed_ids:
+                found.append(Segment(ids=turn.observed_ids, trainable=False))
+        return tuple(found)
+
+    @property
+    def crops(self) -> tuple[Crop, ...]:
+        """What was shown, in the order of the text: the overview, then what came back."""
+        return (self.overview, *(crop for turn in self.turns if turn.shown is not None for crop in turn.shown.crops))
+
+    @property
+    def logps(self) -> tuple[float, ...]:
+        """Of all trainable tokens."""
+        return tuple(p for turn in self.turns for p in turn.logps)
+
+
+@dataclass(kw_only=True)
+class _Running:
+    """An episode that has no end yet."""
+
+    opening: tuple[int, ...]
+    overview: Crop
+    episode: Episode
+    seed: int
+    plan: Sequence[str]
+    turns: list[PlayedTurn] = field(default_factory=list)
+    ended: Ended = "answer"
+
+    @property
+    def length(self) -> int:
+        return len(self.opening) + sum(len(turn.ids) + len(turn.observed_ids) for turn in self.turns)
+
+    def played(self) -> PlayedEpisode:
+        return PlayedEpisode(
+            opening=self.opening, overview=self.overview, turns=tuple(self.turns), episode=self.episode, ended=self.ended
+        )  # fmt: skip
+
+
+def play(
+    model: Sa2VA,
+    toolbox: Toolbox,
+    requests: Sequence[Request],
+    *,
+    limits: Limits,
+    reader: Reader | None = None,
+    seeds: Sequence[int] = (),
+    features: CropFeatures | None = None,
+    forbidden: Sequence[int] = (),
+    plans: Sequence[Sequence[str]] | None = None,
+    change: Change | None = None,
+    batch: int = 48,
+) -> list[PlayedEpisode]:
+    """Play an episode for each request, `batch` at a time; of a clip only the first frame is seen, operations see all.
+
+    reader: samples from what it makes of the logits, with a seed for each episode; None says the likeliest token.
+    features: known crops, kept by the caller; new ones are added.
+    forbidden: tokens that are never said (greedy alone; a reader has its own).
+    plans: what is said in the first turns of each episode, in the model's place.
+    Raises ValueError for requests that make no sense (see `prompt`) and for a model that can't be shown pictures in later turns.
+    """
+    assert reader is None or (len(seeds) == len(requests) and not forbidden), "a reader needs a seed for each episode, and forbids itself"
+    tokens.check_model(model)
+    features = features or CropFeatures(model)
+    played: list[PlayedEpisode] = []
+    for start in range(0, len(requests), batch):
+        numbers = range(start, min(start + batch, len(requests)))
+        begun, prompted = _begun(model, toolbox, [requests[i] for i in numbers], features, limits)
+        for running, i in zip(begun, numbers, strict=True):
+            running.seed = seeds[i] if reader is not None else 0
+            running.plan = plans[i] if plans is not None else ()
+        _to_the_end(model, begun, prompted, features, limits, reader, forbidden, change)
+        played += [running.played() for running in begun]
+    return played
+
+
+@torch.no_grad()
+def _begun(
+    model: Sa2VA, toolbox: Toolbox, requests: Sequence[Request], features: CropFeatures, limits: Limits
+) -> tuple[list[_Running], PrefilledBatch]:
+    workspaces = [Workspace.of(request.frames, clip=request.clip) for request in requests]
+    overviews = [Crop.of(workspace, FIRST) for workspace in workspaces]
+    seen = features.of(overviews)
+    begun = [
+        _Running(
+            opening=tuple(tokens.opening_ids(model, request.text, image.grids)),
+            overview=overview,
+            episode=Episode(toolbox, workspace, max_calls=limits.calls),
+            seed=0,
+            plan=(),
+        )
+        for request, workspace, overview, image in zip(requests, workspaces, overviews, seen, strict=True)
+    ]
+    with model.own_precision():
+        first = [replace(request, frames=tuple(request.frames[:1]), clip=False) for request in requests]
+        return begun, prompt(model, first, seen)
+
+
+@torch.no_grad()
+def _to_the_end(
+    model: Sa2VA,
+    begun: Sequence[_Running],
+    prompted: PrefilledBatch,
+    features: CropFeatures,
+    limits: Limits,
+    reader: Reader | None,
+    forbidden: Sequence[int],
+    change: Change | None,
+) -> None:
+    """Play turns until every episode has its end. The rows of `prompted` are the episodes that go on."""
+    active = list(begun)
+    while active:
+        with model.own_precision():
+            prompted = read_ahead(model, prompted)
+            said = _said(model, prompted, active, limits, reader, forbidden)
+        shown = {place: _came_back(active[place], turn, limits) for place, turn in enumerate(said)}
+        going = [place for place, own in shown.items() if own is not None]
+        told = [own for own in shown.values() if own is not None]
+        told = list(change(told)) if change is not None else told
+        images = features.of([crop for own in told for crop in own.crops])
+        rows: list[tuple[tuple[int, ...], ImageFeatures | None]] = []
+        ongoing = []
+        for place, own in zip(going, told, strict=True):
+            pictures, images = images[: len(own.crops)], images[len(own.crops) :]
+            ids = tuple(tokens.observed_ids(model, own.text, [p.grids for p in pictures], complete=said[place].complete))
+            turn = replace(said[place], shown=own, observed_ids=ids)
+            running = active[place]
+            if running.length + len(turn.ids) + len(ids) + limits.turn_tokens > limits.tokens:
+                running.ended = "tokens"
+                running.turns.append(said[place])
+                continue
+            running.turns.append(turn)
+            ongoing.append(place)
+            rows.append((turn.ids + ids, joined(pictures)))
+        for place in shown.keys() - set(going):
+            active[place].turns.append(said[place])
+        if ongoing:
+            with model.own_precision():
+                prompted = _continued(model, prompted, ongoing, rows)
+        active = [active[place] for place in ongoing]
+
+
+def _said(
+    model: Sa2VA, prompted: PrefilledBatch, active: Sequence[_Running], limits: Limits, reader: Reader | None, forbidden: Sequence[int]
+) -> list[PlayedTurn]:
+    """Return what every episode says next: its plan's words while there are any, then the model's own."""
+    number = len(active[0].turns)  # all are at the same turn
+    found: dict[int, PlayedTurn] = {}
+    for place, running in enumerate(active):
+        if number < len(running.plan):
+            text = running.plan[number]
+            found[place] = PlayedTurn(text=text, ids=tuple(tokens.said_ids(model, text)), logps=(), complete=True, given=True)
+    own = [place for place in range(len(active)) if place not in found]
+    if own:
+        asked = prompted if len(own) == len(active) else _taken(prompted, own)
+        if reader is not None:
+            turn_seeds = [seed_of(active[place].seed, "turn", number) for place in own]
+            answers = sample(model, asked, group=1, max_tokens=limits.turn_tokens, reader=reader, seeds=turn_seeds)
+        else:
+            greedy = generate(model, asked, max_tokens=limits.turn_tokens, forbidden=forbidden)
+            answers = [SampledAnswer(ids=tuple(ids), logps=(), complete=cut_at_stop(model, ids)[1]) for ids in greedy]
+        for place, answer in zip(own, answers, strict=True):
+            text = text_of(model, spoken_ids(model, list(answer.ids)))
+            found[place] = PlayedTurn(text=text, ids=answer.ids, logps=answer.logps, complete=answer.complete)
+    return [found[place] for place in range(len(active))]
+
+
+def _came_back(running: _Running, turn: PlayedTurn, limits: Limits) -> Shown | None:
+    """Run the turn's call; None where the episode ends."""
+    episode = running.episode
+    observation = episode.turn(turn.text)
+    if observation is None:
+        return None
+    if len(episode.observations) > limits.calls + 1:
+        running.ended = "calls"
+        return None
+    crops = tuple(Crop.of(episode.workspace, name) for name in observation.pictures)
+    before = 1 + sum(len(own.shown.crops) for own in running.turns if own.shown is not None)
+    if before + len(crops) > limits.pictures:
+        running.ended = "pictures"
+        return None
+    return Shown(text=observation.turn(), crops=crops, observation=observation)
+
+
+def _taken(prompted: PrefilledBatch, places: Sequence[int]) -> PrefilledBatch:
+    rows = torch.tensor(places, device=prompted.embeds.device)
+    return replace(
+        prompted,
+        prefix_of=prompted.prefix_of[rows],
+        embeds=prompted.embeds[rows],
+        attention=prompted.attention[rows],
+        segs=prompted.segs[rows],
+        images=[prompted.images[place] for place in places],
+    )
+
+
+def _continued(
+    model: Sa2VA, prompted: PrefilledBatch, places: Sequence[int], rows: Sequence[tuple[Sequence[int], ImageFeatures | None]]
+) -> PrefilledBatch:
+    """Return these episodes with what was said and came back, still unread; `rows`: its token ids and pictures."""
+    taken = _taken(prompted, places)
+    embeds = []
+    for number, (ids, image) in enumerate(rows):
+        tensor = torch.tensor([list(ids)], device=model.device)
+        new = model.embed(tensor, [None if image is None else model.project(image)], [[]])[0]
+        embeds.append(torch.cat([taken.embeds[number], new]))
+    unread = left_padded(embeds)
+    return replace(taken, segs=torch.zeros_like(unread["attention"]), embeds=unread["embeds"], attention=unread["attention"])

@@ -1,0 +1,120 @@
+"""A frozen base that operations run on, and the agent's adapters on it: LoRA, projector, and rows of the tokens that it says.
+
+With the adapters off the model is the base, bit for bit, whatever is trained.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ans_core import prompts
+from ans_core.agent.operations import Operation
+from ans_core.agent.protocol import call_tokens
+from ans_core.agent.tokens import check_model
+from ans_core.checkpoints import checkpoint
+from ans_core.model import Sa2VA
+from ans_core.model.adapters import Adapters, lora_config
+
+AGENT, BASE = "agent", "base"
+"""The adapter's name, and what the model without it is called."""
+
+
+def load_base(path: Path, *, operations: Mapping[str, Operation], device: torch.device | str = "cpu") -> Sa2VA:
+    """Load the model that the agent starts from, with tokens for calls. Raises ValueError for one that has no `[SEG]`, or that can't be
+    shown pictures in later turns."""
+    model = checkpoint.load(path, device=device)
+    check_model(model)
+    if prompts.SEG not in model.tokenizer.get_vocab():
+        raise ValueError(
+            f"{path} has no {prompts.SEG}: operations draw masks with it; take a Sa2VA as agent.base (`ans convert` makes one)"
+        )
+    add_call_tokens(model, operations)
+    return model.requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def add_call_tokens(model: Sa2VA, operations: Mapping[str, Operation]) -> list[int]:
+    """Add the pieces of calls that the tokenizer lacks, in place; return the ids of all pieces.
+
+    A new embedding is the mean of those it was spelled with. A new row of the head equals that of the first of these, which comes before
+    it: greedy search takes the first of equal logits, so the base says none of the new tokens.
+    """
+    tokenizer = copy.deepcopy(model.tokenizer)
+    pieces = call_tokens(operations)
+    new = [piece for piece in pieces if piece not in tokenizer.get_vocab()]
+    spelled = [tokenizer.encode(piece, add_special_tokens=False) for piece in new]
+    tokenizer.add_tokens(new)
+    ids: Any = tokenizer.convert_tokens_to_ids(pieces)
+    embeddings, head = model.vlm.get_input_embeddings(), model.vlm.lm_head
+    lacking = len(tokenizer) - len(head.weight)
+    if lacking > 0:
+        last = spelled[len(spelled) - lacking :]
+        embeddings.weight = _grown(embeddings.weight, [embeddings.weight[ids].mean(0) for ids in last])
+        head.weight = _grown(head.weight, [head.weight[ids[0]] for ids in last])
+        embeddings.num_embeddings = head.out_features = len(tokenizer)
+        model.vlm.config.text_config.vocab_size = len(tokenizer)
+        backbone = copy.deepcopy(model.config.backbone)
+        backbone["text_config"]["vocab_size"] = len(tokenizer)
+        model.config = replace(model.config, backbone=backbone)
+    model.tokenizer = tokenizer
+    return list(ids)
+
+
+def _grown(weight: Float[Tensor, "V D"], rows: Sequence[Float[Tensor, " D"]]) -> nn.Parameter:
+    return nn.Parameter(torch.cat([weight, torch.stack(list(rows))]), requires_grad=False)
+
+
+class AgentPolicy:
+    """The base with the agent's adapter, which is active but inside of `base()`."""
+
+    def __init__(self, model: Sa2VA, *, lora: Mapping[str, Any], rows: Sequence[int], seed: int, names: Sequence[str] = (AGENT,)) -> None:
+        """`names`: adapters, of which the first is trained. All begin as the first."""
+        config = lora_config(**lora, modules_to_save=list(model.backbone.projectors), rows=rows)
+        self.adapters = Adapters(model, config, names=names, off=BASE, seed=seed)
+        self.lora, self.rows = dict(lora), list(rows)
+
+    @property
+    def model(self) -> Sa2VA:
+        return self.adapters.model
+
+    def base(self) -> AbstractContextManager[None]:
+        """Return the context in which the model is the base: what operations run in (`Toolbox(adapters_off=...)`)."""
+        return self.adapters.using(BASE)
+
+    def save(self, out: Path, *, base_hash: str, about: Mapping[str, Any]) -> None:
+        """Write the trained adapter with the hash of its base. `about` (JSON): how it was trained."""
+        config = {"lora": self.lora, "rows": self.rows, **about}
+        checkpoint.save_delta(self.adapters.tensors(self.adapters.names[0]), out, base_hash=base_hash, config=config)
+
+
+def load_policy(
+    base: Path,
+    folder: Path,
+    *,
+    operations: Mapping[str, Operation],
+    device: torch.device | str = "cpu",
+    names: Sequence[str] = (AGENT,),
+) -> AgentPolicy:
+    """Load a trained agent; all adapters begin as what was trained. Raises ValueError where it was trained on another base."""
+    tensors, config = checkpoint.load_delta(folder, base_hash=checkpoint.weights_hash(base))
+    model = load_base(base, operations=operations, device=device)
+    policy = AgentPolicy(model, lora=config["lora"], rows=config["rows"], seed=0, names=names)
+    for name in names:
+        policy.adapters.load(name, {key: tensor.to(model.device) for key, tensor in tensors.items()})
+    policy.model.eval()
+    return policy
+
+
+def said_rows(model: Sa2VA, texts: Iterable[str]) -> list[int]:
+    """Return every token that these turns are said with."""
+    suffix = prompts.TEMPLATES[model.config.template].suffix
+    return sorted({number for text in set(texts) for number in model.tokenizer.encode(text + suffix, add_special_tokens=False)})

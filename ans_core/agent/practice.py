@@ -1,0 +1,242 @@
+"""Drawn questions as an RL loop's practice: episodes on the real operations, their rewards, and what these depend on from step to step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ans_core.agent.crops import Crop, CropFeatures
+from ans_core.agent.episode import Toolbox
+from ans_core.agent.play import Limits, PlayedEpisode, play
+from ans_core.agent.rewards.coherence import coherence
+from ans_core.agent.rewards.curiosity import ToolUse, bonus, price
+from ans_core.agent.rewards.curriculum import PARTS, PHASES, Curriculum, Rules
+from ans_core.agent.rewards.penalties import penalties
+from ans_core.agent.rewards.running import RunningNorm
+from ans_core.agent.rewards.total import shaping, task
+from ans_core.agent.world import Question, evidence, is_right
+from ans_core.dist import rank, wait_for_all
+from ans_core.model import Sa2VA
+from ans_core.model.backbones.base import ImageFeatures
+from ans_core.rl.grpo import Total
+from ans_core.rl.practice import PlayedRollout
+from ans_core.rl.step import Box, RolloutStep
+from ans_core.types import ImageRef, Request, Sample
+
+BROKEN = ("crashed", "time_limit")
+"""Errors that are the machine's fault: an episode with one is no lesson."""
+KEPT_CROPS = 512
+DATASET = "drawn world"
+"""What RL's batches call the data set of questions."""
+
+
+@runtime_checkable
+class Weights(Protocol):
+    """The adapters that a roll-back restores (`ans_core.model.adapters.Adapters`)."""
+
+    def tensors(self, adapter: str) -> dict[str, Tensor]: ...
+    def load(self, adapter: str, tensors: dict[str, Tensor]) -> None: ...
+
+
+class AgentPractice:
+    """`ans_core.rl.practice.Practice` on drawn questions."""
+
+    def __init__(
+        self,
+        model: Sa2VA,
+        toolbox: Toolbox,
+        *,
+        question: Callable[[str], Question],
+        ask: Callable[[Question], Request],
+        families: Sequence[str],
+        limits: Limits,
+        weights: Mapping[str, float],
+        curious_steps: int,
+        rules: Rules,
+    ) -> None:
+        """question: id -> question. ask: as the model was taught to be asked. weights: of the shaping parts curiosity, coherence, penalty.
+        curious_steps: the curiosity's bonus falls to 0 over these."""
+        self.toolbox, self.question, self.ask, self.limits = toolbox, question, ask, limits
+        self.weights, self.curious_steps, self.rules = dict(weights), curious_steps, rules
+        self.features = CropFeatures(model, most=KEPT_CROPS)
+        self.use = {family: ToolUse() for family in families}
+        self.norm = RunningNorm()
+        self.curriculum = Curriculum()
+        self.steps = 0
+        """Rollout steps so far."""
+        self._counts = torch.zeros(len(families), 4, dtype=torch.float64)
+        """Of this step: episodes with a successful call, right ones of these, episodes without, right ones of these."""
+        self._coherences: list[float] = []
+
+    # Episodes
+
+    def play(self, step: RolloutStep) -> list[PlayedRollout]:
+        size = step.settings.group
+        questions = [self.question(sample.sample_id) for sample in step.batch.samples for _ in range(size)]
+        played = play(
+            step.model,
+            self.toolbox,
+            [self.ask(question) for question in questions],
+            limits=self.limits,
+            reader=step.reader,
+            seeds=[step.seed("episode", i // size, i % size) for i in range(len(questions))],
+            features=self.features,
+        )
+        return [self._rewarded(question, episode) for question, episode in zip(questions, played, strict=True)]
+
+    def encode(self, parts: Sequence[tuple[ImageRef, Box]]) -> list[ImageFeatures]:
+        return self.features.of([Crop(frame=frame, box=box) for frame, box in parts])
+
+    def _rewarded(self, question: Question, played: PlayedEpisode) -> PlayedRollout:
+        observations = played.episode.observations
+        right = played.answer is not None and is_right(played.answer, question)
+        called, shortest = played.successful_calls > 0, len(question.plan)
+        made = coherence(observations)
+        faults = penalties(observations, answer=played.answer)
+        curious = bonus(successful=played.successful_calls, shortest=shortest, use=self.use[question.family])
+        parts = {
+            "curiosity": self._curiosity() * curious + price(calls=len(observations), shortest=shortest),
+            "coherence": self.norm(made),
+            "penalty": sum(faults.values()),
+        }
+        active = {name: self.weights[name] for name in PARTS[self.curriculum.phase]}
+        lost = played.over_turn or any(observation.error in BROKEN for observation in observations)
+        rewards = {"task": task(right), "shaping": shaping(parts, active)}
+        row = self._counts[list(self.use).index(question.family)]
+        row += torch.tensor([called, called and right, not called, right and not called], dtype=row.dtype)
+        self._coherences.append(made)
+        return PlayedRollout(
+            prefix=played.prefix,
+            rollout=played.rollout,
+            logps=played.logps,
+            observed=observed(played),
+            text=transcript(played),
+            rewards=dict.fromkeys(rewards, math.nan) if lost else rewards,
+            measured=measured(question, played, right=right) | parts | {"coherence": made, **faults},
+        )
+
+    def _curiosity(self) -> float:
+        return max(0.0, 1 - self.steps / self.curious_steps)
+
+    # From step to step
+
+    def end_rollouts(self, total: Total) -> None:
+        own = torch.tensor(self._coherences, dtype=torch.float64)
+        sums = torch.stack([torch.tensor(float(len(own)), dtype=own.dtype), own.sum(), own.pow(2).sum()])
+        counts, (episodes, summed, squares) = total(self._counts), total(sums).tolist()
+        for family, (with_call, right_with_call, without, right_without) in zip(self.use, counts.tolist(), strict=True):
+            new = ToolUse(with_call=with_call, right_with_call=right_with_call, without=without, right_without=right_without)
+            self.use[family] = self.use[family].after(new)
+        self.norm = self.norm.after(episodes, summed, squares)
+        accuracy = float(counts[:, 1].sum() + counts[:, 3].sum()) / max(episodes, 1.0)
+        self.curriculum = self.curriculum.after(accuracy, summed / max(episodes, 1.0), self.rules)
+        self.steps += 1
+        self._counts.zero_()
+        self._coherences.clear()
+
+    def metrics(self) -> dict[str, float]:
+        return {f"agent/{family}/running_RaPR": use.rapr for family, use in self.use.items()} | {
+            "agent/phase": float(PHASES.index(self.curriculum.phase)),
+            "agent/roll_backs": float(self.curriculum.roll_backs),
+            "agent/curiosity_left": self._curiosity(),
+        }
+
+    def change_phase(self, step: int, weights: Weights, folder: Path) -> None:
+        """Go on to the next phase, keeping the weights of the boundary in `folder`, or back to the one before with its weights."""
+        move = self.curriculum.move(self.rules)
+        file = boundary_name(self.curriculum.phase, step + 1)
+        if move == "advance":
+            save_weights(folder / file, weights)
+        elif move == "roll_back":
+            assert self.curriculum.boundary is not None
+            load_weights(folder / self.curriculum.boundary[0], weights)
+        self.curriculum = self.curriculum.moved(move, file)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "use": {family: dict(vars(use)) for family, use in self.use.items()},
+            "norm": self.norm.steps,
+            "curriculum": self.curriculum.state(),
+            "steps": self.steps,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.use = {family: ToolUse(**use) for family, use in state["use"].items()}
+        self.norm, self.curriculum, self.steps = RunningNorm(steps=state["norm"]), Curriculum(**state["curriculum"]), state["steps"]
+
+
+def sample_of(question: Question) -> Sample:
+    """Return the question as RL's batches hold it."""
+    workspace = question.workspace()
+    return Sample(
+        sample_id=question.question_id,
+        dataset=DATASET,
+        image_id=question.question_id,
+        frames=question.frames,
+        height=workspace.height,
+        width=workspace.width,
+        task="conversation",
+        text=question.answer,
+        question=question.text,
+    )
+
+
+def observed(played: PlayedEpisode) -> tuple[tuple[int, Box], ...]:
+    """Return what came back as parts of the sample's frames, in the order of the text."""
+    names = [name for turn in played.turns if turn.shown is not None for name in turn.shown.observation.pictures]
+    handles = [played.episode.workspace.image(name) for name in names]
+    return tuple((handle.frame, handle.box) for handle in handles)
+
+
+def transcript(played: PlayedEpisode) -> str:
+    """Return what was said and came back, a line each."""
+    return "\n".join(line for turn in played.turns for line in (turn.text, *((f"> {turn.shown.text}",) if turn.shown else ())))
+
+
+def measured(question: Question, played: PlayedEpisode, *, right: bool) -> dict[str, float]:
+    """Return an episode's numbers, those of its family and of its kind (with or without a successful call) by their names."""
+    called = played.successful_calls > 0
+    family, kind = question.family, "with_call" if called else "without_call"
+    needs = "needed" if question.plan else "not_needed"
+    return {
+        "calls": float(len(played.episode.observations)),
+        "valid_calls": float(played.successful_calls),
+        "over_turn": float(played.over_turn),
+        "length": float(len(played.logps)),
+        "accuracy": float(right),
+        "RaPR": float(called),
+        f"accuracy_{kind}": float(right),
+        f"{needs}/accuracy": float(right),
+        f"{needs}/RaPR": float(called),
+        f"{family}/accuracy": float(right),
+        f"{family}/RaPR": float(called),
+    } | ({f"{needs}/evidence": float(evidence(question, played.episode.workspace))} if right else {})
+
+
+def boundary_name(phase: str, steps: int) -> str:
+    """Return the file of a phase's end. Steps belong to the name: a run that goes back and on again must still find the earlier end when it
+    is killed and resumed."""
+    return f"{phase}-{steps:07d}.safetensors"
+
+
+def save_weights(file: Path, weights: Weights) -> None:
+    """Write policy and teacher, completely or not at all."""
+    if rank() == 0:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".partial")
+        tensors = {f"{adapter}/{name}": t.contiguous() for adapter in ("policy", "teacher") for name, t in weights.tensors(adapter).items()}
+        save_file(tensors, partial)
+        partial.replace(file)
+    wait_for_all()
+
+
+def load_weights(file: Path, weights: Weights) -> None:
+    tensors = load_file(file)
+    for adapter in ("policy", "teacher"):
+        weights.load(adapter, {name: tensors[f"{adapter}/{name}"] for name in weights.tensors(adapter)})

@@ -1,0 +1,101 @@
+"""Which reward parts count when: `base` (the task, curiosity), then `coherence`, then `full` (penalties, too).
+
+A phase ends where its measure reaches a threshold, stops rising, or after so many steps. If the next one costs too much accuracy, the run
+goes back to the boundary's weights and waits twice as long before it tries again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import fmean, linear_regression
+from typing import Any, Literal
+
+Phase = Literal["base", "coherence", "full"]
+PHASES: tuple[Phase, ...] = ("base", "coherence", "full")
+PARTS: dict[Phase, tuple[str, ...]] = {
+    "base": ("curiosity",),
+    "coherence": ("curiosity", "coherence"),
+    "full": ("curiosity", "coherence", "penalty"),
+}
+"""Shaping parts that count; the task always does."""
+PLATEAU = 5
+"""Evaluations that a plateau has."""
+Move = Literal["stay", "advance", "roll_back"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """When a phase ends: any of these."""
+
+    threshold: float
+    """Of the mean measure: the accuracy in `base`, the coherence in `coherence`."""
+    slope: float
+    """Rise of the measure per evaluation, over the last PLATEAU, below which it has stopped."""
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """When phases change."""
+
+    base: Exit
+    coherence: Exit
+    every: int
+    """Steps between evaluations, each of the mean over them."""
+    allowed_loss: float
+    """Accuracy that a phase may cost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curriculum:
+    """Where the run is. `after` and `moved` return what follows."""
+
+    phase: Phase = "base"
+    steps: int = 0
+    """In this phase."""
+    recent: tuple[tuple[float, float], ...] = ()
+    """(accuracy, coherence) of the steps since the last evaluation."""
+    evaluated: tuple[tuple[float, float], ...] = ()
+    """Their means at the last evaluations of this phase."""
+    boundary: tuple[str, float] | None = None
+    """File of the weights with which the phase began, and the accuracy then; None in `base`, and after a roll-back."""
+    roll_backs: int = 0
+
+    def after(self, accuracy: float, coherence: float, rules: Rules) -> Curriculum:
+        """Return it after one step."""
+        recent = (*self.recent, (accuracy, coherence))
+        grown = replace(self, steps=self.steps + 1, recent=recent)
+        if len(recent) < rules.every:
+            return grown
+        means = (fmean(a for a, _ in recent), fmean(c for _, c in recent))
+        return replace(grown, recent=(), evaluated=(*self.evaluated, means)[-PLATEAU:])
+
+    def move(self, rules: Rules) -> Move:
+        """Return what an evaluation that has just been made leads to; between evaluations the run stays."""
+        if self.recent or not self.evaluated:
+            return "stay"
+        accuracy = self.evaluated[-1][0]
+        if self.boundary is not None and accuracy < self.boundary[1] - rules.allowed_loss:
+            return "roll_back"
+        if self.phase == "full" or self.steps < rules.every * 2**self.roll_backs:
+            return "stay"
+        ends = rules.base if self.phase == "base" else rules.coherence
+        measure = [one[PHASES.index(self.phase)] for one in self.evaluated]
+        reached = measure[-1] >= ends.threshold or self.steps >= ends.steps * 2**self.roll_backs
+        return "advance" if reached or (len(measure) == PLATEAU and _slope(measure) < ends.slope) else "stay"
+
+    def moved(self, move: Move, file: str = "") -> Curriculum:
+        """Return the beginning of another phase. `file`: where the weights of its beginning are."""
+        if move == "stay":
+            return self
+        step = 1 if move == "advance" else -1
+        phase = PHASES[PHASES.index(self.phase) + step]
+        boundary = (file, self.evaluated[-1][0]) if move == "advance" else None
+        return Curriculum(phase=phase, boundary=boundary, roll_backs=self.roll_backs + (move == "roll_back"))
+
+    def state(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def _slope(values: list[float]) -> float:
+    return linear_regression(range(len(values)), values).slope

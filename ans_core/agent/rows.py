@@ -1,0 +1,81 @@
+"""Traces -> rows of a supervised batch: the turns of an episode as segments, of which only what should be said is learned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ans_core.agent import tokens
+from ans_core.agent.crops import Crop
+from ans_core.agent.world.trace_file import Trace, Turn
+from ans_core.data.collate import PackedRow, ReadRow, Row, pack_row
+from ans_core.data.views import Views
+from ans_core.dist import rng_of
+from ans_core.model import Sa2VA
+from ans_core.rl.rollout import Rollout, Segment
+
+
+def direct(trace: Trace) -> Trace:
+    """Return the same question, answered at once: what the row `direct` is taught."""
+    return trace.model_copy(update={"turns": (trace.turns[0], Turn(role="assistant", text=trace.answer, trainable=True))})
+
+
+def lessons(traces: Sequence[Trace]) -> list[Trace]:
+    """Return the traces that teach something. Traps do not: they end in a wrong answer."""
+    return [trace for trace in traces if trace.kind != "trap"]
+
+
+def read_trace(model: Sa2VA, trace: Trace, folder: Path, *, question: str, max_length: int) -> ReadRow:
+    """Open the pictures that are shown and tokenize the turns. `question`: the first turn's text (`tokens.first_question`).
+
+    Raises ValueError for a trace that is longer than the context."""
+    crops = [Crop.whole(folder / name) for turn in trace.turns for name in turn.pictures]
+    views = [crop.views(model) for crop in crops]
+    row = packed(model, trace, question, [view.grids for view in views])
+    if len(row.ids) > max_length:
+        raise ValueError(f"{folder}: trace {trace.trace_id} of {len(row.ids)} tokens > max_length {max_length}; use fewer tiles or calls")
+    shown = Views(pixels=torch.cat([view.pixels for view in views]), grids=tuple(grid for view in views for grid in view.grids))
+    return ReadRow(row=Row(name=f"cota/{trace.trace_id}", frames=(), turns=()), images=[], views=shown, packed=row)
+
+
+def packed(model: Sa2VA, trace: Trace, question: str, grids: Sequence[Sequence[tuple[int, int]]]) -> PackedRow:
+    """Return the tokens of a trace; `grids` of its pictures in the order of the text."""
+    opening, segments = segments_of(model, trace, question, grids)
+    row = pack_row(opening[:-1], [([], [*opening[-1:], *(number for segment in segments for number in segment.ids)])])
+    learned = [segment.trainable for segment in segments for _ in segment.ids]
+    return replace(row, learned=[False] * len(opening) + learned)
+
+
+def segments_of(model: Sa2VA, trace: Trace, question: str, grids: Sequence[Sequence[tuple[int, int]]]) -> tuple[list[int], Rollout]:
+    """Return the first user's turn, and what was said and what came back after it: the format of played episodes."""
+    overview, *later = grids
+    opening = tokens.opening_ids(model, question, overview)
+    segments = []
+    for turn in trace.turns[1:]:
+        if turn.role == "assistant":
+            ids = tokens.said_ids(model, turn.text)
+        else:
+            shown, later = later[: len(turn.pictures)], later[len(turn.pictures) :]
+            ids = tokens.observed_ids(model, turn.text, shown)
+        segments.append(Segment(ids=tuple(ids), trainable=turn.trainable))
+    return opening, tuple(segments)
+
+
+class TraceOrder:
+    """Traces in shuffled epochs, decided by the seed alone."""
+
+    def __init__(self, traces: Sequence[Trace], *, seed: int) -> None:
+        self.traces, self.seed = list(traces), seed
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def number(self, number: int) -> Trace:
+        """Return trace `number` of the run."""
+        epoch, place = divmod(number, len(self.traces))
+        if self._order[0] != epoch:
+            indices = list(range(len(self.traces)))
+            rng_of(self.seed, "traces", epoch).shuffle(indices)
+            self._order = (epoch, indices)
+        return self.traces[self._order[1][place]]

@@ -1,0 +1,66 @@
+"""Turns of an episode as token ids, the same for playing and for training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ans_core import prompts
+from ans_core.agent import protocol
+from ans_core.agent.operations import Operation
+from ans_core.data.collate import prefix_ids, question_ids
+from ans_core.data.views import Grid
+from ans_core.model import Sa2VA
+from ans_core.model.backbones.internvl import InternVL
+
+IMAGE = "<image>"
+
+
+def check_model(model: Sa2VA) -> None:
+    """Raises ValueError for a model that can't be shown pictures in later turns."""
+    if model.backbone.model_type != InternVL.model_type:
+        raise ValueError(
+            f"the agent shows pictures in later turns, where {model.backbone.model_type} counts positions in three rows;"
+            " it is built for InternVL: take a base of that kind (agent.base)"
+        )
+
+
+def first_question(text: str, operations: Mapping[str, Operation] | None = None) -> str:
+    """Return the first user's turn, with what operations there are if they are given."""
+    return f"{IMAGE}\n{protocol.tools_text(operations)}\n{text}" if operations else f"{IMAGE}\n{text}"
+
+
+def opening_ids(model: Sa2VA, text: str, grids: Sequence[Grid]) -> list[int]:
+    """Return the first user's turn, which begins with the picture, up to the start of what is said."""
+    asked, marks = text.removeprefix(IMAGE).strip(), model.backbone.marks
+    begin = prefix_ids(model.tokenizer, template=model.config.template, frame_tokens=[_cells(grids)], marks=marks)
+    return begin + question_ids(model.tokenizer, asked, template=model.config.template, cells=[], marks=marks)
+
+
+def said_ids(model: Sa2VA, text: str) -> list[int]:
+    """Return a turn of the model's, with the token that ends it."""
+    return _ids(model, text + prompts.TEMPLATES[model.config.template].suffix)
+
+
+def observed_ids(model: Sa2VA, text: str, grids: Sequence[Sequence[Grid]], *, complete: bool = True) -> list[int]:
+    """Return a user's turn after the first one, up to the start of what is said; `grids` of the picture of every `<image>`. `complete`:
+    whether the turn before it has its end."""
+    template = prompts.TEMPLATES[model.config.template]
+    first, *rest = text.split(IMAGE)
+    shown = [prompts.image_text([_cells(own)], model.backbone.marks) for own in grids]
+    told = first + "".join(picture + after for picture, after in zip(shown, rest, strict=True))
+    return _ids(model, ("" if complete else template.suffix) + template.separator + template.user.format(input=told))
+
+
+def call_openers(model: Sa2VA) -> list[int]:
+    """Return the tokens that begin a call: without them none can be said, but letter by letter."""
+    vocabulary = model.tokenizer.get_vocab()
+    return sorted(number for token, number in vocabulary.items() if token.startswith(protocol.OPEN))
+
+
+def _cells(grids: Sequence[Grid]) -> int:
+    return sum(rows * columns for rows, columns in grids)
+
+
+def _ids(model: Sa2VA, text: str) -> list[int]:
+    ids: list[int] = model.tokenizer.encode(text, add_special_tokens=False)
+    return ids

@@ -1,0 +1,118 @@
+"""Clips of DAVIS 2017, MOSE and SA-V whose objects a SAM2 follows: each from the first frame that shows it, by its true mask.
+
+DAVIS   JPEGImages/480p/<video>, Annotations/480p/<video>, ImageSets/2017/<split>.txt
+MOSE    <split>/JPEGImages/<video>, <split>/Annotations/<video>
+SA-V    sav_<split>/JPEGImages_24fps/<video>, sav_<split>/Annotations_6fps/<video>/<object>, sav_<split>/sav_<split>.txt
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ans_core import rle, transforms
+from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.asked import Item, Objects, Runner, UnscoredError
+from ans_core.benchmarks.public.vos_files import VOID, annotated_frames, folders, masks_folder, split_folder, videos_of
+from ans_core.metrics.mask import counts
+from ans_core.types import RLE, Prediction, Request
+
+SPLITS = ("val", "valid", "train", "test")
+PICTURES = ("JPEGImages/480p", "JPEGImages", "JPEGImages_24fps")
+
+
+def items(root: Path, split: str) -> Iterator[Item]:
+    """Yield a clip at a time; its masks are read when its turn comes."""
+    inner = split_folder(root, split)
+    listed = videos_of(root, split)
+    if not listed and split not in (inner.name, inner.name.removeprefix("sav_")) and inner == root:
+        raise ValueError(f"{root} has no list and no folder of split {split!r}; give the folder of the split, or one of a data set")
+    pictures, masks = files.pictures(inner, *PICTURES), masks_folder(inner)
+    for video in listed or folders(masks):
+        for folder in (pictures / video, masks / video):
+            if not folder.is_dir():
+                raise ValueError(f"{folder} is not there, a video of split {split}")
+        frames = sorted(path for path in (pictures / video).iterdir() if path.suffix in files.PICTURES)
+        if not frames:
+            raise ValueError(f"{pictures / video}: no pictures ({', '.join(files.PICTURES)})")
+        width, height = transforms.image_size(frames[0])
+        yield Item(
+            name=video,
+            request=Request(frames=tuple(frames), text="", clip=True),
+            facts={"video": video, "frames": [frame.stem for frame in frames], "size": [height, width]},
+            objects=cache(partial(_objects, masks / video, tuple(frame.stem for frame in frames), (height, width))),
+        )
+
+
+def _objects(folder: Path, frames: tuple[str, ...], size: tuple[int, int]) -> Objects:
+    """Read the PNGs of a video. Raises ValueError for one that is of no frame or of another size, and without any object."""
+    names = folders(folder)
+    shown: dict[str, dict[str, RLE]] = {}
+    for one in names or [""]:
+        for frame in annotated_frames(folder / one):
+            path = folder / one / f"{frame}.png"
+            labels = files.index_mask(path)
+            if frame not in frames:
+                raise ValueError(f"{path}: no frame of the video has this name; there are {files.shown(list(frames))}")
+            if labels.shape != size:
+                raise ValueError(f"{path}: [height, width] {labels.shape}, but the video's frames are {size}")
+            numbers = [0] if one else sorted(set(np.unique(labels).tolist()) - {0, VOID})
+            found = {one or str(n): rle.encode(labels > 0 if one else labels == n) for n in numbers}
+            shown[frame] = shown.get(frame, {}) | found
+    appearing = {name for masks in shown.values() for name, mask in masks.items() if rle.area(mask)}
+    if not appearing:
+        raise ValueError(f"{folder}: no object in its {len(shown)} PNGs")
+    known = sorted(appearing, key=lambda name: (len(name), name))  # numbers in their order
+    nothing = rle.empty(*size)
+    masklets = tuple(tuple(shown[f].get(name, nothing) if f in shown else None for f in frames) for name in known)
+    return Objects(names=tuple(known), masklets=masklets, overlap=bool(names))
+
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    assert item.objects is not None
+    objects = item.objects()
+    return {**item.facts, "objects": list(objects.names), "overlap": objects.overlap, "masks": prediction.masks}
+
+
+def mean_j(item: Item, prediction: Prediction) -> float:
+    """J of all objects in all annotated frames: for the progress bar."""
+    assert item.objects is not None
+    pairs = [
+        (drawn, real)
+        for masklet, truth in zip(prediction.masks, item.objects().masklets, strict=True)
+        for drawn, real in zip(masklet, truth, strict=True)
+        if real is not None
+    ]
+    return float(np.mean([counts(drawn or rle.empty(*item.facts["size"]), real).iou for drawn, real in pairs]))
+
+
+def split_of(root: Path) -> str:
+    """Return the first split that the folder has, else its own name: then it is the split."""
+    return next((s for s in SPLITS if videos_of(root, s) or split_folder(root, s) != root), root.name)
+
+
+def truth(root: Path, split: str) -> Path:
+    masks = masks_folder(split_folder(root, split))
+    video = next(iter(videos_of(root, split) or folders(masks)))
+    one = next(iter(folders(masks / video)), "")
+    if len(annotated_frames(masks / video / one)) < 3:
+        raise UnscoredError(
+            f"{masks / video / one} has the first frame's mask alone (the others are on the server): `ans eval submit vos` writes the file"
+        )
+    return root
+
+
+RUNNER = Runner(
+    items=items,
+    record=record,
+    splits=SPLITS,
+    truth=truth,
+    running=("J", mean_j),
+    notes=("objects are given by their true mask in the first frame that shows them",),
+    follows=True,
+    split_of=split_of,
+)

@@ -1,0 +1,106 @@
+"""Settings of the pixel-space agent: its stages `cota`, `agent_sft`, `agent_evaluate`; `rft` is in a file of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from ans_core.config.names import FamilyName
+from ans_core.config.rft import Rft
+from ans_core.config.section import Count, Impossible, Listed, Positive, Rate, Section, Share
+from ans_core.config.training import Lora, Optim
+
+
+class Cota(Section):
+    """Drawn questions and their traces of thoughts, calls and observations."""
+
+    train: Positive = 1200
+    """Questions of every family."""
+    val: Positive = 40
+    """Of every family, for the loss on held-out traces."""
+
+
+class AgentSft(Section):
+    """Supervised fine-tuning on traces."""
+
+    optim: Optim = Optim(steps=1200, batch=32, lr=1e-3)
+    """`batch` counts traces and pictures with referring expressions together."""
+    lora: Lora = Lora(rank=32, alpha=64)
+    rows: Literal["new", "said"] = "said"
+    """Tokens whose embeddings and rows of the head are trained: those that were added for calls, or all that the traces say (for a small
+    model that has not written these words)."""
+    referring: Share = 0.2
+    """Share of the rows that ask for masks of expressions, as in the stage `sft`, so that it is not forgotten."""
+    curriculum: Annotated[tuple[Share, Share, Share], Listed] = (0.15, 0.25, 0.6)
+    """Shares of the steps: simple traces alone, with medium ones, with hard ones."""
+    allowed_loss: Share = 0.05
+    """A part of the curriculum is taken back if it costs more accuracy than this on what came before it."""
+    checked: Count = 30
+    """Held-out questions of every family that this is measured on; 0 = nothing is taken back."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+
+    @model_validator(mode="after")
+    def _possible(self) -> AgentSft:
+        if abs(sum(self.curriculum) - 1) > 1e-6:
+            raise Impossible("curriculum", f"its shares add up to {sum(self.curriculum):g}; they must add up to 1")
+        if not self.curriculum[-1]:
+            raise Impossible("curriculum", "the last share is 0, so hard traces are never learned; raise it")
+        if self.lora.dropout:
+            raise Impossible("lora.dropout", f"{self.lora.dropout:g}: what samples would be another policy than what learns; it must be 0")
+        return self
+
+
+class AgentEvaluate(Section):
+    """Episodes on held-out questions."""
+
+    split: Literal["val", "test"] = "val"
+    each: Positive = 200
+    """Questions of every family."""
+    controls: bool = True
+    """Also with calls forbidden, at random places, with observations of other questions, blank, and with the shortest plan given."""
+    control_each: Positive = 100
+    """Questions of every family for each control."""
+    referring: Count = 200
+    """Samples on which referring segmentation is compared with the base's; 0 = none."""
+    shown: Count = 3
+    """Episodes of every family on the page."""
+
+
+class Episode(Section):
+    """How an episode goes, in training and evaluation."""
+
+    operations_told: bool = False
+    """Put the operations' signatures before every question: for models that were not trained to know them."""
+    calls: Positive = 4
+    """A call after these is refused."""
+    pictures: Positive = 16
+    """That are shown, the first included."""
+    turn_tokens: Positive = 40
+    tokens: Positive = 8192
+    """Of the whole episode."""
+    time_limit_s: Rate = 30.0
+    """Of an operation."""
+    batch: Positive = 64
+    """Episodes that are played at a time."""
+
+
+class Agent(Section):
+    """A model that looks again before it answers (docs/agent.md)."""
+
+    base: str = ""
+    """Folder of the model that it starts from; empty = the profile's `model`."""
+    families: Annotated[tuple[FamilyName, ...], Listed, Field(min_length=1)] = ("easy", "pattern", "text", "larger", "moves")
+    """Of questions (ans_core/agent/world/families)."""
+    episode: Episode = Episode()
+    cota: Cota = Cota()
+    sft: AgentSft = AgentSft()
+    rft: Rft = Rft()
+    evaluate: AgentEvaluate = AgentEvaluate()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Agent:
+        for place, name in enumerate(self.families):
+            if name in self.families[:place]:
+                raise Impossible(f"families.{place}", f"{name!r} stands there twice")
+        return self

@@ -1,0 +1,116 @@
+"""Exports of annotation tools in, a folder of our own format out: `annotations.json` and the pictures beside it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ans_core import rle
+from ans_core.data.exports import cvat, label_studio, read_as_samples
+from ans_core.data.exports.labelled import Export
+from ans_core.data.formats import checks, plain
+
+EXPORTS: dict[str, Callable[[Path], Export]] = {
+    "coco": read_as_samples.coco_file,
+    "cvat": cvat.read,
+    "label_studio": label_studio.read,
+    "finetune": read_as_samples.finetune_file,
+}
+"""Format -> read(file)."""
+
+
+def import_export(source: Path, out: Path, *, form: str | None = None) -> list[str]:
+    """Read an export (its file, folder or zip) and write `out`, whole or not at all; return what to tell. Raises DataError naming the file
+    and record of whatever is wrong, and for a folder `out` that exists."""
+    if out.exists():
+        raise checks.DataError(f"{out} exists; give another folder with --out, or remove it")
+    if not source.exists():
+        raise checks.DataError(f"{source} does not exist; give the export: a zip, a folder or a file")
+    if form is not None and form not in EXPORTS:
+        raise checks.DataError(f"no export format {form!r}; there are {sorted(EXPORTS)}")
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as unpacked:
+        place = _unpacked(source, Path(unpacked)) if source.suffix.lower() == ".zip" else source
+        file = _file(place, form)
+        export = EXPORTS[form or _format(file)](file)
+        _write(export, partial)
+    for split in plain.splits(partial):  # the reader that training uses finds what is left to find
+        plain.read(partial, name=out.name, split=split)
+    partial.rename(out)
+    return _told(export, out)
+
+
+def _unpacked(archive: Path, into: Path) -> Path:
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            opened.extractall(into)
+    except zipfile.BadZipFile as error:
+        raise checks.DataError(f"{archive}: {error}; download the export again") from None
+    return into
+
+
+def _file(place: Path, form: str | None) -> Path:
+    """Return the one file with annotations in a folder."""
+    if place.is_file():
+        return place
+    listed = sorted(file for file in place.rglob("*") if file.suffix.lower() in {".xml", ".json"} and "__MACOSX" not in file.parts)
+    fitting = [file for file in listed if (found := _format(file, or_none=True)) and form in (None, found)]
+    if len(fitting) != 1:
+        names = [str(file.relative_to(place)) for file in fitting or listed]
+        what = f"{len(fitting)} files with annotations ({', '.join(names[:5])})" if fitting else f"no annotations, only {names[:5]}"
+        raise checks.DataError(f"{place} holds {what}; give the path of one file of {sorted(EXPORTS)}")
+    return fitting[0]
+
+
+def _format(file: Path, *, or_none: bool = False) -> str:
+    """Return the format that the file's content tells."""
+    found = "cvat" if file.suffix.lower() == ".xml" else _json_format(checks.load_json(file))
+    if not found and not or_none:
+        raise checks.DataError(f"{file} is no export that is known; name its format with --format, one of {sorted(EXPORTS)}")
+    return found
+
+
+def _json_format(content: Any) -> str:
+    if isinstance(content, dict):
+        return "coco" if {"images", "annotations", "categories"} <= content.keys() else ""
+    first = content[0] if isinstance(content, list) and content else {}
+    if not isinstance(first, dict):
+        return ""
+    if "data" in first and ("annotations" in first or "completions" in first):
+        return "label_studio"
+    return "finetune" if {"image", "mask", "text"} <= first.keys() else ""
+
+
+def _write(export: Export, out: Path) -> None:
+    """Copy the pictures to `images/` and write the records. Pictures of one name from several folders get numbers."""
+    (out / "images").mkdir(parents=True)
+    names: dict[Path, str] = {}
+    records: list[dict[str, Any]] = []
+    for labelled in export.labelled:
+        if labelled.picture not in names:
+            stem, suffix = labelled.picture.stem, labelled.picture.suffix
+            taken, number, name = set(names.values()), 2, labelled.picture.name
+            while name in taken:
+                name, number = f"{stem}-{number}{suffix}", number + 1
+            names[labelled.picture] = name
+            shutil.copyfile(labelled.picture, out / "images" / name)
+        record = {"image": f"images/{names[labelled.picture]}", "text": labelled.text, "masks": list(labelled.masks)}
+        more = {"task": labelled.task} if labelled.task != "referring" else {}
+        records.append(record | more | ({"split": labelled.split} if labelled.split else {}))
+    (out / "annotations.json").write_text(json.dumps(records, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def _told(export: Export, out: Path) -> list[str]:
+    tasks = Counter(labelled.task for labelled in export.labelled)
+    pictures = len({labelled.picture for labelled in export.labelled})
+    objects = sum(rle.area(mask) > 0 for labelled in export.labelled for mask in labelled.masks)
+    left = [f"left out: {count:,} {reason}" for reason, count in export.left_out.most_common()]
+    counts = ", ".join(f"{count:,} {task}" for task, count in tasks.items())
+    return [f"{export.file}: {pictures:,} pictures, {counts} records, {objects:,} masks", *left, f"wrote {out / 'annotations.json'}"]

@@ -1,0 +1,37 @@
+"""Exports that training can read as they are (COCO instances, upstream's fine-tuning file) -> the same records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from ans_core.data.exports.labelled import SPLITS, Export, ImportedTask, Labelled
+from ans_core.data.formats import checks, coco, plain
+from ans_core.data.formats.files import SPLIT_OF
+from ans_core.types import Sample
+
+
+def coco_file(file: Path) -> Export:
+    """A category's name is the text, and means all its objects in the picture. Splits come from the file's name."""
+    told = SPLIT_OF.fullmatch(file.stem)
+    export = Export(file=file)
+    samples = coco.read(file, name=file.stem, split=told["split"] if told else "train")
+    export.labelled = [_labelled(sample, SPLITS[told["split"]] if told else None) for sample in samples]
+    content = checks.load_json(file)
+    lost = {
+        "objects without a pixel": len(content["annotations"]) - sum(len(sample.masks) for sample in samples),
+        "pictures without an object": len(content["images"]) - len({sample.image_id for sample in samples}),
+    }
+    export.left_out.update({reason: count for reason, count in lost.items() if count})
+    return export
+
+
+def finetune_file(file: Path) -> Export:
+    samples = [sample for split in plain.splits(file) for sample in plain.read(file, name=file.stem, split=split)]
+    return Export(file=file, labelled=[_labelled(sample, None) for sample in samples])
+
+
+def _labelled(sample: Sample, split: str | None) -> Labelled:
+    (picture,) = sample.frames
+    masks = [mask for (mask,) in sample.masks if mask is not None]
+    return Labelled(picture=cast(Path, picture), text=sample.text, masks=masks, task=cast(ImportedTask, sample.task), split=split)

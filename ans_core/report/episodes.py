@@ -1,0 +1,57 @@
+"""Figures and episodes of an agent's rows -> one self-contained page, turn by turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ans_core.report import page
+from ans_core.report.files import data_uri, read_json
+
+FIRST = ("accuracy", "RaPR", "accuracy_tool", "accuracy_no_tool", "evidence", "calls", "valid_calls", "over_turn", "prior")
+"""Figures of a family, in the order of the page."""
+FAMILIES_FIRST = "needed"
+"""The mean over families stands at the top."""
+Figures = Mapping[str, Mapping[str, float]]
+"""Row -> figure -> value."""
+
+
+def render(profile: str, figures: Figures, albums: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    rows = list(figures)
+    return page.render_page(
+        "episodes.html.j2", profile=profile, rows=rows, tables=tables(figures), controls=controls(figures), albums=albums
+    )
+
+
+def tables(figures: Figures) -> list[dict[str, Any]]:
+    """Return a table for each family: lines of figures, a cell for each row (None: the row lacks it)."""
+    names = [name for own in figures.values() for name in own]
+    groups = sorted(dict.fromkeys(name.rpartition("/")[0] for name in names if name.count("/") == 1), key=lambda g: g != FAMILIES_FIRST)
+    found = []
+    for group in groups:
+        known = dict.fromkeys(name.partition("/")[2] for name in names if name.count("/") == 1 and name.startswith(f"{group}/"))
+        order = [*(name for name in FIRST if name in known), *(name for name in known if name not in FIRST)]
+        lines = [{"name": name, "cells": [own.get(f"{group}/{name}") for own in figures.values()]} for name in order]
+        found.append({"title": group, "lines": lines})
+    return found
+
+
+def controls(figures: Figures) -> list[dict[str, Any]]:
+    """Return lines of the accuracy under every control, by control and family."""
+    wanted = [name for own in figures.values() for name in own if name.count("/") == 2 and name.endswith("/accuracy")]
+    return [
+        {"name": name.removesuffix("/accuracy"), "cells": [own.get(name) for own in figures.values()]} for name in dict.fromkeys(wanted)
+    ]
+
+
+def album(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of a folder of episodes with their pictures as data; none where there is no such folder."""
+    if not folder.is_dir():
+        return []
+    records: list[dict[str, Any]] = read_json(folder / "episodes.json")
+    for record in records:
+        record["picture"] = data_uri(folder / record["picture"])
+        for turn in record["turns"]:
+            turn["pictures"] = [data_uri(folder / name) for name in turn.get("pictures", ())]
+    return records

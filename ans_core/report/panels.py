@@ -1,0 +1,63 @@
+"""One sample and the answers of several models in, one picture out: the truth, then every answer, side by side; of a clip an animation."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ans_core import overlay, rle, transforms
+from ans_core.report.files import webp_uri
+from ans_core.types import RLE, Masklet, Sample
+
+WIDTH = 360
+"""Pixels of a panel."""
+GAP = 4
+FRAMES = 16
+"""Of a clip, at equal steps."""
+FRAME_MS = 250
+QUALITY = 82
+
+
+def draw(sample: Sample, truth: Sequence[Sequence[RLE | None]], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return {source, width, height}. An answer is a record of predictions.jsonl; where it has no masks, the region that was asked about is
+    drawn. `truth` holds masklets."""
+    asked: list[Sequence[RLE | None]] = list(sample.masks) if sample.task == "region_caption" else []
+    columns: list[list[Sequence[RLE | None]]] = [list(truth) or asked, *(list(answer["masks"]) or asked for answer in answers)]
+    moves = any(len(masklet) > 1 for column in columns for masklet in column)
+    steps = range(0, len(sample.frames), math.ceil(len(sample.frames) / FRAMES)) if moves else [0]
+    sheets = [_sheet(sample, columns, index) for index in steps]
+    content = io.BytesIO()
+    more = {"save_all": True, "append_images": sheets[1:], "duration": FRAME_MS, "loop": 0} if moves else {}
+    sheets[0].save(content, "WEBP", quality=QUALITY, **more)
+    return {"source": webp_uri(content.getvalue()), "width": sheets[0].width, "height": sheets[0].height, "frames": len(sheets)}
+
+
+def _sheet(sample: Sample, columns: Sequence[Sequence[Sequence[RLE | None]]], index: int) -> Image.Image:
+    picture, *masks = shrunk(transforms.open_image(sample.frames[index]), *(at(column, index) for column in columns))
+    width, height = picture.size
+    whole = Image.new("RGBA", (len(masks) * (width + GAP) - GAP, height), (0, 0, 0, 0))
+    for place, listed in enumerate(masks):
+        whole.paste(overlay.draw(picture, listed), (place * (width + GAP), 0))
+    return whole
+
+
+def at(masklets: Sequence[Masklet | Sequence[RLE | None]], index: int) -> list[RLE | None]:
+    """Return the masks of one frame; None beyond a masklet's end."""
+    return [masklet[index] if index < len(masklet) else None for masklet in masklets]
+
+
+def shrunk(picture: Image.Image, *masks: Sequence[RLE | None]) -> tuple[Any, ...]:
+    """Return the picture and its masks at WIDTH pixels, if they are wider."""
+    if picture.width <= WIDTH:
+        return picture, *masks
+    size = (WIDTH, max(1, round(picture.height * WIDTH / picture.width)))
+
+    def small(mask: RLE) -> RLE:
+        return rle.encode(np.asarray(Image.fromarray(rle.decode(mask)).resize(size)))
+
+    return picture.resize(size), *([mask and small(mask) for mask in listed] for listed in masks)

@@ -1,0 +1,163 @@
+"""agent_sft: the base and the traces in; the agent's adapter out (the base is referred to by its hash).
+
+    dvc repro agent/dvc.yaml:agent_sft@tools
+
+`row` is tools (calls, then the answer) or direct (the same questions and steps, answered at once: what tools must beat). Trained: LoRA on
+the language model, projector, and rows of the tokens that are said. The rest is frozen, and with the adapter off the model is the base.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ans_core import data, dist, loop
+from ans_core.agent import rows, tokens
+from ans_core.agent.episode import Toolbox
+from ans_core.agent.evaluation import accuracy, held_out, operations_told, outcome_of, request_of
+from ans_core.agent.operations import OPERATIONS
+from ans_core.agent.play import Limits, play
+from ans_core.agent.policy import AgentPolicy, add_call_tokens, load_base, said_rows
+from ans_core.agent.world import FAMILIES, Question
+from ans_core.agent.world.trace_file import Trace, read_traces
+from ans_core.checkpoints import checkpoint
+from ans_core.config import Config
+from ans_core.data import conversation
+from ans_core.data.collate import Batch, batch_of, read_row
+from ans_core.data.mixture import Mixture
+from ans_core.loop import Curves
+from ans_core.model.parts import check_moved, hashes
+from ans_core.model.supervised import Supervised, layout_of
+from ans_core.stages.launch import last_means, machine_of, schedule_of
+from ans_core.types import Log
+
+DIFFICULTIES = ("simple", "medium", "hard")
+"""Parts of the curriculum; each also has the traces of those before it."""
+CHECKED_FROM = 1_000_000
+"""Index of the first question that parts are checked on: the stage `agent_evaluate` asks others."""
+
+
+def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
+    """Run the stage. inputs: data, model, agent/cota. Writes the trained tensors (delta), curves.csv, moved.json and curriculum.json."""
+    settings = cfg.agent.sft
+    machine = replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0)  # one process trains here
+    path = Path(cfg.agent.base or inputs["model"])
+    traces = rows.lessons(read_traces(inputs["agent/cota"] / "train"))
+    if row == "direct":
+        traces = [rows.direct(trace) for trace in traces]
+    model = load_base(path, operations=OPERATIONS, device=machine.device)
+    trained_rows = set(add_call_tokens(model, OPERATIONS))
+    if settings.rows == "said":
+        trained_rows |= set(said_rows(model, (turn.text for trace in traces for turn in trace.turns if turn.trainable)))
+    seed = dist.seed_of(cfg.seed, "agent lora")
+    policy = AgentPolicy(model, lora=settings.lora.model_dump(), rows=sorted(trained_rows), seed=seed)
+    before = hashes(model)
+    module = Supervised(model, mask_weight=cfg.sft.mask_weight, dice_weight=cfg.sft.dice_weight, points=cfg.sft.mask_points)
+    schedule = schedule_of(settings.optim)
+    curves: Curves = []
+    judged: list[dict[str, object]] = []
+    with Toolbox(model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s) as toolbox:
+        maker = _Batches(cfg, policy, toolbox, inputs, row)
+        for part in curriculum(traces, settings.curriculum, settings.optim.steps):
+            known = _accuracy(cfg, policy, toolbox, row, part.before)
+            start = {name: tensor.clone() for name, tensor in policy.adapters.tensors(policy.adapters.names[0]).items()}
+            found = loop.train(
+                module, maker.of(part), name=part.name, schedule=replace(schedule, steps=part.steps), machine=machine,
+                seed=cfg.seed, scratch=scratch, log=log,
+            )  # fmt: skip
+            reached = _accuracy(cfg, policy, toolbox, row, part.before)
+            taken_back = known is not None and reached is not None and reached < known - settings.allowed_loss
+            if taken_back:
+                policy.adapters.load(policy.adapters.names[0], start)
+            curves += [(part.first + step, name, value) for step, name, value in found]
+            judged.append({"part": part.name, "steps": part.steps, "before": known, "after": reached, "taken_back": taken_back})
+    moved = check_moved(before, model)
+    about = {"stage": "agent_sft", "row": row, "operations": list(OPERATIONS), "seed": cfg.seed}
+    policy.save(out, base_hash=checkpoint.weights_hash(path), about=about)
+    loop.write_curves(out / "curves.csv", {"agent_sft": curves})
+    (out / "moved.json").write_text(json.dumps(moved, indent=1))
+    (out / "curriculum.json").write_text(json.dumps(judged, indent=1))
+    return last_means(curves) | {"traces": float(len(traces)), "taken_back": float(sum(bool(j["taken_back"]) for j in judged))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One part of the curriculum."""
+
+    name: str
+    traces: tuple[Trace, ...]
+    before: tuple[str, ...]
+    """Families that the parts before it held."""
+    first: int
+    """Steps before it."""
+    steps: int
+
+
+def curriculum(traces: Sequence[Trace], shares: Sequence[float], steps: int) -> Iterator[Part]:
+    """Yield a part for every difficulty that there are traces of and that has steps; the last one takes what is left of them."""
+    there = {trace.difficulty for trace in traces}
+    names = [name for name, share in zip(DIFFICULTIES, shares, strict=True) if name in there and (share or name == DIFFICULTIES[-1])]
+    names = names or [max(there, key=DIFFICULTIES.index)]
+    first = 0
+    families: tuple[str, ...] = ()
+    for name in names:
+        easier = DIFFICULTIES[: DIFFICULTIES.index(name) + 1]
+        own = tuple(traces) if name == names[-1] else tuple(trace for trace in traces if trace.difficulty in easier)
+        end = steps if name == names[-1] else first + round(shares[DIFFICULTIES.index(name)] * steps)
+        if end > first:
+            yield Part(name=name, traces=own, before=families, first=first, steps=end - first)
+            first, families = end, tuple(dict.fromkeys(trace.family for trace in own if trace.family in FAMILIES))
+
+
+class _Batches:
+    """Traces and pictures with expressions, mixed; decided by (seed, part, step) alone."""
+
+    def __init__(self, cfg: Config, policy: AgentPolicy, toolbox: Toolbox, inputs: dict[str, Path], row: str) -> None:
+        settings = cfg.agent.sft
+        self.model, self.batch, self.seed = policy.model, settings.optim.batch, cfg.seed
+        self.micros = settings.optim.accumulate
+        self.referring = round(settings.referring * settings.optim.batch)
+        self.folder, self.max_length = inputs["agent/cota"] / "train", cfg.agent.episode.tokens
+        self.told = operations_told(toolbox, cfg.agent.episode.operations_told and row == "tools")
+        self.layout = layout_of(self.model, mask_size=cfg.sft.mask_size, max_length=cfg.agent.episode.tokens)
+        self.mixture = None
+        if self.referring:
+            sources = data.sources(inputs["data"], "train", ["referring", "extra"])
+            shares = {"referring": 1.0, "extra": 1.0}
+            asked = cfg.sft.questions_per_image
+            self.mixture = Mixture(sources, shares, questions=asked, frames=1, seed=cfg.seed, turn=conversation.turn)
+
+    def of(self, part: Part) -> Callable[[int, int], Batch]:
+        order = rows.TraceOrder(part.traces, seed=dist.seed_of(self.seed, part.name))
+        each = self.batch - self.referring
+
+        def make(step: int, micro: int) -> Batch:
+            read = []
+            if self.mixture is not None:
+                own = self.mixture.rows(part.first + step, micro, batch=self.referring, micros=self.micros)
+                read += [read_row(row, self.model.tokenizer, self.layout) for row in own]
+            for number in range(step * each + micro, (step + 1) * each, self.micros):
+                trace = order.number(number)
+                question = tokens.first_question(trace.question, self.told)
+                read.append(rows.read_trace(self.model, trace, self.folder, question=question, max_length=self.max_length))
+            return batch_of(read, self.model.tokenizer, self.layout)
+
+        return make
+
+
+def _accuracy(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, row: str, families: Sequence[str]) -> float | None:
+    """Return the accuracy on held-out questions of these families; None without any."""
+    episode, each = cfg.agent.episode, cfg.agent.sft.checked
+    if not families or not each:
+        return None
+    policy.model.eval()
+    questions: list[Question] = held_out(families, each=each, split="val", seed=cfg.seed, tile=toolbox.tile, first=CHECKED_FROM)
+    told = operations_told(toolbox, episode.operations_told and row == "tools")
+    limits = Limits(calls=episode.calls, pictures=episode.pictures, turn_tokens=episode.turn_tokens, tokens=episode.tokens)
+    played = play(
+        policy.model, toolbox, [request_of(q, told) for q in questions], limits=limits, batch=episode.batch,
+        forbidden=tokens.call_openers(policy.model) if row == "direct" else (),
+    )  # fmt: skip
+    return accuracy([outcome_of(question, own) for question, own in zip(questions, played, strict=True)])

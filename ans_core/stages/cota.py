@@ -1,0 +1,44 @@
+"""cota: the model that the agent starts from in; traces of thoughts, calls and observations out, made by its own operations.
+
+    dvc repro agent/dvc.yaml:cota
+
+Writes `train` and `val`, each a folder of traces (traces.jsonl + pictures). Held-out questions are functions of (seed, family, split,
+index), so none are stored: stages draw them again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ans_core.agent import ocr
+from ans_core.agent.episode import Toolbox
+from ans_core.agent.operations import OPERATIONS
+from ans_core.agent.policy import load_base
+from ans_core.agent.world.traces import Written, write_drawn_traces
+from ans_core.checkpoints import checkpoint
+from ans_core.config import Config
+from ans_core.stages.launch import machine_of
+from ans_core.types import Log
+
+
+def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
+    """Run the stage. inputs: model. Raises ValueError where the mix of golden, trap and self-correction is off after the filter."""
+    path = Path(cfg.agent.base or inputs["model"])
+    model = load_base(path, operations=OPERATIONS, device=machine_of(cfg.launch).device)
+    about = {"base": checkpoint.weights_hash(path), "ocr": ocr.reader()}
+    found: dict[str, float] = {}
+    for split, each in (("train", cfg.agent.cota.train), ("val", cfg.agent.cota.val)):
+        with Toolbox(model, seconds=cfg.agent.episode.time_limit_s) as toolbox:
+            written = write_drawn_traces(
+                out / split, families=cfg.agent.families, each=each, split=split, seed=cfg.seed, toolbox=toolbox, provenance=about
+            )
+        found |= {f"{split}/{name}": value for name, value in counted(written).items()}
+    log({f"cota/{name}": value for name, value in found.items()}, 0)
+    return found
+
+
+def counted(written: Written) -> dict[str, float]:
+    """Return how many traces there are of every kind, and how many questions gave none, by family and reason."""
+    kinds, dropped = written.kinds, written.dropped
+    numbers = {"traces": kinds.total(), **kinds, "dropped": dropped.total(), **{f"dropped/{name}": n for name, n in dropped.items()}}
+    return {name: float(value) for name, value in numbers.items()}

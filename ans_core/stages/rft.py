@@ -1,0 +1,167 @@
+"""rft: the agent after SFT and fresh questions in; its adapter after reinforcement learning on whole episodes out.
+
+    dvc repro agent/dvc.yaml:rft
+
+Policy, teacher and reference are three adapters over the frozen base, on which operations run. Questions are drawn, behind those of
+`cota`, so none was seen before.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from ans_core import loop
+from ans_core.agent.episode import Toolbox
+from ans_core.agent.evaluation import operations_told, request_of
+from ans_core.agent.operations import OPERATIONS
+from ans_core.agent.play import Limits
+from ans_core.agent.policy import AgentPolicy, load_policy
+from ans_core.agent.practice import AgentPractice, boundary_name, sample_of, save_weights
+from ans_core.agent.rewards.curriculum import PHASES, Exit, Rules
+from ans_core.agent.world import Question, draw_question
+from ans_core.checkpoints import checkpoint
+from ans_core.config import Config, Lora, Rl
+from ans_core.config.rft import PhaseEnd
+from ans_core.model.parts import check_moved, hashes
+from ans_core.model.sa2va import Sa2VA
+from ans_core.rl.dual_loop import Batches, DualLoop
+from ans_core.rl.step import rl_batch
+from ans_core.stages.launch import last_means, machine_of, schedule_of
+from ans_core.types import Log
+
+ADAPTERS = ("policy", "teacher", "reference")
+"""All begin as the agent's SFT; the first is trained, the second its moving average, the last stays."""
+LOOP: Final = "agent"
+
+
+def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
+    """Run the stage. inputs: model, agent/sft/tools. Writes the policy's tensors (delta), `boundaries` (policy and teacher at the end of
+    each phase of the rewards), curves.csv, rewards.json, moved.json and `samples` (episodes with their rewards)."""
+    settings = cfg.agent.rft
+    machine = replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0)  # one process trains here
+    base = Path(cfg.agent.base or inputs["model"])
+    policy = load_policy(base, inputs["agent/sft/tools"], operations=OPERATIONS, device=machine.device, names=ADAPTERS)
+    policy.model.checkpointing = settings.checkpointing
+    before, boundaries = hashes(policy.model), scratch / "boundaries"
+    with Toolbox(policy.model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s) as toolbox:
+        questions = Questions(cfg, tile=toolbox.tile)
+        practice = practice_of(cfg, policy, toolbox, questions)
+        module = DualLoop(
+            policy.adapters,
+            grpo_settings(cfg),
+            seed=cfg.seed,
+            points=0,
+            loss_weights=(0.0, 0.0),
+            rewards={},
+            practice=practice,
+            log=log,
+            pictures_to=scratch / "samples",
+        )
+
+        def after_step(step: int) -> dict[str, float]:
+            metrics = module.after_step(step)
+            practice.change_phase(step, policy.adapters, boundaries)
+            return metrics
+
+        curves = loop.train(
+            module, questions.batches(policy.model), name="rft", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed,
+            scratch=scratch, log=log, after_step=after_step,
+        )  # fmt: skip
+    save_weights(boundaries / boundary_name(practice.curriculum.phase, settings.optim.steps), policy.adapters)
+    moved = check_moved(before, policy.model)
+    base_hash = checkpoint.weights_hash(base)
+    policy.save(out, base_hash=base_hash, about={"stage": "rft", "operations": list(OPERATIONS), "seed": cfg.seed})
+    keep_boundaries(boundaries, out / "boundaries")
+    loop.write_curves(out / "curves.csv", {"rft": curves})
+    (out / "rewards.json").write_text(json.dumps(module.record))
+    (out / "moved.json").write_text(json.dumps(moved, indent=1))
+    if (scratch / "samples").is_dir():
+        shutil.copytree(scratch / "samples", out / "samples")
+    return last_means(curves)
+
+
+def practice_of(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, questions: Questions) -> AgentPractice:
+    settings, episode = cfg.agent.rft, cfg.agent.episode
+    told = operations_told(toolbox, episode.operations_told)
+    phases = settings.phases
+    return AgentPractice(
+        policy.model,
+        toolbox,
+        question=questions.named,
+        ask=lambda question: request_of(question, told),
+        families=cfg.agent.families,
+        limits=Limits(calls=episode.calls, pictures=episode.pictures, turn_tokens=episode.turn_tokens, tokens=episode.tokens),
+        weights={"curiosity": settings.curiosity, "coherence": settings.coherence, "penalty": settings.penalty},
+        curious_steps=max(1, round(settings.curious_share * settings.optim.steps / settings.inner_steps)),
+        rules=Rules(base=_exit(phases.base), coherence=_exit(phases.coherence), every=phases.every, allowed_loss=phases.allowed_loss),
+    )
+
+
+def _exit(end: PhaseEnd) -> Exit:
+    return Exit(threshold=end.threshold, slope=end.slope, steps=end.steps)
+
+
+def grpo_settings(cfg: Config) -> Rl:
+    """Return the settings of RL's steps: those that are the same for every loop. Of the longest episode all turns count."""
+    s, episode = cfg.agent.rft, cfg.agent.episode
+    names = (
+        "optim", "dtype", "checkpointing", "group", "inner_steps", "temperature", "objective", "clip_low", "clip_high", "kl", "entropy",
+        "scale_rewards", "std_floor", "ema", "monitor_every", "samples_every",
+    )  # fmt: skip
+    given = {name: getattr(s, name) for name in names}
+    return Rl(loops={LOOP: 1.0}, lora=Lora(dropout=0.0), max_tokens=(episode.calls + 2) * episode.turn_tokens, **given)
+
+
+class Questions:
+    """Fresh training questions, families in turn; decided by (seed, number) alone."""
+
+    def __init__(self, cfg: Config, *, tile: int) -> None:
+        self.seed, self.settings, self.families, self.tile = cfg.seed, cfg.agent.rft, cfg.agent.families, tile
+        self.first = cfg.agent.cota.train
+        """Index of a family's first question: those before it are in the traces."""
+        self.named = lru_cache(maxsize=256)(self._named)
+
+    def number(self, number: int) -> Question:
+        """Return question `number` of the run."""
+        index, family = divmod(number, len(self.families))
+        return self.named(f"{self.families[family]}/train/{self.first + index}")
+
+    def _named(self, question_id: str) -> Question:
+        family, split, index = question_id.split("/")
+        return draw_question(family, seed=self.seed, split=split, index=int(index), tile=self.tile)
+
+    def batches(self, model: Sa2VA) -> RftBatches:
+        return RftBatches(self, model)
+
+
+class RftBatches:
+    """(step, micro-batch) -> its questions."""
+
+    def __init__(self, questions: Questions, model: Sa2VA) -> None:
+        self.questions, self.model, self.settings = questions, model, questions.settings
+
+    def __call__(self, step: int, micro: int) -> Batches:
+        s = self.settings
+        rollout, inner = divmod(step, s.inner_steps)
+        chosen = [
+            self.questions.number(n) for n in range(rollout * s.optim.batch + micro, (rollout + 1) * s.optim.batch, s.optim.accumulate)
+        ]
+        batch = rl_batch([sample_of(q) for q in chosen], [q.text for q in chosen], self.model, mask_size=1)
+        return Batches(
+            batches=[batch], of={LOOP: 0}, learned=len(chosen), rollout=rollout, micro=micro, inner=inner, step=step
+        )  # fmt: skip
+
+
+def keep_boundaries(folder: Path, out: Path) -> None:
+    """Copy the weights with which each phase ended last."""
+    for phase in PHASES:
+        files: Sequence[Path] = sorted(folder.glob(f"{phase}-*.safetensors"))
+        if files:
+            out.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(files[-1], out / f"{phase}.safetensors")

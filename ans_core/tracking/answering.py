@@ -1,0 +1,43 @@
+"""A SAM2 as the benchmarks of video object segmentation see it: clips with their objects' first masks in, masklets out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ans_core import rle, transforms
+from ans_core.benchmarks.public import Answerer, Item
+from ans_core.model.grounding import Grounding
+from ans_core.model.masks import upsample_logits
+from ans_core.tracking.follow import ObjectPrompt, follow, label_map
+from ans_core.types import RLE, Masklet, Prediction
+
+
+def answerer(sam2: Grounding) -> Answerer:
+    def answer(items: Sequence[Item]) -> list[Prediction]:
+        return [Prediction(text="", masks=masklets(sam2, item)) for item in items]
+
+    return answer
+
+
+def masklets(sam2: Grounding, item: Item) -> tuple[Masklet, ...]:
+    """Return every object's predicted masks. A pixel is of the surest object alone, unless the benchmark lets objects overlap."""
+    assert item.objects is not None, f"{item.name}: a clip of video object segmentation has objects"
+    objects, frames = item.objects(), item.request.frames
+    width, height = transforms.image_size(frames[0])
+    prompts = [_first(masklet) for masklet in objects.masklets]
+    for name, prompt in zip(objects.names, prompts, strict=True):
+        prompt.check(width=width, height=height, frames=len(frames), where=f"{item.name}, object {name}")
+    found: list[list[RLE]] = [[] for _ in prompts]
+    for _, low in follow(sam2, lambda index: transforms.open_image(frames[index]), prompts, frames=len(frames)):
+        logits = np.stack([upsample_logits(z, size=sam2.image_size, height=height, width=width) for z in low])
+        labels = None if objects.overlap else label_map(logits)
+        for n, own in enumerate(found):
+            own.append(rle.encode(logits[n] > 0 if labels is None else labels == n + 1))
+    return tuple(map(tuple, found))
+
+
+def _first(masklet: Masklet) -> ObjectPrompt:
+    frame, mask = next((t, mask) for t, mask in enumerate(masklet) if mask is not None and rle.area(mask))
+    return ObjectPrompt(frame=frame, mask=rle.decode(mask))

@@ -1,0 +1,129 @@
+"""Names of results (folders, git revisions, DVC experiments, MLflow runs) in, what can be compared out: folders, settings, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ans_core.report.runs import TRAINED, Run
+from tasks.stages import ROWS, stage_named
+from tasks.surroundings import git
+from tasks.tracking import flat
+
+KEPT = ("metrics.json", "predictions.jsonl")
+"""What a comparison reads of an evaluation."""
+NOT_SETTINGS = ("launch", "profile")
+
+
+def results(names: Iterable[str], root: Path) -> list[Run]:
+    """Return the results by name; equal short names get numbers. Raises FileNotFoundError for a name that is nothing."""
+    found: list[Run] = []
+    for name in names:
+        run = result(name, root)
+        same = sum(other.name.partition(" #")[0] == run.name for other in found)
+        found.append(run if not same else Run(name=f"{run.name} #{same + 1}", told=run.told, folder=run.folder, settings=run.settings))
+    return found
+
+
+def result(name: str, root: Path) -> Run:
+    path = Path(name)
+    if path.is_dir():
+        return of_folder(path.resolve())
+    if revision := revision_of(name, root):
+        return of_revision(name, revision, root)
+    return of_mlflow_run(name, root)
+
+
+def of_folder(folder: Path) -> Run:
+    """Return runs/<profile> of any checkout, with the settings of its dvc.lock; or one evaluation."""
+    checkout = next((parent.parent for parent in folder.parents if parent.name == "runs"), None)
+    if checkout is None:
+        return Run(name=folder.name, told=str(folder), folder=folder, settings={})
+    label, lock = folder.relative_to(checkout / "runs"), checkout / "dvc.lock"
+    text = lock.read_text(encoding="utf-8") if lock.exists() else ""
+    return Run(name=label.as_posix(), told=str(folder), folder=folder, settings=settings_of(text, label.parts[0]))
+
+
+def settings_of(lock: str, profile: str) -> dict[str, str]:
+    """Return the settings that dvc.lock recorded when it wrote runs/<profile>; empty if it is of another profile."""
+    stages = (yaml.safe_load(lock) or {}).get("stages", {})
+    found: dict[str, Any] = {}
+    for stage in stages.values():
+        if any(out["path"].startswith(f"runs/{profile}/") for out in stage.get("outs", [])):
+            found |= flat(stage.get("params", {}).get("params.yaml", {}))
+    return {key: value for key, value in found.items() if key.partition(".")[0] not in NOT_SETTINGS}
+
+
+def revision_of(name: str, root: Path) -> str | None:
+    """Return the commit of a git revision, or of a DVC experiment of this name."""
+    names = [
+        name,
+        *(ref for ref in git(root, "for-each-ref", "--format=%(refname)", "refs/exps").split() if ref.rpartition("/")[2] == name),
+    ]
+    for one in names:
+        if found := git(root, "rev-parse", "--quiet", "--verify", f"{one}^{{commit}}"):
+            return found
+    return None
+
+
+def of_revision(name: str, revision: str, root: Path) -> Run:
+    """Return what DVC's cache has of a revision, linked into a folder of its own."""
+    from flows.dvc_state import file_in_cache
+
+    lock = git(root, "show", f"{revision}:dvc.lock")
+    stages = (yaml.safe_load(lock) or {}).get("stages", {}) if lock else {}
+    outs = {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", [])}
+    profile = next((path.split("/")[1] for path in outs if path.startswith("runs/")), "")
+    folder = root / ".ans/compare" / revision[:12]
+    wanted = [(stage_named(f"evaluate@{row}"), KEPT) for row in ROWS] + [(stage_named(name), ("curves.csv",)) for name in TRAINED]
+    for stage, files in wanted:
+        out = stage.out_path(profile)
+        for file in files if out.as_posix() in outs else ():
+            if source := file_in_cache(outs[out.as_posix()], file, root):
+                link(source, folder / out.relative_to(f"runs/{profile}") / file)
+    return Run(name=name[:24], told=f"git {revision[:12]}, profile {profile}", folder=folder, settings=settings_of(lock, profile))
+
+
+def link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    target.symlink_to(source)
+
+
+def stage_runs(name: str, root: Path) -> tuple[Any, dict[str, Any]]:
+    """Return (the MLflow run, the runs of its stages by stage): its own, the later of two tries, and those that it took from the cache.
+    Raises FileNotFoundError if there is no such run."""
+    from mlflow.exceptions import MlflowException
+
+    from tasks.tracking import client
+
+    mlflow = client(root)
+    try:
+        parent = mlflow.get_run(name)
+    except MlflowException:
+        raise FileNotFoundError(f"{name!r} is no folder, no git revision, no DVC experiment and no MLflow run id") from None
+    where = f"tags.`mlflow.parentRunId` = '{name}'"
+    own = mlflow.search_runs([parent.info.experiment_id], where, max_results=1000, order_by=["attributes.start_time ASC"])
+    cached = {key.removeprefix("cached.").replace("/", "@"): run for key, run in parent.data.tags.items() if key.startswith("cached.")}
+    return parent, {stage: mlflow.get_run(run) for stage, run in cached.items()} | {run.data.tags["ans.stage"]: run for run in own}
+
+
+def of_mlflow_run(name: str, root: Path) -> Run:
+    """Return what MLflow keeps of a pipeline run: files of its stages and their settings."""
+    from tasks.tracking import client
+
+    mlflow = client(root)
+    parent, stages = stage_runs(name, root)
+    folder = root / ".ans/compare" / name
+    settings: dict[str, str] = {}
+    for stage, run in stages.items():
+        settings |= {key: value for key, value in run.data.params.items() if key.partition(".")[0] not in NOT_SETTINGS}
+        wanted = KEPT if stage.startswith("evaluate@") else ("curves.csv",)
+        for file in {found.path for found in mlflow.list_artifacts(run.info.run_id)} & set(wanted):
+            into = folder / stage.replace("@", "/")
+            into.mkdir(parents=True, exist_ok=True)
+            mlflow.download_artifacts(run.info.run_id, file, str(into))
+    return Run(name=str(parent.info.run_name), told=f"MLflow run {name}", folder=folder, settings=settings)

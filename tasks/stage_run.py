@@ -1,0 +1,304 @@
+"""What a stage logs in, its nested run in MLflow out, sent by a process of its own: the stage never waits for the store, and loses nothing
+while it is away."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from multiprocessing.managers import BaseManager
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
+
+from tasks import tracking
+from tasks.process import die_with_parent
+from tasks.tracking import metric_name, warn
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+SEND_EVERY_S = 5.0
+RETRY_S = 30.0
+"""Seconds until the next try after the store did not answer."""
+SAMPLE_EVERY_S = 15.0
+"""Seconds between two looks at the machine's load."""
+MAX_METRICS = 1000
+"""Of one request to the store. One call costs 50 ms, one metric in it 0.3 ms."""
+ARTIFACT_SUFFIXES = {".html", ".json", ".jsonl", ".csv", ".png", ".jpg", ".gif", ".md"}
+MAX_ARTIFACT_BYTES = 20_000_000
+MAX_ARTIFACTS = 60
+UNSENT = ".ans/unsent"
+
+_IMPORT = Thread(target=import_module, args=("mlflow.store.tracking.sqlalchemy_store",), daemon=True)
+"""Only the tracker's process starts it."""
+
+
+@dataclass(kw_only=True)
+class Record:
+    """A stage's run, and what of it the store does not have yet."""
+
+    stage: str
+    profile: str
+    pipeline: str
+    in_flow: bool
+    """A flow closes the pipeline's run itself; under a bare `dvc repro` the stage must."""
+    owner: int
+    """The process that works on the pipeline's run."""
+    tags: dict[str, str]
+    params: dict[str, str]
+    settings: dict[str, str]
+    """Of the whole pipeline: the parameters of its run."""
+    data: dict[str, str]
+    """Hashes of what the stage reads, by name."""
+    start_ms: int
+    run_id: str | None = None
+    parent: str | None = None
+    metrics: list[tuple[str, float, int, int]] = field(default_factory=list)
+    """(name, value, time in ms, step)"""
+    result: dict[str, float] = field(default_factory=dict)
+    files: str | None = None
+    status: str | None = None
+    end_ms: int | None = None
+
+    @property
+    def sent(self) -> bool:
+        return self.status is None and self.end_ms is not None
+
+
+def send(record: Record, mlflow: MlflowClient, experiment: str, root: Path) -> None:
+    """Send what the store does not have, and take it out of the record. Raises one of `store_faults` where the store does not take it."""
+    if record.run_id is None:
+        open_run(record, mlflow, experiment, root)
+    assert record.run_id is not None and record.parent is not None  # noqa: PT018
+    from mlflow.entities import Metric
+
+    if record.params:
+        tracking.log_params(mlflow, record.run_id, record.params)
+        record.params = {}
+    if record.data:
+        mlflow.log_inputs(record.run_id, list(data_sets(record)))
+        record.data = {}
+    while record.metrics:
+        batch = record.metrics[:MAX_METRICS]
+        mlflow.log_batch(record.run_id, metrics=[Metric(*values) for values in batch])
+        del record.metrics[: len(batch)]
+    if record.result:
+        tracking.log_metrics(mlflow, record.parent, tracking.pipeline_metrics(record.stage, record.result))
+        record.result = {}
+    if record.files is not None:
+        log_files(mlflow, record.run_id, Path(record.files))
+        record.files = None
+    if record.status is not None:
+        mlflow.set_terminated(record.run_id, record.status, end_time=record.end_ms)
+        tracking.describe(mlflow, experiment, record.parent)
+        if not record.in_flow or record.status == "FAILED":
+            mlflow.set_terminated(record.parent, record.status, end_time=record.end_ms)
+        record.status = None
+
+
+def open_run(record: Record, mlflow: MlflowClient, experiment: str, root: Path) -> None:
+    if not record.in_flow:
+        tracking.close_stuck_runs(root)
+    record.parent = tracking.parent_run(
+        mlflow, experiment, record.pipeline, record.profile, root, pid=record.owner, settings=record.settings, start_ms=record.start_ms
+    )
+    mlflow.set_tag(record.parent, "ans.pid", str(record.owner))
+    mlflow.update_run(record.parent, status="RUNNING")  # an earlier stage may have closed it
+    tags = {**record.tags, "mlflow.parentRunId": record.parent}
+    name = f"{record.stage} {record.profile} {tracking.clock(record.start_ms)}"
+    record.run_id = str(mlflow.create_run(experiment, start_time=record.start_ms, tags=tags, run_name=name).info.run_id)
+
+
+def data_sets(record: Record) -> Iterator[Any]:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    context = InputTag("mlflow.data.context", "evaluation" if record.stage.startswith("evaluate") else "training")
+    for name, digest in record.data.items():
+        source = json.dumps({"uri": f"dvc:{name}", "md5": digest})
+        yield DatasetInput(Dataset(name=name, digest=digest[:36], source_type="dvc", source=source), [context])
+
+
+def log_files(mlflow: MlflowClient, run_id: str, folder: Path) -> None:
+    """Log the small files of an output that a person would look at; weights stay in DVC."""
+    inside = sorted(folder.rglob("*"), key=lambda path: (len(path.parts), path))  # metrics and predictions before pictures
+    found = [path for path in inside if path.suffix in ARTIFACT_SUFFIXES and len(path.relative_to(folder).parts) <= 2]
+    small = [path for path in found if path.stat().st_size <= MAX_ARTIFACT_BYTES and not path.name.startswith("tokenizer")]
+    for path in small[:MAX_ARTIFACTS]:
+        mlflow.log_artifact(run_id, str(path), str(path.parent.relative_to(folder)) if path.parent != folder else None)
+
+
+class Load:
+    """The machine's load: processor, memory, disk, network and, with the package nvidia-ml-py, GPUs."""
+
+    def __init__(self) -> None:
+        from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+        from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+        from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+        from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+
+        self._monitors: list[Any] = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
+        with suppress(ImportError, RuntimeError):  # no nvidia-ml-py, or no GPU
+            self._monitors.append(GPUMonitor())
+
+    def sample(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for monitor in self._monitors:
+            monitor.collect_metrics()
+            found |= {f"system/{name}": value for name, value in monitor.aggregate_metrics().items()}
+            monitor.clear_metrics()
+        return found
+
+
+class StageRun:
+    """The nested run of one stage, as the tracker's process holds it. A thread sends what `log` collects."""
+
+    def __init__(
+        self, root: Path, *, stage: str, version: str, profile: str, state_key: str, params: dict[str, Any], settings: dict[str, Any],
+        data: dict[str, str], pid: int,
+    ) -> None:  # fmt: skip
+        self._root = root
+        flow_pid = os.environ.get("ANS_PIPELINE_PID")
+        tags = {"ans.kind": "stage", "ans.stage": stage, "ans.version": version, "ans.profile": profile, "ans.key": state_key}
+        tags |= {"ans.pid": str(pid), **tracking.where_from(root), "mlflow.source.name": f"tasks/{stage.partition('@')[0]}.py"}
+        self.record = Record(
+            stage=stage, profile=profile, pipeline=tracking.pipeline_key(pid), in_flow=flow_pid is not None, owner=int(flow_pid or pid),
+            tags=tags, params=tracking.flat(params), settings=tracking.flat(settings), data=data, start_ms=int(time.time() * 1000),
+        )  # fmt: skip
+        self._told = "ANS_STORE_AWAY" in os.environ  # the flow has said so
+        self._store: tuple[MlflowClient, str] | None = None
+        self._ending = Event()
+        self._thread = Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        now_ms = int(time.time() * 1000)
+        self.record.metrics += [(metric_name(key), float(value), now_ms, step) for key, value in metrics.items()]
+
+    def log_result(self, metrics: dict[str, float], folder: Path) -> None:
+        """Log what the stage measured, for the pipeline's run too, and the files of its output."""
+        self.log(metrics, 0)
+        self.record.result, self.record.files = metrics, str(folder.resolve())
+
+    def end(self, *, ok: bool) -> None:
+        """Send the rest. Where the store is still away, the next stage that runs in this workspace sends it."""
+        self.record.end_ms = int(time.time() * 1000)
+        self.record.status = "FINISHED" if ok else "FAILED"
+        self._ending.set()
+        self._thread.join()
+        if not self.record.sent:
+            keep(self.record, self._root / UNSENT / f"{self.record.start_ms}-{self.record.stage}.json")
+
+    def _work(self) -> None:
+        if _IMPORT.is_alive():
+            _IMPORT.join()  # a second thread importing it meanwhile would see a half-initialised module
+        load, next_sample_s = Load(), 0.0
+        wait_s, ending = 0.0, False
+        while not ending:
+            ending = self._ending.wait(wait_s)
+            if time.monotonic() >= next_sample_s and not ending:
+                next_sample_s = time.monotonic() + SAMPLE_EVERY_S
+                self.log(load.sample(), int(time.time() - self.record.start_ms / 1000))
+            wait_s = SEND_EVERY_S if self._try() else RETRY_S
+
+    def _try(self) -> bool:
+        try:
+            if self._store is None:
+                mlflow = tracking.client(self._root)
+                self._store = mlflow, tracking.experiment_id(mlflow, self._root)
+                send_left(self._root, *self._store)
+            send(self.record, *self._store, self._root)
+        except tracking.store_faults() as error:
+            if not self._told:
+                warn(f"MLflow takes nothing at present; the stage goes on, and what it logs is kept and sent later: {error}")
+            self._told = True
+            return False
+        return True
+
+
+def keep(record: Record, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".partial").write_text(json.dumps(asdict(record)), encoding="utf-8")
+    path.with_suffix(".partial").rename(path)
+
+
+def send_left(root: Path, mlflow: MlflowClient, experiment: str) -> None:
+    """Send the runs of stages that ended while the store was away."""
+    for path in sorted((root / UNSENT).glob("*.json")):
+        record = Record(**json.loads(path.read_text(encoding="utf-8")))
+        if record.run_id and not known(mlflow, record.run_id):  # a new store
+            record.run_id = None
+        status = record.status
+        try:
+            send(record, mlflow, experiment, root)
+            if record.in_flow and status and record.parent:  # its flow is over, or closes the run once more
+                mlflow.set_terminated(record.parent, status, end_time=record.end_ms)
+        except tracking.store_faults():
+            keep(record, path)
+            raise
+        path.unlink()
+
+
+def known(mlflow: MlflowClient, run_id: str) -> bool:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return bool(mlflow.get_run(run_id))
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return False
+        raise
+
+
+class TrackedRun:
+    """A StageRun as the stage uses it: if the tracker's process was killed, training goes on and its curves are lost."""
+
+    def __init__(self, remote: StageRun) -> None:
+        self._remote: StageRun | None = remote
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self._ask("log", metrics, step)
+
+    def log_result(self, metrics: dict[str, float], folder: Path) -> None:
+        self._ask("log_result", metrics, folder)
+
+    def end(self, *, ok: bool) -> None:
+        self._ask("end", ok=ok)
+
+    def _ask(self, method: str, *values: Any, **named: Any) -> None:
+        if self._remote is None:
+            return
+        try:
+            getattr(self._remote, method)(*values, **named)
+        except (OSError, EOFError):
+            warn("the process that logs to MLflow was killed: the stage goes on without it, later curves are lost")
+            self._remote = None
+
+
+class Tracker(BaseManager):
+    """Runs StageRuns in its own process, which imports MLflow (3 s) while the stage's process imports torch and everything else."""
+
+    def stage_run(self, root: Path, **values: Any) -> TrackedRun:
+        """Start a stage's run."""
+        return TrackedRun(self.StageRun(root, pid=os.getpid(), **values))  # type: ignore[attr-defined]
+
+
+def start_tracker() -> Tracker:
+    """Start the tracker; used as a context manager, it ends with the block."""
+    tracker = Tracker()
+    tracker.start(_prepare, (os.getpid(),))
+    return tracker
+
+
+def _prepare(stage_pid: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the whole group gets it, and the stage has yet to close its run
+    die_with_parent(signal.SIGKILL, parent=stage_pid)
+    _IMPORT.start()
+
+
+Tracker.register("StageRun", StageRun, exposed=("log", "log_result", "end"))

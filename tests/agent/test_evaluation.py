@@ -1,0 +1,82 @@
+"""Figures by family, and what the controls change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ans_core.agent import controls, tokens
+from ans_core.agent.controls import RandomCalls
+from ans_core.agent.episode import Observation
+from ans_core.agent.evaluation import Outcome, metrics, request_of
+from ans_core.agent.operations import OPERATIONS
+from ans_core.agent.play import Limits, Shown, play
+from ans_core.agent.policy import add_call_tokens
+from ans_core.agent.protocol import Call, call_text
+from ans_core.agent.world import draw_question
+from ans_core.agent.world.question import Question
+from ans_core.model import Sa2VA
+
+
+def outcome(question: Question, *, right: bool, used: bool, evidence: bool = False, calls: int = 0) -> Outcome:
+    return Outcome(question=question, answer="", right=right, used=used, evidence=evidence, calls=calls, valid_calls=int(used), said=3)
+
+
+def test_figures_by_family_and_their_mean_over_those_that_need_an_operation() -> None:
+    asked = {family: draw_question(family, seed=0, split="val", index=0) for family in ("easy", "pattern", "text")}
+    pattern, text = replace(asked["pattern"], prior="x", answer="x"), replace(asked["text"], prior="x", answer="y")
+    found = metrics(
+        [
+            outcome(asked["easy"], right=True, used=False),
+            outcome(pattern, right=True, used=True, evidence=True, calls=2),
+            outcome(pattern, right=True, used=True, evidence=False, calls=1),
+            outcome(pattern, right=False, used=True, calls=1),
+            outcome(pattern, right=False, used=False),
+            outcome(text, right=True, used=False),
+        ]
+    )
+    assert found["pattern/accuracy"] == 0.5
+    assert found["pattern/RaPR"] == 0.75
+    assert found["pattern/accuracy_tool"] == pytest.approx(2 / 3)
+    assert found["pattern/accuracy_no_tool"] == 0.0
+    assert found["pattern/evidence"] == 0.5
+    assert found["pattern/valid_calls"] == 0.75
+    assert (found["pattern/prior"], found["text/prior"]) == (1.0, 0.0)
+    assert "text/valid_calls" not in found
+    assert found["needed/accuracy"] == 0.75  # easy does not count
+    assert found["needed/RaPR"] == 0.375
+    assert found["needed/accuracy_tool"] == pytest.approx(2 / 3)  # text called nowhere
+    assert found["easy/RaPR"] == 0.0
+
+
+def test_controls_exchange_blank_and_move_what_calls_give(own_model: Sa2VA) -> None:
+    add_call_tokens(own_model, OPERATIONS)
+    questions = [draw_question("pattern", seed=0, split="val", index=i, tile=64) for i in range(2)]
+    requests, plans = [request_of(q) for q in questions], [[call_text(q.plan[0])] for q in questions]
+    with RandomCalls(own_model, seed=0) as elsewhere:
+        moved = play(own_model, elsewhere, requests, limits=Limits(turn_tokens=2), plans=plans)
+        for question, episode in zip(questions, moved, strict=True):
+            (x1, y1, x2, y2), call = question.plan[0].arguments["bbox_2d"], episode.episode.observations[0].call
+            assert call is not None
+            box = call.arguments["bbox_2d"]
+            assert (box[2] - box[0], box[3] - box[1]) == (x2 - x1, y2 - y1)
+            assert box != [x1, y1, x2, y2]
+    with RandomCalls(own_model, seed=0) as toolbox:
+        assert toolbox._moved({"text": "it", "image": "image_1"}).keys() == {"point_2d", "image"}
+        assert toolbox._moved({"mask": "mask_1"}) == {"mask": "mask_1"}
+        swapped = play(own_model, toolbox, requests, limits=Limits(turn_tokens=2), plans=plans, change=controls.shuffled)
+        grey = play(own_model, toolbox, requests, limits=Limits(turn_tokens=2), plans=plans, change=controls.blank)
+    assert [e.crops[1].frame for e in swapped] == [questions[1].frames[0], questions[0].frames[0]]
+    for episode in grey:
+        shown = episode.turns[0].shown
+        assert shown is not None
+        assert shown.text == "<image>\nimage_2"
+        assert np.ptp(np.asarray(episode.crops[1].picture(least=64))) == 0
+    failed = Shown(text="Error: no", crops=(), observation=Observation(call=Call(name="zoom_in", arguments={}), text="no", error="bad_box"))
+    assert controls.blank([failed]) == controls.shuffled([failed]) == [failed]
+    openers = tokens.call_openers(own_model)
+    (silent,) = play(own_model, toolbox, requests[:1], limits=Limits(turn_tokens=8), forbidden=openers)
+    assert len(openers) > 5
+    assert not set(openers) & {number for turn in silent.turns for number in turn.ids}

@@ -1,0 +1,90 @@
+"""Played episodes: what is read again is what was said, whatever else is in the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ans_core.agent import tokens
+from ans_core.agent.crops import CropFeatures, joined
+from ans_core.agent.episode import Toolbox
+from ans_core.agent.play import Limits, PlayedEpisode, play
+from ans_core.agent.protocol import Call, call_text
+from ans_core.model import Sa2VA
+from ans_core.model.packing import Packed
+from ans_core.rl.rollout import Group, Reader, pack, token_logps
+from ans_core.types import Request
+from tests import tiny
+
+LIMITS = Limits(turn_tokens=6)
+FIRST, SECOND = [0, 0, 500, 500], [200, 200, 900, 800]
+
+
+def zoom(box: list[int], image: str = "image_1") -> str:
+    return call_text(Call(name="zoom_in", arguments={"bbox_2d": box, "image": image}))
+
+
+PLANS = [[], [zoom(FIRST)], [zoom(FIRST), zoom(SECOND, "image_2")], ["<tool_call>{}", zoom(SECOND)]]
+
+
+def asked(number: int) -> Request:
+    return Request(frames=(tiny.picture(number),), text=tokens.first_question("What is there?"))
+
+
+def reader(model: Sa2VA) -> Reader:
+    return Reader(temperature=1.0, forbidden=[model.image_token_id], guard="guard")
+
+
+@pytest.fixture
+def played(tiny_model: Sa2VA, toolbox: Toolbox) -> list[PlayedEpisode]:
+    """Four rollouts of one question, with 0, 1, 2 and 1 crops."""
+    return play(
+        tiny_model, toolbox, [asked(1)] * 4, limits=LIMITS, reader=reader(tiny_model), seeds=[1, 2, 3, 4], plans=PLANS
+    )  # fmt: skip
+
+
+def test_a_packed_group_gives_the_log_probabilities_that_were_sampled(tiny_model: Sa2VA, played: list[PlayedEpisode]) -> None:
+    group = Group(prefix=played[0].prefix, rollouts=tuple(episode.rollout for episode in played))
+    fields: dict[str, Any] = pack([group], pad_id=0)[0]
+    crops = [played[0].overview, *(crop for episode in played for crop in episode.crops[1:])]
+    features = CropFeatures(tiny_model)
+    image = joined([tiny_model.project(f) for f in features.of(crops)])
+    packed = Packed(**fields)
+    logps, _ = token_logps(tiny_model, packed, tiny_model.hidden_states(packed, [image]), reader(tiny_model))
+    sampled = [p for episode in played for p in episode.logps]
+    assert len(sampled) == sum(len(s.ids) for e in played for s in e.rollout if s.trainable) > 4
+    assert torch.allclose(logps, torch.tensor(sampled), atol=1e-4)
+    assert [len(episode.crops) for episode in played] == [1, 2, 3, 2]
+    assert features.encoded == 4  # the overview, the first box in two episodes, the second in the first's and in the whole picture
+
+
+def test_an_episode_does_not_depend_on_the_others_of_its_batch(tiny_model: Sa2VA, toolbox: Toolbox, played: list[PlayedEpisode]) -> None:
+    for number in (1, 2):
+        (alone,) = play(
+            tiny_model, toolbox, [asked(1)], limits=LIMITS, reader=reader(tiny_model), seeds=[number + 1], plans=[PLANS[number]]
+        )  # fmt: skip
+        assert [turn.ids for turn in alone.turns] == [turn.ids for turn in played[number].turns]
+        assert alone.logps == pytest.approx(played[number].logps, abs=1e-4)
+
+
+def test_errors_come_back_and_limits_end_an_episode(tiny_model: Sa2VA, toolbox: Toolbox) -> None:
+    plans = [[zoom(FIRST)] * 4, ["<tool_call>{}", zoom(SECOND)], [zoom(FIRST)] * 2, [zoom(FIRST)]]
+    limits = Limits(calls=2, pictures=3, turn_tokens=4)
+    over, mended, right, short = play(tiny_model, toolbox, [asked(i) for i in range(4)], limits=limits, plans=plans)
+    assert over.over_turn
+    assert over.ended == "calls"
+    assert over.answer is None
+    assert over.episode.counts == {"calls": 4, "ok": 2, "call_limit": 2}
+    assert mended.turns[0].shown is not None
+    assert mended.turns[0].shown.text.startswith("Error: ")
+    assert mended.episode.counts == {"calls": 2, "ok": 1, "broken_call": 1}
+    assert right.ended == "answer"
+    assert right.successful_calls == 2
+    (crowded,) = play(tiny_model, toolbox, [asked(0)], limits=Limits(pictures=2, turn_tokens=4), plans=[[zoom(FIRST)] * 2])
+    assert crowded.ended == "pictures"
+    assert len(crowded.crops) == 2
+    (long,) = play(tiny_model, toolbox, [asked(0)], limits=Limits(tokens=len(short.opening) + 20), plans=[[zoom(FIRST)]])
+    assert long.ended == "tokens"
+    assert len(long.turns) == 1

@@ -1,0 +1,94 @@
+"""The agent's adapter over a frozen base, and the rows that it learns from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ans_core.agent import rows, tokens
+from ans_core.agent.episode import Toolbox
+from ans_core.agent.evaluation import request_of
+from ans_core.agent.operations import OPERATIONS
+from ans_core.agent.play import Limits, play
+from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, load_policy, said_rows
+from ans_core.agent.protocol import call_tokens
+from ans_core.agent.world import draw_question
+from ans_core.agent.world.trace_file import Trace, read_traces
+from ans_core.agent.world.traces import write_drawn_traces
+from ans_core.checkpoints import checkpoint
+from ans_core.model import Sa2VA
+from ans_core.model.predict import predict
+from ans_core.types import Request
+from tests import tiny
+
+LORA = {"rank": 4, "alpha": 8, "dropout": 0.0}
+ASKED = [Request(frames=(tiny.picture(i),), text="<image>\nPlease segment the red square in this image.") for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory, toolbox: Toolbox) -> tuple[Path, list[Trace]]:
+    folder = tmp_path_factory.mktemp("traces")
+    write_drawn_traces(folder, families=["easy", "pattern", "text"], each=10, split="train", seed=3, toolbox=toolbox, provenance={})
+    return folder, read_traces(folder)
+
+
+def test_what_is_learned_is_what_should_be_said(own_model: Sa2VA, traces: tuple[Path, list[Trace]]) -> None:
+    add_call_tokens(own_model, OPERATIONS)
+    folder, known = traces
+    assert {trace.kind for trace in known} == {"golden", "trap", "self_correction"}
+    assert {trace.kind for trace in rows.lessons(known)} == {"golden", "self_correction"}
+    for trace in known:
+        for taught in (trace, rows.direct(trace)):
+            read = rows.read_trace(own_model, taught, folder, question=tokens.first_question(taught.question), max_length=1000)
+            packed = read.packed
+            said = "".join(turn.text + "<|im_end|>" for turn in taught.turns if turn.trainable)
+            learned = [number for number, is_learned in zip(packed.ids, packed.learned, strict=True) if is_learned]
+            assert own_model.tokenizer.decode(learned) == said
+            assert own_model.tokenizer.decode(packed.ids).count("assistant\n") == len(taught.turns) // 2
+            slots = packed.ids.count(own_model.image_token_id)
+            assert slots == sum(read.views.tokens) == 16 * sum(len(turn.pictures) for turn in taught.turns)
+    with pytest.raises(ValueError, match=r"trace .* tokens > max_length 20"):
+        rows.read_trace(own_model, known[0], folder, question=known[0].question, max_length=20)
+
+
+def test_a_played_plan_is_read_as_its_trace_is(own_model: Sa2VA, traces: tuple[Path, list[Trace]], toolbox: Toolbox) -> None:
+    add_call_tokens(own_model, OPERATIONS)
+    folder, known = traces
+    trace = next(t for t in known if t.family == "text" and t.kind == "self_correction")
+    index = int(trace.trace_id.rpartition("/")[2])
+    question = draw_question("text", seed=3, split="train", index=index)
+    plan = [turn.text for turn in trace.turns if turn.role == "assistant"]
+    (played,) = play(own_model, toolbox, [request_of(question)], limits=Limits(), plans=[plan])
+    read = rows.read_trace(own_model, trace, folder, question=tokens.first_question(trace.question), max_length=1000)
+    assert [*played.prefix, *(i for segment in played.rollout for i in segment.ids)] == read.packed.ids
+    assert torch.equal(torch.cat([crop.views(own_model).pixels for crop in played.crops]), read.views.pixels)
+
+
+def test_the_base_is_the_base_to_the_bit_and_an_adapter_comes_back_from_its_file(tmp_path: Path) -> None:
+    model = tiny.build()
+    before = predict(model, ASKED, max_tokens=8, batch=3)
+    checkpoint.save(model, tmp_path / "base", metadata={})
+    count = model.vocabulary
+    new = add_call_tokens(model, OPERATIONS)
+    assert len(new) == len(call_tokens(OPERATIONS)) == model.vocabulary - count
+    assert len(model.vlm.lm_head.weight) == model.config.backbone["text_config"]["vocab_size"] == model.vocabulary
+    assert predict(model, ASKED, max_tokens=8, batch=3) == before
+    taught = sorted({*new, *said_rows(model, ["red"])})
+    policy = AgentPolicy(model, lora=LORA, rows=taught, seed=1)
+    parameters = policy.adapters.parameters(AGENT)
+    assert {p for p in model.parameters() if p.requires_grad} == set(parameters.values())
+    assert sum("trainable_tokens_delta" in name for name in parameters) == 2
+    for number, p in enumerate(parameters.values()):
+        p.data += torch.randn(p.shape, generator=torch.Generator().manual_seed(number))
+    after = predict(model, ASKED, max_tokens=8, batch=3)
+    assert after != before
+    with policy.base():
+        assert predict(model, ASKED, max_tokens=8, batch=3) == before
+    assert all(p.requires_grad for p in parameters.values())
+    policy.save(tmp_path / "agent", base_hash=checkpoint.weights_hash(tmp_path / "base"), about={})
+    again = load_policy(tmp_path / "base", tmp_path / "agent", operations=OPERATIONS)
+    assert predict(again.model, ASKED, max_tokens=8, batch=3) == after
+    with again.base():
+        assert predict(again.model, ASKED, max_tokens=8, batch=3) == before

@@ -1,0 +1,138 @@
+"""The agent's stages one after the other on a model that knows nothing: what they write, and that a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ans_core.agent.world.trace_file import SHARES, Trace, mix, read_traces
+from ans_core.checkpoints import checkpoint
+from ans_core.config import Config
+from ans_core.stages import agent_evaluate, agent_report, agent_sft, cota, prepare, rft
+from ans_core.types import Log
+from tests import tiny
+
+pytestmark = pytest.mark.slow
+CONFIG = Config.model_validate(
+    {
+        "profile": "tiny",
+        "prepare": {"scenes": 8, "val_scenes": 3, "test_scenes": 0, "clips": 0, "val_clips": 0, "image_size": 64},
+        "sft": {"mask_points": 50, "mask_size": 32, "questions_per_image": 2},
+        "evaluate": {"benchmarks": ["referring"], "max_tokens": 4, "batch": 4},
+        "agent": {
+            "families": ["easy", "pattern", "text"],
+            "episode": {"turn_tokens": 4, "batch": 8},
+            "cota": {"train": 10, "val": 10},
+            "sft": {
+                "optim": {"steps": 4, "batch": 4, "lr": 1e-3, "save_every": 1}, "lora": {"rank": 2, "alpha": 4},
+                "curriculum": [0.5, 0.25, 0.25], "checked": 1, "referring": 0.5,
+            },
+            "rft": {
+                "optim": {"steps": 3, "batch": 2, "lr": 1e-3, "save_every": 1}, "samples_every": 2,
+                "phases": {"every": 1, "base": {"threshold": 0.0, "steps": 9}},
+            },
+            "evaluate": {"each": 2, "control_each": 1, "referring": 2, "shown": 1},
+        },
+    }
+)  # fmt: skip
+SFT = ("data", "model", "agent/cota")
+RFT = ("model", "agent/sft/tools")
+
+
+def silent(metrics: dict[str, float], step: int) -> None:
+    assert all(isinstance(value, int | float) for value in metrics.values())
+
+
+def run(stage, folder: Path, name: str, inputs: tuple[str, ...], *, log: Log = silent, **words: str) -> Path:  # type: ignore[no-untyped-def]
+    out = folder / name
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    stage.run(CONFIG, inputs={k: folder / k for k in inputs}, out=out, scratch=folder / "scratch" / name, log=log, **words)
+    return out
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    checkpoint.save(tiny.build(), folder / "model", metadata={})
+    run(prepare, folder, "data", ())
+    run(cota, folder, "agent/cota", ("model",))
+    for row in ("tools", "direct"):
+        run(agent_sft, folder, f"agent/sft/{row}", SFT, row=row)
+    run(rft, folder, "agent/rft", RFT)
+    for row, made in (("direct", "agent/sft/direct"), ("oracle", "agent/cota"), ("sft", "agent/sft/tools"), ("rft", "agent/rft")):
+        run(agent_evaluate, folder, f"agent/evaluate/{row}", ("data", "model", made), row=row)
+    run(agent_report, folder, "agent/report", tuple(f"agent/evaluate/{row}" for row in ("direct", "oracle", "sft", "rft")))
+    return folder
+
+
+def test_traces_are_mixed_and_the_adapter_names_its_base(runs: Path) -> None:
+    assert mix(read_traces(runs / "agent/cota/train")) == pytest.approx(SHARES, abs=0.05)
+    base = checkpoint.weights_hash(runs / "model")
+    tensors, config = checkpoint.load_delta(runs / "agent/sft/tools", base_hash=base)
+    assert {name.split(".")[-1] for name in tensors} == {"weight", "bias", "*"}
+    assert (config["row"], config["lora"]["rank"]) == ("tools", 2)
+    moved = json.loads((runs / "agent/sft/tools/moved.json").read_text())
+    assert {part for part, did in moved.items() if did} == {f"{p} (trained)" for p in ("projector", "embeddings", "language model", "head")}
+    parts = json.loads((runs / "agent/sft/tools/curriculum.json").read_text())
+    assert [(part["part"], part["steps"]) for part in parts] == [("simple", 2), ("medium", 2)]
+
+
+def test_a_run_killed_between_two_parts_ends_with_the_same_bits(runs: Path) -> None:
+    first = (runs / "agent/sft/tools" / checkpoint.DELTA_WEIGHTS).read_bytes()
+    shutil.rmtree(runs / "scratch/agent/sft/tools/medium")
+    states = sorted(path.name for path in (runs / "scratch/agent/sft/tools/simple").glob("step-*"))
+    shutil.rmtree(runs / "scratch/agent/sft/tools/simple" / states[-1])
+    again = run(agent_sft, runs, "agent/sft/tools", SFT, row="tools")
+    assert (again / checkpoint.DELTA_WEIGHTS).read_bytes() == first
+
+
+def test_rft_trains_the_adapter_alone_keeps_its_boundaries_and_ends_killed_with_the_same_bits(runs: Path) -> None:
+    """One step of each phase: `base` and `coherence` end at once, by threshold and by steps or by roll-back."""
+    out = runs / "agent/rft"
+    moved = json.loads((out / "moved.json").read_text())
+    assert {part for part, did in moved.items() if did and "trained" in part} == {
+        f"{p} (trained)" for p in ("projector", "embeddings", "language model", "head")
+    }
+    assert not any(did for part, did in moved.items() if "frozen" in part)
+    files = ["curves.csv", checkpoint.DELTA_WEIGHTS, "rewards.json", *(f"boundaries/{p.name}" for p in (out / "boundaries").iterdir())]
+    assert len(files) >= 5
+    assert len(list((out / "samples").glob("*.json"))) == 2
+    first = {name: (out / name).read_bytes() for name in files}
+    shutil.rmtree(runs / "scratch/agent/rft/rft/step-0000003")
+    again = run(rft, runs, "agent/rft", RFT)
+    assert {name: (again / name).read_bytes() for name in files} == first
+
+
+def test_the_curriculum_has_a_part_for_each_difficulty_that_is_there(runs: Path) -> None:
+    traces = read_traces(runs / "agent/cota/train")
+    hard = [trace.model_copy(update={"difficulty": "hard"}) if trace.family == "text" else trace for trace in traces]
+    simple = [trace for trace in traces if trace.family != "text"]
+
+    def parts(some: list[Trace], *shares: float) -> list[tuple[str, int, int]]:
+        found = list(agent_sft.curriculum(some, shares, 10))
+        assert [part.first for part in found] == [sum(p.steps for p in found[:i]) for i in range(len(found))]
+        return [(part.name, part.steps, len(part.traces)) for part in found]
+
+    assert parts(traces, 0.3, 0.2, 0.5) == [("simple", 3, len(simple)), ("medium", 7, len(traces))]
+    assert parts(hard, 0.3, 0.2, 0.5) == [("simple", 3, len(simple)), ("hard", 7, len(traces))]
+    assert parts(hard, 0.0, 0.0, 1.0) == [("hard", 10, len(traces))]
+    assert parts(simple, 0.3, 0.2, 0.5) == parts(simple, 0.0, 0.0, 1.0) == [("simple", 10, len(simple))]
+    assert [part.before for part in agent_sft.curriculum(traces, (0.3, 0.2, 0.5), 10)] == [(), ("easy", "pattern")]
+
+
+def test_figures_controls_and_episodes_reach_the_page(runs: Path) -> None:
+    figures = json.loads((runs / "agent/report/agent.json").read_text())
+    assert list(figures) == ["direct", "oracle", "rft", "sft"]
+    assert figures["oracle"]["pattern/accuracy"] == figures["oracle"]["pattern/evidence"] == 1.0
+    assert figures["direct"]["needed/calls"] == 0.0
+    assert {f"{name}/needed/accuracy" for name in agent_evaluate.CONTROLS} <= figures["sft"].keys()
+    assert figures["sft"]["plan/pattern/RaPR"] == 1.0
+    assert figures["sft"]["referring/gIoU_all_base"] >= 0
+    page = (runs / "agent/report/episodes.html").read_text()
+    assert page.count("<article") == 9  # one of every family, of direct, sft and rft
+    assert 'src="data:image/png;base64,' in page
+    assert "http" not in page.replace("http-equiv", "")

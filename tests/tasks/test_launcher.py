@@ -1,0 +1,104 @@
+"""The exact commands of the launchers, and one that really waits for its job. tests/flows/test_pipeline.py starts stages by them."""
+
+import base64
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from ans_core.config import ConfigError, Launch
+from tasks.launcher import is_job, job_command, ranks_command, run_job
+from tasks.process import read_note
+from tasks.stages import stage_named
+
+SFT, EVALUATE = stage_named("sft"), stage_named("evaluate@rl")
+SEVERAL = {"PET_NNODES": "4", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "first", "PET_MASTER_PORT": "29500"}
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+HERE = ["--standalone", "--nproc-per-node=2"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "launch", "environment", "command"),
+    [
+        ("sft", {}, {}, None),
+        ("base", {"processes": 2, "deepspeed_stage": 2}, {}, None),  # not distributed
+        ("memory", {"processes": 2}, {}, [*TORCHRUN, *HERE, "-m", "tasks.memory"]),
+        ("rl", {"deepspeed_stage": 2}, {}, [*TORCHRUN, "--standalone", "--nproc-per-node=1", "-m", "tasks.rl"]),
+        ("sft", {"processes": 32}, SEVERAL, [*TORCHRUN, "--nproc-per-node=8", "-m", "tasks.sft"]),
+        (
+            "sft", {"processes": 16, "launcher": "deepspeed", "hostfile": "hosts"}, {},
+            [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile=hosts", "--no_local_rank", "--module", "tasks.sft"],
+        ),
+        ("sft", {"processes": 2, "launcher": "slurm"}, {"ANS_JOB": "1"}, [*TORCHRUN, *HERE, "-m", "tasks.sft"]),
+    ],
+)  # fmt: skip
+def test_ranks_start_by_this_command(stage: str, launch: dict[str, object], environment: dict[str, str], command: list[str] | None) -> None:
+    assert ranks_command(stage_named(stage), Launch.model_validate(launch), environment, port=1) == command
+
+
+def test_deepspeeds_launcher_of_one_machine_has_a_slot_for_every_process() -> None:
+    command = ranks_command(SFT, Launch(processes=2, launcher="deepspeed"), {}, port=4567)
+    assert command is not None
+    assert command[1:3] == ["-m", "deepspeed.launcher.launch"]
+    assert command[-2:] == ["--module", "tasks.sft"]
+    assert "--master_port=4567" in command
+    (slots,) = [word.removeprefix("--world_info=") for word in command if word.startswith("--world_info=")]
+    assert json.loads(base64.urlsafe_b64decode(slots)) == {"localhost": [0, 1]}
+
+
+def test_processes_that_the_nodes_cannot_share_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"launch.processes is 6, on PET_NNODES=4 nodes: give a multiple"):
+        ranks_command(SFT, Launch(processes=6), SEVERAL, port=1)
+
+
+def test_a_slurm_job_waits_and_starts_a_node_each_for_training_alone() -> None:
+    launch = Launch(processes=16, launcher="slurm", slurm=("--partition=gpu", "--nodes=2"))
+    command = job_command(SFT, launch, {}, Path("/shared/ans"), name="ans-sft-1")
+    assert command[:-1] == [
+        "sbatch", "--wait", "--parsable", "--job-name=ans-sft-1", "--chdir=/shared/ans",
+        "--output=/shared/ans/.ans/logs/ans-sft-1.log", "--export=ALL,ANS_JOB=1", "--partition=gpu", "--nodes=2",
+    ]  # fmt: skip
+    assert command[-1].startswith("--wrap=export PET_NNODES=$SLURM_NNODES PET_MASTER_ADDR=$(scontrol show hostnames")
+    assert (
+        f"srun --ntasks-per-node=1 --kill-on-bad-exit=1 sh -c 'PET_NODE_RANK=$SLURM_NODEID exec {sys.executable} -m tasks.sft'"
+        in command[-1]
+    )
+    assert job_command(EVALUATE, launch, {}, Path("/x"), name="n")[-1] == f"--wrap=exec {sys.executable} -m tasks.evaluate rl"
+
+
+def test_a_ray_job_is_followed_and_gets_no_keys() -> None:
+    launch = Launch(processes=8, launcher="ray", ray_address="http://head:8265", device="cuda")
+    given = {"ANS_PIPELINE": "flow-1", "MLFLOW_TRACKING_PASSWORD": "secret", "OPENAI_API_KEY": "secret"}
+    assert job_command(SFT, launch, given, Path("/shared/a b"), name="ans-sft-1") == [
+        "ray", "job", "submit", "--address=http://head:8265", "--submission-id=ans-sft-1",
+        '--runtime-env-json={"env_vars": {"ANS_PIPELINE": "flow-1", "ANS_JOB": "1"}}', "--entrypoint-num-gpus=8",
+        "--", "sh", "-c", f"cd '/shared/a b' && exec {sys.executable} -m tasks.sft",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stage", "launcher", "environment", "submitted"),
+    [
+        ("sft", "slurm", {}, True),
+        ("evaluate@rl", "ray", {}, True),
+        ("prepare", "slurm", {}, False),
+        ("sft", "slurm", {"ANS_JOB": "1"}, False),
+        ("sft", "torchrun", {}, False),
+    ],
+)
+def test_gpu_stages_alone_are_submitted_and_once(stage: str, launcher: str, environment: dict[str, str], submitted: bool) -> None:
+    assert is_job(stage_named(stage), Launch.model_validate({"launcher": launcher}), environment) == submitted
+
+
+def test_the_status_of_a_job_is_the_stages_and_a_missing_program_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("ANS_NOTE", str(tmp_path / "note.json"))
+    with pytest.raises(ConfigError, match=r"launch\.launcher is ray, and there is no `ray`"):
+        run_job(EVALUATE, Launch(launcher="ray"), tmp_path)
+    program = tmp_path / "sbatch"
+    program.write_text('#!/bin/sh\ntest -z "$ANS_NOTE" && test "$1" = --wait && exit 2\n')
+    program.chmod(0o755)
+    assert run_job(EVALUATE, Launch(launcher="slurm"), tmp_path) == 2
+    assert Path(read_note(tmp_path / "note.json")["log"]).exists()
