@@ -21,7 +21,7 @@ def generate(model: Sa2VA, prompted: PrefilledBatch, *, max_tokens: int, forbidd
     Image slots are suppressed: no picture could fill them when the answer is read again. So are `forbidden` tokens.
     """
     width = model.vlm.config.text_config.hidden_size
-    if model.backbone.token_width > width:
+    if prompted.embeds[..., width:].any():
         prompted = read_ahead(model, prompted)  # `generate` knows nothing of what is added to the cells of regions in inner layers
     out = model.backbone.generate(
         **prompted.generate_inputs(torch.arange(len(prompted.embeds), device=model.device), width=width),

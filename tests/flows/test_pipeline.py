@@ -317,6 +317,8 @@ def test_every_launcher_starts_two_processes_which_are_one_run_in_mlflow(workspa
 
 def test_the_agents_stages_run_beside_the_pipeline_and_leave_it_alone(finished: tuple[Path, str]) -> None:
     workspace, _ = finished
+    ans(workspace, "profile", "smoke", "--force")
+    dvc(workspace, "repro")  # an experiment before may have left its settings and outputs
     lock = (workspace / "dvc.lock").read_bytes()
     executed(workspace)
     told = ans(workspace, "run", "--agent")
