@@ -133,6 +133,7 @@ def test_episodes_are_learned_as_they_were_sampled(toolbox: Toolbox) -> None:
     assert all(".policy." in n for n in learned)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("planned")
 def test_an_agents_run_goes_on_to_the_same_bits(toolbox: Toolbox) -> None:
     """Killed between two updates on the same episodes: pictures are encoded anew from the file and the box."""

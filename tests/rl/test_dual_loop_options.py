@@ -55,6 +55,7 @@ def test_inner_steps_learn_from_the_same_rollouts_against_the_policy_that_acted(
     assert not loops(tiny.build()).waiting
 
 
+@pytest.mark.slow
 def test_a_run_killed_between_inner_steps_goes_on_to_the_same_bits(own_model: Sa2VA):
     """State after step 0 of 3 (rollouts still to be learned from), through the bytes of a file that may hold no code."""
 
