@@ -86,9 +86,27 @@ def prefect_api(here: Path) -> Iterator[None]:
     """Use the server that PREFECT_API_URL names, else a temporary one. Import flows inside."""
     quiet_prefect(here)
     with ExitStack() as stack:
-        if "PREFECT_API_URL" not in os.environ:
+        if url := os.environ.get("PREFECT_API_URL"):
+            check_server(url)
+        else:
             os.environ.update(stack.enter_context(prefect_server(here, temporary=True)))
         yield
+
+
+def check_server(url: str) -> None:
+    """Raise OSError if no Prefect server answers at PREFECT_API_URL, or if it wants another key."""
+    import httpx
+    from prefect.client.orchestration import get_client
+
+    try:
+        with get_client(sync_client=True) as client:
+            client.raise_for_api_version_mismatch()
+    except (RuntimeError, httpx.HTTPError) as error:
+        if isinstance(error, httpx.HTTPStatusError):
+            remedy = "set PREFECT_API_AUTH_STRING to the key that `ans server` printed"
+        else:
+            remedy = "start it (`ans server`), or unset PREFECT_API_URL for a temporary server"
+        raise OSError(f"PREFECT_API_URL names {url}: {str(error.__cause__ or error).splitlines()[0]}; {remedy}") from error
 
 
 def print_result(rows: list[tuple[str, str, float]], here: Path, profile: str, took_s: float) -> None:

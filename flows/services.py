@@ -94,8 +94,11 @@ def start_prefect(here: Path, port: int) -> Service:
     return service("prefect", process, f"http://{HOST}:{port}", key=said[1])
 
 
-MLFLOW = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""One process instead of fifteen: nothing here needs its queue of jobs."""
+MLFLOW = {
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # one process instead of fifteen: nothing here needs its queue of jobs
+    "MLFLOW_ENABLE_ASSISTANT_SANDBOX": "true",  # else its assistant runs commands as this user for every program of the machine
+    "MLFLOW_ENABLE_AI_GATEWAY": "false",
+}
 
 
 def mlflow_command(here: Path, port: int) -> list[str]:
