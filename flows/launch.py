@@ -121,7 +121,7 @@ def print_result(rows: list[tuple[str, str, float]], here: Path, profile: str, t
     binaries = Path(sys.executable).parent
     where = binaries.relative_to(here) if binaries.is_relative_to(here) else binaries
     print(f"report:    {here / 'runs' / profile / 'report/report.html'}")
-    print("runs:      make ui     (MLflow on http://127.0.0.1:5000)")
+    print("runs:      make ui     (MLflow; it prints the address of their table)")
     print(f"changes:   {where}/dvc metrics diff")
     print(f"schedule:  {where}/ans server     (Prefect server, deployments and a worker)")
 

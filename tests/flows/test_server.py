@@ -341,7 +341,7 @@ def mlflow_away_for_a_while(workspace: Path, server: dict[str, Any], ports: list
     assert dvc.wait(LIMIT_S) == 0
     assert "MLflow takes nothing at present" in (workspace / "away.log").read_text()
     assert stage_runs(workspace)["prepare"][0] == "RUNNING"
-    ans(workspace, "up", *ports)
+    assert "/runs?workflowType=machine_learning" in ans(workspace, "up", *ports)
     run(workspace, "-m", "dvc", "repro", "base", MLFLOW_TRACKING_URI=server["url"])
     assert stage_runs(workspace) == {"prepare": ("FINISHED", 6), "base": ("FINISHED", 6)}
 
