@@ -292,7 +292,8 @@ def up(arguments: argparse.Namespace) -> int:
     """Prefect server with a worker, and MLflow's page, in the background on this machine; prints their addresses."""
     from flows import services
 
-    print("\n".join(services.told(services.up(root(), port=arguments.port, ui_port=arguments.ui_port))))
+    here = root()
+    print("\n".join(services.told(services.up(here, port=arguments.port, ui_port=arguments.ui_port), here)))
     return 0
 
 

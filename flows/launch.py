@@ -86,9 +86,27 @@ def prefect_api(here: Path) -> Iterator[None]:
     """Use the server that PREFECT_API_URL names, else a temporary one. Import flows inside."""
     quiet_prefect(here)
     with ExitStack() as stack:
-        if "PREFECT_API_URL" not in os.environ:
+        if url := os.environ.get("PREFECT_API_URL"):
+            check_server(url)
+        else:
             os.environ.update(stack.enter_context(prefect_server(here, temporary=True)))
         yield
+
+
+def check_server(url: str) -> None:
+    """Raise OSError if no Prefect server answers at PREFECT_API_URL, or if it wants another key."""
+    import httpx
+    from prefect.client.orchestration import get_client
+
+    try:
+        with get_client(sync_client=True) as client:
+            client.raise_for_api_version_mismatch()
+    except (RuntimeError, httpx.HTTPError) as error:
+        if isinstance(error, httpx.HTTPStatusError):
+            remedy = "set PREFECT_API_AUTH_STRING to the key that `ans server` printed"
+        else:
+            remedy = "start it (`ans server`), or unset PREFECT_API_URL for a temporary server"
+        raise OSError(f"PREFECT_API_URL names {url}: {str(error.__cause__ or error).splitlines()[0]}; {remedy}") from error
 
 
 def print_result(rows: list[tuple[str, str, float]], here: Path, profile: str, took_s: float) -> None:
@@ -103,7 +121,7 @@ def print_result(rows: list[tuple[str, str, float]], here: Path, profile: str, t
     binaries = Path(sys.executable).parent
     where = binaries.relative_to(here) if binaries.is_relative_to(here) else binaries
     print(f"report:    {here / 'runs' / profile / 'report/report.html'}")
-    print("runs:      make ui     (MLflow on http://127.0.0.1:5000)")
+    print("runs:      make ui     (MLflow; it prints the address of their table)")
     print(f"changes:   {where}/dvc metrics diff")
     print(f"schedule:  {where}/ans server     (Prefect server, deployments and a worker)")
 

@@ -10,10 +10,11 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import psutil
 from flows.doctor import locks, scratch
 from flows.paths import environment, root
 from flows.prefect_server import HOST, wait_for
+from tasks.tracking import EXPERIMENT
 
 UP_S = 300.0
 DOWN_S = 60.0
@@ -94,8 +96,11 @@ def start_prefect(here: Path, port: int) -> Service:
     return service("prefect", process, f"http://{HOST}:{port}", key=said[1])
 
 
-MLFLOW = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-"""One process instead of fifteen: nothing here needs its queue of jobs."""
+MLFLOW = {
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # one process instead of fifteen: nothing here needs its queue of jobs
+    "MLFLOW_ENABLE_ASSISTANT_SANDBOX": "true",  # else its assistant runs commands as this user for every program of the machine
+    "MLFLOW_ENABLE_AI_GATEWAY": "false",
+}
 
 
 def mlflow_command(here: Path, port: int) -> list[str]:
@@ -161,9 +166,21 @@ def down(here: Path) -> list[str]:
     return ended
 
 
-def told(services: list[Service]) -> list[str]:
+def runs_page(here: Path, url: str) -> str:
+    """Return the address of the table of runs; at its bare address MLflow shows pages for prompts and traces, whatever the experiment's
+    kind is."""
+    found = None
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{(here / '.ans/mlflow.db').as_uri()}?mode=ro", uri=True)) as store:
+        found = store.execute("SELECT experiment_id FROM experiments WHERE name = ?", (EXPERIMENT,)).fetchone()
+    return f"{url}/#/{f'experiments/{found[0]}/runs' if found else 'experiments'}?workflowType=machine_learning"
+
+
+def told(services: list[Service], here: Path) -> list[str]:
     """Return lines for a person: addresses, and how to start a deployment."""
-    lines = [f"{service.name:<8} {service.url}" + (f"  (key: {service.key})" if service.key else "") for service in services]
+    lines = []
+    for service in services:
+        address = service.url if service.key else runs_page(here, service.url)
+        lines.append(f"{service.name:<8} {address}" + (f"  (key: {service.key})" if service.key else ""))
     for prefect in (service for service in services if service.key):
         variables = f"PREFECT_API_URL={prefect.url}/api PREFECT_API_AUTH_STRING={prefect.key}"
         lines.append(f"{variables} prefect deployment run full-pipeline/tiny")
@@ -173,7 +190,7 @@ def told(services: list[Service]) -> list[str]:
 def status(here: Path) -> list[str]:
     """Return what is up, what is at work, and what waits to be resumed."""
     services = known(here)
-    lines = [line for service in services if service.lives for line in told([service])]
+    lines = [line for service in services if service.lives for line in told([service], here)]
     lines += [f"{service.name:<8} is gone; `ans up` starts it again" for service in services if not service.lives]
     return [*(lines or ["no services: `ans up` starts them"]), *(finding.what for finding in [*locks(here), scratch(here)])]
 
@@ -181,4 +198,5 @@ def status(here: Path) -> list[str]:
 if __name__ == "__main__":
     (root() / ".ans").mkdir(exist_ok=True)
     page = mlflow_command(root(), int(sys.argv[1]))
+    print(f"MLflow: {runs_page(root(), f'http://{HOST}:{sys.argv[1]}')}", flush=True)
     os.execve(page[0], page, environment() | MLFLOW)

@@ -144,7 +144,7 @@ def parent_run(
             log_params(mlflow, found[0].info.run_id, settings)
         return str(found[0].info.run_id)
     tags = {"ans.pipeline": key, "ans.kind": "pipeline", "ans.profile": profile, "ans.pid": str(pid), **where_from(root)}
-    tags["mlflow.source.name"] = "flows/pipeline.py" if "ANS_PIPELINE" in os.environ else "dvc.yaml"
+    tags["mlflow.source.name"] = "flows/pipeline.py" if key.startswith("flow-") else "dvc.yaml"
     name = f"{profile} {clock(start_ms)}"
     run = str(mlflow.create_run(experiment, start_time=start_ms, tags=tags, run_name=name).info.run_id)
     log_params(mlflow, run, settings)

@@ -46,6 +46,7 @@ def test_every_deployment_points_at_a_function_that_is_a_flow() -> None:
         file, _, name = deployment["entrypoint"].partition(":")
         flow = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name)
         assert set(deployment.get("parameters", {})) <= set(flow.parameters.properties), deployment["name"]
+        assert "concurrency_limit" not in deployment  # a replaced server knows no slots, and its runs at work end as Crashed (prefect.yaml)
 
 
 def test_every_path_of_the_readmes_file_tree_exists() -> None:

@@ -193,6 +193,8 @@ def test_the_services_of_compose_run_a_stage_share_its_result_and_keep_their_sec
     runs = httpx.post(experiments.replace("experiments", "runs"), json=asked_runs, auth=account, timeout=60).json()["runs"]
     assert {run["info"]["status"] for run in runs} == {"FINISHED"}
     assert len(runs) == 2
+    listed = httpx.get(f"http://127.0.0.1:{services.ports['minio']}/mlflow", params={"list-type": 2}, timeout=60).text
+    assert "/artifacts/about.json</Key>" in listed  # of the stage's run
 
     def dvc(*command: str) -> str:
         return subprocess.run(

@@ -271,6 +271,14 @@ def test_a_mistake_in_the_settings_stops_before_work_and_is_not_tried_again(work
     assert executed(workspace) == []
 
 
+def test_a_server_that_is_away_is_said_before_work(workspace: Path) -> None:
+    shown = ans(workspace, "run", status=2, PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert shown.startswith("ans: PREFECT_API_URL names http://127.0.0.1:9/api: ")
+    assert "start it (`ans server`), or unset PREFECT_API_URL" in shown
+    assert shown.count("\n") == 1
+    assert executed(workspace) == []
+
+
 def test_a_second_run_in_one_workspace_waits_and_says_so(workspace: Path) -> None:
     process = start_stalled(workspace, ["-m", "flows.cli", "run"], "prepare:1")
     second = subprocess.Popen(

@@ -7,11 +7,13 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -161,20 +163,46 @@ def test_deployments_are_scheduled_and_run_by_the_worker(served: Served) -> None
     assert "| report | ran |" in page["data"]
     assert "report/report.html" in page["data"]
     assert "Data and pipelines are up to date" in run(served.workspace, "-m", "dvc", "repro")
+    late_nights_run_one_after_the_other(served)
+
+
+def late_nights_run_one_after_the_other(served: Served) -> None:
+    """As after a clock that jumped, or a machine that slept: the times of two scheduled runs are past. The second one has nothing to do."""
+    is_nightly = {"deployments": {"name": {"any_": ["nightly"]}}, "sort": "EXPECTED_START_TIME_ASC"}
+    nights = served.authorized("flow_runs/filter", is_nightly)[:2]
+    for night, hours in zip(nights, (48, 24), strict=True):
+        past = datetime.now(UTC) - timedelta(hours=hours)
+        state = {"type": "SCHEDULED", "name": "Scheduled", "state_details": {"scheduled_time": past.isoformat()}}
+        served.authorized(f"flow_runs/{night['id']}/set_state", {"state": state, "force": True})
+
+    def states() -> list[str]:
+        return [served.authorized(f"flow_runs/{night['id']}", None, method="GET")["state"]["type"] for night in nights]
+
+    until(lambda: not {"SCHEDULED", "PENDING", "RUNNING"} & set(states()), "the late nights do not run")
+    assert states() == ["COMPLETED", "COMPLETED"]
+    assert executed(served.workspace) == ["evaluate@rl from 0"]
+    assert "SCHEDULED" in served.flow_runs("nightly")  # the nights to come
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3 * LIMIT_S)
-def test_a_run_ends_with_its_killed_worker_and_the_next_one_gets_its_place(served: Served) -> None:
+def test_a_run_ends_when_cancelled_or_with_its_killed_worker_and_the_next_one_gets_its_place(served: Served) -> None:
     client = {"PREFECT_API_URL": served.api, "PREFECT_API_AUTH_STRING": served.key}
     before = served.flow_runs("smoke").count("COMPLETED")
     stalled = served.authorized("deployments/name/full-pipeline/smoke", None, method="GET")["id"]
-    body = {"name": "stalls", "job_variables": {"env": {"FAKE_STALL": "prepare:1"}}}
+    body: dict[str, Any] = {"name": "stalls", "job_variables": {"env": {"FAKE_STALL": "prepare:1"}}}
     run(served.workspace, "-m", "flows.cli", "profile", "smoke", "seed=7", "--force")
+    cancelled = served.authorized(f"deployments/{stalled}/create_flow_run", body)["id"]
+    until(lambda: (served.workspace / "executed.txt").exists(), "the stage never started")
+    served.authorized(f"flow_runs/{cancelled}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    until(lambda: not served.at_work("tasks.prepare"), "the stage outlives its cancelled run")
+    until(lambda: served.authorized(f"flow_runs/{cancelled}", None, method="GET")["state"]["type"] == "CANCELLED", "it stays open")
+    executed(served.workspace)
+    body["job_variables"]["env"]["FAKE_STALL"] = "prepare:3"
     run_id = served.authorized(f"deployments/{stalled}/create_flow_run", body)["id"]
     running = {"state": {"type": "RUNNING", "name": "Running"}}  # as a flow leaves it that can't report its end
     orphan = served.authorized(f"deployments/{stalled}/create_flow_run", running)["id"]
-    until(lambda: served.at_work("tasks.prepare"), "the stage never started")
+    until(lambda: (served.workspace / "executed.txt").exists(), "the stage never started")
     (worker,) = [process for process in served.at_work("worker") if "start" in words_of(process)]
     worker.kill()
     until(lambda: not served.at_work("tasks.prepare"), "the stage outlives its worker")
@@ -185,6 +213,8 @@ def test_a_run_ends_with_its_killed_worker_and_the_next_one_gets_its_place(serve
     until(lambda: states() == {"CRASHED"}, f"the runs stay {states()}")
     run(served.workspace, "-m", "prefect", "deployment", "run", "full-pipeline/smoke", **client)
     until(lambda: served.flow_runs("smoke").count("COMPLETED") == before + 1, "the next run does not get its place")
+    assert executed(served.workspace)[:2] == ["prepare from 2", "prepare from 4"]  # each went on where the one before stood
+    assert "no MLflow run is stuck" in ans(served.workspace, "doctor", "--look-only", status=None)
 
 
 @pytest.mark.slow
@@ -237,10 +267,15 @@ def test_only_the_servers_own_address_is_answered(scope: str, headers: dict[str,
 def test_the_page_of_mlflow_answers_its_own_address_alone_and_is_few_processes(tmp_path: Path) -> None:
     (tmp_path / "profiles").mkdir()
     (tmp_path / "dvc.yaml").touch()  # a checkout
+    (tmp_path / "bin").mkdir()
+    agent = tmp_path / "bin/claude"  # MLflow's assistant starts one on the server's machine
+    agent.write_text(f"#!/bin/sh\ntouch {tmp_path}/owned\n")
+    agent.chmod(0o755)
     port = free_port()
+    environ = environment(ROOT, HOME=str(tmp_path)) | {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     server = subprocess.Popen(
         [sys.executable, "-m", "flows.services", str(port)], cwd=tmp_path, start_new_session=True, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, env=environment(ROOT),
+        stderr=subprocess.DEVNULL, env=environ,
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
 
@@ -257,6 +292,10 @@ def test_the_page_of_mlflow_answers_its_own_address_alone_and_is_few_processes(t
         assert status("experiments/create") == 200
         assert len(psutil.Process(server.pid).children(recursive=True)) <= 4
         assert (tmp_path / ".ans/mlflow.db").exists()
+        assistant = f"{url}/ajax-api/3.0/mlflow/assistant"
+        asked = httpx.post(f"{assistant}/message", json={"message": "hello"}, timeout=60).json()
+        assert "could not start" in httpx.get(f"{url}{asked['stream_url']}", timeout=60).text
+        assert not (tmp_path / "owned").exists()
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
@@ -276,11 +315,42 @@ def test_up_status_and_down(tmp_path: Path) -> None:
         )
         assert (prefect.status_code, mlflow.status_code) == (200, 200)
         assert ans(workspace, "up") == first  # what runs is left alone
-        os.killpg(record[1]["pid"], signal.SIGKILL)
-        assert "mlflow   is gone" in ans(workspace, "status")
-        assert "nothing is running in this workspace" in ans(workspace, "status")
+        mlflow_away_for_a_while(workspace, record[1], ports)
+        os.killpg(json.loads((workspace / ".ans/services.json").read_text())[1]["pid"], signal.SIGKILL)
+        shown = ans(workspace, "status")
+        assert "mlflow   is gone" in shown
+        assert "nothing is running in this workspace" in shown
         assert ans(workspace, "down").strip() == "ended: prefect"
         assert not living(workspace)
         assert "nothing was up" in ans(workspace, "down")
     finally:
         end_all(workspace)
+
+
+def mlflow_away_for_a_while(workspace: Path, server: dict[str, Any], ports: list[str]) -> None:
+    """Kill MLflow's server in the middle of a stage, which ends meanwhile; the next stage, on a new server, brings all of its metrics."""
+    environ = environment(workspace, MLFLOW_TRACKING_URI=server["url"], FAKE_STALL="prepare:2")
+    with (workspace / "away.log").open("w") as file:
+        dvc = subprocess.Popen([sys.executable, "-m", "dvc", "repro", "prepare"], cwd=workspace, env=environ, stdout=file, stderr=file)
+    until(lambda: list((workspace / ".ans/scratch/smoke").glob("prepare/*/step")) or dvc.poll() is not None, "the stage never started")
+    until(lambda: stage_runs(workspace) or dvc.poll() is not None, "MLflow never heard of the stage")
+    os.killpg(server["pid"], signal.SIGKILL)
+    for process in living(workspace):
+        if "tasks.prepare" in words_of(process) and process.ppid() == dvc.pid:
+            process.send_signal(signal.SIGUSR1)
+    assert dvc.wait(LIMIT_S) == 0
+    assert "MLflow takes nothing at present" in (workspace / "away.log").read_text()
+    assert stage_runs(workspace)["prepare"][0] == "RUNNING"
+    assert "/runs?workflowType=machine_learning" in ans(workspace, "up", *ports)
+    run(workspace, "-m", "dvc", "repro", "base", MLFLOW_TRACKING_URI=server["url"])
+    assert stage_runs(workspace) == {"prepare": ("FINISHED", 6), "base": ("FINISHED", 6)}
+
+
+def stage_runs(workspace: Path) -> dict[str, tuple[str, int]]:
+    """Status of each stage's run, and how many steps its curve has."""
+    with sqlite3.connect(workspace / ".ans/mlflow.db") as database:
+        found = database.execute(
+            "SELECT value, status, (SELECT COUNT(*) FROM metrics WHERE metrics.run_uuid = runs.run_uuid AND metrics.key = 'loss') "
+            "FROM runs JOIN tags ON tags.run_uuid = runs.run_uuid AND tags.key = 'ans.stage'"
+        ).fetchall()
+    return {stage: (status, steps) for stage, status, steps in found}
