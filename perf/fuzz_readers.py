@@ -235,7 +235,7 @@ def attempt(root: Path, form: str, folder: str) -> tuple[str, str]:
     left_out = LeftOut()
     logging.getLogger().addHandler(left_out)
     try:
-        check_pictures(FORMATS[form](root / folder, name="d", split=split), where=str(root / folder))
+        check_pictures(list(FORMATS[form](root / folder, name="d", split=split)), where=str(root / folder))
     except DataError as error:
         return ("refused by name", "") if str(root) in str(error) else ("refused without a name", str(error))
     except Exception:  # noqa: BLE001 - what is counted

@@ -113,7 +113,7 @@ def test_a_data_set_is_read_again_only_when_its_files_have_changed(own: tuple[Pa
     reads: list[str] = []
     reader = data.FORMATS["annotations"]
 
-    def counted(path: Path, *, name: str, split: str) -> list[Sample]:
+    def counted(path: Path, *, name: str, split: str) -> Iterator[Sample]:
         reads.append(split)
         return reader(path, name=name, split=split)
 
