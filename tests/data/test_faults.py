@@ -94,6 +94,18 @@ def test_a_file_that_is_not_a_list_of_records_is_named(tmp_path, content, messag
         assert str(tmp_path / "annotations.json") in str(caught.value)
 
 
+def test_samples_come_one_by_one_and_a_fault_is_told_at_the_end(tmp_path):
+    records = [GOOD, GOOD | {"text": 7}, GOOD | {"text": "a cat"}]
+    write_annotations(tmp_path, *records)
+    (tmp_path / "annotations.json").unlink()
+    (tmp_path / "annotations.jsonl").write_text("\n".join(map(json.dumps, records)))
+    samples = FORMATS["annotations"](tmp_path, name="mine", split="train")
+    assert next(samples).text == GOOD["text"]
+    assert next(samples).text == "a cat"
+    with pytest.raises(DataError, match="line 2: text is 7"):
+        next(samples)
+
+
 def test_a_byte_order_mark_and_json_lines_are_read(tmp_path):
     text = json.dumps(GOOD | {"text": "a dog\u2028asleep"}, ensure_ascii=False)  # U+2028 ends a line for str.splitlines
     (tmp_path / "annotations.json").write_bytes(b"\xef\xbb\xbf" + f"[{text}]".encode())
