@@ -83,7 +83,7 @@ def read_all(name: str, path: Path, form: str, split: str | None, *, pixels: boo
     for part in [split] if split else present or GUESSED:
         try:
             with tqdm(desc=f"read {part}", unit=" records", mininterval=1) as bar, checks.counting(bar.update):
-                samples = FORMATS[form](path, name=name, split=part)
+                samples = list(FORMATS[form](path, name=name, split=part))
             if pixels:
                 check_pictures(samples, where=f"{path}, split {part!r}")
             read[part] = samples

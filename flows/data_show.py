@@ -24,7 +24,7 @@ def show(name: str, path: Path, form: str, split: str | None, *, count: int, see
     written = []
     with (out / "samples.jsonl").open("w", encoding="utf-8") as lines:
         for part in [split] if split else SPLITS[form](path):
-            samples = FORMATS[form](path, name=name, split=part)
+            samples = list(FORMATS[form](path, name=name, split=part))
             for number in sorted(Random(seed).sample(range(len(samples)), min(count, len(samples)))):
                 file = out / f"{part}_{number:06d}.png"
                 Image.fromarray(panel(samples[number], SIDE)).save(file)

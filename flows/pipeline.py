@@ -23,6 +23,7 @@ from flows.dvc_state import is_up_to_date, output_hash
 from flows.params import add_sources, watch_sources, write, write_if_needed
 from flows.paths import root
 from flows.pipeline_run import PipelineRun
+from tasks.launcher import check_sharding
 from tasks.process import die_with_parent, held
 from tasks.runner import state_key
 from tasks.stages import AGENT, STAGES, Stage, needed_for, stage_named
@@ -90,8 +91,10 @@ def prefect_task(stage: Stage) -> Any:
 
 def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (), page: str = REPORT) -> list[Row]:
     """Run stages under one MLflow run and with one Prefect artifact; stop at the first that fails. Those in `force` run even if they are up
-    to date. `page`: what the artifact links to, under runs/<profile>."""
+    to date. `page`: what the artifact links to, under runs/<profile>. Raises ConfigError for stages that the settings can't start."""
     config = load(here / "params.yaml")
+    for stage in stages:
+        check_sharding(stage, config)
     run = PipelineRun(here, config, f"flow-{runtime.flow_run.id or os.getpid()}")
     run.start(str(runtime.flow_run.id))
     clock = Clock(start_s=time.monotonic(), stages=stages, durations_s=run.durations_s())

@@ -80,7 +80,7 @@ def gpu_memory(config: Config, need: Needs, has: int) -> Finding:
     return Finding(
         ok=wanted <= has,
         what=f"{wanted / GB:.0f} GB of each GPU's {has / GB:.0f} GB for weights and optimizer, the rest for activations",
-        remedy="launch.deepspeed_stage=3 divides the weights among the GPUs, too; or more GPUs, or a smaller profile",
+        remedy="launch.deepspeed_stage=3 divides the weights among the GPUs, too, for sft alone; or more GPUs, or a smaller profile",
     )
 
 

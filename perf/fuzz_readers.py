@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import logging
 import multiprocessing
-import pickle
 import shutil
 import tempfile
 import traceback
@@ -25,109 +23,25 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from datasets import Dataset, load_from_disk
 from PIL import Image
 
 from ans_core.data.formats import FORMATS
 from ans_core.data.formats.checks import DataError
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.pictures import check_pictures
-from ans_core.data.scene_write import write_clips, write_scenes
-from tests import picture_sets
+from perf.fuzz_sets import FILES, FORMAT_OF, UNREAD, draw, load, store
 
 IGNORED = {
     "kind", "obj_id", "area", "bbox", "iscrowd", "category_id", "raw", "tokens", "sent_ids", "sent_id", "colour", "shape", "texture",
     "from", "video_id", "no_target", "ref_id", "split", "id", "categories", "label", "is_sentence",
-    "place",
+    "place", "bboxes", "length", "short_caps", "frame_id", "instance_id", "is_det_keyframe", "masklet_id",
 }  # fmt: skip
 """Keys whose values a reader does not use, or may be any of several things."""
 ODD: tuple[Any, ...] = (
     None, True, -1, 10**30, -(10**30), 1e308, -1e308, float("nan"), float("inf"), 0.5, "", "\u200b", "x\x00y", "../../../etc/passwd",
     [], {}, [[]], [None], {"size": None}, "é" * 300,
 )  # fmt: skip
-PUBLISHED = (
-    "openpsg", "refcocog_gcg", "flickr_gcg", "osprey_conversation", "osprey_detail_description", "llava", "coco",
-)  # fmt: skip
-FILES = {
-    "annotations": ("plain", "annotations.json"),
-    "grefcoco": ("grefcoco", "grefs(unc).json"),
-    "refcoco": ("refcoco", "refs(unc).p"),
-    "instances": ("refcoco", "instances.json"),
-    "grandf": ("grounded", "train.json"),
-    "mevis": ("mevis", "train/meta_expressions.json"),
-    "mask_dict": ("mevis", "train/mask_dict.json"),
-    "region_arrow": ("region_captions", "train"),
-    "regions": ("regions", "manifest.jsonl"),
-    "videos": ("videos", "manifest.jsonl"),
-    "clip_masks": ("videos", "masks.json"),
-    "finetune": ("finetune", "annotations.json"),
-    "reasonseg": ("ReasonSeg", "train/0.json"),
-    **{name: (picture_sets.SETS[name][1], "") for name in PUBLISHED},
-}
-"""Mutated file -> what is read, and the file in it ("": itself)."""
-FORMAT_OF = {
-    "instances": "refcoco",
-    "mask_dict": "mevis",
-    "clip_masks": "videos",
-    **{name: picture_sets.SETS[name][0] for name in ("finetune", *PUBLISHED)},
-}
 Place = tuple[Any, ...]
-
-
-def draw(root: Path) -> None:
-    """A valid data set in each format."""
-    write_scenes(root, seed=0, counts={"train": 3, "val": 0, "test": 0}, image_size=64)
-    write_clips(root, seed=0, counts={"train": 2}, image_size=64, frames=3)
-    captions = json.loads((root / "grounded/train.json").read_text())
-    plain, regions = [], []
-    for record in captions:
-        image = f"images/{record['file_name']}"
-        for number, (phrase, grounding) in enumerate(record["groundings"].items()):
-            masks = grounding["rle_masks"]
-            plain.append({"image": image, "text": f"{phrase} {number}", "masks": masks, "split": "train"})
-            regions.append({"id": len(regions), "image": image, "segmentation": masks[0], "caption": phrase})
-        plain.append({"image": image, "text": "polygon", "masks": [[2, 2, 40.5, 2, 40, 30.5]], "split": "train"})
-        plain.append({"image": image, "question": "Is region1 red?", "answer": "no", "regions": masks, "split": "train"})
-    clips = json.loads((root / "mevis/train/meta_expressions.json").read_text())["videos"]
-    masks = json.loads((root / "mevis/train/mask_dict.json").read_text())
-    clip, (name, video) = {}, next(iter(clips.items()))
-    clip["objects"] = [{"obj_id": int(number), "name": "thing"} for number in list(masks)[:2]]
-    clip |= {"video_id": name, "masks_file": "masks.json", "frames": [{"file": f"frames/{f}.png"} for f in video["frames"]]}
-    for folder in ("plain", "regions"):
-        shutil.copytree(root / "images", root / folder / "images")
-    (root / "plain/annotations.json").write_text(json.dumps(plain))
-    (root / "regions/manifest.jsonl").write_text("\n".join(map(json.dumps, regions)))
-    shutil.copytree(root / "mevis/train/JPEGImages" / name, root / "videos/frames")
-    (root / "videos/manifest.jsonl").write_text(json.dumps(clip))
-    (root / "videos/masks.json").write_text(json.dumps({"masks": {n: masks[n] for n in list(masks)[:2]}}))
-    picture_sets.write(root, picture_sets.draw(3, image_size=64))
-
-
-def load(file: Path) -> Any:
-    if file.is_dir():
-        return [dict(row) for row in load_from_disk(str(file))]
-    if file.suffix == ".p":
-        return pickle.loads(file.read_bytes())
-    if file.suffix == ".jsonl":
-        return [json.loads(line) for line in file.read_text().splitlines()]
-    return json.loads(file.read_text())
-
-
-def store(values: Any, file: Path) -> bool:
-    """False where the format can't hold the values."""
-    if file.is_dir():
-        shutil.rmtree(file)
-        try:
-            Dataset.from_list(values).save_to_disk(str(file))
-        except (ValueError, TypeError, OverflowError, AttributeError):
-            return False
-    elif file.suffix == ".p":
-        file.write_bytes(pickle.dumps(values, protocol=2))
-    elif file.suffix == ".jsonl":
-        file.write_text("\n".join(map(json.dumps, values)))
-    else:
-        file.write_text(json.dumps(values))
-    return True
 
 
 def places(value: Any, at: Place = ()) -> list[Place]:
@@ -179,10 +93,12 @@ def mutate(which: str, values: Any, root: Path, rng: Random) -> str | None:
 NEEDED = {"image", "text", "masks", "question", "answer", "size", "counts", "sentences", "sent", "ann_id", "segmentation", "caption",
           "groundings", "token_positives", "rle_masks", "file_name", "frames", "exp", "anno_id", "mask_rle", "conversations", "value",
           "objects", "masks_file", "file", "mask", "shapes", "points", "sentence", "refs", "img_file_name", "tokens_positive", "sam_mask",
-          "annotation", "category_id", "images", "annotations"}  # fmt: skip
-TEXTS = {"text", "question", "answer", "sent", "caption", "exp", "name", "sentence", "value", "description"}
+          "annotation", "category_id", "images", "annotations", "masklet", "segmentations", "file_names", "type_id", "video_path",
+          "anno_path", "formated", "video", "videos"}  # fmt: skip
+TEXTS = {"text", "question", "answer", "sent", "caption", "exp", "name", "sentence", "value", "description", "formated"}
 POLYGONS = {"masks", "mask", "segmentation", "points"}
-EMPTY = {"masks": [], "regions": [], "anno_id": [], "groundings": {}, "expressions": {}, "height": None, "width": None, "image_id": None}
+EMPTY = {"masks": [], "regions": [], "anno_id": [], "groundings": {}, "expressions": {}, "height": None, "width": None, "image_id": None,
+         "video_height": None, "video_width": None}  # fmt: skip
 """What may be empty, or left out."""
 
 
@@ -202,19 +118,20 @@ def wrong(at: Place, old: Any, new: Any) -> bool:
     return not (at[-1] == "ann_id" and old == [new])
 
 
-def damage(content: bytes, rng: Random) -> bytes:
-    """Bytes that are no longer a file of their kind."""
+def damage(file: Path, rng: Random) -> bytes:
+    """Bytes that are no longer a file of their kind. (A text that is cut, or has other letters, is one.)"""
+    content = file.read_bytes()
     cut = rng.randrange(1, max(2, len(content) - 8))
     kinds: list[Callable[[], bytes]] = [
         lambda: content[:cut], lambda: content.decode("latin-1").encode("utf-16"), lambda: b"[" * 100_000, lambda: b"", lambda: b"9" * 5000,
         lambda: content[:cut] + b"\x00" * 9 + content[cut + 9 :], lambda: content[:cut] + b"\xe9\xff" + content[cut:],
     ]  # fmt: skip
-    return rng.choice(kinds)()
+    return rng.choice(kinds[1:-1] if file.suffix == ".txt" else kinds)()
 
 
 def damage_picture(file: Path, rng: Random) -> str:
     content = file.read_bytes()
-    kind = rng.choice(["cut", "flip", "huge", "empty", "text", "size"])
+    kind = rng.choice(["cut", "empty", "text", "size", *(["flip", "huge"] if file.suffix == ".png" else [])])
     if kind == "cut":
         file.write_bytes(content[: rng.randrange(1, len(content) - 12)])
     elif kind == "flip":
@@ -235,7 +152,7 @@ def attempt(root: Path, form: str, folder: str) -> tuple[str, str]:
     left_out = LeftOut()
     logging.getLogger().addHandler(left_out)
     try:
-        check_pictures(FORMATS[form](root / folder, name="d", split=split), where=str(root / folder))
+        check_pictures(list(FORMATS[form](root / folder, name="d", split=split)), where=str(root / folder))
     except DataError as error:
         return ("refused by name", "") if str(root) in str(error) else ("refused without a name", str(error))
     except Exception:  # noqa: BLE001 - what is counted
@@ -260,11 +177,12 @@ def trial(root: Path, which: str, seed: int, pipe: Any) -> None:
     told: str | None = None
     while told is None:
         way = rng.random()
-        if way < 0.1 and not file.is_dir():
-            file.write_bytes(damage(file.read_bytes(), rng))
+        if (way < 0.1 and not file.is_dir()) or file.suffix == ".txt":
+            file.write_bytes(damage(file, rng))
             told = "bytes"
-        elif way < 0.2 and (pictures := sorted(p for p in root.rglob("*.png") if in_use(p, root, folder))):
-            told = damage_picture(rng.choice(pictures), rng)
+        elif way < 0.2 or (not name and file.is_dir()):
+            pictures = sorted(p for p in root.rglob("*.[pj][np]g") if in_use(p, root, folder))
+            told = damage_picture(rng.choice(pictures), rng) if pictures else None
         else:
             values = copy.deepcopy(load(file))
             told = mutate(which, values, root, rng)
@@ -279,6 +197,8 @@ def in_use(picture: Path, root: Path, folder: str) -> bool:
     if folder == "grefcoco":  # which does not show every picture
         return False
     own = root / folder
+    if UNREAD in picture.parts:
+        return False
     return picture.parent == root / "images" if folder in ("refcoco", "region_captions", "grounded") else own in picture.parents
 
 

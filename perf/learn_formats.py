@@ -12,6 +12,7 @@ import argparse
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -58,7 +59,7 @@ class Learned:
 def samples_of(name: str, count: int, root: Path) -> list[Sample]:
     picture_sets.write(root, picture_sets.draw(count, image_size=SIDE))
     form, path = picture_sets.SETS[name]
-    return FORMATS[form](root / path, name=name, split="train")[:count]
+    return list(islice(FORMATS[form](root / path, name=name, split="train"), count))
 
 
 def small_model(samples: list[Sample]) -> Sa2VA:

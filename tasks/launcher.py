@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from ans_core.config import ConfigError, Launch
+from ans_core.config import Config, ConfigError, Launch
 from tasks.process import leave_note
 from tasks.stages import Stage
 
@@ -28,6 +28,20 @@ NODES = (
     'export PET_NNODES=$SLURM_NNODES PET_MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) PET_MASTER_PORT=29500;'
     " exec srun --ntasks-per-node=1 --kill-on-bad-exit=1 sh -c "
 )
+
+
+def check_sharding(stage: Stage, config: Config) -> None:
+    """Raise ConfigError for a stage that can't train with its weights divided among the processes (ZeRO-3)."""
+    if config.launch.deepspeed_stage != 3 or stage.task not in {"rl", "memory"} or (stage.task == "memory" and not config.memory.train):
+        return
+    reason = {
+        "rl": "its processes generate answers of unlike lengths, and every layer of every word would wait for all of them",
+        "memory": "it trains and saves SAM2 whole, which is small",
+    }[stage.task]
+    raise ConfigError(
+        f"launch.deepspeed_stage is 3, which divides the weights, and the stage {stage.task} needs them whole: {reason}."
+        " Train sft alone with it (`dvc repro sft`), and set 2 (or 0) for the others"
+    )
 
 
 def stage_words(stage: Stage) -> list[str]:

@@ -21,7 +21,7 @@ import yaml
 
 from ans_core.config import Config, ConfigError, load
 from tasks import deps, provenance
-from tasks.launcher import free_port, is_job, ranks_command, run_job
+from tasks.launcher import check_sharding, free_port, is_job, ranks_command, run_job
 from tasks.process import die_with_parent, exit_on_term, held, leave_note
 from tasks.stage_run import TrackedRun, Tracker, start_tracker
 from tasks.stages import MAIN, STAGES, TABLE, Stage, dvc_file, stage_named
@@ -180,6 +180,7 @@ def main(name: str, root: Path = Path()) -> None:
     try:
         config = load(root / "params.yaml")
         check_disk(stage, config.profile, root)
+        check_sharding(stage, config)
         ranks = ranks_command(stage, config.launch, os.environ, port=free_port())
         if is_job(stage, config.launch, os.environ):
             sys.exit(run_job(stage, config.launch, root))

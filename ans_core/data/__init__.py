@@ -60,7 +60,7 @@ def read_entry(prepared: Path, entry: DatasetEntry) -> Sequence[Sample]:
 def read_samples(*, format: str, path: Path, name: str, split: str) -> list[Sample]:
     """Read a data set of any format by the format's name; ValueError names the wrong file and record."""
     found = existing(format, path, name=name)
-    return FORMATS[format](found, name=name, split=split)
+    return list(FORMATS[format](found, name=name, split=split))
 
 
 def existing(format: str, path: Path, *, name: str) -> Path:

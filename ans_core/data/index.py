@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -176,23 +177,29 @@ def _write(folder: Path, stamp: Stamp, samples: Iterable[Sample]) -> None:
     for rest in (partial, old):
         shutil.rmtree(rest, ignore_errors=True)
     partial.mkdir()
-    ends: list[int] = []
-    keys: list[bytes] = []
-    done: list[str] = []
-    with (partial / RECORDS).open("wb") as file:
-        for sample in samples:
-            file.write(encode(sample))
-            ends.append(file.tell())
-            keys.append(_key(sample))
-            done.append(sample.task)
-    np.save(partial / ENDS, np.array(ends, dtype=np.int64))
-    np.save(partial / KEYS, np.array(keys, dtype="S16"))
-    np.save(partial / TASKS, np.array(done, dtype="S"))
+    try:
+        _write_records(partial, samples)
+    except BaseException:  # a fault is told after the last sample, and gigabytes may stand here by then
+        shutil.rmtree(partial)
+        raise
     (partial / STAMP).write_text(json.dumps(asdict(stamp)), encoding="utf-8")
     if folder.exists():
         folder.rename(old)
     partial.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_records(folder: Path, samples: Iterable[Sample]) -> None:
+    ends, keys, done = array("q"), bytearray(), list[str]()
+    with (folder / RECORDS).open("wb") as file:
+        for sample in samples:
+            file.write(encode(sample))
+            ends.append(file.tell())
+            keys += _key(sample)
+            done.append(sample.task)
+    np.save(folder / ENDS, np.array(ends, dtype=np.int64))
+    np.save(folder / KEYS, np.frombuffer(bytes(keys), dtype="S16"))
+    np.save(folder / TASKS, np.array(done, dtype="S"))
 
 
 def _stamp_in(folder: Path) -> Any:

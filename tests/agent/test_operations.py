@@ -237,7 +237,7 @@ def test_an_untrained_models_masks_and_tracks_go_through(tiny_model: Sa2VA, fram
 @real
 def test_properties_of_photographs_are_those_of_their_annotation(toolbox: Toolbox) -> None:
     """Area and box against COCO's own code, and a zoom on the box holds the whole mask."""
-    samples = regions.read(DATA / "regions", name="regions", split="val")[:25]
+    samples = list(regions.read(DATA / "regions", name="regions", split="val"))[:25]
     assert len(samples) == 25
     for sample in samples:
         coded = sample.masks[0][0]

@@ -31,7 +31,7 @@ POLYGON = [2, 1, 5, 1, 5, 3, 2, 3]
 
 
 def read(root: Path, *records: Any, split: str = "train") -> list[Any]:
-    return FORMATS["annotations"](write_annotations(root, *records), name="mine", split=split)
+    return list(FORMATS["annotations"](write_annotations(root, *records), name="mine", split=split))
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,22 @@ def test_a_wrong_value_is_named_with_its_record(tmp_path, change, message):
 )
 def test_a_file_that_is_not_a_list_of_records_is_named(tmp_path, content, message):
     (tmp_path / "annotations.json").write_bytes(content)
-    for reader in (lambda: FORMATS["annotations"](tmp_path, name="mine", split="train"), lambda: SPLITS["annotations"](tmp_path)):
+    for reader in (lambda: list(FORMATS["annotations"](tmp_path, name="mine", split="train")), lambda: SPLITS["annotations"](tmp_path)):
         with pytest.raises(DataError, match=message) as caught:
             reader()
         assert str(tmp_path / "annotations.json") in str(caught.value)
+
+
+def test_samples_come_one_by_one_and_a_fault_is_told_at_the_end(tmp_path):
+    records = [GOOD, GOOD | {"text": 7}, GOOD | {"text": "a cat"}]
+    write_annotations(tmp_path, *records)
+    (tmp_path / "annotations.json").unlink()
+    (tmp_path / "annotations.jsonl").write_text("\n".join(map(json.dumps, records)))
+    samples = FORMATS["annotations"](tmp_path, name="mine", split="train")
+    assert next(samples).text == GOOD["text"]
+    assert next(samples).text == "a cat"
+    with pytest.raises(DataError, match="line 2: text is 7"):
+        next(samples)
 
 
 def test_a_byte_order_mark_and_json_lines_are_read(tmp_path):
@@ -154,11 +166,11 @@ def test_pictures_of_another_size_and_masks_of_another_picture_are_named(tmp_pat
     with pytest.raises(
         DataError, match=r"image 1: the annotations are of a picture of \[height, width\] = \[12, 16\], the file has \[6, 8\]"
     ):
-        FORMATS["refcoco"](tmp_path, name="d", split="train")
+        list(FORMATS["refcoco"](tmp_path, name="d", split="train"))
     instances["annotations"][0]["image_id"] = 2
     (tmp_path / "instances.json").write_text(json.dumps(instances))
     with pytest.raises(DataError, match="ref_id 0: image_id is 1, and ann_id 7 belongs to image 2"):
-        FORMATS["refcoco"](tmp_path, name="d", split="train")
+        list(FORMATS["refcoco"](tmp_path, name="d", split="train"))
 
 
 def test_a_pickle_of_deep_or_damaged_content_is_named(tmp_path):
@@ -168,13 +180,13 @@ def test_a_pickle_of_deep_or_damaged_content_is_named(tmp_path):
     for content in (nested, whole[: len(whole) // 2], whole.replace(b"sentences", b"\xff" * 9), b"2" * 40):
         (tmp_path / "refs(unc).p").write_bytes(content)
         with pytest.raises(DataError, match=r"refs\(unc\).p"):
-            FORMATS["refcoco"](tmp_path, name="d", split="train")
+            list(FORMATS["refcoco"](tmp_path, name="d", split="train"))
 
 
 def test_an_empty_manifest_is_named(tmp_path):
     for form in ("regions", "videos"):
         with pytest.raises(DataError, match=r"manifest\.jsonl holds no record"):
-            FORMATS[form](write_regions(tmp_path, "", " "), name="d", split="val")
+            list(FORMATS[form](write_regions(tmp_path, "", " "), name="d", split="val"))
 
 
 @pytest.mark.parametrize("kind", ["cut", "flipped", "huge", "text"])
@@ -191,7 +203,7 @@ def test_a_picture_that_cannot_be_decoded_is_named_with_its_sample(tmp_path, kin
     }
     (tmp_path / "a.png").write_bytes(damaged[kind])
     with pytest.raises(DataError, match=r"(record|sample) 0: .*a\.png"):
-        check_pictures(FORMATS["annotations"](folder, name="mine", split="train"), where=str(folder))
+        check_pictures(list(FORMATS["annotations"](folder, name="mine", split="train")), where=str(folder))
 
 
 def test_a_long_and_narrow_picture_is_in_the_report(tmp_path):
@@ -297,7 +309,7 @@ def test_any_value_anywhere_is_read_or_refused_by_name(drawn, form, folder, name
         values = changed
     try:
         file.write_bytes(pickle.dumps(values, protocol=2) if file.suffix == ".p" else json.dumps(values).encode())
-        samples = FORMATS[form](drawn / folder, name="d", split="train")
+        samples = list(FORMATS[form](drawn / folder, name="d", split="train"))
     except DataError as error:
         if str(drawn / folder) not in str(error):
             raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +58,7 @@ def test_splits_share_no_scene(drawn, form, folder):
     images: dict[str, set[object]] = {s: {x.frames[0] for x in FORMATS[form](drawn / folder, name="d", split=s)} for s in COUNTS}
     assert all(images[s] and all(f.name.startswith(s) for f in images[s]) for s in COUNTS)
     with pytest.raises(ValueError, match=r"no split 'dev'; it has \['test', 'train', 'val'\]"):
-        FORMATS[form](drawn / folder, name="d", split="dev")
+        list(FORMATS[form](drawn / folder, name="d", split="dev"))
 
 
 def test_what_was_drawn_is_read_back(drawn):
@@ -121,14 +120,14 @@ def test_a_public_refcoco_record_is_read(tmp_path):
 )
 def test_a_wrong_ref_is_named(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
-        FORMATS["refcoco"](write_refs(tmp_path, **changes), name="d", split="train")
+        list(FORMATS["refcoco"](write_refs(tmp_path, **changes), name="d", split="train"))
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     write_refs(tmp_path)
     (tmp_path / "refs(unc).p").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
     with pytest.raises(ValueError, match=r"not a plain pickle of refs \(it wants to import os.system\)"):
-        FORMATS["refcoco"](tmp_path, name="d", split="train")
+        list(FORMATS["refcoco"](tmp_path, name="d", split="train"))
     assert not (tmp_path / "ran").exists()
 
 
@@ -158,7 +157,7 @@ GOOD = {"image": "a.png", "masks": [[2, 1, 5, 1, 5, 3, 2, 3]], "text": "the dog"
 
 def test_plain_annotations_take_polygons_rle_and_no_object(tmp_path):
     records = (GOOD, GOOD | {"text": "both", "masks": [block(), [[2, 1, 5, 1, 5, 3, 2, 3]]]}, GOOD | {"text": "a cat", "masks": []})
-    samples = FORMATS["annotations"](write_annotations(tmp_path, *records), name="mine", split="train")
+    samples = list(FORMATS["annotations"](write_annotations(tmp_path, *records), name="mine", split="train"))
     assert [len(s.masks) for s in samples] == [1, 2, 0]
     assert all(rle.area(m[0]) == 6 for s in samples for m in s.masks)
 
@@ -181,7 +180,7 @@ def test_plain_annotations_take_polygons_rle_and_no_object(tmp_path):
 def test_a_wrong_annotation_is_named(tmp_path, record, message):
     (tmp_path / "broken.png").write_bytes(b"no picture")
     with pytest.raises(ValueError, match=message):
-        FORMATS["annotations"](write_annotations(tmp_path, GOOD, record), name="mine", split="train")
+        list(FORMATS["annotations"](write_annotations(tmp_path, GOOD, record), name="mine", split="train"))
 
 
 def write_regions(root: Path, *lines: str) -> Path:
@@ -197,7 +196,7 @@ def region(**changes: object) -> str:
 def test_a_region_without_caption_is_called_by_category_and_place(tmp_path):
     folder = write_regions(tmp_path, region(), region(id="1"), region(id="2", caption="a brown dog"))
     (split,) = SPLITS["regions"](folder)
-    samples = FORMATS["regions"](folder, name="photos", split=split)
+    samples = list(FORMATS["regions"](folder, name="photos", split=split))
     assert [(s.task, s.text, len(s.masks)) for s in samples] == [
         ("region_caption", "dog at the bottom right", 1),
         ("region_caption", "dog at the bottom right", 1),
@@ -218,7 +217,7 @@ def test_a_region_without_caption_is_called_by_category_and_place(tmp_path):
 )
 def test_a_wrong_line_is_named(tmp_path, lines: tuple[str, ...], message):
     with pytest.raises(ValueError, match=message):
-        FORMATS["regions"](write_regions(tmp_path, *lines), name="d", split=split_by_image("images/a.png"))
+        list(FORMATS["regions"](write_regions(tmp_path, *lines), name="d", split=split_by_image("images/a.png")))
 
 
 def test_an_unknown_format_and_a_missing_folder_are_named(tmp_path):
@@ -230,8 +229,7 @@ def test_an_unknown_format_and_a_missing_folder_are_named(tmp_path):
 
 @needs_reference
 def test_real_photographs_are_split_by_image():
-    read: Callable[..., list] = FORMATS["regions"]
-    train, val = (read(REFERENCE / "data/regions", name="photos", split=s) for s in ("train", "val"))
+    train, val = (list(FORMATS["regions"](REFERENCE / "data/regions", name="photos", split=s)) for s in ("train", "val"))
     assert len([s for s in train + val if s.task == "region_caption"]) == 323
     assert not {s.image_id for s in train} & {s.image_id for s in val}
     assert 0.1 < len(val) / len(train + val) < 0.3
@@ -239,7 +237,7 @@ def test_real_photographs_are_split_by_image():
 
 @needs_reference
 def test_real_clips_are_read():
-    samples = FORMATS["videos"](REFERENCE / "data/videos", name="clips", split="val")
+    samples = list(FORMATS["videos"](REFERENCE / "data/videos", name="clips", split="val"))
     assert {s.image_id for s in samples} == {"davis_schoolgirls", "davis_bmx_trees", "davis_tennis", "pumavos_chair"}
     assert all(len(s.masks[0]) == len(s.frames) >= 30 for s in samples)
 
@@ -254,5 +252,5 @@ def test_the_first_record_of_the_public_refcoco_is_read(tmp_path):
     }
     (tmp_path / "instances.json").write_text(json.dumps(instances))
     (tmp_path / "refs(unc).p").write_bytes(pickle.dumps([ref], protocol=0))
-    samples = FORMATS["refcoco"](tmp_path, name="refcoco", split="train")
+    samples = list(FORMATS["refcoco"](tmp_path, name="refcoco", split="train"))
     assert [s.text for s in samples] == ["the lady with the blue shirt", "lady with back to us", "blue shirt"]

@@ -113,7 +113,7 @@ def test_a_data_set_is_read_again_only_when_its_files_have_changed(own: tuple[Pa
     reads: list[str] = []
     reader = data.FORMATS["annotations"]
 
-    def counted(path: Path, *, name: str, split: str) -> list[Sample]:
+    def counted(path: Path, *, name: str, split: str) -> Iterator[Sample]:
         reads.append(split)
         return reader(path, name=name, split=split)
 
@@ -148,5 +148,6 @@ def test_an_index_that_was_cut_off_while_it_was_written_is_made_anew(tmp_path: P
 
     with pytest.raises(OSError, match="No space"):
         open_index(tmp_path / "index", STAMP, cut)
+    assert [path.name for path in tmp_path.iterdir()] == ["index.lock"]
     assert list(open_index(tmp_path / "index", STAMP, lambda: [tiny.sample(1)])) == [tiny.sample(1)]
     assert not list(tmp_path.glob("index.*l*d*/"))  # neither .partial nor .old

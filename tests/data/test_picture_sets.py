@@ -44,7 +44,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory, scenes: list[Drawn]) -> Path:
 
 def read(tree: Path, name: str) -> list[Sample]:
     form, path = SETS[name]
-    return FORMATS[form](tree / path, name=name, split="train")
+    return list(FORMATS[form](tree / path, name=name, split="train"))
 
 
 def areas(sample: Sample) -> list[int]:
@@ -116,7 +116,7 @@ def test_a_category_means_all_its_objects_and_its_crowds(tree, scenes, tmp_path)
     annotations[1]["category_id"] = 7
     store(tmp_path / "annotations/instances_val2017.json", whole)
     with pytest.raises(DataError, match="annotation 1: category_id 7 is in no list of the file"):
-        FORMATS["coco"](tmp_path, name="coco", split="val")
+        list(FORMATS["coco"](tmp_path, name="coco", split="val"))
 
 
 def write_osprey(root: Path, *records: dict[str, Any], name: str = "osprey_conversation.json") -> Path:
@@ -139,7 +139,7 @@ def test_what_published_sets_have_wrong_is_left_out_and_counted(tmp_path, caplog
     assert (kept.question, kept.text) == ("What is region1?", "A  b.")
     assert "5 records are left out: 2 with words about a region that is not there; " in caplog.text
     with pytest.raises(DataError, match="no record can be used: 1 with no question with an answer"):
-        FORMATS["osprey"](write_osprey(tmp_path, records[3]), name="osprey", split="train")
+        list(FORMATS["osprey"](write_osprey(tmp_path, records[3]), name="osprey", split="train"))
 
 
 def test_a_row_of_llava_without_a_picture_is_left_out_and_counted(tmp_path, caplog):
@@ -159,7 +159,7 @@ def test_a_row_of_llava_without_a_picture_is_left_out_and_counted(tmp_path, capl
     rows[0]["image"] = "coco/b.png"
     store(tmp_path / "chat/llava_v1_5_mix665k.json", rows)
     with pytest.raises(DataError, match=r"llava_v1_5_mix665k.json: record 0: the image 'coco/b.png' is in none of .*llava_images"):
-        FORMATS["llava"](tmp_path / "chat", name="llava", split="train")
+        list(FORMATS["llava"](tmp_path / "chat", name="llava", split="train"))
 
 
 def test_phrases_that_share_words_are_merged_trimmed_or_left_out():
@@ -204,26 +204,26 @@ def test_reasonseg_paints_the_smaller_shape_over_the_larger(tmp_path):
     (sample,) = FORMATS["reasonseg"](tmp_path, name="r", split="val")
     assert sample.text == "the dog’s tail"
     write_query(tmp_path, ("ignore", 4), ("target", 6), ("ignore", 5))
-    assert areas(FORMATS["reasonseg"](tmp_path, name="r", split="val")[0]) == [6 * 6 - 5 * 5]
+    assert areas(next(FORMATS["reasonseg"](tmp_path, name="r", split="val"))) == [6 * 6 - 5 * 5]
     with pytest.raises(DataError, match=r"a\.json: no pixel is labelled as target"):
-        FORMATS["reasonseg"](write_query(tmp_path, ("ignore", 4)), name="r", split="val")
+        list(FORMATS["reasonseg"](write_query(tmp_path, ("ignore", 4)), name="r", split="val"))
 
 
 def test_upstreams_finetuning_file_is_told_by_its_keys_and_read_beside_ours(tmp_path):
     ours = {"image": "a.png", "text": "a dog", "masks": [BOX], "split": "train"}
     theirs: dict[str, Any] = {"image": "a.png", "mask": [[BOX, BOX], BOX, [[0, 0, 8, 0, 8, 1, 0, 1]]], "text": ["Dog.", "cat", "Dog."]}
-    samples = FORMATS["annotations"](write_annotations(tmp_path, ours, theirs), name="mine", split="train")
+    samples = list(FORMATS["annotations"](write_annotations(tmp_path, ours, theirs), name="mine", split="train"))
     assert [(s.sample_id, s.text, areas(s)) for s in samples] == [("0", "a dog", [6]), ("1_0", "Dog.", [6, 8]), ("1_1", "cat", [6])]
     png(tmp_path / "images/a.png")
     (split,) = SPLITS["annotations"](write_annotations(tmp_path, theirs))
     assert split == split_by_image("images/a.png")
-    assert FORMATS["annotations"](tmp_path, name="mine", split=split)[0].frames == (tmp_path / "images/a.png",)
+    assert next(FORMATS["annotations"](tmp_path, name="mine", split=split)).frames == (tmp_path / "images/a.png",)
     for change, message in (
         ({"text": ["dog"]}, "record 0: mask has 3 entries and text 1; every mask needs its text"),
         ({"mask": [[BOX], [[1, 2]], BOX]}, "record 0, text 1, mask 0: a polygon needs at least 3 points"),
     ):
         with pytest.raises(DataError, match=message):
-            FORMATS["annotations"](write_annotations(tmp_path, theirs | change), name="mine", split=split)
+            list(FORMATS["annotations"](write_annotations(tmp_path, theirs | change), name="mine", split=split))
 
 
 def write_rows(folder: Path, *rows: dict[str, Any]) -> Path:
@@ -241,9 +241,9 @@ def test_gars_rows_have_a_caption_for_each_mask_or_name_them(tmp_path):
     assert [(s.sample_id, s.text, len(s.masks)) for s in (first, second)] == [("0", "a dog", 1), ("0_1", "a cat", 1)]
     asked = each | {"conversations": said(("Is <Prompt1> red?", "Yes."), ("And <Prompt2>?", "No."))}
     with pytest.raises(DataError, match=r"row 0: the conversation names the prompts \[1, 2\], and mask_rle has 2 masks, from 0 on"):
-        FORMATS["region_arrow"](write_rows(tmp_path / "asked", asked), name="gar", split="train")
+        list(FORMATS["region_arrow"](write_rows(tmp_path / "asked", asked), name="gar", split="train"))
     with pytest.raises(DataError, match="row 0: the image is not base64"):
-        FORMATS["region_arrow"](write_rows(tmp_path / "broken", each | {"image": "data:base64,%%%"}), name="gar", split="train")
+        list(FORMATS["region_arrow"](write_rows(tmp_path / "broken", each | {"image": "data:base64,%%%"}), name="gar", split="train"))
 
 
 def test_splits_lie_beside_each_other_and_two_sets_in_one_folder_are_told_apart_by_the_path(tree, tmp_path):
@@ -272,7 +272,7 @@ def test_masks_are_in_the_frame_of_the_stored_pixels_whatever_exif_says(tmp_path
     )
     (tmp_path / "images").symlink_to(tmp_path)
     with pytest.raises(DataError, match=r"= \[8, 6\], the file has \[6, 8\]; it was turned by its EXIF tag where it was annotated"):
-        FORMATS["osprey"](tmp_path, name="mine", split="train")
+        list(FORMATS["osprey"](tmp_path, name="mine", split="train"))
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "I;16", "CMYK"])

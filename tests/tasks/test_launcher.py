@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ans_core.config import ConfigError, Launch
-from tasks.launcher import is_job, job_command, ranks_command, run_job
+from ans_core.config import Config, ConfigError, Launch, Memory
+from tasks.launcher import check_sharding, is_job, job_command, ranks_command, run_job
 from tasks.process import read_note
 from tasks.stages import stage_named
 
@@ -51,6 +51,17 @@ def test_deepspeeds_launcher_of_one_machine_has_a_slot_for_every_process() -> No
 def test_processes_that_the_nodes_cannot_share_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"launch.processes is 6, on PET_NNODES=4 nodes: give a multiple"):
         ranks_command(SFT, Launch(processes=6), SEVERAL, port=1)
+
+
+@pytest.mark.parametrize(("stage", "train_memory"), [("rl", False), ("memory", True)])
+def test_stages_that_read_whole_weights_are_refused_under_zero_3_and_no_others(stage: str, train_memory: bool) -> None:
+    divided = Config(profile="own", memory=Memory(train=train_memory), launch=Launch(deepspeed_stage=3))
+    with pytest.raises(ConfigError, match=rf"deepspeed_stage is 3, .* the stage {stage} needs them whole: .* set 2 \(or 0\)"):
+        check_sharding(stage_named(stage), divided)
+    whole = divided.model_copy(update={"launch": Launch(deepspeed_stage=2)})
+    for other, config in (("sft", divided), ("prepare", divided), (stage, whole)):
+        check_sharding(stage_named(other), config)
+    check_sharding(stage_named("memory"), Config(profile="own", launch=Launch(deepspeed_stage=3)))  # which trains nothing
 
 
 def test_a_slurm_job_waits_and_starts_a_node_each_for_training_alone() -> None:

@@ -42,7 +42,8 @@ def import_export(source: Path, out: Path, *, form: str | None = None) -> list[s
         export = EXPORTS[form or _format(file)](file)
         _write(export, partial)
     for split in plain.splits(partial):  # the reader that training uses finds what is left to find
-        plain.read(partial, name=out.name, split=split)
+        for _ in plain.read(partial, name=out.name, split=split):
+            pass
     partial.rename(out)
     return _told(export, out)
 

@@ -6,7 +6,7 @@ records. Extra keys of a record may go into meta.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ans_core.data.formats import (
@@ -35,7 +35,7 @@ from ans_core.data.formats import (
 )
 from ans_core.types import Sample
 
-FORMATS: dict[str, Callable[..., list[Sample]]] = {
+FORMATS: dict[str, Callable[..., Iterator[Sample]]] = {
     "annotations": plain.read,
     "chat_univi": chat_univi.read,
     "coco": coco.read,
@@ -60,7 +60,7 @@ FORMATS: dict[str, Callable[..., list[Sample]]] = {
     "videos": videos.read,
     "youtube_vis": coco_video.read,
 }
-"""Name -> read(path, *, name, split)."""
+"""Name -> read(path, *, name, split), which yields samples one by one; what is wrong with the set is raised once all are read."""
 
 SPLITS: dict[str, Callable[[Path], list[str]]] = {
     "annotations": plain.splits,

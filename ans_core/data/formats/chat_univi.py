@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from ans_core import rle
@@ -19,12 +20,11 @@ class Record(checks.Record):
     conversations: list[Turn]
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     file = path / FILE
     checks.known_split(split, splits(path), path=file)
     faults, skipped = checks.Faults(file), Skipped(file)
     known: dict[str, tuple[VideoFrames, tuple[int, int]]] = {}
-    samples: list[Sample] = []
     for number, value in enumerate(checks.load_list(file)):
         with faults, skipped:
             where = f"{file}: record {number}"
@@ -35,15 +35,12 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
             frames, (height, width) = known[record.video]
             turns = [turn.model_copy(update={"value": turn.value.replace("<video>", "")}) for turn in record.conversations]
             *past, (question, answer) = exchanges(turns)
-            samples.append(
-                Sample(
+            yield Sample(
                     sample_id=str(number), dataset=name, image_id=record.video, frames=frames, height=height, width=width,
                     task="conversation", text=answer, question=question, past=tuple(past),
-                )
-            )  # fmt: skip
+                )  # fmt: skip
     faults.tell()
-    skipped.tell(left=len(samples))
-    return samples
+    skipped.tell()
 
 
 def splits(path: Path) -> list[str]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 import jiter
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
@@ -236,17 +236,19 @@ def load_list(path: Path) -> list[Any]:
     return found
 
 
-def load_json_lines(path: Path) -> list[tuple[int, Any]]:
-    """Load (line number from 1, record) of every line that is not blank; at least one."""
-    records, faults = [], Faults(path)
-    for number, line in enumerate(_content(path).split(b"\n"), start=1):
-        with faults:
-            if line.strip():
-                records.append((number, _line(line, where=f"{path}: line {number}")))
+def load_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield (line number from 1, record) of every line that is not blank, at least one. Raises DataError for the others at the end."""
+    faults, empty = Faults(path), True
+    with _opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            text = _utf8(line, path) if number == 1 else line
+            if text.strip():
+                empty = False
+                with faults:
+                    yield number, _line(text, where=f"{path}: line {number}")
     faults.tell()
-    if not records:
+    if empty:
         raise DataError(f"{path} holds no record; write one JSON object per line")
-    return records
 
 
 def _line(line: bytes, *, where: str) -> Any:
@@ -265,15 +267,26 @@ def load_text(path: Path, *, encoding: str = "utf-8") -> str:
 
 
 def _content(path: Path) -> bytes:
+    with _opened(path) as file:
+        return _utf8(file.read(), path)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            yield file
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise DataError(f"{path} does not exist; see docs/your-data.md for the files that each format has") from None
     except OSError as error:
         raise DataError(f"{path} can't be read: {error}") from None
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+
+
+def _utf8(start: bytes, path: Path) -> bytes:
+    """Drop UTF-8's byte order mark from the start of a file; refuse UTF-16's."""
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise DataError(f"{path} is UTF-16; save it as UTF-8")
-    return content.removeprefix(b"\xef\xbb\xbf")
+    return start.removeprefix(b"\xef\xbb\xbf")
 
 
 def known_split(split: str, splits: Iterable[str], *, path: Path) -> None:

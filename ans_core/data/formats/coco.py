@@ -6,6 +6,7 @@ as it is of the category too.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,7 +48,7 @@ class Content(checks.Record):
     categories: Annotated[list[Any], Field(min_length=1)]
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read one split. `path` is the folder or the file. Left out and counted: objects without a pixel, and pictures without an object."""
     file = split_file(path, FILES, split=split)
     own = file.stem[YEAR]
@@ -70,26 +71,22 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
             mask = usable_mask(annotation.segmentation, height=height, width=width, where=where)
             objects.setdefault((annotation.image_id, annotation.category_id), []).append((mask, bool(annotation.iscrowd)))
     faults.tell()
-    skipped.tell(left=len(objects))
-    samples = []
+    skipped.tell()
     for (image_id, category_id), found in objects.items():
         picture = checks.record(Picture, known[image_id], where=f"{file}: image {rle.short(image_id)}")
         image, height, width = images.find(picture.file_name, where=str(file), stated=(picture.height, picture.width))
-        samples.append(
-            Sample(
-                sample_id=f"{image_id}_{category_id}",
-                dataset=name,
-                image_id=str(image_id),
-                frames=(image,),
-                height=height,
-                width=width,
-                task="referring",
-                text=names[category_id],
-                masks=tuple((mask,) for mask, _ in found),
-                meta={"category": names[category_id], "kind": "crowd" if any(crowd for _, crowd in found) else "instances"},
-            )
+        yield Sample(
+            sample_id=f"{image_id}_{category_id}",
+            dataset=name,
+            image_id=str(image_id),
+            frames=(image,),
+            height=height,
+            width=width,
+            task="referring",
+            text=names[category_id],
+            masks=tuple((mask,) for mask, _ in found),
+            meta={"category": names[category_id], "kind": "crowd" if any(crowd for _, crowd in found) else "instances"},
         )
-    return samples
 
 
 def splits(path: Path) -> list[str]:

@@ -112,7 +112,7 @@ class Clip:
         return tuple(masks.get(place, absent) if known else None for place, known in enumerate(self.annotated))
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     files = _files(path)
     checks.known_split(split, files, path=path)
     file = files[split]
@@ -144,12 +144,10 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
                 raise checks.DataError(f"{where}: {of} {rle.short(annotation.owner)} is not in {of[:-3]}s")
             if not annotation.iscrowd:
                 _add(annotation, clips, places, where=where)
-    samples: list[Sample] = []
     for clip in clips.values():
         with faults:
-            samples += _samples(clip, words, file=file, name=name)
+            yield from _samples(clip, words, file=file, name=name)
     faults.tell()
-    return samples
 
 
 def splits(path: Path) -> list[str]:

@@ -6,6 +6,7 @@ DAVIS: `JPEGImages/480p/<clip>/<frame>.jpg`, `Annotations/480p/...png`, lists of
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from ans_core.data.formats import checks, clip_files
@@ -19,14 +20,14 @@ LISTS = ("2017", "2016", "")
 """Folders of ImageSets; the first that holds lists is read."""
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read one split. A pixel's value is the object's number in the whole clip; 255 (void) becomes background. A frame without PNG is not
     annotated, as all but the first of held-out splits."""
     found = _splits(path)
     checks.known_split(split, found, path=path)
     root = path / split if (path / split / PARTS[0]).is_dir() else path
     pictures, annotations = (quality_folder(root / part) for part in PARTS)
-    faults, samples = checks.Faults(path), []
+    faults = checks.Faults(path)
     for clip in found[split]:
         where = f"{path}: clip {clip}"
         with faults:
@@ -37,9 +38,8 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
             masklets = clip_files.palette_masklets(annotations / clip, names, height=height, width=width, where=where)
             if not masklets:
                 raise checks.DataError(f"{where}: {annotations / clip} shows no object, only background and void; leave the clip out")
-            samples.append(clip_files.tracking_sample(clip, masklets, frames=frames, height=height, width=width, name=name))
+            yield clip_files.tracking_sample(clip, masklets, frames=frames, height=height, width=width, name=name)
     faults.tell()
-    return samples
 
 
 def splits(path: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -76,11 +76,10 @@ def read_expressions(
     masklets: Callable[[E, Asked], tuple[Masklet, ...]],
     kind: Callable[[E, Asked], str | None] = lambda expression, asked: expression.kind,
     name: str,
-) -> list[Sample]:
+) -> Iterator[Sample]:
     """Read a file of expressions. `folder(video, where)` holds a video's frames; `masklets` are the objects meant; `kind` is what results
     are split by."""
     faults = checks.Faults(file)
-    samples: list[Sample] = []
     for video, value in checks.record(Videos, checks.load_json(file), where=str(file)).videos.items():
         where = f"{file}: video {rle.short(video)}"
         with faults:
@@ -93,22 +92,19 @@ def read_expressions(
                     expression = checks.record(form, content, where=here)
                     asked = Asked(video=video, number=number, frames=tuple(record.frames), height=height, width=width, where=here)
                     told = kind(expression, asked)
-                    samples.append(
-                        Sample(
-                            sample_id=f"{video}_{number}",
-                            dataset=name,
-                            image_id=video,
-                            frames=frames,
-                            height=height,
-                            width=width,
-                            task="referring",
-                            text=checks.text(expression.exp, where=here),
-                            masks=masklets(expression, asked),
-                            meta={"kind": told} if told is not None else {},
-                        )
+                    yield Sample(
+                        sample_id=f"{video}_{number}",
+                        dataset=name,
+                        image_id=video,
+                        frames=frames,
+                        height=height,
+                        width=width,
+                        task="referring",
+                        text=checks.text(expression.exp, where=here),
+                        masks=masklets(expression, asked),
+                        meta={"kind": told} if told is not None else {},
                     )
     faults.tell()
-    return samples
 
 
 def no_truth(where: str, key: str) -> checks.DataError:

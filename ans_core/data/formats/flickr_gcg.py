@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +44,7 @@ class Content(checks.Record):
     annotations: list[Any]
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read one split. `path` is the folder or the file. Left out and counted: short captions, small pictures, captions without a mask."""
     file = split_file(path, FILES, split=split)
     images = ImageFolders(grounded.image_folders(file), where=str(path))
@@ -52,7 +52,6 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
     content = checks.record(Content, checks.load_json(file), where=str(file))
     known = checks.by_id(content.images, "id", where=f"{file}: image")
     phrases = _by_image(content.annotations, known, file, faults)
-    samples = []
     for number, value in enumerate(content.images):
         with faults, skipped:
             where = f"{file}: image {number}"
@@ -62,10 +61,9 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
             checks.text(picture.caption, where=where)
             image = images.find(picture.file_name, where=where, stated=(picture.height, picture.width))
             found = _phrases(phrases.pop(picture.id, []), picture.caption, image)
-            samples.append(grounded.sample(picture.caption, found, image=image, name=name, sample_id=str(picture.id)))
+            yield grounded.sample(picture.caption, found, image=image, name=name, sample_id=str(picture.id))
     faults.tell()
-    skipped.tell(left=len(samples))
-    return samples
+    skipped.tell()
 
 
 def splits(path: Path) -> list[str]:

@@ -4,6 +4,7 @@ samples.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,12 +32,11 @@ class Caption(checks.Record):
     groundings: dict[str, Grounding | None]
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read one split. `path` is the folder, or a file in it (a published folder holds several sets)."""
     file = split_file(path, FILES, split=split)
     images = ImageFolders(grounded.image_folders(file), where=str(path))
     faults = checks.Faults(file)
-    samples = []
     for number, value in enumerate(checks.load_list(file)):
         with faults:
             where = f"{file}: record {number}"
@@ -44,9 +44,8 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
             caption = grounded.caption_of(record.caption, where=where)
             image = images.find(record.file_name, where=where)
             phrases = _phrases(record, caption, image, where=where)
-            samples.append(grounded.sample(caption, phrases, image=image, name=name, sample_id=str(number), detail=PUBLISHED in file.name))
+            yield grounded.sample(caption, phrases, image=image, name=name, sample_id=str(number), detail=PUBLISHED in file.name)
     faults.tell()
-    return samples
 
 
 def splits(path: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from ans_core.data.formats import checks
@@ -20,7 +21,7 @@ class Record(checks.Record):
     image: str | None = None
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read one split: one sample per conversation, whose last turn is the question. `path` is the folder or the file.
 
     Left out and counted: records without a picture (a twentieth of mix665k; a row of training is a picture with its questions), and those
@@ -29,7 +30,6 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
     file = split_file(path, FILES, split=split)
     images = ImageFolders((file.parent / folder for folder in IMAGE_FOLDERS), where=str(path))
     faults, skipped = checks.Faults(file), Skipped(file)
-    samples = []
     for number, value in enumerate(checks.load_list(file)):
         with faults, skipped:
             where = f"{file}: record {number}"
@@ -38,23 +38,20 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
                 raise Unusable("text alone, without a picture")
             *past, (question, answer) = exchanges(record.conversations)
             image, height, width = images.find(record.image, where=where)
-            samples.append(
-                Sample(
-                    sample_id=str(number),
-                    dataset=name,
-                    image_id=record.image,
-                    frames=(image,),
-                    height=height,
-                    width=width,
-                    task="conversation",
-                    text=answer,
-                    question=question,
-                    past=tuple(past),
-                )
+            yield Sample(
+                sample_id=str(number),
+                dataset=name,
+                image_id=record.image,
+                frames=(image,),
+                height=height,
+                width=width,
+                task="conversation",
+                text=answer,
+                question=question,
+                past=tuple(past),
             )
     faults.tell()
-    skipped.tell(left=len(samples))
-    return samples
+    skipped.tell()
 
 
 def splits(path: Path) -> list[str]:

@@ -6,6 +6,7 @@ v2 has expressions that nothing in the video fits (anno_id is empty); meta's `ki
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,19 +20,21 @@ class Expression(expressions.Expression):
     anno_id: list[checks.Id] | None = None
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     checks.known_split(split, splits(path), path=path)
     files = sorted((path / split).glob(FILES))
     if len(files) != 1:
         raise checks.DataError(f"{path / split}: {' and '.join(f.name for f in files)} are two releases; keep the one of mask_dict.json")
     masks = expressions.MaskDict(path / split / "mask_dict.json")
-    samples = expressions.read_expressions(
+    found = expressions.read_expressions(
         files[0], Expression, folder=lambda video, where: checks.inside(path / split / "JPEGImages", video, where=where),
         masklets=lambda expression, asked: objects(expression, asked, masks), name=name,
     )  # fmt: skip
+    samples = list(found)  # one expression without a target makes it v2
     if all(sample.masks for sample in samples):
-        return samples
-    return [replace(s, meta={"kind": "target" if s.masks else "no_target"} | s.meta) for s in samples]
+        yield from samples
+        return
+    yield from (replace(s, meta={"kind": "target" if s.masks else "no_target"} | s.meta) for s in samples)
 
 
 def objects(expression: Expression, asked: expressions.Asked, masks: expressions.MaskDict) -> tuple[Masklet, ...]:

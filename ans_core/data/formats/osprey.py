@@ -6,6 +6,7 @@ Its five files: osprey_conversation, osprey_detail_description, osprey_part_leve
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,7 +46,7 @@ class Record(checks.Record):
     description: list[str] | None = None
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read the only split, "train". `path` is the file, or its folder if there is one in it.
 
     Left out and counted: records that speak of a region which they don't have, or with a mask of no pixel, and those of which turns.py can
@@ -54,7 +55,6 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
     file = split_file(path, FILES, split=split)
     images = ImageFolders((file.parent / folder for folder in IMAGE_FOLDERS), where=str(path))
     faults, skipped = checks.Faults(file), Skipped(file)
-    samples: list[Sample] = []
     for number, value in enumerate(checks.load_list(file)):
         with faults, skipped:
             where = f"{file}: record {number}"
@@ -68,12 +68,11 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
             ]
             if record.conversations is not None:
                 end = prompts.SHORT_ANSWER if SHORT_FORM in file.name else ""
-                samples.append(_conversation(record.conversations, masks, image, name=name, sample_id=str(number), end=end))
+                yield _conversation(record.conversations, masks, image, name=name, sample_id=str(number), end=end)
             else:
-                samples += _captions(record.description or [], masks, image, name=name, sample_id=str(number), where=where)
+                yield from _captions(record.description or [], masks, image, name=name, sample_id=str(number), where=where)
     faults.tell()
-    skipped.tell(left=len(samples))
-    return samples
+    skipped.tell()
 
 
 def splits(path: Path) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -56,15 +57,15 @@ class Conversation(Annotation):
     task: Literal["conversation"] = "conversation"
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read `path`, the file or its folder. Image paths are relative to the file's folder."""
-    file, records, faults = _records(path)
-    checks.known_split(split, {r.part for _, _, r in records} if records else {split}, path=file)
-    seen: dict[tuple[object, ...], str] = {}
+    file = _file(path)
+    faults, parts = checks.Faults(file), set[str]()
+    seen: dict[int, str] = {}
     sizes: dict[str, tuple[int, int]] = {}
-    samples = []
-    for where, sample_id, record in records:
+    for where, sample_id, record in _records(file, faults):
         with faults:
+            parts.add(record.part)
             texts = _texts(record, where=where)
             if isinstance(record, Expression) and record.task == "referring":
                 _once((record.image, *texts), seen, where=where)
@@ -77,28 +78,28 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
             masks = _masks(record, height=height, width=width, where=where)
             if record.task != "referring":
                 _once((record.image, record.task, *texts, *(m[0]["counts"] for m in masks)), seen, where=where)  # type: ignore[index]
-            samples.append(
-                Sample(
-                    sample_id=sample_id,
-                    dataset=name,
-                    image_id=record.image,
-                    frames=(image,),
-                    height=height,
-                    width=width,
-                    task=cast(Task, record.task),
-                    text=texts[-1],
-                    masks=masks,
-                    question=texts[0] if isinstance(record, Conversation) else None,
-                )
+            yield Sample(
+                sample_id=sample_id,
+                dataset=name,
+                image_id=record.image,
+                frames=(image,),
+                height=height,
+                width=width,
+                task=cast(Task, record.task),
+                text=texts[-1],
+                masks=masks,
+                question=texts[0] if isinstance(record, Conversation) else None,
             )
+    checks.known_split(split, parts or {split}, path=file)
     faults.tell()
-    return samples
 
 
 def splits(path: Path) -> list[str]:
-    _, records, faults = _records(path)
+    file = _file(path)
+    faults = checks.Faults(file)
+    found = {record.part for _, _, record in _records(file, faults)}
     faults.tell()
-    return sorted({record.part for _, _, record in records})
+    return sorted(found)
 
 
 def split_by_image(image: str) -> str:
@@ -106,25 +107,23 @@ def split_by_image(image: str) -> str:
     return "val" if int(hashlib.sha256(image.encode()).hexdigest(), 16) % 5 == 0 else "train"
 
 
-def _records(path: Path) -> tuple[Path, list[tuple[str, str, Expression | Conversation]], checks.Faults]:
-    """Return the file, (place, id, record) of the well-formed records, and the faults of the others."""
-    file = next((path / name for name in FILES if (path / name).is_file()), path / FILES[0]) if path.is_dir() else path
-    if file.suffix == ".jsonl":
-        values = [(f"{file}: line {line}", str(line), value) for line, value in checks.load_json_lines(file)]
-    else:
-        values = [(f"{file}: record {n}", str(n), value) for n, value in enumerate(_list(file))]
-    faults = checks.Faults(file)
-    records: list[tuple[str, str, Expression | Conversation]] = []
-    for where, sample_id, value in values:
+def _file(path: Path) -> Path:
+    return next((path / name for name in FILES if (path / name).is_file()), path / FILES[0]) if path.is_dir() else path
+
+
+def _records(file: Path, faults: checks.Faults) -> Iterator[tuple[str, str, Expression | Conversation]]:
+    """Yield (place, id, record) of the well-formed records; `faults` gets those of the others."""
+    lines = file.suffix == ".jsonl"
+    for number, value in checks.load_json_lines(file) if lines else enumerate(_list(file)):
+        where = f"{file}: {'line' if lines else 'record'} {number}"
         with faults:
             if finetune.is_upstreams(value):
                 texts = finetune.records(value, folder=file.parent, where=where)
-                records += [(at, f"{sample_id}_{n}", checks.record(Expression, own, where=at)) for n, (at, own) in enumerate(texts)]
+                yield from [(at, f"{number}_{n}", checks.record(Expression, own, where=at)) for n, (at, own) in enumerate(texts)]
                 continue
             asks = isinstance(value, dict) and not {"question", "answer"}.isdisjoint(value)
             form: type[Expression] | type[Conversation] = Conversation if asks else Expression
-            records.append((where, sample_id, checks.record(form, value, where=where)))
-    return file, records, faults
+            yield where, str(number), checks.record(form, value, where=where)
 
 
 def _list(file: Path) -> list[Any]:
@@ -152,11 +151,12 @@ def _texts(record: Expression | Conversation, *, where: str) -> tuple[str, ...]:
     return asked, checks.text(record.answer, where=f"{where}, answer")
 
 
-def _once(key: tuple[object, ...], seen: dict[tuple[object, ...], str], *, where: str) -> None:
-    if (first := seen.setdefault(key, where)) != where:
-        raise checks.DataError(
-            f"{where}: same image and text as {first.rpartition(': ')[2]}; put the masks of all objects meant into one record"
-        )
+def _once(key: tuple[object, ...], seen: dict[int, str], *, where: str) -> None:
+    """`seen`: digest of a key -> its place in the file. A million of them take 0.2 GB."""
+    digest = int.from_bytes(hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest())
+    place = where.rpartition(": ")[2]
+    if (first := seen.setdefault(digest, place)) != place:
+        raise checks.DataError(f"{where}: same image and text as {first}; put the masks of all objects meant into one record")
 
 
 def _masks(record: Expression | Conversation, *, height: int, width: int, where: str) -> tuple[Masklet, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -32,11 +33,10 @@ class Query(checks.Record):
     shapes: Annotated[list[Shape], Field(min_length=1)]
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read one split: one sample per query. A query that is a sentence is asked as it is, with LISA's words after it."""
     checks.known_split(split, splits(path), path=path)
     faults = checks.Faults(path / split)
-    samples: list[Sample] = []
     for file in sorted((path / split).glob("*.json")):
         with faults:
             image = file.with_suffix(".jpg")
@@ -45,22 +45,19 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
             mask = _mask(query.shapes, height=height, width=width, where=str(file))
             for number, text in enumerate(query.text):
                 words = checks.text(text, where=f"{file}, text {number}")
-                samples.append(
-                    Sample(
-                        sample_id=f"{file.stem}_{number}",
-                        dataset=name,
-                        image_id=file.stem,
-                        frames=(image,),
-                        height=height,
-                        width=width,
-                        task="referring",
-                        text=prompts.SENTENCE_QUESTION.format(text=words) if query.is_sentence else words,
-                        masks=((mask,),),
-                        meta={"kind": "sentence" if query.is_sentence else "phrase"},
-                    )
+                yield Sample(
+                    sample_id=f"{file.stem}_{number}",
+                    dataset=name,
+                    image_id=file.stem,
+                    frames=(image,),
+                    height=height,
+                    width=width,
+                    task="referring",
+                    text=prompts.SENTENCE_QUESTION.format(text=words) if query.is_sentence else words,
+                    masks=((mask,),),
+                    meta={"kind": "sentence" if query.is_sentence else "phrase"},
                 )
     faults.tell()
-    return samples
 
 
 def splits(path: Path) -> list[str]:

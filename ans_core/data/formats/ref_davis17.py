@@ -8,7 +8,7 @@ clip's object k (from 0); meta's `kind` names the annotation.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ans_core import rle
@@ -32,9 +32,12 @@ Texts = dict[str, dict[int, tuple[str, str]]]
 """Clip -> object -> (expression, place in the file)."""
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     if _texts(path) is None:
-        return ref_youtube_vos.read(path, name=name, split=split, kind=lambda expression, asked: _kind_of(asked.number, where=asked.where))
+        yield from ref_youtube_vos.read(
+            path, name=name, split=split, kind=lambda expression, asked: _kind_of(asked.number, where=asked.where)
+        )
+        return
     lists = _lists(path)
     checks.known_split(split, lists, path=path)
     root = _root(path)
@@ -44,12 +47,10 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
         with faults:
             said[kind] = _lines(_texts(path) / file, encoding, faults)  # type: ignore[operator]
     faults.tell()
-    samples: list[Sample] = []
     for clip in davis.listed_clips(lists[split]):
         with faults:
-            samples += _samples(root, clip, said, name=name)
+            yield from _samples(root, clip, said, name=name)
     faults.tell()
-    return samples
 
 
 def splits(path: Path) -> list[str]:

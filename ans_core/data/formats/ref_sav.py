@@ -5,6 +5,7 @@ Upstream learns from the long descriptions ("formated"); the short captions are 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,20 +30,18 @@ class Texts(checks.Record):
     formated: str
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     file = path / FILE
     checks.known_split(split, splits(path), path=file)
     videos = checks.load_json(file)
     if not isinstance(videos, dict) or not videos:
         raise checks.DataError(f"{file}: expected an object of videos, found {rle.short(videos)}")
     faults = checks.Faults(file)
-    samples: list[Sample] = []
     for video, value in videos.items():
         with faults:
             where = f"{file}: video {rle.short(video)}"
-            samples += _samples(path, video, checks.record(Video, value, where=where), name=name, where=where, faults=faults)
+            yield from _samples(path, video, checks.record(Video, value, where=where), name=name, where=where, faults=faults)
     faults.tell()
-    return samples
 
 
 def splits(path: Path) -> list[str]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ class Expression(expressions.Expression):
 Kind = Callable[[Expression, expressions.Asked], str | None]
 
 
-def read(path: Path, *, name: str, split: str, kind: Kind = lambda expression, asked: expression.kind) -> list[Sample]:
+def read(path: Path, *, name: str, split: str, kind: Kind = lambda expression, asked: expression.kind) -> Iterator[Sample]:
     checks.known_split(split, splits(path), path=path)
     file = path / "meta_expressions" / split / "meta_expressions.json"
     root = path / split

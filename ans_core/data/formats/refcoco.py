@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,35 +99,31 @@ class Pictures:
         return mask
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     file, refs, faults = _refs(path)
     checks.known_split(split, {ref.split for _, ref in refs} if refs else {split}, path=file)
     with faults:
         checks.once((where, ref.ref_id) for where, ref in refs)
     pictures = Pictures(path)
-    samples = []
     for where, ref in refs:
         if ref.split == split:
             with faults:
                 image, height, width = pictures.image(ref.image_id, where=where)
                 masks = tuple((pictures.mask(target, ref.image_id, where=where),) for target in _targets(ref, where=where))
                 for number, sentence in enumerate(ref.sentences):
-                    samples.append(
-                        Sample(
-                            sample_id=f"{ref.ref_id}_{number if sentence.sent_id is None else sentence.sent_id}",
-                            dataset=name,
-                            image_id=str(ref.image_id),
-                            frames=(image,),
-                            height=height,
-                            width=width,
-                            task="referring",
-                            text=checks.text(sentence.sent, where=f"{where}, sentence {number}"),
-                            masks=masks,
-                            meta={"kind": sentence.kind} if sentence.kind is not None else {},
-                        )
+                    yield Sample(
+                        sample_id=f"{ref.ref_id}_{number if sentence.sent_id is None else sentence.sent_id}",
+                        dataset=name,
+                        image_id=str(ref.image_id),
+                        frames=(image,),
+                        height=height,
+                        width=width,
+                        task="referring",
+                        text=checks.text(sentence.sent, where=f"{where}, sentence {number}"),
+                        masks=masks,
+                        meta={"kind": sentence.kind} if sentence.kind is not None else {},
                     )
     faults.tell()
-    return samples
 
 
 def splits(path: Path) -> list[str]:

@@ -5,6 +5,7 @@ A phrase is the words of an expression, where the caption first has them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,12 +34,11 @@ class Entry(checks.Record):
     record: Annotated[dict[str, Any], Field(min_length=1, max_length=1)]
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read one split. `path` is the folder or the file. Left out and counted: captions that hold no expression's words."""
     file = split_file(path, FILES, split=split)
     images = ImageFolders(grounded.image_folders(file), where=str(path))
     faults, skipped = checks.Faults(file), Skipped(file)
-    samples = []
     for number, value in enumerate(checks.load_list(file)):
         with faults, skipped:
             where = f"{file}: record {number}"
@@ -48,10 +48,9 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
             caption = grounded.caption_of(record.caption, where=where).lower()
             image = images.find(record.img_file_name, where=where)
             phrases = _phrases(record.refs, caption, image, where=where)
-            samples.append(grounded.sample(caption, phrases, image=image, name=name, sample_id=f"{number}_{sample_id}"))
+            yield grounded.sample(caption, phrases, image=image, name=name, sample_id=f"{number}_{sample_id}")
     faults.tell()
-    skipped.tell(left=len(samples))
-    return samples
+    skipped.tell()
 
 
 def splits(path: Path) -> list[str]:

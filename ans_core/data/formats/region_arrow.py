@@ -38,13 +38,12 @@ ARROW_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, pya
 """Errors that `datasets` and pyarrow raise for damaged files."""
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read `path/<split>` as saved by save_to_disk; split "train" may also be `path` itself. Image paths are relative to that folder."""
     checks.known_split(split, splits(path), path=path)
     folder = path / split if (path / split).is_dir() else path
     images = _Images(folder)
     faults = checks.Faults(folder)
-    samples = []
     for number, (value, part) in enumerate(_rows(folder)):
         with faults:
             where = f"{folder}: row {number}"
@@ -52,20 +51,17 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
             image, (height, width) = images.find(row.image, part, where=where)
             masks = [checks.mask(m, height=height, width=width, where=where) for m in row.mask_rle]
             for place, said in enumerate(_said(row.conversations, masks, where=where)):
-                samples.append(
-                    Sample(
-                        sample_id=str(number) if place == 0 else f"{number}_{place}",
-                        dataset=name,
-                        image_id=image.stem if isinstance(image, Path) else f"row{number}",
-                        frames=(image,),
-                        height=height,
-                        width=width,
-                        meta={key: extra for key, extra in value.items() if key not in COLUMNS and isinstance(extra, str)},
-                        **said,
-                    )
+                yield Sample(
+                    sample_id=str(number) if place == 0 else f"{number}_{place}",
+                    dataset=name,
+                    image_id=image.stem if isinstance(image, Path) else f"row{number}",
+                    frames=(image,),
+                    height=height,
+                    width=width,
+                    meta={key: extra for key, extra in value.items() if key not in COLUMNS and isinstance(extra, str)},
+                    **said,
                 )
     faults.tell()
-    return samples
 
 
 def splits(path: Path) -> list[str]:

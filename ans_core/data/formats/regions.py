@@ -5,6 +5,7 @@ The text is the caption or, without one, `<category> <place>`. Regions of one im
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,12 +30,11 @@ class Region(checks.Record):
     height: int | None = None
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read one split; lines of other splits are only checked for their form."""
     file = path / "manifest.jsonl"
     checks.known_split(split, ("train", "val"), path=file)
     sizes: dict[str, tuple[int, int]] = {}
-    captions: list[Sample] = []
     said: dict[tuple[str, str], list[tuple[str, RLE]]] = {}
     lines, faults = _lines(file)
     for where, region in lines:
@@ -49,15 +49,11 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
             text = _text(region, height=height, width=width, where=where)
             said.setdefault((region.image, text), []).append((str(region.id), mask))
             meta = {"category": region.category} if region.category else {}
-            captions.append(
-                _sample(path, name, region.image, (height, width), f"{region.id}_caption", "region_caption", text, [mask], meta)
-            )
+            yield _sample(path, name, region.image, (height, width), f"{region.id}_caption", "region_caption", text, [mask], meta)
     faults.tell()
-    referring = [
-        _sample(path, name, image, sizes[image], f"{regions[0][0]}_referring", "referring", text, [m for _, m in regions], {})
-        for (image, text), regions in said.items()
-    ]
-    return captions + referring
+    for (named, text), regions in said.items():
+        masks = [m for _, m in regions]
+        yield _sample(path, name, named, sizes[named], f"{regions[0][0]}_referring", "referring", text, masks, {})
 
 
 def splits(path: Path) -> list[str]:

@@ -5,6 +5,7 @@ Meta's `kind` is "referring", "reasoning" or "no_object" (nothing in the video f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from ans_core import rle
@@ -19,7 +20,7 @@ class Expression(mevis.Expression):
     type_id: int
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     files = _files(path)
     checks.known_split(split, files, path=path)
     masks = expressions.MaskDict(path / "mask_dict.json")

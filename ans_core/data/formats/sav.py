@@ -7,6 +7,7 @@ the folder; every fourth frame is annotated, the others are left out, as Ref-SAV
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,22 +33,23 @@ class Clip(checks.Record):
     masklet_id: Annotated[list[checks.Id], Field(min_length=1)]
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     checks.known_split(split, splits(path), path=path)
     faults = checks.Faults(path)
-    samples: list[Sample] = []
+    clips: list[tuple[str, str]] = []
     if split in SUFFIX:
         for file in sorted(path.rglob(f"*{SUFFIX[split]}")):
             with faults:
-                samples.append(_of_video(file, name=name))
-        checks.once((f"{path}: clip {sample.image_id}", sample.image_id) for sample in samples)
+                sample = _of_video(file, name=name)
+                clips.append((f"{path}: clip {sample.image_id}", sample.image_id))
+                yield sample
+        checks.once(clips)
     else:
         root = _held_out(path)[split]
         for clip in clips_in(root / PARTS[1]):
             with faults:
-                samples.append(_of_folders(root, clip, name=name))
+                yield _of_folders(root, clip, name=name)
     faults.tell()
-    return samples
 
 
 def splits(path: Path) -> list[str]:

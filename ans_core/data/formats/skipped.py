@@ -21,21 +21,22 @@ class Skipped:
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        self.records = 0
         self.reasons: Counter[str] = Counter()
 
     def __enter__(self) -> None:
-        pass
+        self.records += 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         if isinstance(error, Unusable):
             self.reasons[str(error)] += 1
         return isinstance(error, Unusable)
 
-    def tell(self, *, left: int) -> None:
+    def tell(self) -> None:
         """Log how many were skipped and why. Raises DataError if no record is left."""
         if self.reasons:
             why = "; ".join(f"{count:,} with {reason}" for reason, count in self.reasons.most_common())
-            if not left:
+            if self.reasons.total() == self.records:
                 raise checks.DataError(f"{self.file}: no record can be used: {why}")
             logging.warning("%s: %s records are left out: %s", self.file, f"{self.reasons.total():,}", why)
 

@@ -4,6 +4,7 @@ name as text; for evaluation.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,12 +39,11 @@ class MasksFile(checks.Record):
     masks: dict[str, list[Any]]
 
 
-def read(path: Path, *, name: str, split: str) -> list[Sample]:
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read the only split, "val". A null mask means that the frame is not annotated; an area of 0 means that the object is absent."""
     file = path / "manifest.jsonl"
     checks.known_split(split, splits(path), path=file)
     faults = checks.Faults(file)
-    samples: list[Sample] = []
     known: set[str] = set()
     for line, value in checks.load_json_lines(file):
         where = f"{file}: line {line}"
@@ -52,9 +52,8 @@ def read(path: Path, *, name: str, split: str) -> list[Sample]:
             if clip.video_id in known:
                 raise checks.DataError(f"{where}: video_id {rle.short(clip.video_id)} comes twice; ids must be unique")
             known.add(clip.video_id)
-            samples += _samples(path, clip, name=name, where=f"{where} ({clip.video_id[:60]})", faults=faults)
+            yield from _samples(path, clip, name=name, where=f"{where} ({clip.video_id[:60]})", faults=faults)
     faults.tell()
-    return samples
 
 
 def splits(path: Path) -> list[str]:

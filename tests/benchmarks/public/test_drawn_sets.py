@@ -19,7 +19,7 @@ from tests.benchmarks.public.drawn import score
 @pytest.mark.parametrize(("name", "figures"), [("refcoco", ("cIoU", "gIoU", "P@0.9")), ("grefcoco", ("gIoU", "cIoU", "N_acc", "T_acc"))])
 def test_referring_sets(tmp_path: Path, name: str, figures: tuple[str, ...]):
     write_scenes(tmp_path, seed=0, counts={"train": 2, "val": 4, "test": 2}, image_size=64)
-    samples = FORMATS[name](tmp_path / name, name=name, split="val")
+    samples = list(FORMATS[name](tmp_path / name, name=name, split="val"))
     predictions = [BENCHMARKS["referring"].truth(s) for s in samples]
     lines = (json.dumps({"sample_id": s.sample_id, **asdict(p)}) for s, p in zip(samples, predictions, strict=True))
     drawn = tmp_path / "predictions.jsonl"
@@ -33,7 +33,7 @@ def test_referring_sets(tmp_path: Path, name: str, figures: tuple[str, ...]):
 def test_video_sets(tmp_path: Path):
     write_clips(tmp_path, seed=0, counts={"train": 1, "val": 2}, image_size=64, frames=4)
     (folder,) = (p.parent.parent for p in tmp_path.rglob("val/meta_expressions.json"))
-    samples = FORMATS["mevis"](folder, name="mevis", split="val")
+    samples = list(FORMATS["mevis"](folder, name="mevis", split="val"))
     write_video_zip(tmp_path / "out.zip", samples, [BENCHMARKS["video"].truth(s) for s in samples])
     zipfile.ZipFile(tmp_path / "out.zip").extractall(tmp_path / "drawn")
     found = score("mevis", tmp_path / "drawn", data=folder / "val")
