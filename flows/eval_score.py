@@ -16,7 +16,7 @@ OPTIONS = ("replay", "convention", "text_encoder", "predicted_only", "split")
 
 def score(arguments: argparse.Namespace) -> int:
     from ans_core.benchmarks.public import CONVENTIONS, Given
-    from ans_core.benchmarks.public.published import beside, lines
+    from ans_core.benchmarks.public.published import beside, lines, part
     from ans_core.benchmarks.public_run import scorer_of, write
 
     if len(arguments.names) != 1:
@@ -33,11 +33,13 @@ def score(arguments: argparse.Namespace) -> int:
     )
     check(name, scorer, given)
     scored = scorer.score(judged(name, scorer, given, arguments.out))
+    if given.data is None and not given.predicted_only:
+        scored.notes.extend(part(name, scored.metrics, lines=len(scored.samples)))
     intervals = scored.intervals()
     if arguments.out:
         write(arguments.out, {"benchmark": name}, scorer, scored, intervals)
     unread = ["note: --data is not read: the predictions hold the truth"] if given.data and not scorer.data else []
-    rows = beside(arguments.names[0].lower(), "", scored.metrics, whole=len(scored.samples))
+    rows = beside(arguments.names[0].lower().replace("-", "_"), "", scored.metrics, whole=len(scored.samples))
     print("\n".join([*table(scored, intervals), *unread, *lines(rows)]))
     return 0
 

@@ -40,15 +40,23 @@ def write_video_zip(path: Path, samples: Sequence[Sample], predictions: Sequence
             _write_masks(archive, folder, dict(zip(names, masks, strict=True)), size=(sample.height, sample.width))
 
 
-def video_zip_of_lines(path: Path, lines: Iterable[Mapping[str, Any]], *, where: str) -> int:
-    """Write the same of the lines of a run, one at a time; return how many."""
-    count = 0
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+def video_zip_of_lines(path: Path, lines: Iterable[Any], *, where: str) -> int:
+    """Write the same of the lines of a run, one at a time; return how many. A wrong line leaves no archive."""
+    count, partial = 0, path.with_name(f"{path.name}.partial")
+    with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
         for count, line in enumerate(lines, start=1):
-            if absent := {"video", "expression", "frames", "size", "prediction_masks"} - set(line):
-                raise ValueError(f"{where}, line {count}: no {', '.join(sorted(absent))}; " + ADVICE.format("mevis"))
-            masks = dict(zip(line["frames"], line["prediction_masks"], strict=True))
-            _write_masks(archive, f"Annotations/{line['video']}/{line['expression']}", masks, size=tuple(line["size"]))
+            here = f"{where}, line {count}"
+            if not isinstance(line, Mapping) or (absent := {"video", "expression", "frames", "size", "prediction_masks"} - set(line)):
+                lacking = "no record" if not isinstance(line, Mapping) else f"no {', '.join(sorted(absent))}"
+                raise ValueError(f"{here}: {lacking}; " + ADVICE.format("mevis"))
+            size = files.mask_size(line, where=here)
+            frames, masks = files.listed(line, "frames", where=here, of=str), files.listed(line, "prediction_masks", where=here)
+            if len(frames) != len(masks):
+                raise ValueError(f"{here}: {len(masks)} masks for {len(frames)} frames")
+            checked = [files.mask(m, height=size[0], width=size[1], where=f"{here}, frame {f}") for f, m in zip(frames, masks, strict=True)]
+            drawn = dict(zip(frames, checked, strict=True))
+            _write_masks(archive, f"Annotations/{line['video']}/{line['expression']}", drawn, size=size)
+    partial.rename(path)
     return count
 
 

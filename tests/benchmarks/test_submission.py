@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ans_core.benchmarks.submission import write_gcg_folder, write_video_zip
+from ans_core.benchmarks.submission import video_zip_of_lines, write_gcg_folder, write_video_zip
 from ans_core.types import Prediction, Sample
 from tests.benchmarks.public.drawn import H, W, coded, score, write
 
@@ -44,3 +44,21 @@ def test_the_folder_for_gcg_holds_plain_captions_and_a_phrase_a_mask(tmp_path: P
     }
     with pytest.raises(ValueError, match=r"image id '\.\./x' is no file name"):
         write_gcg_folder(tmp_path, [sample("0", image_id="../x")], [told])
+
+
+LINE = {"video": "zoo", "expression": "0", "frames": ["00000", "00005"], "size": [H, W], "prediction_masks": [None, coded(0, 4)]}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ([LINE], "line 2: no record; give the predictions.jsonl of `ans eval mevis"),
+        ({"video": "zoo"}, "line 2: no expression, frames, prediction_masks, size; give"),
+        (LINE | {"prediction_masks": [None]}, "line 2: 1 masks for 2 frames"),
+        (LINE | {"size": [H, W + 1]}, "line 2, frame 00005: RLE size"),
+    ],
+)
+def test_a_wrong_line_is_refused_and_leaves_no_archive(tmp_path: Path, line: object, message: str):
+    with pytest.raises(ValueError, match=message):
+        video_zip_of_lines(tmp_path / "out.zip", [LINE, line], where="told.jsonl")
+    assert not (tmp_path / "out.zip").exists()

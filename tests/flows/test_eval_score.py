@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
 import pytest
 
 from ans_core.benchmarks.public import OTHER_NAMES, SCORERS
-from ans_core.benchmarks.public.published import published
+from ans_core.benchmarks.public.published import beside, published
 from flows import cli
 from tests.benchmarks.public.drawn import H, W, coded, write
 
@@ -57,6 +58,47 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "refer").mkdir()
     with pytest.raises(ValueError, match=message):
         ans(*words)
+
+
+def test_files_that_cannot_be_read_are_refused_by_name(tmp_path: Path):
+    truth = write(tmp_path / "truth.json", TRUTH)
+    packed = gzip.compress(truth.read_bytes())
+    for name, content, message in (
+        ("cut.json.gz", packed[:-12], "is cut off or not UTF-8 text in gzip"),
+        ("plain.json.gz", b"[]", "is cut off or not UTF-8 text in gzip"),
+        ("bytes.json", b"\xff\xfe", "is cut off or not UTF-8 text"),
+        ("bytes.jsonl", b"\xff\xfe", "is cut off or not UTF-8 text"),
+        ("deep.json", b"[" * 100_000, "nested too deep"),
+        ("twice.json", b'[{"id": "a", "id": "b", "mask": null}]', "key 'id' comes twice in one object"),
+        ("twice.jsonl", b'{"id": "a", "mask": null, "mask": null}', "line 1: key 'mask' comes twice in one object"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{tmp_path / name}.*{message}"):
+            ans("refcoco", "--predictions", tmp_path / name, "--data", truth)
+
+
+def test_a_hard_link_to_the_truth_is_refused(tmp_path: Path):
+    truth = write(tmp_path / "truth.json", TRUTH)
+    (tmp_path / "mine.json").hardlink_to(truth)
+    with pytest.raises(ValueError, match="would be scored against itself"):
+        ans("refcoco", "--predictions", tmp_path / "mine.json", "--data", truth)
+
+
+def test_judged_and_several_figures_stand_beside_published_ones():
+    for name, metrics, ours in (
+        ("dlc_bench", {"objects": 100.0, "average": 0.67, "positive": 0.51, "negative": 0.83}, [67.0, 51.0, 83.0]),
+        ("ferret_bench", {"questions": 40.0, "score": 55.98}, [55.98]),
+        ("gar_bench", {"vqa/count": 424.0, "vqa/accuracy": 0.5}, [50.0]),
+    ):
+        assert sorted({row.ours or 0.0 for row in beside(name, "", metrics, whole=1)}) == pytest.approx(sorted(ours))
+        assert {row.ours for row in beside(name, "", dict.fromkeys(metrics, 0.5), whole=1)} == {None}
+
+
+def test_a_part_of_a_benchmark_whose_predictions_hold_the_truth_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    review = write(tmp_path / "review.json", [{"question_id": 1, "answer2_id": 1, "content": "8 6"}])
+    assert ans("ferret_bench", "--predictions", review, "--out", tmp_path / "metrics.json") == 0
+    assert "a part of the benchmark: 1 of its 40 samples" in capsys.readouterr().out
+    assert "1 of its 40 samples" in json.loads((tmp_path / "metrics.json").read_text())["notes"][-1]
 
 
 def test_options_of_scoring_are_refused_for_a_checkpoint(tmp_path: Path):

@@ -64,7 +64,8 @@ def _pairs(records: list[dict[str, Any]], given: Given) -> tuple[list[str], list
     if given.data is None:
         told = [files.text(record, "prediction", where=f"{where}, record {n}") for n, record in enumerate(records)]
         real = [_references(record, f"{where}, record {n}") for n, record in enumerate(records)]
-        return [str(record.get("image_name", n)) for n, record in enumerate(records)], told, real, 0
+        named = [{"image_name": record.get("image_name", n)} for n, record in enumerate(records)]
+        return list(files.by_id(named, "image_name", where=where)), told, real, 0
     truth = caption_truth(given.data)
     predicted = files.by_id(records, "image_id", where=where)
     missing = files.refuse_unknown(predicted, truth, where=given.predictions, what="images")

@@ -136,7 +136,7 @@ def _stored(predictions: Path) -> Mapping[str, Any]:
         root = predictions / "Annotations" if (predictions / "Annotations").is_dir() else predictions
         videos = [video for video in sorted(root.iterdir()) if video.is_dir()]
         return {f"{video.name}/{one.name}": one for video in videos for one in sorted(video.iterdir()) if one.is_dir()}
-    if predictions.suffix == ".jsonl":
+    if ".jsonl" in predictions.suffixes:
         return files.Lines(predictions, lambda line: "/".join(str(files.value(line, key, where="record")) for key in SAMPLE_ID))
     stored = files.load(predictions)
     if not isinstance(stored, dict) or not all(isinstance(expressions, dict) for expressions in stored.values()):

@@ -8,6 +8,7 @@ answer.jsonl (the reference answers) and rule.json.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +23,8 @@ from ans_core.metrics.grounding import plain_caption
 from ans_core.types import Prediction, Request
 
 QUESTIONS = "box_refer_caption.json"
+UNREADABLE = -1.0, -1.0
+"""Marks of a verdict without two numbers, as in the public scorer."""
 _BRACKETED = re.compile(r" \[[^\]]*\]")
 
 
@@ -37,7 +40,8 @@ def score(given: Given) -> Scored:
         known = files.by_id(reviews, "answer2_id", where=str(given.replay))
         missing = files.refuse_unknown(answers, known, where=given.predictions, what="questions")
         for name, answer in answers.items():
-            if _BRACKETED.sub("", answer["text"]) != _BRACKETED.sub("", known[name]["answer2"]):
+            told = files.text(answer, "text", where=f"{given.predictions}, question {name}")
+            if _BRACKETED.sub("", told) != _BRACKETED.sub("", files.text(known[name], "answer2", where=f"{given.replay}, question {name}")):
                 raise ValueError(f"{given.replay}, question {name}: the judge saw another answer than the predicted one")
         reviews = [r for r in reviews if str(r["answer2_id"]) not in missing]
         missing = [] if given.predicted_only else missing
@@ -46,13 +50,19 @@ def score(given: Given) -> Scored:
     marks = [_marks(files.text(r, "content", where=f"{review_path}, question {r['question_id']}")) for r in reviews]
     count = len(marks) + len(missing)
     reference, model = (round(sum(mark[i] for mark in marks) / count, 3) for i in (0, 1))
+    unparsed = sum(mark == UNREADABLE for mark in marks)
+    if reference <= 0:  # -1 / -1 would be a perfect score
+        raise ValueError(
+            f"{review_path}: the reference answers' mean mark is {reference}, so there is no share of it; {unparsed} of {len(marks)} replies"
+            " don't begin with two marks: were they cut off, or is this another judge's form?"
+        )
     return Scored(
         metrics={
             "score": 100 * model / reference,
             "mean_reference": reference,
             "mean_model": model,
             "questions": count,
-            "unparsed": sum(mark == (-1.0, -1.0) for mark in marks),
+            "unparsed": unparsed,
         },
         published={"score": f"{100 * model / reference:.1f}"},
         ratios={"score": Ratio(numerators=[100 * m for _, m in marks], denominators=[r for r, _ in marks])},
@@ -69,9 +79,10 @@ def _marks(content: str) -> tuple[float, float]:
     """(reference, model): the first two words of the first line."""
     parts = content.split("\n")[0].replace(",", " ").split(" ")
     try:
-        return float(parts[0]), float(parts[1])
+        marks = float(parts[0]), float(parts[1])
     except (ValueError, IndexError):
-        return -1.0, -1.0
+        return UNREADABLE
+    return marks if all(map(math.isfinite, marks)) else UNREADABLE
 
 
 def _sample(review: dict[str, Any], marks: tuple[float, float]) -> dict[str, Any]:

@@ -9,9 +9,11 @@ import gzip
 import io
 import json
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -29,11 +31,11 @@ def load(path: Path) -> Any:
     """A JSON value; of JSON lines, the list of them."""
     if ".jsonl" in path.suffixes:  # also of a single line
         return list(lines(path))
-    with _open(path) as file:
+    with _opened(path) as file:
         text = file.read()
     try:
-        return json.loads(text)
-    except ValueError:
+        return _parsed(text, where=str(path))
+    except json.JSONDecodeError:
         if "\n" not in text.strip():
             raise ValueError(f"{path}: neither JSON nor JSON lines") from None
     return list(lines(path))
@@ -41,13 +43,29 @@ def load(path: Path) -> Any:
 
 def lines(path: Path) -> Iterator[Any]:
     """One value a line, read as they are asked for."""
-    with _open(path) as file:
+    with _opened(path) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 try:
-                    yield json.loads(line)
-                except ValueError as error:
+                    yield _parsed(line, where=f"{path}, line {number}")
+                except json.JSONDecodeError as error:
                     raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
+
+
+def _parsed(text: str, *, where: str) -> Any:
+    """Raises JSONDecodeError, and ValueError for JSON that can be read in two ways or not at all."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for n, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:n]))
+            raise ValueError(f"{where}: key {twice!r} comes twice in one object; leave one")
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except RecursionError:
+        raise ValueError(f"{where}: nested too deep") from None
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -61,12 +79,19 @@ def records(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _open(path: Path) -> io.TextIOWrapper:
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[str]]:
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give a file in it")
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
-    return io.TextIOWrapper(gzip.open(path), encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+    packed = path.suffix == ".gz"
+    try:
+        with io.TextIOWrapper(gzip.open(path), encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
+            yield file
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        form = "UTF-8 text in gzip" if packed else "UTF-8 text"
+        raise ValueError(f"{path} is cut off or not {form} ({error}); get or write it again") from None
 
 
 def _kind(value: Any) -> str:
@@ -79,6 +104,8 @@ class Lines(Mapping[str, dict[str, Any]]):
     def __init__(self, path: Path, name: Callable[[dict[str, Any]], str]) -> None:
         self.path = path
         self._places: dict[str, tuple[int, int]] = {}
+        if path.suffix == ".gz":
+            raise ValueError(f"{path}: its lines are read where they stand, one at a time; unpack it first (gunzip)")
         with path.open("rb") as file:
             start = 0
             for number, line in enumerate(file, start=1):
@@ -199,7 +226,7 @@ def refuse_same(predictions: Path, truth: Path | None) -> None:
     for path in (predictions, truth):
         if path is not None and not path.exists():
             raise ValueError(f"{path}: no such file or folder")
-    if truth is not None and predictions.resolve() == truth.resolve():
+    if truth is not None and predictions.samefile(truth):
         raise ValueError(
             f"--predictions and --data are both {predictions}: the truth would be scored against itself; give the file of the predictions"
         )

@@ -15,9 +15,20 @@ WHOLE = {
     "ref_davis17": {"val": 244},
     "gar_bench": {"vqa": 424},
     "davis17": {"val": 61},
+    "sav": {"val": 293, "test": 278},
+    "dlc_bench": {"": 100},
+    "ferret_bench": {"refer_desc": 40},
+    "mmmu_val": {"": 900},
+    "mmmu_pro_vision": {"": 1730},
+    "vstar": {"": 191},
+    "mme": {"": 2374},
 }
-"""Samples of the real benchmarks (expressions; vos: objects): RefCOCO's of the UNC and UMD splits, MeViS' and DAVIS' as their papers say,
-GAR-Bench's as its file. Another number means other data in the same layout, a part, or another release."""
+"""Samples of the real benchmarks (expressions; vos: objects): RefCOCO's of the UNC and UMD splits, MeViS', DAVIS', SA-V's and MME's as
+their papers say, the others' as their files. Another number means other data in the same layout, a part, or another release."""
+COUNTS = {"gar_bench": "vqa/count", "dlc_bench": "objects", "ferret_bench": "questions", "mme": "questions"}
+"""Benchmark -> its metric that holds the number of samples, where that is not the number of the table's lines."""
+IN_PERCENT = {("ferret_bench", "score")}
+"""Metrics of ours that are percent already."""
 VOS = {"davis17": "DAVIS17", "mose": "MOSE", "sav": "SA-V"}
 """Data sets of vos -> how the splits of its figures begin."""
 SPLITS = {"valid_u": "val_u", "valid": "val"}
@@ -62,10 +73,11 @@ class Row:
 
 
 def beside(name: str, split: str, metrics: Mapping[str, float], *, whole: int) -> list[Row]:
-    """Return the published figures of a benchmark, with ours where `whole` samples of the split are the real benchmark's number. split "":
-    the one with that number."""
+    """Return the published figures of a benchmark, with ours where `whole` samples (lines of the table) of the split are the real
+    benchmark's number. split "": the one with that number."""
     scorer = "refcoco" if name in ("refcoco+", "refcocog") else "vos" if name in VOS else name
     sizes = WHOLE.get(name, {})
+    whole = size_of(name, metrics, lines=whole)
     split = split or next((known for known, size in sizes.items() if size == whole), "")
     real = sizes.get(SPLITS.get(split, split)) == whole
     rows = []
@@ -77,9 +89,23 @@ def beside(name: str, split: str, metrics: Mapping[str, float], *, whole: int) -
         key, protocol = PROTOCOLS.get((scorer, figure.metric), (figure.metric, ""))
         of = figure.split.removeprefix(VOS.get(name, "")).strip()
         same = scorer == "refcoco" or SPLITS.get(of, of).lower() == SPLITS.get(split, split).lower()
-        ours = 100 * metrics[key] if real and same and key in metrics and _same_convention(name, metrics) else None
+        ours = metrics[key] * (1 if (scorer, key) in IN_PERCENT else 100) if real and same and key in metrics and _same_convention(name, metrics) else None
         rows.append(Row(figure=figure, ours=ours, note="; ".join(filter(None, (figure.note, protocol if ours is not None else "")))))
     return rows
+
+
+def size_of(name: str, metrics: Mapping[str, float], *, lines: int) -> int:
+    """Return the number of samples that were scored."""
+    return int(metrics.get(COUNTS.get(name, ""), lines))
+
+
+def part(name: str, metrics: Mapping[str, float], *, lines: int) -> list[str]:
+    """Return a note where predictions that hold their own truth are of fewer samples than the benchmark has: nobody counts what is
+    missing."""
+    known, size = WHOLE.get(name, {}), size_of(name, metrics, lines=lines)
+    if not size or size >= min(known.values(), default=0):
+        return []
+    return [f"a part of the benchmark: {size} of its {min(known.values())} samples; what is missing is not counted"]
 
 
 def _same_convention(name: str, metrics: Mapping[str, float]) -> bool:

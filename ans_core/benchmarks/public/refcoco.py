@@ -33,7 +33,7 @@ def score(given: Given) -> Scored:
         ratios=ratios(found.answers) | ({"cIoU_upstream": upstream} if answered else {}),
         samples=found.table(),
         missing=found.missing,
-        notes=["cIoU_upstream leaves out expressions that got no mask, as upstream's scorer does"],
+        notes=["cIoU_upstream leaves out expressions that got no mask, as upstream's scorer does"] if answered else [],
     )
 
 

@@ -16,6 +16,7 @@ _BOXED = re.compile(r"\\boxed\{(.*)\}", re.DOTALL)
 
 def score(given: Given) -> Scored:
     records = files.records(given.predictions)
+    files.by_id(records, "image", where=str(given.predictions))  # a question a picture
     verdicts, judged = [], 0
     for number, record in enumerate(records):
         where = f"{given.predictions}, record {number}"

@@ -146,6 +146,31 @@ def test_ferret_bench_divides_means_and_keeps_unreadable_verdicts(tmp_path: Path
     assert metrics["unparsed"] == 1
 
 
+@pytest.mark.parametrize("content", ["0 6", "nan 6", "inf 6", "I would say"])
+def test_ferret_bench_without_marks_of_the_reference_has_no_score(tmp_path: Path, content: str):
+    reviews = [{"question_id": n, "answer2_id": n, "content": content} for n in range(2)]
+    with pytest.raises(ValueError, match=r"review.jsonl: the reference answers' mean mark is (0|-1).0, so there is no share of it"):
+        score("ferret_bench", write(tmp_path / "review.jsonl", reviews))
+
+
+def test_ferret_benchs_answers_without_text_are_refused(tmp_path: Path):
+    review = write(tmp_path / "review.jsonl", [{"question_id": 1, "answer2_id": 1, "content": "8 6", "answer2": "a cat"}])
+    with pytest.raises(ValueError, match="question 1: key 'text' is missing"):
+        score("ferret_bench", write(tmp_path / "told.jsonl", [{"question_id": 1}]), replay=review)
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [
+        ("captions", {"image_name": "7", "captions": ["a cat"], "prediction": "a cat"}),
+        ("vstar", {"image": "7", "test_type": "t", "question": "q", "options": ["x"], "answer": "x", "pred_ans": "A"}),
+    ],
+)
+def test_a_sample_that_comes_twice_is_refused(tmp_path: Path, name: str, record: dict[str, Any]):
+    with pytest.raises(ValueError, match="'7' comes twice"):
+        score(name, write(tmp_path / "told.jsonl", [record, record]))
+
+
 @pytest.mark.parametrize(
     ("reply", "right"),
     [("A", True), ("B", False), ("A.", True), ("B.", False), ("\\boxed{A}", True), ("A. the cat", True), ("B. the dog", None)],
