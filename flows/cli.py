@@ -111,6 +111,7 @@ def predict(arguments: argparse.Namespace) -> int:
         boxes=arguments.box or (),
         device=arguments.device,
         dtype=arguments.dtype,
+        quantize=arguments.quantize,
     )
     print(told)
     return 0
@@ -407,6 +408,7 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--box", action="append", metavar="X0,Y0,X1,Y1", help="and in a box; both count on from the masks' regions")
     it.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     it.add_argument("--dtype", help="of the weights: float32, bfloat16, float16 (default: as they are stored)")
+    it.add_argument("--quantize", choices=["int8", "fp8"], help="the language model in 8 bits (torchao, an extra; fp8: a GPU from Ada on)")
     it = command("track", track)
     it.add_argument("source", metavar="VIDEO|FOLDER", help="a video file, or a folder with the frames of one")
     for name, metavar, told in PROMPTS:
