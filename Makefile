@@ -7,7 +7,7 @@ export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help setup demo agent test check format lock dvc server deploy ui clean
+.PHONY: help setup demo agent test check format lock dvc docs server deploy ui clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | sort
@@ -47,6 +47,10 @@ dvc: setup  ## write dvc.yaml from tasks/stages.py and the imports of ans_core
 lock: setup  ## write constraints.txt from the installed environment
 	{ grep '^#' constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable | sed 's/+cpu$$//' | grep -v ' @ '; } > constraints.new && mv constraints.new constraints.txt
 
+docs: setup  ## the site of docs/ in site/, links checked (installs its packages)
+	$(BIN)/python -m pip install -q -c requirements/docs.txt -e '.[docs]'
+	$(BIN)/python -m mkdocs build --strict
+
 server: setup  ## Prefect server and a process worker, for deployments
 	$(BIN)/ans server
 
@@ -57,4 +61,4 @@ ui: setup  ## MLflow in the browser: make ui [UI_PORT=5000]
 	$(BIN)/python -m flows.services $(UI_PORT)
 
 clean:  ## resume states, logs and tool caches; keeps .venv, runs, the DVC cache and the MLflow history
-	rm -rf .ans/scratch .ans/logs .pytest_cache .ruff_cache .mypy_cache .import_linter_cache build dist
+	rm -rf .ans/scratch .ans/logs .pytest_cache .ruff_cache .mypy_cache .import_linter_cache build dist site

@@ -44,6 +44,7 @@ def write_answer(
     boxes: Sequence[str] = (),
     device: str = "auto",
     dtype: str | None = None,
+    quantize: str | None = None,
 ) -> str:
     """Write the answer and return what to print about it. Earlier outputs in `out` are removed first, other files are kept. Only a few
     frames of a clip are in memory at a time.
@@ -63,7 +64,7 @@ def write_answer(
             "box_prompts": [coordinates("box", box) for box in boxes],
         }
         text, turns = with_image(text, past)
-        model = Sa2VA.from_pretrained(checkpoint, device_map=device, dtype=dtype)
+        model = Sa2VA.from_pretrained(checkpoint, device_map=device, dtype=dtype, quantize=quantize)
         mode = model.video_mode(video_mode)
         told: dict[str, object] = {"source": str(source), "asked": text}
         told |= {"past": turns} if turns else {}

@@ -111,6 +111,7 @@ def predict(arguments: argparse.Namespace) -> int:
         boxes=arguments.box or (),
         device=arguments.device,
         dtype=arguments.dtype,
+        quantize=arguments.quantize,
     )
     print(told)
     return 0
@@ -248,6 +249,22 @@ def weights(arguments: argparse.Namespace) -> int:
     from flows.fetch import fetch
 
     return fetch(arguments.names, WEIGHTS, root=root(), into=arguments.into, yes=arguments.yes)
+
+
+def push(arguments: argparse.Namespace) -> int:
+    """A checkpoint folder to a repository on the Hugging Face hub, with a model card: data, settings, metrics, licence, examples."""
+    from flows.push import push as send
+
+    run_folder = Path(arguments.run) if arguments.run else None
+    how = {"licence": arguments.licence, "public": arguments.public, "dry_run": arguments.dry_run, "yes": arguments.yes}
+    return send(Path(arguments.checkpoint), arguments.repo, run=run_folder, **how)
+
+
+def pull(arguments: argparse.Namespace) -> int:
+    """A model repository of the Hugging Face hub to a folder: goes on where it was cut off, compares checksums, checks every tensor."""
+    from flows.push import pull as fetch_model
+
+    return fetch_model(arguments.repo, Path(arguments.target), yes=arguments.yes)
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -392,6 +409,7 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--box", action="append", metavar="X0,Y0,X1,Y1", help="and in a box; both count on from the masks' regions")
     it.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     it.add_argument("--dtype", help="of the weights: float32, bfloat16, float16 (default: as they are stored)")
+    it.add_argument("--quantize", choices=["int8", "fp8"], help="the language model in 8 bits (torchao, an extra; fp8: a GPU from Ada on)")
     it = command("track", track)
     it.add_argument("source", metavar="VIDEO|FOLDER", help="a video file, or a folder with the frames of one")
     for name, metavar, told in PROMPTS:
@@ -448,6 +466,18 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("action", choices=["fetch"])
     it.add_argument("names", nargs="*", metavar="NAME")
     add_fetch_options(it)
+    it = command("push", push)
+    it.add_argument("checkpoint", metavar="CHECKPOINT", help="a model folder in our layout or upstream's")
+    it.add_argument("repo", metavar="REPO", help="OWNER/NAME; it is made if it is not there")
+    it.add_argument("--run", metavar="FOLDER", help="runs/<profile> whose metrics and examples go on the card (default: around CHECKPOINT)")
+    it.add_argument("--licence", metavar="ID", help="the hub's name of it, as apache-2.0 (default: what README.md states)")
+    it.add_argument("--public", action="store_true", help="a repository that is made is public (default: private)")
+    it.add_argument("--dry-run", action="store_true", help="only show files, sizes and card; asks the hub nothing")
+    it.add_argument("--yes", action="store_true", help="do not ask")
+    it = command("pull", pull)
+    it.add_argument("repo", metavar="REPO", help="OWNER/NAME")
+    it.add_argument("target", metavar="DST", help="folder; the same one goes on after an interruption")
+    it.add_argument("--yes", action="store_true", help="do not ask")
     it = command("doctor", doctor)
     it.add_argument("--look-only", action="store_true", help="leave stuck MLflow runs as they are")
     it.add_argument("--deep", action="store_true", help="read every object of DVC's cache, too, and compare it with its hash")

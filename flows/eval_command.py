@@ -20,6 +20,7 @@ ALLOWED = {
             "processes",
             "device",
             "dtype",
+            "quantize",
             "text_encoder",
             "convention",
         )
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--processes", type=positive, metavar="N", help="processes or GPUs that share the questions (torchrun; default: 1)")
     add("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     add("--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights (default: as they are stored)")
+    add("--quantize", choices=["int8", "fp8"], help="the language model in 8 bits (torchao, an extra; fp8: a GPU from Ada on)")
     add("--predictions", type=Path, metavar="FILE|DIR", help="what is scored or submitted")
     add("--predicted-only", action="store_true", default=None, help="score only what is predicted (a run with --limit)")
     add("--replay", type=Path, metavar="FILE", help="a judge's recorded replies, in place of a judge")

@@ -65,17 +65,19 @@ def run(arguments: argparse.Namespace) -> int:
 def check_options(names: Sequence[str], arguments: argparse.Namespace) -> None:
     """Raise ValueError for unknown benchmarks, options that one of them does not take, and a device that is not there."""
     from ans_core.checkpoints.checkpoint import present_device
+    from ans_core.model import quantization
 
     follows = [name for name in names if runner_of(name).follows]
     if follows and arguments.model.startswith(BOX):
         raise ValueError(f"{follows[0]} follows given masks; {BOX} answers expressions")
-    for option in ("max_tokens", "video_mode", "dtype", "batch"):
+    for option in ("max_tokens", "video_mode", "dtype", "quantize", "batch"):
         if len(follows) == len(names) and getattr(arguments, option):
             raise ValueError(f"{', '.join(follows)}: a SAM2 follows masks without words, so it takes no --{option.replace('_', '-')}")
     if arguments.convention and len(follows) != len(names):
         raise ValueError(f"--convention is of vos, not of {', '.join(set(names) - set(follows))}")
-    if arguments.device:
-        present_device(arguments.device)
+    device = present_device(arguments.device or "auto")
+    if arguments.quantize:
+        quantization.check(arguments.quantize, device)
 
 
 @contextmanager
@@ -117,6 +119,7 @@ def asked(name: str, arguments: argparse.Namespace) -> Asked:
         "max_tokens": arguments.max_tokens or MAX_TOKENS,
         "video_mode": arguments.video_mode or "auto",
         "dtype": arguments.dtype or "as stored",
+        **({"quantize": arguments.quantize} if arguments.quantize else {}),  # absent: evaluations from before it was there go on
     }
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
     whose = ("box-" if model.startswith(BOX) else "") + called
@@ -143,7 +146,7 @@ def answerer(arguments: argparse.Namespace) -> Callable[..., Any]:
 
     box, checkpoint = arguments.model.startswith(BOX), arguments.model.removeprefix(BOX)
     device = arguments.device or str(dist.pick_device("auto"))
-    model = Sa2VA.from_pretrained(checkpoint, device_map=device, dtype=arguments.dtype)
+    model = Sa2VA.from_pretrained(checkpoint, device_map=device, dtype=arguments.dtype, quantize=arguments.quantize)
     max_tokens = arguments.max_tokens or MAX_TOKENS
     if box:
         return box_baseline.answerer(model, question=box_baseline.question_of(folder.local_folder(checkpoint)), max_tokens=max_tokens)

@@ -82,8 +82,8 @@ def listed(table: Mapping[str, Published]) -> list[str]:
     return [*lines, "size and licence: asked of the hub and shown before anything is fetched"]
 
 
-def confirmed(need: int) -> bool:
+def confirmed(need: int, *, verb: str = "fetch", past: str = "fetched") -> bool:
     """Ask a person; HubError if nobody can answer."""
     if not sys.stdin.isatty():
-        raise hub.HubError(f"{need / GB:.2f} GB are to be fetched and nobody is there to ask; add --yes")
-    return input(f"Fetch {need / GB:.2f} GB? [y/N] ").strip().lower() in {"y", "yes"}
+        raise hub.HubError(f"{need / GB:.2f} GB are to be {past} and nobody is there to ask; add --yes")
+    return input(f"{verb.capitalize()} {need / GB:.2f} GB? [y/N] ").strip().lower() in {"y", "yes"}

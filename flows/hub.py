@@ -28,7 +28,7 @@ AGAIN = "the same command goes on from there"
 
 
 class HubError(ValueError):
-    """What keeps a file from being fetched, and the remedy."""
+    """What keeps a file from being fetched or sent, and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class HubRepo:
 
 def look_up(repo: str, *, kind: str, patterns: Sequence[str] = ()) -> HubRepo:
     """Ask the hub what the repository holds today. HubError if it has no file of these patterns."""
-    with _explained(repo, kind):
+    with explained(repo, kind):
         api = HfApi()
         info = api.repo_info(repo, repo_type=kind)
         assert info.sha is not None, "the hub names the revision"
@@ -110,7 +110,7 @@ def fetch(repo: HubRepo, file: HubFile, folder: Path) -> None:
         command = f"hf download {repo.repo} {file.path} --repo-type {repo.kind} --revision {repo.revision} --local-dir {folder}"
         raise HubError(f"{file.path} of {file.size / 1e9:.0f} GB is more than the hub sends at once: `{command}`, then fetch again")
     url = hf_hub_url(repo.repo, file.path, repo_type=repo.kind, revision=repo.revision)
-    with _explained(repo.repo, repo.kind, partial=partial, size=file.size):
+    with explained(repo.repo, repo.kind, partial=partial, size=file.size):
         partial.parent.mkdir(parents=True, exist_ok=True)
         if _size(partial) > file.size:
             partial.unlink()
@@ -128,7 +128,7 @@ def fetch(repo: HubRepo, file: HubFile, folder: Path) -> None:
 
 
 @contextmanager
-def _explained(repo: str, kind: str, *, partial: Path | None = None, size: int = 0) -> Iterator[None]:
+def explained(repo: str, kind: str, *, partial: Path | None = None, size: int = 0) -> Iterator[None]:
     """Turn errors of the hub, the network and the disk into one sentence with the remedy."""
     page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repo}"
     try:
@@ -142,7 +142,9 @@ def _explained(repo: str, kind: str, *, partial: Path | None = None, size: int =
     except OfflineModeIsEnabled as error:
         raise HubError(f"{page} can't be asked: HF_HUB_OFFLINE is set; unset it") from error
     except HfHubHTTPError as error:
-        raise HubError(f"{page}: the hub answers {error.response.status_code}; try again later, {AGAIN}") from error
+        if (status := error.response.status_code) in (401, 403):
+            raise HubError(f"{page}: the hub answers {status}: `hf auth login` (or set HF_TOKEN) with a token that may do this") from error
+        raise HubError(f"{page}: the hub answers {status}; try again later, {AGAIN}") from error
     except HTTPError as error:
         kept = f" after {_size(partial) / 1e9:.2f} of {size / 1e9:.2f} GB, which are kept" if partial else ""
         raise HubError(f"{page}: the connection failed{kept} ({error or type(error).__name__}); {AGAIN}") from error

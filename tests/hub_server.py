@@ -1,7 +1,9 @@
-"""A server on this machine that speaks the Hugging Face hub's protocol, as far as fetching needs it, and fails where a test asks for it."""
+"""A server on this machine that speaks the Hugging Face hub's protocol, as far as fetching and sending (large files by LFS) need it, and
+fails where a test asks for it."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import threading
@@ -29,6 +31,14 @@ class Hub:
     ranges: list[str | None] = field(default_factory=list)
     """The Range of every request for content, in order."""
     url: str = ""
+    exists: bool = True
+    private: bool = False
+    large: dict[str, bytes] = field(default_factory=dict)
+    """Contents that were sent by LFS, by SHA-256."""
+    broken_sends: int = 0
+    """So many sends of large files fail."""
+    sends: list[str] = field(default_factory=list)
+    """Checksum of every large file that was sent."""
 
     @property
     def revision(self) -> str:
@@ -36,7 +46,14 @@ class Hub:
 
     def info(self) -> dict[str, Any]:
         card = {"license": self.licence} if self.licence else {}
-        return {"id": self.repo, "sha": self.revision, "gated": "manual" if self.gated else False, "cardData": card, "siblings": []}
+        return {
+            "id": self.repo,
+            "sha": self.revision,
+            "gated": "manual" if self.gated else False,
+            "cardData": card,
+            "siblings": [],
+            "private": self.private,
+        }
 
     def tree(self) -> list[dict[str, Any]]:
         return [self._entry(path, content) for path, content in self.files.items()]
@@ -55,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
         hub = self.hub
         if path.startswith("api/"):
             about = path.removeprefix("api/datasets/").removeprefix("api/models/")
-            if not about.startswith(hub.repo):
+            if not (hub.exists and about.startswith(hub.repo)):
                 self.refuse(401, "RepoNotFound")  # the hub says so to whoever has no token
             elif "/tree/" in about:
                 self.answer(json.dumps(hub.tree()).encode())
@@ -69,6 +86,57 @@ class Handler(BaseHTTPRequestHandler):
             self.refuse(404, "EntryNotFound")
         else:
             self.send(name)
+
+    def do_POST(self) -> None:
+        hub, path = self.hub, self.path.partition("?")[0]
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.headers.get("Authorization") != f"Bearer {hub.token}":
+            self.refuse(401, "")
+        elif path == "/api/repos/create":
+            asked = json.loads(body)
+            status = 409 if hub.exists else 200
+            if not hub.exists:
+                hub.exists, hub.private = f"{asked['organization']}/{asked['name']}" == hub.repo, asked["visibility"] == "private"
+            self.answer(json.dumps({"url": f"{hub.url}/{hub.repo}"}).encode(), status)
+        elif path == "/api/validate-yaml":
+            self.answer(json.dumps({"warnings": [], "errors": []}).encode())
+        elif path == f"/api/models/{hub.repo}/preupload/main":
+            modes = [{"path": f["path"], "uploadMode": "lfs" if f["size"] >= LARGE else "regular"} for f in json.loads(body)["files"]]
+            self.answer(json.dumps({"files": [mode | {"shouldIgnore": False} for mode in modes]}).encode())
+        elif path == f"/{hub.repo}.git/info/lfs/objects/batch":
+            self.answer(json.dumps({"transfer": "basic", "objects": [self.lfs(one) for one in json.loads(body)["objects"]]}).encode())
+        elif path == f"/api/models/{hub.repo}/commit/main":
+            self.commit([json.loads(line) for line in body.splitlines()])
+        else:
+            self.refuse(404, "")
+
+    def lfs(self, asked: dict[str, Any]) -> dict[str, Any]:
+        if asked["oid"] in self.hub.large:
+            return asked
+        return asked | {"actions": {"upload": {"href": f"{self.hub.url}/lfs/{asked['oid']}"}}}
+
+    def commit(self, lines: list[dict[str, Any]]) -> None:
+        hub = self.hub
+        for line in lines:
+            key, value = line["key"], line["value"]
+            if key == "file":
+                hub.files[value["path"]] = base64.b64decode(value["content"])
+            elif key == "lfsFile":
+                hub.files[value["path"]] = hub.large[value["oid"]]
+            elif key == "deletedFile":
+                del hub.files[value["path"]]
+        self.answer(json.dumps({"commitUrl": f"{hub.url}/{hub.repo}/commit/{hub.revision}", "commitOid": hub.revision}).encode())
+
+    def do_PUT(self) -> None:
+        content, oid = self.rfile.read(int(self.headers["Content-Length"])), self.path.rpartition("/")[2]
+        if self.hub.broken_sends:
+            self.hub.broken_sends -= 1
+            self.refuse(400, "")
+            return
+        assert hashlib.sha256(content).hexdigest() == oid
+        self.hub.large[oid] = content
+        self.hub.sends.append(oid)
+        self.answer(b"{}")
 
     def send(self, name: str) -> None:
         hub, content = self.hub, self.hub.files[name]
@@ -86,8 +154,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content[first:until])
         self.close_connection = True
 
-    def answer(self, body: bytes) -> None:
-        self.send_response(200)
+    def answer(self, body: bytes, status: int = 200) -> None:
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -24,6 +24,7 @@ from ans_core.checkpoints import folder as folders
 from ans_core.checkpoints import layouts, qwen_config, sentencepiece
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
+from ans_core.model.quantization import Quantization, check, is_quantized, quantizer
 from ans_core.model.sa2va import HALF, Sa2VA
 
 OUR_TYPE, RELEASE_TYPE = "ans_sa2va", "sa2va_chat"
@@ -45,9 +46,11 @@ DELTA, DELTA_WEIGHTS = "delta.json", "delta.safetensors"
 def save(model: Sa2VA, path: Path, *, max_shard: str = "5GB", metadata: dict[str, Any]) -> None:
     """Write our folder, whole or not at all; a folder already at `path` is replaced. LoRA must have been merged.
 
-    `metadata` (JSON) goes into the manifest. dtypes are kept.
+    `metadata` (JSON) goes into the manifest. dtypes are kept. Raises ValueError for quantized weights, of which no folder can be made.
     """
     state = model.state_dict()
+    if any(is_quantized(tensor) for tensor in state.values()):
+        raise ValueError("the model's weights are quantized, which is for inference: save the model that was loaded without `quantize`")
     with folders.written_whole(path, size=_bytes(state.values())) as partial:
         (partial / "config.json").write_text(json.dumps(model.config.as_dict(), indent=1) + "\n")
         model.tokenizer.save_pretrained(partial)
@@ -61,9 +64,11 @@ def load(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     divide: Callable[[nn.Module], None] | None = None,
+    quantize: Quantization | None = None,
 ) -> Sa2VA:
     """Load a Sa2VA in eval mode from our folder or a release in upstream's layout. `dtype` None keeps each tensor's own.
 
+    quantize: every layer of the language model as soon as it is loaded, so that never more than one of them is there in full.
     divide: called with every layer of the language model and the vision tower once it is loaded, before the next one is: no process then
     holds the whole model (`sharding.divide`).
     SAM2's layer norms become fp32 in any case, and all layer norms where fp32 and half precision are mixed.
@@ -85,6 +90,8 @@ def load(
     if values["model_type"] == RELEASE_TYPE:
         state = layouts.to_native(state, layouts.layout_of(config))
     model = empty(config, tokenizer)
+    if quantize is not None:
+        divide = quantizer(model.vlm.model.language_model, quantize)
     fill(model, state, where=str(path), dtype=dtype, device=device, divide=divide)
     stored = {p.dtype for p in model.parameters()}
     if torch.float64 in stored or stored >= set(HALF):
@@ -95,11 +102,17 @@ def load(
 
 
 def from_pretrained(
-    path: str | Path, *, dtype: torch.dtype | str | None, device_map: torch.device | str | None, attn_implementation: str | None
+    path: str | Path,
+    *,
+    dtype: torch.dtype | str | None,
+    device_map: torch.device | str | None,
+    attn_implementation: str | None,
+    quantize: str | None,
 ) -> Sa2VA:
     """Implement `Sa2VA.from_pretrained`."""
     wanted, device = _weights_dtype(dtype), present_device(device_map)  # before anything is fetched
-    model = load(folders.local_folder(path), dtype=wanted, device=device)
+    kind = None if quantize is None else check(quantize, device)
+    model = load(folders.local_folder(path), dtype=wanted, device=device, quantize=kind)
     if attn_implementation is not None:
         model.vlm.set_attn_implementation(attn_implementation)
     return model

@@ -77,6 +77,7 @@ class Sa2VA(nn.Module):
         dtype: torch.dtype | str | None = None,
         device_map: torch.device | str | None = None,
         attn_implementation: str | None = None,
+        quantize: str | None = None,
     ) -> Sa2VA:
         """Load a model in eval mode from a folder in our layout or upstream's, or from the hub, whose files are then kept in its cache.
 
@@ -84,11 +85,13 @@ class Sa2VA(nn.Module):
         dtype: torch's or its name; None and "auto" keep what is stored.
         device_map: one device; "auto" is a GPU if there is one.
         attn_implementation: transformers' name ("sdpa", "eager"); None is its choice.
-        Raises ValueError for a dtype that holds no weights, a device that is not there, and a folder that is no Sa2VA.
+        quantize: "int8" or "fp8", the language model's layers in 8 bits by torchao (an extra); SAM2, the vision tower, embeddings and heads
+        stay as they are. For inference alone.
+        Raises ValueError for a dtype that holds no weights, a device that is not there or can't do it, and a folder that is no Sa2VA.
         """
         from ans_core.checkpoints.checkpoint import from_pretrained  # it builds Sa2VAs, so it imports this module
 
-        return from_pretrained(path, dtype=dtype, device_map=device_map, attn_implementation=attn_implementation)
+        return from_pretrained(path, dtype=dtype, device_map=device_map, attn_implementation=attn_implementation, quantize=quantize)
 
     def predict(
         self,
