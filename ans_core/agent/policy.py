@@ -104,8 +104,11 @@ def load_policy(
     device: torch.device | str = "cpu",
     names: Sequence[str] = (AGENT,),
 ) -> AgentPolicy:
-    """Load a trained agent; all adapters begin as what was trained. Raises ValueError where it was trained on another base."""
+    """Load a trained agent; all adapters begin as what was trained. Raises ValueError where it was trained on another base, and for what
+    another stage wrote."""
     tensors, config = checkpoint.load_delta(folder, base_hash=checkpoint.weights_hash(base))
+    if "rows" not in config:
+        raise ValueError(f"{folder} is of stage {config.get('stage')!r}, not an agent's; give what `agent_sft` or `rft` wrote")
     model = load_base(base, operations=operations, device=device)
     policy = AgentPolicy(model, lora=config["lora"], rows=config["rows"], seed=0, names=names)
     for name in names:
