@@ -91,20 +91,21 @@ def normalise(images: Sequence[Image.Image], *, size: int, constants: torch.dtyp
 
 
 @lru_cache
-def tiling_ratios(max_tiles: int) -> tuple[tuple[int, int], ...]:
-    """Return all (columns, rows) of 1..max_tiles tiles by area, in the reference's order.
+def tiling_ratios(max_tiles: int, min_tiles: int = 1) -> tuple[tuple[int, int], ...]:
+    """Return all (columns, rows) of min_tiles..max_tiles tiles by area, in the reference's order.
 
     The reference sorts a Python set, so equal areas keep the set's iteration order; ties between equal aspect differences depend on it.
     """
-    ratios = {(i, j) for n in range(1, max_tiles + 1) for i in range(1, n + 1) for j in range(1, n + 1) if 1 <= i * j <= max_tiles}
+    counts = range(min_tiles, max_tiles + 1)
+    ratios = {(i, j) for n in counts for i in range(1, n + 1) for j in range(1, n + 1) if min_tiles <= i * j <= max_tiles}
     return tuple(sorted(ratios, key=lambda r: r[0] * r[1]))
 
 
-def tiling(width: int, height: int, *, size: int, max_tiles: int) -> tuple[int, int]:
+def tiling(width: int, height: int, *, size: int, max_tiles: int, min_tiles: int = 1) -> tuple[int, int]:
     """Return (columns, rows) of InternVL's dynamic tiling: the nearest aspect ratio; on a tie the larger one if the picture has enough
     pixels."""
     aspect, best, best_difference = width / height, (1, 1), math.inf
-    for columns, rows in tiling_ratios(max_tiles):
+    for columns, rows in tiling_ratios(max_tiles, min_tiles):
         difference = abs(aspect - columns / rows)
         if difference < best_difference:
             best, best_difference = (columns, rows), difference
@@ -113,15 +114,15 @@ def tiling(width: int, height: int, *, size: int, max_tiles: int) -> tuple[int, 
     return best
 
 
-def tile_count(width: int, height: int, *, size: int, max_tiles: int) -> int:
+def tile_count(width: int, height: int, *, size: int, max_tiles: int, min_tiles: int = 1) -> int:
     """Return the number of `tiles` of a picture of this size, the thumbnail included."""
-    columns, rows = tiling(width, height, size=size, max_tiles=max_tiles)
+    columns, rows = tiling(width, height, size=size, max_tiles=max_tiles, min_tiles=min_tiles)
     return 1 if columns * rows == 1 else columns * rows + 1
 
 
-def tiles(image: Image.Image, *, size: int, max_tiles: int) -> list[Image.Image]:
+def tiles(image: Image.Image, *, size: int, max_tiles: int, min_tiles: int = 1) -> list[Image.Image]:
     """Return row-major tiles of size x size; if there is more than one, the whole image as a thumbnail comes last."""
-    columns, rows = tiling(*image.size, size=size, max_tiles=max_tiles)
+    columns, rows = tiling(*image.size, size=size, max_tiles=max_tiles, min_tiles=min_tiles)
     if columns * rows == 1:
         return [image.resize((size, size), Image.Resampling.BICUBIC)]
     whole = image.resize((size * columns, size * rows), Image.Resampling.BICUBIC)

@@ -39,6 +39,18 @@ def size(file: Path) -> tuple[int, int]:
     return _header(file, _changed(file))[1]
 
 
+def rate(file: Path) -> float:
+    """Return the mean number of frames a second. Raises ValueError for a file without a readable video, or one that says no rate."""
+    try:
+        with av.open(str(file)) as container:
+            found = container.streams.video[0].average_rate
+    except CODEC_ERRORS as error:
+        raise ValueError(f"cannot read the video {file}: {error}; is it cut short? (`ffmpeg -i` tells)") from None
+    if not found:
+        raise ValueError(f"the video {file} says no frame rate, by which its annotations are timed; write it again as MP4")
+    return float(found)
+
+
 def read(frame: VideoFrame) -> Image.Image:
     """Decode one frame, upright. Frames in rising order need one pass through the file; others are sought from the key frame before.
 

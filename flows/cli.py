@@ -298,6 +298,13 @@ def tools(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def ask(arguments: argparse.Namespace) -> int:
+    """The agent on a picture or a clip: prints its episode turn by turn (call, what came back, answer), and writes what each turn made."""
+    from flows.ask import ask as run_it
+
+    return run_it(arguments, root())
+
+
 def server(arguments: argparse.Namespace) -> int:
     """Prefect server, deployments of prefect.yaml and a worker, until Ctrl-C."""
     from flows.launch import serve
@@ -503,6 +510,13 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--mask", action="append", metavar="PNG", help="becomes mask_1, mask_2, ...: of the picture's size, 0 = outside")
     it.add_argument("--model", help="checkpoint folder, for operations that need one (default: runs/<profile>/model)")
     it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/tools/<operation>)")
+    it = command("ask", ask)
+    it.add_argument("source", metavar="IMAGE|VIDEO", help="a picture, a video file, or a folder with the frames of one")
+    it.add_argument("text", metavar="QUESTION")
+    it.add_argument("--model", help="folder of the base (default: agent.base of params.yaml, or runs/<profile>/model)")
+    it.add_argument("--agent", metavar="FOLDER", help="what agent_sft or rft trained on it (default: of runs/<profile>/agent)")
+    it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/episodes/<name of the source>)")
+    it.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     it = command("server", server)
     it.add_argument("--port", type=int, default=4200)
     it = command("up", up)

@@ -10,6 +10,7 @@ ALLOWED = {
     "BENCHMARK": frozenset(
         (
             "model",
+            "agent",
             "data",
             "split",
             "limit",
@@ -41,7 +42,7 @@ def positive(text: str) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = """ans eval BENCHMARK[,BENCHMARK] --model MODEL [--data DIR] [--split S] [--limit N] [--out DIR] ...
+    parser.usage = """ans eval BENCHMARK[,BENCHMARK] --model MODEL [--agent FOLDER] [--data DIR] [--split S] [--limit N] [--out DIR] ...
        ans eval score BENCHMARK --predictions FILE|DIR [--data DIR] [--out metrics.json] ...
        ans eval compare EVALUATION EVALUATION [--out DIR]
        ans eval submit BENCHMARK --predictions FILE --out FILE|DIR
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="the benchmark, or the folders of two evaluations")
     add = parser.add_argument_group("options, by form").add_argument
     add("--model", metavar="MODEL", help="checkpoint folder or hub id; box:FOLDER: a base's boxes given to SAM2, untrained")
+    add("--agent", metavar="FOLDER", help="what agent_sft or rft trained on MODEL: answers without tools and with them, side by side")
     add("--data", type=Path, metavar="DIR", help="the benchmark's own files (default: data/benchmarks/<benchmark>, for a model)")
     add("--split", help="default: the benchmark's first")
     add("--limit", type=positive, metavar="N", help="only N questions, at equal steps through all of them")

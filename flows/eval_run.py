@@ -56,9 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
         status = subprocess.run([sys.executable, *launcher, "-m", "flows.cli", *sys.argv[1:]], check=False).returncode
         lacking = any(public_run.missing(runner_of(n), (one := asked(n, arguments)).data, one.split) for n in names)
         return status or (SKIPPED if lacking else 0)
+    from flows import eval_agent  # it runs this module's evaluations
+
     words, follower = cache(partial(answerer, arguments)), cache(partial(following, arguments))
     with process_group():
-        statuses = [evaluate(asked(n, arguments), follower if runner_of(n).follows else words, arguments) for n in names]
+        if arguments.agent:
+            statuses = [eval_agent.run(name, arguments) for name in names]
+        else:
+            statuses = [evaluate(asked(n, arguments), follower if runner_of(n).follows else words, arguments) for n in names]
     return 0 if "RANK" in os.environ else max(statuses)  # torchrun takes any other status for a crash
 
 
@@ -73,6 +78,10 @@ def check_options(names: Sequence[str], arguments: argparse.Namespace) -> None:
     for option in ("max_tokens", "video_mode", "dtype", "quantize", "batch"):
         if len(follows) == len(names) and getattr(arguments, option):
             raise ValueError(f"{', '.join(follows)}: a SAM2 follows masks without words, so it takes no --{option.replace('_', '-')}")
+    if arguments.agent and (follows or arguments.model.startswith(BOX)):
+        raise ValueError(f"--agent answers questions in words on a plain base; {follows[0] if follows else BOX} has none")
+    if arguments.agent and (arguments.video_mode or arguments.dtype):
+        raise ValueError("an agent draws no masks and keeps its base's precision: leave --video-mode and --dtype out")
     if arguments.convention and len(follows) != len(names):
         raise ValueError(f"--convention is of vos, not of {', '.join(set(names) - set(follows))}")
     device = present_device(arguments.device or "auto")
@@ -121,6 +130,10 @@ def asked(name: str, arguments: argparse.Namespace) -> Asked:
         "dtype": arguments.dtype or "as stored",
         **({"quantize": arguments.quantize} if arguments.quantize else {}),  # absent: evaluations from before it was there go on
     }
+    if arguments.agent:
+        from flows import eval_agent
+
+        settings |= eval_agent.settings_of(arguments)
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
     whose = ("box-" if model.startswith(BOX) else "") + called
     out = arguments.out or root() / ".ans/eval" / "-".join(filter(None, (name, split, whose, key)))
@@ -157,9 +170,12 @@ def answerer(arguments: argparse.Namespace) -> Callable[..., Any]:
 def evaluate(asked: Asked, load: Callable[[], Callable[..., Any]], arguments: argparse.Namespace) -> int:
     """Run one benchmark; the first process scores it. Without its data it is skipped, and metrics.json says why."""
     from ans_core import dist
+    from ans_core.agent.answering import counting
     from ans_core.benchmarks import running
 
     runner, first = runner_of(asked.name), dist.rank() == 0
+    if "tools" in asked.settings:
+        runner = counting(runner)
     if first:
         same_settings(asked)
     if reason := public_run.missing(runner, asked.data, asked.split):
@@ -198,6 +214,7 @@ def write_reason(asked: Asked, **reason: str) -> None:
 
 def report(asked: Asked, predictions: Path, items: Any, arguments: argparse.Namespace) -> None:
     """Score the predictions, and write and print what is found."""
+    from ans_core.agent import answering
     from ans_core.benchmarks import running, submission
     from ans_core.benchmarks.public import UnscoredError
     from ans_core.benchmarks.public.files import Lines
@@ -225,6 +242,8 @@ def report(asked: Asked, predictions: Path, items: Any, arguments: argparse.Name
         return
     scored = scorer.score(given)
     scored.notes.extend(runner_of(asked.name).notes)
+    if "tools" in asked.settings:
+        scored.notes.append(answering.note(Lines(predictions, running.name_of).values()))
     if limit:
         scored.notes.append(f"only {limit} questions were asked: not the benchmark's figure")
     intervals = scored.intervals()

@@ -88,8 +88,8 @@ def _agent_sft(row: str) -> Stage:
     return Stage(
         name=f"agent_sft@{row}", version="1", row=row, inputs=("data", "model", "agent/cota"), out=f"agent/sft/{row}", group=AGENT,
         sections=(
-            "agent.base", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size", "sft.mask_weight", "sft.dice_weight",
-            "sft.questions_per_image", "seed",
+            "agent.base", "agent.tiles", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size", "sft.mask_weight",
+            "sft.dice_weight", "sft.questions_per_image", "seed",
         ),
         timeout_s=7 * DAY_S, curves=True,
     )  # fmt: skip
@@ -99,7 +99,10 @@ def _agent_evaluate(row: str, folder: str) -> Stage:
     made = "agent/cota" if row == "oracle" else folder
     return Stage(
         name=f"agent_evaluate@{row}", version="1", row=row, inputs=("data", "model", made), out=f"agent/evaluate/{row}", group=AGENT,
-        sections=("agent.base", "agent.families", "agent.episode", "agent.evaluate", "evaluate.max_tokens", "evaluate.batch", "seed"),
+        sections=(
+            "agent.base", "agent.tiles", "agent.families", "agent.episode", "agent.evaluate", "evaluate.max_tokens", "evaluate.batch",
+            "seed",
+        ),
         timeout_s=2 * DAY_S, item=folder,
     )  # fmt: skip
 
@@ -144,7 +147,7 @@ TABLE: tuple[Stage, ...] = (
     ),
     Stage(
         name="cota", version="1", inputs=("model",), out="agent/cota", group=AGENT, retries=0,
-        sections=("agent.base", "agent.families", "agent.episode", "agent.cota", "seed"),
+        sections=("agent.base", "agent.tiles", "agent.families", "agent.episode", "agent.cota", "seed"),
     ),
     *(_agent_sft(row) for row in ("tools", "direct")),
     Stage(

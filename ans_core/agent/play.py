@@ -74,6 +74,10 @@ class PlayedTurn:
     """What was read next."""
 
 
+Watch = Callable[[PlayedTurn, Workspace], None]
+"""Is told every turn when it is complete, and what the episode works on after it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlayedEpisode:
     """One episode, turn by turn. The last turn is the answer, or the one that ran into a limit."""
@@ -132,10 +136,16 @@ class _Running:
     opening: tuple[int, ...]
     overview: Crop
     episode: Episode
+    watch: Watch | None
     seed: int
     plan: Sequence[str]
     turns: list[PlayedTurn] = field(default_factory=list)
     ended: Ended = "answer"
+
+    def add(self, turn: PlayedTurn) -> None:
+        self.turns.append(turn)
+        if self.watch is not None:
+            self.watch(turn, self.episode.workspace)
 
     @property
     def length(self) -> int:
@@ -159,6 +169,7 @@ def play(
     forbidden: Sequence[int] = (),
     plans: Sequence[Sequence[str]] | None = None,
     change: Change | None = None,
+    watch: Watch | None = None,
     batch: int = 48,
 ) -> list[PlayedEpisode]:
     """Play an episode for each request, `batch` at a time; of a clip only the first frame is seen, operations see all.
@@ -167,6 +178,7 @@ def play(
     features: known crops, kept by the caller; new ones are added.
     forbidden: tokens that are never said (greedy alone; a reader has its own).
     plans: what is said in the first turns of each episode, in the model's place.
+    watch: is told the turns of all episodes, as they are made.
     Raises ValueError for requests that make no sense (see `prompt`) and for a model that can't be shown pictures in later turns.
     """
     assert reader is None or (len(seeds) == len(requests) and not forbidden), "a reader needs a seed for each episode, and forbids itself"
@@ -175,7 +187,7 @@ def play(
     played: list[PlayedEpisode] = []
     for start in range(0, len(requests), batch):
         numbers = range(start, min(start + batch, len(requests)))
-        begun, prompted = _begun(model, toolbox, [requests[i] for i in numbers], features, limits)
+        begun, prompted = _begun(model, toolbox, [requests[i] for i in numbers], features, limits, watch)
         for running, i in zip(begun, numbers, strict=True):
             running.seed = seeds[i] if reader is not None else 0
             running.plan = plans[i] if plans is not None else ()
@@ -186,7 +198,7 @@ def play(
 
 @torch.no_grad()
 def _begun(
-    model: Sa2VA, toolbox: Toolbox, requests: Sequence[Request], features: CropFeatures, limits: Limits
+    model: Sa2VA, toolbox: Toolbox, requests: Sequence[Request], features: CropFeatures, limits: Limits, watch: Watch | None
 ) -> tuple[list[_Running], PrefilledBatch]:
     workspaces = [Workspace.of(request.frames, clip=request.clip) for request in requests]
     overviews = [Crop.of(workspace, FIRST) for workspace in workspaces]
@@ -196,6 +208,7 @@ def _begun(
             opening=tuple(tokens.opening_ids(model, request.text, image.grids)),
             overview=overview,
             episode=Episode(toolbox, workspace, max_calls=limits.calls),
+            watch=watch,
             seed=0,
             plan=(),
         )
@@ -237,13 +250,13 @@ def _to_the_end(
             running = active[place]
             if running.length + len(turn.ids) + len(ids) + limits.turn_tokens > limits.tokens:
                 running.ended = "tokens"
-                running.turns.append(said[place])
+                running.add(said[place])
                 continue
-            running.turns.append(turn)
+            running.add(turn)
             ongoing.append(place)
             rows.append((turn.ids + ids, joined(pictures)))
         for place in shown.keys() - set(going):
-            active[place].turns.append(said[place])
+            active[place].add(said[place])
         if ongoing:
             with model.own_precision():
                 prompted = _continued(model, prompted, ongoing, rows)

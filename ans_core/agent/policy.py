@@ -28,9 +28,9 @@ AGENT, BASE = "agent", "base"
 """The adapter's name, and what the model without it is called."""
 
 
-def load_base(path: Path, *, operations: Mapping[str, Operation], device: torch.device | str = "cpu") -> Sa2VA:
+def load_base(path: Path, *, operations: Mapping[str, Operation], device: torch.device | str = "cpu", tiles: Sequence[int] = ()) -> Sa2VA:
     """Load the model that the agent starts from, with tokens for calls. Raises ValueError for one that has no `[SEG]`, or that can't be
-    shown pictures in later turns."""
+    shown pictures in later turns. `tiles`: see `set_tiles`."""
     model = checkpoint.load(path, device=device)
     check_model(model)
     if prompts.SEG not in model.tokenizer.get_vocab():
@@ -38,7 +38,17 @@ def load_base(path: Path, *, operations: Mapping[str, Operation], device: torch.
             f"{path} has no {prompts.SEG}: operations draw masks with it; take a Sa2VA as agent.base (`ans convert` makes one)"
         )
     add_call_tokens(model, operations)
+    set_tiles(model, tiles)
     return model.requires_grad_(False).eval()
+
+
+def set_tiles(model: Sa2VA, tiles: Sequence[int]) -> None:
+    """Cut pictures into `tiles` = (fewest, most) tiles from now on; empty = as before."""
+    if not tiles:
+        return
+    fewest, most = tiles
+    model.config = replace(model.config, min_tiles=fewest, max_tiles=most)
+    model.backbone.cutter = model.backbone.cutter_of(model.backbone.native.config, model.config)
 
 
 @torch.no_grad()
@@ -92,7 +102,8 @@ class AgentPolicy:
 
     def save(self, out: Path, *, base_hash: str, about: Mapping[str, Any]) -> None:
         """Write the trained adapter with the hash of its base. `about` (JSON): how it was trained."""
-        config = {"lora": self.lora, "rows": self.rows, **about}
+        tiles = [count for count in (self.model.config.min_tiles, self.model.config.max_tiles) if count is not None]
+        config = {"lora": self.lora, "rows": self.rows, "tiles": tiles if len(tiles) == 2 else [], **about}
         checkpoint.save_delta(self.adapters.tensors(self.adapters.names[0]), out, base_hash=base_hash, config=config)
 
 
@@ -104,9 +115,12 @@ def load_policy(
     device: torch.device | str = "cpu",
     names: Sequence[str] = (AGENT,),
 ) -> AgentPolicy:
-    """Load a trained agent; all adapters begin as what was trained. Raises ValueError where it was trained on another base."""
+    """Load a trained agent; all adapters begin as what was trained. Raises ValueError where it was trained on another base, and for what
+    another stage wrote."""
     tensors, config = checkpoint.load_delta(folder, base_hash=checkpoint.weights_hash(base))
-    model = load_base(base, operations=operations, device=device)
+    if "rows" not in config:
+        raise ValueError(f"{folder} is of stage {config.get('stage')!r}, not an agent's; give what `agent_sft` or `rft` wrote")
+    model = load_base(base, operations=operations, device=device, tiles=config.get("tiles", ()))
     policy = AgentPolicy(model, lora=config["lora"], rows=config["rows"], seed=0, names=names)
     for name in names:
         policy.adapters.load(name, {key: tensor.to(model.device) for key, tensor in tensors.items()})

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from ans_core.config.names import FamilyName
 from ans_core.config.rft import Rft
 from ans_core.config.section import Count, Impossible, Listed, Positive, Rate, Section, Share
-from ans_core.config.training import Lora, Optim
+from ans_core.config.training import Checkpointing, Lora, Optim
 
 
 class Cota(Section):
@@ -27,6 +27,10 @@ class AgentSft(Section):
     optim: Optim = Optim(steps=1200, batch=32, lr=1e-3)
     """`batch` counts traces and pictures with referring expressions together."""
     lora: Lora = Lora(rank=32, alpha=64)
+    lora_ranks_from: str = ""
+    """Folder of the agent's base fine-tuned in full: each layer's rank is then what `lora_energy` of its change needs (4 to 128), and
+    lora.alpha scales with it. Empty = lora.rank everywhere."""
+    lora_energy: Annotated[float, Field(gt=0, le=1)] = 0.9
     rows: Literal["new", "said"] = "said"
     """Tokens whose embeddings and rows of the head are trained: those that were added for calls, or all that the traces say (for a small
     model that has not written these words)."""
@@ -39,6 +43,7 @@ class AgentSft(Section):
     checked: Count = 30
     """Held-out questions of every family that this is measured on; 0 = nothing is taken back."""
     dtype: Literal["fp32", "bf16"] = "fp32"
+    checkpointing: Checkpointing = "none"
 
     @model_validator(mode="after")
     def _possible(self) -> AgentSft:
@@ -90,6 +95,8 @@ class Agent(Section):
 
     base: str = ""
     """Folder of the model that it starts from; empty = the profile's `model`."""
+    tiles: Annotated[tuple[Positive, ...], Listed] = ()
+    """Fewest and most tiles of a picture (InternVL), the whole picture not counted; empty = the base's. The trained agent keeps them."""
     families: Annotated[tuple[FamilyName, ...], Listed, Field(min_length=1)] = ("easy", "pattern", "text", "larger", "moves")
     """Of questions (ans_core/agent/world/families)."""
     episode: Episode = Episode()
@@ -100,6 +107,8 @@ class Agent(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Agent:
+        if len(self.tiles) not in (0, 2) or list(self.tiles) != sorted(self.tiles):
+            raise Impossible("tiles", f"{list(self.tiles)} is neither empty nor [fewest, most]; write [2, 20], for example")
         for place, name in enumerate(self.families):
             if name in self.families[:place]:
                 raise Impossible(f"families.{place}", f"{name!r} stands there twice")

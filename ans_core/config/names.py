@@ -21,9 +21,9 @@ STILL_KINDS = ("referring", "region_caption", "grounded_caption")
 DATA_KINDS = (*STILL_KINDS, "video", "extra")
 """ans_core/data: the role of a data set in a mixture."""
 FORMATS = (
-    "annotations", "chat_univi", "coco", "coco_video", "davis", "flickr_gcg", "grandf", "grefcoco", "llava", "mevis", "osprey", "reasonseg",
-    "ref_davis17", "ref_sav", "ref_youtube_vos", "refcoco", "refcocog_gcg", "region_arrow", "regions", "revos", "sav", "videos",
-    "youtube_vis",
+    "annotations", "chat_univi", "coco", "coco_video", "davis", "ego4d", "fineweb", "flickr_gcg", "grandf", "grefcoco", "llava",
+    "mathvista", "mevis", "osprey", "partimagenet", "reasonseg", "ref_davis17", "ref_sav", "ref_youtube_vos", "refcoco", "refcocog_gcg",
+    "region_arrow", "regions", "revos", "sa1b", "sav", "starqa", "videos", "youtube_vis",
 )  # fmt: skip
 """ans_core/data/formats."""
 BENCHMARKS = (*STILL_KINDS, "video", "loops")
@@ -32,9 +32,9 @@ FAMILIES = ("easy", "pattern", "text", "larger", "moves")
 """ans_core/agent/world/families."""
 
 PUBLIC = (
-    "davis17", "detailed_captions", "dlc_bench", "ferret_bench", "gar_bench", "gcg", "grefcoco", "mevis", "mevis_v2", "mmbench", "mme",
-    "mmmu_val", "mose", "reasonseg", "ref_davis17", "ref_youtube_vos", "refcoco", "refcoco+", "refcocog", "refcocog_captions", "revos",
-    "sav", "seed_bench", "vos",
+    "davis17", "detailed_captions", "dlc_bench", "ferret_bench", "gar_bench", "gcg", "grefcoco", "infographicsvqa", "mathvista", "mevis",
+    "mevis_v2", "mm_vet", "mmbench", "mme", "mmmu_val", "mose", "reasonseg", "ref_davis17", "ref_youtube_vos", "refcoco", "refcoco+",
+    "refcocog", "refcocog_captions", "revos", "sav", "seed_bench", "tallyqa_complex", "virl39k", "vos", "vstar",
 )  # fmt: skip
 """ans_core/benchmarks/public: those that a model is run on."""
 

@@ -84,15 +84,21 @@ class Tiling:
     max_tiles: int
     grid: int
     """Image tokens on a side of a tile."""
+    min_tiles: int = 1
+    """Without the whole image, which comes last where there is more than one."""
 
     def views(self, pictures: Sequence[Image.Image], *, clip: bool, preparation: Preparation = "training") -> Views:
-        tiles = list(pictures) if clip else transforms.tiles(pictures[0], size=self.size, max_tiles=self.max_tiles)
+        tiles = list(pictures) if clip else transforms.tiles(pictures[0], **self._counts)
         pixels = transforms.normalise(tiles, size=self.size)
         return Views(pixels=pixels, grids=((self.grid, self.grid),) * len(tiles), clip=clip)
 
     def grids(self, width: int, height: int, *, frames: int = 1) -> tuple[Grid, ...]:
-        tiles = transforms.tile_count(width, height, size=self.size, max_tiles=self.max_tiles) if frames == 1 else frames
+        tiles = transforms.tile_count(width, height, **self._counts) if frames == 1 else frames
         return ((self.grid, self.grid),) * tiles
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        return {"size": self.size, "max_tiles": self.max_tiles, "min_tiles": self.min_tiles}
 
 
 FRAME_SHARE = 4

@@ -29,6 +29,8 @@ class Sa2VAConfig:
     template: str
     max_tiles: int | None = None
     """InternVL: most tiles of an image (dynamic tiling); 1 = always one tile. A frame of a video is one tile."""
+    min_tiles: int | None = None
+    """InternVL: fewest tiles of an image; None = 1."""
     min_pixels: int | None = None
     """Qwen-VL: an image is enlarged to so many pixels, a frame of a clip to a quarter of them; None = upstream's number."""
     max_pixels: int | None = None

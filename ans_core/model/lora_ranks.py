@@ -32,6 +32,6 @@ def rank_pattern(base: nn.Module, tuned: nn.Module, *, energy: float) -> dict[st
     for name in linears:
         weight, mine = other.get(f"{name}.weight"), sharding.read(own[f"{name}.weight"])
         if weight is None or weight.shape != mine.shape:
-            raise ValueError(f"sft.lora_ranks_from is another model: it has no {name} of {tuple(mine.shape)}")
+            raise ValueError(f"lora_ranks_from is another model: it has no {name} of {tuple(mine.shape)}")
         found[name] = rank_of(weight.detach().float() - mine.float().to(weight.device), energy=energy)
     return found

@@ -56,7 +56,8 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
 def ceiling(cfg: Config, path: Path, device: torch.device) -> dict[str, float]:
     """Return the figures of the shortest plans."""
     settings = cfg.agent.evaluate
-    with Toolbox(load_base(path, operations=OPERATIONS, device=device), seconds=cfg.agent.episode.time_limit_s) as toolbox:
+    model = load_base(path, operations=OPERATIONS, device=device, tiles=cfg.agent.tiles)
+    with Toolbox(model, seconds=cfg.agent.episode.time_limit_s) as toolbox:
         questions = held_out(cfg.agent.families, each=settings.each, split=settings.split, seed=cfg.seed, tile=toolbox.tile)
         outcomes = []
         for question in questions:

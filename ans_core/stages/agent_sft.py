@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ans_core import data, dist, loop
 from ans_core.agent import rows, tokens
@@ -24,10 +25,13 @@ from ans_core.agent.world import FAMILIES, Question
 from ans_core.agent.world.trace_file import Trace, read_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
+from ans_core.config.agent import AgentSft
 from ans_core.data import conversation
 from ans_core.data.collate import Batch, batch_of, read_row
 from ans_core.data.mixture import Mixture
 from ans_core.loop import Curves
+from ans_core.model import Sa2VA
+from ans_core.model.lora_ranks import rank_pattern
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.supervised import Supervised, layout_of
 from ans_core.stages.launch import last_means, machine_of, schedule_of
@@ -47,12 +51,13 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     traces = rows.lessons(read_traces(inputs["agent/cota"] / "train"))
     if row == "direct":
         traces = [rows.direct(trace) for trace in traces]
-    model = load_base(path, operations=OPERATIONS, device=machine.device)
+    model = load_base(path, operations=OPERATIONS, device=machine.device, tiles=cfg.agent.tiles)
     trained_rows = set(add_call_tokens(model, OPERATIONS))
     if settings.rows == "said":
         trained_rows |= set(said_rows(model, (turn.text for trace in traces for turn in trace.turns if turn.trainable)))
     seed = dist.seed_of(cfg.seed, "agent lora")
-    policy = AgentPolicy(model, lora=settings.lora.model_dump(), rows=sorted(trained_rows), seed=seed)
+    policy = AgentPolicy(model, lora=lora_of(settings, model), rows=sorted(trained_rows), seed=seed)
+    model.checkpointing = settings.checkpointing
     before = hashes(model)
     module = Supervised(model, mask_weight=cfg.sft.mask_weight, dice_weight=cfg.sft.dice_weight, points=cfg.sft.mask_points)
     schedule = schedule_of(settings.optim)
@@ -80,6 +85,15 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     (out / "moved.json").write_text(json.dumps(moved, indent=1))
     (out / "curriculum.json").write_text(json.dumps(judged, indent=1))
     return last_means(curves) | {"traces": float(len(traces)), "taken_back": float(sum(bool(j["taken_back"]) for j in judged))}
+
+
+def lora_of(settings: AgentSft, base: Sa2VA) -> dict[str, Any]:
+    """Return the adapter's ranks: `lora.rank`, or what each layer's change in full fine-tuning needs."""
+    lora = settings.lora.model_dump()
+    if not settings.lora_ranks_from:
+        return lora
+    tuned = checkpoint.load(settings.lora_ranks_from)
+    return {**lora, "rank_pattern": rank_pattern(base, tuned, energy=settings.lora_energy)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from ans_core.types import Log
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: model. Raises ValueError where the mix of golden, trap and self-correction is off after the filter."""
     path = Path(cfg.agent.base or inputs["model"])
-    model = load_base(path, operations=OPERATIONS, device=machine_of(cfg.launch).device)
+    model = load_base(path, operations=OPERATIONS, device=machine_of(cfg.launch).device, tiles=cfg.agent.tiles)
     about = {"base": checkpoint.weights_hash(path), "ocr": ocr.reader()}
     found: dict[str, float] = {}
     for split, each in (("train", cfg.agent.cota.train), ("val", cfg.agent.cota.val)):

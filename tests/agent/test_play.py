@@ -88,3 +88,30 @@ def test_errors_come_back_and_limits_end_an_episode(tiny_model: Sa2VA, toolbox: 
     (long,) = play(tiny_model, toolbox, [asked(0)], limits=Limits(tokens=len(short.opening) + 20), plans=[[zoom(FIRST)]])
     assert long.ended == "tokens"
     assert len(long.turns) == 1
+
+
+def test_log_probabilities_of_a_batch_of_eight_are_those_of_eight_batches_of_one(tiny_model: Sa2VA, toolbox: Toolbox) -> None:
+    """Sampled and learned, of episodes about unlike pictures, with 0 to 2 crops and rows of unlike lengths."""
+    requests, plans = [asked(number) for number in range(8)], PLANS * 2
+    features, seeds = CropFeatures(tiny_model), list(range(8))
+    own: dict[str, Any] = {"limits": LIMITS, "reader": reader(tiny_model), "features": features}
+    together = play(tiny_model, toolbox, requests, seeds=seeds, plans=plans, batch=8, **own)
+    alone = play(tiny_model, toolbox, requests, seeds=seeds, plans=plans, batch=1, **own)
+    assert len({episode.rollout[-1].ids for episode in together}) > 4
+    groups = [Group(prefix=episode.prefix, rollouts=(episode.rollout,)) for episode in together]
+    images = [joined([tiny_model.project(f) for f in features.of(episode.crops)]) for episode in together]
+    learned = _learned(tiny_model, groups, images)
+    for number, (one, other) in enumerate(zip(together, alone, strict=True)):
+        assert [turn.ids for turn in one.turns] == [turn.ids for turn in other.turns]
+        assert one.logps == pytest.approx(other.logps, abs=1e-4)
+        (by_itself,) = _learned(tiny_model, groups[number : number + 1], images[number : number + 1])
+        assert torch.allclose(learned[number], by_itself, atol=1e-4)
+        assert torch.allclose(learned[number], torch.tensor(one.logps), atol=1e-4)
+
+
+def _learned(model: Sa2VA, groups: list[Group], images: list[Any]) -> list[torch.Tensor]:
+    """Log-probabilities of what each group's episode said, read in one batch."""
+    fields: dict[str, Any] = pack(groups, pad_id=0)[0]
+    packed = Packed(**fields)
+    logps, _ = token_logps(model, packed, model.hidden_states(packed, images), reader(model))
+    return list(logps.split([sum(len(s.ids) for s in group.rollouts[0] if s.trainable) for group in groups]))

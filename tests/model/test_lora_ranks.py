@@ -42,5 +42,5 @@ def test_every_layer_gets_its_own_rank_and_the_same_factor(own_model: Sa2VA):
     assert changed.scaling["default"] == pytest.approx(2.0)
     assert other.scaling["default"] == pytest.approx(2.0)
     del tuned.internvl.model.language_model.layers[1]
-    with pytest.raises(ValueError, match=r"sft.lora_ranks_from is another model: it has no internvl.*layers.1.* of \("):
+    with pytest.raises(ValueError, match=r"lora_ranks_from is another model: it has no internvl.*layers.1.* of \("):
         rank_pattern(tiny.build(), tuned, energy=0.88)

@@ -1,58 +1,124 @@
-"""V*Bench with free-text replies (DeepEyes' protocol, where option A is always right) -> accuracy per question type and over all.
+"""V*Bench with free-text replies (DeepEyes' protocol) -> accuracy per question type and over all.
 
---predictions: records {"test_type", "question", "options", "answer", "pred_ans", "judged"}.
+--predictions: records {"image", "test_type", "question", "options", "answer", "pred_ans"}; `letter` is that of the right option (without it
+the options are not shuffled and A is right), `judged` what a text judge said of a reply that no rule decides (without it that is wrong).
+
+A model is run on the release: folders `direct_attributes` and `relative_position`, beside each picture a JSON file with `question` and
+`options`, the first of which is right. It is asked with the options in an order that the picture's name decides: told A, B, C, D as
+they are listed, a model that always says A would be right everywhere.
 """
 
 from __future__ import annotations
 
 import re
+import string
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public import files, questions
+from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
+from ans_core.dist import rng_of
+from ans_core.types import Prediction, Request
 
+TYPES = ("direct_attributes", "relative_position")
 _BOXED = re.compile(r"\\boxed\{(.*)\}", re.DOTALL)
 
 
 def score(given: Given) -> Scored:
     records = files.records(given.predictions)
     files.by_id(records, "image", where=str(given.predictions))  # a question a picture
-    verdicts, judged = [], 0
+    verdicts: list[bool] = []
+    judged = undecided = 0
     for number, record in enumerate(records):
         where = f"{given.predictions}, record {number}"
         for key in ("test_type", "image", "question", "answer"):
             files.text(record, key, where=where)
-        if files.listed(record, "options", where=where, of=str)[:1] != [record["answer"]]:
-            raise ValueError(f"{where}: the first option is not the answer; this protocol's options are not shuffled")
-        ruled = by_rule(files.text(record, "pred_ans", where=where), record["answer"])
-        judged += ruled is None
-        verdicts.append(bool(files.value(record, "judged", where=where)) if ruled is None else ruled)
+        ruled = by_rule(files.text(record, "pred_ans", where=where), record["answer"], letter=_letter(record, where))
+        if ruled is None and "judged" in record:
+            judged += 1
+            verdicts.append(bool(record["judged"]))
+        else:
+            undecided += ruled is None
+            verdicts.append(bool(ruled))
     found, ratio = accuracy((r["test_type"], right) for r, right in zip(records, verdicts, strict=True))
     return Scored(
-        metrics=found | {"decided_by_judge": judged},
+        metrics=found | {"decided_by_judge": judged, "undecided": undecided},
         published={key: percent(value, 2) for key, value in found.items() if key.startswith("accuracy")},
         ratios={"accuracy": ratio},
         samples=[_sample(r, right) for r, right in zip(records, verdicts, strict=True)],
         notes=[
-            "options are not shuffled: A is always right. The official V* score (lowest loss of the options' texts) is another protocol",
-            f"{judged} replies that no rule decides: as the text judge of that run decided (`judged`)",
+            "free replies, the protocol of DeepEyes; the official V* score (lowest loss of the options' texts) is another protocol",
+            f"{judged} replies that no rule decides: as the text judge of that run decided (`judged`); {undecided} without one are wrong",
         ],
     )
 
 
-def by_rule(reply: str, answer: str) -> bool | None:
+def _letter(record: dict[str, Any], where: str) -> str:
+    """Return the right option's letter, of options that hold the answer at that place."""
+    options = files.listed(record, "options", where=where, of=str)
+    letter = files.text(record, "letter", where=where) if "letter" in record else "A"
+    place = string.ascii_uppercase.find(letter) if len(letter) == 1 else -1
+    if options[place : place + 1] != [record["answer"]] or place < 0:
+        other = "" if "letter" in record else "; without `letter` the first one must be right"
+        raise ValueError(f"{where}: option {letter[:3]!r} of {len(options)} is not the answer{other}")
+    return letter
+
+
+def by_rule(reply: str, answer: str, *, letter: str = "A") -> bool | None:
     """None: a judge must decide."""
     boxed = _BOXED.search(reply)
     said = (boxed[1] if boxed else reply).strip()
     if len(said) == 1:
-        return said == "A"
+        return said == letter
     if len(said) == 2 and "." in said:
-        return "A" in said
-    return True if f"A. {answer}".lower() in said.lower() else None
+        return letter in said
+    return True if f"{letter}. {answer}".lower() in said.lower() else None
 
 
 def _sample(record: dict[str, Any], right: bool) -> dict[str, Any]:
     return {"image": record["image"], "test_type": record["test_type"], "question": record["question"], "right": right}
 
 
-SCORER = Scorer(score=score, data="", needs_data=False, sample_id=("image",))
+def items(folder: Path, split: str) -> Iterator[Item]:
+    found = [(kind, path) for kind in TYPES for path in sorted((folder / kind).glob("*")) if path.suffix.lower() in files.PICTURES]
+    if not found:
+        raise ValueError(f"{folder}: no pictures in {' or '.join(TYPES)}; give the folder of V*Bench's release")
+    for kind, picture in found:
+        annotation = picture.with_suffix(".json")
+        where = str(annotation)
+        asked = files.load(annotation)
+        listed = files.listed(asked, "options", where=where, of=str)
+        if not listed:
+            raise ValueError(f"{where}: no options")
+        name = f"{kind}/{picture.name}"
+        order = rng_of("vstar", name).sample(range(len(listed)), len(listed))
+        options = [listed[place] for place in order]
+        letter, question = string.ascii_uppercase[order.index(0)], files.text(asked, "question", where=where)
+        facts = {"image": name, "test_type": kind, "question": question, "options": options, "letter": letter, "answer": listed[0]}
+        text = questions.ask(question, dict(zip(string.ascii_uppercase, options, strict=False)))
+        yield Item(name=name, request=Request(frames=(picture,), text=text), facts=facts, truth=Prediction(text=letter))
+
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    return item.facts | {"pred_ans": prediction.text}
+
+
+def right(item: Item, prediction: Prediction) -> float:
+    return float(bool(by_rule(prediction.text, item.facts["answer"], letter=item.facts["letter"])))
+
+
+SCORER = Scorer(
+    score=score,
+    data="",
+    needs_data=False,
+    sample_id=("image",),
+    runner=Runner(
+        items=items,
+        record=record,
+        truth=lambda folder, split: None,
+        running=("accuracy", right),
+        notes=("the options are asked about in an order that the picture's name decides; in DeepEyes' runs A is always right",),
+    ),
+)

@@ -6,7 +6,7 @@ as it is of the category too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,7 +53,13 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     file = split_file(path, FILES, split=split)
     own = file.stem[YEAR]
     folders = [file.parent / up / part for up in (".", "..") for part in (own, f"images/{own}", "images", own.rstrip("0123456789"))]
-    images = ImageFolders([*folders, file.parent], where=str(path))
+    return instances(file, ImageFolders([*folders, file.parent], where=str(path)), name=name)
+
+
+def instances(
+    file: Path, images: ImageFolders, *, name: str, text: Callable[[str], str] = str, located: Callable[[str], str] = str
+) -> Iterator[Sample]:
+    """Read a file in COCO's form. `text`: a category's name -> the expression. `located`: `file_name` -> where the picture lies."""
     content = checks.record(Content, checks.load_json(file), where=str(file))
     known = checks.by_id(content.images, "id", where=f"{file}: image")
     names = _names(content.categories, file)
@@ -67,14 +73,14 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 if getattr(annotation, key) not in ids:
                     raise checks.DataError(f"{where}: {key} {rle.short(getattr(annotation, key))} is in no list of the file")
             picture = checks.record(Picture, known[annotation.image_id], where=f"{file}: image {rle.short(annotation.image_id)}")
-            _, height, width = images.find(picture.file_name, where=where, stated=(picture.height, picture.width))
+            _, height, width = images.find(located(picture.file_name), where=where, stated=(picture.height, picture.width))
             mask = usable_mask(annotation.segmentation, height=height, width=width, where=where)
             objects.setdefault((annotation.image_id, annotation.category_id), []).append((mask, bool(annotation.iscrowd)))
     faults.tell()
     skipped.tell()
     for (image_id, category_id), found in objects.items():
         picture = checks.record(Picture, known[image_id], where=f"{file}: image {rle.short(image_id)}")
-        image, height, width = images.find(picture.file_name, where=str(file), stated=(picture.height, picture.width))
+        image, height, width = images.find(located(picture.file_name), where=str(file), stated=(picture.height, picture.width))
         yield Sample(
             sample_id=f"{image_id}_{category_id}",
             dataset=name,
@@ -83,7 +89,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             height=height,
             width=width,
             task="referring",
-            text=names[category_id],
+            text=text(names[category_id]),
             masks=tuple((mask,) for mask, _ in found),
             meta={"category": names[category_id], "kind": "crowd" if any(crowd for _, crowd in found) else "instances"},
         )

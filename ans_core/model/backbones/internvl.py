@@ -39,7 +39,8 @@ class InternVL(Backbone):
         vision = sizes.vision_config
         side, patch = (size[0] if isinstance(size, (list, tuple)) else size for size in (vision.image_size, vision.patch_size))
         assert config.max_tiles is not None, "an InternVL's configuration says how many tiles a picture may have"
-        return Tiling(size=side, max_tiles=config.max_tiles, grid=int(side // patch * sizes.downsample_ratio))
+        grid = int(side // patch * sizes.downsample_ratio)
+        return Tiling(size=side, max_tiles=config.max_tiles, min_tiles=config.min_tiles or 1, grid=grid)
 
     @property
     def vision_tower(self) -> Any:

@@ -35,6 +35,11 @@ PREDICTIONS: dict[str, Any] = {
     "vstar": [{"image": "x", "test_type": "t", "question": "q", "options": ["cat", "dog"], "answer": "cat", "pred_ans": "A", "judged": 1}],
     "saco_veval": [{"video_id": 1, "category_id": 2, "score": 0.9, "segmentations": [coded(0, 4), None]}],
     "dlc_bench": {"7": "a cat"},
+    "tallyqa_complex": [{"question_id": 7, "prediction": "4", "answer": 4}, {"question_id": "8", "prediction": "x", "answer": 2}],
+    "infographicsvqa": [{"questionId": 7, "answer": "12"}],
+    "mathvista": {"1": {"response": "4"}, "2": {"extraction": "B"}},
+    "mm_vet": {"v1_0": "x = 3"},
+    "virl39k": [{"qid": "a", "prediction": "3", "answer": "3", "category": "Math"}],
 }  # fmt: skip
 
 
@@ -51,6 +56,17 @@ def truth_of(name: str, folder: Path) -> dict[str, Path]:
         truth = {"videos": [{"id": 1, "length": 2, "height": H, "width": W}], "annotations": [masklet]}
         phrases = [{"video_id": 1, "category_id": 2, "noun_phrase": "cat"}]
         return {"data": write(folder / "truth.json", truth | {"video_np_pairs": phrases})}
+    if name == "infographicsvqa":
+        asked = {"questionId": 7, "question": "?", "image_local_name": "1.jpg", "answers": ["12"]}
+        return {"data": write(folder / "truth.json", {"data": [asked]})}
+    if name == "mathvista":
+        first = {"question": "?", "question_type": "free_form", "answer_type": "integer", "answer": "4"}
+        second = {"question": "?", "question_type": "multi_choice", "answer_type": "text", "choices": ["x", "y"], "answer": "y"}
+        return {"data": write(folder / "truth.json", {"1": first, "2": second})}
+    if name == "mm_vet":
+        truth = {"v1_0": {"imagename": "a.jpg", "question": "?", "answer": "3", "capability": ["math"]}}
+        replay = write(folder / "grades.json", {"v1_0": {"model": ["m"], "content": ["1.0"], "score": [1.0]}})
+        return {"data": write(folder / "truth.json", truth), "replay": replay}
     if name == "dlc_bench":
         files = test_questions.dlc(folder / "data", recognised="Yes", replies=["A", "A"])
         return {key: files[key] for key in ("data", "replay")}

@@ -1,0 +1,118 @@
+"""InfographicsVQA: replies against several answers -> ANLS over all, and per kind of answer, evidence and operation.
+
+--predictions: records {"questionId", "answer"}, as the benchmark's server takes them; --data infographicsVQA_val_v1.0_withQT.json, or its
+folder. A model is run on that folder, with the pictures in `infographicsvqa_images` or `images`.
+
+ANLS of a question: the best of its answers' 1 - d / (length of the longer text), d = edit distance, both in lower case with single
+blanks; under .5 it is 0. `ANLS_raw_length` divides by the lengths before that, as the server's script and others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ans_core.benchmarks.public import files, questions
+from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
+from ans_core.metrics.bootstrap import Ratio
+from ans_core.types import Prediction, Request
+
+THRESHOLD = 0.5
+TRUTH = "infographicsVQA_val_v1.0_withQT.json"
+GROUPS = ("answer_type", "evidence", "operation/reasoning")
+"""Lists of a question's kinds, in the file with question types."""
+
+
+def score(given: Given) -> Scored:
+    told = files.by_id(files.records(given.predictions), "questionId", where=str(given.predictions))
+    assert given.data is not None, "needs_data"
+    path = files.named(given.data, TRUTH)
+    truth = files.by_id(_listed(path), "questionId", where=str(path))
+    missing = files.refuse_unknown(told, truth, where=given.predictions, what="questions")
+    samples: list[dict[str, Any]] = []
+    for name, question in truth.items():
+        where = f"{path}, {name}"
+        reply = files.text(told[name], "answer", where=f"{given.predictions}, {name}") if name in told else ""
+        if name not in told and given.predicted_only:
+            continue
+        answers = _answers(question, where)
+        values = (0.0, 0.0) if name not in told else (anls(reply, answers), anls(reply, answers, raw_length=True))
+        samples.append({"questionId": name, "reply": reply, "ANLS": values[0], "ANLS_raw_length": values[1], **_kinds(question)})
+    lacking = 0 if given.predicted_only else len(missing)
+    parts = {name: [s[name] for s in samples] for name in ("ANLS", "ANLS_raw_length")}
+    metrics: dict[str, float] = {name: sum(values) / len(values) for name, values in parts.items()}
+    for group in GROUPS:
+        for kind in sorted({kind for s in samples for kind in s[group]}):
+            own = [s["ANLS"] for s in samples if kind in s[group]]
+            metrics[f"ANLS/{kind}"] = sum(own) / len(own)
+    return Scored(
+        metrics=metrics | {"questions": len(samples)},
+        published={name: percent(metrics[name]) for name in parts},
+        ratios={name: Ratio(numerators=values) for name, values in parts.items()},
+        samples=samples,
+        missing=lacking,
+        notes=["ANLS divides by the lengths of the texts that are compared; ANLS_raw_length by those of the texts as they were written"],
+    )
+
+
+def anls(reply: str, answers: list[str], *, raw_length: bool = False) -> float:
+    """Return a question's ANLS in [0, 1]."""
+    return max(_similarity(reply, answer, raw_length=raw_length) for answer in answers)
+
+
+def _similarity(reply: str, answer: str, *, raw_length: bool) -> float:
+    from nltk import edit_distance
+
+    one, other = (" ".join(text.lower().split()) for text in (reply, answer))
+    length = max(len(reply), len(answer)) if raw_length else max(len(one), len(other))
+    similar = 1.0 if length == 0 else 1 - edit_distance(one, other) / length
+    return similar if similar >= THRESHOLD else 0.0
+
+
+def _listed(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = files.listed(files.load(path), "data", where=str(path), of=dict)
+    if not found:
+        raise ValueError(f"{path}: no questions")
+    return found
+
+
+def _answers(question: Mapping[str, Any], where: str) -> list[str]:
+    answers = files.listed(question, "answers", where=where, of=str)
+    if not answers:
+        raise ValueError(f"{where}: no answers; those of the test split are with the server")
+    return answers
+
+
+def _kinds(question: Mapping[str, Any]) -> dict[str, list[str]]:
+    return {group: [str(kind) for kind in question.get(group) or ()] for group in GROUPS}
+
+
+def items(folder: Path, split: str) -> Iterator[Item]:
+    path = files.named(folder, TRUTH)
+    pictures = files.pictures(folder, "infographicsvqa_images", "images")
+    for asked in sorted(_listed(path), key=lambda q: str(q.get("image_local_name"))):
+        where = f"{path}, {asked.get('questionId')}"
+        question, image = (files.text(asked, key, where=where) for key in ("question", "image_local_name"))
+        name = str(files.value(asked, "questionId", where=where))
+        request = Request(frames=(pictures / image,), text=f"<image>\n{question}\n{questions.SHORT}")
+        facts = {"questionId": name, "question": question, "answers": _answers(asked, where)}
+        yield Item(name=name, request=request, facts=facts, truth=Prediction(text=facts["answers"][0]))
+
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    return {"questionId": item.facts["questionId"], "answer": prediction.text}
+
+
+def right(item: Item, prediction: Prediction) -> float:
+    return anls(prediction.text, item.facts["answers"])
+
+
+SCORER = Scorer(
+    score=score,
+    data=f"{TRUTH}, or its folder",
+    options=frozenset({"predicted_only"}),
+    sample_id=("questionId",),
+    runner=Runner(items=items, record=record, splits=("val",), running=("ANLS", right)),
+)

@@ -1,0 +1,213 @@
+"""MathVista: replies -> extracted answers -> accuracy over all, and per kind of question, answer, source, task and skill.
+
+--predictions: the benchmark's output file {pid: {"response" or "extraction", ...}}, or records {"pid", "response"}. --data
+annot_testmini.json (or testmini.json) or its folder. A model is run on that folder with the pictures in `images`, by the official `query`.
+
+The answer is extracted by rule where the reply is an option or a number, and otherwise by a language model, as in the benchmark: the judge
+of params.yaml (asked in other words), --replay {pid: extraction}, or the file's own `extraction`. Then: a letter or the option with the
+smallest edit distance; int(x); round(x, precision); or the text as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.scored import Given, Judge, JudgeRequest, Judging, Scored, Scorer, accuracy, percent
+from ans_core.types import Prediction, Request
+
+TRUTH = ("annot_testmini.json", "testmini.json")
+KINDS = ("question_type", "answer_type")
+META = ("source", "category", "task", "context", "grade", "skills")
+REPLY_TOKENS = 64
+JUDGE = "judge"
+"""Key of a replay file with the name of the model that extracted."""
+SYSTEM = "You copy the final answer out of a reply to a question. You write the answer alone, without a word around it."
+PROMPT = """\
+Question: {query}
+
+Reply: {response}
+
+Write the final answer that this reply gives: the option's letter where options are listed, the bare number where a number is asked for, a \
+list as [a, b] where a list is asked for. If it gives none, write nothing."""
+
+
+def score(given: Given) -> Scored:
+    truth, told = _truth(given), _told(given)
+    missing = files.refuse_unknown(told, truth, where=given.predictions, what="questions")
+    extracted = _extracted(given)
+    samples: list[dict[str, Any]] = []
+    for pid, problem in truth.items():
+        where = f"{given.data}, {pid}"
+        if pid not in told and given.predicted_only:
+            continue
+        found = extraction_of(told[pid], problem, extracted.get(pid), f"{given.predictions}, {pid}") if pid in told else ""
+        if found is None:
+            raise ValueError(
+                f"{given.predictions}, {pid}: no rule reads an answer in {told[pid]['response'][:60]!r}; a language model does:"
+                " --replay {pid: extraction}, or name a judge in params.yaml"
+            )
+        said = normalised(found, problem, where) if found else None  # the official script gives an empty reply the shortest option
+        samples.append({"pid": pid, "answer": said, "right": said is not None and said == str(problem["answer"]), **_kinds(problem)})
+    metrics, ratio = accuracy(("", s["right"]) for s in samples)
+    metrics = {key: value for key, value in metrics.items() if "/" not in key}
+    for kind in (*KINDS, *META):
+        for value in sorted({value for s in samples for value in s[kind]}):
+            own = [s["right"] for s in samples if value in s[kind]]
+            metrics[f"accuracy/{kind}/{value}"] = sum(own) / len(own)
+    judge = extracted.get(JUDGE)
+    return Scored(
+        metrics=metrics,
+        published={"accuracy": percent(metrics["accuracy"], 2)},
+        ratios={"accuracy": ratio},
+        samples=samples,
+        missing=0 if given.predicted_only else len(missing),
+        notes=[f"judge: {judge} extracted answers, asked in other words than the benchmark's"] if judge else [],
+    )
+
+
+def _truth(given: Given) -> dict[str, Any]:
+    assert given.data is not None, "needs_data"
+    return _problems(files.named(given.data, *TRUTH))
+
+
+def _problems(path: Path) -> dict[str, Any]:
+    found = files.load(path)
+    if not isinstance(found, dict) or not found:
+        raise ValueError(f"{path}: expected {{pid: problem}}")
+    for pid, problem in found.items():
+        for key in ("question", "question_type", "answer_type", "answer"):
+            files.text(problem, key, where=f"{path}, {pid}")
+    return found
+
+
+def _told(given: Given) -> dict[str, dict[str, Any]]:
+    loaded = files.load(given.predictions)
+    if isinstance(loaded, dict):
+        wrong = [pid for pid, entry in loaded.items() if not isinstance(entry, dict)]
+        if wrong:
+            raise ValueError(f"{given.predictions}, {wrong[0]}: expected an object with `response` or `extraction`")
+        return loaded
+    return files.by_id(files.records(given.predictions), "pid", where=str(given.predictions))
+
+
+def _extracted(given: Given) -> dict[str, str]:
+    if given.replay is None:
+        return {}
+    found = files.load(given.replay)
+    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+        raise ValueError(f"{given.replay}: expected {{pid: extraction}}, all texts")
+    return found
+
+
+def _kinds(problem: Mapping[str, Any]) -> dict[str, list[str]]:
+    meta = problem.get("metadata") or {}
+    own = {kind: [str(problem[kind])] for kind in KINDS}
+    return own | {k: [str(v) for v in (meta[k] if isinstance(meta.get(k), list) else [meta[k]])] if k in meta else [] for k in META}
+
+
+def extraction_of(entry: Mapping[str, Any], problem: Mapping[str, Any], replayed: str | None, where: str) -> str | None:
+    """Return the answer within a reply, by rule or as it was extracted; None: a language model must read it."""
+    if "extraction" in entry:
+        return files.text(entry, "extraction", where=where)
+    response = files.text(entry, "response", where=where).strip()
+    if not response or (problem["question_type"] == "multi_choice" and response in (problem.get("choices") or ())):
+        return response
+    if problem["question_type"] == "multi_choice" and re.fullmatch(r"\(?[A-Z]\)?\.?", response):
+        return response.strip("().")
+    number = {"integer": int, "float": float}.get(problem["answer_type"])
+    if number is not None:
+        try:
+            return str(number(response))
+        except ValueError:
+            pass
+    return replayed
+
+
+def normalised(extraction: str, problem: Mapping[str, Any], where: str) -> str | None:
+    """Return the answer in the form of the true one; None: it has not that form."""
+    text = extraction.strip()
+    if problem["question_type"] == "multi_choice":
+        return _option(text, files.listed(problem, "choices", where=where, of=str))
+    try:
+        if problem["answer_type"] == "integer":
+            return str(int(float(text)))
+        if problem["answer_type"] == "float":
+            return str(round(float(text), int(files.number(problem, "precision", where=where))))
+    except (ValueError, OverflowError):
+        return None
+    return extraction
+
+
+def _option(text: str, choices: list[str]) -> str:
+    from nltk import edit_distance
+
+    letters = re.findall(r"\(([a-zA-Z])\)", text)
+    letter = letters[0].upper() if letters else text
+    place = string.ascii_uppercase.find(letter) if len(letter) == 1 else -1
+    return choices[place] if 0 <= place < len(choices) else min(choices, key=lambda choice: int(edit_distance(letter, choice)))
+
+
+def needs_judge(given: Given) -> bool:
+    if given.replay is not None or given.data is None:
+        return False
+    return bool(_unread(given, _truth(given)))
+
+
+def _unread(given: Given, truth: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the replies that no rule reads."""
+    told = {pid: entry for pid, entry in _told(given).items() if pid in truth}
+    return {pid: entry for pid, entry in told.items() if extraction_of(entry, truth[pid], None, str(given.predictions)) is None}
+
+
+def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
+    truth = _truth(given)
+    open_ = _unread(given, truth)
+    requests = [
+        JudgeRequest(
+            system=SYSTEM, user=PROMPT.format(query=_query(truth[pid]), response=entry["response"]), schema=None, max_tokens=REPLY_TOKENS
+        )
+        for pid, entry in open_.items()
+    ]
+    said = judge.ask(requests, desc=f"mathvista, answers extracted by {judge.name}")
+    found = {JUDGE: judge.name, **dict(zip(open_, said, strict=True))}
+    out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return replace(given, replay=out)
+
+
+def _query(problem: Mapping[str, Any]) -> str:
+    """The benchmark's own, which tells the form of the answer; without one, question and options."""
+    if problem.get("query"):
+        return str(problem["query"])
+    options = [f"({letter}) {text}" for letter, text in zip(string.ascii_uppercase, problem.get("choices") or (), strict=False)]
+    return "\n".join([f"Question: {problem['question']}", *(["Choices:", *options] if options else [])])
+
+
+def items(folder: Path, split: str) -> Iterator[Item]:
+    path = files.named(folder, *TRUTH)
+    problems, pictures = _problems(path), files.pictures(folder, "images")
+    for pid, problem in sorted(problems.items(), key=lambda pair: str(pair[1].get("image"))):
+        image = files.text(problem, "image", where=f"{path}, {pid}").removeprefix("images/")
+        request = Request(frames=(pictures / image,), text=f"<image>\n{_query(problem)}")
+        yield Item(name=str(pid), request=request, facts={"pid": str(pid)}, truth=Prediction(text=problem["answer"]))
+
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    return item.facts | {"response": prediction.text}
+
+
+SCORER = Scorer(
+    score=score,
+    data=f"{TRUTH[0]}, or its folder",
+    options=frozenset({"replay", "predicted_only"}),
+    sample_id=("pid",),
+    runner=Runner(items=items, record=record, splits=("testmini",)),
+    judging=Judging(needed=needs_judge, ask=ask_judge, suffix=".json", replay="--replay EXTRACTIONS.json, or each answer's `extraction`"),
+)

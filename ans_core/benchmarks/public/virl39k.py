@@ -1,0 +1,136 @@
+"""ViRL39K's hold-out: replies -> final answers -> accuracy over all and per category.
+
+ViRL39K is a training set. One question in 50 is held out, chosen by a hash of its picture's name, so that no picture is on both sides;
+`held_out` says which. --predictions: records {"qid", "prediction", "answer", "category"}. A model is run on the release: a *.parquet with
+`qid`, `question`, `answer`, `category`, `image`, and the folder `images`.
+
+The answer is what stands in the last \\boxed{} of a reply, or the whole reply. Both sides are compared as texts without blanks, dollar
+signs, units and LaTeX's spacing, and as numbers (fractions too) with a relative tolerance of 1e-4. The release recommends math-verify,
+which knows more equal forms: here such an answer counts as wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
+from ans_core.types import Prediction, Request
+
+SHARE = 50
+"""One question in so many."""
+TOLERANCE = 1e-4
+BOXED = "\\boxed{"
+ASKED = "Give the final answer in \\boxed{}."
+COLUMNS = ("qid", "question", "answer", "category", "image")
+_NOISE = re.compile(r"\\(?:left|right|,|;|!|:|quad|displaystyle)|\\text\s*\{\s*([^{}]*)\}|\^?\\circ|\^\{\\circ\}|°|[$\s]|\\%|%")
+_FRACTION = re.compile(r"(-?)\\[dt]?frac\{(-?[\d.]+)\}\{(-?[\d.]+)\}|(-?)([\d.]+)/([\d.]+)")
+
+
+def held_out(images: Sequence[str]) -> bool:
+    """Whether a question about these pictures belongs to the hold-out, and so to no training."""
+    return int.from_bytes(hashlib.sha256("|".join(images).encode()).digest()[:8], "big") % SHARE == 0
+
+
+def score(given: Given) -> Scored:
+    records = files.by_id(files.records(given.predictions), "qid", where=str(given.predictions))
+    samples: list[dict[str, Any]] = []
+    for name, record in records.items():
+        where = f"{given.predictions}, {name}"
+        reply, answer, category = (files.text(record, key, where=where) for key in ("prediction", "answer", "category"))
+        samples.append({"qid": name, "category": category, "said": final(reply), "right": same(reply, answer), "boxed": BOXED in reply})
+    found, ratio = accuracy((s["category"], s["right"]) for s in samples)
+    return Scored(
+        metrics=found | {"boxed": sum(s["boxed"] for s in samples) / len(samples)},
+        published={key: percent(value, 1) for key, value in found.items() if key.startswith("accuracy")},
+        ratios={"accuracy": ratio},
+        samples=samples,
+        notes=[f"a hold-out of a training set (one picture in {SHARE}, by hash), about which nothing is published"],
+    )
+
+
+def final(reply: str) -> str:
+    """Return what stands in the last \\boxed{}, braces inside it balanced, or else the whole reply."""
+    start = reply.rfind(BOXED)
+    if start < 0:
+        return reply.strip()
+    start += len(BOXED)
+    depth = 1
+    for place in range(start, len(reply)):
+        depth += {"{": 1, "}": -1}.get(reply[place], 0)
+        if not depth:
+            return reply[start:place].strip()
+    return reply[start:].strip()
+
+
+def same(reply: str, answer: str) -> bool:
+    one, other = plain(final(reply)), plain(final(answer))
+    if one == other:
+        return bool(one)
+    numbers = number_of(one), number_of(other)
+    return None not in numbers and math.isclose(*numbers, rel_tol=TOLERANCE)  # type: ignore[arg-type]
+
+
+def plain(text: str) -> str:
+    """In lower case, without blanks, dollar signs, units and LaTeX's spacing; `(A)`, `A.` and `A` are one."""
+    bare = _NOISE.sub(lambda found: found[1] or "", text).strip().removesuffix(".").lower()
+    return bare[1] if re.fullmatch(r"\([a-z]\)", bare) else bare
+
+
+def number_of(text: str) -> float | None:
+    fraction = _FRACTION.fullmatch(text)
+    try:
+        if fraction:
+            sign, top, bottom = fraction.groups()[:3] if fraction[2] else fraction.groups()[3:]
+            return float(f"{sign}1") * float(top) / float(bottom)
+        return float(text.replace(",", ""))
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def items(folder: Path, split: str) -> Iterator[Item]:
+    """Questions of one picture; the few that have none or several are left out."""
+    import pyarrow.parquet as parquet
+
+    paths = sorted(folder.glob("*.parquet"))
+    if not paths:
+        raise ValueError(f"{folder}: no *.parquet; give the folder of ViRL39K's release")
+    for path in paths:
+        table = parquet.ParquetFile(path)
+        if absent := set(COLUMNS) - set(table.schema_arrow.names):
+            raise ValueError(f"{path}: columns {', '.join(sorted(absent))} are missing")
+        for batch in table.iter_batches(batch_size=512, columns=list(COLUMNS)):
+            for row in batch.to_pylist():
+                if len(row["image"] or ()) == 1 and held_out(row["image"]):
+                    yield _item(row, folder, f"{path}, {row['qid']}")
+
+
+def _item(row: dict[str, Any], folder: Path, where: str) -> Item:
+    question, answer, category = (files.text(row, key, where=where) for key in ("question", "answer", "category"))
+    asked = question.replace("<image>", "").strip()
+    facts = {"qid": str(row["qid"]), "answer": answer, "category": category}
+    request = Request(frames=(folder / row["image"][0],), text=f"<image>\n{asked}\n{ASKED}")
+    return Item(name=facts["qid"], request=request, facts=facts, truth=Prediction(text=answer))
+
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    return item.facts | {"prediction": prediction.text}
+
+
+def right(item: Item, prediction: Prediction) -> float:
+    return float(same(prediction.text, item.facts["answer"]))
+
+
+SCORER = Scorer(
+    score=score,
+    data="",
+    needs_data=False,
+    sample_id=("qid",),
+    runner=Runner(items=items, record=record, truth=lambda folder, split: None, running=("accuracy", right)),
+)

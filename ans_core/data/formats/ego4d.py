@@ -1,0 +1,96 @@
+"""Ego4D's natural language queries (`nlq_<split>.json`, `clips/<clip_uid>.mp4`) -> a conversation a query: when in the clip it is answered.
+
+The annotations lie beside `clips` or in `annotations`. A query's truth is a stretch of the clip: the answer is `12.3 to 15.0`, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ans_core.data.formats import checks, clip_files
+from ans_core.data.formats.files import split_file, split_files
+from ans_core.data.formats.skipped import Skipped, Unusable
+from ans_core.types import Sample
+
+FILES = ("nlq_train.json", "nlq_val.json", "annotations/nlq_train.json", "annotations/nlq_val.json")
+FOLDERS = ("clips", "../clips")
+ASKED = "{query} From which second to which does the clip show it?"
+
+
+class Query(checks.Record):
+    clip_start_sec: float
+    clip_end_sec: float
+    query: str | None = None
+    template: str | None = None
+
+
+class Annotation(checks.Record):
+    annotation_uid: str
+    language_queries: list[Any]
+
+
+class Clip(checks.Record):
+    clip_uid: str
+    annotations: list[Annotation]
+
+
+class Video(checks.Record):
+    video_uid: str
+    clips: list[Clip]
+
+
+class Content(checks.Record):
+    videos: list[Video]
+
+
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+    """Read one split. Left out and counted: queries without words, and those whose stretch has no length, as the release holds some."""
+    file = split_file(path, FILES, split=split)
+    content = checks.record(Content, checks.load_json(file), where=str(file))
+    faults, skipped = checks.Faults(file), Skipped(file)
+    ids = []
+    for clip in (clip for video in content.videos for clip in video.clips):
+        with faults:
+            where = f"{file}: clip {clip.clip_uid}"
+            frames = clip_files.video_frames(_video(file.parent, clip.clip_uid, where=where), where=where)
+            height, width = clip_files.size_of(frames, where=where)
+            for sample_id, value in _queries(clip):
+                with faults, skipped:
+                    query = checks.record(Query, value, where=f"{where}, query {sample_id}")
+                    question, answer = _words(query, where=f"{where}, query {sample_id}")
+                    ids.append((f"{file}: query {sample_id}", sample_id))
+                    yield Sample(
+                        sample_id=sample_id, dataset=name, image_id=clip.clip_uid, frames=frames, height=height, width=width,
+                        task="conversation", question=question, text=answer, meta={"kind": query.template or ""},
+                    )  # fmt: skip
+    faults.tell()
+    skipped.tell()
+    checks.once(ids)
+
+
+def splits(path: Path) -> list[str]:
+    return list(split_files(path, FILES))
+
+
+def _queries(clip: Clip) -> Iterator[tuple[str, Any]]:
+    for annotation in clip.annotations:
+        for number, value in enumerate(annotation.language_queries):
+            yield f"{clip.clip_uid}_{annotation.annotation_uid}_{number}", value
+
+
+def _words(query: Query, *, where: str) -> tuple[str, str]:
+    if not query.query or not checks.visible(query.query):
+        raise Unusable("no query")
+    if not 0 <= query.clip_start_sec < query.clip_end_sec:
+        raise Unusable("a stretch without length")
+    asked = checks.text(query.query, where=where)
+    return ASKED.format(query=asked if asked.endswith("?") else f"{asked}?"), f"{query.clip_start_sec:.1f} to {query.clip_end_sec:.1f}"
+
+
+def _video(folder: Path, clip_uid: str, *, where: str) -> Path:
+    tried = [checks.inside(folder / inner, f"{clip_uid}{clip_files.VIDEO}", where=where) for inner in FOLDERS]
+    if found := next((file for file in tried if file.is_file()), None):
+        return found
+    raise checks.DataError(f"{where}: its video is at none of {', '.join(map(str, tried))}; put (or link) the folder `clips` there")

@@ -1,0 +1,109 @@
+"""FineWeb (`**/*.parquet`: text, id, url, language, ...) -> pages to be read: the first lines of a document, typeset, and the same as text.
+
+FineWeb is text alone. A picture of its words makes a question whose answer is known to the letter: what stands on the page. A document
+whose first words go beyond printable ASCII is left out, as is one that has too few words; of a file at most PAGES documents are
+taken, at equal steps, since every page is held as a PNG.
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont
+
+from ans_core.data.formats import checks
+from ans_core.data.formats.skipped import Skipped, Unusable
+from ans_core.types import Sample
+
+COLUMNS = ("text", "id")
+PAGES = 10_000
+LINES, LETTERS = 6, 40
+"""Of a page: lines, and letters of a line at most."""
+SIZE, LEADING, MARGIN = 20, 28, 16
+"""Pixels: of the letters (from 20 px tesseract reads them without an error), from line to line, around the text."""
+SIDE = 2 * MARGIN + LETTERS * SIZE * 6 // 10, 2 * MARGIN + LINES * LEADING
+"""Width and height of a page."""
+ASKED = "Read the text in this image."
+
+
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+    """Read the only split, "train". `path` is a folder of the release or one file of it."""
+    import pyarrow.parquet as parquet
+
+    checks.known_split(split, splits(path), path=path)
+    ids = []
+    faults, skipped = checks.Faults(path), Skipped(path)
+    for file in _files(path):
+        table = parquet.ParquetFile(file)
+        if absent := set(COLUMNS) - set(table.schema_arrow.names):
+            raise checks.DataError(f"{file}: columns {', '.join(sorted(absent))} are missing; it is no file of FineWeb")
+        total = table.metadata.num_rows
+        step, number = max(1, -(-total // PAGES)), 0
+        for batch in table.iter_batches(batch_size=1024, columns=list(COLUMNS)):
+            for row in batch.to_pylist():
+                if number % step == 0:
+                    with faults, skipped:
+                        sample = _sample(row, name=name, where=f"{file}: row {number}")
+                        ids.append((f"{path}: document {sample.sample_id}", sample.sample_id))
+                        yield sample
+                number += 1
+    faults.tell()
+    skipped.tell()
+    checks.once(ids)
+
+
+def splits(path: Path) -> list[str]:
+    _files(path)
+    return ["train"]
+
+
+def _files(path: Path) -> list[Path]:
+    found = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+    if not found:
+        raise checks.DataError(f"{path} holds no *.parquet; give a folder of FineWeb's release, as sample/10BT")
+    return found
+
+
+def _sample(row: dict[str, Any], *, name: str, where: str) -> Sample:
+    if not isinstance(row["text"], str) or not isinstance(row["id"], str):
+        raise checks.DataError(f"{where}: text and id are to be texts")
+    lines = first_lines(row["text"])
+    text = checks.text("\n".join(lines), where=where)
+    width, height = SIDE
+    return Sample(
+        sample_id=row["id"],
+        dataset=name,
+        image_id=row["id"],
+        frames=(page(lines),),
+        height=height,
+        width=width,
+        task="conversation",
+        question=ASKED,
+        text=text,
+    )
+
+
+def first_lines(text: str) -> list[str]:
+    """Return the lines of a page. Raises Unusable for a text that can't be set, or that does not fill half of it."""
+    start = " ".join(text[: 4 * LINES * LETTERS].split())
+    lines = textwrap.wrap(start, LETTERS, break_long_words=True)[:LINES]
+    if not all(line.isascii() and line.isprintable() for line in lines):
+        raise Unusable("letters beyond ASCII")
+    if len(lines) < LINES // 2:
+        raise Unusable("too few words")
+    return lines
+
+
+def page(lines: list[str]) -> bytes:
+    """Return a PNG: black on white, one font, decided by the text alone."""
+    picture = Image.new("L", SIDE, 255)
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(SIZE)
+    for number, line in enumerate(lines):
+        draw.text((MARGIN, MARGIN + number * LEADING), line, fill=0, font=font)
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()

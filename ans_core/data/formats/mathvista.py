@@ -1,0 +1,66 @@
+"""MathVista (`annot_testmini.json` or `testmini.json`, pictures in `images/`) -> a conversation a problem: its query and its answer.
+
+It is a benchmark (`ans eval mathvista`): a model that was trained on it can't be measured with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ans_core.data.formats import checks
+from ans_core.data.formats.files import ImageFolders
+from ans_core.types import Sample
+
+FILES = ("annot_testmini.json", "testmini.json")
+SPLIT = "testmini"
+
+
+class Problem(checks.Record):
+    question: str
+    image: str
+    answer: str
+    query: str | None = None
+    question_type: str = ""
+    answer_type: str = ""
+    metadata: dict[str, Any] = {}
+
+
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+    file = _file(path)
+    checks.known_split(split, [SPLIT], path=path)
+    problems = checks.load_json(file)
+    if not isinstance(problems, dict) or not problems:
+        raise checks.DataError(f"{file}: expected an object with a problem for each pid")
+    images, faults = ImageFolders([file.parent, file.parent / "images"], where=str(path)), checks.Faults(file)
+    for pid, value in problems.items():
+        with faults:
+            where = f"{file}: problem {pid}"
+            problem = checks.record(Problem, value, where=where)
+            image, height, width = images.find(problem.image, where=where)
+            yield Sample(
+                sample_id=pid,
+                dataset=name,
+                image_id=problem.image,
+                frames=(image,),
+                height=height,
+                width=width,
+                task="conversation",
+                question=checks.text(problem.query or problem.question, where=where),
+                text=checks.text(problem.answer, where=where),
+                meta={"kind": problem.question_type, "category": str(problem.metadata.get("task", ""))},
+            )
+    faults.tell()
+
+
+def splits(path: Path) -> list[str]:
+    _file(path)
+    return [SPLIT]
+
+
+def _file(path: Path) -> Path:
+    found = path if path.is_file() else next((path / name for name in FILES if (path / name).is_file()), None)
+    if found is None:
+        raise checks.DataError(f"{path} holds none of {', '.join(FILES)}; the test split's answers are not public")
+    return found

@@ -1,0 +1,50 @@
+"""PartImageNet (`annotations/train.json` in COCO's form, `images/train/<synset>/*.JPEG`) -> one referring sample per picture and part.
+
+The released archive without these two folders, `train.json` beside `train/`, is read as well. A category is `Quadruped Head`; the
+expression is `the head of the quadruped`, and means all of the picture's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ans_core.data.formats import checks, coco
+from ans_core.data.formats.files import ImageFolders
+from ans_core.types import Sample
+
+SPLITS = ("train", "val", "test")
+WHOLES = ("quadruped", "biped", "fish", "bird", "snake", "reptile", "car", "bicycle", "boat", "aeroplane", "bottle")
+"""Names of the eleven super-categories, with which a category begins."""
+
+
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+    """Read one split. Left out and counted: parts without a pixel."""
+    files = _files(path)
+    checks.known_split(split, list(files), path=path)
+    images = ImageFolders([path / "images" / split, path / split, path / "images"], where=str(path))
+
+    def located(file_name: str) -> str:
+        leaf = file_name.rpartition("/")[2]
+        inner = f"{leaf.partition('_')[0]}/{leaf}"
+        return inner if any((folder / inner).is_file() for folder in images.folders) else file_name
+
+    return coco.instances(files[split], images, name=name, text=expression, located=located)
+
+
+def splits(path: Path) -> list[str]:
+    return list(_files(path))
+
+
+def _files(path: Path) -> dict[str, Path]:
+    places = ((split, folder / f"{split}.json") for split in SPLITS for folder in (path / "annotations", path))
+    found = {split: file for split, file in reversed(list(places)) if file.is_file()}
+    if not found:
+        raise checks.DataError(f"{path} holds neither annotations/train.json nor train.json; give the folder of PartImageNet's release")
+    return {split: found[split] for split in SPLITS if split in found}
+
+
+def expression(category: str) -> str:
+    """`Quadruped Head` -> `the head of the quadruped`; a name of another form stays."""
+    whole, _, part = category.lower().partition(" ")
+    return f"the {part} of the {whole}" if part and whole in WHOLES else category

@@ -1,0 +1,77 @@
+"""SA-1B (`sa_000000/sa_1.jpg` beside `sa_1.json`: image, annotations) -> one sample a picture with all of its masks.
+
+The masks have no names: the samples are of task `tracking`, for SAM2's memory and for questions whose answer a mask gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ans_core import rle
+from ans_core.data.formats import checks, clip_files
+from ans_core.data.formats.skipped import Skipped, Unusable
+from ans_core.types import Sample
+
+PATTERN = "sa_*.json"
+
+
+class Picture(checks.Record):
+    image_id: int
+    width: int
+    height: int
+    file_name: str
+
+
+class Annotation(checks.Record):
+    id: int
+    segmentation: Any
+
+
+class Content(checks.Record):
+    image: Picture
+    annotations: Annotated[list[Annotation], Field()]
+
+
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+    """Read the only split, "train". Left out and counted: pictures without a mask; of a picture, masks without a pixel."""
+    checks.known_split(split, splits(path), path=path)
+    faults, skipped = checks.Faults(path), Skipped(path)
+    ids = []
+    for file in sorted(path.rglob(PATTERN)):
+        with faults, skipped:
+            sample = _sample(file, name=name)
+            ids.append((f"{path}: picture {sample.image_id}", sample.image_id))
+            yield sample
+    faults.tell()
+    checks.once(ids)
+    skipped.tell()
+
+
+def splits(path: Path) -> list[str]:
+    if next(path.rglob(PATTERN), None) is None:
+        raise checks.DataError(f"{path} holds no {PATTERN}; give the folder of SA-1B's archives, unpacked")
+    return ["train"]
+
+
+def _sample(file: Path, *, name: str) -> Sample:
+    content = checks.record(Content, checks.load_json(file), where=str(file))
+    stated = (content.image.height, content.image.width)
+    picture = checks.inside(file.parent, content.image.file_name, where=str(file))
+    height, width = checks.image_size(picture, where=str(file), stated=stated)
+    masks = {}
+    for annotation in content.annotations:
+        where = f"{file}: annotation {annotation.id}"
+        if annotation.id in masks:
+            raise checks.DataError(f"{where}: this id comes twice; ids must be unique")
+        mask = checks.some_mask(annotation.segmentation, height=height, width=width, where=where)
+        if rle.area(mask):
+            masks[annotation.id] = (mask,)
+    if not masks:
+        raise Unusable("no mask")
+    return clip_files.tracking_sample(
+        str(content.image.image_id), masks, frames=(picture,), height=height, width=width, name=name
+    )  # fmt: skip

@@ -1,0 +1,96 @@
+"""STAR, situated reasoning in real-world videos (`STAR_<split>.json`, Charades' videos) -> a conversation a question.
+
+Videos are `Charades_v1_480/<video_id>.mp4` (or `Charades_v1`, `videos`). A question is about the frames from `start` to `end` seconds; the
+answer is the text of the right one of its four choices, which are in meta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from ans_core import video_file
+from ans_core.data.formats import checks, clip_files
+from ans_core.data.formats.files import split_file, split_files
+from ans_core.types import Sample, VideoFrames
+
+FILES = ("STAR_*.json",)
+FOLDERS = ("Charades_v1_480", "Charades_v1", "videos")
+
+
+class Choice(checks.Record):
+    choice_id: int
+    choice: str
+
+
+class Record(checks.Record):
+    question_id: str
+    """Interaction_T1_13: begins with the kind of question."""
+    question: str
+    video_id: str
+    start: float
+    end: float
+    answer: str
+    choices: Annotated[list[Choice], Field(min_length=2)]
+
+
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+    """Read one split; that for the server has no answers."""
+    file = split_file(path, FILES, split=split)
+    faults = checks.Faults(file)
+    ids = []
+    for number, value in enumerate(checks.load_list(file)):
+        with faults:
+            record = checks.record(Record, value, where=f"{file}: record {number}")
+            sample = _sample(record, file.parent, name=name, where=f"{file}: question {record.question_id}")
+            ids.append((f"{file}: question {sample.sample_id}", sample.sample_id))
+            yield sample
+    faults.tell()
+    checks.once(ids)
+
+
+def splits(path: Path) -> list[str]:
+    return [split for split in split_files(path, FILES) if split != "test"]
+
+
+def _sample(record: Record, folder: Path, *, name: str, where: str) -> Sample:
+    choices = [choice.choice for choice in record.choices]
+    if record.answer not in choices:
+        raise checks.DataError(f"{where}: the answer {record.answer!r} is none of its choices {choices}")
+    frames = _stretch(_video(folder, record.video_id, where=where), record.start, record.end, where=where)
+    height, width = clip_files.size_of(frames, where=where)
+    return Sample(
+        sample_id=record.question_id,
+        dataset=name,
+        image_id=f"{record.video_id}_{record.start:g}_{record.end:g}",
+        frames=frames,
+        height=height,
+        width=width,
+        task="conversation",
+        question=checks.text(record.question, where=where),
+        text=checks.text(record.answer, where=where),
+        meta={"kind": record.question_id.partition("_")[0], "choices": choices},
+    )
+
+
+def _video(folder: Path, video_id: str, *, where: str) -> Path:
+    tried = [checks.inside(folder / inner, f"{video_id}{clip_files.VIDEO}", where=where) for inner in FOLDERS]
+    if found := next((file for file in tried if file.is_file()), None):
+        return found
+    raise checks.DataError(f"{where}: the video is at none of {', '.join(map(str, tried))}; put (or link) Charades' videos there")
+
+
+def _stretch(video: Path, start_s: float, end_s: float, *, where: str) -> VideoFrames:
+    """Return the frames between two times, at least one."""
+    frames = clip_files.video_frames(video, where=where)
+    try:
+        rate = video_file.rate(video)
+    except ValueError as error:
+        raise checks.DataError(f"{where}: {error}") from None
+    first = round(start_s * rate)
+    if not 0 <= start_s < end_s or first >= len(frames):
+        raise checks.DataError(f"{where}: {start_s:g} to {end_s:g} s are no part of {video}, which lasts {len(frames) / rate:.1f} s")
+    return frames[first : max(first + 1, round(end_s * rate))]

@@ -1,0 +1,98 @@
+"""The full-size profiles of the agent: they resolve, and their models can be built (without memory), with 2 to 20 tiles a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ans_core.agent.operations import OPERATIONS
+from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, load_base, load_policy, set_tiles
+from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints.published import build_meta
+from ans_core.config import Config, ConfigError, load, resolve
+from ans_core.data.views import Tiling
+from ans_core.model import Sa2VA
+from tests import tiny
+
+PROFILES = Path(__file__).resolve().parents[2] / "profiles"
+SIZES = {"1b": ("OpenGVLab/InternVL2_5-1B", 896), "4b": ("OpenGVLab/InternVL2_5-4B", 2048), "8b": ("OpenGVLab/InternVL2_5-8B", 4096)}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_profile_resolves(size: str) -> None:
+    config = Config.model_validate(resolve(PROFILES / f"pixelis-{size}.yaml", ()))
+    assert config.base.internvl == SIZES[size][0]
+    assert config.agent.tiles == (2, 20)
+    assert (config.agent.rft.temperature, config.agent.rft.objective, config.agent.rft.group) == (1.0, "grpo", 8)
+    assert config.agent.episode.operations_told
+    sft = config.agent.sft
+    traces = sft.optim.batch - round(sft.referring * sft.optim.batch)
+    assert traces >= sft.optim.accumulate  # no micro-batch is empty
+    assert not sft.lora.dropout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", SIZES)
+def test_the_agent_is_built_on_the_meta_device(size: str) -> None:
+    config = Config.model_validate(resolve(PROFILES / f"pixelis-{size}.yaml", ()))
+    model = build_meta(f"sa2va-{size}")
+    rows = sorted(set(add_call_tokens(model, OPERATIONS)))
+    set_tiles(model, config.agent.tiles)
+    assert model.backbone.cutter == Tiling(size=448, min_tiles=2, max_tiles=20, grid=16)
+    policy = AgentPolicy(model, lora=config.agent.sft.lora.model_dump(), rows=rows, seed=0)
+    parameters = policy.adapters.parameters(AGENT)
+    assert {p.device.type for p in parameters.values()} == {"meta"}
+    hidden = SIZES[size][1]
+    assert sum(p.numel() for name, p in parameters.items() if "trainable_tokens_delta" in name) == 2 * len(rows) * hidden
+
+
+def test_pictures_have_between_the_fewest_and_the_most_tiles() -> None:
+    cutter = Tiling(size=448, min_tiles=2, max_tiles=20, grid=16)
+    views = {size: len(cutter.grids(*size)) for size in [(448, 448), (100, 100), (896, 448), (2240, 1792), (4000, 3000), (8000, 400)]}
+    assert views == {(448, 448): 5, (100, 100): 5, (896, 448): 3, (2240, 1792): 21, (4000, 3000): 13, (8000, 400): 21}
+    assert len(Tiling(size=448, max_tiles=12, grid=16).grids(448, 448)) == 1
+
+
+def test_a_trained_agent_keeps_its_tiles(tmp_path: Path) -> None:
+    checkpoint.save(tiny.build(), tmp_path / "base", metadata={})
+    model = load_base(tmp_path / "base", operations=OPERATIONS, tiles=(2, 4))
+    policy = AgentPolicy(model, lora={"rank": 4, "alpha": 8, "dropout": 0.0}, rows=[1], seed=1)
+    policy.save(tmp_path / "agent", base_hash=checkpoint.weights_hash(tmp_path / "base"), about={})
+    again = load_policy(tmp_path / "base", tmp_path / "agent", operations=OPERATIONS)
+    assert again.model.backbone.cutter == model.backbone.cutter
+    assert len(again.model.backbone.cutter.grids(64, 64)) == 5
+    plain = load_base(tmp_path / "base", operations=OPERATIONS)
+    assert len(plain.backbone.cutter.grids(64, 64)) == 1
+
+
+def test_tiles_that_are_no_range_are_refused(tmp_path: Path) -> None:
+    for tiles in ("[20, 2]", "[2]"):
+        (tmp_path / "params.yaml").write_text(f"profile: x\nagent: {{tiles: {tiles}}}\n")
+        with pytest.raises(ConfigError, match=r"neither empty nor \[fewest, most\]; write \[2, 20\]"):
+            load(tmp_path / "params.yaml")
+
+
+def test_the_adapter_takes_the_ranks_of_a_full_fine_tuning(tmp_path: Path, own_model: Sa2VA) -> None:
+    from ans_core.config.agent import AgentSft
+    from ans_core.stages.agent_sft import lora_of
+
+    tuned = tiny.build()
+    name = "internvl.model.language_model.layers.1.mlp.down_proj"
+    with torch.no_grad():
+        tuned.get_submodule(name).weight += torch.eye(32, 64)  # 32 equal singular values: 90 % of their energy needs 29
+    checkpoint.save(tuned, tmp_path / "tuned", metadata={})
+    base = add_call_tokens(own_model, OPERATIONS)
+    lora = lora_of(AgentSft(lora_ranks_from=str(tmp_path / "tuned")), own_model)
+    assert lora["rank_pattern"].pop(name) == 29
+    assert set(lora["rank_pattern"].values()) == {4}
+    lora["rank_pattern"][name] = 29
+    policy = AgentPolicy(own_model, lora=lora, rows=base, seed=1)
+    shapes = {n: p.shape for n, p in policy.adapters.parameters(AGENT).items() if "lora_A" in n}
+    assert {shape[0] for n, shape in shapes.items() if name in n} == {29}
+    assert {shape[0] for n, shape in shapes.items() if name not in n} == {4}
+    checkpoint.save(tiny.build(), tmp_path / "base", metadata={})
+    policy.save(tmp_path / "agent", base_hash=checkpoint.weights_hash(tmp_path / "base"), about={})
+    again = load_policy(tmp_path / "base", tmp_path / "agent", operations=OPERATIONS)
+    assert again.adapters.tensors(AGENT).keys() == policy.adapters.tensors(AGENT).keys()

@@ -1,0 +1,318 @@
+"""The question benchmarks that agents are measured on: their rules by hand, and models run on drawn sets in their layouts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet as parquet
+import pytest
+
+from ans_core.benchmarks import running
+from ans_core.benchmarks.public import SCORERS, Given, Item, Scored, infographicsvqa, mathvista, mm_vet, tallyqa_complex, virl39k, vstar
+from ans_core.types import Prediction
+from tests import tiny
+from tests.benchmarks.public.drawn import score, write
+
+Answers = Callable[[Sequence[Item]], list[Prediction]]
+
+
+def knowing(items: Sequence[Item]) -> list[Prediction]:
+    return [item.truth for item in items if item.truth]
+
+
+def silent(items: Sequence[Item]) -> list[Prediction]:
+    return [Prediction(text="") for _ in items]
+
+
+def evaluate(name: str, data: Path, out: Path, ask: Answers, **given: Any) -> Scored:
+    scorer = SCORERS[name]
+    assert scorer.runner is not None
+    runner = scorer.runner
+    path = running.predict_all(lambda: runner.items(data, runner.splits[0]), ask, runner, out=out, batch=2, desc=name)
+    return scorer.score(Given(predictions=path, data=runner.truth(data, ""), **given))
+
+
+def pictures(folder: Path, *names: str) -> None:
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(tiny.picture(number))
+
+
+# V*Bench
+
+
+def test_vstar_asks_with_the_options_in_another_order(tmp_path: Path) -> None:
+    colours = ["red", "blue", "green", "white"]
+    for kind, options, count in (("direct_attributes", colours, 6), ("relative_position", ["left", "right"], 4)):
+        for number in range(count):
+            pictures(tmp_path / kind, f"{number}.jpg")
+            write(tmp_path / kind / f"{number}.json", {"question": "Which?", "options": options, "bbox": [[1, 2, 3, 4]]})
+    items = list(SCORERS["vstar"].runner.items(tmp_path, ""))  # type: ignore[union-attr]
+    letters = [item.facts["letter"] for item in items]
+    assert len(set(letters)) > 1
+    assert all(f"{letter}. {item.facts['answer']}\n" in item.request.text for letter, item in zip(letters, items, strict=True))
+    found = evaluate("vstar", tmp_path, tmp_path / "out", knowing).metrics
+    assert (found["accuracy"], found["count/direct_attributes"], found["count/relative_position"]) == (1.0, 6, 4)
+    always = evaluate("vstar", tmp_path, tmp_path / "always", lambda some: [Prediction(text="A") for _ in some]).metrics
+    assert always["accuracy"] == letters.count("A") / 10 < 1
+    vague = evaluate("vstar", tmp_path, tmp_path / "vague", lambda some: [Prediction(text="I see it") for _ in some]).metrics
+    assert (vague["accuracy"], vague["undecided"]) == (0.0, 10)
+
+
+def test_vstar_letters_are_those_of_the_record(tmp_path: Path) -> None:
+    assert vstar.by_rule("B", "the cat", letter="B") is True
+    assert vstar.by_rule("A.", "the cat", letter="B") is False
+    assert vstar.by_rule("I say B. The cat", "the cat", letter="B") is True
+    record = {"image": "x", "test_type": "t", "question": "q", "options": ["dog", "cat"], "answer": "cat", "letter": "B", "pred_ans": "B"}
+    assert score("vstar", write(tmp_path / "told.json", [record])).metrics["accuracy"] == 1.0
+    with pytest.raises(ValueError, match="record 0: option 'A' of 2 is not the answer"):
+        score("vstar", write(tmp_path / "told.json", [record | {"letter": "A"}]))
+    with pytest.raises(ValueError, match="no pictures in direct_attributes or relative_position"):
+        next(iter(SCORERS["vstar"].runner.items(tmp_path, "")))  # type: ignore[union-attr]
+
+
+# TallyQA
+
+
+@pytest.mark.parametrize(
+    ("reply", "number"),
+    [
+        ("4", 4),
+        ("Four.", 4),
+        ("There are four cars.", 4),
+        ("none", 0),
+        ("no", 0),
+        ("There are no cars", None),  # `no` counts alone
+        ("4 of 5", None),  # several
+        ("4, that is four", 4),
+        ("2.5", None),
+        ("many", None),
+        ("21", 21),
+    ],
+)
+def test_tallyqa_numbers(reply: str, number: int | None) -> None:
+    assert tallyqa_complex.number_of(reply) == number
+
+
+def tally(folder: Path) -> Path:
+    pictures(folder, "VG_100K_2/1.jpg", "val2014/2.jpg")
+    asked = [("7", "VG_100K_2/1.jpg", 4, False), ("8", "val2014/2.jpg", 1, False), ("9", "val2014/2.jpg", 2, True)]
+    write(folder / "test.json", [
+        {"question_id": int(name), "image": image, "answer": answer, "issimple": simple, "question": f"How many {name}?"}
+        for name, image, answer, simple in asked
+    ])  # fmt: skip
+    return folder
+
+
+def test_tallyqa_counts_complex_questions_exactly(tmp_path: Path) -> None:
+    folder = tally(tmp_path / "data")
+    assert evaluate("tallyqa_complex", folder, tmp_path / "out", knowing).metrics["accuracy"] == 1.0
+    told = write(tmp_path / "told.json", [{"question_id": 7, "prediction": "there are four"}])
+    found = score("tallyqa_complex", told, data=folder)
+    assert (found.metrics["accuracy"], found.metrics["count"], found.metrics["accuracy_as_said"], found.missing) == (0.5, 2, 0.0, 1)
+    write(told, [{"question_id": 7, "prediction": "6"}, {"question_id": 8, "prediction": "who knows"}])
+    found = score("tallyqa_complex", told, data=folder)
+    assert (found.metrics["RMSE_of_parsed"], found.metrics["unparsed"]) == (2.0, 1)
+    with pytest.raises(ValueError, match="1 questions that the truth does not have: 9"):
+        score("tallyqa_complex", write(told, [{"question_id": 9, "prediction": "2"}]), data=folder)
+
+
+# InfographicsVQA
+
+
+def test_anls_by_hand() -> None:
+    assert infographicsvqa.anls("18 %", ["18%"]) == pytest.approx(0.75)  # one of four characters
+    assert infographicsvqa.anls("  New   York ", ["new york"]) == 1.0
+    assert infographicsvqa.anls("ab", ["abcd"]) == 0.5  # the threshold itself
+    assert infographicsvqa.anls("a", ["abcd"]) == 0.0
+    assert infographicsvqa.anls("dog", ["cat", "dogs"]) == 0.75
+    # "  ab " against "abc": one edit of 3, or of 5 as they are written
+    assert infographicsvqa.anls("  ab ", ["abc"]) == pytest.approx(2 / 3)
+    assert infographicsvqa.anls("  ab ", ["abc"], raw_length=True) == pytest.approx(0.8)
+
+
+def test_infographics_are_scored_by_the_best_answer_and_by_kind(tmp_path: Path) -> None:
+    pictures(tmp_path / "images", "1.jpeg", "2.jpeg")
+    kinds = [{"answer_type": ["single span"], "evidence": ["Text"], "operation/reasoning": []},
+             {"answer_type": ["non-extractive"], "evidence": ["Text", "Figure"], "operation/reasoning": ["counting"]}]  # fmt: skip
+    asked = [
+        {"questionId": 71, "question": "What?", "image_local_name": "1.jpeg", "answers": ["Paris", "paris, France"], **kinds[0]},
+        {"questionId": 72, "question": "How many?", "image_local_name": "2.jpeg", "answers": ["12"], **kinds[1]},
+    ]
+    write(tmp_path / infographicsvqa.TRUTH, {"dataset_name": "infographicsVQA", "data": asked})
+    assert evaluate("infographicsvqa", tmp_path, tmp_path / "out", knowing).metrics["ANLS"] == 1.0
+    told = write(tmp_path / "told.json", [{"questionId": 71, "answer": "Pariss"}])
+    found = score("infographicsvqa", told, data=tmp_path)
+    assert found.missing == 1
+    assert found.metrics["ANLS"] == pytest.approx((5 / 6) / 2)
+    assert found.metrics["ANLS/Text"] == pytest.approx((5 / 6) / 2)
+    assert found.metrics["ANLS/Figure"] == 0.0
+    assert score("infographicsvqa", told, data=tmp_path, predicted_only=True).metrics["ANLS/Text"] == pytest.approx(5 / 6)
+
+
+# MathVista
+
+
+def problem(**changes: Any) -> dict[str, Any]:
+    meta = {"task": "figure question answering", "skills": ["arithmetic", "geometry"]}
+    known = {"question": "How many?", "image": "images/1.jpg", "choices": None, "precision": None, "answer": "4", "metadata": meta}
+    known |= {"question_type": "free_form", "answer_type": "integer"}
+    return known | changes
+
+
+CHOICE = {"question_type": "multi_choice", "answer_type": "text", "choices": ["two", "twenty", "none"], "answer": "twenty"}
+
+
+@pytest.mark.parametrize(
+    ("extraction", "changes", "said"),
+    [
+        ("4.9", {}, "4"),  # int(float(x)), as the official script
+        ("four", {}, None),
+        ("1.25", {"answer_type": "float", "precision": 1.0}, "1.2"),
+        ("1.250", {"answer_type": "float", "precision": 2.0}, "1.25"),
+        ("B", CHOICE, "twenty"),
+        ("(b) no", CHOICE, "twenty"),
+        ("twent", CHOICE, "twenty"),  # the smallest edit distance
+        ("D", CHOICE, "two"),  # no such letter: a text again
+        ("[1, 2]", {"answer_type": "list"}, "[1, 2]"),
+    ],
+)
+def test_mathvistas_normalisation(extraction: str, changes: dict[str, Any], said: str | None) -> None:
+    assert mathvista.normalised(extraction, problem(**changes), "here") == said
+
+
+def test_mathvistas_extractions_are_read_by_rule_or_replayed(tmp_path: Path) -> None:
+    pictures(tmp_path / "images", "1.jpg")
+    truth = {"1": problem(), "2": problem(**CHOICE), "3": problem(answer="7")}
+    write(tmp_path / "annot_testmini.json", truth)
+    assert evaluate("mathvista", tmp_path, tmp_path / "out", knowing).metrics["accuracy"] == 1.0
+    told = write(tmp_path / "told.json", {"1": {"response": "It has 4 of them."}, "2": {"response": "twenty"}, "3": {"extraction": "7"}})
+    judging = SCORERS["mathvista"].judging
+    assert judging is not None
+    assert judging.needed(Given(predictions=told, data=tmp_path))
+    with pytest.raises(ValueError, match=r"1: no rule reads an answer in 'It has 4 of them\.'; a language model does: --replay"):
+        score("mathvista", told, data=tmp_path)
+    asked: list[str] = []
+
+    class Known:
+        name = "known"
+
+        def ask(self, requests: Sequence[Any], *, desc: str) -> list[str]:
+            asked.extend(request.user for request in requests)
+            return ["4"] * len(requests)
+
+    given = judging.ask(Given(predictions=told, data=tmp_path), Known(), tmp_path / "judge.json")
+    found = SCORERS["mathvista"].score(given)
+    assert len(asked) == 1
+    assert "It has 4 of them." in asked[0]
+    assert found.metrics["accuracy"] == found.metrics["accuracy/skills/geometry"] == 1.0
+    assert found.notes == ["judge: known extracted answers, asked in other words than the benchmark's"]
+    assert score("mathvista", told, data=tmp_path, replay=tmp_path / "judge.json").metrics == found.metrics
+    few = write(tmp_path / "few.jsonl", [{"pid": "2", "response": "(B)"}])
+    assert (score("mathvista", few, data=tmp_path).metrics["accuracy"], score("mathvista", few, data=tmp_path).missing) == (1 / 3, 2)
+
+
+# MM-Vet
+
+
+def vet(folder: Path) -> Path:
+    pictures(folder / "images", "a.jpg", "b.jpg")
+    write(folder / "mm-vet.json", {
+        "v1_0": {"imagename": "a.jpg", "question": "x?", "answer": "-1<AND>-5", "capability": ["ocr", "math"]},
+        "v1_1": {"imagename": "b.jpg", "question": "Who?", "answer": "Ann<OR>Anna", "capability": ["rec"]},
+        "v1_2": {"imagename": "b.jpg", "question": "Why?", "answer": "It rains.", "capability": ["rec", "ocr"]},
+    })  # fmt: skip
+    return folder
+
+
+def test_mm_vets_grades_are_means_over_runs_and_by_capability(tmp_path: Path) -> None:
+    folder = vet(tmp_path / "data")
+    told = write(tmp_path / "told.json", {"v1_0": "x = -1", "v1_1": "Ann", "v1_2": "sun"})
+    grades = {"v1_0": [0.5, 0.3], "v1_1": [1.0, 1.0], "v1_2": [0.0, 0.2]}
+    replay = {name: {"model": ["gpt-4-0613"] * 2, "content": [str(x) for x in xs], "score": xs} for name, xs in grades.items()}
+    found = score("mm_vet", told, data=folder, replay=write(tmp_path / "grades.json", replay))
+    assert found.metrics["score"] == pytest.approx((0.4 + 1.0 + 0.1) / 3)
+    assert found.published["score"] == "50.0"
+    assert found.metrics["score/ocr"] == pytest.approx((0.4 + 0.1) / 2)
+    assert found.metrics["score/rec"] == pytest.approx((1.0 + 0.1) / 2)
+    assert found.metrics["score/only/math_ocr"] == pytest.approx(0.4)
+    assert found.notes == ["judge: gpt-4-0613 (published with gpt-4-0613); another judge moves the figure"]
+    with pytest.raises(ValueError, match=r"v1_1: score .*1\.5.* is no list of numbers from 0 to 1"):
+        score("mm_vet", told, data=folder, replay=write(tmp_path / "odd.json", replay | {"v1_1": {"score": [1.5]}}))
+    with pytest.raises(ValueError, match="scored by a judge: --replay"):
+        score("mm_vet", told, data=folder)
+
+
+def test_mm_vets_judge_sees_question_truth_and_reply_and_its_grades_are_replayed(tmp_path: Path) -> None:
+    folder, asked = vet(tmp_path / "data"), []
+
+    class Known:
+        name = "known"
+
+        def ask(self, requests: Sequence[Any], *, desc: str) -> list[str]:
+            asked.extend(requests)
+            return ["1.0", "0.4 I think", "good"]
+
+    scorer = SCORERS["mm_vet"]
+    assert scorer.runner is not None
+    assert scorer.judging is not None
+    runner = scorer.runner
+    path = running.predict_all(lambda: runner.items(folder, ""), knowing, runner, out=tmp_path / "out", batch=2, desc="mm_vet")
+    given = Given(predictions=path, data=folder)
+    assert scorer.judging.needed(given)
+    found = scorer.score(scorer.judging.ask(given, Known(), tmp_path / "judge.json"))
+    assert "Question: x? | True answer: -1 <AND> -5 | Given answer: -1<AND>-5 | Grade:" in asked[0].user
+    assert asked[0].max_tokens == 3
+    assert found.metrics["score"] == pytest.approx(1.4 / 3)
+    assert "the judge was asked in other words than the benchmark's, once" in found.notes
+    assert "1 replies of the judge are no grade and count 0" in found.notes
+    assert scorer.score(Given(predictions=path, data=folder, replay=tmp_path / "judge.json")).metrics == found.metrics
+    other = write(tmp_path / "other.json", {"v1_0": "another"})
+    with pytest.raises(ValueError, match="v1_0: the judge saw another reply"):
+        score("mm_vet", other, data=folder, replay=tmp_path / "judge.json", predicted_only=True)
+    assert mm_vet.number_of("1.2") is None
+
+
+# ViRL39K
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer", "right"),
+    [
+        (r"So it is \boxed{17}.", r"\boxed{17}", True),
+        ("17", r"\boxed{17^\circ}", True),
+        (r"\boxed{\frac{1}{2}}", r"\boxed{0.5}", True),
+        (r"\boxed{\dfrac{\sqrt{3}}{2}}", r"\boxed{\dfrac{\sqrt{3}}{2}}", True),  # braces inside
+        ("first \\boxed{3}, no, \\boxed{4}", r"\boxed{4}", True),
+        ("(A)", r"\boxed{A}", True),
+        (r"\boxed{12 \text{ cm}}", r"\boxed{12\text{cm}}", True),
+        ("1,200", r"\boxed{1200}", True),
+        ("17.1", r"\boxed{17}", False),
+        ("", r"\boxed{17}", False),
+        (r"\boxed{1/0}", r"\boxed{0}", False),
+    ],
+)
+def test_final_answers(reply: str, answer: str, right: bool) -> None:
+    assert virl39k.same(reply, answer) is right
+
+
+def test_the_hold_out_is_chosen_by_picture_and_is_a_fiftieth(tmp_path: Path) -> None:
+    chosen = [n for n in range(5000) if virl39k.held_out([f"images/{n}.png"])]
+    assert 70 < len(chosen) < 130
+    names = [f"images/{chosen[0]}.png", "images/0.png", f"images/{chosen[1]}.png"]
+    assert 0 not in chosen
+    pictures(tmp_path, *names)
+    rows = [
+        {"qid": str(n), "question": "<image>How many?", "answer": r"\boxed{3}", "category": c, "image": image, "source": "x"}
+        for n, (c, image) in enumerate([("Math", names[:1]), ("Math", names[1:2]), ("Charts", names[2:]), ("Charts", names)])
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "39Krelease.parquet")
+    found = evaluate("virl39k", tmp_path, tmp_path / "out", knowing)
+    assert (found.metrics["accuracy"], found.metrics["count"], found.metrics["count/Charts"]) == (1.0, 2, 1)
+    lines = [json.loads(line) for line in (tmp_path / "out/predictions.jsonl").read_text().splitlines()]
+    assert [line["qid"] for line in lines] == ["0", "2"]
+    assert evaluate("virl39k", tmp_path, tmp_path / "silent", silent).metrics["accuracy"] == 0.0

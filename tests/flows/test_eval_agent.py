@@ -1,0 +1,94 @@
+"""`ans eval BENCHMARK --agent`: an agent on a benchmark, without tools and with them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ans_core.agent import answering
+from ans_core.agent.operations import OPERATIONS
+from ans_core.agent.play import PlayedEpisode, play
+from ans_core.agent.policy import AgentPolicy, add_call_tokens
+from ans_core.agent.protocol import Call, call_text
+from ans_core.benchmarks.public import Item
+from ans_core.checkpoints import checkpoint
+from ans_core.types import Request
+from flows import cli, eval_agent, eval_run
+from tests import tiny
+from tests.benchmarks.public.drawn import write
+
+ZOOM = call_text(Call(name="zoom_in", arguments={"bbox_2d": [0, 0, 500, 500]}))
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A base, an agent on it that learned nothing, and a drawn V*Bench of three questions."""
+    for module in (eval_run, eval_agent):
+        monkeypatch.setattr(module, "root", lambda: tmp_path)
+    monkeypatch.setattr(eval_run, "log_to_mlflow", lambda *_: None)
+    (tmp_path / "params.yaml").write_text("profile: drawn\nagent: {episode: {calls: 2, turn_tokens: 4}}\n")
+    model = tiny.build()
+    checkpoint.save(model, tmp_path / "base", metadata={})
+    policy = AgentPolicy(model, lora={"rank": 4, "alpha": 8, "dropout": 0.0}, rows=add_call_tokens(model, OPERATIONS), seed=1)
+    policy.save(tmp_path / "agent", base_hash=checkpoint.weights_hash(tmp_path / "base"), about={"stage": "rft"})
+    for number in range(3):
+        path = tmp_path / "vstar/direct_attributes" / f"{number}.png"
+        write(path.with_suffix(".json"), {"question": "Which colour?", "options": ["red", "blue"]})
+        path.write_bytes(tiny.picture(number))
+    (tmp_path / "vstar/relative_position").mkdir()
+    return tmp_path
+
+
+def ans(*words: object) -> int:
+    arguments: argparse.Namespace = cli.parse([str(word) for word in words])
+    status: int = arguments.function(arguments)
+    return status
+
+
+def looking(*given: Any, **options: Any) -> list[PlayedEpisode]:
+    """Zooms in once where calls are not forbidden, and answers `B` (whatever the model would say)."""
+    plan = ["B"] if options["forbidden"] else [ZOOM, "A"]
+    return play(*given, **options, plans=[plan] * len(given[2]))
+
+
+def test_both_ways_are_scored_and_compared(workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(answering, "play", looking)
+    given = ["eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--data", workspace / "vstar"]
+    assert ans(*given, "--out", workspace / "out", "--batch", 2) == 0
+    shown = capsys.readouterr().out
+    assert "without tools -> with tools" in shown
+    without, with_ = (json.loads((workspace / "out" / way / "metrics.json").read_text()) for way in ("without_tools", "with_tools"))
+    letters = [json.loads(line)["letter"] for line in (workspace / "out/with_tools/predictions.jsonl").read_text().splitlines()]
+    assert without["metrics"]["accuracy"] == letters.count("B") / 3
+    assert with_["metrics"]["accuracy"] == letters.count("A") / 3
+    assert without["notes"][-1].startswith("RaPR 0.000, 0.00 calls an episode; 0 of 3")
+    assert with_["notes"][-1].startswith("RaPR 1.000, 1.00 calls an episode; 0 of 3")
+    assert next((workspace / "out/side_by_side").glob("*.html")).is_file()
+    settings = json.loads((workspace / "out/with_tools/settings.json").read_text())
+    assert (settings["tools"], settings["episode"]["calls"]) == (True, 2)
+    told = workspace / "out/with_tools/predictions.jsonl"
+    assert ans("eval", "score", "vstar", "--predictions", told, "--out", workspace / "again.json") == 0
+    assert json.loads((workspace / "again.json").read_text())["metrics"] == with_["metrics"]
+
+
+def test_what_an_agent_cannot_be_asked_is_refused_before_it_is_loaded(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eval_agent, "Loaded", lambda *_: pytest.fail("an agent was loaded"))
+    region = Item(
+        name="7", request=Request(frames=(tiny.picture(0),), text="<image>\nWhat is region1?", mask_prompts=(tiny.square(0, 0, 9, 9),))
+    )
+    with pytest.raises(ValueError, match="question 7 is about regions or asks for masks"):
+        answering.check(region)
+    with pytest.raises(ValueError, match=r"holds no delta\.json; give what `agent_sft` or `rft` wrote"):
+        ans("eval", "vstar", "--model", workspace / "base", "--agent", workspace, "--data", workspace / "vstar")
+    with pytest.raises(ValueError, match="on a plain base; davis17 has none"):
+        ans("eval", "davis17", "--model", workspace / "base", "--agent", workspace / "agent")
+    with pytest.raises(ValueError, match="leave --video-mode and --dtype out"):
+        ans("eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--dtype", "bfloat16")
+    gone = ["eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--data", workspace / "nowhere"]
+    assert ans(*gone, "--out", workspace / "gone") == eval_run.SKIPPED
+    with pytest.raises(ValueError, match="ans eval score takes no --agent"):
+        ans("eval", "score", "vstar", "--agent", workspace / "agent")
