@@ -182,8 +182,8 @@ def of_store(parts: Parts) -> dict[str, float]:
     """Return what the store says at the end."""
     counts = overview.counts(parts.store)
     names = ("experiences", "vectors", "admitted", "below_gate", "not_verified", "flipped", "canary", "review", "stale", "flooded")
-    frozen = {"frozen": float(parts.snapshots.frozen() is not None), "served": float(parts.snapshots.served())}
-    return {f"store/{name}": float(counts.get(name, 0)) for name in names} | {f"store/{name}": value for name, value in frozen.items()}
+    found = {f"store/{name}": float(counts.get(name, 0)) for name in names}
+    return found | {"store/frozen": float(parts.snapshots.frozen() is not None)}
 
 
 CURVES = {
