@@ -33,7 +33,7 @@ class Admission(Section):
 class Update(Section):
     """One update of the worker. `optim.batch` counts tasks, replayed questions and revisited tasks together."""
 
-    optim: Optim = Optim(steps=60, batch=10, lr=1e-4, weight_decay=0.0, warmup=0.0, save_every=10)
+    optim: Optim = Optim(steps=60, batch=10, lr=2e-4, weight_decay=0.0, warmup=0.0, save_every=10)
     """`steps`: of an arm of the stage. `save_every`: updates between releases."""
     segment: Positive = 1000
     """Updates of `ans agent worker` after which optimizer and learning rate begin anew."""
@@ -63,7 +63,7 @@ class Update(Section):
 class Release(Section):
     """When the moving average is served."""
 
-    canary: Positive = 100
+    canary: Positive = 60
     """Labelled questions of the agent's own training world, each family's share."""
     target_canary: Count = 50
     """Newest verified experiences that were kept apart."""
@@ -102,8 +102,6 @@ class Simulation(Section):
     arms: Annotated[
         tuple[Literal["frozen", "naive", "naive_canary", "guard", "guard_verified", "wrong_verifier", "poisoned"], ...], Listed
     ] = ("frozen", "naive", "naive_canary", "guard", "guard_verified")
-    naive_lr: Rate = 1e-3
-    """Rate of the arms without a guard."""
     wrong: Share = 0.2
     """Share of the questions on which the arm wrong_verifier is told another answer."""
     poison: Share = 0.3

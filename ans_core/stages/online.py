@@ -103,9 +103,8 @@ def run_arm(
             with rows.open("a") as file:
                 file.write(json.dumps([step, now]) + "\n")
 
-        lr = settings.simulation.naive_lr if arm.guard is not None and not arm.guard.admission else None
         module = loop_of(parts, worker, guard=arm.guard, log=log)
-        worker.run(module, schedule=schedule(cfg, lr=lr), machine=machine, scratch=folder, log=logged)
+        worker.run(module, schedule=schedule(cfg), machine=machine, scratch=folder, log=logged)
         curves = read_rows(rows)
         return measured(parts) | of_store(parts) | of_curves(curves), curves
 

@@ -206,7 +206,7 @@ def rl_settings(cfg: Config) -> Rl:
     )  # fmt: skip
 
 
-def schedule(cfg: Config, *, lr: float | None = None, steps: int | None = None) -> Schedule:
+def schedule(cfg: Config, *, steps: int | None = None) -> Schedule:
     """Return the schedule of an arm or a segment."""
     made = schedule_of(cfg.agent.online.update.optim)
-    return replace(made, lr=lr or made.lr, steps=steps or made.steps)
+    return replace(made, steps=steps or made.steps)
