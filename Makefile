@@ -7,7 +7,7 @@ export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help setup demo agent test check format lock dvc docs server deploy ui clean
+.PHONY: help setup demo agent online test check format lock dvc docs server deploy ui clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | sort
@@ -25,6 +25,10 @@ demo: setup  ## the whole pipeline: make demo [PROFILE=tiny|smoke]
 agent: setup  ## the pixel-space agent, after or instead of the demo: make agent [PROFILE=tiny|smoke]
 	$(BIN)/ans profile $(PROFILE) --if-needed
 	$(BIN)/ans run --agent
+
+online: setup  ## learning online, simulated; makes what it needs of the agent: make online [PROFILE=tiny|smoke]
+	$(BIN)/ans profile $(PROFILE) --if-needed
+	$(BIN)/ans run --online
 
 test: setup  ## every test, also the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 -q

@@ -12,21 +12,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from flows import eval_command
+from flows import agent_command, eval_command
 from flows.paths import environment, root
 
 USER_ERROR = 2
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The whole pipeline on params.yaml; with --agent the pixel-space agent's stages, and all that they need."""
+    """The whole pipeline on params.yaml; with --agent the pixel-space agent's stages, with --online its learning online, and all that they
+    need."""
     from flows.launch import run_pipeline
     from flows.params import add_sources
 
     here = root()
     for line in add_sources([Path(path).resolve() for path in arguments.add_data or ()], arguments.format, here):
         print(line)
-    return run_pipeline(here, agent=arguments.agent)
+    return run_pipeline(here, group=arguments.group)
 
 
 def stage(arguments: argparse.Namespace) -> int:
@@ -305,6 +306,11 @@ def ask(arguments: argparse.Namespace) -> int:
     return run_it(arguments, root())
 
 
+def agent(arguments: argparse.Namespace) -> int:
+    """Learning online: engine and worker as processes, their store's status, roll-back, export and forgetting (docs/agent.md)."""
+    return agent_command.run(arguments)
+
+
 def server(arguments: argparse.Namespace) -> int:
     """Prefect server, deployments of prefect.yaml and a worker, until Ctrl-C."""
     from flows.launch import serve
@@ -380,7 +386,11 @@ def parser() -> argparse.ArgumentParser:
         help="folder with annotations.json, or of another format: trained on and evaluated too",
     )
     it.add_argument("--format", help="format of --add-data where the folder does not tell (see `ans data --help`)")
-    it.add_argument("--agent", action="store_true", help="cota, agent_sft, rft, agent_evaluate and agent_report (docs/agent.md)")
+    others = it.add_mutually_exclusive_group()
+    told = "cota, agent_sft, rft, agent_evaluate and agent_report (docs/agent.md)"
+    others.add_argument("--agent", dest="group", action="store_const", const="agent", default="main", help=told)
+    told = "the stage online: what the agent after rft learns from a simulated stream"
+    others.add_argument("--online", dest="group", action="store_const", const="online", default="main", help=told)
     it = command("stage", stage)
     it.add_argument("name", help="as in `dvc stage list`: prepare, base, sft, rl, convert, evaluate@sft, report, cota, agent_sft@tools ...")
     it.add_argument("--force", action="store_true", help="also if nothing changed")
@@ -517,6 +527,7 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--agent", metavar="FOLDER", help="what agent_sft or rft trained on it (default: of runs/<profile>/agent)")
     it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/episodes/<name of the source>)")
     it.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
+    agent_command.add_arguments(command("agent", agent))
     it = command("server", server)
     it.add_argument("--port", type=int, default=4200)
     it = command("up", up)

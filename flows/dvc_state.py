@@ -18,7 +18,7 @@ from types import FrameType
 import yaml
 
 from tasks.process import leave_note
-from tasks.stages import AGENT, MAIN, dvc_file
+from tasks.stages import GROUPS, dvc_file
 
 BUSY = 75
 """Exit code if another dvc command is at work (EX_TEMPFAIL)."""
@@ -111,7 +111,7 @@ def outputs_with(wanted: Path, cache: Path, root: Path) -> list[str]:
 
 
 def lock_files(root: Path) -> list[Path]:
-    return [root / dvc_file(group).with_suffix(".lock") for group in (MAIN, AGENT)]
+    return [root / dvc_file(group).with_suffix(".lock") for group in GROUPS]
 
 
 def file_in_cache(md5: str, name: str, root: Path) -> Path | None:

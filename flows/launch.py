@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flows.child import LAUNCH, StageFailedError, end_group
 from flows.dvc_state import are_up_to_date
@@ -18,7 +18,7 @@ from flows.params import watch_sources
 from flows.paths import environment
 from flows.prefect_server import prefect_server
 from tasks.process import exit_on_term, held
-from tasks.stages import AGENT, AGENT_FIGURES, ROWS, STAGES, SUMMARY, Stage, needed_for
+from tasks.stages import AGENT, AGENT_FIGURES, MAIN, ONLINE, ONLINE_FIGURES, ROWS, STAGES, SUMMARY, Stage, needed_for
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,23 +41,20 @@ def quiet_prefect(here: Path) -> None:
     os.environ.setdefault("PREFECT_CLI_PROMPT", "false")
 
 
-def run_pipeline(here: Path, *, agent: bool = False) -> int:
-    """Run the pipeline, or with `agent` the agent's stages and all that they need."""
+def run_pipeline(here: Path, *, group: str = MAIN) -> int:
+    """Run the pipeline, or the stages of another group and all that they need."""
     os.chdir(here)
     from ans_core.config import load
 
     profile = load(here / "params.yaml").profile
     start_s = time.monotonic()
     try:
-        rows = nothing_to_do(here, needed_for(AGENT) if agent else STAGES) or run_flow(here, agent=agent)
+        rows = nothing_to_do(here, STAGES if group == MAIN else needed_for(group)) or run_flow(here, group)
     except (StageFailedError, TimeoutError) as error:  # the stage's own message is already printed
         print(f"\nans: {str(error).splitlines()[0]}\nThe same command resumes where it stopped.", file=sys.stderr)
         return 1
     took_s = time.monotonic() - start_s
-    if agent:
-        print_agent(rows, here, profile, took_s)
-    else:
-        print_result(rows, here, profile, took_s)
+    {MAIN: print_result, AGENT: print_agent, ONLINE: print_online}[group](rows, here, profile, took_s)
     return 0
 
 
@@ -74,11 +71,13 @@ def nothing_to_do(here: Path, stages: tuple[Stage, ...]) -> list[tuple[str, str,
             return []
 
 
-def run_flow(here: Path, *, agent: bool = False) -> list[tuple[str, str, float]]:
+def run_flow(here: Path, group: str) -> list[tuple[str, str, float]]:
     with prefect_api(here):
-        from flows.pipeline import agent_pipeline, full_pipeline
+        from flows.pipeline import agent_pipeline, full_pipeline, online_pipeline
 
-        return agent_pipeline() if agent else full_pipeline()
+        flow: Any = {MAIN: full_pipeline, AGENT: agent_pipeline, ONLINE: online_pipeline}[group]
+        rows: list[tuple[str, str, float]] = flow()
+        return rows
 
 
 @contextmanager
@@ -163,6 +162,19 @@ def print_agent(rows: list[tuple[str, str, float]], here: Path, profile: str, to
     shown += [name for name in names if name.count("/") == 2 and name.endswith("needed/accuracy")]
     print_figures(console, "held-out questions", figures, shown)
     print(f"episodes:  {here / 'runs' / profile / 'agent/report/episodes.html'}")
+
+
+def print_online(rows: list[tuple[str, str, float]], here: Path, profile: str, took_s: float) -> None:
+    """Print every arm's accuracy on the shifted questions and on those without a shift, and what became of its labels."""
+    from rich.console import Console
+
+    console = Console()
+    print_stages(console, f"online-pipeline, profile {profile}: {took_s:.0f} s", rows)
+    figures = json.loads((here / ONLINE_FIGURES).read_text(encoding="utf-8"))
+    arms = {"frozen": figures.pop("frozen"), **figures}
+    shown = ("target", "source", "updates", "admitted", "labels_right", "rewards_right", "majority", "roll_backs", "store/frozen")
+    print_figures(console, "held-out questions after the stream", arms, shown)
+    print(f"curves:    {here / 'runs' / profile / 'agent/online/curves.csv'}")
 
 
 def serve(here: Path, *, port: int) -> int:

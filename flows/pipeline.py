@@ -26,7 +26,7 @@ from flows.pipeline_run import PipelineRun
 from tasks.launcher import check_sharding
 from tasks.process import die_with_parent, held
 from tasks.runner import state_key
-from tasks.stages import AGENT, STAGES, Stage, needed_for, stage_named
+from tasks.stages import AGENT, ONLINE, STAGES, Stage, needed_for, stage_named
 
 RETRY_DELAY_S = 5
 REPORT = "report/report.html"
@@ -174,16 +174,27 @@ def full_pipeline(
 @flow(name="agent-pipeline", flow_run_name=run_name, retries=0, log_prints=False)
 def agent_pipeline(profile: str | None = None, overrides: dict[str, Any] | None = None, force: list[str] | None = None) -> list[Row]:
     """Run the pixel-space agent's stages and all that they need (docs/agent.md). Parameters as those of `full_pipeline`."""
+    return run_group(AGENT, profile, overrides, force, page="agent/report/episodes.html")
+
+
+@flow(name="online-pipeline", flow_run_name=run_name, retries=0, log_prints=False)
+def online_pipeline(profile: str | None = None, overrides: dict[str, Any] | None = None, force: list[str] | None = None) -> list[Row]:
+    """Run the simulation of learning online and all that it needs (docs/agent.md). Parameters as those of `full_pipeline`."""
+    return run_group(ONLINE, profile, overrides, force, page="agent/online/online.json")
+
+
+def run_group(group: str, profile: str | None, overrides: dict[str, Any] | None, force: list[str] | None, *, page: str) -> list[Row]:
+    """Run the stages of a group that is not the main one, and all that they need."""
     end_with_worker()
     here = root()
     os.chdir(here)
-    needed = needed_for(AGENT)
+    needed = needed_for(group)
     forced = {stage.name for stage in stages_named(force or (), known=needed)}
-    with held(here / ".ans/flow.lock", "agent-pipeline"):
+    with held(here / ".ans/flow.lock", f"{group}-pipeline"):
         use_settings(profile, overrides, here)
         for line in watch_sources(here):
             print(line)
-        return run_stages(needed, here, forced, page="agent/report/episodes.html")
+        return run_stages(needed, here, forced, page=page)
 
 
 def stages_named(names: Collection[str] | None, known: tuple[Stage, ...] = STAGES) -> tuple[Stage, ...]:

@@ -1,4 +1,4 @@
-"""tasks/stages.py and the imports of ans_core in, dvc.yaml and agent/dvc.yaml out: `python -m tasks.deps --write`, or `--check` it."""
+"""tasks/stages.py and the imports of ans_core in, every group's dvc.yaml out: `python -m tasks.deps --write`, or `--check` it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from ans_core.config import Config
-from tasks.stages import AGENT, MAIN, TABLE, Stage, dvc_file
+from tasks.stages import GROUPS, MAIN, TABLE, Stage, dvc_file
 
 # The values of settings reach a stage as parameters, which dvc.yaml lists: a changed default changes nothing until params.yaml has it.
 SETTINGS = Path("ans_core/config")
@@ -168,7 +168,7 @@ def main() -> None:
                 f"{stage.name} reads {sorted(missing)} of the settings: list them in tasks/stages.py, "
                 "or it will not run again when they change"
             )
-    for name in (MAIN, AGENT):
+    for name in GROUPS:
         path, text = dvc_file(name), dvc_yaml(group=name)
         if arguments.write:
             path.parent.mkdir(exist_ok=True)

@@ -24,7 +24,7 @@ from tasks import deps, provenance
 from tasks.launcher import check_sharding, free_port, is_job, ranks_command, run_job
 from tasks.process import die_with_parent, exit_on_term, held, leave_note
 from tasks.stage_run import TrackedRun, Tracker, start_tracker
-from tasks.stages import MAIN, STAGES, TABLE, Stage, dvc_file, stage_named
+from tasks.stages import GROUPS, STAGES, TABLE, Stage, dvc_file, stage_named
 
 SPINS = "3000"
 """How often an idle thread of torch's libgomp spins before it sleeps."""
@@ -49,7 +49,7 @@ class Progress:
 
 def inputs_md5(stage: Stage, profile: str, root: Path, *, leave_out: str = "") -> dict[str, str]:
     """Return the hash that DVC recorded for each input folder, but for the one named `leave_out`, when the stage before wrote it."""
-    locks = [root / dvc_file(group).with_suffix(".lock") for group in (MAIN, stage.group)]
+    locks = [root / dvc_file(group).with_suffix(".lock") for group in GROUPS]
     entries = [entry for lock in locks if lock.exists() for entry in yaml.safe_load(lock.read_text())["stages"].values()]
     recorded = {out["path"]: out["md5"] for entry in entries for out in entry.get("outs", [])}
     paths = {name: path.as_posix() for name, path in stage.input_paths(profile).items() if name != leave_out}

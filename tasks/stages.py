@@ -11,7 +11,9 @@ ROWS = ("untrained", "base", "sft", "rl")
 SUMMARY = "metrics/summary.json"
 HEADLINE = "metrics/headline.json"
 AGENT_FIGURES = "metrics/agent.json"
-MAIN, AGENT = "main", "agent"
+ONLINE_FIGURES = "metrics/online.json"
+MAIN, AGENT, ONLINE = "main", "agent", "online"
+GROUPS = (MAIN, AGENT, ONLINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +160,10 @@ TABLE: tuple[Stage, ...] = (
     Stage(
         name="agent_report", version="1", inputs=tuple(f"agent/evaluate/{row}" for row in AGENT_ROWS), out="agent/report",
         sections=(), gpu=False, retries=0, copies=(("agent.json", AGENT_FIGURES),), group=AGENT,
+    ),
+    Stage(
+        name="online", version="1", inputs=("model", "agent/rft"), out="agent/online", group=ONLINE, timeout_s=7 * DAY_S, curves=True,
+        sections=("agent.base", "agent.episode", "agent.online", "seed"), copies=(("online.json", ONLINE_FIGURES),),
     ),
 )
 # fmt: on

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from tasks.deps import code_files, dvc_yaml, settings_read, unlisted_settings
-from tasks.stages import AGENT, STAGES, TABLE, Stage, needed_for
+from tasks.stages import AGENT, ONLINE, TABLE, Stage, needed_for
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -18,14 +18,20 @@ def package(root: Path, files: dict[str, str]) -> Path:
 
 def test_dvc_yaml_is_what_the_table_and_the_imports_say() -> None:
     assert (ROOT / "dvc.yaml").read_text() == dvc_yaml(ROOT), "run `make dvc`"
-    assert (ROOT / "agent/dvc.yaml").read_text() == dvc_yaml(ROOT, AGENT), "run `make dvc`"
+    for group in (AGENT, ONLINE):
+        assert (ROOT / group / "dvc.yaml").read_text() == dvc_yaml(ROOT, group), "run `make dvc`"
 
 
 def test_the_agent_needs_the_model_that_it_starts_from_and_nothing_that_only_looks_at_it() -> None:
     names = [stage.name for stage in needed_for(AGENT)]
     assert names[:7] == ["prepare", "base", "memory", "sft", "judge_questions", "rl", "convert"]
     assert {stage.group for stage in needed_for(AGENT)[7:]} == {AGENT}
-    assert len(names) == 7 + len(TABLE) - len(STAGES)
+    assert len(names) == 7 + sum(stage.group == AGENT for stage in TABLE)
+
+
+def test_learning_online_needs_the_agent_after_rl_and_none_of_its_figures() -> None:
+    names = [stage.name for stage in needed_for(ONLINE)]
+    assert names[7:] == ["cota", "agent_sft@tools", "rft", "online"]
 
 
 def test_rows_wait_for_folders_that_published_weights_have_too() -> None:

@@ -92,6 +92,8 @@ def run(cfg: Config, *, inputs, out, scratch, log, row=None):
         (out / "val" / "traces.jsonl").write_text("")
     if name == "agent_report":
         (out / "agent.json").write_text(json.dumps({{row: {{"needed/accuracy": 0.5}} for row in ("direct", "oracle", "sft")}}))
+    if name == "online":
+        (out / "online.json").write_text(json.dumps({{arm: {{"target": 0.5}} for arm in ("frozen", "guard")}}))
     if name == "report":
         rows = ("untrained", "base", "sft", "rl")
         summary = {{row: {{"referring/val/gIoU": 0.1 * i, "video/val/J&F": 0.5}} for i, row in enumerate(rows)}}

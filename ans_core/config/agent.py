@@ -1,4 +1,4 @@
-"""Settings of the pixel-space agent: its stages `cota`, `agent_sft`, `agent_evaluate`; `rft` is in a file of its own."""
+"""Settings of the pixel-space agent: its stages `cota`, `agent_sft`, `agent_evaluate`; `rft` and `online` are in files of their own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ans_core.config.names import FamilyName
+from ans_core.config.online import Online
 from ans_core.config.rft import Rft
 from ans_core.config.section import Count, Impossible, Listed, Positive, Rate, Section, Share
 from ans_core.config.training import Checkpointing, Lora, Optim
@@ -104,6 +105,7 @@ class Agent(Section):
     sft: AgentSft = AgentSft()
     rft: Rft = Rft()
     evaluate: AgentEvaluate = AgentEvaluate()
+    online: Online = Online()
 
     @model_validator(mode="after")
     def _possible(self) -> Agent:

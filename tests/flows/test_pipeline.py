@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks.stages import STAGES, TABLE
+from tasks.stages import AGENT, STAGES, TABLE
 from tests.workspace import LIMIT_S, ans, dvc, end_all, environment, executed, living, make, run, words_of
 
 NAMES = [stage.name for stage in STAGES]
@@ -330,12 +330,15 @@ def test_the_agents_stages_run_beside_the_pipeline_and_leave_it_alone(finished: 
     lock = (workspace / "dvc.lock").read_bytes()
     executed(workspace)
     told = ans(workspace, "run", "--agent")
-    assert [line.split()[0] for line in executed(workspace)] == [stage.name for stage in TABLE if stage not in STAGES]
+    assert [line.split()[0] for line in executed(workspace)] == [stage.name for stage in TABLE if stage.group == AGENT]
     assert "needed/accuracy" in told
     assert "agent/report/episodes.html" in told
     assert (workspace / "dvc.lock").read_bytes() == lock
     assert "Data and pipelines are up to date" in dvc(workspace, "repro", "agent/dvc.yaml")
     assert "agent" not in dvc(workspace, "repro")
+    assert "held-out questions after the stream" in ans(workspace, "run", "--online")
+    assert [line.split()[0] for line in executed(workspace)] == ["online"]
+    assert "Data and pipelines are up to date" in dvc(workspace, "repro", "online/dvc.yaml")
     ans(workspace, "run", "--agent", PREFECT_API_URL="http://127.0.0.1:9/api")  # nobody there
     ans(workspace, "stage", "agent_sft@tools", "--force")
     assert [line.split()[0] for line in executed(workspace)] == ["agent_sft@tools"]

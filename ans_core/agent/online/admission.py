@@ -1,0 +1,79 @@
+"""A decision -> whether it may be learned from. What labels are common, and which of them change from visit to visit, is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ans_core.agent.online.store import Task, Verdict
+from ans_core.agent.online.voting import Decision
+from ans_core.dist import rng_of
+
+MEMORY = 0.98
+"""Decay of the running marginal of labels, per label."""
+WEIGHT_LIMITS = (0.2, 2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """share: of the votes, from which a label is trusted. verification: a label also needs a verified vote. review, canary: shares of what
+    is trusted that is kept for a person, or to measure on. flips: share of visits that may have changed the label."""
+
+    share: float = 0.7
+    verification: bool = True
+    review: float = 0.02
+    canary: float = 0.1
+    flips: float = 0.34
+    seed: int = 0
+
+    def verdict(self, task: Task, decision: Decision) -> Verdict:
+        """Decide about a task. What was once kept for a person or to measure on is never learned from."""
+        if task.verdict in ("review", "canary"):
+            return "review" if task.verdict == "review" else "canary"
+        if decision.label is None:
+            return "no_answer"
+        if decision.share < self.share:
+            return "below_gate"
+        if self.verification and not decision.verified:
+            return "not_verified"
+        flips = task.flips + (task.label is not None and task.label != decision.label)
+        if task.visits and flips / (task.visits + 1) > self.flips:
+            return "flipped"
+        chance = rng_of(self.seed, "kept apart", task.experience).random()
+        if chance < self.review:
+            return "review"
+        return "canary" if chance < self.review + self.canary else "admitted"
+
+
+@dataclass(kw_only=True)
+class Marginal:
+    """How common each label is among those that were learned, by form of question."""
+
+    shares: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def weight(self, form: str, label: str) -> float:
+        """Return clip(1 / (K m(label)), .2, 2) for K known labels: a label that becomes the only one loses its weight."""
+        known = self.shares.get(form, {})
+        if label not in known:
+            return 1.0
+        low, high = WEIGHT_LIMITS
+        return min(high, max(low, 1 / (len(known) * known[label])))
+
+    def add(self, form: str, label: str) -> None:
+        known = self.shares.setdefault(form, {})
+        total = sum(known.values())
+        for other in known:
+            known[other] *= MEMORY
+        known[label] = known.get(label, 0.0) + (1 - MEMORY if total else 1.0)
+
+    def largest(self) -> float:
+        """Return the share of the most common label of any form with several; 0 without any."""
+        return max((max(known.values()) for known in self.shares.values() if len(known) > 1), default=0.0)
+
+    def state(self) -> dict[str, Any]:
+        return {form: dict(known) for form, known in self.shares.items()}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Mapping[str, float]]) -> Marginal:
+        return cls(shares={form: dict(known) for form, known in state.items()})

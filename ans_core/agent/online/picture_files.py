@@ -1,0 +1,55 @@
+"""Encoded pictures -> PNG files named by their content, written whole or not at all. What the pixels don't need is left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from ans_core import transforms
+
+
+def scrubbed(encoded: bytes) -> bytes:
+    """Return the pixels as PNG: EXIF (places, names, thumbnails) and comments are gone. Raises ValueError for what is no picture."""
+    file = io.BytesIO()
+    transforms.open_image(encoded).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def digest_of(encoded: bytes) -> str:
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def path_of(folder: Path, digest: str) -> Path:
+    return folder / digest[:2] / f"{digest}.png"
+
+
+def put(folder: Path, encoded: bytes) -> str:
+    """Write a picture unless it is there; return its digest."""
+    digest = digest_of(encoded)
+    path = path_of(folder, digest)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        with partial.open("wb") as file:
+            file.write(encoded)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    return digest
+
+
+def remove(folder: Path, digests: Collection[str]) -> None:
+    for digest in digests:
+        path_of(folder, digest).unlink(missing_ok=True)
+
+
+def sweep(folder: Path, keep: Collection[str]) -> int:
+    """Remove files that no experience has: a process was killed between writing them and its transaction. Return how many."""
+    kept = {path_of(folder, digest) for digest in keep}
+    lost = [path for path in folder.rglob("*") if path.is_file() and path not in kept]
+    for path in lost:
+        path.unlink()
+    return len(lost)

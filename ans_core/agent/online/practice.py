@@ -1,0 +1,234 @@
+"""Tasks of the store as an RL loop's practice: episodes on the real operations, scored against a label that votes and verification gave.
+
+Each of G rollouts is scored against the vote, never the vote against itself. A task that the gate does not admit gives no reward at all:
+its group has advantage 0, and only the KL term sees it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from ans_core.agent.crops import Crop, CropFeatures
+from ans_core.agent.episode import Toolbox
+from ans_core.agent.online.admission import Gate, Marginal
+from ans_core.agent.online.neighbours import Neighbours
+from ans_core.agent.online.store import Outcome, Store, Task, Verdict
+from ans_core.agent.online.voting import Decision, Strategy, Vote, decide, normal
+from ans_core.agent.play import Limits, PlayedEpisode, play
+from ans_core.agent.practice import observed, transcript
+from ans_core.agent.workspace import Workspace
+from ans_core.model.backbones.base import ImageFeatures
+from ans_core.rl.grpo import Total
+from ans_core.rl.practice import PlayedRollout
+from ans_core.rl.step import Box, RolloutStep
+from ans_core.types import ImageRef, Request
+
+NEAR = 0.98
+"""Similarity from which an experience with the same words counts as the same question. Others' answers are no votes on this one."""
+MOST_NEAR = 2
+"""Votes of near-duplicates: never as many as a group has rollouts."""
+RECENT = 100
+"""Tasks that alerts look back on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What one group of episodes is about: a task of the store, or a question with a known answer (replay)."""
+
+    name: str
+    """Sample id."""
+    request: Request
+    form: str
+    task: Task | None = None
+    truth: str | None = None
+    """Of a replayed question, its label. Of a simulated task, what the label is held against in the metrics, and nothing else."""
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """What is kept from step to step."""
+
+    version: int = 0
+    """The snapshot that the weights come from."""
+    roll_backs: int = 0
+    beta: float = 0.01
+    marginal: Marginal = field(default_factory=Marginal)
+    recent: deque[tuple[str, bool, bool]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """(verdict, visited before, flipped) of the last tasks."""
+
+    def state(self) -> dict[str, Any]:
+        return {**vars(self), "marginal": self.marginal.state(), "recent": [list(row) for row in self.recent]}
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Progress:
+        rows: list[tuple[str, bool, bool]] = [(str(v), bool(visited), bool(flipped)) for v, visited, flipped in state["recent"]]
+        return cls(**{**state, "marginal": Marginal.of(state["marginal"]), "recent": deque(rows, maxlen=RECENT)})
+
+
+Confirm = Callable[[Lesson, Workspace], str | None]
+"""The answer of an independent operation path; None if there is none."""
+Relabel = Callable[[Task, Decision], Decision]
+
+
+class OnlinePractice:
+    """`ans_core.rl.practice.Practice` on the lessons of a step."""
+
+    def __init__(
+        self,
+        store: Store,
+        toolbox: Toolbox,
+        neighbours: Neighbours,
+        features: CropFeatures,
+        *,
+        limits: Limits,
+        gate: Gate,
+        strategy: Strategy,
+        confirm: Confirm | None,
+        relabel: Relabel | None = None,
+    ) -> None:
+        """confirm: None = no vote is verified. relabel: changes decisions, for trials with wrong labels."""
+        self.store, self.toolbox, self.neighbours, self.features = store, toolbox, neighbours, features
+        self.limits, self.gate, self.strategy, self.confirm, self.relabel = limits, gate, strategy, confirm, relabel
+        self.lessons: dict[str, Lesson] = {}
+        """Those of the step that comes, by sample id."""
+        self.outcomes: list[Outcome] = []
+        """Of the tasks of this step."""
+        self.progress = Progress()
+
+    # Episodes
+
+    def play(self, step: RolloutStep) -> list[PlayedRollout]:
+        size = step.settings.group
+        lessons = [self.lessons[sample.sample_id] for sample in step.batch.samples]
+        played = play(
+            step.model,
+            self.toolbox,
+            [lesson.request for lesson in lessons for _ in range(size)],
+            limits=self.limits,
+            reader=step.reader,
+            seeds=[step.seed("episode", i, g) for i in range(len(lessons)) for g in range(size)],
+            features=self.features,
+        )
+        found = []
+        for i, lesson in enumerate(lessons):
+            found += self._scored(lesson, played[i * size : (i + 1) * size])
+        return found
+
+    def encode(self, parts: Sequence[tuple[ImageRef, Box]]) -> list[ImageFeatures]:
+        return self.features.of([Crop(frame=frame, box=box) for frame, box in parts])
+
+    def _scored(self, lesson: Lesson, group: Sequence[PlayedEpisode]) -> list[PlayedRollout]:
+        if lesson.task is None:
+            assert lesson.truth is not None, "a replayed question has its answer"
+            return [_rollout(episode, label=normal(lesson.truth), weight=1.0, measured={}) for episode in group]
+        decision, verdict = self._judged(lesson, lesson.task, group)
+        admitted = verdict == "admitted" and decision.label is not None
+        weight = self.progress.marginal.weight(lesson.form, decision.label) if admitted and decision.label else 1.0
+        measured = {"admitted": float(admitted), "share": decision.share, "verified": float(decision.verified)}
+        if lesson.truth is not None and admitted:
+            measured["label_right"] = float(decision.label == normal(lesson.truth))
+        if admitted and decision.label is not None:
+            self.progress.marginal.add(lesson.form, decision.label)
+        found = []
+        for episode in group:
+            own = dict(measured)
+            if lesson.truth is not None and admitted and episode.answer is not None:
+                rewarded, right = normal(episode.answer) == decision.label, normal(episode.answer) == normal(lesson.truth)
+                own["reward_right"] = float(rewarded == right)
+            found.append(_rollout(episode, label=decision.label if admitted else None, weight=weight, measured=own))
+        return found
+
+    def _judged(self, lesson: Lesson, task: Task, group: Sequence[PlayedEpisode]) -> tuple[Decision, Verdict]:
+        confirmed = self.confirm(lesson, Workspace.of(lesson.request.frames, clip=task.clip)) if self.confirm is not None else None
+        votes = [*_own_votes(group, confirmed), *self._near_votes(task)]
+        decision = decide(votes, self.strategy)
+        if self.relabel is not None:
+            decision = self.relabel(task, decision)
+        verdict = self.gate.verdict(task, decision)
+        flipped = task.label is not None and decision.label is not None and task.label != decision.label
+        self.progress.recent.append((verdict, bool(task.visits), flipped))
+        self.outcomes.append(
+            Outcome(
+                experience=task.experience, label=decision.label, share=decision.share, verified=decision.verified, verdict=verdict,
+                flipped=flipped, provenance=decision.provenance(),
+            )
+        )  # fmt: skip
+        return decision, verdict
+
+    def _near_votes(self, task: Task) -> list[Vote]:
+        """Return the votes of experiences with (nearly) the same picture and the same words."""
+        vector = self.neighbours.vector(task.experience)
+        if vector is None:
+            return []
+        found = self.neighbours.search(vector, MOST_NEAR + 1)
+        near = [number for number, similar in found if similar >= NEAR and number != task.experience]
+        return [
+            Vote(source=f"experience {number}", answer=label, confidence=share, verified=verified)
+            for number, (label, share, question, verified) in self.store.votes(near).items()
+            if normal(question) == normal(task.question)
+        ]
+
+    # From step to step
+
+    def end_rollouts(self, total: Total) -> None:
+        """Nothing to sum up: one process learns online."""
+
+    def metrics(self) -> dict[str, float]:
+        recent = self.progress.recent
+        visited = [flipped for _, visited, flipped in recent if visited]
+        return {
+            "online/version": float(self.progress.version),
+            "online/roll_backs": float(self.progress.roll_backs),
+            "online/beta": self.progress.beta,
+            "online/recently_admitted": fmean(verdict == "admitted" for verdict, _, _ in recent) if recent else 0.0,
+            "online/flip_rate": fmean(visited) if visited else 0.0,
+            "online/largest_label": self.progress.marginal.largest(),
+        }
+
+    def state(self) -> dict[str, Any]:
+        return self.progress.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.progress = Progress.of(state)
+
+
+def _own_votes(group: Sequence[PlayedEpisode], confirmed: str | None) -> list[Vote]:
+    votes = []
+    for number, episode in enumerate(group):
+        answer = None if episode.over_turn else episode.answer or None
+        verified = answer is not None and confirmed is not None and normal(answer) == normal(confirmed)
+        logps = episode.turns[-1].logps if answer is not None else ()
+        confidence = math.exp(fmean(logps)) if logps else 0.0
+        votes.append(Vote(source=f"rollout {number}", answer=answer, confidence=confidence, verified=verified))
+    return votes
+
+
+def _rollout(episode: PlayedEpisode, *, label: str | None, weight: float, measured: dict[str, float]) -> PlayedRollout:
+    """Score an episode: `weight` for the label, 0 for another answer; NaN without a label, and where it ran into a limit."""
+    lost = label is None or episode.over_turn
+    reward = math.nan if lost else weight * float(episode.answer is not None and normal(episode.answer) == label)
+    return PlayedRollout(
+        prefix=episode.prefix,
+        rollout=episode.rollout,
+        logps=episode.logps,
+        observed=observed(episode),
+        text=transcript(episode),
+        rewards={"task": reward, "shaping": math.nan if lost else 0.0},
+        measured={
+            **measured,
+            "calls": float(len(episode.episode.observations)),
+            "RaPR": float(episode.successful_calls > 0),
+            "over_turn": float(episode.over_turn),
+            "length": float(len(episode.logps)),
+        },
+    )
+
+
+def poisoned(decision: Decision, label: str) -> Decision:
+    """Return a decision with another label, as an attacker or a broken verifier would give it."""
+    return replace(decision, label=normal(label), share=1.0, verified=True)

@@ -1,0 +1,90 @@
+"""The tables of the store, and how a file of them is made and recognised."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+APPLICATION, VERSION = 0x414E534F, 1
+"""SQLite's application_id ("ANSO") and user_version of our files."""
+TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE experiences (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    request TEXT NOT NULL UNIQUE,
+    time_s REAL NOT NULL,
+    question TEXT NOT NULL,
+    clip INTEGER NOT NULL,
+    form TEXT NOT NULL,
+    answer TEXT,
+    policy INTEGER NOT NULL,
+    label TEXT,
+    share REAL,
+    verified INTEGER NOT NULL DEFAULT 0,
+    verdict TEXT,
+    provenance TEXT NOT NULL DEFAULT '[]',
+    visits INTEGER NOT NULL DEFAULT 0,
+    flips INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE vectors (
+    experience INTEGER PRIMARY KEY REFERENCES experiences (id) ON DELETE CASCADE,
+    vector BLOB NOT NULL
+);
+CREATE TABLE pictures (
+    experience INTEGER NOT NULL REFERENCES experiences (id) ON DELETE CASCADE,
+    place INTEGER NOT NULL,
+    digest TEXT NOT NULL,
+    PRIMARY KEY (experience, place)
+);
+CREATE INDEX pictures_digest ON pictures (digest);
+CREATE TABLE queue (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    experience INTEGER NOT NULL UNIQUE REFERENCES experiences (id) ON DELETE CASCADE,
+    learned INTEGER
+);
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
+CREATE TABLE audit (
+    number INTEGER PRIMARY KEY,
+    time_s REAL NOT NULL,
+    event TEXT NOT NULL,
+    body TEXT NOT NULL,
+    previous TEXT NOT NULL,
+    hash TEXT NOT NULL
+);
+"""
+"""label, share, verified, verdict, provenance: what the worker found (voting.py, admission.py). learned: the update that used a task; its
+row goes when that update's weights are safe."""
+
+
+def create(file: Path, meta: dict[str, str]) -> None:
+    """Make a new file, whole or not at all; of two processes that do, one wins and both go on with its file."""
+    partial = file.with_suffix(f".{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)
+    with closing(sqlite3.connect(partial)) as db:
+        db.executescript(f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; BEGIN; {TABLES} COMMIT;")
+        with db:
+            db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+    try:
+        os.link(partial, file)  # unlike a rename it leaves a file alone that is there by now
+    except FileExistsError:
+        pass
+    finally:
+        partial.unlink()
+
+
+def check(db: sqlite3.Connection, file: Path) -> None:
+    """Raise ValueError for a file of somebody else's, of another version, or a damaged one."""
+    try:
+        (application,) = db.execute("PRAGMA application_id").fetchone()
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if application != APPLICATION:
+            raise ValueError(f"{file} is no store of the agent's experiences; name another folder (--store)")
+        if version != VERSION:
+            raise ValueError(f"{file} has layout {version}, this program reads {VERSION}; use the program that wrote it, or another folder")
+        (told, *_) = db.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.DatabaseError as error:
+        told = str(error)
+    if told != "ok":
+        raise ValueError(f"{file} is damaged or cut short ({told}); put a backup in its place, or name another folder (--store)")

@@ -1,0 +1,124 @@
+"""Versions of the served adapter as folders of safetensors, published whole; a row of the store says which one is served.
+
+A version's folder is complete before the row names it (written beside, synced, renamed), so whoever is killed leaves the last whole one.
+Version numbers only rise; rolling back names an earlier one again, whose bits never changed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ans_core.agent.online import audit, overview
+from ans_core.agent.online.store import Store
+from ans_core.checkpoints import checkpoint
+
+FOLDER, SERVED, FROZEN = "snapshots", "served", "frozen"
+"""The folder, and the store's keys: which version is served, and why nothing is learned any more."""
+NAME = re.compile(r"v(\d{6})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    version: int
+    tensors: dict[str, Tensor]
+    about: dict[str, Any]
+    """What the adapter is (lora, rows) and how it came about: update, audit (number and hash of the newest row), canary."""
+
+
+class Snapshots:
+    """The versions of one store, all on one base."""
+
+    def __init__(self, store: Store, *, base_hash: str, keep: int = 3) -> None:
+        """keep: newest versions that stay, beside version 0 and the served one."""
+        self.store, self.base_hash, self.keep = store, base_hash, keep
+        self.folder = store.folder / FOLDER
+
+    def path(self, version: int) -> Path:
+        return self.folder / f"v{version:06d}"
+
+    def versions(self) -> list[int]:
+        """Return the versions whose folders are whole, oldest first."""
+        names = [NAME.fullmatch(path.name) for path in self.folder.iterdir()] if self.folder.is_dir() else []
+        return sorted(int(name[1]) for name in names if name)
+
+    def served(self) -> int:
+        """Return the version that is served. Raises ValueError before there is any."""
+        found = self.store.meta(SERVED)
+        if found is None:
+            raise ValueError(f"{self.store.folder} has no snapshot; start `ans agent serve`, which makes the first one")
+        return int(found)
+
+    def publish(
+        self, tensors: Mapping[str, Tensor], *, after: int | None, update: int, about: Mapping[str, Any], told: Mapping[str, Any]
+    ) -> int | None:
+        """Write a new version and serve it in the place of version `after` (None: the first one); return its number. None if another one is
+        served by now: somebody rolled back meanwhile. about: what the adapter is; told: what was measured, for the audit chain too."""
+        version = self._next()
+        number, digest = overview.audit_head(self.store)
+        config = {**about, "version": version, "update": update, "audit": [number, digest], **told}
+        checkpoint.save_delta(dict(tensors), self.path(version), base_hash=self.base_hash, config=config)
+        _sync(self.folder)
+        before = None if after is None else str(after)
+        if not self.store.set_meta(
+            {SERVED: str(version)}, event="published", only_if={SERVED: before}, version=version, update=update, **told
+        ):
+            shutil.rmtree(self.path(version))
+            return None
+        self._drop_old(version)
+        return version
+
+    def _next(self) -> int:
+        """Count on from everything that was ever served, also where its folder is gone by now."""
+        rows = self.store.rows("SELECT body FROM audit WHERE event = 'published'")
+        found = [int(match[1]) for (body,) in rows if (match := re.search(r'"version": (\d+)', body))]
+        return max([-1, *found, *self.versions()]) + 1
+
+    def load(self, version: int) -> Snapshot:
+        """Load a version. Raises ValueError for one that is missing, damaged, or of another base."""
+        path = self.path(version)
+        if not path.is_dir():
+            raise ValueError(f"there is no version {version} in {self.folder}; there are {self.versions()}")
+        tensors, about = checkpoint.load_delta(path, base_hash=self.base_hash)
+        return Snapshot(version=version, tensors=tensors, about=about)
+
+    def roll_back(self, version: int, *, why: str, frozen: str | None = None) -> None:
+        """Serve an earlier version again. frozen: why nothing is to be learned from now on; None: learning may go on."""
+        self.load(version)  # before anything changes
+        self.store.set_meta({SERVED: str(version), FROZEN: frozen}, event="rolled_back", version=version, why=why, frozen=frozen)
+
+    def frozen(self) -> str | None:
+        """Return why nothing is learned any more; None if it is."""
+        return self.store.meta(FROZEN)
+
+    def marks(self) -> list[tuple[int, str]]:
+        """Return the audit rows that the versions name."""
+        marked = [self.load(version).about["audit"] for version in self.versions()]
+        return [(int(number), str(digest)) for number, digest in marked]
+
+    def audit_fault(self) -> str | None:
+        """Say what is wrong with the store's audit chain; None if it holds."""
+        return audit.fault(overview.audit_rows(self.store), marks=self.marks())
+
+    def _drop_old(self, served: int) -> None:
+        kept = {0, served, *self.versions()[-self.keep :]}
+        for version in self.versions():
+            if version not in kept:
+                shutil.rmtree(self.path(version))
+        for left in self.folder.glob(".v*.partial"):  # somebody was killed while writing it
+            shutil.rmtree(left)
+
+
+def _sync(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

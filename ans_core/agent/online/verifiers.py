@@ -1,0 +1,125 @@
+"""A question's words -> its answer by another path of operations than the shortest plan's, on the frozen base: what votes are held against.
+
+A verifier sees neither the policy's calls nor its answer. What it shares with the drawn world (READ_TEXT's templates know its font) makes
+it an upper bound there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ans_core.agent.episode import Toolbox
+from ans_core.agent.protocol import Call
+from ans_core.agent.workspace import Workspace
+from ans_core.agent.world.drawing import PATTERNS
+from ans_core.data.scenes import COLOURS
+
+
+class _Path:
+    """Calls one after the other on one workspace."""
+
+    def __init__(self, toolbox: Toolbox, workspace: Workspace) -> None:
+        self.toolbox, self.workspace = toolbox, workspace
+
+    def __call__(self, name: str, **arguments: Any) -> dict[str, Any] | None:
+        """Return the call's values; None if it was refused."""
+        observation, self.workspace = self.toolbox.call(self.workspace, Call(name=name, arguments=arguments))
+        return observation.values if observation.ok else None
+
+    def mask(self, words: str, **arguments: Any) -> dict[str, Any] | None:
+        return self("segment_object_at", text=words, **arguments)
+
+
+Confirm = Callable[[_Path, re.Match[str]], str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verifier:
+    """One form of question: `asks` matches its words, `confirm` answers it, or gives None."""
+
+    name: str
+    asks: re.Pattern[str]
+    confirm: Confirm
+    operations: tuple[str, ...]
+    """What it calls."""
+
+
+def _measured(path: _Path, words: str, wanted: str) -> str | None:
+    """Return a property of the thing that words mean."""
+    found = path.mask(words)
+    told = path("get_properties", masks=[found["mask"]], properties=[wanted]) if found else None
+    return None if told is None or found is None else str(told[found["mask"]][wanted])
+
+
+def _pattern(path: _Path, asked: re.Match[str]) -> str | None:
+    """By the texture's direction, from a Fourier transform of the native pixels; the plan looks at a crop."""
+    texture = _measured(path, asked["thing"], "texture")
+    return texture if texture in PATTERNS else None
+
+
+def _colour(path: _Path, asked: re.Match[str]) -> str | None:
+    """By CIELAB; the plan looks at the overview."""
+    colour = _measured(path, asked["thing"], "colour")
+    return colour if colour in COLOURS else None
+
+
+def _text(path: _Path, asked: re.Match[str]) -> str | None:
+    """In another crop, at another scale: around the mask, where the plan reads the image that it zoomed to."""
+    found = path.mask(asked["thing"])
+    read = path("read_text", mask=found["mask"]) if found else None
+    return str(max(read["lines"], key=lambda line: line["confidence"])["text"]) if read else None
+
+
+def _larger(path: _Path, asked: re.Match[str]) -> str | None:
+    """By masks that words gave, and the areas told with them; the plan measures masks at points."""
+    sizes = {}
+    for words in (asked["thing"], asked["other"]):
+        found = path.mask(words)
+        if found is None:
+            return None
+        sizes[words] = found["area"]
+    return max(sizes, key=lambda words: sizes[words])
+
+
+def _moves(path: _Path, asked: re.Match[str]) -> str | None:
+    """From the last frame backwards; the plan begins in the first one."""
+    last = len(path.workspace.frames) - 1
+    shown = path("select_frames", frames=[last]) if last > 0 else None
+    found = path.mask(asked["thing"], image=path.workspace.names("image")[-1]) if shown else None
+    track = path("track_object", mask=found["mask"]) if found else None
+    direction = None if track is None else track["direction"]
+    return direction if direction in ("left", "right", "up", "down") else None
+
+
+def _verifier(name: str, asks: str, confirm: Confirm, *operations: str) -> Verifier:
+    return Verifier(name=name, asks=re.compile(asks), confirm=confirm, operations=("segment_object_at", *operations))
+
+
+VERIFIERS: Mapping[str, Verifier] = {
+    verifier.name: verifier
+    for verifier in (
+        _verifier("pattern", r"Which pattern is on (?P<thing>.+)\?", _pattern, "get_properties"),
+        _verifier("text", r"What is written on (?P<thing>.+)\?", _text, "read_text"),
+        _verifier("larger", r"Which is larger, (?P<thing>.+) or (?P<other>.+)\?", _larger),
+        _verifier("moves", r"Where does (?P<thing>.+) go\?", _moves, "select_frames", "track_object"),
+        _verifier("easy", r"Which colour is (?P<thing>.+)\?", _colour, "get_properties"),
+    )
+}
+
+
+def form_of(question: str) -> str:
+    """Return the name of the verifier that knows this form of question; empty if none does."""
+    return next((name for name, verifier in VERIFIERS.items() if verifier.asks.fullmatch(question)), "")
+
+
+def confirmed_answer(question: str, workspace: Workspace, toolbox: Toolbox) -> str | None:
+    """Return the answer of the verifier of this form; None without one, without its operations, and where its path leads to none."""
+    verifier = VERIFIERS.get(form_of(question))
+    if verifier is None or not set(verifier.operations) <= toolbox.operations.keys():
+        return None
+    asked = verifier.asks.fullmatch(question)
+    assert asked is not None, "form_of matched it"
+    return verifier.confirm(_Path(toolbox, workspace), asked)

@@ -1,0 +1,74 @@
+"""Votes on one question -> a label, its share, and who voted how. Voters: the question's own rollouts, its near-duplicates' labels."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Strategy = Literal["majority", "weighted", "confidence", "ensemble"]
+OMEGA = 5.0
+"""How much more a verified vote weighs (T3RL)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vote:
+    """One voice. None = no answer: it counts for nobody, but against every share."""
+
+    source: str
+    """`rollout 3` or `experience 17`."""
+    answer: str | None
+    confidence: float = 1.0
+    """Mean probability of the tokens of the answer."""
+    verified: bool = False
+    """An independent operation path gives the same answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What the votes come to. share: of all weight, abstentions included; 0 without a label."""
+
+    label: str | None
+    share: float
+    verified: bool
+    """At least one vote for the label was verified."""
+    strategy: Strategy
+    votes: tuple[Vote, ...]
+
+    def provenance(self) -> tuple[dict[str, Any], ...]:
+        return tuple(asdict(vote) | {"strategy": self.strategy} for vote in self.votes)
+
+
+def normal(answer: str) -> str:
+    """Return what two equal answers have in common (as `same_answer` compares them)."""
+    return answer.strip().removesuffix(".").strip().lower()
+
+
+def decide(votes: Sequence[Vote], strategy: Strategy) -> Decision:
+    """Choose the label with the largest share; of equal ones the first in the alphabet, so that the order of the votes does not count."""
+    found = shares(votes, strategy)
+    label = min(found, key=lambda answer: (-found[answer], answer)) if found else None
+    verified = any(vote.verified and vote.answer is not None and normal(vote.answer) == label for vote in votes)
+    return Decision(label=label, share=found[label] if label is not None else 0.0, verified=verified, strategy=strategy, votes=tuple(votes))
+
+
+def shares(votes: Sequence[Vote], strategy: Strategy) -> dict[str, float]:
+    """Return every answer's share of the weight. ensemble: the mean of the three others' shares."""
+    if strategy == "ensemble":
+        every = [shares(votes, one) for one in WEIGHTS]
+        return {answer: sum(own[answer] for own in every) / len(every) for answer in every[0]}
+    weigh = WEIGHTS[strategy]
+    weights: dict[str, float] = defaultdict(float)
+    for vote in votes:
+        if vote.answer is not None:
+            weights[normal(vote.answer)] += weigh(vote)
+    total = sum(weigh(vote) for vote in votes)
+    return {answer: weight / total if total else 0.0 for answer, weight in weights.items()}
+
+
+WEIGHTS: Mapping[Strategy, Callable[[Vote], float]] = {
+    "majority": lambda vote: 1.0,
+    "weighted": lambda vote: 1 + OMEGA * vote.verified,
+    "confidence": lambda vote: vote.confidence,
+}

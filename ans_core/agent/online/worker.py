@@ -1,0 +1,292 @@
+"""Tasks of a store in, published snapshots out: the one process that learns. Rollouts, GRPO and training states are those of `ans_core.rl`
+and `ans_core.loop`.
+
+A killed worker goes on from its last training state: tasks that later updates had used are put back into the queue.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ans_core import loop
+from ans_core.agent.online import overview
+from ans_core.agent.online.alerts import alerts
+from ans_core.agent.online.canary import Asked, Canary, refused
+from ans_core.agent.online.learning import LOOP, OnlineLoop
+from ans_core.agent.online.practice import Lesson, OnlinePractice
+from ans_core.agent.online.snapshots import Snapshots
+from ans_core.agent.online.store import Store, Task
+from ans_core.agent.policy import AgentPolicy
+from ans_core.dist import rng_of
+from ans_core.loop import Machine, Schedule
+from ans_core.rl.dual_loop import Batches
+from ans_core.rl.step import rl_batch
+from ans_core.types import ImageRef, Log, Request, Sample
+
+ADAPTERS = ("policy", "teacher", "reference", "served")
+"""The first is trained, the second its moving average (what is published), the third the start (the KL's), the fourth what is served."""
+POLL_S = 0.2
+ALERT_EVERY_S = 3600.0
+SEGMENT = "segment"
+"""The store's key for the number of updates before the present segment."""
+
+
+class Stopped(Exception):
+    """There is nothing more to do: the tasks are at their end, or learning is frozen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How a worker's updates are made up and how often they come."""
+
+    tasks: int
+    """New ones of an update."""
+    replay: int
+    """Questions of an update with known answers."""
+    revisit: int
+    """Tasks of an update that were learned before: does their label stay?"""
+    cold_start: int
+    """Experiences before the first update."""
+    per_minute: float
+    """Most updates; 0 = no limit."""
+    max_lag: int
+    """Tasks answered by a version so much older than the served one are dropped."""
+    patience_s: float
+    """After so long an update begins with fewer tasks."""
+    publish_every: int
+    allowed_loss: float
+    roll_backs: int
+    """So many refused releases freeze the worker."""
+    target_canary: int
+    """Newest verified experiences on which releases are measured."""
+    waits: bool
+    """Wait for tasks for ever; else stop where there are none, or learning is frozen."""
+
+
+class Worker:
+    """Makes the steps of a training loop from a store, and releases what it learned."""
+
+    def __init__(
+        self,
+        policy: AgentPolicy,
+        store: Store,
+        snapshots: Snapshots,
+        practice: OnlinePractice,
+        canary: Canary,
+        *,
+        pace: Pace,
+        ask: Callable[[str, Sequence[ImageRef], bool], Request],
+        replayed: Callable[[int], tuple[Request, str, str]],
+        source: Sequence[Asked],
+        seed: int,
+        truth: Callable[[Task], str | None] = lambda task: None,
+        before_batch: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """ask: (question, frames, clip) -> request. replayed: number -> a question, its answer and form. source: the canary's labelled
+        questions. truth, before_batch: of a simulation: what metrics hold labels against, and what fills the queue before each update."""
+        self.policy, self.store, self.snapshots, self.practice, self.canary = policy, store, snapshots, practice, canary
+        self.pace, self.ask, self.replayed, self.source, self.seed = pace, ask, replayed, list(source), seed
+        self.truth, self.before_batch = truth, before_batch
+        self.module: OnlineLoop | None = None
+        self.base = 0
+        """Updates before the first step of the training loop."""
+        self.update = 0
+        """All updates so far."""
+        self._begun = False
+        self._last_update_s = 0.0
+        self._alerted: dict[str, float] = {}
+        self._counts = overview.counts(store)
+        self._start: float | None = None
+        """The start's accuracy on the source canary, once it is known."""
+
+    def run(self, module: OnlineLoop, *, schedule: Schedule, machine: Machine, scratch: Path, log: Log) -> bool:
+        """Learn until the schedule's steps are done; False if there was nothing more to do before."""
+        self.module, self._begun = module, False
+        try:
+            loop.train(
+                module, self.batch, name="online", schedule=schedule, machine=machine, seed=self.seed, scratch=scratch, log=log,
+                after_step=self.after_step,
+            )  # fmt: skip
+        except Stopped:
+            return False
+        self.store.settle(self.base + schedule.steps)
+        return True
+
+    def run_for_ever(self, make: Callable[[], OnlineLoop], *, schedule: Schedule, machine: Machine, scratch: Path, log: Log) -> None:
+        """Learn in segments of the schedule's steps, so that curves and training states stay small. A segment begins with the served
+        weights and new moments of the optimizer. Returns where there is nothing more to do."""
+        while True:
+            self.base = int(self.store.meta(SEGMENT) or 0)
+            folder = scratch / f"{self.base:09d}"
+            done = self.run(make(), schedule=schedule, machine=machine, scratch=folder, log=log)
+            if (self.update - self.base) % self.pace.publish_every and self.snapshots.frozen() is None:
+                self.release(self.update)  # the segment ends early: what it learned is not to be lost
+            self.store.settle(self.update)
+            self.store.set_meta({SEGMENT: str(self.update)}, event="segment", updates=self.update)
+            shutil.rmtree(folder, ignore_errors=True)
+            if not done:
+                return
+
+    # Before an update
+
+    def batch(self, step: int, micro: int) -> Batches:
+        """Return the samples of an update, as soon as there are some and the pace allows it. Raises Stopped."""
+        if not self._begun:
+            self._begin(step)
+        elif step % self.pace.publish_every == 0:
+            self.store.settle(self.base + step)  # the training loop has written the state by now
+        self.before_batch(step)
+        self._adopt()
+        tasks = self._await_tasks(step)
+        lessons = [self._lesson(task) for task in tasks]
+        first = (self.base + step) * self.pace.replay
+        for number in range(first, first + self.pace.replay):
+            request, answer, form = self.replayed(number)
+            lessons.append(Lesson(name=f"replay {number}", request=request, form=form, truth=answer))
+        self._last_update_s = time.monotonic()
+        self.practice.lessons = {lesson.name: lesson for lesson in lessons}
+        samples = [_sample(lesson) for lesson in lessons]
+        made = rl_batch(samples, [s.question or "" for s in samples], self.policy.model, mask_size=1)
+        return Batches(batches=[made], of={LOOP: 0}, learned=len(samples), rollout=self.base + step, micro=micro, inner=0, step=step)
+
+    def _begin(self, step: int) -> None:
+        """Bring store and weights together: the training state is of update `step`, or there is none and the served version counts."""
+        self._begun, self.update = True, self.base + step
+        self.store.reopen(self.base + step)
+        self.store.settle(self.base + step)
+        progress, served = self.practice.progress, self.snapshots.served()
+        if step == 0:
+            self._take(served)
+        elif served > progress.version and progress.version in self.snapshots.versions():
+            self.snapshots.roll_back(
+                progress.version, why="the worker goes on from an earlier training state", frozen=self.snapshots.frozen()
+            )
+        self._load("served", self.snapshots.load(self.snapshots.served()).tensors)
+
+    def _adopt(self) -> None:
+        """Go on from another version if somebody rolled back to it."""
+        if (served := self.snapshots.served()) != self.practice.progress.version:
+            self._take(served)
+
+    def _take(self, version: int) -> None:
+        """Take a version's weights over, bit for bit; the optimizer's moments stay."""
+        tensors = self.snapshots.load(version).tensors
+        for adapter in ("policy", "teacher", "served"):
+            self._load(adapter, tensors)
+        self.practice.progress.version = version
+
+    def _load(self, adapter: str, tensors: dict[str, Tensor]) -> None:
+        device = self.policy.model.device
+        self.policy.adapters.load(adapter, {name: tensor.to(device) for name, tensor in tensors.items()})
+
+    def _await_tasks(self, step: int) -> list[Task]:
+        start_s = time.monotonic()
+        while True:
+            self._drop_stale()
+            frozen, waiting = self.snapshots.frozen(), self.store.waiting(self.pace.tasks)
+            if frozen is None and self.practice.progress.roll_backs >= self.pace.roll_backs:
+                self.practice.progress.roll_backs = 0  # somebody let it go on
+            enough = len(waiting) == self.pace.tasks or (waiting and time.monotonic() - start_s >= self.pace.patience_s)
+            early = self.pace.per_minute and time.monotonic() - self._last_update_s < 60 / self.pace.per_minute
+            warm = len(self.practice.neighbours) >= self.pace.cold_start or self._is_warm()
+            if enough and warm and not early and frozen is None:
+                break
+            if not self.pace.waits and (frozen is not None or not waiting or not warm):
+                raise Stopped(frozen or "no task waits")
+            time.sleep(POLL_S if self.pace.waits else POLL_S / 10)
+        self.store.evict()
+        self.practice.neighbours.follow(self.store)
+        return self.store.tasks([*waiting, *self._revisited(step, set(waiting))])
+
+    def _is_warm(self) -> bool:
+        self.practice.neighbours.follow(self.store)
+        return len(self.practice.neighbours) >= self.pace.cold_start
+
+    def _drop_stale(self) -> None:
+        oldest = self.snapshots.served() - self.pace.max_lag
+        waiting = self.store.tasks(self.store.waiting(self.store.limits.queue))
+        if stale := [task.experience for task in waiting if task.policy < oldest]:
+            self.store.drop(stale, "stale")
+
+    def _revisited(self, step: int, without: set[int]) -> list[int]:
+        known = [number for number in self.store.labelled("admitted", 50 * max(1, self.pace.revisit)) if number not in without]
+        return rng_of(self.seed, "revisit", self.base + step).sample(known, min(self.pace.revisit, len(known)))
+
+    def _lesson(self, task: Task) -> Lesson:
+        request = self.ask(task.question, task.frames, task.clip)
+        return Lesson(name=f"experience {task.experience}", request=request, form=task.form, task=task, truth=self.truth(task))
+
+    # After an update
+
+    def after_step(self, step: int) -> dict[str, float]:
+        """Write down what became of the tasks, and release every so many updates."""
+        assert self.module is not None, "run sets it"
+        metrics = self.module.after_step(step)
+        self.update = self.base + step + 1
+        self.store.finish(self.update, self.practice.outcomes)
+        self.practice.outcomes.clear()
+        if (step + 1) % self.pace.publish_every == 0:
+            metrics |= {f"canary/{name}": value for name, value in self.release(self.update).items()}
+        self._alert(metrics)
+        return metrics
+
+    def release(self, update: int) -> dict[str, float]:
+        """Measure the moving average; serve it, or go back to what is served. Too many refusals freeze the worker."""
+        progress = self.practice.progress
+        target = [
+            (self.ask(task.question, task.frames, task.clip), task.label)
+            for task in self.store.tasks(self.store.labelled("canary", self.pace.target_canary))
+            if task.label is not None
+        ]
+        new = self._measured("teacher", self.source, target)
+        floor = self._source_floor() | self._measured("served", [], target)
+        why = refused(new, floor, allowed=self.pace.allowed_loss)
+        if why is None:
+            teacher = {name: tensor.cpu() for name, tensor in self.policy.adapters.tensors("teacher").items()}
+            about = {"lora": self.policy.lora, "rows": self.policy.rows}
+            version = self.snapshots.publish(teacher, after=progress.version, update=update, about=about, told={"canary": new})
+            if version is not None:
+                self._load("served", teacher)
+                progress.version = version
+            return {**new, "refused": 0.0}
+        progress.roll_backs += 1
+        frozen = (
+            f"{progress.roll_backs} releases were refused, the last one for {why}" if progress.roll_backs >= self.pace.roll_backs else None
+        )
+        self.snapshots.roll_back(progress.version, why=why, frozen=frozen)
+        self._take(progress.version)
+        return {**new, "refused": 1.0}
+
+    def _measured(self, adapter: str, source: Sequence[Asked], target: Sequence[Asked]) -> dict[str, float]:
+        found = {name: self.canary.accuracy(adapter, asked) for name, asked in (("source", source), ("target", target))}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _source_floor(self) -> dict[str, float]:
+        """Return the start's accuracy on the source canary."""
+        if self._start is None:
+            self._start = self.canary.accuracy("reference", self.source)
+        return {} if self._start is None else {"source": self._start}
+
+    def _alert(self, metrics: dict[str, float]) -> None:
+        now, counts = time.monotonic(), overview.counts(self.store)
+        for kind, told in alerts(metrics, counts, self._counts).items():
+            if now - self._alerted.get(kind, -ALERT_EVERY_S) >= ALERT_EVERY_S:
+                self._alerted[kind] = now
+                self.store.note("alert", kind=kind, told=told)
+        self._counts = counts
+
+
+def _sample(lesson: Lesson) -> Sample:
+    """Return the lesson as RL's batches hold it."""
+    frames: Any = lesson.request.frames
+    return Sample(
+        sample_id=lesson.name, dataset="online", image_id=lesson.name, frames=frames, height=1, width=1, task="conversation",
+        text=lesson.truth or "", question=lesson.request.text,
+    )  # fmt: skip

@@ -1,0 +1,209 @@
+"""online: the agent after RL and a simulated stream of shifted questions in; what learning online from them did, for every arm, out.
+
+    dvc repro online/dvc.yaml:online
+
+Every arm begins with the same weights and gets the same stream through the real engine, store and worker. Measured is on questions of their
+own, never on the stream: `target` has its shift, `source` has none.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ans_core import loop
+from ans_core.agent.evaluation import accuracy, outcome_of
+from ans_core.agent.online import overview
+from ans_core.agent.online.engine import Asked, Engine
+from ans_core.agent.online.practice import Confirm, Relabel
+from ans_core.agent.online.simulation import STREAM_FROM, Drawn, Shift, one_answer, poisoning, wrong_on
+from ans_core.agent.online.store import Task
+from ans_core.agent.online.worker import Worker
+from ans_core.agent.play import play
+from ans_core.agent.world import Question
+from ans_core.config import Config
+from ans_core.loop import Curves, Machine
+from ans_core.stages.launch import machine_of
+from ans_core.stages.online_parts import SERVED, Guard, Parts, loop_of, opened, schedule, worker_of
+from ans_core.types import Log
+
+STORE, ROWS, RESULT = "store", "rows.jsonl", "result.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """What an arm of the comparison does."""
+
+    guard: Guard = field(default_factory=Guard)
+    wrong: bool = False
+    """Its verifier is wrong on a share of the questions."""
+    poisoned: bool = False
+    """A share of its labels is replaced by one answer."""
+
+
+UNGUARDED = Guard(admission=False, verification=False, update=False, release=False)
+ARMS: dict[str, Arm | None] = {
+    "frozen": None,
+    "naive": Arm(guard=UNGUARDED),
+    "naive_canary": Arm(guard=replace(UNGUARDED, release=True)),
+    "guard": Arm(guard=Guard(verification=False)),
+    "guard_verified": Arm(),
+    "wrong_verifier": Arm(wrong=True),
+    "poisoned": Arm(poisoned=True),
+}
+
+
+def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
+    """Run the stage. inputs: model, agent/rft. Writes online.json (arm -> figures at the end) and curves.csv (by arm and update)."""
+    machine = replace(machine_of(cfg.launch), deepspeed_stage=0)  # one process learns online
+    base = Path(cfg.agent.base or inputs["model"])
+    found: dict[str, dict[str, float]] = {}
+    curves: dict[str, Curves] = {}
+    for name in cfg.agent.online.simulation.arms:
+        folder = scratch / name
+        if not (folder / RESULT).exists():
+            made = run_arm(cfg, ARMS[name], base=base, start=inputs["agent/rft"], folder=folder, machine=machine, log=log)
+            (folder / f"{RESULT}.partial").write_text(json.dumps(made))
+            (folder / f"{RESULT}.partial").replace(folder / RESULT)
+        figures, rows = json.loads((folder / RESULT).read_text())
+        found[name], curves[name] = figures, [(int(step), str(key), float(value)) for step, key, value in rows]
+        log({f"{name}/{key}": value for key, value in figures.items()}, 0)
+    loop.write_curves(out / "curves.csv", curves)
+    (out / "online.json").write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
+    return {f"{name}/{key}": value for name, own in found.items() for key, value in own.items()}
+
+
+def run_arm(
+    cfg: Config, arm: Arm | None, *, base: Path, start: Path, folder: Path, machine: Machine, log: Log
+) -> tuple[dict[str, float], Curves]:
+    """Return an arm's figures at the end, and its curves. A killed one goes on from its last training state."""
+    if not list((folder / "online").glob("step-*")):
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    families = cfg.agent.online.simulation.families
+    with opened(cfg, base=base, start=start, folder=folder / STORE, machine=machine, families=families) as parts:
+        stream = Stream(parts)
+        if arm is None:
+            return measured(parts), []
+        settings, rows = cfg.agent.online, folder / ROWS
+        worker = worker_of(
+            parts, waits=False, guard=arm.guard, wrap=lambda confirm: _verifier(cfg, arm, confirm), relabel=_relabel(cfg, arm),
+            truth=stream.truth, before_batch=stream.fill,
+        )  # fmt: skip
+        stream.worker = worker
+
+        def logged(metrics: dict[str, float], step: int) -> None:
+            log(metrics, step)
+            now = {name.removeprefix("online/"): value for name, value in metrics.items()}
+            if (step + 1) % settings.simulation.every == 0 and step + 1 < settings.update.optim.steps:
+                now |= measured(parts)
+            with rows.open("a") as file:
+                file.write(json.dumps([step, now]) + "\n")
+
+        module = loop_of(parts, worker, guard=arm.guard, log=log)
+        worker.run(module, schedule=schedule(cfg), machine=machine, scratch=folder, log=logged)
+        curves = read_rows(rows)
+        return measured(parts) | of_store(parts) | of_curves(curves), curves
+
+
+def read_rows(path: Path) -> Curves:
+    """Return what was logged. An update that was done twice, before and after a kill, counts as it was last."""
+    lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
+    updates = {int(step): metrics for step, metrics in map(json.loads, lines)}
+    return [(step, name, float(value)) for step, metrics in sorted(updates.items()) for name, value in metrics.items()]
+
+
+class Stream:
+    """Shifted questions as they come, answered by the engine: enough for the next update, the same for every arm."""
+
+    def __init__(self, parts: Parts) -> None:
+        settings = parts.cfg.agent.online
+        self.parts = parts
+        self.drawn = shifted(parts, split="train", first=STREAM_FROM)
+        self.cold = settings.admission.cold_start
+        self.engine: Engine = parts.engine()
+        self.worker: Worker | None = None
+
+    def fill(self, step: int) -> None:
+        """Ask until an update's tasks are there. What update `step` gets depends on it alone: asked again, a question is kept once."""
+        assert self.worker is not None, "the worker says how many it takes"
+        each = self.worker.pace.tasks
+        begin = max(0, self.cold - each)
+        first, last = (0, begin + each) if step == 0 else (begin + step * each, begin + (step + 1) * each)
+        most = self.parts.store.limits.queue
+        for place in range(first, last, most):
+            questions = [self.drawn.number(number) for number in range(place, min(last, place + most))]
+            self.engine.answer([Asked(request=q.question_id, question=q.text, frames=q.frames, clip=len(q.frames) > 1) for q in questions])
+
+    def truth(self, task: Task) -> str | None:
+        return self.drawn.named(task.request).answer
+
+
+def shifted(parts: Parts, *, split: str, first: int) -> Drawn:
+    made = parts.drawn(split=split, first=first)
+    made.shift = Shift(**parts.cfg.agent.online.simulation.shift.model_dump())
+    return made
+
+
+def _verifier(cfg: Config, arm: Arm, confirm: Confirm) -> Confirm:
+    return wrong_on(confirm, cfg.agent.online.simulation.wrong, seed=cfg.seed) if arm.wrong else confirm
+
+
+def _relabel(cfg: Config, arm: Arm) -> Relabel | None:
+    return poisoning(cfg.agent.online.simulation.poison, seed=cfg.seed, answer=one_answer) if arm.poisoned else None
+
+
+# Figures
+
+
+def measured(parts: Parts) -> dict[str, float]:
+    """Return accuracy of what is served on held-out questions, with the stream's shift and without."""
+    settings = parts.cfg.agent.online.simulation
+    count = settings.each * len(settings.families)
+    sets = {"target": shifted(parts, split="val", first=STREAM_FROM), "source": parts.drawn(split="val", first=STREAM_FROM)}
+    return {name: _accuracy(parts, [drawn.number(number) for number in range(count)]) for name, drawn in sets.items()}
+
+
+def _accuracy(parts: Parts, questions: Sequence[Question]) -> float:
+    requests = [parts.ask(question.text, question.frames, len(question.frames) > 1) for question in questions]
+    with parts.policy.adapters.using(SERVED):
+        played = play(
+            parts.policy.model, parts.toolbox, requests, limits=parts.limits, features=parts.features,
+            batch=parts.cfg.agent.episode.batch,
+        )  # fmt: skip
+    return accuracy([outcome_of(question, own) for question, own in zip(questions, played, strict=True)])
+
+
+def of_store(parts: Parts) -> dict[str, float]:
+    """Return what the store says at the end."""
+    counts = overview.counts(parts.store)
+    names = ("experiences", "vectors", "admitted", "below_gate", "not_verified", "flipped", "canary", "review", "stale", "flooded")
+    found = {f"store/{name}": float(counts.get(name, 0)) for name in names}
+    return found | {"store/frozen": float(parts.snapshots.frozen() is not None)}
+
+
+CURVES = {
+    "agent/label_right": "labels_right",
+    "agent/reward_right": "rewards_right",
+    "agent/admitted": "admitted",
+    "agent/share": "majority",
+    "online/flip_rate": "flip_rate",
+    "online/roll_backs": "roll_backs",
+    "online/kl": "kl",
+    "online/beta": "beta",
+}
+"""Curve -> figure."""
+
+
+def of_curves(curves: Curves) -> dict[str, float]:
+    """Return the number of updates, means over all of them, and the last value of what adds up."""
+    found: dict[str, float] = {"updates": float(1 + max((step for step, *_ in curves), default=-1))}
+    for name, figure in CURVES.items():
+        values = [value for _, own, value in curves if own == name]
+        if values:
+            last = figure in ("roll_backs", "kl", "beta")
+            found[figure] = values[-1] if last else sum(values) / len(values)
+    return found

@@ -1,0 +1,212 @@
+"""Settings -> the parts of learning online, for the stage `online` and for `ans agent`: policy, store, snapshots, engine, worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ans_core.agent import tokens
+from ans_core.agent.crops import CropFeatures
+from ans_core.agent.episode import Toolbox
+from ans_core.agent.evaluation import operations_told
+from ans_core.agent.online import store as stores
+from ans_core.agent.online.admission import Gate
+from ans_core.agent.online.canary import Asked, Canary
+from ans_core.agent.online.embedding import encoder_name
+from ans_core.agent.online.engine import Engine
+from ans_core.agent.online.learning import KlControl, OnlineLoop
+from ans_core.agent.online.neighbours import Neighbours
+from ans_core.agent.online.practice import Confirm, Lesson, OnlinePractice, Relabel
+from ans_core.agent.online.simulation import CANARY_FROM, REPLAY_FROM, Drawn
+from ans_core.agent.online.snapshots import Snapshots
+from ans_core.agent.online.store import Store, Task
+from ans_core.agent.online.verifiers import confirmed_answer
+from ans_core.agent.online.worker import ADAPTERS, Pace, Worker
+from ans_core.agent.operations import OPERATIONS
+from ans_core.agent.play import Limits
+from ans_core.agent.policy import AgentPolicy, load_policy
+from ans_core.agent.workspace import Workspace
+from ans_core.checkpoints import checkpoint
+from ans_core.config import Config, Lora, Rl
+from ans_core.loop import Machine, Schedule
+from ans_core.stages.launch import schedule_of
+from ans_core.types import ImageRef, Log, Request
+
+CROPS = 2048
+"""Whose features are kept."""
+SERVED = ADAPTERS[3]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """Which of the tiers are in force; all of them, unless a trial leaves some out."""
+
+    admission: bool = True
+    """Gate, marginal weights, flips; else every majority is learned from."""
+    verification: bool = True
+    update: bool = True
+    """KL and replay."""
+    release: bool = True
+    """Canary, roll-back, freeze."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """One open store with the model that works on it."""
+
+    cfg: Config
+    policy: AgentPolicy
+    toolbox: Toolbox
+    store: Store
+    snapshots: Snapshots
+    features: CropFeatures
+    families: tuple[str, ...]
+    """Of the questions that are replayed and that the canary asks."""
+
+    @property
+    def limits(self) -> Limits:
+        episode = self.cfg.agent.episode
+        return Limits(calls=episode.calls, pictures=episode.pictures, turn_tokens=episode.turn_tokens, tokens=episode.tokens)
+
+    def ask(self, question: str, frames: Sequence[ImageRef], clip: bool) -> Request:
+        """Return a question as the agent was taught to be asked."""
+        told = operations_told(self.toolbox, self.cfg.agent.episode.operations_told)
+        return Request(frames=tuple(frames), text=tokens.first_question(question, told), clip=clip or len(frames) > 1)
+
+    def drawn(self, *, split: str, first: int) -> Drawn:
+        """Return questions of the agent's own world."""
+        return Drawn(self.families, split=split, seed=self.cfg.seed, tile=self.toolbox.tile, first=first)
+
+    def known(self, drawn: Drawn, number: int) -> tuple[Request, str, str]:
+        """Return a drawn question as request, answer and form."""
+        question = drawn.number(number)
+        return self.ask(question.text, question.frames, len(question.frames) > 1), question.answer, question.family
+
+    def engine(self, *, read_only: bool = False) -> Engine:
+        return Engine(
+            self.policy, self.toolbox, self.store, self.snapshots, self.features, adapter=SERVED, limits=self.limits, ask=self.ask,
+            batch=self.cfg.agent.episode.batch, read_only=read_only,
+        )  # fmt: skip
+
+
+@contextmanager
+def opened(
+    cfg: Config, *, base: Path, start: Path | None, folder: Path, machine: Machine, families: Sequence[str], names: Sequence[str] = ADAPTERS
+) -> Iterator[Parts]:
+    """Open a store and load its policy: its first snapshot, or `start` (an adapter's folder), which becomes the first one of a new store.
+
+    Raises ValueError for a store or snapshots of another base, before a model is loaded.
+    """
+    base_hash = checkpoint.weights_hash(base)
+    keeping, release = cfg.agent.online.keeping, cfg.agent.online.release
+    limits = stores.Limits(queue=keeping.queue, experiences=keeping.experiences, days=keeping.days)
+    encoder = encoder_name(base_hash)
+    with Store(folder, encoder=encoder if start is not None or (folder / stores.FILE).exists() else None, limits=limits) as store:
+        snapshots = Snapshots(store, base_hash=base_hash, keep=release.keep)
+        first = snapshots.path(0)
+        source = first if first.is_dir() else start
+        if source is None:
+            raise ValueError(f"{folder} has no first snapshot; start `ans agent serve`, which makes it")
+        policy = load_policy(base, source, operations=OPERATIONS, device=machine.device, names=names)
+        if store.meta("served") is None:
+            about = {"lora": policy.lora, "rows": policy.rows}
+            tensors = {name: tensor.cpu() for name, tensor in policy.adapters.tensors(names[0]).items()}
+            snapshots.publish(tensors, after=None, update=0, about=about, told={})
+        with Toolbox(policy.model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s) as toolbox:
+            features = CropFeatures(policy.model, most=CROPS)
+            yield Parts(
+                cfg=cfg, policy=policy, toolbox=toolbox, store=store, snapshots=snapshots, features=features, families=tuple(families),
+            )  # fmt: skip
+
+
+def worker_of(
+    parts: Parts,
+    *,
+    waits: bool,
+    guard: Guard | None = None,
+    wrap: Callable[[Confirm], Confirm] = lambda confirm: confirm,
+    relabel: Relabel | None = None,
+    truth: Callable[[Task], str | None] = lambda task: None,
+    before_batch: Callable[[int], None] = lambda step: None,
+) -> Worker:
+    """Make the worker. waits: for tasks, for ever. The others are of trials: what verification is turned into, labels that are changed,
+    what metrics hold them against, what fills the queue."""
+    cfg, guard = parts.cfg, guard or Guard()
+    online = cfg.agent.online
+    admission, release = online.admission, online.release
+
+    def confirm(lesson: Lesson, workspace: Workspace) -> str | None:
+        return confirmed_answer(lesson.task.question, workspace, parts.toolbox) if lesson.task is not None else None
+
+    gate = Gate(
+        share=admission.gate if guard.admission else 0.0,
+        verification=admission.verification and guard.verification,
+        review=admission.review if guard.admission else 0.0,
+        canary=admission.canary if guard.verification and guard.release else 0.0,
+        flips=admission.flips if guard.admission else 1.0,
+        seed=cfg.seed,
+    )
+    practice = OnlinePractice(
+        parts.store, parts.toolbox, Neighbours(), parts.features, limits=parts.limits, gate=gate,
+        strategy=admission.strategy if guard.admission else "majority", confirm=wrap(confirm) if guard.verification else None,
+        relabel=relabel,
+    )  # fmt: skip
+    practice.progress.beta = online.update.beta if guard.update else 0.0
+    canary = Canary(
+        adapters=parts.policy.adapters, toolbox=parts.toolbox, limits=parts.limits, features=parts.features, batch=cfg.agent.episode.batch
+    )  # fmt: skip
+    questions = parts.drawn(split="train", first=CANARY_FROM)
+    source: list[Asked] = [parts.known(questions, number)[:2] for number in range(release.canary)] if guard.release else []
+    replayed = parts.drawn(split="train", first=REPLAY_FROM)
+    return Worker(
+        parts.policy, parts.store, parts.snapshots, practice, canary, pace=_pace(cfg, guard, waits=waits), ask=parts.ask,
+        replayed=lambda number: parts.known(replayed, number), source=source, seed=cfg.seed, truth=truth, before_batch=before_batch,
+    )  # fmt: skip
+
+
+def _pace(cfg: Config, guard: Guard, *, waits: bool) -> Pace:
+    online = cfg.agent.online
+    update, release = online.update, online.release
+    replayed = online.replayed if guard.update else 0
+    return Pace(
+        tasks=online.tasks + online.replayed - replayed,
+        replay=replayed,
+        revisit=online.revisited,
+        cold_start=online.admission.cold_start,
+        per_minute=update.per_minute if waits else 0.0,
+        max_lag=update.max_lag,
+        patience_s=update.patience_s if waits else 0.0,
+        publish_every=update.optim.save_every,
+        allowed_loss=release.allowed_loss,
+        roll_backs=release.roll_backs,
+        target_canary=release.target_canary,
+        waits=waits,
+    )
+
+
+def loop_of(parts: Parts, worker: Worker, *, guard: Guard | None = None, log: Log) -> OnlineLoop:
+    """Make the loss module of a segment."""
+    update, guard = parts.cfg.agent.online.update, guard or Guard()
+    control = KlControl(target=update.kl_target) if guard.update else KlControl(low=0.0, high=0.0, target=float("inf"))
+    return OnlineLoop(
+        parts.policy.adapters, control=control, practice=worker.practice, settings=rl_settings(parts.cfg), seed=parts.cfg.seed, points=0,
+        loss_weights=(0.0, 0.0), rewards={}, log=log,
+    )  # fmt: skip
+
+
+def rl_settings(cfg: Config) -> Rl:
+    """Return the settings of RL's steps. Advantages are centred rewards alone, so that a label's weight scales them."""
+    update, episode = cfg.agent.online.update, cfg.agent.episode
+    return Rl(
+        loops={"agent": 1.0}, lora=Lora(dropout=0.0), optim=update.optim, dtype="fp32", group=update.group, temperature=update.temperature,
+        max_tokens=(episode.calls + 2) * episode.turn_tokens, clip_low=update.clip_low, clip_high=update.clip_high, kl=update.beta,
+        scale_rewards="none", ema=update.ema, ema_warmup=False, monitor_every=0, samples_every=0,
+    )  # fmt: skip
+
+
+def schedule(cfg: Config, *, steps: int | None = None) -> Schedule:
+    """Return the schedule of an arm or a segment."""
+    made = schedule_of(cfg.agent.online.update.optim)
+    return replace(made, steps=steps or made.steps)

@@ -1,0 +1,172 @@
+"""From neighbours and votes to what is learned: similarity, votes, independent paths, the gate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ans_core import rle
+from ans_core.agent import frozen
+from ans_core.agent.episode import Toolbox
+from ans_core.agent.online.admission import Gate, Marginal
+from ans_core.agent.online.neighbours import Neighbours, hybrid
+from ans_core.agent.online.store import Task
+from ans_core.agent.online.verifiers import confirmed_answer, form_of
+from ans_core.agent.online.voting import Decision, Vote, decide, shares
+from ans_core.agent.world import FAMILIES, Question, draw_question
+from ans_core.model import Sa2VA
+from tests.agent.online.test_store import experience, opened
+
+RNG = np.random.default_rng(0)
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def test_similarity_is_seven_parts_of_what_is_seen_and_three_of_what_is_asked() -> None:
+    (v, w), (t, u) = RNG.normal(size=(2, 5)), RNG.normal(size=(2, 9))
+    assert float(hybrid(v, t) @ hybrid(w, u)) == pytest.approx(0.7 * cosine(v, w) + 0.3 * cosine(t, u), abs=1e-6)
+    assert float(hybrid(v, t) @ hybrid(3 * v, t)) == pytest.approx(1.0, abs=1e-6)
+    assert float(hybrid(np.zeros(5), t) @ hybrid(v, t)) == pytest.approx(0.3, abs=1e-6)
+
+
+def test_the_nearest_are_those_of_a_full_sort_and_forgotten_ones_are_gone(tmp_path: Path) -> None:
+    vectors = RNG.normal(size=(300, 16)).astype(np.float32)
+    found = Neighbours()
+    assert found.search(vectors[0], 3) == []
+    for first in range(0, 300, 70):
+        found.add(np.arange(first, min(first + 70, 300)) + 1, vectors[first : first + 70])
+    asked = vectors[7] + 0.1
+    order = np.argsort(-(vectors @ asked), kind="stable")[:5]
+    assert found.search(asked, 5) == [(int(i) + 1, pytest.approx(float(vectors[i] @ asked), abs=1e-4)) for i in order]
+    found.keep(set(range(1, 301)) - {int(order[0]) + 1})
+    assert [number for number, _ in found.search(asked, 4)] == [int(i) + 1 for i in order[1:]]
+    assert found.vector(int(order[0]) + 1) is None
+    with opened(tmp_path) as store:
+        own = Neighbours()
+        for i in range(3):
+            store.add(experience(i), vectors[i])
+        own.follow(store)
+        store.forget(2)
+        store.add(experience(9), vectors[9])
+        own.follow(store)
+        assert [own.vector(n) is not None for n in (1, 2, 3, 4)] == [True, False, True, True]
+        assert len(own) == 3
+
+
+def test_ten_thousand_experiences_are_searched_in_five_milliseconds() -> None:
+    found = Neighbours()
+    found.add(np.arange(10_000) + 1, RNG.normal(size=(10_000, 256)).astype(np.float32))
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        found.search(RNG.normal(size=256).astype(np.float32), 5)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 5e-3  # the fastest of 20: others use the machine, too
+
+
+VOTES = [
+    Vote(source="rollout 0", answer="Vertical.", confidence=0.9),
+    Vote(source="rollout 1", answer="vertical", confidence=0.2),
+    Vote(source="rollout 2", answer="checked", confidence=0.9, verified=True),
+    Vote(source="rollout 3", answer=None, confidence=0.0),
+]
+
+
+def test_votes_are_counted_in_four_ways_and_abstentions_count_against_all() -> None:
+    """By hand: 2 : 1 of 4; 2 : 6 of 9; 1.1 : .9 of 2.0; and the mean of these."""
+    assert shares(VOTES, "majority") == {"vertical": 0.5, "checked": 0.25}
+    assert shares(VOTES, "weighted") == pytest.approx({"vertical": 2 / 9, "checked": 6 / 9})
+    assert shares(VOTES, "confidence") == pytest.approx({"vertical": 0.55, "checked": 0.45})
+    assert shares(VOTES, "ensemble") == pytest.approx({"vertical": (0.5 + 2 / 9 + 0.55) / 3, "checked": (0.25 + 6 / 9 + 0.45) / 3})
+    by_majority, weighted = decide(VOTES, "majority"), decide(VOTES, "weighted")
+    assert (by_majority.label, by_majority.verified) == ("vertical", False)
+    assert (weighted.label, weighted.share, weighted.verified) == ("checked", pytest.approx(6 / 9), True)
+    assert weighted.provenance()[2] == {
+        "source": "rollout 2", "answer": "checked", "confidence": 0.9, "verified": True, "strategy": "weighted",
+    }  # fmt: skip
+    assert decide(VOTES[3:], "majority") == Decision(label=None, share=0.0, verified=False, strategy="majority", votes=tuple(VOTES[3:]))
+    equal = [Vote(source="a", answer="b"), Vote(source="b", answer="a")]
+    assert decide(equal, "majority").label == decide(equal[::-1], "majority").label == "a"
+
+
+def task(**changes: object) -> Task:
+    values: dict[str, object] = {
+        "experience": 1, "request": "r", "question": "q", "frames": (), "clip": False, "form": "pattern", "policy": 0, "label": None,
+        "verdict": None, "visits": 0, "flips": 0,
+    }  # fmt: skip
+    return Task(**(values | changes))
+
+
+def decision(label: str | None = "a", share: float = 1.0, verified: bool = True) -> Decision:
+    return Decision(label=label, share=share, verified=verified, strategy="weighted", votes=())
+
+
+def test_the_gate_admits_what_is_agreed_on_verified_and_stays() -> None:
+    gate = Gate(review=0.0, canary=0.0)
+    assert gate.verdict(task(), decision()) == "admitted"
+    assert gate.verdict(task(), decision(share=0.69)) == "below_gate"
+    assert gate.verdict(task(), decision(verified=False)) == "not_verified"
+    assert Gate(review=0.0, canary=0.0, verification=False).verdict(task(), decision(verified=False)) == "admitted"
+    assert gate.verdict(task(), decision(None, 0.0, False)) == "no_answer"
+    assert gate.verdict(task(label="b", visits=1), decision()) == "flipped"
+    assert gate.verdict(task(label="b", visits=2), decision()) == "admitted"  # one flip in three visits
+    assert gate.verdict(task(label="a", visits=2, flips=2), decision()) == "flipped"
+    kept = [Gate(review=0.02, canary=0.1).verdict(task(experience=n), decision()) for n in range(2000)]
+    assert kept.count("review") / 2000 == pytest.approx(0.02, abs=0.01)
+    assert kept.count("canary") / 2000 == pytest.approx(0.1, abs=0.02)
+    assert gate.verdict(task(verdict="canary", label="a", visits=1), decision()) == "canary"
+
+
+def test_a_label_that_becomes_the_only_one_loses_its_weight() -> None:
+    """Of two labels, one of which has nearly all, the weights are clip(1 / (2 m), .2, 2)."""
+    marginal = Marginal()
+    assert marginal.weight("pattern", "a") == 1.0
+    marginal.add("pattern", "a")
+    marginal.add("pattern", "b")
+    assert marginal.shares["pattern"] == pytest.approx({"a": 0.98, "b": 0.02})
+    assert marginal.weight("pattern", "a") == pytest.approx(1 / (2 * 0.98))
+    assert marginal.weight("pattern", "b") == 2.0
+    assert marginal.largest() == pytest.approx(0.98)
+    for _ in range(500):
+        marginal.add("pattern", "b")
+    assert sum(marginal.shares["pattern"].values()) == pytest.approx(1)
+    assert marginal.weight("pattern", "b") < marginal.weight("pattern", "a") == 2.0
+    assert Marginal.of(marginal.state()) == marginal
+
+
+@pytest.fixture(scope="module")
+def tools(tiny_model: Sa2VA) -> Iterator[Toolbox]:
+    with Toolbox(tiny_model, seconds=60.0) as made:
+        yield made
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_verifier_answers_right_where_words_find_the_thing(
+    family: str, tools: Toolbox, toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch, colour_sam: None
+) -> None:
+    """It never sees the answer; where words find nothing, it has none."""
+    asked: list[Question] = []
+
+    def true_mask(model: Sa2VA, picture: Image.Image, words: str) -> tuple[np.ndarray, float]:
+        last = len(asked[0].frames) - 1  # `moves` asks in the last frame
+        masks = {target.phrase: target.masks[last] for target in asked[0].targets}
+        return rle.decode(masks[words]), 1.0
+
+    monkeypatch.setattr(frozen, "mask_by_words", true_mask)
+    right = []
+    for index in range(3):
+        asked[:] = [draw_question(family, seed=0, split="train", index=index, tile=96)]
+        assert form_of(asked[0].text) == family
+        right.append(confirmed_answer(asked[0].text, asked[0].workspace(), tools) == asked[0].answer)
+    assert sum(right) >= 2
+    monkeypatch.setattr(frozen, "mask_by_words", lambda *_: (np.zeros((384, 384), bool), 0.0))
+    assert confirmed_answer(asked[0].text, asked[0].workspace(), tools) is None
+    assert confirmed_answer("How many are there?", asked[0].workspace(), tools) is None
+    assert confirmed_answer(asked[0].text, asked[0].workspace(), toolbox) is None  # no model, no masks

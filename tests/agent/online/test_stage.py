@@ -1,0 +1,61 @@
+"""The stage `online` on a model that knows nothing: every arm runs through engine, store and worker, and a killed one goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ans_core import transforms
+from ans_core.agent.online.simulation import Drawn, Shift
+from ans_core.stages import online
+from tests.agent.online.conftest import config
+from tests.agent.online.test_worker import Start, silent
+
+CONFIG = config(simulation={"arms": ["frozen", "guard_verified", "naive_canary", "poisoned"], "poison": 1.0})
+
+
+def test_a_shift_lowers_contrast_adds_noise_and_is_decided_by_the_question() -> None:
+    shift = Shift(contrast=0.5, noise=8.0, blur=0.0)
+    plain = Drawn(["pattern", "easy"], split="val", seed=0, tile=32, first=7)
+    moved = Drawn(["pattern", "easy"], split="val", seed=0, tile=32, first=7, shift=shift)
+    assert [moved.number(n).question_id for n in range(3)] == ["pattern/val/7", "easy/val/7", "pattern/val/8"]
+    before, after = plain.number(0), moved.number(0)
+    assert (before.text, before.answer, before.frames != after.frames) == (after.text, after.answer, True)
+    assert after.frames == Drawn(["pattern"], split="val", seed=0, tile=32, first=7, shift=shift).number(0).frames
+    one, other = (np.asarray(transforms.open_image(q.frames[0]), float) for q in (before, after))
+    assert other.std() / one.std() == pytest.approx((0.25 + (8 / one.std()) ** 2) ** 0.5, rel=0.05)
+    assert (other - (127.5 + 0.5 * (one - 127.5))).std() == pytest.approx(8, rel=0.05)
+
+
+def stage(start: Start, folder: Path) -> Path:
+    out = folder / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    base, adapter = start
+    online.run(CONFIG, inputs={"model": base, "agent/rft": adapter}, out=out, scratch=folder / "scratch", log=silent)
+    return out
+
+
+@pytest.mark.slow
+def test_every_arm_has_its_figures_and_a_killed_stage_gives_the_same(start: Start, tmp_path: Path) -> None:
+    out = stage(start, tmp_path)
+    first = {name: (out / name).read_bytes() for name in ("online.json", "curves.csv")}
+    figures = json.loads(first["online.json"])
+    assert list(figures) == sorted(CONFIG.agent.online.simulation.arms)
+    assert figures["frozen"].keys() == {"target", "source"}
+    verified, naive, poisoned = (figures[name] for name in ("guard_verified", "naive_canary", "poisoned"))
+    assert verified["updates"] == naive["updates"] == 4.0
+    assert verified["store/experiences"] == verified["store/vectors"] >= 8
+    assert naive["admitted"] == 1.0 or naive["labels_right"] <= 1.0
+    assert poisoned["majority"] == 1.0
+    assert b"guard_verified,target" in first["curves.csv"] or b"guard_verified/target" in first["curves.csv"]
+    shutil.rmtree(tmp_path / "scratch/poisoned")  # killed before this arm, and in the middle of the one before it
+    (tmp_path / "scratch/guard_verified/result.json").unlink()
+    for state in sorted((tmp_path / "scratch/guard_verified/online").glob("step-*"))[-1:]:
+        shutil.rmtree(state)
+    again = stage(start, tmp_path)
+    assert json.loads((again / "online.json").read_text()) == figures

@@ -1,0 +1,229 @@
+"""The store: what was acknowledged is there, once, until it is to be gone; and what is no store is refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ans_core.agent.online import audit, overview, picture_files
+from ans_core.agent.online.scrubbing import scrub
+from ans_core.agent.online.store import FILE, Experience, Limits, Outcome, Store, worker_lock
+from tests import tiny
+
+VECTOR = np.arange(4, dtype=np.float32)
+
+
+def experience(number: int, **changes: object) -> Experience:
+    values: dict[str, object] = {
+        "request": f"r{number}", "question": "Which pattern is on the red square?", "frames": (tiny.picture(number),), "clip": False,
+        "form": "pattern", "answer": "vertical", "policy": 0,
+    }  # fmt: skip
+    return Experience(**(values | changes))
+
+
+def opened(folder: Path, **limits: float) -> Store:
+    return Store(folder, encoder="e", limits=Limits(**limits))
+
+
+def outcome(number: int, label: str = "vertical", **changes: object) -> Outcome:
+    return Outcome(**({"experience": number, "label": label, "share": 1.0, "verified": True, "verdict": "admitted"} | changes))
+
+
+def files(store: Store) -> int:
+    return sum(path.is_file() for path in store.pictures.rglob("*"))
+
+
+def test_an_experience_is_kept_once_with_vector_picture_and_task(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        first = store.add(experience(0), VECTOR)
+        assert store.add(experience(0), VECTOR) == first == 1
+        second = store.add(experience(1), VECTOR + 1)
+    with Store(tmp_path) as store:
+        assert overview.counts(store) | {"audit rows": 0} == {
+            "experiences": 2, "vectors": 2, "pictures": 2, "waiting": 2, "learned, weights not on disk": 0, "audit rows": 0,
+        }  # fmt: skip
+        numbers, vectors = store.vectors(after=1)
+        assert numbers.tolist() == [second]
+        assert np.array_equal(vectors, [VECTOR + 1])
+        (task,) = store.tasks([second, 99])
+        assert Image.open(task.frames[0]).tobytes() == Image.open(io.BytesIO(tiny.picture(1))).tobytes()
+
+
+def test_a_full_queue_takes_no_more_and_counts(tmp_path: Path) -> None:
+    with opened(tmp_path, queue=2) as store:
+        assert [store.add(experience(i), VECTOR) for i in range(4)] == [1, 2, None, None]
+        assert overview.counts(store)["flooded"] == 2
+        store.finish(1, [outcome(1)])
+        assert store.add(experience(9), VECTOR) == 3
+
+
+def test_tasks_of_updates_whose_weights_are_lost_come_back(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for i in range(4):
+            store.add(experience(i), VECTOR)
+        store.finish(1, [outcome(1)])
+        store.finish(2, [outcome(2, "diagonal"), outcome(3, verdict="below_gate")])
+        assert store.waiting(9) == [4]
+        store.settle(1)
+        store.reopen(after=1)
+        assert store.waiting(9) == [2, 3, 4]
+        store.settle(9)
+        assert store.waiting(9) == [2, 3, 4]
+        assert store.labelled("admitted", 9) == [2, 1]
+        asked = "Which pattern is on the red square?"
+        assert store.votes([1, 2, 4]) == {1: ("vertical", 1.0, asked, True), 2: ("diagonal", 1.0, asked, True)}
+        store.drop([4], "stale")
+        assert (store.waiting(9), overview.counts(store)["stale"]) == ([2, 3], 1)
+
+
+def test_what_is_evicted_was_least_useful_and_its_id_never_comes_back(tmp_path: Path) -> None:
+    with opened(tmp_path, experiences=2) as store:
+        for i in range(4):
+            store.add(experience(i), VECTOR)
+        store.finish(1, [outcome(1), outcome(2, verdict="below_gate"), outcome(3), outcome(4)])
+        assert store.evict() == 0  # all are in the queue until their weights are on disk
+        store.settle(1)
+        assert store.evict() == 2
+        assert store.ids() == {3, 4}
+        store.forget(4)
+        store.forget(3)
+        assert store.add(experience(7), VECTOR) == 5
+    with opened(tmp_path, days=0.0) as store:
+        store.drop([5], "stale")
+        time.sleep(0.01)
+        assert store.evict() == 1
+        assert (store.ids(), files(store)) == (set(), 0)
+
+
+def test_forget_removes_row_vector_and_picture_and_leaves_no_trace_in_the_files(tmp_path: Path) -> None:
+    """A picture that another experience shows, too, stays."""
+    with opened(tmp_path) as store:
+        store.add(experience(0, question="Where is Mr Goldwater's boat?", frames=(tiny.picture(5), tiny.picture(6))), VECTOR)
+        store.add(experience(1, frames=(tiny.picture(6),)), VECTOR)
+        shared = picture_files.digest_of(picture_files.scrubbed(tiny.picture(6)))
+        assert any(b"Goldwater" in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+        store.forget(1)
+        assert [path.stem for path in store.pictures.rglob("*.png")] == [shared]
+        assert overview.counts(store)["vectors"] == 1
+        assert not any(b"Goldwater" in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+        with pytest.raises(ValueError, match=r"there is no experience 1 in .*`ans agent export` lists them"):
+            store.forget(1)
+        assert audit.fault(overview.audit_rows(store)) is None
+
+
+def test_what_tells_who_somebody_is_is_not_kept(tmp_path: Path) -> None:
+    assert scrub("Call +49 (171) 555-1234 or ann.lee@mail.example.org, see https://a.b/c?d") == "Call [removed] or [removed], see [removed]"
+    assert scrub("Is 24 left of 1234567 in 2026-11-2?") == "Is 24 left of 1234567 in 2026-11-2?"
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x010E] = "at Ann Lee's"
+    Image.open(io.BytesIO(tiny.picture(3))).save(file, "JPEG", exif=exif)
+    with opened(tmp_path) as store:
+        store.add(experience(0, frames=(file.getvalue(),)), VECTOR)
+        (kept,) = store.pictures.rglob("*.png")
+        assert b"Ann" in file.getvalue()
+        assert b"Ann" not in kept.read_bytes()
+        assert not Image.open(kept).getexif()
+
+
+def test_foreign_cut_and_empty_files_and_another_encoder_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as store:
+        for i in range(30):
+            store.add(experience(i), np.ones(256, np.float32))
+    with pytest.raises(ValueError, match=r"holds vectors of the encoder e, this base's is other; use the base"):
+        Store(tmp_path / "a", encoder="other")
+    whole = (tmp_path / "a" / FILE).read_bytes()
+    for name, content in {"cut": whole[: len(whole) // 2], "words": b"no database, but long enough to be one" * 99, "empty": b""}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / FILE).write_bytes(content)
+        with pytest.raises(ValueError, match=r"damaged or cut short|is no store of the agent's"):
+            Store(tmp_path / name, encoder="e")
+    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as db:
+        db.execute("CREATE TABLE experiences (id)")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "other.sqlite").rename(tmp_path / "b" / FILE)
+    with pytest.raises(ValueError, match=r"is no store of the agent's experiences; name another folder"):
+        Store(tmp_path / "b", encoder="e")
+    with pytest.raises(ValueError, match=r"holds no experiences.sqlite; start `ans agent serve`"):
+        Store(tmp_path / "c")
+
+
+def test_a_store_has_one_worker(tmp_path: Path) -> None:
+    refused = pytest.raises(ValueError, match=rf"has a worker already \(process {os.getpid()}\)")
+    with worker_lock(tmp_path), refused, worker_lock(tmp_path):
+        pass
+    with worker_lock(tmp_path):
+        pass
+
+
+def test_an_edited_a_removed_and_a_cut_off_audit_row_are_found(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for i in range(3):
+            store.add(experience(i), VECTOR)
+        rows, mark = overview.audit_rows(store), overview.audit_head(store)
+        assert audit.fault(rows, marks=[mark]) is None
+    for change, told in {
+        "UPDATE audit SET body = replace(body, '2', '3') WHERE number = 2": "audit row 2 (added) was edited",
+        "DELETE FROM audit WHERE number = 2": "audit row 2 is missing; the next one is 3",
+        "DELETE FROM audit WHERE number = 3": "audit row 3, which a snapshot names, is missing: the end was cut off",
+    }.items():
+        with closing(sqlite3.connect(tmp_path / FILE)) as db:
+            db.execute("BEGIN")
+            db.execute(change)
+            db.execute("COMMIT")
+        with Store(tmp_path) as store:
+            found = audit.fault(overview.audit_rows(store), marks=[mark])
+        assert found == told
+        with closing(sqlite3.connect(tmp_path / FILE)) as db, db:
+            db.execute("DELETE FROM audit")
+            db.executemany("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)", [tuple(vars(row).values()) for row in rows])
+
+
+ADDS = """
+import sys
+from pathlib import Path
+from tests.agent.online.test_store import VECTOR, experience, opened
+store, first = opened(Path(sys.argv[1])), int(sys.argv[2])
+for number in range(first, first + 10_000):
+    print(number, store.add(experience(number), VECTOR), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_nothing_acknowledged_is_lost_when_a_process_is_killed_while_it_adds(tmp_path: Path) -> None:
+    rng, acknowledged = random.Random(0), {}
+    for _ in range(20):
+        first = max(acknowledged, default=-1)  # the last one again: it is known already
+        adds = subprocess.Popen(
+            [sys.executable, "-c", ADDS, str(tmp_path), str(max(first, 0))],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[3],
+        )
+        assert adds.stdout is not None
+        lines = [adds.stdout.readline()]
+        time.sleep(rng.uniform(0, 0.2))
+        adds.kill()
+        lines += adds.stdout.read().splitlines(keepends=True)
+        adds.wait()
+        acknowledged |= {int(n): int(k) for n, k in (line.split() for line in lines if line.endswith("\n"))}
+    with opened(tmp_path) as store:
+        assert len(acknowledged) > 100
+        known = {record["id"] for record in overview.records(store)}
+        assert set(acknowledged.values()) <= known
+        counts = overview.counts(store)
+        assert counts["experiences"] == counts["vectors"] == counts["pictures"] == len(known) <= len(acknowledged) + 20
+        assert audit.fault(overview.audit_rows(store)) is None
+        store.sweep()
+        assert files(store) == len(known)

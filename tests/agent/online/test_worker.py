@@ -1,0 +1,180 @@
+"""Engine and worker on one store: what is answered is learned from, released or taken back; a killed worker ends with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from ans_core.agent.online import overview
+from ans_core.agent.online import worker as workers
+from ans_core.agent.online.engine import Asked
+from ans_core.agent.online.worker import Stopped, Worker
+from ans_core.checkpoints import checkpoint
+from ans_core.stages.online_parts import Guard, Parts, loop_of, opened, schedule, worker_of
+from ans_core.types import Log
+from tests import tiny
+from tests.agent.online.conftest import MACHINE, config
+
+Start = tuple[Path, Path]
+QUESTION = "Which pattern is on the red square?"
+
+
+def silent(metrics: dict[str, float], step: int) -> None:
+    assert all(isinstance(value, int | float) for value in metrics.values())
+
+
+@contextmanager
+def online(start: Start, folder: Path, **changes: object) -> Iterator[Parts]:
+    base, adapter = start
+    with opened(config(**changes), base=base, start=adapter, folder=folder, machine=MACHINE, families=("easy", "pattern")) as parts:
+        yield parts
+
+
+def asked(first: int, count: int) -> list[Asked]:
+    return [Asked(request=f"r{i}", question=QUESTION, frames=(tiny.picture(i),)) for i in range(first, first + count)]
+
+
+def learned(parts: Parts, scratch: Path, *, steps: int, guard: Guard | None = None, log: Log = silent) -> tuple[bool, Worker]:
+    """Run a worker until there is nothing to do."""
+    worker = worker_of(parts, waits=False, guard=guard)
+    module = loop_of(parts, worker, guard=guard, log=log)
+    return worker.run(module, schedule=schedule(parts.cfg, steps=steps), machine=MACHINE, scratch=scratch, log=log), worker
+
+
+def bits(parts: Parts, version: int) -> dict[str, bytes]:
+    return {name: t.numpy().tobytes() for name, t in parts.snapshots.load(version).tensors.items()}
+
+
+@pytest.mark.slow
+def test_what_is_asked_is_answered_learned_from_and_served(start: Start, tmp_path: Path) -> None:
+    with online(start, tmp_path / "store") as parts:
+        engine = parts.engine()
+        first = engine.answer(asked(0, 8))
+        assert [reply.experience for reply in first] == list(range(1, 9))
+        assert {reply.version for reply in first} == {0}
+        assert first[0].confidence is None
+        seen: dict[str, float] = {}
+        done, _ = learned(parts, tmp_path / "scratch", steps=4, log=lambda metrics, step: seen.update(metrics))
+        assert done
+        assert parts.snapshots.versions() == [0, 1, 2]
+        assert overview.counts(parts.store)["waiting"] == 0
+        assert sum(overview.counts(parts.store).get(name, 0) for name in ("admitted", "no_answer")) == 8
+        assert seen["online/agent/sampling_gap"] < 1e-4
+        assert bits(parts, 2) != bits(parts, 0)
+        again = engine.answer(asked(0, 1))
+        assert (again[0].version, again[0].experience) == (2, 1)
+        labelled = [record for record in overview.records(parts.store) if record["label"] is not None]
+        assert (again[0].confidence is None) == (not labelled)
+        assert parts.snapshots.audit_fault() is None
+        reference = parts.policy.adapters.tensors("reference")
+        assert all(torch.equal(tensor, reference[name]) for name, tensor in parts.snapshots.load(0).tensors.items())
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_killed_learns_the_same_again(start: Start, tmp_path: Path) -> None:
+    """Killed after the third update, whose weights were not on disk: its tasks are in the queue again."""
+    results = []
+    for name in ("whole", "killed"):
+        with online(start, tmp_path / name) as parts:
+            parts.engine().answer(asked(0, 8))
+            if name == "killed":
+                done, _ = learned(parts, tmp_path / "scratch killed", steps=4, log=_killing(3))
+        with online(start, tmp_path / name) as parts:
+            if name == "killed":
+                assert overview.counts(parts.store)["learned, weights not on disk"] > 0
+            done, _ = learned(parts, tmp_path / f"scratch {name}", steps=4)
+            assert done
+            verdicts = [(r["id"], r["label"], r["verdict"]) for r in overview.records(parts.store)]
+            results.append((bits(parts, parts.snapshots.served()), verdicts))
+    assert results[0] == results[1]
+
+
+def _killing(update: int) -> Log:
+    def log(metrics: dict[str, float], step: int) -> None:
+        if step == update - 1 and "online/loss" in metrics:
+            raise Stopped("as if by kill -9: nothing is tidied up")
+
+    return log
+
+
+@pytest.mark.slow
+def test_a_refused_release_gives_the_served_bits_back_and_too_many_freeze(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "refused", lambda *a, **k: "it lost everything")
+    with online(start, tmp_path / "store", release={"roll_backs": 2}) as parts:
+        parts.engine().answer(asked(0, 12))
+        done, worker = learned(parts, tmp_path / "scratch", steps=6)
+        assert not done
+        assert parts.snapshots.versions() == [0]
+        assert worker.practice.progress.roll_backs == 2
+        assert (parts.snapshots.frozen() or "").startswith("2 releases were refused, the last one for it lost everything")
+        for adapter in ("policy", "teacher", "served"):
+            own = parts.policy.adapters.tensors(adapter)
+            assert {name: t.numpy().tobytes() for name, t in own.items()} == bits(parts, 0)
+        assert len(parts.store.waiting(99)) == 12 - 2 * 2 * 2
+        events = [row.event for row in overview.audit_rows(parts.store)]
+        assert events.count("rolled_back") == 2
+        assert parts.engine().answer(asked(50, 1))[0].version == 0  # answers go on
+
+
+@pytest.mark.slow
+def test_a_person_rolls_back_while_the_worker_learns(start: Start, tmp_path: Path) -> None:
+    with online(start, tmp_path / "store") as parts:
+        parts.engine().answer(asked(0, 16))
+
+        def rolled_back(metrics: dict[str, float], step: int) -> None:
+            if step == 4 and "online/loss" in metrics:
+                parts.snapshots.roll_back(1, why="by hand")
+
+        learned(parts, tmp_path / "scratch", steps=6, log=rolled_back)
+        told = [(row.event, row.body) for row in overview.audit_rows(parts.store) if row.event in ("published", "rolled_back")]
+        assert [event for event, _ in told] == ["published"] * 3 + ["rolled_back", "published"]
+        assert parts.snapshots.served() == 3
+        before = bits(parts, 1)
+        parts.snapshots.roll_back(1, why="by hand")
+        assert bits(parts, parts.snapshots.served()) == before
+        with pytest.raises(ValueError, match=r"there is no version 9 in .*; there are \[0, 1, 2, 3\]"):
+            parts.snapshots.roll_back(9, why="by hand")
+
+
+@pytest.mark.slow
+def test_stale_tasks_are_dropped_and_a_full_queue_keeps_no_answer_back(start: Start, tmp_path: Path) -> None:
+    with online(start, tmp_path / "store", update={"max_lag": 1}, keeping={"queue": 6}, admission={"cold_start": 2}) as parts:
+        replies = parts.engine().answer(asked(0, 8))
+        assert [reply.why_not_kept for reply in replies] == [""] * 6 + ["the queue is full"] * 2
+        learned(parts, tmp_path / "scratch", steps=2)
+        for update in (1, 2):
+            parts.snapshots.publish(
+                parts.snapshots.load(1).tensors, after=update, update=update, about=parts.snapshots.load(1).about, told={}
+            )  # fmt: skip
+        learned(parts, tmp_path / "scratch 2", steps=4)
+        assert overview.counts(parts.store)["stale"] == 2
+        assert overview.counts(parts.store)["flooded"] == 2
+
+
+@pytest.mark.slow
+def test_a_store_or_snapshot_of_another_base_is_refused_before_work_is_spent(start: Start, tmp_path: Path) -> None:
+    _, adapter = start
+    other = tiny.build()
+    with torch.no_grad():
+        other.text_hidden_fcs[0].bias.add_(1.0)
+    checkpoint.save(other, tmp_path / "other", metadata={})
+    with online(start, tmp_path / "store"):
+        pass
+    with (
+        pytest.raises(ValueError, match=r"holds vectors of the encoder .* use the base that it was begun with"),
+        online((tmp_path / "other", adapter), tmp_path / "store"),
+    ):
+        pass
+    with pytest.raises(ValueError, match=r"was trained on the base"), online((tmp_path / "other", adapter), tmp_path / "new"):
+        pass
+    folder = tmp_path / "store/snapshots/v000000" / checkpoint.DELTA_WEIGHTS
+    content = folder.read_bytes()
+    folder.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=r"is damaged, or was edited"), online(start, tmp_path / "store"):
+        pass
