@@ -23,7 +23,7 @@ from tests.data import clip_sets
 
 
 def read(form: str, path: Path, split: str = "train") -> list[Sample]:
-    return FORMATS[form](path, name="d", split=split)
+    return list(FORMATS[form](path, name="d", split=split))
 
 
 def write(path: Path, value: Any) -> Path:
