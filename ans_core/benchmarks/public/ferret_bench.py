@@ -53,8 +53,8 @@ def score(given: Given) -> Scored:
     unparsed = sum(mark == UNREADABLE for mark in marks)
     if reference <= 0:  # -1 / -1 would be a perfect score
         raise ValueError(
-            f"{review_path}: the reference answers' mean mark is {reference}, so there is no share of it; {unparsed} of {len(marks)} replies"
-            " don't begin with two marks: were they cut off, or is this another judge's form?"
+            f"{review_path}: the reference answers' mean mark is {reference}, so there is no share of it; {unparsed} of {len(marks)}"
+            " replies don't begin with two marks: were they cut off, or is this another judge's form?"
         )
     return Scored(
         metrics={
