@@ -25,6 +25,8 @@ SKIPPED = 3
 """Exit status if a benchmark's data are not there; 2 is for words that don't fit."""
 BOX = "box:"
 BATCH, MAX_TOKENS = 16, 512
+TAG_LETTERS = 5000
+"""Of a tag in MLflow."""
 LONGEST_WAIT = timedelta(days=7)
 """Of the first process that is done for the last."""
 
@@ -263,11 +265,12 @@ def report(asked: Asked, predictions: Path, items: Any, arguments: argparse.Name
     )
     print("\n".join([asked.title, *eval_score.table(scored, intervals), *lines(others)]))
     print("predictions, figures and pictures:", page)
-    log_to_mlflow(asked, scored.metrics)
+    log_to_mlflow(asked, scored.metrics, scored.notes)
 
 
-def log_to_mlflow(asked: Asked, metrics: dict[str, float]) -> None:
-    """Log the metrics as eval/<benchmark>/<split>/<metric>. The result stands also if the store is away."""
+def log_to_mlflow(asked: Asked, metrics: dict[str, float], notes: Sequence[str]) -> None:
+    """Log the metrics as eval/<benchmark>/<split>/<metric>, and the notes (which name a judge) as a tag. The result stands
+    also if the store is away."""
     import time
 
     from mlflow.entities import Metric, Param
@@ -278,7 +281,7 @@ def log_to_mlflow(asked: Asked, metrics: dict[str, float]) -> None:
     now_ms = int(time.time() * 1000)
     try:
         mlflow = client(root())
-        tags = {"ans.kind": "evaluation", "ans.pid": str(os.getpid()), **where_from(root())}
+        tags = {"ans.kind": "evaluation", "ans.pid": str(os.getpid()), "ans.notes": "\n".join(notes)[:TAG_LETTERS], **where_from(root())}
         run_id = mlflow.create_run(experiment_id(mlflow, root()), tags=tags, run_name=f"eval {asked.title}").info.run_id
         found = [Metric(metric_name(f"eval/{asked.title}/{key}"), float(value), now_ms, 0) for key, value in metrics.items()]
         mlflow.log_batch(run_id, metrics=found, params=[Param(key, str(value)[:500]) for key, value in asked.settings.items()])

@@ -103,7 +103,7 @@ def clips(given: Given) -> Iterator[Clip]:
     assert given.data is not None
     data, predictions = given.data, given.predictions
     meta, videos = _videos(data)
-    mask_dict = files.load(files.named(data, TRUTH))
+    mask_dict = _mask_dict(files.named(data, TRUTH))
     stored = _stored(predictions)
     names = [f"{video}/{number}" for video, record in videos.items() for number in record["expressions"]]
     files.refuse_unknown(stored, names, where=predictions, what="expressions")
@@ -126,8 +126,22 @@ def _videos(data: Path) -> tuple[Path, dict[str, Any]]:
     metas = sorted(data.glob("meta_expressions*.json")) if data.is_dir() else []
     if len(metas) != 1:
         raise ValueError(f"{data}: expected one meta_expressions*.json, found {[m.name for m in metas]}; give one split's folder")
-    videos: dict[str, Any] = files.value(files.load(metas[0]), "videos", where=str(metas[0]))
+    where = str(metas[0])
+    videos: dict[str, Any] = files.table(files.load(metas[0]), "videos", where=where)
+    for video in videos:
+        listed = files.listed(videos[video], "frames", where=f"{where}, {video}", of=str)
+        expressions = files.table(videos[video], "expressions", where=f"{where}, {video}")
+        if not listed or not all(isinstance(one, dict) for one in expressions.values()):
+            raise ValueError(f"{where}, {video}: without frames, or with an expression that is no object")
     return metas[0], videos
+
+
+def _mask_dict(path: Path) -> dict[str, Any]:
+    """Masklets by their id."""
+    found = files.load(path)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: not {{id: [RLE or null a frame]}}")
+    return {i: files.listed(found, i, where=str(path)) for i in found}
 
 
 def _stored(predictions: Path) -> Mapping[str, Any]:
@@ -146,15 +160,15 @@ def _stored(predictions: Path) -> Mapping[str, Any]:
 
 def _truth(mask_dict: dict[str, Any], expression: dict[str, Any], frames: list[str], where: str) -> list[RLE]:
     """All the expression's objects together. null = the object is not to be seen; never to be seen, or no object: []."""
-    ids = [str(i) for i in files.value(expression, "anno_id", where=where)]
+    ids = [str(i) for i in files.listed(expression, "anno_id", where=where)]
     if absent := [i for i in ids if i not in mask_dict]:
         raise ValueError(f"{where}: mask_dict.json has no {files.shown(absent)}; both files must be of one release")
     if short := [i for i in ids if len(mask_dict[i]) != len(frames)]:
         raise ValueError(f"{where}: mask_dict.json's {files.shown(short)} has not {len(frames)} entries, one a frame")
-    size = next((m["size"] for i in ids for m in mask_dict[i] if m), None)
-    if size is None:
+    first = next((m for i in ids for m in mask_dict[i] if m is not None), None)
+    if first is None:
         return []
-    height, width = size
+    height, width = files.mask_size(first, where=f"{where}, {TRUTH}")
     masklets = [[files.mask(m, height=height, width=width, where=f"{where}, {i}") for m in mask_dict[i]] for i in ids]
     return [rle.union(list(frame)) for frame in zip(*masklets, strict=True)]
 
@@ -195,7 +209,7 @@ def items(folder: Path, split: str, *, splits: tuple[str, ...], question: Callab
         raise ValueError(f"{folder} has no folder of split {split!r}; the benchmark's splits are {', '.join(splits)}")
     meta, videos = _videos(folder)
     pictures = files.pictures(folder, "JPEGImages", f"../../{folder.name}/JPEGImages", "../JPEGImages/480p", "../JPEGImages")
-    mask_dict = files.load(folder / TRUTH) if (folder / TRUTH).is_file() else None
+    mask_dict = _mask_dict(folder / TRUTH) if (folder / TRUTH).is_file() else None
     for video, described in videos.items():
         frames = tuple(files.picture(pictures / video, frame, where=f"{meta}, {video}") for frame in described["frames"])
         width, height = transforms.image_size(frames[0])

@@ -73,14 +73,38 @@ def score(given: Given) -> Scored:
 def _asked(given: Given) -> tuple[dict[str, Any], dict[str, Any], list[str], list[str]]:
     """(captions, questions, the objects that count, those without a caption)"""
     assert given.data is not None
-    captions, questions = _objects(given.predictions), files.load(files.named(given.data, "qa.json"))
-    objects = [str(a["id"]) for a in files.load(files.named(given.data, "annotations.json"))["annotations"]]
+    captions, questions = _objects(given.predictions), _questions(files.named(given.data, "qa.json"))
+    path = files.named(given.data, "annotations.json")
+    objects = list(files.by_id(files.listed(files.load(path), "annotations", where=str(path)), "id", where=str(path)))
     if unknown := [i for i in objects if i not in questions]:
         raise ValueError(f"{given.data}: qa.json has no questions about objects {files.shown(unknown)}")
     missing = files.refuse_unknown(captions, objects, where=given.predictions, what="objects")
     if given.predicted_only:
         objects, missing = [i for i in objects if i in captions], []
     return captions, questions, objects, missing
+
+
+def _questions(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """Those of each object."""
+    found = files.load(path)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: not {{object id: [question]}}")
+    for i in found:
+        for number, question in enumerate(files.listed(found, i, where=str(path))):
+            where = f"{path}, object {i}, question {number}"
+            files.text(question, "type", where=where)
+            for _, worth in _choices(question, where):
+                if isinstance(worth, bool) or not isinstance(worth, int | float):
+                    raise ValueError(f"{where}: a choice is worth {worth!r}, not a number")
+    return found
+
+
+def _choices(question: Any, where: str) -> list[tuple[str, Any]]:
+    """(text, what it is worth)"""
+    listed = files.listed(question, "choices", where=where, of=list)
+    if not listed or any(len(choice) != 2 or not isinstance(choice[0], str) for choice in listed):
+        raise ValueError(f"{where}: choices are not [text, what it is worth]")
+    return [(text, worth) for text, worth in listed]
 
 
 def _judge(replay: Path) -> str:
@@ -106,14 +130,17 @@ def _of_object(i: str, caption: Any, questions: list[dict[str, Any]], replies: d
     recorded = replies[i]
     if str(files.value(recorded, "pred", where=where)).strip() != str(caption).strip():
         raise ValueError(f"{where}: the judge saw another caption than the predicted one; its replies are of an older run")
-    (recognition,) = files.value(recorded, "details_recognition", where=where)
-    picked = choice(files.text(recognition, "pred_answer", where=where), [str(c[0]) for c in recognition["choices"]])
-    recognised = picked is not None and recognition["choices"][picked][1] == "correct"
+    recognitions = files.listed(recorded, "details_recognition", where=where)
+    if len(recognitions) != 1:
+        raise ValueError(f"{where}: {len(recognitions)} replies about recognition, not one")
+    options = _choices(recognitions[0], f"{where}, details_recognition")
+    picked = choice(files.text(recognitions[0], "pred_answer", where=where), [text for text, _ in options])
+    recognised = picked is not None and options[picked][1] == "correct"
     samples = [{"object": i, "type": "recognition", "choice": picked, "recognised": recognised, "score": 0.0}]
     for kind, key in KINDS.items():
         asked = [q for q in questions if q["type"] == kind]
-        told = files.value(recorded, key, where=where)
-        if [q["choices"] for q in asked] != [t["choices"] for t in told]:
+        told = files.listed(recorded, key, where=where, of=dict)
+        if [q["choices"] for q in asked] != [t.get("choices") for t in told]:
             raise ValueError(f"{where}: {key} are not about qa.json's questions")
         for number, (question, reply) in enumerate(zip(asked, told, strict=True)):
             picked = choice(files.text(reply, "pred_answer", where=f"{where}, {key} {number}"), [str(c[0]) for c in question["choices"]])

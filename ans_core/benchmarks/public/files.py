@@ -185,6 +185,13 @@ def listed(record: Any, key: str, *, where: str, of: type = object) -> list[Any]
     return found
 
 
+def table(record: Any, key: str, *, where: str) -> dict[str, Any]:
+    found = value(record, key, where=where)
+    if not isinstance(found, dict) or not found:
+        raise ValueError(f"{where}: {key!r} is {rle.short(found)}, not an object with at least one entry")
+    return found
+
+
 def number(record: Any, key: str, *, where: str) -> int | float:
     found = value(record, key, where=where)
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):

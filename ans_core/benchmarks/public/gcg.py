@@ -54,13 +54,12 @@ class Drawn:
 def score(given: Given) -> Scored:
     assert given.data is not None
     masks_file = _masks_file_of(given.data, given.predictions)
-    truth = files.load(masks_file)
-    images = {str(image["id"]): image for image in files.value(truth, "images", where=str(masks_file))}
+    truth, images = _truth(masks_file)
     listed, drawn = _drawn(given.predictions, images)
     missing = files.refuse_unknown(drawn, images, where=given.predictions, what="images") if not listed else []
     if given.predicted_only:
         images, missing = {image: images[image] for image in images if image in drawn}, []
-    kept = [a for a in truth["annotations"] if not a.get("iscrowd") and str(a["image_id"]) in images]
+    kept = [a for a in truth["annotations"] if not a.get("iscrowd") and str(a["image_id"]) in images]  # all, or those predicted
     if not kept:
         raise ValueError(f"{masks_file}: no true mask")
     true: dict[str, list[RLE]] = {image: [] for image in images}
@@ -69,27 +68,31 @@ def score(given: Given) -> Scored:
         name = str(annotation["image_id"])
         size = images[name]
         where = f"{masks_file}, annotation {annotation['id']}"
-        true[name].append(files.mask(annotation["segmentation"], height=size["height"], width=size["width"], where=where))
+        true[name].append(_mask(annotation, "segmentation", size, where))
         true_categories[name].append(annotation["category_id"])
     ious = {image: iou_matrix(drawn.get(image, Drawn()).masks, true[image]) for image in images}
     mious = [float(np.mean([v for *_, v in best_pairs(ious[image])] or [0.0])) for image in images]
     metrics, notes = _average_precision(truth, kept, images, drawn), ["crowd regions are left out"]
-    metrics |= {"mIoU": float(np.mean(mious)), **_recall(ious, true, "recall_masks_only", lambda image, i, j: 1.0)}
-    metrics |= _phrase_recall(given, masks_file, ious, drawn, true, notes)
+    ratios = {"mIoU": Ratio(numerators=mious), "recall_masks_only": _recall(ious, true, lambda image, i, j: 1.0)}
+    ratios |= _phrase_recall(given, masks_file, ious, drawn, true, notes)
     if listed:
         categories: dict[str, list[Any]] = defaultdict(list)
         for number, record in enumerate(listed):
             for key in ("category_id", *(["score"] if "score" in record else [])):
                 files.number(record, key, where=f"{given.predictions}, record {number}")
             categories[str(record["image_id"])].append(record["category_id"])
-        same = _recall(ious, true, "recall_same_category", lambda image, i, j: float(categories[image][i] == true_categories[image][j]))
-        metrics |= same | _coco(truth, listed)
+        ratios["recall_same_category"] = _recall(ious, true, lambda image, i, j: float(categories[image][i] == true_categories[image][j]))
+    metrics |= {"mIoU": float(np.mean(mious)), **_recalls(ratios)}
+    if listed:
+        metrics |= _coco(truth, listed)
     elif given.data.is_dir():
-        metrics |= _captions(given, _captions_file(masks_file), drawn, notes)
+        figures, of_captions = _captions(given, _captions_file(masks_file), images, drawn, notes)
+        metrics, ratios = metrics | figures, ratios | of_captions
+    notes.append("AP and AP50 have no interval: pycocotools gives them for all images at once")
     return Scored(
         metrics=metrics | {"images": len(images), "true_masks": len(kept)},
         published={key: percent(metrics[key]) for key in ("AP50", "mIoU", "recall") if key in metrics},
-        ratios={"mIoU": Ratio(numerators=mious)},
+        ratios=ratios,
         samples=[
             {"image_id": image, "mIoU": miou, "masks": len(drawn.get(image, Drawn()).masks)}
             for image, miou in zip(images, mious, strict=True)
@@ -97,6 +100,30 @@ def score(given: Given) -> Scored:
         missing=len(missing),
         notes=notes,
     )
+
+
+def _truth(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The file, whose annotations are checked, and its images by id."""
+    where, truth = str(path), files.load(path)
+    images = files.by_id(files.listed(truth, "images", where=where), "id", where=f"{where}, images")
+    for name, image in images.items():
+        for key in ("height", "width"):
+            if not isinstance(size := files.number(image, key, where=f"{where}, image {name}"), int) or size < 1:
+                raise ValueError(f"{where}, image {name}: {key} {size} is no number of pixels")
+    for number, annotation in enumerate(files.listed(truth, "annotations", where=where)):
+        here = f"{where}, annotation {number}"
+        files.number(annotation, "id", where=here)
+        if str(files.value(annotation, "image_id", where=here)) not in images:
+            raise ValueError(f"{here}: image {annotation['image_id']} is not among the file's images")
+        for key in ("category_id", "area"):
+            files.number(annotation, key, where=here)
+        if annotation.get("segmentation") is None or annotation.get("iscrowd") not in (0, 1):
+            raise ValueError(f"{here}: it needs a segmentation and iscrowd (0 or 1), as COCO's do")
+        if annotation.get("iscrowd"):  # others are decoded where they are scored
+            _mask(annotation, "segmentation", images[str(annotation["image_id"])], here)
+    for number, category in enumerate(files.listed(truth, "categories", where=where) if "categories" in truth else []):
+        files.number(category, "id", where=f"{where}, category {number}")
+    return truth, images
 
 
 def _masks_file_of(data: Path, predictions: Path) -> Path:
@@ -182,13 +209,13 @@ def _average_precision(
 
 def _coco(truth: dict[str, Any], listed: list[dict[str, Any]]) -> dict[str, float]:
     """The detection scores of the same file, with its categories and scores."""
-    if not all("score" in record for record in listed):
+    if not all("score" in record for record in listed) or "categories" not in truth:
         return {}
     return {f"coco/{key}": value for key, value in coco_figures(truth, listed).items()}
 
 
 def coco_figures(truth: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, float]:
-    """pycocotools' own twelve."""
+    """pycocotools' own twelve. The truth needs its categories."""
     if not results:
         return dict.fromkeys((*COCO_NAMES, *COCO_RECALLS), 0.0)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -202,15 +229,24 @@ def coco_figures(truth: dict[str, Any], results: list[dict[str, Any]]) -> dict[s
     return dict(zip((*COCO_NAMES, *COCO_RECALLS), map(float, evaluation.stats), strict=True))
 
 
-def _recall(ious: dict[str, Any], true: dict[str, list[RLE]], name: str, similarity: Callable[[str, int, int], float]) -> dict[str, float]:
+def _recall(ious: dict[str, Any], true: dict[str, list[RLE]], similarity: Callable[[str, int, int], float]) -> Ratio:
     """Pooled over images."""
-    found = sum(recalled_pairs(ious[image], partial(similarity, image)) for image in ious)
-    return {name: found / sum(map(len, true.values())), name.replace("recall", "matches"): found}
+    found = [recalled_pairs(ious[image], partial(similarity, image)) for image in ious]
+    return Ratio(numerators=found, denominators=[len(true[image]) for image in ious])
+
+
+def _recalls(ratios: dict[str, Ratio]) -> dict[str, float]:
+    """Each recall with its number of matches."""
+    metrics: dict[str, float] = {}
+    for name, ratio in ratios.items():
+        if "recall" in name:
+            metrics |= {name: ratio.value, name.replace("recall", "matches"): int(sum(ratio.numerators))}
+    return metrics
 
 
 def _phrase_recall(
     given: Given, masks_file: Path, ious: dict[str, Any], drawn: dict[str, Drawn], true: dict[str, list[RLE]], notes: list[str]
-) -> dict[str, float]:
+) -> dict[str, Ratio]:
     """The benchmark's own recall, which also compares phrases."""
     assert given.data is not None
     if not given.text_encoder or not given.data.is_dir():
@@ -223,17 +259,24 @@ def _phrase_recall(
         if len(labels.get(image, [])) != len(masks):
             raise ValueError(f"{path}: image {image} has {len(labels.get(image, []))} labels and {len(masks)} true masks")
     notes.append(f"recall compares phrases by {given.text_encoder}")
-    return _recall(ious, true, "recall", lambda image, i, j: encoder(drawn[image].phrases[i], labels[image][j]))
+    return {"recall": _recall(ious, true, lambda image, i, j: encoder(drawn[image].phrases[i], labels[image][j]))}
 
 
-def _captions(given: Given, path: Path, drawn: dict[str, Drawn], notes: list[str]) -> dict[str, float]:
+def _captions(
+    given: Given, path: Path, images: Iterable[str], drawn: dict[str, Drawn], notes: list[str]
+) -> tuple[dict[str, float], dict[str, Ratio]]:
     truth = captions.caption_truth(path)
     if given.predicted_only:
         truth = {image: texts for image, texts in truth.items() if image in drawn}
     told = [coco_tokens(drawn[image].caption or "") if image in drawn else "" for image in truth]
     found = captions.scores_of(list(truth), told, [[coco_tokens(text) for text in texts] for texts in truth.values()])
     notes.append(captions.METEOR_NOTE)
-    return {key: found.metrics[key] for key in ("METEOR_nltk", "CIDEr")}
+    place = {image: n for n, image in enumerate(truth)}
+    kept = ("METEOR_nltk", "CIDEr")
+    if set(place) != set(images):  # a line of the table is an image of the masks
+        return {key: found.metrics[key] for key in kept}, {}
+    each = {key: [found.ratios[key].numerators[place[image]] for image in images] for key in kept}
+    return {key: found.metrics[key] for key in kept}, {key: Ratio(numerators=values) for key, values in each.items()}
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:

@@ -89,11 +89,9 @@ def beside(name: str, split: str, metrics: Mapping[str, float], *, whole: int) -
         key, protocol = PROTOCOLS.get((scorer, figure.metric), (figure.metric, ""))
         of = figure.split.removeprefix(VOS.get(name, "")).strip()
         same = scorer == "refcoco" or SPLITS.get(of, of).lower() == SPLITS.get(split, split).lower()
-        ours = (
-            metrics[key] * (1 if (scorer, key) in IN_PERCENT else 100)
-            if real and same and key in metrics and _same_convention(name, metrics)
-            else None
-        )
+        ours = None
+        if real and same and key in metrics and _same_convention(name, metrics):
+            ours = metrics[key] * (1 if (scorer, key) in IN_PERCENT else 100)
         rows.append(Row(figure=figure, ours=ours, note="; ".join(filter(None, (figure.note, protocol if ours is not None else "")))))
     return rows
 

@@ -4,6 +4,7 @@ annotation a). Formats: clips_of_expressions.py."""
 from __future__ import annotations
 
 from ans_core.benchmarks.public import clips_of_expressions as video
+from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer
 
 ANNOTATIONS = ("annotator1_first_frame", "annotator1_full_video", "annotator2_first_frame", "annotator2_full_video")
@@ -12,6 +13,8 @@ ANNOTATIONS = ("annotator1_first_frame", "annotator1_full_video", "annotator2_fi
 def score(given: Given) -> Scored:
     found = video.results(given)
     more: dict[str, float] = {}
+    if odd := [f"{r.video}/{r.expression}" for r in found if not r.expression.isdecimal()]:
+        raise ValueError(f"{given.data}: expressions {files.shown(odd)} have no number; 4k + a is of object k and annotation a")
     for a, name in enumerate(ANNOTATIONS):
         if of_one := [r for r in found if int(r.expression) % len(ANNOTATIONS) == a]:
             more |= {f"{key}/{name}": value for key, value in video.figures(of_one).items()}

@@ -29,8 +29,11 @@ def score(given: Given) -> Scored:
     groups: dict[str, list[tuple[video.Result, float, float]]] = {name: [] for name in TYPES.values()}
     for clip in video.clips(given):
         kind = files.value(clip.record, "type_id", where=clip.name)
-        if kind in TYPES:
-            masks = files.value(foreground.get(clip.video, {}), "masks_rle", where=f"{path}, {clip.video}")
+        if isinstance(kind, int) and kind in TYPES:
+            where = f"{path}, {clip.video}"
+            masks = files.listed(files.value(foreground, clip.video, where=str(path)), "masks_rle", where=where)
+            if len(masks) != len(clip.truth):
+                raise ValueError(f"{where}: {len(masks)} masks for {len(clip.truth)} frames")
             groups[TYPES[kind]].append((video.result(clip), *accuracy_and_robustness(clip, masks)))
     if empty := [name for name, found in groups.items() if not found]:
         raise ValueError(f"{given.data}: no expression of type {' or '.join(empty)}; the overall figures are the mean of both types")

@@ -24,16 +24,15 @@ def score(given: Given) -> Scored:
     assert given.data is not None
     path = files.named(given.data, "gt.json")
     truth = files.load(path)
-    videos = {video["id"]: video for video in files.value(truth, "videos", where=str(path))}
-    phrases: dict[Pair, str] = {(p["video_id"], p["category_id"]): p["noun_phrase"] for p in truth["video_np_pairs"]}
+    videos, phrases = _asked(truth, str(path))
     true: dict[Pair, list[list[RLE | None]]] = defaultdict(list)
-    for record in truth["annotations"]:
-        true[record["video_id"], record["category_id"]].append(_masklet(record, videos, f"{path}, annotation {record['id']}"))
+    for number, record in enumerate(files.listed(truth, "annotations", where=str(path))):
+        true[_pair(record, where := f"{path}, annotation {number}")].append(_masklet(record, videos, where))
     drawn: dict[Pair, list[list[RLE | None]]] = defaultdict(list)
     scores: dict[Pair, list[float]] = defaultdict(list)
     for number, record in enumerate(files.records(given.predictions)):
         where = f"{given.predictions}, record {number}"
-        pair = files.number(record, "video_id", where=where), files.number(record, "category_id", where=where)
+        pair = _pair(record, where)
         if pair not in phrases:
             raise ValueError(f"{where}: the truth asks for no phrase {pair[1]} in video {pair[0]}")
         drawn[pair].append(_masklet(record, videos, where))
@@ -52,6 +51,24 @@ def score(given: Given) -> Scored:
         samples=[_sample(pair, phrases[pair], group) for pair, group in groups.items()],
         notes=["HOTA takes masklets that score above .5, pooled over phrases", "TETA is left out: it is a program of its own"],
     )
+
+
+def _asked(truth: Any, where: str) -> tuple[dict[Any, dict[str, Any]], dict[Pair, str]]:
+    """(the videos by id, the phrase of each pair)"""
+    videos = {}
+    for number, video in enumerate(files.listed(truth, "videos", where=where)):
+        for key in ("id", "length", "height", "width"):
+            files.number(video, key, where=f"{where}, video {number}")
+        videos[video["id"]] = video
+    phrases = {}
+    for number, asked in enumerate(files.listed(truth, "video_np_pairs", where=where)):
+        here = f"{where}, video_np_pairs {number}"
+        phrases[_pair(asked, here)] = files.text(asked, "noun_phrase", where=here)
+    return videos, phrases
+
+
+def _pair(record: Any, where: str) -> Pair:
+    return files.number(record, "video_id", where=where), files.number(record, "category_id", where=where)
 
 
 def _tracks(drawn: list[list[RLE | None]], true: list[list[RLE | None]]) -> Tracks:

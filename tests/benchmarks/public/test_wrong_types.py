@@ -1,4 +1,5 @@
-"""A value of a wrong type anywhere in a file of predictions is refused by name or does not matter, and never ends in a traceback."""
+"""A value of a wrong type anywhere in a file of predictions or truth is refused by name or does not matter, and never ends in a
+traceback."""
 
 from __future__ import annotations
 
@@ -49,6 +50,8 @@ def truth_of(name: str, folder: Path) -> dict[str, Path]:
         return {"data": write(folder / "truth.json", truth)}
     if name == "mevis":
         return {"data": test_video_files.truth(folder / "data", {"0": {"anno_id": [1]}, "1": {"anno_id": [9]}})}
+    if name == "revos":
+        return {"data": test_video_files.truth(folder / "data", {"0": {"anno_id": [1], "type_id": 0}, "1": {"anno_id": [9], "type_id": 1}})}
     if name == "gcg":
         return {"data": test_gcg.truth(folder / "data") / "val_gcg_coco_mask_gt.json"}
     if name == "saco_veval":
@@ -105,6 +108,25 @@ def test_wrong_types_are_refused_by_name(tmp_path: Path, name: str):
                 refusals.append(str(error))
     assert refusals
     assert all(str(tmp_path) in refusal or "--predictions" in refusal for refusal in refusals), refusals
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["refcoco", "mevis", "revos", "gcg", "saco_veval", "dlc_bench"])
+def test_wrong_types_in_the_truth_are_refused_by_name(tmp_path: Path, name: str):
+    predictions = write(tmp_path / "predictions.json", PREDICTIONS["mevis" if name == "revos" else name])
+    others = truth_of(name, tmp_path)
+    refusals: list[str] = []
+    for path in [path for given in others.values() for path in ([given] if given.is_file() else sorted(given.glob("*.json")))]:
+        text = path.read_text()
+        for number, at in enumerate(places(valid := json.loads(text))):
+            path.write_text(json.dumps(changed(valid, at, (*ODD, DELETED)[number % (len(ODD) + 1)])))  # each place once
+            try:
+                score(name, predictions, **others)
+            except ValueError as error:
+                refusals.append(str(error))
+        path.write_text(text)
+    assert refusals
+    assert [refusal for refusal in refusals if str(tmp_path) not in refusal and "zoo/" not in refusal] == []
 
 
 def test_a_number_that_is_none_is_not_scored(tmp_path: Path):
