@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -33,6 +34,10 @@ LOG_TAIL_LINES = 20
 
 # Set in the child before it becomes dvc: a pre-exec function in this (threaded) process could deadlock.
 LAUNCH = "from tasks.process import die_with_parent; import os, sys; die_with_parent(); os.execv(sys.executable, sys.argv[1:])"
+
+
+Say = Callable[[str], object]
+"""Takes whole lines of output."""
 
 
 class StageFailedError(RuntimeError):
@@ -92,20 +97,24 @@ class BarThinner:
         return shown
 
 
-def relay(pipe: int) -> None:
-    """Copy a child's output to this process's standard error, a file, until nobody holds the other end."""
-    thinner = BarThinner()
-    while data := os.read(pipe, 65536):
-        if shown := thinner.feed(data):
-            sys.stderr.write(shown)
-            sys.stderr.flush()
-    sys.stderr.write(thinner.feed(b"\n"))
+def write_error(lines: str) -> None:
+    sys.stderr.write(lines)
     sys.stderr.flush()
 
 
-def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environment: dict[str, str]) -> int:
-    """Run a command and return its exit status. Output goes to standard error; a terminal gets it unchanged. Raises TimeoutError, after
-    ending the group, for a command that takes too long or is stopped."""
+def relay(pipe: int, say: Say) -> None:
+    """Hand a child's output, line by line, to `say` until nobody holds the other end."""
+    thinner = BarThinner()
+    while data := os.read(pipe, 65536):
+        if shown := thinner.feed(data):
+            say(shown)
+    if shown := thinner.feed(b"\n"):
+        say(shown)
+
+
+def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environment: dict[str, str], say: Say = write_error) -> int:
+    """Run a command and return its exit status. A terminal gets its output unchanged, `say` elsewhere. Raises TimeoutError, after ending
+    the group, for a command that takes too long or is stopped."""
     environ = {
         **environment(),
         **extra_environment,
@@ -120,7 +129,7 @@ def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environm
     )  # fmt: skip
     reader = None
     if process.stdout is not None:
-        reader = Thread(target=relay, args=(process.stdout.fileno(),), daemon=True)
+        reader = Thread(target=relay, args=(process.stdout.fileno(), say), daemon=True)
         reader.start()
     try:
         watch(process, timeout_s)
@@ -148,7 +157,9 @@ def watch(process: subprocess.Popen[Any], timeout_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def repro(name: str, *, root: Path, timeout_s: float, extra_environment: dict[str, str], force: bool = False) -> bool:
+def repro(
+    name: str, *, root: Path, timeout_s: float, extra_environment: dict[str, str], force: bool = False, say: Say = write_error
+) -> bool:
     """Run one stage, with `force` also if it is up to date, or take its result from DVC's run cache (then return False). Wait while another
     dvc command is at work."""
     with tempfile.TemporaryDirectory(prefix="ans-") as folder:
@@ -156,9 +167,9 @@ def repro(name: str, *, root: Path, timeout_s: float, extra_environment: dict[st
         environ = {**extra_environment, "ANS_NOTE": str(note)}
         waited_s = 0
         command = ["-m", "flows.dvc_state", name, *(["--force"] if force else [])]
-        while (status := run_once(command, root=root, timeout_s=timeout_s, extra_environment=environ)) == BUSY:
+        while (status := run_once(command, root=root, timeout_s=timeout_s, extra_environment=environ, say=say)) == BUSY:
             if waited_s == 0:
-                print(f"{name} waits: another dvc command is at work in {root}", file=sys.stderr, flush=True)
+                say(f"{name} waits: another dvc command is at work in {root}\n")
             time.sleep(BUSY_RETRY_S)
             waited_s += BUSY_RETRY_S
         told = read_note(note)

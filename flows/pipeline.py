@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -14,11 +15,12 @@ from typing import Any
 from prefect import flow, runtime, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
 from prefect.states import Completed, State
 
 from ans_core.config import load
 from ans_core.config.section import nearest
-from flows.child import BUSY_RETRY_S, SettingsError, repro
+from flows.child import BUSY_RETRY_S, Say, SettingsError, repro, write_error
 from flows.dvc_state import is_up_to_date, output_hash
 from flows.params import add_sources, watch_sources, write, write_if_needed
 from flows.paths import root
@@ -65,9 +67,18 @@ def is_worth_a_retry(_task: Any, _run: Any, state: State[Any]) -> bool:
 def run_stage(stage: Stage, here: Path, tracked: dict[str, str], clock: Clock, force: bool) -> State[None]:
     if not force and is_cached(stage, here):
         return Completed(name="Cached", message=f"{stage.name} is up to date (dvc.lock)")
-    print(clock.place(stage), file=sys.stderr, flush=True)
-    ran = repro(stage.target, root=here, timeout_s=stage.timeout_s, extra_environment=tracked, force=force)
+    say = log_lines()
+    say(f"{clock.place(stage)}\n")
+    ran = repro(stage.target, root=here, timeout_s=stage.timeout_s, extra_environment=tracked, force=force, say=say)
     return Completed(message=f"{stage.name} ran") if ran else Completed(name="Cached", message=f"{stage.name} came from DVC's run cache")
+
+
+def log_lines() -> Say:
+    """Return what takes a stage's output: the log of its Prefect task, or standard error where Prefect is quiet (`ans run`)."""
+    logger = get_run_logger()
+    if not logger.isEnabledFor(logging.INFO):
+        return write_error
+    return lambda lines: [logger.info("%s", line) for line in lines.splitlines()]
 
 
 def is_cached(stage: Stage, here: Path) -> bool:

@@ -111,7 +111,7 @@ def open_run(record: Record, mlflow: MlflowClient, experiment: str, root: Path) 
     mlflow.set_tag(record.parent, "ans.pid", str(record.owner))
     mlflow.update_run(record.parent, status="RUNNING")  # an earlier stage may have closed it
     tags = {**record.tags, "mlflow.parentRunId": record.parent}
-    name = f"{record.stage} {record.profile} {tracking.clock(record.start_ms)}"
+    name = f"{record.stage} {tracking.run_name(record.profile, record.settings, root, record.start_ms)}"
     record.run_id = str(mlflow.create_run(experiment, start_time=record.start_ms, tags=tags, run_name=name).info.run_id)
 
 

@@ -11,12 +11,13 @@ import sqlite3
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ans_core.config import PROFILES, ConfigError, resolve
 from tasks.stages import ROWS, stage_named
 from tasks.surroundings import surroundings
 
@@ -34,6 +35,8 @@ EXPERIMENT = "ans"
 KIND = "mlflow.experimentKind"
 TRAINING = "custom_model_development"
 """The kind whose pages show runs and curves first; without it MLflow opens on the pages for prompts and traces."""
+MAX_SHOWN = 12
+"""Characters of a setting's value in a run's name."""
 MAX_PARAMS = 100
 """Of one request to the store."""
 
@@ -145,14 +148,27 @@ def parent_run(
         return str(found[0].info.run_id)
     tags = {"ans.pipeline": key, "ans.kind": "pipeline", "ans.profile": profile, "ans.pid": str(pid), **where_from(root)}
     tags["mlflow.source.name"] = "flows/pipeline.py" if key.startswith("flow-") else "dvc.yaml"
-    name = f"{profile} {clock(start_ms)}"
+    name = run_name(profile, settings, root, start_ms)
     run = str(mlflow.create_run(experiment, start_time=start_ms, tags=tags, run_name=name).info.run_id)
     log_params(mlflow, run, settings)
     return run
 
 
+def run_name(profile: str, settings: Mapping[str, str], root: Path, start_ms: int) -> str:
+    """Name a run by what tells it from others in a chart's legend: the profile, settings that are not the profile's, and the time."""
+    path, plain = root / PROFILES / f"{profile}.yaml", settings
+    if path.exists():
+        with suppress(ConfigError):  # the file was edited since
+            plain = flat(resolve(path))
+    changed = [(key, value) for key, value in settings.items() if plain.get(key) != value and not key.startswith("launch.")]
+    shown = [f"{key}={value}" if len(value) <= MAX_SHOWN else key for key, value in changed[:2]]
+    more = [f"+{len(changed) - 2}"] if len(changed) > 2 else []
+    return " ".join([profile, *shown, *more, clock(start_ms)])
+
+
 def clock(time_ms: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(time_ms / 1000))
+    """Return the local time, without the year, which MLflow shows beside the name."""
+    return time.strftime("%m-%d %H:%M", time.localtime(time_ms / 1000))
 
 
 def log_params(mlflow: MlflowClient, run: str, params: Mapping[str, str]) -> None:

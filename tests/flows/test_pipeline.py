@@ -106,6 +106,17 @@ def test_the_flow_and_dvc_share_one_cache_and_mlflow_shows_a_parent_with_nested_
     assert newest["mlflow.note.content"].count("| cached |") == len(NAMES)
 
 
+def test_a_fresh_clone_beside_the_checkout_pulls_what_it_pushed_and_runs_nothing(finished: tuple[Path, str]) -> None:
+    workspace, _ = finished
+    dvc(workspace, "push", "--run-cache")
+    clone = workspace.with_name("clone")
+    for words in (["add", "-A"], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "ran"], ["clone", "-q", ".", str(clone)]):
+        subprocess.run(["git", *words], cwd=workspace, check=True)
+    dvc(clone, "pull", "--run-cache")
+    assert "Data and pipelines are up to date" in dvc(clone, "repro")
+    assert executed(clone) == []
+
+
 def test_a_bare_dvc_repro_has_one_mlflow_parent_and_switching_profiles_back_executes_nothing(finished: tuple[Path, str]) -> None:
     workspace, _ = finished
     known = {run["id"] for run in mlflow_runs(workspace)}

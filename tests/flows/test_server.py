@@ -144,8 +144,8 @@ def test_no_page_of_another_site_makes_a_deployment(served: Served, headers: dic
 def test_deployments_are_scheduled_and_run_by_the_worker(served: Served) -> None:
     until(lambda: "SCHEDULED" in served.flow_runs("nightly"), "no nightly run was scheduled")
     smoke = served.authorized("deployments/name/full-pipeline/smoke", None, method="GET")["id"]
-    body = {"job_variables": {"env": {"FAKE_STALL": "prepare:1"}}}
-    served.authorized(f"deployments/{smoke}/create_flow_run", body)
+    body = {"job_variables": {"env": {"FAKE_STALL": "prepare:1", "FAKE_BAR": "base"}}}
+    run_id = served.authorized(f"deployments/{smoke}/create_flow_run", body)["id"]
     states = served.workspace / ".ans/scratch/smoke"
     until(lambda: [path for path in states.glob("prepare/*/step") if path.read_text() == "2"], "the stage never came to step 1")
     (server,) = served.at_work("flows.prefect_server")
@@ -162,6 +162,10 @@ def test_deployments_are_scheduled_and_run_by_the_worker(served: Served) -> None
     (page,) = served.authorized("artifacts/filter", {"artifacts": {"key": {"any_": ["pipeline-run"]}}})
     assert "| report | ran |" in page["data"]
     assert "report/report.html" in page["data"]
+    logged = served.authorized("logs/filter", {"logs": {"flow_run_id": {"any_": [run_id]}}})
+    said = "\n".join(line["message"] for line in logged)  # before and after the server was killed
+    assert "stage 1 of 12: prepare" in said
+    assert "a bar: 100%" in said
     assert "Data and pipelines are up to date" in run(served.workspace, "-m", "dvc", "repro")
     late_nights_run_one_after_the_other(served)
 

@@ -9,10 +9,22 @@ from typing import Any
 
 import pytest
 
+from ans_core.config import load
 from tasks import stage_run
 from tasks.process import held
 from tasks.stage_run import StageRun
-from tasks.tracking import client, clock, close_stuck_runs, experiment_id, find_runs, flat, metric_name, pipeline_metrics, works_since
+from tasks.tracking import (
+    client,
+    clock,
+    close_stuck_runs,
+    experiment_id,
+    find_runs,
+    flat,
+    metric_name,
+    pipeline_metrics,
+    run_name,
+    works_since,
+)
 
 HOLD = """
 import sys, time
@@ -70,6 +82,14 @@ def test_a_pipelines_run_shows_results_and_neither_curves_nor_the_machines_load(
     assert set(shown("sft", "sft/loss", "mixture/drawn/rows", "train/loss")) == {"train/sft/loss"}
     assert set(shown("report", "rl/video/val/J_F", "system/cpu")) == {"rl/video/val/J_F"}
     assert set(shown("convert", "parity/texts", "duration_s")) == {"convert/parity/texts", "duration_s/convert"}
+
+
+def test_a_run_is_named_by_what_tells_it_from_others() -> None:
+    settings = flat(load(ROOT / "params.yaml").model_dump(mode="json"))
+    assert run_name("tiny", settings, ROOT, 0) == f"tiny {clock(0)}"
+    changed = settings | {"launch.processes": "2", "rl.kl": "0.5", "prepare.sources": "[" + "x" * 80, "seed": "7"}
+    assert run_name("tiny", changed, ROOT, 0) == f"tiny seed=7 prepare.sources +1 {clock(0)}"
+    assert run_name("my-own", settings, ROOT, 0) == f"my-own {clock(0)}"
 
 
 TRACKED = """
