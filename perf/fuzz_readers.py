@@ -131,7 +131,8 @@ def damage(file: Path, rng: Random) -> bytes:
 
 def damage_picture(file: Path, rng: Random) -> str:
     content = file.read_bytes()
-    kind = rng.choice(["cut", "empty", "text", "size", *(["flip", "huge"] if file.suffix == ".png" else [])])
+    kinds = ["cut", "empty", "text", *(["flip", "huge"] if file.suffix == ".png" else [])]
+    kind = rng.choice(kinds if "ReasonSeg" in file.parts else [*kinds, "size"])  # whose annotations state none
     if kind == "cut":
         file.write_bytes(content[: rng.randrange(1, len(content) - 12)])
     elif kind == "flip":

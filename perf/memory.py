@@ -11,6 +11,7 @@ n = GPUs.
 - one GPU in inference: 2 P.
 - activations of a micro-batch: ans_core/model/footprint.py, checked against measured peaks by perf/activations.py.
 - hours per 1,000 steps: the operations of all GPUs' micro-batches, at a share of the GPU's peak (an estimate, not a measurement).
+- feature cache: all operations over those that are left when no frozen encoder runs (an estimate; the layers are recomputed).
 
 The KV cache, communication buckets and CUDA's own memory come on top.
 """
@@ -48,8 +49,8 @@ def steps_table(batch: MicroBatch, *, accumulate: int, rank: int, gpus: int, pea
     lines = [
         "| profile | activations, no checkpointing | activations, `checkpointing: layers` | each GPU, ZeRO-2 + layers |"
         " each GPU, ZeRO-3 + layers"
-        " | operations a step | hours per 1,000 steps, estimated |",
-        "|---|---|---|---|---|---|---|",
+        " | operations a step | hours per 1,000 steps, estimated | feature cache, estimated |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, config in PUBLISHED.items():
         if config.kind != "internvl":  # footprint.py counts no other
@@ -57,11 +58,13 @@ def steps_table(batch: MicroBatch, *, accumulate: int, rank: int, gpus: int, pea
         model = build_meta(name)
         need = needs(model, rank=rank, gpus=gpus)
         kept = [sum(activation_bytes(model, batch, rank=rank, dropout=True, half=True, checkpointing=on).values()) for on in (False, True)]
-        work = accumulate * flops(model, batch, rank=rank, checkpointing=True)
+        parts = flops(model, batch, rank=rank, checkpointing=True)
+        work = accumulate * sum(parts.values())
         hours = 1000 * work / (peak_tflops * 1e12 * mfu) / 3600
         sizes = (*kept, need.per_gpu + kept[1], need.per_gpu_zero3 + kept[1])
         cells = " | ".join(f"{size / GB:.1f} GB" for size in sizes)
-        lines.append(f"| {name} | {cells} | {work * gpus / 1e15:.1f} PFLOP | {hours:.1f} |")
+        known = sum(parts.values()) / (sum(parts.values()) - parts["frozen encoders"])
+        lines.append(f"| {name} | {cells} | {work * gpus / 1e15:.1f} PFLOP | {hours:.1f} | {known:.2f} x |")
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """SFT's speed on photographs: waiting for data, the feature cache, and a plain loop that takes one sample at a time.
 
-    ANS_REFERENCE=FOLDER python perf/sft.py [--steps 6] [--workers 1]
+    ANS_REFERENCE=FOLDER python perf/sft.py [--steps 4] [--rounds 3] [--workers 1]
 
 FOLDER/data/regions holds photographs with masks (format `regions`); PICTURES of them are used, brought to 1,000 pixels on the long side.
 The model has the `tiny` profile's sizes and random weights. The sides do the same steps: the same samples, LoRA, losses and optimizer.
@@ -8,6 +8,9 @@ The model has the `tiny` profile's sizes and random weights. The sides do the sa
 - own: rows of up to five questions about a picture, which is encoded once, in batches.
 - own, cached: the same pictures again, their features read from disk.
 - plain: upstream's order of work. Every sample is a row of its own, with five masks, SAM2 and the vision tower run for each.
+
+The sides take turns, `--rounds` times. A column's value is the median of all steps, with the least and the most of the rounds' medians.
+"CPU s" is the time of the process that trains, all threads together, without its loaders: other work on the machine hardly changes it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import io
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -45,6 +49,7 @@ PICTURES = 16
 BATCH = 8
 """Pictures a step."""
 POINTS = 1024
+FIGURES = ("samples_per_s", "step_s", "waiting_for_data", "cpu_s")
 FIRST = 2
 """Steps before those that count: they set things up."""
 
@@ -107,11 +112,11 @@ class Side:
     def batch(self, rows: list[Row]) -> Batch:
         return collate_readable(rows, self.module.model.tokenizer, self.layout)[0]
 
-    def run(self) -> dict[str, float]:
-        """Return the medians of the steps' speeds."""
+    def run(self) -> list[dict[str, float]]:
+        """Return every step's figures."""
         return self._one_by_one() if self.plain else self._train(lambda step, micro: self.batch(self.rows(step)), accumulate=1)
 
-    def _one_by_one(self) -> dict[str, float]:
+    def _one_by_one(self) -> list[dict[str, float]]:
         """Every sample is a micro-batch: a step of BATCH pictures has as many as they have questions."""
         singles = [
             [Row(name=r.name, frames=r.frames, turns=(t,), seed=r.seed) for r in self.rows(s) for t in r.turns] for s in range(self.steps)
@@ -119,8 +124,14 @@ class Side:
         least = min(map(len, singles))
         return self._train(lambda step, micro: self.batch([singles[step][micro]]), accumulate=least)
 
-    def _train(self, make: Callable[[int, int], Batch], *, accumulate: int) -> dict[str, float]:
+    def _train(self, make: Callable[[int, int], Batch], *, accumulate: int) -> list[dict[str, float]]:
         told: list[dict[str, float]] = []
+        spent = [time.process_time()]
+
+        def log(metrics: dict[str, float], step: int) -> None:
+            spent.append(time.process_time())
+            told.append({name: metrics[f"sft/speed/{name}"] for name in FIGURES[:-1]} | {FIGURES[-1]: spent[-1] - spent[-2]})
+
         counts = Watch(counts=lambda batch: {"samples": float(batch.branch.amax(1).clamp(min=0).sum())})
         schedule = loop.Schedule(
             steps=self.steps, lr=1e-4, weight_decay=0.05, warmup=0.0, clip_grad=1.0, accumulate=accumulate, save_every=10**6
@@ -129,29 +140,38 @@ class Side:
         with tempfile.TemporaryDirectory() as folder:
             loop.train(
                 self.module, make, name="sft", schedule=schedule, machine=machine, seed=0, scratch=Path(folder),
-                log=lambda metrics, step: told.append(metrics), watch=counts,
+                log=log, watch=counts,
             )  # fmt: skip
-        names = ("samples_per_s", "waiting_for_data", "step_s")
-        return {name: statistics.median(row[f"sft/speed/{name}"] for row in told[FIRST:]) for name in names}
+        return told[FIRST:]
 
 
-def main(steps: int, workers: int) -> None:
+def cell(rounds: list[list[dict[str, float]]], name: str) -> str:
+    middle = statistics.median(row[name] for rows in rounds for row in rows)
+    medians = [statistics.median(row[name] for row in rows) for rows in rounds]
+    return f"{middle:.3g} ({min(medians):.3g} to {max(medians):.3g})"
+
+
+def main(steps: int, workers: int, rounds: int) -> None:
     samples = photographs(Path(os.environ["ANS_REFERENCE"]))
     pictures = {s.frames for s in samples}
     print(f"{len(samples)} samples of {len(pictures)} photographs, {torch.get_num_threads()} threads, {workers} loader processes\n")
-    print("| side | samples/s | s a step | waiting for data |\n|---|---|---|---|")
+    print("| side | samples/s | s a step | share waiting for data | CPU s a step |\n|---|---|---|---|---|")
     side = partial(Side, samples, steps=steps, workers=workers)
+    found: dict[str, list[list[dict[str, float]]]] = {"own": [], "own, cached": [], "plain": []}
     with tempfile.TemporaryDirectory() as folder:
         cache = FeatureCache(Path(folder), limit=10**10, salt="perf")
         side(features=cache).run()  # fills it
-        for name, one in (("own", side()), ("own, cached", side(features=cache)), ("plain", side(plain=True))):
-            found = one.run()
-            print(f"| {name} | {found['samples_per_s']:.2f} | {found['step_s']:.2f} | {found['waiting_for_data']:.1%} |", flush=True)
+        for _ in range(rounds):
+            for name, one in zip(found, (side(), side(features=cache), side(plain=True)), strict=True):
+                found[name].append(one.run())
+    for name, told in found.items():
+        print(f"| {name} | {' | '.join(cell(told, figure) for figure in FIGURES)} |")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
-    main(arguments.steps, arguments.workers)
+    main(arguments.steps, arguments.workers, arguments.rounds)

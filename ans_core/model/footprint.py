@@ -146,9 +146,10 @@ def linear_parameters(module: nn.Module) -> int:
     return sum(m.weight.numel() for m in module.modules() if isinstance(m, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)))
 
 
-def flops(model: Sa2VA, batch: MicroBatch, *, rank: int, checkpointing: bool) -> float:
-    """Return the floating point operations of a step's micro-batch: 2 a weight and token forward, as many backward for inputs, and again
-    for trained weights; the frozen encoders forward alone. SAM2 encodes one frame for every row with masks."""
+def flops(model: Sa2VA, batch: MicroBatch, *, rank: int, checkpointing: bool) -> dict[str, float]:
+    """Return the floating point operations of a step's micro-batch by part: 2 a weight and token forward, as many backward for inputs, and
+    again for trained weights; the frozen encoders, whose results a feature cache keeps, forward alone. SAM2 encodes one frame for every row
+    with masks."""
     text, inner = TextShape.of(model), model.vlm.model
     count = batch.rows * batch.tokens
     linears = [m for m in inner.language_model.modules() if isinstance(m, nn.Linear)]
@@ -165,7 +166,7 @@ def flops(model: Sa2VA, batch: MicroBatch, *, rank: int, checkpointing: bool) ->
     vision = batch.rows * batch.tiles * cells * 2.0 * tower
     projector = batch.rows * batch.tiles * tiling.grid**2 * 6.0 * linear_parameters(inner.multi_modal_projector)
     sam = batch.rows * bool(batch.masks) * sam2_flops(model.config.grounding)
-    return language + head + vision + projector + sam
+    return {"language": language, "head": head, "projector": projector, "frozen encoders": vision + sam}
 
 
 @cache

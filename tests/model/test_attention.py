@@ -57,3 +57,20 @@ def test_a_block_mask_allows_what_the_dense_mask_does():
     wanted = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=branch_attention(branch)[:, None])
     assert (flex_attention(query, key, value, block_mask=blocks) - wanted).abs().max() <= 1e-5
     assert blocks.kv_num_blocks[1, 0].tolist() == [1, 1, 1]  # padding reads itself
+
+
+def test_a_model_reads_the_block_mask_as_the_dense_one(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+    """What a GPU runs, but for the compiled kernel: torch's FlexAttention has no backward pass on a CPU, and compiles for half a minute."""
+    ids = torch.randint(5, 100, ROWS.shape, generator=torch.Generator().manual_seed(0))
+    places = torch.arange(ROWS.shape[1]).expand_as(ROWS)
+    packed = Packed(input_ids=ids, position_ids=places, branch=ROWS, loss_mask=torch.zeros_like(ids, dtype=torch.bool))
+    kinds: list[type] = []
+    first = own_model.internvl.model.language_model.layers[0].self_attn
+    first.register_forward_pre_hook(lambda module, args, given: kinds.append(type(given["attention_mask"])), with_kwargs=True)
+    with torch.no_grad():
+        dense = own_model.hidden_states(packed, [None] * len(ROWS))
+        monkeypatch.setattr("ans_core.model.sa2va.packed_mask", lambda language_model, branch: attention.block_mask(branch))
+        with torch.compiler.set_stance("force_eager"):
+            blocks = own_model.hidden_states(packed, [None] * len(ROWS))
+    assert kinds == [Tensor, BlockMask]
+    assert (blocks - dense)[ROWS >= 0].abs().max() <= 1e-5 * dense.abs().max()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache
 
 from ans_core import prompts
@@ -123,7 +124,7 @@ class Backbone(ABC):
         self,
         inputs: Float[Tensor, "B L E"],
         *,
-        attention_mask: Tensor,
+        attention_mask: Tensor | BlockMask,
         position_ids: Int[Tensor, "*axes B L"],
         cache: Cache | None = None,
         use_cache: bool = True,

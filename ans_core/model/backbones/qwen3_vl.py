@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache
 
 from ans_core.model.backbones.qwen_vl import QwenVL
@@ -34,7 +35,7 @@ class Qwen3VL(QwenVL):
         self,
         inputs: Float[Tensor, "B L E"],
         *,
-        attention_mask: Tensor,
+        attention_mask: Tensor | BlockMask,
         position_ids: Int[Tensor, "*axes B L"],
         cache: Cache | None = None,
         use_cache: bool = True,

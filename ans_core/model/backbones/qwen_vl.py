@@ -9,6 +9,7 @@ import torch
 import transformers
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache
 
 from ans_core import prompts
@@ -128,7 +129,7 @@ class QwenVL(Backbone):
         self,
         inputs: Float[Tensor, "B L E"],
         *,
-        attention_mask: Tensor,
+        attention_mask: Tensor | BlockMask,
         position_ids: Int[Tensor, "*axes B L"],
         cache: Cache | None = None,
         use_cache: bool = True,
