@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
 from ans_core.agent import tokens
 from ans_core.agent.crops import Crop, CropFeatures, joined
@@ -179,10 +180,9 @@ def play(
     forbidden: tokens that are never said (greedy alone; a reader has its own).
     plans: what is said in the first turns of each episode, in the model's place.
     watch: is told the turns of all episodes, as they are made.
-    Raises ValueError for requests that make no sense (see `prompt`) and for a model that can't be shown pictures in later turns.
+    Raises ValueError for requests that make no sense (see `prompt`).
     """
     assert reader is None or (len(seeds) == len(requests) and not forbidden), "a reader needs a seed for each episode, and forbids itself"
-    tokens.check_model(model)
     features = features or CropFeatures(model)
     played: list[PlayedEpisode] = []
     for start in range(0, len(requests), batch):
@@ -322,10 +322,16 @@ def _continued(
 ) -> PrefilledBatch:
     """Return these episodes with what was said and came back, still unread; `rows`: its token ids and pictures."""
     taken = _taken(prompted, places)
-    embeds = []
+    read = taken.prefix_attention[taken.prefix_of].sum(1) + taken.shift[taken.prefix_of]
+    embeds, positions = [], []
     for number, (ids, image) in enumerate(rows):
         tensor = torch.tensor([list(ids)], device=model.device)
         new = model.embed(tensor, [None if image is None else model.project(image)], [[]])[0]
         embeds.append(torch.cat([taken.embeds[number], new]))
-    unread = left_padded(embeds)
-    return replace(taken, segs=torch.zeros_like(unread["attention"]), embeds=unread["embeds"], attention=unread["attention"])
+        order = read[number] + 1 + torch.arange(len(ids), device=model.device)[None]
+        placed = model.positions(tensor, order, [image])
+        positions.append(torch.cat([read[number].expand(*placed.shape[:-1], 1), placed], dim=-1))
+    rest = left_padded(embeds)
+    length = rest["embeds"].shape[1]
+    unread = torch.cat([F.pad(own, (length - own.shape[-1], 0)) for own in positions], dim=-2)
+    return replace(taken, segs=torch.zeros_like(rest["attention"]), embeds=rest["embeds"], attention=rest["attention"], unread=unread)

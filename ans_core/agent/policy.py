@@ -19,20 +19,19 @@ from torch import Tensor, nn
 from ans_core import prompts
 from ans_core.agent.operations import Operation
 from ans_core.agent.protocol import call_tokens
-from ans_core.agent.tokens import check_model
 from ans_core.checkpoints import checkpoint
 from ans_core.model import Sa2VA
 from ans_core.model.adapters import Adapters, lora_config
 
 AGENT, BASE = "agent", "base"
 """The adapter's name, and what the model without it is called."""
+TILE_PIXELS = 448 * 448
 
 
 def load_base(path: Path, *, operations: Mapping[str, Operation], device: torch.device | str = "cpu", tiles: Sequence[int] = ()) -> Sa2VA:
-    """Load the model that the agent starts from, with tokens for calls. Raises ValueError for one that has no `[SEG]`, or that can't be
-    shown pictures in later turns. `tiles`: see `set_tiles`."""
+    """Load the model that the agent starts from, with tokens for calls. Raises ValueError for one that has no `[SEG]`. `tiles`: see
+    `set_tiles`."""
     model = checkpoint.load(path, device=device)
-    check_model(model)
     if prompts.SEG not in model.tokenizer.get_vocab():
         raise ValueError(
             f"{path} has no {prompts.SEG}: operations draw masks with it; take a Sa2VA as agent.base (`ans convert` makes one)"
@@ -43,11 +42,14 @@ def load_base(path: Path, *, operations: Mapping[str, Operation], device: torch.
 
 
 def set_tiles(model: Sa2VA, tiles: Sequence[int]) -> None:
-    """Cut pictures into `tiles` = (fewest, most) tiles from now on; empty = as before."""
+    """Cut pictures into `tiles` = (fewest, most) tiles from now on; Qwen-VL, which has none: show so many times 448 x 448 pixels. Empty =
+    as before."""
     if not tiles:
         return
     fewest, most = tiles
     model.config = replace(model.config, min_tiles=fewest, max_tiles=most)
+    if model.config.kind != "internvl":
+        model.config = replace(model.config, min_pixels=fewest * TILE_PIXELS, max_pixels=most * TILE_PIXELS)
     model.backbone.cutter = model.backbone.cutter_of(model.backbone.native.config, model.config)
 
 

@@ -10,18 +10,8 @@ from ans_core.agent.operations import Operation
 from ans_core.data.collate import prefix_ids, question_ids
 from ans_core.data.views import Grid
 from ans_core.model import Sa2VA
-from ans_core.model.backbones.internvl import InternVL
 
 IMAGE = "<image>"
-
-
-def check_model(model: Sa2VA) -> None:
-    """Raises ValueError for a model that can't be shown pictures in later turns."""
-    if model.backbone.model_type != InternVL.model_type:
-        raise ValueError(
-            f"the agent shows pictures in later turns, where {model.backbone.model_type} counts positions in three rows;"
-            " it is built for InternVL: take a base of that kind (agent.base)"
-        )
 
 
 def first_question(text: str, operations: Mapping[str, Operation] | None = None) -> str:

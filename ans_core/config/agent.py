@@ -97,7 +97,8 @@ class Agent(Section):
     base: str = ""
     """Folder of the model that it starts from; empty = the profile's `model`."""
     tiles: Annotated[tuple[Positive, ...], Listed] = ()
-    """Fewest and most tiles of a picture (InternVL), the whole picture not counted; empty = the base's. The trained agent keeps them."""
+    """Fewest and most tiles of a picture (InternVL), the whole picture not counted; Qwen-VL: the same numbers of 448 x 448 pixels. Empty =
+    the base's. The trained agent keeps them."""
     families: Annotated[tuple[FamilyName, ...], Listed, Field(min_length=1)] = ("easy", "pattern", "text", "larger", "moves")
     """Of questions (ans_core/agent/world/families)."""
     episode: Episode = Episode()

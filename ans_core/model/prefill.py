@@ -43,6 +43,8 @@ class PrefilledBatch:
     segs: Bool[Tensor, "B L"]
     """Tokens of the request itself that draw a mask (`PromptForm.prompt_segs`)."""
     images: list[list[Image.Image]]
+    unread: Int[Tensor, "*axes B L"] | None = None
+    """Rotary positions of `embeds` where pictures may be among them, the last of which is text; None: they count on."""
 
     def row(self, number: int) -> Float[Tensor, "_ E"]:
         """Return a whole request without padding."""
@@ -226,18 +228,20 @@ def read_ahead(model: Sa2VA, prompted: PrefilledBatch) -> PrefilledBatch:
         return prompted
     begun, length = prompted.prefix_of, prompted.prefixes.shape[1]
     attention = torch.cat([prompted.prefix_attention[begun], prompted.attention], dim=1)
+    unread = prompted.positions(attention, begun)[:, length:] if prompted.unread is None else prompted.unread
     _, cache = model.backbone.language_model(
         prompted.embeds[:, :-1],
         attention_mask=attention[:, :-1].long(),
-        position_ids=prompted.positions(attention, begun)[:, length:-1],
+        position_ids=unread[..., :-1],
         cache=prompted.cache(begun),
     )
     assert cache is not None
+    last = unread[..., -1].reshape(-1, len(begun))[0]  # of text: the same in all rows of positions
     return PrefilledBatch(
         prefixes=torch.cat([prompted.prefixes[begun], prompted.embeds[:, :-1]], dim=1),
         prefix_attention=attention[:, :-1],
         prefix_cache=cache,
-        shift=prompted.shift[begun],
+        shift=last - order_of(attention)[:, -1],
         prefix_of=torch.arange(len(begun), device=begun.device),
         embeds=prompted.embeds[:, -1:],
         attention=prompted.attention[:, -1:],

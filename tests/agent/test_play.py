@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from ans_core.model.packing import Packed
 from ans_core.rl.rollout import Group, Reader, pack, token_logps
 from ans_core.types import Request
 from tests import tiny
+from tests.golden import GOLDEN
+from tests.rl.test_observed_pictures import model_of
 
 LIMITS = Limits(turn_tokens=6)
 FIRST, SECOND = [0, 0, 500, 500], [200, 200, 900, 800]
@@ -58,6 +61,27 @@ def test_a_packed_group_gives_the_log_probabilities_that_were_sampled(tiny_model
     assert torch.allclose(logps, torch.tensor(sampled), atol=1e-4)
     assert [len(episode.crops) for episode in played] == [1, 2, 3, 2]
     assert features.encoded == 4  # the overview, the first box in two episodes, the second in the first's and in the whole picture
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference outputs")
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+def test_pictures_of_later_turns_have_the_positions_with_which_they_are_read_again(kind: str, toolbox: Toolbox) -> None:
+    """Qwen-VL counts in three rows: a wide and a tall crop move what comes after them by other numbers than their cells."""
+    model = model_of(kind)
+    small = replace(model.config, min_pixels=28 * 28 * 6, max_pixels=28 * 28 * 12)
+    model.backbone.cutter = model.backbone.cutter_of(model.backbone.native.config, small)
+    wide, tall = zoom([0, 0, 1000, 400]), zoom([0, 0, 500, 1000], "image_2")
+    episodes = play(
+        model, toolbox, [asked(1)] * 3, limits=LIMITS, reader=reader(model), seeds=[1, 2, 3], plans=[[], [wide], [wide, tall]]
+    )  # fmt: skip
+    assert [len(episode.crops) for episode in episodes] == [1, 2, 3]
+    group = Group(prefix=episodes[0].prefix, rollouts=tuple(episode.rollout for episode in episodes))
+    crops = [episodes[0].overview, *(crop for episode in episodes for crop in episode.crops[1:])]
+    image = joined([model.project(f) for f in CropFeatures(model).of(crops)])
+    packed = Packed(**dict[str, Any](pack([group], pad_id=0)[0]))
+    logps, _ = token_logps(model, packed, model.hidden_states(packed, [image]), reader(model))
+    sampled = [p for episode in episodes for p in episode.logps]
+    assert torch.allclose(logps, torch.tensor(sampled), atol=1e-4)
 
 
 def test_an_episode_does_not_depend_on_the_others_of_its_batch(tiny_model: Sa2VA, toolbox: Toolbox, played: list[PlayedEpisode]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,18 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import request_of
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Limits, play
-from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, load_policy, said_rows
+from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, load_base, load_policy, said_rows
 from ans_core.agent.protocol import call_tokens
 from ans_core.agent.world import draw_question
 from ans_core.agent.world.trace_file import Trace, read_traces
 from ans_core.agent.world.traces import write_drawn_traces
 from ans_core.checkpoints import checkpoint
+from ans_core.data.views import Patches
 from ans_core.model import Sa2VA
 from ans_core.model.predict import predict
 from ans_core.types import Request
 from tests import tiny
+from tests.golden import GOLDEN
 
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.0}
 ASKED = [Request(frames=(tiny.picture(i),), text="<image>\nPlease segment the red square in this image.") for i in range(3)]
@@ -92,3 +95,20 @@ def test_the_base_is_the_base_to_the_bit_and_an_adapter_comes_back_from_its_file
     assert predict(again.model, ASKED, max_tokens=8, batch=3) == after
     with again.base():
         assert predict(again.model, ASKED, max_tokens=8, batch=3) == before
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference outputs")
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+def test_an_agent_on_qwen_is_its_base_with_the_adapter_off(kind: str) -> None:
+    model = load_base(GOLDEN / kind, operations=OPERATIONS, tiles=(2, 20))
+    assert isinstance(model.backbone.cutter, Patches)
+    assert (model.backbone.cutter.min_pixels, model.backbone.cutter.max_pixels) == (401408, 4014080)
+    small = replace(model.config, min_pixels=28 * 28 * 4, max_pixels=28 * 28 * 16)
+    model.backbone.cutter = model.backbone.cutter_of(model.backbone.native.config, small)
+    before = predict(model, ASKED[:1], max_tokens=4, batch=1)
+    policy = AgentPolicy(model, lora=LORA, rows=add_call_tokens(model, OPERATIONS), seed=1)
+    for number, p in enumerate(policy.adapters.parameters(AGENT).values()):
+        p.data += torch.randn(p.shape, generator=torch.Generator().manual_seed(number))
+    assert predict(model, ASKED[:1], max_tokens=4, batch=1) != before
+    with policy.base():
+        assert predict(model, ASKED[:1], max_tokens=4, batch=1) == before

@@ -102,3 +102,18 @@ def test_a_folder_of_another_stage_is_no_agent(workspace: Path) -> None:
     checkpoint.save_delta(policy.adapters.tensors("agent"), workspace / "other", base_hash=base_hash, config={"stage": "sft"})
     with pytest.raises(ValueError, match="is of stage 'sft', not an agent's"):
         asked(workspace, "--agent", str(workspace / "other"))
+
+
+def test_a_clip_is_asked_about_and_its_frames_are_written(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = workspace / "clip"
+    clip.mkdir()
+    for number, frame in enumerate(tiny.clip(0).frames):
+        assert isinstance(frame, bytes)
+        (clip / f"{number}.png").write_bytes(frame)
+    plan = [call_text(Call(name="select_frames", arguments={"frames": [1, 3]}))]
+    monkeypatch.setattr(ask, "play", partial(play, plans=[plan]))
+    assert ask.ask(cli.parse(["ask", str(clip), "Where does it go?", "--out", str(workspace / "out")]), workspace) == 0
+    told = json.loads((workspace / "out/episode.json").read_text())
+    assert [Path(name).name for name in told["turns"][0]["files"]] == ["observation.json", "image_2.png", "image_3.png"]
+    with Image.open(workspace / "out/turn_1/image_3.png") as shown, Image.open(clip / "3.png") as frame:
+        assert np.array_equal(np.asarray(shown), np.asarray(frame))
