@@ -164,8 +164,10 @@ def export(arguments: argparse.Namespace) -> int:
 
 def forget(arguments: argparse.Namespace) -> int:
     """Removes an experience with its vector and pictures. What the weights learned from it, only a roll-back takes back."""
+    from ans_core.agent.online import retention
+
     with open_store(arguments) as (store, _):
-        store.forget(arguments.id)
+        retention.forget(store, arguments.id)
     print(f"experience {arguments.id} is gone; versions published after it came may have learned from it (`ans agent rollback`)")
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from ans_core.agent.online.engine import Engine
 from ans_core.agent.online.learning import KlControl, OnlineLoop
 from ans_core.agent.online.neighbours import Neighbours
 from ans_core.agent.online.practice import Confirm, Lesson, OnlinePractice, Relabel
+from ans_core.agent.online.retention import evict
 from ans_core.agent.online.simulation import CANARY_FROM, REPLAY_FROM, Drawn
 from ans_core.agent.online.snapshots import Snapshots
 from ans_core.agent.online.store import Store, Task
@@ -37,6 +39,8 @@ from ans_core.types import ImageRef, Log, Request
 CROPS = 2048
 """Whose features are kept."""
 SERVED = ADAPTERS[3]
+LEAST_BYTES, COPIES = 100_000_000, 20
+"""Room that a store begins with: for pictures, and so many copies of the adapter: snapshots, and two training states with moments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,8 @@ class Parts:
         return self.ask(question.text, question.frames, len(question.frames) > 1), question.answer, question.family
 
     def engine(self, *, read_only: bool = False) -> Engine:
+        if not read_only:
+            evict(self.store)
         return Engine(
             self.policy, self.toolbox, self.store, self.snapshots, self.features, adapter=SERVED, limits=self.limits, ask=self.ask,
             batch=self.cfg.agent.episode.batch, read_only=read_only,
@@ -97,7 +103,7 @@ def opened(
 ) -> Iterator[Parts]:
     """Open a store and load its policy: its first snapshot, or `start` (an adapter's folder), which becomes the first one of a new store.
 
-    Raises ValueError for a store or snapshots of another base, before a model is loaded.
+    Raises ValueError for a store or snapshots of another base and OSError for a full disk, before a model is loaded.
     """
     base_hash = checkpoint.weights_hash(base)
     keeping, release = cfg.agent.online.keeping, cfg.agent.online.release
@@ -109,6 +115,7 @@ def opened(
         source = first if first.is_dir() else start
         if source is None:
             raise ValueError(f"{folder} has no first snapshot; start `ans agent serve`, which makes it")
+        check_room(folder, source)
         policy = load_policy(base, source, operations=OPERATIONS, device=machine.device, names=names)
         if store.meta("served") is None:
             about = {"lora": policy.lora, "rows": policy.rows}
@@ -119,6 +126,13 @@ def opened(
             yield Parts(
                 cfg=cfg, policy=policy, toolbox=toolbox, store=store, snapshots=snapshots, features=features, families=tuple(families),
             )  # fmt: skip
+
+
+def check_room(folder: Path, adapter: Path) -> None:
+    """Check for room for snapshots and training states. Raises OSError."""
+    need = LEAST_BYTES + COPIES * sum(file.stat().st_size for file in adapter.glob("*.safetensors"))
+    if (free := shutil.disk_usage(folder).free) < need:
+        raise OSError(f"{folder} needs about {need / 1e9:.1f} GB, its disk has {free / 1e9:.1f} GB left; free some, or name another folder")
 
 
 def worker_of(

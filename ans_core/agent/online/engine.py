@@ -13,6 +13,7 @@ from ans_core.agent.crops import CropFeatures
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.online.embedding import Encoder
 from ans_core.agent.online.neighbours import Neighbours
+from ans_core.agent.online.scrubbing import scrub
 from ans_core.agent.online.snapshots import Snapshots
 from ans_core.agent.online.store import Experience, Store
 from ans_core.agent.online.verifiers import form_of
@@ -101,7 +102,7 @@ class Engine:
         return [self._kept(one, own) for one, own in zip(asked, played, strict=True)]
 
     def _kept(self, asked: Asked, played: PlayedEpisode) -> Reply:
-        vector = self.encoder.vector(asked.question, played.overview)
+        vector = self.encoder.vector(scrub(asked.question), played.overview)
         experience, why = None, "read-only"
         self.neighbours.follow(self.store)
         known = self.store.votes([number for number, _ in self.neighbours.search(vector, NEAREST)])

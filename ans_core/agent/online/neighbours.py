@@ -59,7 +59,8 @@ class Neighbours:
         """Take new experiences of the store in, and drop what it has no more. Ids only rise, so the newest one tells what is new."""
         newest = int(self._ids[: self._used].max(initial=0))
         self.add(*store.vectors(newest))
-        self.keep(store.ids())
+        if store.size() != len(self):
+            self.keep(store.ids())
 
     def vector(self, number: int) -> Float[np.ndarray, " D"] | None:
         """Return the vector of an experience; None if it is unknown."""

@@ -70,7 +70,8 @@ class Snapshots:
         if not self.store.set_meta(
             {SERVED: str(version)}, event="published", only_if={SERVED: before}, version=version, update=update, **told
         ):
-            shutil.rmtree(self.path(version))
+            if self.served() != version:  # two that begin a store at once write the same first version
+                shutil.rmtree(self.path(version))
             return None
         self._drop_old(version)
         return version

@@ -26,7 +26,6 @@ from ans_core.agent.online.scrubbing import scrub
 FILE, PICTURES, LOCK = "experiences.sqlite", "pictures", "worker.lock"
 BUSY_S = 30.0
 """How long a transaction waits for another process's."""
-DAY_S = 24 * 3600.0
 
 Verdict = Literal["admitted", "below_gate", "not_verified", "flipped", "no_answer", "cold_start", "review", "canary", "stale"]
 """What became of a task. admitted: it was learned from. canary: kept to measure on. review: waits for a person."""
@@ -149,7 +148,7 @@ class Store:
     def note(self, event: str, **body: Any) -> None:
         """Add to the audit chain."""
         with self.writing() as db:
-            _note(db, event, body)
+            note(db, event, body)
 
     def meta(self, key: str) -> str | None:
         found = self.rows("SELECT value FROM meta WHERE key = ?", key)
@@ -167,7 +166,7 @@ class Store:
                 db.execute("DELETE FROM meta WHERE key = ?", (key,))
                 if value is not None:
                     db.execute("INSERT INTO meta VALUES (?, ?)", (key, value))
-            _note(db, event, body)
+            note(db, event, body)
         return True
 
     # Experiences
@@ -182,7 +181,7 @@ class Store:
                 return int(known[0])
             (waiting,) = db.execute("SELECT COUNT(*) FROM queue WHERE learned IS NULL").fetchone()
             if waiting >= self.limits.queue:
-                _count(db, "flooded")
+                count(db, "flooded")
                 return None
             cursor = db.execute(
                 "INSERT INTO experiences (request, time_s, question, clip, form, answer, policy) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -196,8 +195,12 @@ class Store:
             db.executemany("INSERT INTO pictures VALUES (?, ?, ?)", [(number, place, digest) for place, digest in enumerate(digests)])
             db.execute("INSERT INTO vectors VALUES (?, ?)", (number, vector.astype("<f4").tobytes()))
             db.execute("INSERT INTO queue (experience) VALUES (?)", (number,))
-            _note(db, "added", {"experience": number, "policy": experience.policy, "pictures": len(digests)})
+            note(db, "added", {"experience": number, "policy": experience.policy, "pictures": len(digests)})
         return number
+
+    def size(self) -> int:
+        """Return the number of experiences."""
+        return int(self.rows("SELECT COUNT(*) FROM experiences")[0][0])
 
     def ids(self) -> set[int]:
         return {number for (number,) in self.rows("SELECT id FROM experiences")}
@@ -255,7 +258,7 @@ class Store:
                 _write_outcome(db, outcome)
                 db.execute("UPDATE queue SET learned = ? WHERE experience = ?", (update, outcome.experience))
             told = [[o.experience, o.verdict] for o in outcomes]
-            _note(db, "update", {"update": update, "experiences": told})
+            note(db, "update", {"update": update, "experiences": told})
 
     def drop(self, numbers: Sequence[int], verdict: Verdict) -> None:
         """Take tasks out of the queue unlearned."""
@@ -263,7 +266,7 @@ class Store:
             for number in numbers:
                 db.execute("UPDATE experiences SET verdict = ? WHERE id = ?", (verdict, number))
                 db.execute("DELETE FROM queue WHERE experience = ?", (number,))
-            _note(db, "dropped", {"experiences": list(numbers), "verdict": verdict})
+            note(db, "dropped", {"experiences": list(numbers), "verdict": verdict})
 
     def settle(self, update: int) -> None:
         """Take the tasks of updates up to this one out of the queue: its weights are on disk."""
@@ -275,54 +278,14 @@ class Store:
         with self.writing() as db:
             db.execute("UPDATE queue SET learned = NULL WHERE learned > ?", (after,))
 
-    # Going away
 
-    def forget(self, number: int) -> None:
-        """Remove an experience with vector and pictures, also from the file's free pages. Raises ValueError for an unknown id."""
-        with self.writing() as db:
-            if not db.execute("SELECT 1 FROM experiences WHERE id = ?", (number,)).fetchone():
-                raise ValueError(f"there is no experience {number} in {self.file}; `ans agent export` lists them")
-            db.execute("DELETE FROM experiences WHERE id = ?", (number,))
-            _note(db, "forgotten", {"experience": number})
-        self.sweep()
-        with self._lock:
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-    def evict(self) -> int:
-        """Remove experiences that are too old, then the least useful beyond the limit (unlearned and oldest first), but none that waits."""
-        limits = self.limits
-        idle = "id NOT IN (SELECT experience FROM queue)"
-        with self.writing() as db:
-            old = [
-                n for (n,) in db.execute(f"SELECT id FROM experiences WHERE time_s < ? AND {idle}", (time.time() - limits.days * DAY_S,))
-            ]
-            (count,) = db.execute("SELECT COUNT(*) FROM experiences").fetchone()
-            order = "verdict IN ('admitted', 'canary', 'review'), id"
-            more = db.execute(f"SELECT id FROM experiences WHERE {idle} ORDER BY {order}").fetchall()
-            over = max(0, count - len(old) - limits.experiences)
-            gone = old + [number for (number,) in more if number not in set(old)][:over]
-            if not gone:
-                return 0
-            db.executemany("DELETE FROM experiences WHERE id = ?", [(number,) for number in gone])
-            _count(db, "evicted", len(gone))
-            _note(db, "evicted", {"experiences": gone})
-        self.sweep()
-        return len(gone)
-
-    def sweep(self) -> int:
-        """Remove pictures that belong to no experience. Inside of a transaction, so that nobody adds one meanwhile."""
-        with self.writing() as db:
-            kept = {digest for (digest,) in db.execute("SELECT DISTINCT digest FROM pictures")}
-            return picture_files.sweep(self.pictures, kept) if self.pictures.is_dir() else 0
-
-
-def _note(db: sqlite3.Connection, event: str, body: Mapping[str, Any]) -> None:
+def note(db: sqlite3.Connection, event: str, body: Mapping[str, Any]) -> None:
     number, previous = db.execute("SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1").fetchone() or (0, audit.GENESIS)
     row = audit.made(number=number + 1, time_s=time.time(), event=event, body=dict(body), previous=previous)
     db.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)", (row.number, row.time_s, row.event, row.body, row.previous, row.hash))
 
 
-def _count(db: sqlite3.Connection, name: str, more: int = 1) -> None:
+def count(db: sqlite3.Connection, name: str, more: int = 1) -> None:
     db.execute("INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value", (name, more))
 
 

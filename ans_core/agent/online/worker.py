@@ -21,6 +21,7 @@ from ans_core.agent.online.alerts import alerts
 from ans_core.agent.online.canary import Asked, Canary, refused
 from ans_core.agent.online.learning import LOOP, OnlineLoop
 from ans_core.agent.online.practice import Lesson, OnlinePractice
+from ans_core.agent.online.retention import evict, sweep
 from ans_core.agent.online.snapshots import Snapshots
 from ans_core.agent.online.store import Store, Task
 from ans_core.agent.policy import AgentPolicy
@@ -159,6 +160,7 @@ class Worker:
     def _begin(self, step: int) -> None:
         """Bring store and weights together: the training state is of update `step`, or there is none and the served version counts."""
         self._begun, self.update = True, self.base + step
+        sweep(self.store)
         self.store.reopen(self.base + step)
         self.store.settle(self.base + step)
         progress, served = self.practice.progress, self.snapshots.served()
@@ -201,7 +203,7 @@ class Worker:
             if not self.pace.waits and (frozen is not None or not waiting or not warm):
                 raise Stopped(frozen or "no task waits")
             time.sleep(POLL_S if self.pace.waits else POLL_S / 10)
-        self.store.evict()
+        evict(self.store)
         self.practice.neighbours.follow(self.store)
         return self.store.tasks([*waiting, *self._revisited(step, set(waiting))])
 

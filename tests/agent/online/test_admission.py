@@ -15,6 +15,7 @@ from ans_core.agent import frozen
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.online.admission import Gate, Marginal
 from ans_core.agent.online.neighbours import Neighbours, hybrid
+from ans_core.agent.online.retention import forget
 from ans_core.agent.online.store import Task
 from ans_core.agent.online.verifiers import confirmed_answer, form_of
 from ans_core.agent.online.voting import Decision, Vote, decide, shares
@@ -53,7 +54,7 @@ def test_the_nearest_are_those_of_a_full_sort_and_forgotten_ones_are_gone(tmp_pa
         for i in range(3):
             store.add(experience(i), vectors[i])
         own.follow(store)
-        store.forget(2)
+        forget(store, 2)
         store.add(experience(9), vectors[9])
         own.follow(store)
         assert [own.vector(n) is not None for n in (1, 2, 3, 4)] == [True, False, True, True]

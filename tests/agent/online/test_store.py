@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from ans_core.agent.online import audit, overview, picture_files
+from ans_core.agent.online.retention import evict, forget, sweep
 from ans_core.agent.online.scrubbing import scrub
 from ans_core.agent.online.store import FILE, Experience, Limits, Outcome, Store, worker_lock
 from tests import tiny
@@ -92,17 +93,17 @@ def test_what_is_evicted_was_least_useful_and_its_id_never_comes_back(tmp_path: 
         for i in range(4):
             store.add(experience(i), VECTOR)
         store.finish(1, [outcome(1), outcome(2, verdict="below_gate"), outcome(3), outcome(4)])
-        assert store.evict() == 0  # all are in the queue until their weights are on disk
+        assert evict(store) == 0  # all are in the queue until their weights are on disk
         store.settle(1)
-        assert store.evict() == 2
+        assert evict(store) == 2
         assert store.ids() == {3, 4}
-        store.forget(4)
-        store.forget(3)
+        forget(store, 4)
+        forget(store, 3)
         assert store.add(experience(7), VECTOR) == 5
     with opened(tmp_path, days=0.0) as store:
         store.drop([5], "stale")
         time.sleep(0.01)
-        assert store.evict() == 1
+        assert evict(store) == 1
         assert (store.ids(), files(store)) == (set(), 0)
 
 
@@ -113,12 +114,12 @@ def test_forget_removes_row_vector_and_picture_and_leaves_no_trace_in_the_files(
         store.add(experience(1, frames=(tiny.picture(6),)), VECTOR)
         shared = picture_files.digest_of(picture_files.scrubbed(tiny.picture(6)))
         assert any(b"Goldwater" in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
-        store.forget(1)
+        forget(store, 1)
         assert [path.stem for path in store.pictures.rglob("*.png")] == [shared]
         assert overview.counts(store)["vectors"] == 1
         assert not any(b"Goldwater" in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
         with pytest.raises(ValueError, match=r"there is no experience 1 in .*`ans agent export` lists them"):
-            store.forget(1)
+            forget(store, 1)
         assert audit.fault(overview.audit_rows(store)) is None
 
 
@@ -225,5 +226,5 @@ def test_nothing_acknowledged_is_lost_when_a_process_is_killed_while_it_adds(tmp
         counts = overview.counts(store)
         assert counts["experiences"] == counts["vectors"] == counts["pictures"] == len(known) <= len(acknowledged) + 20
         assert audit.fault(overview.audit_rows(store)) is None
-        store.sweep()
+        sweep(store)
         assert files(store) == len(known)

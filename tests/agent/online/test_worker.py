@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -158,7 +159,9 @@ def test_stale_tasks_are_dropped_and_a_full_queue_keeps_no_answer_back(start: St
 
 
 @pytest.mark.slow
-def test_a_store_or_snapshot_of_another_base_is_refused_before_work_is_spent(start: Start, tmp_path: Path) -> None:
+def test_a_store_or_snapshot_of_another_base_and_a_full_disk_are_refused_before_work_is_spent(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, adapter = start
     other = tiny.build()
     with torch.no_grad():
@@ -173,6 +176,10 @@ def test_a_store_or_snapshot_of_another_base_is_refused_before_work_is_spent(sta
         pass
     with pytest.raises(ValueError, match=r"was trained on the base"), online((tmp_path / "other", adapter), tmp_path / "new"):
         pass
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 10**6, 10**6))
+    with pytest.raises(OSError, match=r"needs about 0.1 GB, its disk has 0.0 GB left; free some"), online(start, tmp_path / "store"):
+        pass
+    monkeypatch.undo()
     folder = tmp_path / "store/snapshots/v000000" / checkpoint.DELTA_WEIGHTS
     content = folder.read_bytes()
     folder.write_bytes(content[: len(content) // 2])

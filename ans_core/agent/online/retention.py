@@ -1,0 +1,67 @@
+"""Experiences that are to be gone: forgotten by their id, too old, or too many. Their ids never come back."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Collection, Sequence
+
+from ans_core.agent.online import picture_files
+from ans_core.agent.online.store import Store, count, note
+
+DAY_S = 24 * 3600.0
+
+
+def forget(store: Store, number: int) -> None:
+    """Remove an experience with vector and pictures, also from the file's free pages. Raises ValueError for an unknown id."""
+    with store.writing() as db:
+        if not db.execute("SELECT 1 FROM experiences WHERE id = ?", (number,)).fetchone():
+            raise ValueError(f"there is no experience {number} in {store.file}; `ans agent export` lists them")
+        gone = _delete(db, [number])
+        note(db, "forgotten", {"experience": number})
+    _remove(store, gone)
+    store.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def evict(store: Store) -> int:
+    """Remove experiences that are too old, then the least useful beyond the limit (unlearned and oldest first), but none that waits. Return
+    how many."""
+    idle = "id NOT IN (SELECT experience FROM queue)"
+    with store.writing() as db:
+        oldest_s = time.time() - store.limits.days * DAY_S
+        old = [number for (number,) in db.execute(f"SELECT id FROM experiences WHERE time_s < ? AND {idle}", (oldest_s,))]
+        (there,) = db.execute("SELECT COUNT(*) FROM experiences").fetchone()
+        over = max(0, there - len(old) - store.limits.experiences)
+        order = "verdict IN ('admitted', 'canary', 'review'), id"
+        more = db.execute(f"SELECT id FROM experiences WHERE time_s >= ? AND {idle} ORDER BY {order} LIMIT ?", (oldest_s, over))
+        gone = old + [number for (number,) in more]
+        if not gone:
+            return 0
+        digests = _delete(db, gone)
+        count(db, "evicted", len(gone))
+        note(db, "evicted", {"experiences": gone})
+    _remove(store, digests)
+    return len(gone)
+
+
+def _delete(db: sqlite3.Connection, numbers: Sequence[int]) -> set[str]:
+    """Delete experiences with all that hangs on them; return the digests of their pictures."""
+    found = set()
+    for number in numbers:
+        found |= {digest for (digest,) in db.execute("SELECT digest FROM pictures WHERE experience = ?", (number,))}
+        db.execute("DELETE FROM experiences WHERE id = ?", (number,))
+    return found
+
+
+def _remove(store: Store, digests: Collection[str]) -> None:
+    """Remove pictures that no other experience has. In a transaction, so that nobody adds one meanwhile."""
+    with store.writing() as db:
+        left = [one for one in digests if not db.execute("SELECT 1 FROM pictures WHERE digest = ?", (one,)).fetchone()]
+        picture_files.remove(store.pictures, left)
+
+
+def sweep(store: Store) -> int:
+    """Remove pictures that belong to no experience, because somebody was killed; return how many."""
+    with store.writing() as db:
+        kept = {digest for (digest,) in db.execute("SELECT DISTINCT digest FROM pictures")}
+        return picture_files.sweep(store.pictures, kept) if store.pictures.is_dir() else 0

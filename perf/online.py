@@ -1,0 +1,103 @@
+"""Learning online, measured: the search for neighbours, and answers while a worker learns on the same machine.
+
+    ans run --agent                           # makes runs/<profile>
+    python perf/online.py                     # 2 cores: a quarter of an hour; writes perf/results/online.json
+
+Printed: milliseconds of a search among 10,000 experiences (of 200), and seconds of an answer over HTTP, one question after the other:
+by the engine alone, and beside a worker that learns from these questions without a pause. Lost: questions without an answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ans_core.agent.online.neighbours import Neighbours
+from ans_core.agent.online.simulation import STREAM_FROM, Drawn, Shift
+from ans_core.config import load
+
+EXPERIENCES, DIMENSIONS, SEARCHES = 10_000, 256, 200
+
+
+def quantiles(seconds: list[float], unit: float = 1.0) -> dict[str, float]:
+    return {name: round(float(np.quantile(seconds, share)) / unit, 4) for name, share in (("p50", 0.5), ("p99", 0.99), ("most", 1.0))}
+
+
+def timed(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def searches() -> dict[str, float]:
+    rng = np.random.default_rng(0)
+    known = Neighbours()
+    known.add(np.arange(EXPERIENCES) + 1, rng.standard_normal((EXPERIENCES, DIMENSIONS)).astype(np.float32))
+    asked = rng.standard_normal((SEARCHES, DIMENSIONS)).astype(np.float32)
+    return quantiles([timed(lambda vector=vector: known.search(vector, 5)) for vector in asked], 1e-3)
+
+
+def ask(url: str, name: str, question: str, frame: bytes) -> None:
+    body = json.dumps({"question": question, "image": base64.b64encode(frame).decode(), "request": name}).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"}), timeout=600) as reply:
+        json.load(reply)
+
+
+def answers(url: str, stream: Drawn, numbers: range) -> tuple[list[float], int]:
+    """Return the seconds of each answer, and how many questions got none."""
+    seconds, lost = [], 0
+    for number in numbers:
+        question = stream.number(number)
+        try:
+            seconds.append(timed(lambda q=question: ask(url, q.question_id, q.text, q.frames[0])))
+        except OSError:
+            lost += 1
+    return seconds, lost
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", type=int, default=300)
+    parser.add_argument("--out", type=Path, default=Path("perf/results/online.json"))
+    arguments = parser.parse_args()
+    found: dict[str, object] = {"search_ms": searches()}
+    print(found, flush=True)
+    settings = load(Path("params.yaml")).agent.online.simulation
+    shift = Shift(**settings.shift.model_dump())
+    stream = Drawn(settings.families, split="train", seed=0, tile=96, first=STREAM_FROM, shift=shift)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "flows.cli", "agent"]
+        where = ["--store", f"{folder}/store"]
+        engine = subprocess.Popen([*command, "serve", *where, "--port", "0"], stdout=subprocess.PIPE, text=True)
+        worker = None
+        try:
+            assert engine.stdout is not None
+            url = engine.stdout.readline().split()[-1]
+            count = arguments.questions
+            seconds, found["lost_alone"] = answers(url, stream, range(count))
+            found["alone_s"] = quantiles(seconds)
+            worker = subprocess.Popen([*command, "worker", *where])
+            time.sleep(20)  # until it learns
+            seconds, found["lost_beside_worker"] = answers(url, stream, range(count, 2 * count))
+            found["beside_worker_s"] = quantiles(seconds)
+        finally:
+            for process in (worker, engine):
+                if process is not None:
+                    process.terminate()
+                    process.wait()
+    print(json.dumps(found, indent=1))
+    arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
