@@ -1,11 +1,11 @@
-"""What `quantize=` saves and costs: bytes, time, words and masks of a checkpoint as it is stored and in 8 bits, in turns in one run.
+"""What `quantize=` saves and costs: bytes, time, words and masks of a checkpoint as it is stored and in 8 bits.
 
     python perf/quantize.py --model runs/tiny/model [--repeats 5] [--scenes 50] [--dtype bfloat16] [--device cuda --kinds int8 fp8]
     python perf/quantize.py --random 8 --width 1024                  # speed and memory of a larger text model with random weights
 
-Of a checkpoint: bytes of the language model's layers and of the whole, the most memory that loading took, tokens per second of reading a
-prompt and of writing, and over questions about drawn scenes the share of answers with the same words, the mean IoU of their masks with the
-stored model's, and the mean IoU of both with the truth. `--random`: so many layers of Qwen2's kind and this width; times alone.
+Of a checkpoint: bytes of the language model's layers and of the whole, tokens per second of reading a prompt and of writing, and over
+questions about drawn scenes the share of answers with the same words, the mean IoU of their masks with the stored model's, and the mean IoU
+of both with the truth. `--random`: so many layers of Qwen2's kind and this width; times alone. Times are taken in turns.
 
 fp8 computes on a GPU only; `--kinds fp8-weights` rounds the weights alone to fp8 on any device, which shows what that rounding costs.
 """
@@ -13,11 +13,8 @@ fp8 computes on a GPU only; `--kinds fp8-weights` rounds the weights alone to fp
 from __future__ import annotations
 
 import argparse
-import gc
-import resource
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,30 +27,24 @@ from ans_core.data.scenes import draw_scene
 from ans_core.model import Sa2VA, quantization
 from ans_core.model.predict import Answer
 from ans_core.model.requests import request_of
-from perf.peak import watched
 
-WRITTEN = 32
-"""Tokens a turn of writing."""
+READ, WRITTEN = 128, 16
+"""Tokens of a turn."""
 
 
-def quantized(model: Sa2VA, kind: str) -> Sa2VA:
-    """fp8-weights alone; the other kinds are `from_pretrained`'s."""
+def weights_alone(layers: torch.nn.Module) -> None:
+    """Round the weights of linear layers to fp8, and compute with them in their own precision."""
     from torchao.quantization import Float8WeightOnlyConfig, quantize_
 
-    quantize_(model.vlm.model.language_model.layers, Float8WeightOnlyConfig())
+    quantize_(layers, Float8WeightOnlyConfig())
+
+
+def load(name: str, kind: str, **where: Any) -> Sa2VA:
+    if kind != "fp8-weights":
+        return Sa2VA.from_pretrained(name, quantize=None if kind == "as stored" else kind, **where)
+    model = Sa2VA.from_pretrained(name, **where)
+    weights_alone(model.vlm.model.language_model.layers)
     return model
-
-
-def load(name: str, kind: str | None, **where: Any) -> tuple[Sa2VA, int]:
-    """Return the model and the most memory that loading it took."""
-    gc.collect()
-    with watched() as peak:
-        if kind == "fp8-weights":
-            model = quantized(Sa2VA.from_pretrained(name, **where), kind)
-        else:
-            model = Sa2VA.from_pretrained(name, quantize=kind, **where)
-    used = torch.cuda.max_memory_allocated() if model.device.type == "cuda" else peak.grown
-    return model, used
 
 
 def questions(scenes: int, side: int) -> tuple[list[Any], list[np.ndarray]]:
@@ -88,36 +79,45 @@ def cost(stored: list[Answer], other: list[Answer], truth: list[np.ndarray]) -> 
     )
 
 
-def seconds(work: Callable[[], object], repeats: int) -> list[float]:
-    found = []
-    for turn in range(repeats + 1):  # the first one is not counted
-        start_s = time.perf_counter()
-        work()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        if turn:
-            found.append(time.perf_counter() - start_s)
-    return found
+def speeds(models: dict[str, torch.nn.Module], *, width: int, dtype: torch.dtype, repeats: int) -> dict[str, str]:
+    """Read a prompt of READ tokens, then write WRITTEN more one by one; the first turn is not counted."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
+    for turn in range(repeats + 1):
+        for name, model in models.items():
+            times = read_and_write(model, width=width, dtype=dtype)
+            if turn:
+                found[name].append(times)
+    first = next(iter(found.values()))
+    told = {}
+    for name, times in found.items():
+        read, write = (statistics.median(one[part] for one in times) for part in (0, 1))
+        ratios = [sorted(base[part] / own[part] for base, own in zip(first, times, strict=True)) for part in (0, 1)]
+        told[name] = "; ".join(
+            f"{what} {count / value:.1f} tokens/s, {statistics.median(ratio):.2f} times as fast ({ratio[0]:.2f} to {ratio[-1]:.2f})"
+            for what, count, value, ratio in (("reading", READ, read, ratios[0]), ("writing", WRITTEN, write, ratios[1]))
+        )
+    return told
 
 
-def text_speed(text_model: torch.nn.Module, *, tokens: int, width: int, dtype: torch.dtype, repeats: int) -> str:
-    """Read a prompt of `tokens`, then write WRITTEN more one by one."""
+@torch.no_grad()
+def read_and_write(text_model: torch.nn.Module, *, width: int, dtype: torch.dtype) -> tuple[float, float]:
+    """Return seconds of both."""
     device = next(text_model.parameters()).device
-    prompt = torch.randn(1, tokens, width, device=device, dtype=dtype)
+    prompt = torch.randn(1, READ, width, device=device, dtype=dtype)
+    marks = []
+    out = None
+    for step in range(WRITTEN + 1):
+        if step in (0, 1):
+            marks.append(now())
+        given = prompt if step == 0 else prompt[:, :1]
+        out = text_model(inputs_embeds=given, past_key_values=out.past_key_values if out else None, use_cache=True)
+    return marks[1] - marks[0], now() - marks[1]
 
-    @torch.no_grad()
-    def work(written: int) -> None:
-        out = text_model(inputs_embeds=prompt, use_cache=True)
-        for _ in range(written):
-            out = text_model(inputs_embeds=prompt[:, :1], past_key_values=out.past_key_values, use_cache=True)
 
-    read = statistics.median(seconds(lambda: work(0), repeats))
-    both = seconds(lambda: work(WRITTEN), repeats)
-    write = [(one - read) / WRITTEN for one in both]
-    return (
-        f"reading {tokens / read:.0f} tokens/s, writing {1 / statistics.median(write):.1f} tokens/s "
-        f"({1 / max(write):.1f} to {1 / min(write):.1f})"
-    )
+def now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def random_text_model(layers: int, width: int, dtype: torch.dtype) -> Qwen2Model:
@@ -130,44 +130,38 @@ def random_text_model(layers: int, width: int, dtype: torch.dtype) -> Qwen2Model
 
 
 def of_random(given: argparse.Namespace) -> None:
-    for kind in (None, *given.kinds):
+    """Time all kinds in turns: other work on the machine then slows all of them alike."""
+    models: dict[str, torch.nn.Module] = {}
+    for kind in ("as it is", *given.kinds):
         model = random_text_model(given.random, given.width, getattr(torch, given.dtype or "float32")).to(given.device)
-        dtype = next(model.parameters()).dtype
         if kind == "fp8-weights":
-            from torchao.quantization import Float8WeightOnlyConfig, quantize_
-
-            quantize_(model.layers, Float8WeightOnlyConfig())
-        elif kind is not None:
+            weights_alone(model.layers)
+        elif kind != "as it is":
             work = quantization.quantizer(model, quantization.check(kind, torch.device(given.device)))
             for layer in model.layers:
                 work(layer)
-        told = text_speed(model, tokens=256, width=given.width, dtype=dtype, repeats=given.repeats)
-        print(f"{kind or 'as it is':<12} layers {quantization.stored_bytes(model.layers) / 1e6:.1f} MB, {told}", flush=True)
-        del model
+        models[kind] = model
+    told = speeds(models, width=given.width, dtype=getattr(torch, given.dtype or "float32"), repeats=given.repeats)
+    for kind, model in models.items():
+        print(f"{kind:<12} layers {quantization.stored_bytes(model.layers) / 1e6:.1f} MB, {told[kind]}", flush=True)
 
 
 def of_checkpoint(given: argparse.Namespace) -> None:
     where = {"device_map": given.device, "dtype": given.dtype}
     asked, truth = questions(given.scenes, given.side)
     stored: list[Answer] = []
-    for kind in (None, *given.kinds):
-        model, peak = load(given.model, kind, **where)
-        layers = model.vlm.model.language_model
-        sizes = [quantization.stored_bytes(part) / 1e6 for part in (layers.layers, model)]
-        width, dtype = model.vlm.config.text_config.hidden_size, next(layers.layers[0].parameters()).dtype
-        speed = text_speed(
-            layers, tokens=256, width=width, dtype=model.dtype if dtype is not torch.float32 else dtype, repeats=given.repeats
-        )
-        print(
-            f"{kind or 'as stored':<12} layers {sizes[0]:.2f} MB of {sizes[1]:.2f} MB, loading took {peak / 1e6:.0f} MB, {speed}",
-            flush=True,
-        )
+    models = {}
+    for kind in ("as stored", *given.kinds):
+        model = load(given.model, kind, **where)
+        sizes = [quantization.stored_bytes(part) / 1e6 for part in (model.vlm.model.language_model.layers, model)]
+        print(f"{kind}: layers {sizes[0]:.2f} MB of {sizes[1]:.2f} MB", flush=True)
         answers = model.predict_many(asked, max_tokens=64)
-        if kind is None:
-            stored = answers
-        print(f"{'':<12} {cost(stored, answers, truth)}", flush=True)
-        del model
-    print(f"most memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
+        stored = stored or answers
+        print(f"  {cost(stored, answers, truth)}", flush=True)
+        models[kind] = model.vlm.model.language_model
+    dtype = model.dtype
+    for kind, told in speeds(models, width=model.vlm.config.text_config.hidden_size, dtype=dtype, repeats=given.repeats).items():
+        print(f"{kind}: {told}", flush=True)
 
 
 def main() -> None:

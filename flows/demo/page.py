@@ -12,8 +12,9 @@ from typing import Any
 import gradio as gr
 
 from ans_core import prompts
-from flows.demo import words
+from flows.demo import episodes, words
 from flows.demo.checkpoints import Load
+from flows.demo.episodes import Albums
 from flows.demo.layout import ALONE, lay_out
 from flows.demo.samples import Example
 from flows.demo.sources import read_upload
@@ -28,10 +29,17 @@ Values = Iterator[list[Any]]
 """What the page shows, again and again while something is computed."""
 
 
-def build(loads: dict[str, Load], examples: Sequence[Example], folder: Path) -> gr.Blocks:
-    """loads: the checkpoints on offer, the page's own first. folder: where tabs keep their files."""
+def build(loads: dict[str, Load], examples: Sequence[Example], albums: Albums, folder: Path) -> gr.Blocks:
+    """loads: the checkpoints on offer, the page's own first. albums: the agent's episodes, which get a tab of their own if there are some.
+    folder: where tabs keep their files."""
     with gr.Blocks(title="ANS", analytics_enabled=False, fill_width=True) as page:
-        _Events(loads, examples, folder).connect(page)
+        if not albums:
+            _Events(loads, examples, folder).connect(page)
+            return page
+        with gr.Tab("Ask"):
+            _Events(loads, examples, folder).connect(page)
+        with gr.Tab("The agent's episodes"):
+            episodes.lay_out(albums)
     return page
 
 

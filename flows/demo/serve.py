@@ -31,10 +31,11 @@ def serve(model: str, others: Sequence[str], *, host: str, port: int, auth: str 
     next(iter(loads.values()))()  # its errors come before the page does
     with tempfile.TemporaryDirectory(prefix="ans-demo-") as scratch:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": scratch, "HF_HUB_DISABLE_TELEMETRY": "1"}
+        from flows.demo.episodes import albums_of
         from flows.demo.layout import css
         from flows.demo.page import build
 
-        page = build(loads, held_out(Path(model)), Path(scratch))
+        page = build(loads, held_out(Path(model)), albums_of(Path(model)), Path(scratch))
         page.queue(default_concurrency_limit=4).launch(
             server_name=host, server_port=port, auth=user, css=css(), theme=_theme(), max_file_size=MOST_BYTES, share=False, ssr_mode=False,
             quiet=True, footer_links=[], mcp_server=False, enable_monitoring=False, pwa=False, prevent_thread_lock=True,
