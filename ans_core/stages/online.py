@@ -65,7 +65,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     for name in cfg.agent.online.simulation.arms:
         folder = scratch / name
         if not (folder / RESULT).exists():
-            made = run_arm(cfg, ARMS[name], base=base, start=inputs["agent/rft"], folder=folder, machine=machine, log=log)
+            made = run_arm(cfg, ARMS[name], base=base, start=inputs["agent/rft"], folder=folder, machine=machine, log=named(log, name))
             (folder / f"{RESULT}.partial").write_text(json.dumps(made))
             (folder / f"{RESULT}.partial").replace(folder / RESULT)
         figures, rows = json.loads((folder / RESULT).read_text())
@@ -74,6 +74,11 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     loop.write_curves(out / "curves.csv", curves)
     (out / "online.json").write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
     return {f"{name}/{key}": value for name, own in found.items() for key, value in own.items()}
+
+
+def named(log: Log, arm: str) -> Log:
+    """Return a log whose metrics begin with the arm's name."""
+    return lambda metrics, step: log({f"{arm}/{name}": value for name, value in metrics.items()}, step)
 
 
 def run_arm(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ans_core.agent.online import overview
+from ans_core.agent.online import overview, picture_files
 from ans_core.agent.online import worker as workers
 from ans_core.agent.online.engine import Asked
+from ans_core.agent.online.learning import KlControl
 from ans_core.agent.online.worker import Stopped, Worker
 from ans_core.checkpoints import checkpoint
 from ans_core.stages.online_parts import Guard, Parts, loop_of, opened, schedule, worker_of
@@ -185,3 +187,55 @@ def test_a_store_or_snapshot_of_another_base_and_a_full_disk_are_refused_before_
     folder.write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match=r"is damaged, or was edited"), online(start, tmp_path / "store"):
         pass
+
+
+@pytest.mark.slow
+def test_far_from_the_start_an_update_only_pulls_back(start: Start, tmp_path: Path) -> None:
+    """With a target below every KL, and no weight on it, nothing is learned at all."""
+    with online(start, tmp_path / "store") as parts:
+        parts.engine().answer(asked(0, 4))
+        worker = worker_of(parts, waits=False)
+        module = loop_of(parts, worker, log=silent)
+        module.control, worker.practice.progress.beta = KlControl(target=-1.0, low=0.0, high=0.0), 0.0
+        worker.run(module, schedule=schedule(parts.cfg, steps=2), machine=MACHINE, scratch=tmp_path / "scratch", log=silent)
+        assert module.pulled_back
+        own = parts.policy.adapters.tensors("policy")
+        assert {name: tensor.numpy().tobytes() for name, tensor in own.items()} == bits(parts, 0)
+
+
+@pytest.mark.slow
+def test_before_the_cold_start_is_over_nothing_is_learned(start: Start, tmp_path: Path) -> None:
+    with online(start, tmp_path / "store", admission={"cold_start": 5}) as parts:
+        parts.engine().answer(asked(0, 4))
+        assert not learned(parts, tmp_path / "scratch", steps=2)[0]
+        assert (overview.counts(parts.store)["waiting"], parts.snapshots.versions()) == (4, [0])
+        parts.engine().answer(asked(4, 1))
+        assert learned(parts, tmp_path / "scratch", steps=2)[0]
+        assert overview.counts(parts.store)["waiting"] == 1
+
+
+@pytest.mark.slow
+def test_neither_a_damaged_snapshot_nor_a_full_disk_keeps_an_answer_back(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with online(start, tmp_path / "store") as parts:
+        engine, first = parts.engine(), parts.snapshots.load(0)
+        assert parts.snapshots.publish(first.tensors, after=0, update=1, about=first.about, told={}) == 1
+        (parts.snapshots.path(1) / checkpoint.DELTA_WEIGHTS).write_bytes(b"cut")
+        (reply,) = engine.answer(asked(0, 1))
+        assert (reply.version, reply.experience) == (0, 1)
+        assert "is damaged" in engine.trouble
+        parts.snapshots.roll_back(0, why="by hand")
+
+        def full(*given: object) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        monkeypatch.setattr(picture_files, "put", full)
+        (reply,) = engine.answer(asked(1, 1))
+        assert (reply.version, reply.experience, engine.trouble) == (0, None, "")
+        assert "can't be written (database or disk is full); free space" in reply.why_not_kept
+        monkeypatch.undo()
+        assert engine.answer(asked(1, 1))[0].experience == 2
+        quiet = parts.engine(read_only=True)
+        assert quiet.answer(asked(2, 1))[0].why_not_kept == "read-only"
+        assert parts.store.ids() == {1, 2}
