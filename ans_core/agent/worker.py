@@ -56,13 +56,19 @@ class Worker:
         self.close()
         CONTEXT.set_forkserver_preload([PRELOADED])
         self.pipe, theirs = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=serve, args=(theirs,), daemon=True)
-        self.process.start()
+        process = CONTEXT.Process(target=serve, args=(theirs,), daemon=True)
+        process.start()
+        self.process = process
         theirs.close()
         if not self.pipe.poll(STARTING_S):
             self.close()
             raise RuntimeError(f"the process for operations did not start within {STARTING_S:g} s")
-        self.pipe.recv()
+        try:
+            self.pipe.recv()
+        except EOFError:
+            self.close()
+            advice = 'a script that runs operations has to begin its work under `if __name__ == "__main__":`, since this process imports it'
+            raise RuntimeError(f"the process for operations ended as it started; its message is above ({advice})") from None
 
 
 def serve(pipe: Connection) -> None:

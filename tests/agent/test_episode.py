@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -192,3 +195,14 @@ def test_tesseract_reads_what_is_written() -> None:
     assert line.text == "Exit 47 North"
     assert line.confidence > 0.6
     assert np.allclose(line.box[:2], (20, 44), atol=6)
+
+
+@pytest.mark.slow
+def test_a_script_that_runs_operations_as_it_is_imported_is_told_what_to_do(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("from ans_core.agent.worker import Worker\nprint(Worker().call(abs, -1, seconds=9))\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert (
+        "ended as it started; its message is above (a script that runs operations has to begin its work under `if __name__" in done.stderr
+    )
