@@ -42,7 +42,7 @@ def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: 
         sizes = layouts.grounding_config(json.loads(sizes_file.read_text()) if sizes_file.exists() else None)
     config = checkpoint.described(folder, values, tokenizer, template=template, sam2=sizes)
     config.backbone["text_config"]["vocab_size"] = len(tokenizer)
-    model = checkpoint.empty(config, tokenizer)
+    model = checkpoint.empty(config, tokenizer, where=folder)
     generator = torch.Generator().manual_seed(seed)
     folders.verify(folder)
     layout = replace(layouts.layout_of(config), base=config.kind in qwen_config.KINDS)

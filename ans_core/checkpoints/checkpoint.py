@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from huggingface_hub import save_torch_state_dict
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
@@ -89,7 +90,7 @@ def load(
     state = folders.tensors(files)
     if values["model_type"] == RELEASE_TYPE:
         state = layouts.to_native(state, layouts.layout_of(config))
-    model = empty(config, tokenizer)
+    model = empty(config, tokenizer, where=path)
     if quantize is not None:
         divide = quantizer(model.vlm.model.language_model, quantize)
     fill(model, state, where=str(path), dtype=dtype, device=device, divide=divide)
@@ -192,7 +193,7 @@ def described(
         vision, text = config.backbone["vision_config"], config.backbone["text_config"]
         if not (isinstance(vision, dict) and isinstance(text, dict)):
             raise ValueError("'vision_config' and 'text_config' are to be the sizes of a model")
-        qwen_config.check_processor(path, vision)
+        qwen_config.check_processor(path, vision, kind=config.kind)
         if config.template not in prompts.TEMPLATES:
             raise ValueError(f"no 'template' {config.template!r}; there are {', '.join(prompts.TEMPLATES)}")
         window = text.get("sliding_window") if text.get("use_sliding_window", text["model_type"] not in WINDOW_OFF) else None
@@ -215,10 +216,16 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     raise ValueError(f"{path} holds no tokenizer: neither tokenizer.json nor vocab.json nor tokenizer.model")
 
 
-def empty(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase) -> Sa2VA:
-    """Build a model with parameters on the meta device: shapes without memory. Unsaved buffers (rope tables) are real."""
-    with init_empty_weights(include_buffers=False):
-        return Sa2VA(config, tokenizer)
+def empty(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase, *, where: Path | str = "the model") -> Sa2VA:
+    """Build a model with parameters on the meta device: shapes without memory. Unsaved buffers (rope tables) are real.
+
+    Raises ValueError naming `where` for sizes or a tokenizer that no model can have.
+    """
+    try:
+        with init_empty_weights(include_buffers=False):
+            return Sa2VA(config, tokenizer)
+    except (StrictDataclassError, ValueError) as error:
+        raise ValueError(f"{where}: {' '.join(str(error).split())}") from error
 
 
 def fill(

@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ans_core import prompts
 from ans_core.checkpoints import folder as folders
+from ans_core.model.backbones import BACKBONES
+from ans_core.model.backbones.qwen_vl import QwenVL
 
 KINDS = ("qwen2_5_vl", "qwen3_vl")
 TOKENS = {
@@ -85,18 +89,25 @@ def upstream_config(sizes: Mapping[str, Any], kind: str) -> dict[str, Any]:
     }
 
 
+COLOURS: dict[str, dict[str, tuple[float, float, float]]] = {
+    kind: {"image_mean": backbone.mean, "image_std": backbone.std} for kind, backbone in BACKBONES.items() if issubclass(backbone, QwenVL)
+}
+"""Kind -> what pictures are scaled by, under the keys of preprocessor_config.json."""
 PROCESSOR_SIZES = {"patch_size": "patch_size", "merge_size": "spatial_merge_size", "temporal_patch_size": "temporal_patch_size"}
 """Sizes in preprocessor_config.json -> the same in `vision_config`."""
 
 
-def check_processor(path: Path, vision: Mapping[str, Any]) -> None:
-    """Raise ValueError if preprocessor_config.json cuts pictures otherwise than the weights take them. Its pixel limits don't count:
-    upstream sets its own."""
+def check_processor(path: Path, vision: Mapping[str, Any], *, kind: str) -> None:
+    """Raise ValueError if preprocessor_config.json cuts or scales pictures otherwise than the weights take them. Its pixel limits don't
+    count: upstream sets its own."""
     file = path / "preprocessor_config.json"
     if not file.exists():
         return
     with folders.reading(file):
         values = json.loads(file.read_text())
+        for key, colour in COLOURS.get(kind, {}).items():
+            if key in values and not np.allclose(values[key], colour, atol=1e-6):
+                raise ValueError(f"{key!r} is {values[key]}, but {kind} takes {list(colour)}; copy the file of the same model")
         for key, size in PROCESSOR_SIZES.items():
             if key in values and size in vision and values[key] != vision[size]:
                 raise ValueError(

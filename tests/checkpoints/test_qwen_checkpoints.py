@@ -111,6 +111,12 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, monkeypatch: pytes
     processor = broken("processor", "preprocessor_config.json", {"patch_size": 14})
     with pytest.raises(ValueError, match=r"preprocessor_config\.json: 'patch_size' is 14, but the weights' .*'patch_size' 16"):
         Sa2VA.from_pretrained(processor)
+    colours = broken("colours", "preprocessor_config.json", {"image_mean": [0.485, 0.456, 0.406]})
+    with pytest.raises(ValueError, match=r"preprocessor_config\.json: 'image_mean' is \[0\.485, .*, but qwen3_vl takes \[0\.5,"):
+        Sa2VA.from_pretrained(colours)
+    worded = broken("worded", "config.json", {}, text={"hidden_size": "64"})
+    with pytest.raises(ValueError, match=r"worded: Validation error for field 'hidden_size': .*expected int, got str"):
+        Sa2VA.from_pretrained(worded)
     sizes = broken("sizes", "config.json", {}, text={"intermediate_size": 96})
     with pytest.raises(ValueError, match=r"12 mis-shaped: .*mlp\.down_proj\.weight \(64, 112\) for \(64, 96\)"):
         Sa2VA.from_pretrained(sizes)
@@ -123,7 +129,7 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, monkeypatch: pytes
     (mute / "tokenizer.json").write_text(json.dumps(table))
     for file in ("tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"):
         (mute / file).write_text(re.sub(r'"\[SEG\]"', '"[SEG2]"', (mute / file).read_text()))
-    with pytest.raises(ValueError, match=r"splits '\[SEG\]' into \d+ tokens"):
+    with pytest.raises(ValueError, match=r"mute: the tokenizer splits '\[SEG\]' into \d+ tokens"):
         Sa2VA.from_pretrained(mute)
     monkeypatch.setattr(transformers, "Qwen3VLConfig", None)  # as in an older version
     with pytest.raises(ValueError, match=r"transformers \S+ has no Qwen3VLConfig; install that of constraints\.txt"):
