@@ -216,7 +216,8 @@ def test_what_is_logged_while_the_store_is_away_is_sent_by_the_next_stage(
     parent = mlflow.get_run(sft.data.tags["mlflow.parentRunId"])
     assert (parent.info.status, parent.data.params, parent.data.metrics) == ("FINISHED", {"seed": "0"}, {"train/sft/loss": 0.5})
     assert {"mlflow.user", "mlflow.source.git.commit", "git.dirty", "dvc.lock", "version.torch", "hardware.cpu"} <= parent.data.tags.keys()
-    assert f"[sft tiny {clock(run.record.start_ms)}](#/experiments/" in parent.data.tags["mlflow.note.content"]
+    assert f"- [sft](#/experiments/{experiment.experiment_id}/runs/{sft.info.run_id}): ran, " in parent.data.tags["mlflow.note.content"]
+    assert (sft.info.run_name, parent.info.run_name) == tuple(f"{part}tiny {clock(run.record.start_ms)}" for part in ("sft ", ""))
 
 
 def group_lives(group: int) -> bool:
