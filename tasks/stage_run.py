@@ -7,12 +7,13 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from multiprocessing.managers import BaseManager
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -256,28 +257,36 @@ def known(mlflow: MlflowClient, run_id: str) -> bool:
 
 
 class TrackedRun:
-    """A StageRun as the stage uses it: if the tracker's process was killed, training goes on and its curves are lost."""
+    """A StageRun as the stage uses it. A thread hands over what is logged, so that training waits for no answer; if the tracker's process
+    was killed, training goes on and its curves are lost."""
 
     def __init__(self, remote: StageRun) -> None:
         self._remote: StageRun | None = remote
+        self._calls: SimpleQueue[Callable[[StageRun], object] | None] = SimpleQueue()
+        self._thread = Thread(target=self._hand_over, daemon=True)
+        self._thread.start()
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        self._ask("log", metrics, step)
+        kept = dict(metrics)
+        self._calls.put(lambda remote: remote.log(kept, step))
 
     def log_result(self, metrics: dict[str, float], folder: Path) -> None:
-        self._ask("log_result", metrics, folder)
+        self._calls.put(lambda remote: remote.log_result(metrics, folder))
 
     def end(self, *, ok: bool) -> None:
-        self._ask("end", ok=ok)
+        """Wait until the tracker has sent or kept everything."""
+        self._calls.put(lambda remote: remote.end(ok=ok))
+        self._calls.put(None)
+        self._thread.join()
 
-    def _ask(self, method: str, *values: Any, **named: Any) -> None:
-        if self._remote is None:
-            return
-        try:
-            getattr(self._remote, method)(*values, **named)
-        except (OSError, EOFError):
-            warn("the process that logs to MLflow was killed: the stage goes on without it, later curves are lost")
-            self._remote = None
+    def _hand_over(self) -> None:
+        while call := self._calls.get():
+            try:
+                if self._remote is not None:
+                    call(self._remote)
+            except (OSError, EOFError):
+                warn("the process that logs to MLflow was killed: the stage goes on without it, later curves are lost")
+                self._remote = None
 
 
 class Tracker(BaseManager):

@@ -219,15 +219,15 @@ def link_cached(mlflow: MlflowClient, experiment: str, parent: str, stage: str, 
 
 
 def describe(mlflow: MlflowClient, experiment: str, parent: str) -> None:
-    """Write the pipeline's stages, with links to the runs that made them, as the description of its run."""
-    lines = ["| stage | | seconds | run |", "|-|-|-:|-|"]
+    """Write the pipeline's stages, with links to the runs that made them, as the description of its run. MLflow's page shows no tables."""
+    lines = []
     rows = [(run, "ran") for run in reversed(find_runs(mlflow, experiment, {"mlflow.parentRunId": parent}, limit=100))]
     tags = mlflow.get_run(parent).data.tags
     rows += [(mlflow.get_run(run), "cached") for name, run in tags.items() if name.startswith("cached.")]
     for run, how in rows:
         how = how if run.info.status == "FINISHED" else run.info.status.lower()
-        link = f"[{run.info.run_name}](#/experiments/{experiment}/runs/{run.info.run_id})"
-        lines.append(f"| {run.data.tags['ans.stage']} | {how} | {run.data.metrics.get('duration_s', 0):.0f} | {link} |")
+        link = f"[{run.data.tags['ans.stage']}](#/experiments/{experiment}/runs/{run.info.run_id})"
+        lines.append(f"- {link}: {how}, {run.data.metrics.get('duration_s', 0):.0f} s")
     mlflow.set_tag(parent, "mlflow.note.content", "\n".join(lines))
 
 

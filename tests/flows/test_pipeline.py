@@ -103,7 +103,7 @@ def test_the_flow_and_dvc_share_one_cache_and_mlflow_shows_a_parent_with_nested_
     by_stage = {run["ans.stage"]: run["id"] for run in runs if run["ans.kind"] == "stage"}
     assert {key.removeprefix("cached.").replace("/", "@"): value for key, value in newest.items() if key.startswith("cached.")} == by_stage
     assert logged(workspace, newest["id"]) == (params, metrics)  # the pipelines can be compared, whichever ran the stages
-    assert newest["mlflow.note.content"].count("| cached |") == len(NAMES)
+    assert newest["mlflow.note.content"].count(": cached, ") == len(NAMES)
 
 
 def test_a_fresh_clone_beside_the_checkout_pulls_what_it_pushed_and_runs_nothing(finished: tuple[Path, str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from ans_core.config import load
 from tasks import stage_run
 from tasks.process import held
-from tasks.stage_run import StageRun
+from tasks.stage_run import StageRun, TrackedRun
 from tasks.tracking import (
     client,
     clock,
@@ -90,6 +90,27 @@ def test_a_run_is_named_by_what_tells_it_from_others() -> None:
     changed = settings | {"launch.processes": "2", "rl.kl": "0.5", "prepare.sources": "[" + "x" * 80, "seed": "7"}
     assert run_name("tiny", changed, ROOT, 0) == f"tiny seed=7 prepare.sources +1 {clock(0)}"
     assert run_name("my-own", settings, ROOT, 0) == f"my-own {clock(0)}"
+
+
+def test_training_waits_for_no_answer_and_nothing_of_what_it_logs_is_lost() -> None:
+    answering, got = Event(), []
+
+    class Slow:
+        def log(self, metrics: dict[str, float], step: int) -> None:
+            assert answering.wait(60)
+            got.append((metrics, step))
+
+        def end(self, *, ok: bool) -> None:
+            got.append(ok)
+
+    run, metrics = TrackedRun(Slow()), {"loss": 0.5}  # type: ignore[arg-type]
+    run.log(metrics, 0)
+    metrics["loss"] = 0.25
+    run.log(metrics, 1)
+    assert got == []
+    answering.set()
+    run.end(ok=True)
+    assert got == [({"loss": 0.5}, 0), ({"loss": 0.25}, 1), True]
 
 
 TRACKED = """
@@ -195,7 +216,8 @@ def test_what_is_logged_while_the_store_is_away_is_sent_by_the_next_stage(
     parent = mlflow.get_run(sft.data.tags["mlflow.parentRunId"])
     assert (parent.info.status, parent.data.params, parent.data.metrics) == ("FINISHED", {"seed": "0"}, {"train/sft/loss": 0.5})
     assert {"mlflow.user", "mlflow.source.git.commit", "git.dirty", "dvc.lock", "version.torch", "hardware.cpu"} <= parent.data.tags.keys()
-    assert f"[sft tiny {clock(run.record.start_ms)}](#/experiments/" in parent.data.tags["mlflow.note.content"]
+    assert f"- [sft](#/experiments/{experiment.experiment_id}/runs/{sft.info.run_id}): ran, " in parent.data.tags["mlflow.note.content"]
+    assert (sft.info.run_name, parent.info.run_name) == tuple(f"{part}tiny {clock(run.record.start_ms)}" for part in ("sft ", ""))
 
 
 def group_lives(group: int) -> bool:
