@@ -14,6 +14,7 @@ import argparse
 import copy
 import logging
 import multiprocessing
+import os
 import shutil
 import tempfile
 import traceback
@@ -24,6 +25,7 @@ from random import Random
 from typing import Any
 
 from PIL import Image
+from tqdm import tqdm
 
 from ans_core.data.formats import FORMATS
 from ans_core.data.formats.checks import DataError
@@ -131,6 +133,7 @@ def damage(file: Path, rng: Random) -> bytes:
 
 def damage_picture(file: Path, rng: Random) -> str:
     content = file.read_bytes()
+    file.unlink()
     kinds = ["cut", "empty", "text", *(["flip", "huge"] if file.suffix == ".png" else [])]
     kind = rng.choice(kinds if "ReasonSeg" in file.parts else [*kinds, "size"])  # whose annotations state none
     if kind == "cut":
@@ -179,7 +182,9 @@ def trial(root: Path, which: str, seed: int, pipe: Any) -> None:
     while told is None:
         way = rng.random()
         if (way < 0.1 and not file.is_dir()) or file.suffix == ".txt":
-            file.write_bytes(damage(file, rng))
+            content = damage(file, rng)
+            file.unlink()
+            file.write_bytes(content)
             told = "bytes"
         elif way < 0.2 or (not name and file.is_dir()):
             pictures = sorted(p for p in root.rglob("*.[pj][np]g") if in_use(p, root, folder))
@@ -215,10 +220,10 @@ def main() -> None:
         draw(valid)
         for form, where in sorted({(FORMAT_OF.get(which, which), folder) for which, (folder, _) in FILES.items()}):
             assert attempt(valid, form, where) == ("accepted", ""), (form, attempt(valid, form, where))
-        for number in range(arguments.mutations):
+        for number in tqdm(range(arguments.mutations), desc="damage"):
             which = list(FILES)[number % len(FILES)]
             root = Path(folder) / "mutated"
-            shutil.copytree(valid, root)
+            shutil.copytree(valid, root, copy_function=os.link)  # what is damaged gets a file of its own
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(target=trial, args=(root, which, arguments.seed + number, theirs))
             process.start()

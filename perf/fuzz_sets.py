@@ -110,7 +110,9 @@ def store(values: Any, file: Path) -> bool:
             Dataset.from_list(values).save_to_disk(str(file))
         except (ValueError, TypeError, OverflowError, AttributeError):
             return False
-    elif file.suffix == ".p":
+        return True
+    file.unlink()
+    if file.suffix == ".p":
         file.write_bytes(pickle.dumps(values, protocol=2))
     elif file.suffix == ".jsonl":
         file.write_text("\n".join(map(json.dumps, values)))

@@ -6,7 +6,8 @@ from perf.learn_formats import learn
 
 
 @pytest.mark.slow
-def test_conversations_of_several_turns_are_learned_as_their_reader_gives_them():
-    """The cheapest set; `python perf/learn_formats.py` does all."""
-    found = learn("llava", count=8, steps=150)
+@pytest.mark.parametrize(("name", "count", "steps"), [("llava", 8, 150), ("reasonseg", 2, 60)])
+def test_texts_and_masks_are_learned_as_their_readers_give_them(name: str, count: int, steps: int) -> None:
+    """The cheapest set of each kind; `python perf/learn_formats.py` does all."""
+    found = learn(name, count=count, steps=steps)
     assert found.enough, found
