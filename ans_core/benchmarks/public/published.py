@@ -15,9 +15,12 @@ WHOLE = {
     "ref_davis17": {"val": 244},
     "gar_bench": {"vqa": 424},
     "davis17": {"val": 61},
+    "vstar": {"": 191},
+    "infographicsvqa": {"val": 2801},
 }
 """Samples of the real benchmarks (expressions; vos: objects): RefCOCO's of the UNC and UMD splits, MeViS' and DAVIS' as their papers say,
-GAR-Bench's as its file. Another number means other data in the same layout, a part, or another release."""
+GAR-Bench's, V*Bench's and InfographicsVQA's as their files. Another number means other data in the same layout, a part, or another
+release."""
 VOS = {"davis17": "DAVIS17", "mose": "MOSE", "sav": "SA-V"}
 """Data sets of vos -> how the splits of its figures begin."""
 SPLITS = {"valid_u": "val_u", "valid": "val"}
