@@ -63,6 +63,7 @@ def test_a_packed_group_gives_the_log_probabilities_that_were_sampled(tiny_model
     assert features.encoded == 4  # the overview, the first box in two episodes, the second in the first's and in the whole picture
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference outputs")
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
 def test_pictures_of_later_turns_have_the_positions_with_which_they_are_read_again(kind: str, toolbox: Toolbox) -> None:

@@ -55,6 +55,7 @@ def looking(*given: Any, **options: Any) -> list[PlayedEpisode]:
     return play(*given, **options, plans=[plan] * len(given[2]))
 
 
+@pytest.mark.slow
 def test_both_ways_are_scored_and_compared(workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(answering, "play", looking)
     given = ["eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--data", workspace / "vstar"]

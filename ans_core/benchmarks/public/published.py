@@ -22,6 +22,7 @@ WHOLE = {
     "mmmu_pro_vision": {"": 1730},
     "vstar": {"": 191},
     "mme": {"": 2374},
+    "infographicsvqa": {"val": 2801},
 }
 """Samples of the real benchmarks (expressions; vos: objects): RefCOCO's of the UNC and UMD splits, MeViS', DAVIS', SA-V's and MME's as
 their papers say, the others' as their files. Another number means other data in the same layout, a part, or another release."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ans_core import rle
 from ans_core.data.formats import checks, clip_files
 from ans_core.data.formats.skipped import Skipped
 from ans_core.data.formats.turns import Turn, exchanges
@@ -30,7 +29,9 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             where = f"{file}: record {number}"
             record = checks.record(Record, value, where=where)
             if record.video not in known:
-                frames = clip_files.video_frames(_find(path, record.video, where=where), where=where)
+                names = (record.video, record.video.replace(".mkv", ".mp4"))  # those named .mkv may lie there as .mp4
+                video = clip_files.find_video((path / folder for folder in FOLDERS), names, where=where)
+                frames = clip_files.video_frames(video, where=where)
                 known[record.video] = frames, clip_files.size_of(frames, where=where)
             frames, (height, width) = known[record.video]
             turns = [turn.model_copy(update={"value": turn.value.replace("<video>", "")}) for turn in record.conversations]
@@ -47,13 +48,3 @@ def splits(path: Path) -> list[str]:
     if not (path / FILE).is_file():
         raise checks.DataError(f"{path} holds no {FILE}")
     return ["train"]
-
-
-def _find(path: Path, name: str, *, where: str) -> Path:
-    """Return a video's file; those named .mkv may lie there as .mp4."""
-    tried = [
-        checks.inside(path / folder, n, where=where) for folder in FOLDERS for n in dict.fromkeys((name, name.replace(".mkv", ".mp4")))
-    ]
-    if found := next((file for file in tried if file.is_file()), None):
-        return found
-    raise checks.DataError(f"{where}: the video {rle.short(name)} is at none of {', '.join(map(str, tried))}; put (or link) it there")

@@ -43,6 +43,14 @@ def frames_of(folder: Path, names: Sequence[str], *, where: str) -> Frames:
     return tuple(checks.inside(folder, f"{frame}{suffix}", where=where) for frame in names)
 
 
+def find_video(folders: Iterable[Path], names: Sequence[str], *, where: str) -> Path:
+    """Return the first file of these names in these folders. Raises DataError where there is none."""
+    tried = [checks.inside(folder, name, where=where) for folder in folders for name in dict.fromkeys(names)]
+    if found := next((file for file in tried if file.is_file()), None):
+        return found
+    raise checks.DataError(f"{where}: the video {rle.short(names[0])} is at none of {', '.join(map(str, tried))}; put (or link) it there")
+
+
 def video_frames(video: Path, *, where: str) -> VideoFrames:
     try:
         return video_file.frames_of(video)

@@ -54,7 +54,9 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     for clip in (clip for video in content.videos for clip in video.clips):
         with faults:
             where = f"{file}: clip {clip.clip_uid}"
-            frames = clip_files.video_frames(_video(file.parent, clip.clip_uid, where=where), where=where)
+            folders = (file.parent / inner for inner in FOLDERS)
+            video = clip_files.find_video(folders, [f"{clip.clip_uid}{clip_files.VIDEO}"], where=where)
+            frames = clip_files.video_frames(video, where=where)
             height, width = clip_files.size_of(frames, where=where)
             for sample_id, value in _queries(clip):
                 with faults, skipped:
@@ -87,10 +89,3 @@ def _words(query: Query, *, where: str) -> tuple[str, str]:
         raise Unusable("a stretch without length")
     asked = checks.text(query.query, where=where)
     return ASKED.format(query=asked if asked.endswith("?") else f"{asked}?"), f"{query.clip_start_sec:.1f} to {query.clip_end_sec:.1f}"
-
-
-def _video(folder: Path, clip_uid: str, *, where: str) -> Path:
-    tried = [checks.inside(folder / inner, f"{clip_uid}{clip_files.VIDEO}", where=where) for inner in FOLDERS]
-    if found := next((file for file in tried if file.is_file()), None):
-        return found
-    raise checks.DataError(f"{where}: its video is at none of {', '.join(map(str, tried))}; put (or link) the folder `clips` there")

@@ -60,7 +60,9 @@ def _sample(record: Record, folder: Path, *, name: str, where: str) -> Sample:
     choices = [choice.choice for choice in record.choices]
     if record.answer not in choices:
         raise checks.DataError(f"{where}: the answer {record.answer!r} is none of its choices {choices}")
-    frames = _stretch(_video(folder, record.video_id, where=where), record.start, record.end, where=where)
+    inner = (folder / name for name in FOLDERS)
+    video = clip_files.find_video(inner, [f"{record.video_id}{clip_files.VIDEO}"], where=where)
+    frames = _stretch(video, record.start, record.end, where=where)
     height, width = clip_files.size_of(frames, where=where)
     return Sample(
         sample_id=record.question_id,
@@ -74,13 +76,6 @@ def _sample(record: Record, folder: Path, *, name: str, where: str) -> Sample:
         text=checks.text(record.answer, where=where),
         meta={"kind": record.question_id.partition("_")[0], "choices": choices},
     )
-
-
-def _video(folder: Path, video_id: str, *, where: str) -> Path:
-    tried = [checks.inside(folder / inner, f"{video_id}{clip_files.VIDEO}", where=where) for inner in FOLDERS]
-    if found := next((file for file in tried if file.is_file()), None):
-        return found
-    raise checks.DataError(f"{where}: the video is at none of {', '.join(map(str, tried))}; put (or link) Charades' videos there")
 
 
 def _stretch(video: Path, start_s: float, end_s: float, *, where: str) -> VideoFrames:
