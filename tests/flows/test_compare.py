@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from flows.compare import table
 from flows.results import result, revision_of, stage_runs
 from tasks.tracking import client, experiment_id
 from tests.stages.test_report import write_data, write_evaluation, write_training
+from tests.workspace import ROOT, environment
 
 
 def cells(text: str) -> dict[str, list[str]]:
@@ -118,3 +120,52 @@ def test_a_pipelines_run_has_the_metrics_of_its_stages_the_later_try_of_two(tmp_
         "sft/video/val/J&F": ["0.2500", "0.5000", "+0.2500"],
         "sft:": ["loss", "2.0000", "-", "-"],
     }
+
+
+SCORE = """
+import json, pathlib, yaml
+
+kl = yaml.safe_load(open("params.yaml"))["rl"]["kl"]
+row = pathlib.Path("runs/tiny/evaluate/rl")
+row.mkdir(parents=True)
+scores = [0.5 + kl + (i % 5) / 100 for i in range(40)]
+value = {"region_caption/test/METEOR": sum(scores) / 40}
+(row / "metrics.json").write_text(json.dumps(value))
+record = {"benchmark": "region_caption/test", "dataset": "drawn", "asked": "it"}
+lines = [record | {"sample_id": str(i), "score": score, "text": "a circle", "masks": []} for i, score in enumerate(scores)]
+(row / "predictions.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+pathlib.Path("metrics").mkdir(exist_ok=True)
+pathlib.Path("metrics/summary.json").write_text(json.dumps({"rl": value}))
+"""
+
+
+@pytest.mark.slow
+def test_two_experiments_that_dvc_ran_are_compared_from_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """One stage in the place of the pipeline; git, `dvc exp run`, its refs and its cache are real. Every score is 0.1 higher."""
+    stage = {"cmd": "python score.py", "deps": ["score.py"], "params": ["rl.kl"], "outs": ["runs/tiny/evaluate/rl"]}
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"evaluate": stage | {"metrics": ["metrics/summary.json"]}}}))
+    (tmp_path / "score.py").write_text(SCORE)
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    quiet = {"env": environment(tmp_path), "cwd": tmp_path, "check": True, "stdout": subprocess.DEVNULL}
+    for words in (["git", "init", "-q"], ["dvc", "init", "-q"], ["git", "add", "-A"],
+                  ["git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "start"]):  # fmt: skip
+        subprocess.run(words, **quiet)
+    for name, kl in (("low", 0.1), ("high", 0.2)):
+        subprocess.run(["dvc", "exp", "run", "--name", name, "-S", f"rl.kl={kl}"], **quiet)
+    shutil.rmtree(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    arguments = cli.parse(["compare", "low", "high", "--out", str(tmp_path / "out")])
+    assert arguments.function(arguments) == 0
+    told = capsys.readouterr().out
+    assert "settings that differ:\n  rl.kl: 0.1 | 0.2\n" in told
+    assert "high, rl, against low" in told
+    assert re.search(r"Region captions · test, METEOR +0\.620 +0\.720 +\+0\.100 .* better", told)
+    assert cells(told[told.index("\nmetric ") + 1 : told.index("\n\npage:")])["rl/region_caption/test/METEOR"] == [
+        "0.6200",
+        "0.7200",
+        "+0.1000",
+    ]
+    assert "high" in (tmp_path / "out/page.html").read_text()
