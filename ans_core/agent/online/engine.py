@@ -79,6 +79,7 @@ class Engine:
         """Load what is served now. A snapshot that can't be read leaves the one before in place; the first must be readable."""
         served = self.snapshots.served()
         if served == self.version:
+            self.trouble = ""
             return
         try:
             tensors = self.snapshots.load(served).tensors
