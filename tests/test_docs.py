@@ -67,11 +67,11 @@ def inline() -> list[tuple[str, str]]:
 
 
 def words_of(command: str) -> list[str]:
-    """Return the words of a command as somebody would type it: what stands in [brackets] too, of `one|other` the first, a number for N, no
-    `...`."""
+    """Return the words of a command as somebody would type it: what stands in [brackets] too, of `one|other` the first, a number for N, ID
+    and VERSION, no `...`."""
     while OPTIONAL.search(command):
         command = OPTIONAL.sub(r"\1", command)
-    words = ["1" if word == "N" else word for word in shlex.split(command) if word != "..."]
+    words = ["1" if word in ("N", "ID", "VERSION") else word for word in shlex.split(command) if word != "..."]
     return [ALTERNATIVE.sub(r"\1", word) for word in words]
 
 

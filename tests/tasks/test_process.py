@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ans_core.config import load
+from ans_core.config import Config, resolve
 from tasks import stage_run
 from tasks.process import held
 from tasks.stage_run import StageRun, TrackedRun
@@ -85,7 +85,7 @@ def test_a_pipelines_run_shows_results_and_neither_curves_nor_the_machines_load(
 
 
 def test_a_run_is_named_by_what_tells_it_from_others() -> None:
-    settings = flat(load(ROOT / "params.yaml").model_dump(mode="json"))
+    settings = flat(Config.model_validate(resolve(ROOT / "profiles/tiny.yaml", ())).model_dump(mode="json"))
     assert run_name("tiny", settings, ROOT, 0) == f"tiny {clock(0)}"
     changed = settings | {"launch.processes": "2", "rl.kl": "0.5", "prepare.sources": "[" + "x" * 80, "seed": "7"}
     assert run_name("tiny", changed, ROOT, 0) == f"tiny seed=7 prepare.sources +1 {clock(0)}"
