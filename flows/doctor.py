@@ -40,16 +40,14 @@ def versions() -> list[Finding]:
 
 
 def locked(root: Path) -> Finding:
-    """Compare installed versions with constraints.txt."""
-    pins = [
-        line.strip().split("==")
-        for line in (root / "constraints.txt").read_text().splitlines()
-        if "==" in line and not line.startswith("#")
-    ]
+    """Compare installed versions with constraints.txt; an extra (requirements/) may have pinned another one."""
+    pins: dict[str, list[str]] = {}
+    for file in (root / "constraints.txt", *sorted((root / "requirements").glob("*.txt"))):
+        for name, pin in re.findall(r"^([\w.-]+)==(\S+)", file.read_text(), flags=re.MULTILINE):
+            pins.setdefault(name.lower().replace("_", "-"), []).append(pin)
     installed = {(item.name or "").lower().replace("_", "-"): item.version.split("+")[0] for item in metadata.distributions()}
-    names = {name.lower().replace("_", "-"): pin for name, pin in pins}
-    other = [f"{name} {installed[name]} (lock: {pin})" for name, pin in names.items() if name in installed and installed[name] != pin]
-    what = f"{len(names)} packages as locked" if not other else f"not as in constraints.txt: {', '.join(other[:5])}"
+    other = [f"{name} {installed[name]} (lock: {pin[0]})" for name, pin in pins.items() if name in installed and installed[name] not in pin]
+    what = f"{len(pins)} packages as locked" if not other else f"not as in constraints.txt: {', '.join(other[:5])}"
     return Finding(ok=not other, what=what, remedy="rm .venv/.stamp && make setup")
 
 

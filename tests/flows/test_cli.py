@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from importlib import metadata
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,15 @@ def test_versions_that_break_each_other_are_found(monkeypatch: pytest.MonkeyPatc
 def test_the_installed_versions_are_those_of_the_lock() -> None:
     finding = doctor.locked(ROOT)
     assert finding.ok, finding.what
+
+
+def test_an_extra_may_pin_another_version_than_the_lock(tmp_path: Path) -> None:
+    own = version("pytest")
+    (tmp_path / "constraints.txt").write_text("pytest==0.1\n")
+    (tmp_path / "requirements").mkdir()
+    assert doctor.locked(tmp_path).what == f"not as in constraints.txt: pytest {own} (lock: 0.1)"
+    (tmp_path / "requirements/demo.txt").write_text(f"# why\npytest=={own}\n")
+    assert doctor.locked(tmp_path).ok
 
 
 def test_eval_never_goes_on_with_the_answers_of_another_model_or_of_other_settings(
