@@ -189,7 +189,8 @@ def log_metrics(mlflow: MlflowClient, run: str, metrics: Mapping[str, float]) ->
 
 def pipeline_metrics(stage: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Return what the pipeline's run shows of a stage's metrics: `rl/referring/val/gIoU` of evaluate@rl and the report, `train/sft/loss`
-    (the mean over the last steps) and `duration_s/sft`. Its curves and the machine's load stay with the stage's own run."""
+    (the mean over the last steps) and `duration_s/sft`. Its curves, counts of samples and the machine's load stay with the stage's own
+    run."""
     task, _, row = stage.partition("@")
     place = stage.replace("@", "/")
     shown = {}
@@ -203,7 +204,7 @@ def pipeline_metrics(stage: str, metrics: Mapping[str, float]) -> dict[str, floa
             shown[name] = value
         elif part == "train":
             shown[f"train/{place}/{rest}"] = value
-        elif rest and part != "system" and task not in {"evaluate", "report"} and not stage_named(stage).curves:
+        elif rest and part not in {"system", "samples"} and task not in {"evaluate", "report"} and not stage_named(stage).curves:
             shown[f"{place}/{name}"] = value
     return shown
 

@@ -81,6 +81,7 @@ def test_a_pipelines_run_shows_results_and_neither_curves_nor_the_machines_load(
     assert set(shown("evaluate@rl", "eval/video/val/J_F", "system/cpu", "duration_s")) == {"rl/video/val/J_F", "duration_s/evaluate/rl"}
     assert set(shown("sft", "sft/loss", "mixture/drawn/rows", "train/loss")) == {"train/sft/loss"}
     assert set(shown("report", "rl/video/val/J_F", "system/cpu")) == {"rl/video/val/J_F"}
+    assert set(shown("prepare", "samples/drawn/train", "duration_s")) == {"duration_s/prepare"}
     assert set(shown("convert", "parity/texts", "duration_s")) == {"convert/parity/texts", "duration_s/convert"}
 
 
