@@ -151,8 +151,10 @@ def worker_of(
     online = cfg.agent.online
     admission, release = online.admission, online.release
 
-    def confirm(lesson: Lesson, workspace: Workspace) -> str | None:
-        return confirmed_answer(lesson.task.question, workspace, parts.toolbox) if lesson.task is not None else None
+    def confirm(lesson: Lesson, looked: Workspace | None) -> str | None:
+        assert lesson.task is not None, "replayed questions have their answer"
+        picture = Workspace.of(lesson.request.frames, clip=lesson.task.clip)
+        return confirmed_answer(lesson.task.question, picture, parts.toolbox, looked=looked)
 
     gate = Gate(
         share=admission.gate if guard.admission else 0.0,

@@ -347,7 +347,7 @@ def test_the_agents_stages_run_beside_the_pipeline_and_leave_it_alone(finished: 
     assert (workspace / "dvc.lock").read_bytes() == lock
     assert "Data and pipelines are up to date" in dvc(workspace, "repro", "agent/dvc.yaml")
     assert "agent" not in dvc(workspace, "repro")
-    assert "held-out questions after the stream" in ans(workspace, "run", "--online")
+    assert "labels_right" in ans(workspace, "run", "--online")
     assert [line.split()[0] for line in executed(workspace)] == ["online"]
     assert "Data and pipelines are up to date" in dvc(workspace, "repro", "online/dvc.yaml")
     ans(workspace, "run", "--agent", PREFECT_API_URL="http://127.0.0.1:9/api")  # nobody there

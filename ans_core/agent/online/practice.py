@@ -70,8 +70,9 @@ class Progress:
         return cls(**{**state, "marginal": Marginal.of(state["marginal"]), "recent": deque(rows, maxlen=RECENT)})
 
 
-Confirm = Callable[[Lesson, Workspace], str | None]
-"""The answer of an independent operation path; None if there is none."""
+Confirm = Callable[[Lesson, Workspace | None], str | None]
+"""The answer of an independent operation path, which finds things by words, or where an episode's workspace says that it looked; None if
+there is none."""
 Relabel = Callable[[Task, Decision], Decision]
 
 
@@ -144,8 +145,7 @@ class OnlinePractice:
         return found
 
     def _judged(self, lesson: Lesson, task: Task, group: Sequence[PlayedEpisode]) -> tuple[Decision, Verdict]:
-        confirmed = self.confirm(lesson, Workspace.of(lesson.request.frames, clip=task.clip)) if self.confirm is not None else None
-        votes = [*_own_votes(group, confirmed), *self._near_votes(task)]
+        votes = [*self._own_votes(lesson, group), *self._near_votes(task)]
         decision = decide(votes, self.strategy)
         if self.relabel is not None:
             decision = self.relabel(task, decision)
@@ -159,6 +159,24 @@ class OnlinePractice:
             )
         )  # fmt: skip
         return decision, verdict
+
+    def _own_votes(self, lesson: Lesson, group: Sequence[PlayedEpisode]) -> list[Vote]:
+        """Return the rollouts' votes. Verified once by words; where words find nothing, each one where it looked."""
+        confirmed = None if self.confirm is None else self.confirm(lesson, None)
+        by = "words" if confirmed is not None else "place"
+        votes = []
+        for number, episode in enumerate(group):
+            answer = None if episode.over_turn else episode.answer or None
+            told = confirmed
+            if told is None and answer is not None and self.confirm is not None:
+                told = self.confirm(lesson, episode.episode.workspace)
+            verified = answer is not None and told is not None and normal(answer) == normal(told)
+            logps = episode.turns[-1].logps if answer is not None else ()
+            confidence = math.exp(fmean(logps)) if logps else 0.0
+            votes.append(
+                Vote(source=f"rollout {number}", answer=answer, confidence=confidence, verified=verified, by=by if verified else "")
+            )  # fmt: skip
+        return votes
 
     def _near_votes(self, task: Task) -> list[Vote]:
         """Return the votes of experiences with (nearly) the same picture and the same words."""
@@ -195,17 +213,6 @@ class OnlinePractice:
 
     def load(self, state: dict[str, Any]) -> None:
         self.progress = Progress.of(state)
-
-
-def _own_votes(group: Sequence[PlayedEpisode], confirmed: str | None) -> list[Vote]:
-    votes = []
-    for number, episode in enumerate(group):
-        answer = None if episode.over_turn else episode.answer or None
-        verified = answer is not None and confirmed is not None and normal(answer) == normal(confirmed)
-        logps = episode.turns[-1].logps if answer is not None else ()
-        confidence = math.exp(fmean(logps)) if logps else 0.0
-        votes.append(Vote(source=f"rollout {number}", answer=answer, confidence=confidence, verified=verified))
-    return votes
 
 
 def _rollout(episode: PlayedEpisode, *, label: str | None, weight: float, measured: dict[str, float]) -> PlayedRollout:

@@ -67,11 +67,11 @@ class Drawn:
 def wrong_on(confirm: Confirm, share: float, *, seed: int) -> Confirm:
     """Return a verifier that confirms another answer of the family on this share of the questions."""
 
-    def told(lesson: Lesson, workspace: Workspace) -> str | None:
-        right = confirm(lesson, workspace)
+    def told(lesson: Lesson, looked: Workspace | None) -> str | None:
+        right = confirm(lesson, looked)
         rng = rng_of(seed, "wrong verifier", lesson.name)
         others = [answer for answer in _choices(lesson.form) if answer != right]
-        return rng.choice(others) if others and rng.random() < share else right
+        return rng.choice(others) if others and right is not None and rng.random() < share else right
 
     return told
 

@@ -1,7 +1,8 @@
 """A question's words -> its answer by another path of operations than the shortest plan's, on the frozen base: what votes are held against.
 
-A verifier sees neither the policy's calls nor its answer. What it shares with the drawn world (READ_TEXT's templates know its font) makes
-it an upper bound there.
+A verifier never sees an answer. It finds things by words (`[SEG]`); where the base finds none by words, it measures where the episode
+looked, so that it tells wrong reading, but not looking at the wrong thing. What it shares with the drawn world (READ_TEXT's templates know
+its font) makes it an upper bound there.
 """
 
 from __future__ import annotations
@@ -13,24 +14,36 @@ from typing import Any
 
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.protocol import Call
-from ans_core.agent.workspace import Workspace
+from ans_core.agent.workspace import FIRST, Box, Workspace, box_of
 from ans_core.agent.world.drawing import PATTERNS
+from ans_core.data.clips import DIRECTIONS
 from ans_core.data.scenes import COLOURS
 
 
 class _Path:
-    """Calls one after the other on one workspace."""
+    """Calls one after the other on one workspace. Things are found by words, or where an episode looked."""
 
-    def __init__(self, toolbox: Toolbox, workspace: Workspace) -> None:
-        self.toolbox, self.workspace = toolbox, workspace
+    def __init__(self, toolbox: Toolbox, workspace: Workspace, looked: Workspace | None) -> None:
+        self.toolbox, self.workspace, self.looked = toolbox, workspace, looked
 
     def __call__(self, name: str, **arguments: Any) -> dict[str, Any] | None:
         """Return the call's values; None if it was refused."""
         observation, self.workspace = self.toolbox.call(self.workspace, Call(name=name, arguments=arguments))
         return observation.values if observation.ok else None
 
-    def mask(self, words: str, **arguments: Any) -> dict[str, Any] | None:
-        return self("segment_object_at", text=words, **arguments)
+    def mask(self, words: str, *, place: int = 0) -> dict[str, Any] | None:
+        """Draw the mask of a thing in the first frame: of what words mean, or in the box of the episode's look number `place`."""
+        if self.looked is None:
+            return self("segment_object_at", text=words)
+        boxes = _boxes(self.looked)
+        return self("segment_object_at", bbox_2d=self.workspace.thousandths(boxes[place])) if place < len(boxes) else None
+
+
+def _boxes(looked: Workspace) -> list[Box]:
+    """Return the boxes of the masks that an episode made in the first frame; without masks, of the crops that it saw there."""
+    masks = [box_of(looked.pixels(name)) for name in looked.names("mask") if looked.mask(name).frame == 0]
+    crops = [handle.box for name in looked.names("image") if name != FIRST and (handle := looked.image(name)).frame == 0]
+    return masks or crops
 
 
 Confirm = Callable[[_Path, re.Match[str]], str | None]
@@ -74,10 +87,10 @@ def _text(path: _Path, asked: re.Match[str]) -> str | None:
 
 
 def _larger(path: _Path, asked: re.Match[str]) -> str | None:
-    """By masks that words gave, and the areas told with them; the plan measures masks at points."""
+    """By masks of words or of boxes, and the areas told with them; the plan measures masks at points."""
     sizes = {}
-    for words in (asked["thing"], asked["other"]):
-        found = path.mask(words)
+    for place, words in enumerate((asked["thing"], asked["other"])):
+        found = path.mask(words, place=place)
         if found is None:
             return None
         sizes[words] = found["area"]
@@ -85,13 +98,14 @@ def _larger(path: _Path, asked: re.Match[str]) -> str | None:
 
 
 def _moves(path: _Path, asked: re.Match[str]) -> str | None:
-    """From the last frame backwards; the plan begins in the first one."""
+    """From the last frame backwards; the plan begins in the first one. Found by words alone."""
     last = len(path.workspace.frames) - 1
-    shown = path("select_frames", frames=[last]) if last > 0 else None
-    found = path.mask(asked["thing"], image=path.workspace.names("image")[-1]) if shown else None
+    shown = path("select_frames", frames=[last]) if last > 0 and path.looked is None else None
+    image = path.workspace.names("image")[-1]
+    found = path("segment_object_at", text=asked["thing"], image=image) if shown else None
     track = path("track_object", mask=found["mask"]) if found else None
     direction = None if track is None else track["direction"]
-    return direction if direction in ("left", "right", "up", "down") else None
+    return direction if direction in DIRECTIONS else None
 
 
 def _verifier(name: str, asks: str, confirm: Confirm, *operations: str) -> Verifier:
@@ -115,11 +129,15 @@ def form_of(question: str) -> str:
     return next((name for name, verifier in VERIFIERS.items() if verifier.asks.fullmatch(question)), "")
 
 
-def confirmed_answer(question: str, workspace: Workspace, toolbox: Toolbox) -> str | None:
-    """Return the answer of the verifier of this form; None without one, without its operations, and where its path leads to none."""
+def confirmed_answer(question: str, workspace: Workspace, toolbox: Toolbox, *, looked: Workspace | None = None) -> str | None:
+    """Return the answer of the verifier of this form; None without one, without its operations, and where its path leads to none.
+
+    workspace: the picture alone. looked: an episode's workspace, where things are taken to be where it looked; None = found by words, which
+    also tells an episode that looked elsewhere.
+    """
     verifier = VERIFIERS.get(form_of(question))
     if verifier is None or not set(verifier.operations) <= toolbox.operations.keys():
         return None
     asked = verifier.asks.fullmatch(question)
     assert asked is not None, "form_of matched it"
-    return verifier.confirm(_Path(toolbox, workspace), asked)
+    return verifier.confirm(_Path(toolbox, workspace, looked), asked)

@@ -23,6 +23,8 @@ class Vote:
     """Mean probability of the tokens of the answer."""
     verified: bool = False
     """An independent operation path gives the same answer."""
+    by: str = ""
+    """How that path found the thing: `words` or `place`."""
 
 
 @dataclass(frozen=True, kw_only=True)

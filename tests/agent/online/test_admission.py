@@ -19,8 +19,8 @@ from ans_core.agent.online.retention import forget
 from ans_core.agent.online.store import Task
 from ans_core.agent.online.verifiers import confirmed_answer, form_of
 from ans_core.agent.online.voting import Decision, Vote, decide, shares
-from ans_core.agent.world import FAMILIES, Question, draw_question
-from ans_core.model import Sa2VA
+from ans_core.agent.world import FAMILIES, Question, draw_question, oracle
+from ans_core.model import Sa2VA, clicks
 from tests.agent.online.test_store import experience, opened
 
 RNG = np.random.default_rng(0)
@@ -90,7 +90,7 @@ def test_votes_are_counted_in_four_ways_and_abstentions_count_against_all() -> N
     assert (by_majority.label, by_majority.verified) == ("vertical", False)
     assert (weighted.label, weighted.share, weighted.verified) == ("checked", pytest.approx(6 / 9), True)
     assert weighted.provenance()[2] == {
-        "source": "rollout 2", "answer": "checked", "confidence": 0.9, "verified": True, "strategy": "weighted",
+        "source": "rollout 2", "answer": "checked", "confidence": 0.9, "verified": True, "by": "", "strategy": "weighted",
     }  # fmt: skip
     assert decide(VOTES[3:], "majority") == Decision(label=None, share=0.0, verified=False, strategy="majority", votes=tuple(VOTES[3:]))
     equal = [Vote(source="a", answer="b"), Vote(source="b", answer="a")]
@@ -160,13 +160,22 @@ def test_a_verifier_answers_right_where_words_find_the_thing(
         masks = {target.phrase: target.masks[last] for target in asked[0].targets}
         return rle.decode(masks[words]), 1.0
 
+    def mask_there(model: Sa2VA, picture: Image.Image, points: list[tuple[float, float, int]]) -> tuple[np.ndarray, float]:
+        x, y = (sum(point[i] for point in points) / len(points) for i in (0, 1))
+        masks = [rle.decode(target.masks[0]) for target in asked[0].targets]
+        return max(masks, key=lambda mask: mask[int(y * picture.height), int(x * picture.width)]), 1.0
+
     monkeypatch.setattr(frozen, "mask_by_words", true_mask)
+    monkeypatch.setattr(clicks, "mask_by_points", mask_there)
     right = []
     for index in range(3):
         asked[:] = [draw_question(family, seed=0, split="train", index=index, tile=96)]
         assert form_of(asked[0].text) == family
         right.append(confirmed_answer(asked[0].text, asked[0].workspace(), tools) == asked[0].answer)
     assert sum(right) >= 2
+    episode = oracle(asked[0], tools).episode
+    by_place = confirmed_answer(asked[0].text, asked[0].workspace(), tools, looked=episode.workspace)
+    assert by_place == (None if family in ("easy", "moves") else asked[0].answer)
     monkeypatch.setattr(frozen, "mask_by_words", lambda *_: (np.zeros((384, 384), bool), 0.0))
     assert confirmed_answer(asked[0].text, asked[0].workspace(), tools) is None
     assert confirmed_answer("How many are there?", asked[0].workspace(), tools) is None

@@ -27,7 +27,6 @@ from ans_core.agent.online.store import Store
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Limits, PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, add_call_tokens
-from ans_core.agent.workspace import Workspace
 from ans_core.model import Sa2VA
 from ans_core.types import Request
 from tests import tiny
@@ -42,7 +41,7 @@ def practised(store: Store, model: Sa2VA, toolbox: Toolbox, confirmed: str | Non
     values = {"review": 0.0, "canary": 0.0, **gate}
     return OnlinePractice(
         store, toolbox, Neighbours(), CropFeatures(model), limits=Limits(turn_tokens=4), gate=Gate(**values), strategy="weighted",
-        confirm=lambda lesson, workspace: confirmed,
+        confirm=lambda lesson, looked: confirmed,
     )  # fmt: skip
 
 
@@ -144,9 +143,8 @@ def test_vectors_of_one_picture_are_equal_and_no_training_moves_them() -> None:
 
 
 def test_trials_change_their_share_of_verdicts_and_labels() -> None:
-    workspace = Workspace.of([tiny.picture(0)])
-    confirm = wrong_on(lambda lesson, workspace: "checked", 0.2, seed=0)
-    told = [confirm(Lesson(name=f"experience {n}", request=REQUEST, form="pattern"), workspace) for n in range(300)]
+    confirm = wrong_on(lambda lesson, looked: "checked", 0.2, seed=0)
+    told = [confirm(Lesson(name=f"experience {n}", request=REQUEST, form="pattern"), None) for n in range(300)]
     assert told.count("checked") / 300 == pytest.approx(0.8, abs=0.05)
     assert set(told) == {"horizontal", "vertical", "diagonal", "checked"}
     relabel = poisoning(0.3, seed=0, answer=one_answer)
