@@ -62,6 +62,8 @@ class Sa2VA(nn.Module):
         self.sam2 = Grounding(config.grounding)
         self.image_token_id = self._token_id(kind.marks.slot)
         self.seg_token_id = self._token_id(prompts.SEG)
+        for token in (prompts.VP_START, prompts.VP_END):  # regions are found by them
+            self._token_id(token)
 
     def _token_id(self, token: str) -> int:
         ids = self.tokenizer.encode(token, add_special_tokens=False)

@@ -123,14 +123,15 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, monkeypatch: pytes
     rope = broken("rope", "config.json", {}, text={"rope_scaling": None})
     with pytest.raises(ValueError, match=r"config\.json: the text model has no 'rope_theta' or no 'mrope_section'"):
         Sa2VA.from_pretrained(rope)
-    mute = broken("mute", "tokenizer_config.json", {})
-    table = json.loads((mute / "tokenizer.json").read_text())
-    table["added_tokens"] = [t for t in table["added_tokens"] if t["content"] != "[SEG]"]
-    (mute / "tokenizer.json").write_text(json.dumps(table))
-    for file in ("tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"):
-        (mute / file).write_text(re.sub(r'"\[SEG\]"', '"[SEG2]"', (mute / file).read_text()))
-    with pytest.raises(ValueError, match=r"mute: the tokenizer splits '\[SEG\]' into \d+ tokens"):
-        Sa2VA.from_pretrained(mute)
+    for name, token in (("mute", "[SEG]"), ("unpointed", "<vp>")):
+        folder = broken(name, "tokenizer_config.json", {})
+        table = json.loads((folder / "tokenizer.json").read_text())
+        table["added_tokens"] = [t for t in table["added_tokens"] if t["content"] != token]
+        (folder / "tokenizer.json").write_text(json.dumps(table))
+        for file in ("tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"):
+            (folder / file).write_text((folder / file).read_text().replace(f'"{token}"', '"[OTHER]"'))
+        with pytest.raises(ValueError, match=rf"{name}: the tokenizer splits '{re.escape(token)}' into \d+ tokens"):
+            Sa2VA.from_pretrained(folder)
     monkeypatch.setattr(transformers, "Qwen3VLConfig", None)  # as in an older version
     with pytest.raises(ValueError, match=r"transformers \S+ has no Qwen3VLConfig; install that of constraints\.txt"):
         Sa2VA.from_pretrained(GOLDEN / "qwen3_vl")
