@@ -54,11 +54,12 @@ def run(cfg: Config, *, inputs, out, scratch, log, row=None):
     values = cfg.model_dump(mode="json")
     text = json.dumps([values[section.partition(".")[0]] for section in {sections!r}])
     text += str(sorted((path / "result.txt").read_text() for path in inputs.values()))
-    state = scratch / "step"
+    rank = os.environ.get("RANK", "0")
+    state = scratch / ("step" if rank == "0" else f"step{{rank}}")  # a process that starts late takes no other's state for its own
     start = int(state.read_text()) if state.exists() else 0
     with open("executed.txt", "a") as file:
         file.write(f"{{name}} from {{start}}\\n")
-    if os.environ.get("RANK", "0") != "0":
+    if rank != "0":
         return {{}}
     if os.environ.get("FAKE_BAR") == name:
         bar = tqdm(range(400), desc="a bar", mininterval=0.1 if sys.stderr.isatty() else 30)

@@ -195,7 +195,7 @@ ADDS = """
 import sys
 from pathlib import Path
 from tests.agent.online.test_store import VECTOR, experience, opened
-store, first = opened(Path(sys.argv[1])), int(sys.argv[2])
+store, first = opened(Path(sys.argv[1]), queue=10**6), int(sys.argv[2])  # else full after a thousand
 for number in range(first, first + 10_000):
     print(number, store.add(experience(number), VECTOR), flush=True)
 """
@@ -204,7 +204,7 @@ for number in range(first, first + 10_000):
 @pytest.mark.slow
 def test_nothing_acknowledged_is_lost_when_a_process_is_killed_while_it_adds(tmp_path: Path) -> None:
     rng, acknowledged = random.Random(0), {}
-    for _ in range(20):
+    for _ in range(6):
         first = max(acknowledged, default=-1)  # the last one again: it is known already
         adds = subprocess.Popen(
             [sys.executable, "-c", ADDS, str(tmp_path), str(max(first, 0))],
