@@ -6,7 +6,6 @@ Version numbers only rise; rolling back names an earlier one again, whose bits n
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from torch import Tensor
 from ans_core.agent.online import audit, overview
 from ans_core.agent.online.store import Store
 from ans_core.checkpoints import checkpoint
+from ans_core.states import sync
 
 FOLDER, SERVED, FROZEN = "snapshots", "served", "frozen"
 """The folder, and the store's keys: which version is served, and why nothing is learned any more."""
@@ -65,7 +65,7 @@ class Snapshots:
         number, digest = overview.audit_head(self.store)
         config = {**about, "version": version, "update": update, "audit": [number, digest], **told}
         checkpoint.save_delta(dict(tensors), self.path(version), base_hash=self.base_hash, config=config)
-        _sync(self.folder)
+        sync(self.folder)
         before = None if after is None else str(after)
         if not self.store.set_meta(
             {SERVED: str(version)}, event="published", only_if={SERVED: before}, version=version, update=update, **told
@@ -115,11 +115,3 @@ class Snapshots:
                 shutil.rmtree(self.path(version))
         for left in self.folder.glob(".v*.partial"):  # somebody was killed while writing it
             shutil.rmtree(left)
-
-
-def _sync(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
