@@ -24,7 +24,8 @@ from tqdm import tqdm
 
 from ans_core import states
 from ans_core.dist import rank, seed_everything, shared_means, world_size
-from ans_core.optim import adamw, lr_factor
+from ans_core.optim import lr_factor, optimizer_of
+from ans_core.precision import autocast
 from ans_core.states import Curves
 from ans_core.types import Log
 from ans_core.watch import Speed, Watch, gradient_norms, note_skipped, profiled
@@ -42,6 +43,8 @@ class Schedule:
     clip_grad: float
     accumulate: int
     save_every: int
+    muon_lr: float = 0.0
+    """Not 0: Muon for the matrices of stacked layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,10 @@ class Machine:
     """Stop at the first loss or gradient that is not finite, instead of skipping its step."""
     profile_steps: int = 0
     """Steps of which torch.profiler writes a trace."""
+
+    def autocast(self) -> torch.autocast:
+        """Return the forward pass's precision."""
+        return autocast(self.device, torch.bfloat16 if self.dtype == "bf16" else torch.float32)
 
 
 @runtime_checkable
@@ -108,7 +115,11 @@ def train(
     """
     watch = watch or Watch()
     accelerator = _accelerator(machine, schedule)
-    optimizer = adamw(loss_module, lr=schedule.lr, weight_decay=schedule.weight_decay, scales=scales or {})
+    if schedule.muon_lr and machine.deepspeed_stage:
+        raise ValueError(
+            "muon_lr: Muon needs whole matrices, and DeepSpeed divides the optimizer; set muon_lr=0, or launch.deepspeed_stage=0"
+        )
+    optimizer = optimizer_of(loss_module, lr=schedule.lr, weight_decay=schedule.weight_decay, scales=scales or {}, muon_lr=schedule.muon_lr)
     loss_module.to(machine.device)
     wrapped, optimizer = accelerator.prepare(loss_module, optimizer)
     folder, stage = scratch / name, machine.deepspeed_stage
@@ -210,11 +221,11 @@ def _step(
     parts = 1
     if isinstance(module, WholeStep):
         parts = schedule.accumulate * world_size()  # undoes two means: accelerate's, and that of DDP or DeepSpeed
-        with autocast(machine):
+        with machine.autocast():
             micros = module.begin_step(micros)
     for batch in micros:
         with accelerator.accumulate(wrapped):
-            with autocast(machine):
+            with machine.autocast():
                 loss, metrics = wrapped(batch.to(machine.device))
                 loss = loss * parts
             value = float(loss.detach())
@@ -237,11 +248,6 @@ def _step(
             optimizer.step()
         optimizer.zero_grad()
     return totals, told | speed.found(machine.device), finite
-
-
-def autocast(machine: Machine) -> torch.autocast:
-    """Return the forward pass's precision."""
-    return torch.autocast(machine.device.type, dtype=torch.bfloat16, enabled=machine.dtype == "bf16")
 
 
 def write_curves(path: Path, curves: dict[str, Curves]) -> None:

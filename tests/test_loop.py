@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ans_core import loop, states
-from ans_core.optim import adamw, lr_factor
+from ans_core.optim import lr_factor, optimizer_of
 from ans_core.watch import Validation, Watch
 
 CPU = loop.Machine(device=torch.device("cpu"))
@@ -140,13 +140,14 @@ def test_a_training_killed_twice_ends_with_the_same_bits_and_curves_as_one_that_
     assert (one["seen"], other["seen"]) == (20, 20)
 
 
-def test_a_stopped_training_goes_on_from_its_last_state_in_the_same_process_too(tmp_path: Path):
+@pytest.mark.parametrize("muon_lr", [0.0, 0.02])
+def test_a_stopped_training_goes_on_from_its_last_state_in_the_same_process_too(tmp_path: Path, muon_lr: float):
     whole, first, second = Regression(), Regression(), Regression()
-    curves = run(whole, tmp_path / "a")
+    curves = run(whole, tmp_path / "a", muon_lr=muon_lr)
     with pytest.raises(Stop):
-        run(first, tmp_path / "b", stopping_at(5))
+        run(first, tmp_path / "b", stopping_at(5), muon_lr=muon_lr)
     assert sorted(p.name for p in (tmp_path / "b" / "fit").iterdir()) == ["step-0000002", "step-0000004"]
-    assert run(second, tmp_path / "b") == curves
+    assert run(second, tmp_path / "b", muon_lr=muon_lr) == curves
     assert equal(weights(whole), weights(second))
     assert second.seen == 8
 
@@ -295,9 +296,39 @@ def test_the_learning_rate_rises_in_a_line_and_falls_as_a_cosine():
 
 def test_a_trained_tensor_that_is_not_fp32_is_refused():
     with pytest.raises(ValueError, match=r"weight is trained in torch\.bfloat16; cast it to float32"):
-        adamw(nn.Linear(2, 2).bfloat16(), lr=1.0, weight_decay=0.0, scales={})
+        optimizer_of(nn.Linear(2, 2).bfloat16(), lr=1.0, weight_decay=0.0, scales={})
     with pytest.raises(ValueError, match="nothing to train"):
-        adamw(nn.Linear(2, 2).requires_grad_(False), lr=1.0, weight_decay=0.0, scales={})
+        optimizer_of(nn.Linear(2, 2).requires_grad_(False), lr=1.0, weight_decay=0.0, scales={})
+
+
+def test_muon_moves_matrices_of_stacks_in_all_directions_alike_and_adamw_the_rest():
+    """A Muon step is an orthogonal matrix times 0.2 sqrt(longer side) lr; AdamW's first step has the size lr in every element."""
+    torch.manual_seed(0)
+    module = nn.ModuleDict({"stack": nn.ModuleList([nn.Linear(6, 4)]), "slow": nn.ModuleList([nn.Linear(6, 4)]), "head": nn.Linear(4, 2)})
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    optimizer = optimizer_of(module, lr=0.01, weight_decay=0.0, scales={"slow": 0.1}, muon_lr=0.1)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01 * group["scale"]
+    for p in module.parameters():
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+    moved = {name: p.detach() - before[name] for name, p in module.named_parameters()}
+    sizes = torch.linalg.svdvals(moved["stack.0.weight"]) / (0.1 * 0.2 * math.sqrt(6))
+    assert (sizes > 0.6).all()
+    assert (sizes < 1.3).all()
+    slow = torch.linalg.svdvals(moved["slow.0.weight"]) / (0.01 * 0.2 * math.sqrt(6))
+    assert (slow > 0.6).all()
+    assert (slow < 1.3).all()
+    assert moved["head.weight"].abs() == pytest.approx(torch.full((2, 4), 0.01), rel=1e-3)
+    assert moved["slow.0.bias"].abs() == pytest.approx(torch.full((4,), 0.001), rel=1e-3)
+
+
+def test_muon_is_refused_with_deepspeed(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"set muon_lr=0, or launch\.deepspeed_stage=0"):
+        loop.train(
+            Regression(), batch, name="fit", schedule=schedule(muon_lr=0.1), machine=replace(CPU, deepspeed_stage=2), seed=3,
+            scratch=tmp_path, log=lambda metrics, step: None,
+        )  # fmt: skip
 
 
 def test_curves_are_written_by_phase(tmp_path: Path):

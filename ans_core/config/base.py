@@ -107,8 +107,8 @@ class Base(Section):
     click_weight: Weight = 4.0
     """Weight of the warm-up of text_hidden_fcs beside it: predict where SAM2 would have to be clicked. 0 leaves it untrained."""
     dtype: Literal["fp32", "bf16"] = "bf16"
-    """Dtype of the language side's forward pass (autocast): bf16 takes half the time on a CPU or GPU with bf16 instructions, more time
-    without; weights are fp32. The other phases run in fp32, which is faster for their convolutions on a CPU (LOG)."""
+    """Dtype of the forward pass (autocast): on a CPU with bf16 instructions bf16 takes two thirds of the time (LOG), without them more;
+    weights are fp32."""
 
     @model_validator(mode="after")
     def _possible(self) -> Base:

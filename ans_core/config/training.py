@@ -10,12 +10,14 @@ from ans_core.config.section import Impossible, Positive, Rate, Section, Share, 
 
 
 class Optim(Section):
-    """AdamW, linear warm-up, cosine to zero."""
+    """AdamW (and Muon), linear warm-up, cosine to zero."""
 
     steps: Positive
     batch: Positive
     """Images (or clips) per optimizer step, over all processes."""
     lr: Annotated[float, Field(gt=0, le=1)]
+    muon_lr: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Learning rate of Muon for the matrices of stacked layers, in AdamW's measure; 0: AdamW for all. Not with DeepSpeed."""
     weight_decay: Weight = 0.05
     warmup: Share = 0.05
     clip_grad: Rate = 1.0

@@ -7,7 +7,6 @@ here draws random numbers or reads files; checkpoint.py loads and saves.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -30,6 +29,7 @@ from ans_core.model.checkpointing import checkpointed
 from ans_core.model.config import FrameChoice, Sa2VAConfig, VideoMode
 from ans_core.model.grounding import Grounding
 from ans_core.model.packing import Packed
+from ans_core.precision import autocast
 from ans_core.types import Request
 
 if TYPE_CHECKING:
@@ -226,11 +226,10 @@ class Sa2VA(nn.Module):
         """Precision of inference: half precision if any weight is stored in it, else fp32. Trained tensors are fp32 in any case."""
         return next((p.dtype for p in self.parameters() if p.dtype in HALF), torch.float32)
 
-    def own_precision(self) -> AbstractContextManager[object]:
+    def own_precision(self) -> torch.autocast:
         """Return the context of inference: autocast if weights are in half precision, since pixels, positions and trained parts are
         fp32."""
-        dtype = self.dtype
-        return nullcontext() if dtype == torch.float32 else torch.autocast(self.device.type, dtype=dtype)
+        return autocast(self.device, self.dtype)
 
     def norms_in_fp32(self) -> None:
         """Cast SAM2's layer norms to fp32, and all layer norms if some other weight is in fp32.

@@ -50,8 +50,6 @@ class Phase:
     batches: Callable[[int, int], Any]
     """(step, micro) -> batch."""
     optim: Optim
-    dtype: str = "fp32"
-    """Dtype of the forward pass: convolutions are faster in fp32 on a CPU (LOG)."""
 
 
 DRAWN = ("referring", "region_caption", "grounded_caption", "video")
@@ -79,7 +77,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     for name, start in PHASES.items():
         dist.seed_everything(cfg.seed, name, "start")  # some losses add heads: random, but the same after a restart
         phase = start(cfg, model, train)
-        machine = replace(machine_of(cfg.launch, phase.dtype), deepspeed_stage=0)  # one process trains here: nothing to share out
+        machine = replace(machine_of(cfg.launch, cfg.base.dtype), deepspeed_stage=0)  # one process trains here: nothing to share out
         before = hashes(model)
         curves[name] = loop.train(
             phase.loss,
@@ -242,7 +240,7 @@ def _language(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
 
     base = cfg.base
     loss = Finding(model, attention_weight=base.attention_weight, box_weight=base.box_weight, click_weight=base.click_weight)
-    return Phase(loss=loss, batches=make, optim=optim, dtype=base.dtype)
+    return Phase(loss=loss, batches=make, optim=optim)
 
 
 PHASES: dict[str, Callable[[Config, Sa2VA, list[Source]], Phase]] = {

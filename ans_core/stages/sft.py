@@ -132,7 +132,7 @@ def _validation(cfg: Config, module: Supervised, machine: loop.Machine, layout: 
         layout,
         rows=settings.val_rows,
         batch=max(dist.world_size(), settings.optim.batch // settings.optim.accumulate),
-        autocast=loop.autocast(machine),
+        autocast=machine.autocast(),
         pictures_to=scratch / "samples",
     )
 

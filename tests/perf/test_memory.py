@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from ans_core import precision
 from ans_core.checkpoints.published import build_meta
 from ans_core.model import adapters
 from ans_core.model.footprint import MicroBatch, TextShape, flops, kept_bytes, layer_bytes
@@ -29,8 +30,9 @@ def test_trained_parameters_of_the_1b():
 
 
 @pytest.mark.parametrize(("half", "dropout"), [(False, 0.0), (False, 0.1), (True, 0.0), (True, 0.1)])
-def test_what_a_layer_keeps_is_what_the_formula_says(half: bool, dropout: float):
+def test_what_a_layer_keeps_is_what_the_formula_says(half: bool, dropout: float, monkeypatch: pytest.MonkeyPatch):
     """The difference of three layers and one, as autograd keeps it. bf16 also keeps copies of LoRA's weights, which are no activations."""
+    monkeypatch.setattr(precision, "CPU_ATTENTION", torch.bfloat16 if half else torch.float32)  # as on a GPU
 
     def kept(layers: int) -> tuple[int, TextShape]:
         language = {"hidden": 64, "layers": layers, "heads": 4, "kv_heads": 2, "mlp": 160}
