@@ -1,19 +1,19 @@
 """The precision of forward passes: fp32, or bf16 by autocast.
 
-On a CPU, autocast leaves attention and convolutions in fp32 here: PyTorch's own list takes them to bf16, where they cost 2 to 3 times as
-much, backward pass included, while matrix products cost a quarter to a half (`python perf/precision.py`).
+On a CPU, autocast leaves attention in fp32 here: PyTorch's own takes it to bf16, where it costs 2 to 3 times as much, backward pass
+included, while matrix products cost a quarter (`python perf/precision.py`).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 CPU_ATTENTION = torch.float32
+"""Dtype of attention on a CPU."""
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
@@ -40,22 +40,8 @@ def _attention(
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
-def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-) -> Tensor:
-    with torch.autocast("cpu", enabled=False):
-        return torch.conv2d(x.float(), weight.float(), None if bias is None else bias.float(), stride, padding, dilation, groups)
-
-
 _KERNELS = torch.library.Library("aten", "IMPL", "AutocastCPU")
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="Warning only once for all operators")
     warnings.filterwarnings("ignore", message=r"\s*Overriding a previously registered kernel")
     _KERNELS.impl("scaled_dot_product_attention", _attention, allow_override=True)
-    _KERNELS.impl("conv2d", _convolution, allow_override=True)
