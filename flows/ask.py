@@ -23,7 +23,6 @@ from ans_core.agent.workspace import Workspace
 from ans_core.checkpoints import folder
 from ans_core.checkpoints.checkpoint import DELTA, present_device
 from ans_core.config import load
-from ans_core.config.agent import Episode
 from ans_core.types import Request
 from flows import answer, tools
 
@@ -59,13 +58,9 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
             diary = Diary(out=out, frames=frames, tile=toolbox.tile, told={"source": str(source), "asked": question, "agent": str(trained)})
             told = operations_told(toolbox, config.agent.episode.operations_told)
             request = Request(frames=frames, text=tokens.first_question(question, told))
-            (played,) = play(policy.model, toolbox, [request], limits=limits_of(config.agent.episode), watch=diary.add)
+            (played,) = play(policy.model, toolbox, [request], limits=Limits.of(config.agent.episode), watch=diary.add)
         diary.end(played.answer, played.ended)
     return 0 if played.answer is not None else 1
-
-
-def limits_of(episode: Episode) -> Limits:
-    return Limits(calls=episode.calls, pictures=episode.pictures, turn_tokens=episode.turn_tokens, tokens=episode.tokens)
 
 
 def last_trained(runs: Path) -> Path:

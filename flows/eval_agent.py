@@ -72,18 +72,18 @@ class Loaded:
     def __init__(self, arguments: argparse.Namespace) -> None:
         from ans_core.agent.episode import Toolbox
         from ans_core.agent.operations import OPERATIONS
+        from ans_core.agent.play import Limits
         from ans_core.agent.policy import load_policy
         from ans_core.checkpoints import folder
         from ans_core.checkpoints.checkpoint import present_device
         from ans_core.config import load
-        from flows.ask import limits_of
 
         episode = load(root() / "params.yaml").agent.episode
         base, device = folder.local_folder(arguments.model), present_device(arguments.device or "auto")
         self.policy = load_policy(base, Path(arguments.agent), operations=OPERATIONS, device=device)
         self.toolbox = Toolbox(self.policy.model, adapters_off=self.policy.base, seconds=episode.time_limit_s)
         self.told = episode.operations_told
-        self.limits = replace(limits_of(episode), turn_tokens=arguments.max_tokens or episode.turn_tokens)
+        self.limits = replace(Limits.of(episode), turn_tokens=arguments.max_tokens or episode.turn_tokens)
 
     def __call__(self, tools: bool) -> Callable[..., Any]:
         from ans_core.agent.answering import answerer

@@ -17,6 +17,7 @@ from ans_core.agent import tokens
 from ans_core.agent.crops import Crop, CropFeatures, joined
 from ans_core.agent.episode import Episode, Observation, Toolbox
 from ans_core.agent.workspace import FIRST, Workspace
+from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.dist import seed_of
 from ans_core.model import Sa2VA
 from ans_core.model.backbones.base import ImageFeatures
@@ -40,6 +41,10 @@ class Limits:
     turn_tokens: int = 48
     tokens: int = 12_000
     """Of the whole episode."""
+
+    @classmethod
+    def of(cls, settings: EpisodeSettings) -> Limits:
+        return cls(calls=settings.calls, pictures=settings.pictures, turn_tokens=settings.turn_tokens, tokens=settings.tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,7 +128,7 @@ class _Asking:
             self.policy.model,
             toolbox,
             [request_of(question, told) for question in questions],
-            limits=Limits(calls=episode.calls, pictures=episode.pictures, turn_tokens=episode.turn_tokens, tokens=episode.tokens),
+            limits=Limits.of(episode),
             forbidden=tokens.call_openers(self.policy.model) if forbid_calls else (),
             plans=plans,
             change=change,

@@ -169,7 +169,7 @@ def _accuracy(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, row: str, fami
     policy.model.eval()
     questions: list[Question] = held_out(families, each=each, split="val", seed=cfg.seed, tile=toolbox.tile, first=CHECKED_FROM)
     told = operations_told(toolbox, episode.operations_told and row == "tools")
-    limits = Limits(calls=episode.calls, pictures=episode.pictures, turn_tokens=episode.turn_tokens, tokens=episode.tokens)
+    limits = Limits.of(episode)
     played = play(
         policy.model, toolbox, [request_of(q, told) for q in questions], limits=limits, batch=episode.batch,
         forbidden=tokens.call_openers(policy.model) if row == "direct" else (),

@@ -71,8 +71,7 @@ class Parts:
 
     @property
     def limits(self) -> Limits:
-        episode = self.cfg.agent.episode
-        return Limits(calls=episode.calls, pictures=episode.pictures, turn_tokens=episode.turn_tokens, tokens=episode.tokens)
+        return Limits.of(self.cfg.agent.episode)
 
     def ask(self, question: str, frames: Sequence[ImageRef], clip: bool) -> Request:
         """Return a question as the agent was taught to be asked."""

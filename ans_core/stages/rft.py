@@ -96,7 +96,7 @@ def practice_of(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, questions: Q
         question=questions.named,
         ask=lambda question: request_of(question, told),
         families=cfg.agent.families,
-        limits=Limits(calls=episode.calls, pictures=episode.pictures, turn_tokens=episode.turn_tokens, tokens=episode.tokens),
+        limits=Limits.of(episode),
         weights={"curiosity": settings.curiosity, "coherence": settings.coherence, "penalty": settings.penalty},
         curious_steps=max(1, round(settings.curious_share * settings.optim.steps / settings.inner_steps)),
         rules=Rules(base=_exit(phases.base), coherence=_exit(phases.coherence), every=phases.every, allowed_loss=phases.allowed_loss),
