@@ -124,8 +124,8 @@ def convert(
 
     `sam2`: a published SAM2 (file, folder or hub id), whose mask decoder is added as the original one. `to="upstream"` leaves an original
     one out. From a release to upstream's layouts, the files beside the weights are copied as they are (Python code only where it reads the
-    layout: not from Sa2VA to Sa2VA-i or back). Our layout keeps none of them, so from ours config.json and tokenizer are written anew, and
-    upstream's own classes need the code files of a release beside them.
+    layout: not from Sa2VA to Sa2VA-i or back). Our layout keeps none of them, so from ours config.json, tokenizer and (Qwen-VL)
+    processor files are written anew, and upstream's own classes need the code files of a release beside them.
     Raises ValueError for a damaged source, one with a tensor that is not known, missing or mis-shaped (all are listed), where an original
     decoder is wanted but not there, or there twice, and for a target that holds something else than a former output.
     """
@@ -164,6 +164,7 @@ def convert(
         elif told.kind == "native":
             written = upstream_files.upstream_config(config)
             upstream_files.write_tokenizer(tokenizer, unfinished)
+            upstream_files.write_processor(config, unfinished)
         else:
             written = checkpoint.read_config(source)
             upstream_files.copy_release(source, unfinished, code=told.kind == to)
