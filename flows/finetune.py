@@ -7,7 +7,6 @@ import argparse
 import json
 import math
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 import yaml
 
 from ans_core.config import PROFILES, Config, resolve
+from ans_core.written import written_whole
 from flows.params import fingerprint
 from flows.paths import root
 from tasks import provenance
@@ -162,11 +162,8 @@ def done(out: Path, work: Callable[[Path], None]) -> bool:
     """Do the work if its output is not there; it appears whole or not at all. Tell whether anything was done."""
     if out.exists():
         return False
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    work(partial)
-    partial.rename(out)
+    with written_whole(out) as partial:
+        work(partial)
     return True
 
 

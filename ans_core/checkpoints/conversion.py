@@ -27,6 +27,7 @@ from ans_core.checkpoints import bases, checkpoint, layouts, pickles, qwen_confi
 from ans_core.checkpoints import folder as folders
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.sa2va import Sa2VA
+from ans_core.written import written_whole
 
 Kind = Literal["native", "upstream", "sa2va-i"]
 """Our layout; upstream's, with one mask decoder; kumuji's Sa2VA-i, with SAM2's original mask decoder beside the trained one."""
@@ -150,7 +151,7 @@ def convert(
     shapes = {name: _made(recipe, reader.shapes) for name, recipe in recipes.items()}
     plan = split_torch_state_dict_into_shards(shapes, max_shard_size=max_shard)
     total = sum(t.numel() * t.element_size() for t in shapes.values())
-    with folders.written_whole(target, size=total) as unfinished:
+    with written_whole(target, size=total) as unfinished:
         for file, names in plan.filename_to_tensors.items():
             inputs = {i for name in names for i in recipes[name][0]}
             read = {i: reader[i] for i in inputs}  # views of the source's files: held for a shard, they take no memory
