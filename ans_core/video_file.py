@@ -88,7 +88,8 @@ def _header(file: Path, changed: int) -> tuple[int, tuple[int, int]]:
             count = stream.frames
         return count or len(_times(file)), first.size
     except (*CODEC_ERRORS, StopIteration) as error:
-        raise ValueError(f"cannot read the video {file}: {str(error) or 'it holds no picture'}; is it cut short? (`ffmpeg -i` tells)") from None
+        reason = str(error) or "it holds no picture"
+        raise ValueError(f"cannot read the video {file}: {reason}; is it cut short? (`ffmpeg -i` tells)") from None
 
 
 def _times(file: Path) -> list[int | None]:
