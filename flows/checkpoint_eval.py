@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ans_core.config import Config, ConfigError, load
+from ans_core.written import written_whole
 from flows.child import StageFailedError, run_once
 from flows.dvc_state import check_out
 from tasks.process import held
@@ -60,15 +61,13 @@ def evaluate_into(out: Path, checkpoint: Path, here: Path, config: Config) -> di
     goes on from the answers it had, if `out` has the same name again."""
     stage = stage_named(STAGE)
     inputs = stage.input_paths(config.profile, here) | {"model": checkpoint}
-    partial, scratch = out.with_name(out.name + ".partial"), here / ".ans/scratch" / config.profile / "eval" / out.name
+    scratch = here / ".ans/scratch" / config.profile / "eval" / out.name
     with held(here / ".ans/stage.lock", "ans eval"):
-        shutil.rmtree(partial, ignore_errors=True)  # of a killed evaluation: its list of pictures would be continued
-        partial.mkdir(parents=True)
         scratch.mkdir(parents=True, exist_ok=True)
-        metrics = stage_function(stage)(config, inputs=inputs, out=partial, scratch=scratch, log=lambda metrics, step: None, row=stage.row)
-        if out.exists():
-            shutil.rmtree(out)
-        partial.rename(out)
+        with written_whole(out) as partial:
+            metrics = stage_function(stage)(
+                config, inputs=inputs, out=partial, scratch=scratch, log=lambda metrics, step: None, row=stage.row
+            )
         shutil.rmtree(scratch)
     return metrics
 
