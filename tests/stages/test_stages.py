@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -218,6 +219,41 @@ def test_a_killed_stage_started_again_ends_with_the_same_bits(runs: Path, tmp_pa
     assert files == {path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*") if path.is_file()}
     different = [file for file in files if (whole / file).read_bytes() != (tmp_path / name / file).read_bytes()]
     assert different == []
+
+
+TWO = """
+import os, signal, sys
+from pathlib import Path
+from tests.stages import test_stages as stages
+
+runs, folder, moment = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+real, seen = Path.replace, []
+
+def dying(path, target):
+    seen.extend([target] if Path(target).name.startswith("step-") else [])
+    if len(seen) == moment:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(path, target)
+
+Path.replace = dying
+stages.run(stages.sft, folder, "sft", {k: runs / k for k in ("data", "base", "memory")})
+"""
+
+
+def test_sft_on_two_processes_one_of_which_is_killed_ends_with_the_same_bits_when_started_again(runs: Path, tmp_path: Path) -> None:
+    """SIGKILL of the process that writes, before the second state is moved to its place; the launcher ends the other."""
+    script = tmp_path / "two.py"
+    script.write_text(TWO)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words = [str(script), str(runs), str(tmp_path / "cut"), "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    killed = subprocess.run([*launcher, *words], env=environment, capture_output=True, text=True, check=False, timeout=workspace.LIMIT_S)
+    assert "SIGKILL" in killed.stderr, killed.stderr[-3000:]
+    assert sorted(path.name for path in (tmp_path / "cut/scratch/sft/sft").iterdir()) == ["step-0000001", "step-0000002.partial"]
+    for folder in ("cut", "whole"):
+        workspace.launch(script, str(runs), str(tmp_path / folder), "0")
+    for file in ("delta.safetensors", "curves.csv"):
+        assert (tmp_path / "cut/sft" / file).read_bytes() == (tmp_path / "whole/sft" / file).read_bytes()
 
 
 @pytest.mark.parametrize("harm", [1.0, math.nan])
