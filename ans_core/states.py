@@ -41,7 +41,7 @@ def save(
     state = {"trained": trained_tensors(module), "extra": _state(module)}
     moments = optimizer_state.read(module, optimizer, wrapped, deepspeed_stage=deepspeed_stage)
     if rank() == 0:
-        facts = {"step": step, "processes": world_size(), "deepspeed_stage": deepspeed_stage}
+        facts = {"step": step, "processes": world_size(), "deepspeed_stage": deepspeed_stage, "trained": _shapes_hash(module)}
         try:
             _write(partial, {"state.pt": state, "optimizer.pt": moments}, curves, facts)
         except (OSError, RuntimeError) as error:  # torch's RuntimeError for a full disk speaks of positions in a file
@@ -57,7 +57,7 @@ def save(
             shutil.rmtree(old)
 
 
-def _write(partial: Path, tensors: dict[str, Any], curves: Curves, facts: dict[str, int]) -> None:
+def _write(partial: Path, tensors: dict[str, Any], curves: Curves, facts: dict[str, Any]) -> None:
     for name, content in tensors.items():
         torch.save(content, partial / name)
     (partial / "curves.json").write_text(json.dumps(curves))
@@ -70,7 +70,8 @@ def _write(partial: Path, tensors: dict[str, Any], curves: Curves, facts: dict[s
 def resume(
     folder: Path, module: nn.Module, optimizer: Any, wrapped: Any, *, deepspeed_stage: int, device: torch.device
 ) -> tuple[int, Curves]:
-    """Return (next step, curves so far); (0, []) without a state. A damaged state is moved aside, and the one before it is used.
+    """Return (next step, curves so far); (0, []) without a state. A state that is damaged or of another model is moved aside, and
+    the one before it is used.
 
     A state of another number of processes, or of another stage of DeepSpeed, resumes with the same global batch: rows are functions of
     the step, so only rounding and per-process randomness differ.
@@ -78,12 +79,15 @@ def resume(
     for path in reversed(states(folder)):
         manifest = _manifest(path)
         wait_for_all()  # all processes have looked before one of them moves it
-        if manifest is None:
+        if manifest is None or manifest.get("trained") != _shapes_hash(module):
             if rank() == 0:
                 aside = path.with_name(path.name + ".damaged")
                 shutil.rmtree(aside, ignore_errors=True)
                 path.replace(aside)
-                logging.warning("%s is damaged (a file is missing or differs from its hash) and was put aside as %s", path, aside.name)
+                why = (
+                    "is damaged (a file is missing or differs from its hash)" if manifest is None else "trains other tensors than this run"
+                )
+                logging.warning("%s %s and was put aside as %s", path, why, aside.name)
             continue
         if (before := manifest["processes"]) != world_size():
             told = "%d processes go on from a state of %d: the same rows at every step, other rounding, so not the same bits"
@@ -110,6 +114,12 @@ def _manifest(path: Path) -> dict[str, Any] | None:
         return None
     intact = all((path / f).is_file() and sha256(path / f) == h for f, h in manifest["files"].items())
     return manifest if intact else None
+
+
+def _shapes_hash(module: nn.Module) -> str:
+    """Hash names and shapes of what is trained."""
+    shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in module.named_parameters() if p.requires_grad}
+    return hashlib.sha256(repr(sorted(shapes.items())).encode()).hexdigest()
 
 
 def sha256(path: Path) -> str:

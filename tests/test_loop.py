@@ -210,6 +210,22 @@ def test_a_state_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     assert sorted(p.name for p in (tmp_path / "fit").iterdir()) == ["step-0000006", "step-0000008"]
 
 
+def test_a_state_of_another_model_is_put_aside_for_the_one_before(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    class Wider(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net[3] = nn.Linear(8, 2)
+
+    with pytest.raises(Stop):
+        run(Regression(), tmp_path / "cut", stopping_at(5))
+    run(Wider(), tmp_path / "other")
+    (tmp_path / "other/fit/step-0000006").rename(tmp_path / "cut/fit/step-0000006")
+    whole, module = Regression(), Regression()
+    assert run(module, tmp_path / "cut") == run(whole, tmp_path / "whole")
+    assert equal(weights(whole), weights(module))
+    assert "step-0000006 trains other tensors than this run and was put aside as step-0000006.damaged" in caplog.text
+
+
 def test_a_full_disk_is_told_and_costs_no_earlier_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """torch writes a part of the file and says "unexpected pos 1088 vs 982"."""
     real = torch.save
