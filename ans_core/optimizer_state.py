@@ -1,4 +1,5 @@
-"""AdamW's state as whole tensors by the names of the parameters: read from plain AdamW, ZeRO-2 or ZeRO-3, and given to any of them.
+"""The optimizer's state as whole tensors by the names of the parameters: read from plain AdamW (and Muon), ZeRO-2 or ZeRO-3, and given to
+any of them.
 
 DeepSpeed's own files are cut to the processes that wrote them. What is read here fits any number of processes, with or without DeepSpeed,
 and the same ones to the same bits.
@@ -6,12 +7,13 @@ and the same ones to the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ans_core import sharding
 from ans_core.dist import rank, world_size
@@ -20,19 +22,21 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def read(module: nn.Module, optimizer: Any, wrapped: Any, *, deepspeed_stage: int) -> dict[str, dict[str, Tensor]]:
-    """Return name -> `step`, `exp_avg`, `exp_avg_sq` in main memory, on the first process ({} on the others). All processes must call it.
+    """Return name -> what the optimizer keeps (AdamW: `step`, `exp_avg`, `exp_avg_sq`) in main memory, on the first process ({} on the
+    others). All processes must call it.
 
-    wrapped: DeepSpeed's engine; unused without it. Parameters that never had a gradient have no state.
+    optimizer: accelerate's; wrapped: DeepSpeed's engine, unused without it. Parameters that never had a gradient have no state.
     """
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not deepspeed_stage:
-        return {n: {k: v.cpu() for k, v in optimizer.state[p].items()} for n, p in trained.items() if rank() == 0 and p in optimizer.state}
+        states = {p: state for part in _parts(optimizer) for p, state in part.state.items()} if rank() == 0 else {}
+        return {name: {key: value.cpu() for key, value in states[p].items()} for name, p in trained.items() if p in states}
     from deepspeed.utils import safe_get_full_optimizer_state  # takes seconds
 
-    states = wrapped.optimizer.optimizer.state
-    if not states:  # no step moved anything so far
+    divided = wrapped.optimizer.optimizer.state
+    if not divided:  # no step moved anything so far
         return {}
-    step = next(iter(states.values()))["step"]
+    step = next(iter(divided.values()))["step"]
     found: dict[str, dict[str, Tensor]] = {}
     for name, p in trained.items():
         whole = {moment: safe_get_full_optimizer_state(p, moment) for moment in MOMENTS}
@@ -45,10 +49,11 @@ def write(state: Mapping[str, Mapping[str, Tensor]], module: nn.Module, optimize
     """Give a fresh optimizer this state; under DeepSpeed also the weights, as the module has them. All processes must call it, with the
     same state."""
     if not deepspeed_stage:
+        holders = {p: part for part in _parts(optimizer) for group in part.param_groups for p in group["params"]}
         for name, p in module.named_parameters():
             if name in state:
                 device = {"step": "cpu"}  # where torch keeps it
-                optimizer.state[p] = {key: value.to(device.get(key, p.device), copy=True) for key, value in state[name].items()}
+                holders[p].state[p] = {key: value.to(device.get(key, p.device), copy=True) for key, value in state[name].items()}
         return
     parts = wrapped.optimizer
     step = max((values["step"] for values in state.values()), default=None)
@@ -62,6 +67,11 @@ def write(state: Mapping[str, Mapping[str, Tensor]], module: nn.Module, optimize
             _set(p, sharding.read(p), None)
             for moment in MOMENTS if name in state else ():
                 _set(p, state[name][moment], moment)
+
+
+def _parts(optimizer: Any) -> Sequence[Optimizer]:
+    """Return the one optimizer that accelerate wraps, or the several of it."""
+    return getattr(optimizer.optimizer, "parts", (optimizer.optimizer,))
 
 
 def _set(p: Any, whole: Tensor, moment: str | None) -> None:
