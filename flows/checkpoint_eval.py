@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from ans_core.config import Config, ConfigError, load
 from flows.child import StageFailedError, run_once
 from flows.dvc_state import check_out
+from tasks.launcher import one_node_words
 from tasks.process import held
 from tasks.registry import Version
 from tasks.runner import inputs_md5, settings_of, stage_code, stage_function
@@ -61,23 +63,30 @@ def evaluate_into(out: Path, checkpoint: Path, here: Path, config: Config) -> di
     stage = stage_named(STAGE)
     inputs = stage.input_paths(config.profile, here) | {"model": checkpoint}
     partial, scratch = out.with_name(out.name + ".partial"), here / ".ans/scratch" / config.profile / "eval" / out.name
+
+    def metrics() -> dict[str, float]:
+        scratch.mkdir(parents=True, exist_ok=True)
+        return stage_function(stage)(config, inputs=inputs, out=partial, scratch=scratch, log=lambda metrics, step: None, row=stage.row)
+
+    if os.environ.get("RANK", "0") != "0":  # it only answers its share
+        return metrics()
     with held(here / ".ans/stage.lock", "ans eval"):
         shutil.rmtree(partial, ignore_errors=True)  # of a killed evaluation: its list of pictures would be continued
         partial.mkdir(parents=True)
-        scratch.mkdir(parents=True, exist_ok=True)
-        metrics = stage_function(stage)(config, inputs=inputs, out=partial, scratch=scratch, log=lambda metrics, step: None, row=stage.row)
+        found = metrics()
         if out.exists():
             shutil.rmtree(out)
         partial.rename(out)
         shutil.rmtree(scratch)
-    return metrics
+    return found
 
 
 def in_child(checkpoint: Path, content: str, here: Path, changes: dict[str, Any]) -> Path:
-    """Do the same in a process of its own, which gives memory and GPU back."""
-    out = result_folder(checkpoint, content, here, settings(here, changes))
+    """Do the same in processes of its own, which give memory and GPUs back: as many as the settings have for this node."""
+    config = settings(here, changes)
+    out = result_folder(checkpoint, content, here, config)
     if not (out / METRICS).exists():
-        command = ["-m", "flows.checkpoint_eval", str(checkpoint), content, json.dumps(changes)]
+        command = [*one_node_words(config.launch, os.environ), "-m", "flows.checkpoint_eval", str(checkpoint), content, json.dumps(changes)]
         if status := run_once(command, root=here, timeout_s=stage_named(STAGE).timeout_s, extra_environment={}):
             raise StageFailedError(f"the evaluation of {checkpoint} failed (status {status}); its message is above")
     return out
@@ -92,7 +101,7 @@ def registered(version: Version, here: Path) -> Path:
 
 
 def main(checkpoint: str, content: str, changes: str) -> None:
-    """Evaluate in a process of its own, which gives memory and GPU back, and print the folder."""
+    """Evaluate, as one of the processes of `in_child`, and print the folder."""
     from flows.paths import root
     from tasks.process import die_with_parent, exit_on_term
 

@@ -1,4 +1,4 @@
-"""The `sweep` flow: the pipeline for each of several settings as DVC experiments, and one table of their results."""
+"""The `sweep` flow: the pipeline for each of several settings as DVC experiments, then a table and a page that compare them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ Overrides = dict[str, Any]
 def sweep(
     grid: dict[str, list[Any]] | None = None, runs: list[Overrides] | None = None, profile: str | None = None, name: str | None = None
 ) -> str:
-    """Run every combination of `grid`, as in {"rl.kl": [0.01, 0.05]}, and every one of `runs`, one after the other; return the page.
+    """Run every combination of `grid`, as in {"rl.kl": [0.01, 0.05]}, and every one of `runs`, one after the other; return the file
+    of the table, which names the page that `ans compare` would write of them.
 
     What several have in common runs once (DVC's run cache). `dvc exp show` lists the experiments; `dvc exp apply NAME-1` brings one back.
     params.yaml, dvc.lock and the results in runs/ are as before afterwards. Raises ValueError for nothing to run and ConfigError for an
@@ -57,9 +58,9 @@ def sweep(
                     file.write_bytes(content)
         finally:
             run_once(["-m", "dvc", "checkout", "--force", "--quiet"], root=here, timeout_s=3600, extra_environment={})
-    page = table(results)
     path = here / ".ans/sweeps" / f"{name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
+    page = table(results) + comparison([experiment for experiment, _, found in results if found is not None], path.with_suffix(""), here)
     path.write_text(page, encoding="utf-8")
     create_markdown_artifact(page, key="sweep", description=name)
     if failed := [experiment for experiment, _, found in results if found is None]:
@@ -84,6 +85,17 @@ def run_experiment(name: str, overrides: Overrides, here: Path) -> dict[str, flo
         raise StageFailedError(f"experiment {name} failed (status {status}); its message is above")
     summary = json.loads((here / SUMMARY).read_text(encoding="utf-8"))
     return {f"{row}/{metric}": value for row, found in headline(summary).items() for metric, value in found.items()}
+
+
+def comparison(experiments: Sequence[str], folder: Path, here: Path) -> str:
+    """Write the page and return the line that names it; nothing for less than two experiments."""
+    if len(experiments) < 2:
+        return ""
+    from flows.compare import write_page
+    from flows.results import results
+
+    page = write_page(results(experiments, here), folder, here)
+    return f"\nSettings, differences with intervals, answers and curves: [{page}]({page.as_uri()})\n"
 
 
 def table(results: Sequence[tuple[str, Overrides, dict[str, float] | None]]) -> str:
