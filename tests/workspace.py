@@ -128,11 +128,8 @@ def template() -> Path:
         source = ROOT / part
         copy = shutil.copytree if source.is_dir() else shutil.copyfile
         copy(source, folder / part)
-    (folder / "ans_core/stages").mkdir(parents=True)
-    for name in ("__init__.py", "types.py"):
-        shutil.copyfile(ROOT / "ans_core" / name, folder / "ans_core" / name)
-    for package in ("config", "report", "metrics"):  # what flows read of it; the stages are stand-ins
-        shutil.copytree(ROOT / "ans_core" / package, folder / "ans_core" / package)
+    shutil.copytree(ROOT / "ans_core", folder / "ans_core", ignore=shutil.ignore_patterns("stages"))
+    (folder / "ans_core/stages").mkdir()
     (folder / "ans_core/stages/__init__.py").touch()
     for stage in TABLE:
         fake = FAKE_STAGE.format(task=stage.task, sections=stage.sections)
