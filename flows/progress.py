@@ -39,11 +39,14 @@ def shown(name: str, say: Say) -> Iterator[Say]:
     artifact: Any = create_progress_artifact(0.0, key=f"progress-{key_of(name)}", description=f"{name} begins")
     states: SimpleQueue[State | None] = SimpleQueue()
 
+    def update(state: State) -> None:
+        with suppress(httpx.HTTPError):  # the server is away, and no stage fails for that
+            update_progress_artifact(artifact, *state)
+
     def send() -> None:
         while state := states.get():
             if states.empty():  # nothing newer waits
-                with suppress(httpx.HTTPError):  # the server is away; the next state tells as much
-                    update_progress_artifact(artifact, *state)
+                update(state)
 
     def take(lines: str) -> None:
         say(lines)
@@ -57,4 +60,4 @@ def shown(name: str, say: Say) -> Iterator[Say]:
     finally:
         states.put(None)
         sender.join()
-    update_progress_artifact(artifact, 100.0, f"{name} is done")
+    update((100.0, f"{name} is done"))
