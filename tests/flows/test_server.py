@@ -49,7 +49,12 @@ class Served:
         return httpx.post(f"{self.api}/{path}", json=body, headers=headers, timeout=60)
 
     def authorized(self, path: str, body: object, method: str = "POST") -> Any:
-        answer = httpx.request(method, f"{self.api}/{path}", json=body, auth=httpx.BasicAuth(*self.key.split(":", 1)), timeout=60)
+        """Ask as Prefect's client does, which asks again where the database is locked (503)."""
+        deadline = time.monotonic() + LIMIT_S
+        auth = httpx.BasicAuth(*self.key.split(":", 1))
+        while (answer := httpx.request(method, f"{self.api}/{path}", json=body, auth=auth, timeout=60)).status_code == 503:
+            assert time.monotonic() < deadline, answer.text
+            time.sleep(1)
         answer.raise_for_status()
         return answer.json()
 
