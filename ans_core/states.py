@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ans_core import sharding
+from ans_core import optimizer_state, sharding
 from ans_core.dist import rank, wait_for_all, world_size
 
 Curves = list[tuple[int, str, float]]
@@ -38,64 +38,65 @@ def save(
     if rank() == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-    if deepspeed_stage:
-        wait_for_all()  # for the folder
-        wrapped.save_checkpoint(str(partial), tag="deepspeed", exclude_frozen_parameters=True)
-        wait_for_all()  # for the parts of all processes
     state = {"trained": trained_tensors(module), "extra": _state(module)}
+    moments = optimizer_state.read(module, optimizer, wrapped, deepspeed_stage=deepspeed_stage)
     if rank() == 0:
-        if not deepspeed_stage:
-            state["optimizer"] = optimizer.state_dict()
-        torch.save(state, partial / "state.pt")
-        (partial / "curves.json").write_text(json.dumps(curves))
-        files = {str(p.relative_to(partial)): sha256(p) for p in sorted(partial.rglob("*")) if p.is_file()}
-        facts = {"step": step, "processes": world_size(), "deepspeed_stage": deepspeed_stage, "files": files}
-        (partial / "manifest.json").write_text(json.dumps(facts))
-        for path in partial.rglob("*"):
-            sync(path)
+        facts = {"step": step, "processes": world_size(), "deepspeed_stage": deepspeed_stage, "trained": _shapes_hash(module)}
+        try:
+            _write(partial, {"state.pt": state, "optimizer.pt": moments}, curves, facts)
+        except (OSError, RuntimeError) as error:  # torch's RuntimeError for a full disk speaks of positions in a file
+            free = shutil.disk_usage(folder).free
+            shutil.rmtree(partial, ignore_errors=True)
+            raise RuntimeError(
+                f"the training state {final} can't be written, with {free / 1e6:,.0f} MB free on its disk ({error}). The states before"
+                " it are kept: make room and start again"
+            ) from error
         partial.replace(final)
         sync(folder)
         for old in states(folder)[:-keep]:
             shutil.rmtree(old)
 
 
+def _write(partial: Path, tensors: dict[str, Any], curves: Curves, facts: dict[str, Any]) -> None:
+    for name, content in tensors.items():
+        torch.save(content, partial / name)
+    (partial / "curves.json").write_text(json.dumps(curves))
+    files = {str(p.relative_to(partial)): sha256(p) for p in sorted(partial.rglob("*")) if p.is_file()}
+    (partial / "manifest.json").write_text(json.dumps({**facts, "files": files}))
+    for path in partial.rglob("*"):
+        sync(path)
+
+
 def resume(
     folder: Path, module: nn.Module, optimizer: Any, wrapped: Any, *, deepspeed_stage: int, device: torch.device
 ) -> tuple[int, Curves]:
-    """Return (next step, curves so far); (0, []) without a state. A damaged state is moved aside, and the one before it is used.
+    """Return (next step, curves so far); (0, []) without a state. A state that is damaged or of another model is moved aside, and
+    the one before it is used.
 
-    A state of another number of processes resumes with the same global batch: rows are functions of the step, so only rounding and
-    per-process randomness differ. DeepSpeed's optimizer state is split by process, so it is refused there.
+    A state of another number of processes, or of another stage of DeepSpeed, resumes with the same global batch: rows are functions of
+    the step, so only rounding and per-process randomness differ.
     """
     for path in reversed(states(folder)):
         manifest = _manifest(path)
         wait_for_all()  # all processes have looked before one of them moves it
-        if manifest is None:
+        if manifest is None or manifest.get("trained") != _shapes_hash(module):
             if rank() == 0:
                 aside = path.with_name(path.name + ".damaged")
                 shutil.rmtree(aside, ignore_errors=True)
                 path.replace(aside)
-                logging.warning("%s is damaged (a file is missing or differs from its hash) and was put aside as %s", path, aside.name)
-            continue
-        before = (manifest["processes"], manifest.get("deepspeed_stage", 0))
-        if before != (now := (world_size(), deepspeed_stage)):
-            if before[1] or now[1]:
-                raise RuntimeError(
-                    f"{path} was written by {before[0]} processes with launch.deepspeed_stage {before[1]}, this run has {now[0]} with"
-                    f" {now[1]}: DeepSpeed's state fits no other number. Start it as before, or delete {folder} to begin anew"
+                why = (
+                    "is damaged (a file is missing or differs from its hash)" if manifest is None else "trains other tensors than this run"
                 )
-            logging.warning(
-                "%d processes go on from a state of %d: the same rows at every step, other rounding, so not the same bits",
-                now[0],
-                before[0],
-            )
+                logging.warning("%s %s and was put aside as %s", path, why, aside.name)
+            continue
+        if (before := manifest["processes"]) != world_size():
+            told = "%d processes go on from a state of %d: the same rows at every step, other rounding, so not the same bits"
+            logging.warning(told, world_size(), before)
         state = torch.load(path / "state.pt", map_location=device, weights_only=True)
         _put(module, state["trained"])
         module.load_state_dict(state["extra"], strict=False)
-        if deepspeed_stage:
-            wrapped.load_checkpoint(str(path), tag="deepspeed", load_module_strict=False)
-        else:
-            optimizer.load_state_dict(state["optimizer"])
+        moments = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True, mmap=True)
+        optimizer_state.write(moments, module, optimizer, wrapped, deepspeed_stage=deepspeed_stage)
         return int(manifest["step"]), [tuple(row) for row in json.loads((path / "curves.json").read_text())]
     return 0, []
 
@@ -113,6 +114,12 @@ def _manifest(path: Path) -> dict[str, Any] | None:
         return None
     intact = all((path / f).is_file() and sha256(path / f) == h for f, h in manifest["files"].items())
     return manifest if intact else None
+
+
+def _shapes_hash(module: nn.Module) -> str:
+    """Hash names and shapes of what is trained."""
+    shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in module.named_parameters() if p.requires_grad}
+    return hashlib.sha256(repr(sorted(shapes.items())).encode()).hexdigest()
 
 
 def sha256(path: Path) -> str:

@@ -26,13 +26,15 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def open_image(ref: ImageRef) -> Image.Image:
-    """Return the RGB picture of a file or of encoded bytes. Raises ValueError naming the file if it is missing, truncated, no picture or
-    too large.
+    """Return the RGB picture of a file or of encoded bytes. Raises ValueError naming the file if it is missing, truncated, no picture, too
+    large or in floating point.
 
     Deviation on purpose: 16-bit grey (0..65535) becomes 8-bit, the high byte, as Pillow reads 16-bit colour. Upstream's `convert("RGB")`
     clips it at 255, which leaves white.
     """
     with _opened(ref) as image:
+        if image.mode == "F":  # Pillow would take them for 0 to 255: what lies in [0, 1] would be black
+            raise ValueError("its values are floating-point numbers of unknown range (save it with 8 or 16 bits)")
         if not image.mode.startswith("I"):  # "I", "I;16", "I;16B"
             return image.convert("RGB")
         return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")

@@ -83,12 +83,13 @@ def _header(file: Path, changed: int) -> tuple[int, tuple[int, int]]:
     """Return (number of frames, (width, height)): the first frame is decoded, as only it tells how the video is turned."""
     try:
         with av.open(str(file)) as container:
-            stream = container.streams.video[0]
+            stream = next(iter(container.streams.video))
             first = _upright(next(container.decode(stream)))
             count = stream.frames
         return count or len(_times(file)), first.size
     except (*CODEC_ERRORS, StopIteration) as error:
-        raise ValueError(f"cannot read the video {file}: {error or 'it has no frame'}; is it cut short? (`ffmpeg -i` tells)") from None
+        reason = str(error) or "it holds no picture"
+        raise ValueError(f"cannot read the video {file}: {reason}; is it cut short? (`ffmpeg -i` tells)") from None
 
 
 def _times(file: Path) -> list[int | None]:

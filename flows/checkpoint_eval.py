@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ans_core.config import Config, ConfigError, load
+from ans_core.written import written_whole
 from flows.child import StageFailedError, run_once
 from flows.dvc_state import check_out
 from tasks.launcher import one_node_words
@@ -62,21 +63,17 @@ def evaluate_into(out: Path, checkpoint: Path, here: Path, config: Config) -> di
     goes on from the answers it had, if `out` has the same name again."""
     stage = stage_named(STAGE)
     inputs = stage.input_paths(config.profile, here) | {"model": checkpoint}
-    partial, scratch = out.with_name(out.name + ".partial"), here / ".ans/scratch" / config.profile / "eval" / out.name
+    scratch = here / ".ans/scratch" / config.profile / "eval" / out.name
 
-    def metrics() -> dict[str, float]:
+    def metrics(into: Path) -> dict[str, float]:
         scratch.mkdir(parents=True, exist_ok=True)
-        return stage_function(stage)(config, inputs=inputs, out=partial, scratch=scratch, log=lambda metrics, step: None, row=stage.row)
+        return stage_function(stage)(config, inputs=inputs, out=into, scratch=scratch, log=lambda metrics, step: None, row=stage.row)
 
     if os.environ.get("RANK", "0") != "0":  # it only answers its share
-        return metrics()
+        return metrics(out)
     with held(here / ".ans/stage.lock", "ans eval"):
-        shutil.rmtree(partial, ignore_errors=True)  # of a killed evaluation: its list of pictures would be continued
-        partial.mkdir(parents=True)
-        found = metrics()
-        if out.exists():
-            shutil.rmtree(out)
-        partial.rename(out)
+        with written_whole(out) as partial:
+            found = metrics(partial)
         shutil.rmtree(scratch)
     return found
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
-from ans_core import rle
 from ans_core.config import DataSource, load
 from ans_core.data import DatasetEntry
+from ans_core.data.facts import Facts, facts
 from ans_core.data.formats import FORMATS, NO_VAL, SPLITS, checks, infer
 from ans_core.data.formats.checks import DataError
-from ans_core.data.index import picture_key
+from ans_core.data.index import SampleIndex, nameless_index, picture_keys
 from ans_core.data.near_duplicates import near_duplicates
 from ans_core.data.pictures import check_pictures
 from ans_core.data.report import write_report
@@ -51,30 +52,35 @@ def check(name: str, path: Path, form: str, split: str | None, *, pixels: bool, 
     wrong. `page` is written with counts, pictures and everything that was found."""
     if not path.exists():
         raise ValueError(f"{path} does not exist; correct the path in params.yaml")
-    read, present, wrong = read_all(name, path, form, split, pixels=pixels)
+    read, present, wrong = read_all(name, path, form, split, pixels=pixels, beside=page.parent)
+    found = {part: facts(samples) for part, samples in read.items()}
     noted = warnings(read, present)
     if pixels:
         noted += alike(read)
     print(f"{path}, format {form}")
-    for part, samples in read.items():
-        print("\n".join(summary(part, samples)))
+    for part, of in found.items():
+        print("\n".join(summary(part, of)))
     for line in noted:
         print(f"warning: {line}")
     for line in wrong:
         print(f"error: {line}", file=sys.stderr)
     if not wrong:
         print("no fault found" if pixels else "no fault found (pictures were not decoded)")
-    page.parent.mkdir(parents=True, exist_ok=True)
-    entries = {DatasetEntry(name=name, format=form, path=str(path), split=part, kind="extra"): s for part, s in read.items() if s}
-    write_report(page, entries, errors=wrong, warnings=noted, pictures=pixels)
+    entries = {part: DatasetEntry(name=name, format=form, path=str(path), split=part, kind="extra") for part, s in read.items() if s}
+    samples = {entry: read[part] for part, entry in entries.items()}
+    known = {entry: found[part] for part, entry in entries.items()}
+    write_report(page, samples, errors=wrong, warnings=noted, pictures=pixels, known=known)
     print(f"counts and pictures: {page}")
     return FAULTY if wrong else 0
 
 
-def read_all(name: str, path: Path, form: str, split: str | None, *, pixels: bool) -> tuple[dict[str, list[Sample]], list[str], list[str]]:
-    """Read every split, or one. Return the samples of those without fault, the splits of the data set, and all faults of the others."""
+def read_all(
+    name: str, path: Path, form: str, split: str | None, *, pixels: bool, beside: Path
+) -> tuple[dict[str, SampleIndex], list[str], list[str]]:
+    """Read every split, or one, into indexes in the folder `beside`. Return the samples of those without fault, the splits of the data set,
+    and all faults of the others."""
     wrong: dict[str, None] = {}
-    read: dict[str, list[Sample]] = {}
+    read: dict[str, SampleIndex] = {}
     try:
         present = SPLITS[form](path)
     except DataError as error:
@@ -83,7 +89,7 @@ def read_all(name: str, path: Path, form: str, split: str | None, *, pixels: boo
     for part in [split] if split else present or GUESSED:
         try:
             with tqdm(desc=f"read {part}", unit=" records", mininterval=1) as bar, checks.counting(bar.update):
-                samples = list(FORMATS[form](path, name=name, split=part))
+                samples = nameless_index(FORMATS[form](path, name=name, split=part), dataset=name, beside=beside)
             if pixels:
                 check_pictures(samples, where=f"{path}, split {part!r}")
             read[part] = samples
@@ -95,56 +101,34 @@ def read_all(name: str, path: Path, form: str, split: str | None, *, pixels: boo
     return ({} if wrong and not present else read), present, list(wrong)
 
 
-def summary(split: str, samples: Sequence[Sample]) -> list[str]:
+def summary(split: str, of: Facts) -> list[str]:
     """Return counts, sizes, mask areas and text lengths of a split."""
-    if not samples:
+    if not of.samples:
         return [f"split {split!r}: no samples"]
-    tasks = Counter(sample.task for sample in samples)
-    sizes = sorted({(s.width, s.height) for s in samples}, key=lambda size: size[0] * size[1])
-    words = sorted(len(s.text.split()) for s in samples)
-    areas, absent, unknown = mask_areas(samples)
-    clips = {sample.frames for sample in samples}
+    sizes = sorted(of.sizes, key=lambda size: size[0] * size[1])
     lines = [
-        f"split {split!r}: {len(samples):,} samples ({', '.join(f'{task} {n:,}' for task, n in sorted(tasks.items()))})",
-        f"  {sum(map(len, clips)):,} pictures, {' to '.join(dict.fromkeys(f'{w} x {h}' for w, h in (sizes[0], sizes[-1])))} pixels",
-        f"  texts of {words[0]} to {words[-1]} words, median {statistics.median(words):g}",
+        f"split {split!r}: {of.samples:,} samples ({', '.join(f'{task} {n:,}' for task, n in sorted(of.tasks.items()))})",
+        f"  {sum(of.frames.values()):,} pictures, {' to '.join(dict.fromkeys(f'{w} x {h}' for w, h in (sizes[0], sizes[-1])))} pixels",
+        f"  texts of {min(of.words)} to {max(of.words)} words, median {statistics.median(of.words):g}",
     ]
-    if lengths := sorted(len(frames) for frames in clips if len(frames) > 1):
+    if lengths := sorted(length for length in of.frames.values() if length > 1):
         lines.append(f"  {len(lengths):,} clips of {lengths[0]} to {lengths[-1]} frames, median {statistics.median(lengths):g}")
-    if areas:
-        lines.append(f"  {len(areas):,} masks, median area {statistics.median(areas):.1%} of the picture")
-    if absent or unknown:
-        lines.append(f"  {absent:,} times an object is absent from a frame, {unknown:,} times a frame is not annotated")
-    without = sum(not s.masks for s in samples if s.task == "referring")
-    return [*lines, *([f"  {without:,} expressions that nothing in the picture fits"] if without else [])]
-
-
-def mask_areas(samples: Sequence[Sample]) -> tuple[list[float], int, int]:
-    """Return every visible mask's share of its picture, and how often an object is absent from a frame or a frame is not annotated."""
-    areas, absent, unknown = [], 0, 0
-    for sample in samples:
-        for mask in (mask for masklet in sample.masks for mask in masklet):
-            if mask is None:
-                unknown += 1
-            elif pixels := rle.area(mask):
-                areas.append(pixels / (sample.width * sample.height))
-            else:
-                absent += 1
-    return areas, absent, unknown
+    if of.areas:
+        lines.append(f"  {len(of.areas):,} masks, median area {statistics.median(of.areas):.1%} of the picture")
+    if of.absent or of.unknown:
+        lines.append(f"  {of.absent:,} times an object is absent from a frame, {of.unknown:,} times a frame is not annotated")
+    return [*lines, *([f"  {of.without:,} expressions that nothing in the picture fits"] if of.without else [])]
 
 
 def warnings(read: Mapping[str, Sequence[Sample]], present: Sequence[str]) -> list[str]:
     """Return warnings about things that may be intended but mostly are not."""
     lines = [NO_VAL] if "train" in present and "val" not in present else []
-    pictures = {split: {picture_key(sample) for sample in samples} for split, samples in read.items()}
-    names = list(pictures)
-    for i, one in enumerate(names):
-        for other in names[i + 1 :]:
-            if shared := pictures[one] & pictures[other]:
-                example = next(str(key[0]) for key in shared) if all(isinstance(k[0], (Path, str)) for k in shared) else "embedded"
-                lines.append(
-                    f"{len(shared):,} pictures are in {one!r} and in {other!r}, as {example}: what is measured there was trained on"
-                )
+    pictures = {split: picture_keys(samples) for split, samples in read.items()}
+    for one, other in combinations(pictures, 2):
+        shared, first, _ = np.intersect1d(pictures[one], pictures[other], return_indices=True)
+        if len(shared):
+            example = _told(read[one][int(first.min())].frames[0])
+            lines.append(f"{len(shared):,} pictures are in {one!r} and in {other!r}, as {example}: what is measured there was trained on")
     return lines
 
 

@@ -9,6 +9,7 @@ from random import Random
 from PIL import Image
 
 from ans_core.data.formats import FORMATS, SPLITS
+from ans_core.data.index import nameless_index
 from ans_core.data.report import panel
 from ans_core.types import Sample
 
@@ -24,7 +25,7 @@ def show(name: str, path: Path, form: str, split: str | None, *, count: int, see
     written = []
     with (out / "samples.jsonl").open("w", encoding="utf-8") as lines:
         for part in [split] if split else SPLITS[form](path):
-            samples = list(FORMATS[form](path, name=name, split=part))
+            samples = nameless_index(FORMATS[form](path, name=name, split=part), dataset=name, beside=out)
             for number in sorted(Random(seed).sample(range(len(samples)), min(count, len(samples)))):
                 file = out / f"{part}_{number:06d}.png"
                 Image.fromarray(panel(samples[number], SIDE)).save(file)

@@ -7,12 +7,11 @@ import argparse
 import json
 import math
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,10 @@ from typing import Any
 
 import yaml
 
+from ans_core.benchmarks import BENCHMARKS
 from ans_core.config import PROFILES, Config, resolve
+from ans_core.types import Sample
+from ans_core.written import written_whole
 from flows.params import fingerprint
 from flows.paths import root
 from tasks import provenance
@@ -33,6 +35,8 @@ SMALL = 100_000_000
 EPOCHS = 10
 MEASURED_STEPS = 3
 """The first one is not counted: it allocates."""
+FEW = 4
+"""Held-out pictures from which on a comparison is worth more than a glance."""
 CHUNK = 25
 """Steps between resumable states."""
 
@@ -79,6 +83,12 @@ def prepared(arguments: argparse.Namespace) -> Asked:
         held_out = data.read_samples(format=form, path=source, name=source.name, split="val")
     except DataError as error:
         raise ValueError(f'{error}\nwithout held-out pictures nothing tells what was learned: give some records "split": "val"') from None
+    benchmarks = sorted({benchmark_of(sample) for sample in held_out} & BENCHMARKS.keys())
+    if not benchmarks:
+        raise ValueError(
+            f"{source}: its held-out samples are questions and answers alone, which no benchmark compares: give it some records of objects "
+            'or regions with "split": "val", or run the pipeline on it (`ans run --add-data`)'
+        )
     out = Path(arguments.out or root() / "runs" / f"finetune-{source.name}").resolve()
     whole = {
         "source": str(source), "files": fingerprint(source), "model": arguments.model, "profile": arguments.profile,
@@ -87,11 +97,14 @@ def prepared(arguments: argparse.Namespace) -> Asked:
     same(out / "finetune.json", whole)
     if not (out / "base/base").exists():
         checkpoint.save(Sa2VA.from_pretrained(arguments.model), out / "base/base", metadata={"stage": "base", "source": arguments.model})
-    config = settings(source, form, arguments, pictures=len({sample.image_id for sample in train}), base=out / "base/base")
+    pictures = len({sample.image_id for sample in train})
+    config = settings(source, form, arguments, pictures=pictures, benchmarks=benchmarks, base=out / "base/base")
     (out / "params.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
     print(
         f"{source}: {len(train)} samples to train on, {len(held_out)} held out; {config.sft.optim.steps} steps of {config.sft.optim.batch}"
     )
+    if len({sample.image_id for sample in held_out}) < FEW:
+        print(f'fewer than {FEW} pictures are held out: the report will hardly tell a gain from chance; give more records "split": "val"')
     return Asked(source=source, model=arguments.model, out=out, config=config)
 
 
@@ -106,7 +119,12 @@ def same(file: Path, asked: dict[str, Any]) -> None:
     file.write_text(json.dumps(asked, indent=1) + "\n", encoding="utf-8")
 
 
-def settings(source: Path, form: str, arguments: argparse.Namespace, *, pictures: int, base: Path) -> Config:
+def benchmark_of(sample: Sample) -> str:
+    """Return the benchmark's name, which a data set's samples of this kind have in common; it may be none."""
+    return "video" if sample.task == "referring" and len(sample.frames) > 1 else sample.task
+
+
+def settings(source: Path, form: str, arguments: argparse.Namespace, *, pictures: int, benchmarks: Sequence[str], base: Path) -> Config:
     """Return the settings: those of a profile for a model of this size, with this data set alone, and a number of steps that shows every
     picture about EPOCHS times."""
     parameters = sum(file.stat().st_size for file in base.glob("*.safetensors")) / 4
@@ -119,8 +137,7 @@ def settings(source: Path, form: str, arguments: argparse.Namespace, *, pictures
         f"prepare.sources=[{json.dumps(mine)}]",
         *(f"prepare.{name}=0" for name in ("scenes", "clips", "val_scenes", "test_scenes", "val_clips", "test_clips")),
         f"sft.optim.steps={steps}", f"sft.optim.batch={batch}", "sft.optim.accumulate=1", f"sft.optim.save_every={min(CHUNK, steps)}",
-        "evaluate.sources=[]", 'evaluate.benchmarks=["referring","region_caption","grounded_caption","video"]',
-        'evaluate.optional=["referring","region_caption","grounded_caption","video"]', "evaluate.split=val",
+        "evaluate.sources=[]", f"evaluate.benchmarks={json.dumps(benchmarks)}", "evaluate.optional=[]", "evaluate.split=val",
         *arguments.settings,
     ]  # fmt: skip
     return Config.model_validate(resolve(file, tuple(words)))
@@ -145,10 +162,11 @@ def works(asked: Asked) -> Iterator[tuple[str, Callable[[Path], None]]]:
 def run_stage(name: str, asked: Asked, inputs: dict[str, Path], out: Path) -> None:
     stage, scratch = stage_named(name), asked.out / ".scratch" / name
     scratch.mkdir(parents=True, exist_ok=True)
-    row = {"row": stage.row} if stage.row else {}
+    more: dict[str, Any] = {"row": stage.row} if stage.row else {}
     if name == "report":
         inputs = inputs | {"versions": provenance.write(scratch / "versions.json", asked.config, {}, root())}
-    stage_function(stage)(asked.config, inputs=inputs, out=out, scratch=scratch, log=lambda metrics, step: None, **row)
+        more = {"rows": ("base", "sft"), "title": f"fine-tuning on {asked.source.name}"}
+    stage_function(stage)(asked.config, inputs=inputs, out=out, scratch=scratch, log=lambda metrics, step: None, **more)
 
 
 def merge(base: Path, sft: Path, out: Path) -> None:
@@ -162,11 +180,8 @@ def done(out: Path, work: Callable[[Path], None]) -> bool:
     """Do the work if its output is not there; it appears whole or not at all. Tell whether anything was done."""
     if out.exists():
         return False
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    work(partial)
-    partial.rename(out)
+    with written_whole(out) as partial:
+        work(partial)
     return True
 
 

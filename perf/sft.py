@@ -1,12 +1,13 @@
 """SFT's speed on photographs: waiting for data, the feature cache, and a plain loop that takes one sample at a time.
 
-    ANS_REFERENCE=FOLDER python perf/sft.py [--steps 4] [--rounds 3] [--workers 1]
+    ANS_REFERENCE=FOLDER python perf/sft.py [--steps 4] [--rounds 3] [--workers 1] [--size tiny|like-1b] [--sides own cached plain]
 
 FOLDER/data/regions holds photographs with masks (format `regions`); PICTURES of them are used, brought to 1,000 pixels on the long side.
-The model has the `tiny` profile's sizes and random weights. The sides do the same steps: the same samples, LoRA, losses and optimizer.
+The model has the `tiny` profile's sizes and random weights. With `--size like-1b` it is a reduced sa2va-1b, whose frozen encoders take the
+share of a step's operations that they take there (see LIKE_1B). The sides do the same steps: the same samples, LoRA, losses and optimizer.
 
 - own: rows of up to five questions about a picture, which is encoded once, in batches.
-- own, cached: the same pictures again, their features read from disk.
+- cached: the same pictures again, their features read from disk.
 - plain: upstream's order of work. Every sample is a row of its own, with five masks, SAM2 and the vision tower run for each.
 
 The sides take turns, `--rounds` times. A column's value is the median of all steps, with the least and the most of the rounds' medians.
@@ -21,10 +22,11 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,10 +48,22 @@ from ans_core.watch import Watch
 
 LONG_SIDE = 1000
 PICTURES = 16
-BATCH = 8
+BATCH = {"tiny": 8, "like-1b": 2}
 """Pictures a step."""
+LIKE_1B: dict[str, dict[str, Any]] = {
+    "vision": {"image_size": 448, "patch_size": 14, "hidden": 256, "layers": 6, "heads": 4, "mlp": 1024},
+    "language": {"hidden": 224, "layers": 8, "heads": 7, "kv_heads": 1, "mlp": 1216},
+    "sam": {
+        "image_size": 512, "embed": 24, "heads": 1, "stages": (1, 2, 6, 1), "global_blocks": (5, 7), "windows": (8, 4, 8, 4), "width": 64,
+        "memory_layers": 1, "memory_feedforward": 64, "memory_width": 16,
+    },
+}  # fmt: skip
+"""sa2va-1b with a quarter of the widths and of the tower's layers, and one tile of 256 tokens a picture instead of up to 13. With 8 layers
+in the language model, the frozen encoders have 53 % of a step's operations for rows of 400 tokens and 44 % for 550: sa2va-1b has 53 %
+without and 44 % with gradient checkpointing (rows of 4,096 tokens, 13 tiles: `python perf/memory.py`)."""
 POINTS = 1024
 FIGURES = ("samples_per_s", "step_s", "waiting_for_data", "cpu_s")
+SIDES = ("own", "cached", "plain")
 FIRST = 2
 """Steps before those that count: they set things up."""
 
@@ -78,13 +92,14 @@ def _on(sample: Sample, picture: bytes, height: int, width: int) -> Sample:
     return replace(sample, frames=(picture,), height=height, width=width, masks=masks)
 
 
-def model_of(samples: list[Sample]) -> Sa2VA:
+def model_of(samples: list[Sample], size: str) -> Sa2VA:
     base = Config(profile="perf").base
+    sizes = LIKE_1B if size == "like-1b" else {name: getattr(base, name).model_dump() for name in ("vision", "language", "sam")}
     tokenizer = build_tokenizer([s.text for s in samples] * 2)
     config = tiny_config(
-        vision=base.vision.model_dump(),
-        language=base.language.model_dump(),
-        grounding=GroundingConfig(**base.sam.model_dump()),
+        vision=sizes["vision"],
+        language=sizes["language"],
+        grounding=GroundingConfig(**sizes["sam"]),
         tokenizer=tokenizer,
         template=base.template,
         video_frames=1,
@@ -96,10 +111,10 @@ class Side:
     """One way to train, on the rows of `mixture`."""
 
     def __init__(
-        self, samples: list[Sample], *, steps: int, workers: int, plain: bool = False, features: FeatureCache | None = None
+        self, samples: list[Sample], *, size: str, steps: int, workers: int, plain: bool = False, features: FeatureCache | None = None
     ) -> None:
-        self.steps, self.workers, self.plain = FIRST + steps, workers, plain
-        model = model_of(samples)
+        self.size, self.steps, self.workers, self.plain = size, FIRST + steps, workers, plain
+        model = model_of(samples, size)
         adapters.prepare_sft(model, adapters.lora_config(rank=32, alpha=64, dropout=0.0), seed=0)
         self.module = Supervised(model, mask_weight=2.0, dice_weight=0.5, points=POINTS, features=features)
         self.layout = layout_of(model, mask_size=128, max_length=8192, objects=5 if plain else 0)
@@ -107,7 +122,7 @@ class Side:
         self.mixture = Mixture([source], {"extra": 1.0}, questions=5, frames=1, seed=0, turn=conversation.turn)
 
     def rows(self, step: int) -> list[Row]:
-        return self.mixture.rows(step, 0, batch=BATCH, micros=1)
+        return self.mixture.rows(step, 0, batch=BATCH[self.size], micros=1)
 
     def batch(self, rows: list[Row]) -> Batch:
         return collate_readable(rows, self.module.model.tokenizer, self.layout)[0]
@@ -117,7 +132,7 @@ class Side:
         return self._one_by_one() if self.plain else self._train(lambda step, micro: self.batch(self.rows(step)), accumulate=1)
 
     def _one_by_one(self) -> list[dict[str, float]]:
-        """Every sample is a micro-batch: a step of BATCH pictures has as many as they have questions."""
+        """Every sample is a micro-batch: a step has as many as they have questions."""
         singles = [
             [Row(name=r.name, frames=r.frames, turns=(t,), seed=r.seed) for r in self.rows(s) for t in r.turns] for s in range(self.steps)
         ]
@@ -151,19 +166,20 @@ def cell(rounds: list[list[dict[str, float]]], name: str) -> str:
     return f"{middle:.3g} ({min(medians):.3g} to {max(medians):.3g})"
 
 
-def main(steps: int, workers: int, rounds: int) -> None:
+def main(steps: int, workers: int, rounds: int, size: str, sides: Sequence[str]) -> None:
     samples = photographs(Path(os.environ["ANS_REFERENCE"]))
     pictures = {s.frames for s in samples}
-    print(f"{len(samples)} samples of {len(pictures)} photographs, {torch.get_num_threads()} threads, {workers} loader processes\n")
+    print(f"{len(samples)} samples of {len(pictures)} photographs, {torch.get_num_threads()} threads, {workers} loader processes, {size}\n")
     print("| side | samples/s | s a step | share waiting for data | CPU s a step |\n|---|---|---|---|---|")
-    side = partial(Side, samples, steps=steps, workers=workers)
-    found: dict[str, list[list[dict[str, float]]]] = {"own": [], "own, cached": [], "plain": []}
+    side = partial(Side, samples, size=size, steps=steps, workers=workers)
+    found: dict[str, list[list[dict[str, float]]]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory() as folder:
         cache = FeatureCache(Path(folder), limit=10**10, salt="perf")
-        side(features=cache).run()  # fills it
+        if "cached" in sides:
+            side(features=cache).run()  # fills it
         for _ in range(rounds):
-            for name, one in zip(found, (side(), side(features=cache), side(plain=True)), strict=True):
-                found[name].append(one.run())
+            for name in sides:
+                found[name].append(side(plain=name == "plain", features=cache if name == "cached" else None).run())
     for name, told in found.items():
         print(f"| {name} | {' | '.join(cell(told, figure) for figure in FIGURES)} |")
 
@@ -173,5 +189,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--size", choices=BATCH, default="tiny")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     arguments = parser.parse_args()
-    main(arguments.steps, arguments.workers, arguments.rounds)
+    main(arguments.steps, arguments.workers, arguments.rounds, arguments.size, arguments.sides)

@@ -1,7 +1,8 @@
 """The loop on two processes with DeepSpeed ZeRO-2 and ZeRO-3 (gloo, CPU) against one plain process."""
 
 import json
-from collections.abc import Sequence
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -30,14 +31,21 @@ class Regression(nn.Module):
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            self.body = nn.Linear(4, 4)
-            self.frozen = nn.Linear(4, 4).requires_grad_(False)
+            self.body = nn.Linear(5, 5)
+            self.frozen = nn.Linear(5, 5).requires_grad_(False)
     def forward(self, batch):
         loss = (self.body(self.frozen(batch.x)) - batch.x).pow(2).mean()
         return loss * batch.factor, {}
 
+class Stop(Exception):
+    pass
+
+stop_at = None  # step
+
 def make(step, micro):
-    rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+    if step == stop_at:
+        raise Stop
+    rows = torch.randn(8, 5, generator=torch.Generator().manual_seed(step))
     mine = rows[micro * dist.world_size() + dist.rank() :: 2 * dist.world_size()]
     bad = step == 3 and micro == 0 and dist.rank() == dist.world_size() - 1  # on one process alone
     return Batch(mine, math.nan if bad else 1.0)
@@ -57,30 +65,69 @@ def train(folder, stage):
         result = {"w": weight.flatten().tolist(), "norms": norms, "losses": losses, "skipped": skipped}
         (folder / "result.json").write_text(json.dumps(result))
 
-for stage in map(int, sys.argv[2:]):
-    train(Path(sys.argv[1], str(stage)), stage)
+for word in sys.argv[2:]:  # FOLDER=STAGE, or FOLDER=STAGE! to stop before step 5
+    name, stage = word.split("=")
+    stop_at = 5 if stage.endswith("!") else None
+    try:
+        train(Path(sys.argv[1], name), int(stage.strip("!")))
+    except Stop:
+        pass
+    dist.wait_for_all()
     AcceleratorState._reset_state()  # accelerate takes one configuration of DeepSpeed a process
 """
 
 
-def run(folder: Path, script: Path, *, processes: int, stages: Sequence[int]) -> list[dict[str, list[float]]]:
-    for stage in stages:
-        (folder / str(stage)).mkdir(parents=True)
-    launch(script, str(folder), *map(str, stages), processes=processes)
-    return [json.loads((folder / str(stage) / "result.json").read_text()) for stage in stages]
+def run(folder: Path, script: Path, *words: str, processes: int) -> dict[str, dict[str, list[float]]]:
+    """Train as the script's words say; the results by folder."""
+    for word in words:
+        (folder / word.split("=")[0]).mkdir(parents=True, exist_ok=True)
+    launch(script, str(folder), *words, processes=processes)
+    return {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/result.json")}
+
+
+@dataclass(frozen=True)
+class Runs:
+    folder: Path
+    script: Path
+    results: dict[str, dict[str, list[float]]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """One plain process, two with each stage, and the same stopped before step 5 of 6."""
+    folder = tmp_path_factory.mktemp("deepspeed")
+    script = folder / "regression.py"
+    script.write_text(SCRIPT)
+    run(folder, script, "whole0=0", "cut0=0!", processes=1)
+    return Runs(folder, script, run(folder, script, "whole2=2", "whole3=3", "cut2=2!", "cut3=3!", processes=2))
+
+
+def assert_close(one: dict[str, list[float]], other: dict[str, list[float]]) -> None:
+    assert one["w"] == pytest.approx(other["w"], abs=1e-5)
+    assert one["losses"] == pytest.approx(other["losses"], rel=1e-4)  # of all processes, not the first one's
+    assert one["norms"] == pytest.approx(other["norms"], rel=1e-3)
+    assert one["skipped"] == other["skipped"] == [3]
 
 
 @pytest.mark.slow
-def test_two_processes_with_zero_2_and_3_train_and_skip_as_one_process_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_processes_with_deepspeed_train_and_skip_as_one_process_does(runs: Runs, stage: int) -> None:
     """At step 3 the loss of one micro-batch, of one of the processes, is no number: all of them skip the step."""
-    script = tmp_path / "regression.py"
-    script.write_text(SCRIPT)
-    (one,) = run(tmp_path / "one", script, processes=1, stages=[0])
-    for stage, two in zip((2, 3), run(tmp_path / "two", script, processes=2, stages=[2, 3]), strict=True):
-        assert two["w"] == pytest.approx(one["w"], abs=1e-5)
-        assert two["losses"] == pytest.approx(one["losses"], rel=1e-4)  # of all processes, not the first one's
-        assert two["norms"] == pytest.approx(one["norms"], rel=1e-3)
-        assert two["skipped"] == one["skipped"] == [3]
-        for rank in (0, 1):
-            line = json.loads((tmp_path / f"two/{stage}/t/skipped-{rank}.jsonl").read_text())
-            assert (line["step"], line["rows"]) == (3, [f"row of {rank}"])
+    assert_close(runs.results[f"whole{stage}"], runs.results["whole0"])
+    for rank in (0, 1):
+        line = json.loads((runs.folder / f"whole{stage}/t/skipped-{rank}.jsonl").read_text())
+        assert (line["step"], line["rows"]) == (3, [f"row of {rank}"])
+
+
+@pytest.mark.slow
+def test_a_run_with_deepspeed_goes_on_to_the_same_bits_and_on_other_processes_or_with_another_stage(runs: Runs) -> None:
+    """The state has four steps, one of which was skipped, and 25 weights that two processes can't divide evenly. `2on1`: begun with ZeRO-2
+    on two processes, ended by one without DeepSpeed; `3as2`: ended by two with ZeRO-2."""
+    folder = runs.folder
+    for name in ("2on1", "3on1", "3as2", "0as3"):
+        shutil.copytree(folder / f"cut{name[0]}", folder / name)
+    found = run(folder, runs.script, "cut2=2", "cut3=3", "3as2=2", "0as3=3", processes=2)
+    found |= run(folder, runs.script, "2on1=0", "3on1=0", processes=1)
+    assert (found["cut2"], found["cut3"]) == (runs.results["whole2"], runs.results["whole3"])
+    for name in ("2on1", "3on1", "3as2", "0as3"):
+        assert_close(found[name], runs.results["whole0"])

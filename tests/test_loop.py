@@ -210,10 +210,40 @@ def test_a_state_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     assert sorted(p.name for p in (tmp_path / "fit").iterdir()) == ["step-0000006", "step-0000008"]
 
 
-def told_by_two(folder: Path, deepspeed_stage: int) -> None:
-    """Makes the manifests of one process say that two wrote them."""
-    for path in folder.glob("step-*/manifest.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"processes": 2, "deepspeed_stage": deepspeed_stage}))
+def test_a_state_of_another_model_is_put_aside_for_the_one_before(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    class Wider(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net[3] = nn.Linear(8, 2)
+
+    with pytest.raises(Stop):
+        run(Regression(), tmp_path / "cut", stopping_at(5))
+    run(Wider(), tmp_path / "other")
+    (tmp_path / "other/fit/step-0000006").rename(tmp_path / "cut/fit/step-0000006")
+    whole, module = Regression(), Regression()
+    assert run(module, tmp_path / "cut") == run(whole, tmp_path / "whole")
+    assert equal(weights(whole), weights(module))
+    assert "step-0000006 trains other tensors than this run and was put aside as step-0000006.damaged" in caplog.text
+
+
+def test_a_full_disk_is_told_and_costs_no_earlier_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """torch writes a part of the file and says "unexpected pos 1088 vs 982"."""
+    real = torch.save
+
+    def full(state: object, path: Path) -> None:
+        if "0000006" in str(path):
+            path.write_bytes(b"a part")
+            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 1088 vs 982")
+        real(state, path)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(RuntimeError, match=r"step-0000006 can't be written, with [\d,]+ MB free on its disk .*make room and start again"):
+        run(Regression(), tmp_path)
+    assert sorted(p.name for p in (tmp_path / "fit").iterdir()) == ["step-0000002", "step-0000004"]
+    monkeypatch.setattr(torch, "save", real)
+    whole, module = Regression(), Regression()
+    assert run(module, tmp_path) == run(whole, tmp_path / "whole")
+    assert equal(weights(whole), weights(module))
 
 
 @pytest.mark.slow
@@ -222,18 +252,10 @@ def test_a_state_of_another_number_of_processes_goes_on(tmp_path: Path, caplog: 
     curves = run(whole, tmp_path / "whole")
     with pytest.raises(Stop):
         run(Regression(), tmp_path / "cut", stopping_at(5))
-    told_by_two(tmp_path / "cut" / "fit", 0)
+    for path in (tmp_path / "cut").glob("fit/step-*/manifest.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"processes": 2}))
     assert run(module, tmp_path / "cut") == curves
     assert "1 processes go on from a state of 2" in caplog.text
-
-
-def test_a_deepspeed_state_of_another_number_of_processes_is_refused_and_kept(tmp_path: Path):
-    with pytest.raises(Stop):
-        run(Regression(), tmp_path, stopping_at(5))
-    told_by_two(tmp_path / "fit", 2)
-    with pytest.raises(RuntimeError, match=r"written by 2 processes with launch.deepspeed_stage 2, this run has 1 with 0"):
-        run(Regression(), tmp_path)
-    assert sorted(p.name for p in (tmp_path / "fit").iterdir()) == ["step-0000002", "step-0000004"]
 
 
 def test_a_step_with_a_loss_that_is_no_number_moves_nothing_and_is_counted(tmp_path: Path):

@@ -143,6 +143,13 @@ def test_16_bits_of_grey_become_8_instead_of_white(tmp_path: Path, kind: str):
     assert np.asarray(opened).tolist() == [[[v] * 3 for v in (0, 0, 1, 97, 255)]]
 
 
+def test_a_picture_in_floating_point_is_refused_by_name(tmp_path: Path):
+    """Values in [0, 1] would be black."""
+    Image.fromarray(np.full((4, 5), 0.5, np.float32)).save(tmp_path / "depth.tiff")
+    with pytest.raises(ValueError, match=r"depth\.tiff: its values are floating-point numbers .*\(save it with 8 or 16 bits\)"):
+        transforms.check_image(tmp_path / "depth.tiff")
+
+
 def test_a_truncated_png_of_16_bits_is_named(tmp_path: Path):
     file = tmp_path / "depth.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 65536, (64, 64), dtype=np.uint16)).save(file)

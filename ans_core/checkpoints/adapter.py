@@ -17,6 +17,7 @@ from ans_core.checkpoints import checkpoint, memory
 from ans_core.checkpoints import folder as folders
 from ans_core.model import adapters
 from ans_core.model.backbones import BACKBONES
+from ans_core.written import written_whole
 
 WEIGHTS = "adapter_model.safetensors"
 """PEFT's name of the file."""
@@ -54,7 +55,7 @@ def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -
     peft.base_model_name_or_path = str(base)
     peft.inference_mode = True
     size = sum(t.numel() * t.element_size() for t in found.values())
-    with folders.written_whole(target, size=size) as unfinished:
+    with written_whole(target, size=size) as unfinished:
         save_file({PREFIX + name: tensor.contiguous() for name, tensor in found.items()}, unfinished / WEIGHTS, metadata={"format": "pt"})
         peft.save_pretrained(str(unfinished))
         folders.write_manifest(unfinished, {"stage": "convert", "source": str(source), "base": base_hash})

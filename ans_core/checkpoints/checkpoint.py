@@ -27,6 +27,7 @@ from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.quantization import Quantization, check, is_quantized, quantizer
 from ans_core.model.sa2va import HALF, Sa2VA
+from ans_core.written import written_whole
 
 OUR_TYPE, RELEASE_TYPE = "ans_sa2va", "sa2va_chat"
 BASES = {"internvl_chat": "InternVL base", "qwen2_5_vl": "Qwen2.5-VL base", "qwen3_vl": "Qwen3-VL base"}
@@ -52,7 +53,7 @@ def save(model: Sa2VA, path: Path, *, max_shard: str = "5GB", metadata: dict[str
     state = model.state_dict()
     if any(is_quantized(tensor) for tensor in state.values()):
         raise ValueError("the model's weights are quantized, which is for inference: save the model that was loaded without `quantize`")
-    with folders.written_whole(path, size=_bytes(state.values())) as partial:
+    with written_whole(path, size=_bytes(state.values())) as partial:
         (partial / "config.json").write_text(json.dumps(model.config.as_dict(), indent=1) + "\n")
         model.tokenizer.save_pretrained(partial)
         save_torch_state_dict(state, partial, max_shard_size=max_shard)
@@ -299,7 +300,7 @@ def _bytes(state: Iterable[Tensor]) -> int:
 
 def save_delta(tensors: dict[str, Tensor], path: Path, *, base_hash: str, config: dict[str, Any]) -> None:
     """Write a folder with trained tensors only. `config` (JSON): how they were trained, so that a loader can rebuild the model."""
-    with folders.written_whole(path, size=_bytes(tensors.values())) as partial:
+    with written_whole(path, size=_bytes(tensors.values())) as partial:
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial / DELTA_WEIGHTS)
         (partial / DELTA).write_text(json.dumps({"base_hash": base_hash, "config": config}, indent=1) + "\n")
         folders.write_manifest(partial, {})

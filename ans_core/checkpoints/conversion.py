@@ -27,6 +27,7 @@ from ans_core.checkpoints import bases, checkpoint, layouts, pickles, qwen_confi
 from ans_core.checkpoints import folder as folders
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.sa2va import Sa2VA
+from ans_core.written import written_whole
 
 Kind = Literal["native", "upstream", "sa2va-i"]
 """Our layout; upstream's, with one mask decoder; kumuji's Sa2VA-i, with SAM2's original mask decoder beside the trained one."""
@@ -124,8 +125,8 @@ def convert(
 
     `sam2`: a published SAM2 (file, folder or hub id), whose mask decoder is added as the original one. `to="upstream"` leaves an original
     one out. From a release to upstream's layouts, the files beside the weights are copied as they are (Python code only where it reads the
-    layout: not from Sa2VA to Sa2VA-i or back). Our layout keeps none of them, so from ours config.json and tokenizer are written anew, and
-    upstream's own classes need the code files of a release beside them.
+    layout: not from Sa2VA to Sa2VA-i or back). Our layout keeps none of them, so from ours config.json, tokenizer and (Qwen-VL)
+    processor files are written anew, and upstream's own classes need the code files of a release beside them.
     Raises ValueError for a damaged source, one with a tensor that is not known, missing or mis-shaped (all are listed), where an original
     decoder is wanted but not there, or there twice, and for a target that holds something else than a former output.
     """
@@ -150,7 +151,7 @@ def convert(
     shapes = {name: _made(recipe, reader.shapes) for name, recipe in recipes.items()}
     plan = split_torch_state_dict_into_shards(shapes, max_shard_size=max_shard)
     total = sum(t.numel() * t.element_size() for t in shapes.values())
-    with folders.written_whole(target, size=total) as unfinished:
+    with written_whole(target, size=total) as unfinished:
         for file, names in plan.filename_to_tensors.items():
             inputs = {i for name in names for i in recipes[name][0]}
             read = {i: reader[i] for i in inputs}  # views of the source's files: held for a shard, they take no memory
@@ -164,6 +165,7 @@ def convert(
         elif told.kind == "native":
             written = upstream_files.upstream_config(config)
             upstream_files.write_tokenizer(tokenizer, unfinished)
+            upstream_files.write_processor(config, unfinished)
         else:
             written = checkpoint.read_config(source)
             upstream_files.copy_release(source, unfinished, code=told.kind == to)

@@ -1,12 +1,10 @@
-"""Folders of tensors on disk: written whole or not at all, with a manifest of SHA-256 sums that reading checks."""
+"""Folders of tensors on disk, with a manifest of SHA-256 sums that reading checks."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,29 +37,6 @@ def local_folder(source: str | Path, patterns: tuple[str, ...] = ("*.json", "*.s
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         raise ValueError(f"no folder {name!r}, and it can't be had from the hub ({error}); {advice}") from error
-
-
-@contextmanager
-def written_whole(path: Path, *, size: int) -> Iterator[Path]:
-    """Yield the folder `.<name>.partial` beside `path` to write into. On exit it is synced and replaces `path`, whatever that holds
-    (`refuse_to_replace` looks before). After an error `path` is as before.
-
-    Raises OSError before anything is written when the disk has less than `size` bytes (and 1 % for the small files) left.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(path.parent).free
-    if free < size * 1.01:
-        raise OSError(f"{path} needs {size / 1e9:.2f} GB, its disk has {free / 1e9:.2f} GB left; free some or write elsewhere")
-    partial = path.with_name(f".{path.name}.partial")  # hidden: a name that no folder of the user's has
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    yield partial
-    for file in partial.iterdir():
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
-    if path.exists():
-        shutil.rmtree(path)
-    partial.rename(path)
 
 
 def refuse_to_replace(path: Path) -> None:

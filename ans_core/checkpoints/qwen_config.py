@@ -97,6 +97,25 @@ PROCESSOR_SIZES = {"patch_size": "patch_size", "merge_size": "spatial_merge_size
 """Sizes in preprocessor_config.json -> the same in `vision_config`."""
 
 
+PROCESSORS = {"qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}
+VIDEO_PROCESSORS = {"qwen2_5_vl": "Qwen2VLVideoProcessor", "qwen3_vl": "Qwen3VLVideoProcessor"}
+
+
+def processor_files(sizes: Mapping[str, Any], kind: str, *, min_pixels: int, max_pixels: int) -> dict[str, dict[str, Any]]:
+    """Write what AutoProcessor reads beside the tokenizer, by file name: upstream's classes cut pictures with it. It states no number of
+    frames, as upstream gives a clip's frames as pictures."""
+    shared = {
+        **COLOURS[kind],
+        **{key: sizes["vision_config"][size] for key, size in PROCESSOR_SIZES.items()},
+        "size": {"shortest_edge": min_pixels, "longest_edge": max_pixels},
+        "processor_class": PROCESSORS[kind],
+    }
+    return {
+        "preprocessor_config.json": {"image_processor_type": "Qwen2VLImageProcessorFast", **shared},
+        "video_preprocessor_config.json": {"video_processor_type": VIDEO_PROCESSORS[kind], **shared},
+    }
+
+
 def check_processor(path: Path, vision: Mapping[str, Any], *, kind: str) -> None:
     """Raise ValueError if preprocessor_config.json cuts or scales pictures otherwise than the weights take them. Its pixel limits don't
     count: upstream sets its own."""

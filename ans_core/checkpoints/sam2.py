@@ -21,6 +21,7 @@ from torch import Tensor
 from ans_core.checkpoints import bases, checkpoint, layouts
 from ans_core.checkpoints import folder as folders
 from ans_core.model.grounding import Grounding, GroundingConfig
+from ans_core.written import written_whole
 
 OUR_TYPE = "ans_sam2"
 WEIGHTS, STOCK = "sam2.pt", "sam2.yaml"
@@ -108,7 +109,7 @@ def save(sam2: Grounding, path: Path, *, metadata: dict[str, Any]) -> None:
     """Write our folder, whole or not at all. The mask decoder is the original one, if that was kept beside one trained for `[SEG]`."""
     state = stock_state(sam2)
     config = replace(sam2.config, original_decoder=False)
-    with folders.written_whole(path, size=sum(t.numel() * t.element_size() for t in state.values())) as partial:
+    with written_whole(path, size=sum(t.numel() * t.element_size() for t in state.values())) as partial:
         torch.save({"model": state}, partial / WEIGHTS)
         (partial / STOCK).write_text(yaml.safe_dump({"model": stock_config(config)}, sort_keys=False))
         (partial / "config.json").write_text(json.dumps({"model_type": OUR_TYPE, "sizes": asdict(config)}, indent=1) + "\n")
@@ -281,7 +282,7 @@ def save_transformers(sam2: Grounding, path: Path) -> None:
     if (width := sam2.config.memory_width) != TRANSFORMERS_WIDTH:
         raise ValueError(f"transformers' Sam2VideoModel has memories of width {TRANSFORMERS_WIDTH} only, this SAM2's have {width}")
     state = {name: tensor.contiguous() for name, tensor in to_transformers(stock_state(sam2)).items()}
-    with folders.written_whole(path, size=sum(t.numel() * t.element_size() for t in state.values())) as partial:
+    with written_whole(path, size=sum(t.numel() * t.element_size() for t in state.values())) as partial:
         save_file(state, partial / "model.safetensors", metadata={"format": "pt"})
         (partial / "config.json").write_text(json.dumps(transformers_config(sam2.config), indent=1) + "\n")
         folders.write_manifest(partial, {})

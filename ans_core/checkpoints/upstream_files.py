@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ans_core.checkpoints import checkpoint, layouts, qwen_config
 from ans_core.checkpoints import folder as folders
+from ans_core.model.backbones.qwen_vl import MAX_PIXELS, MIN_PIXELS
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
 
@@ -45,6 +46,15 @@ def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     if "merges" in values["model"]:
         values["model"]["merges"] = [" ".join(pair) for pair in values["model"]["merges"]]
     file.write_text(json.dumps(values, ensure_ascii=False) + "\n")
+
+
+def write_processor(config: Sa2VAConfig, folder: Path) -> None:
+    """Write the files by which upstream's code cuts pictures for a Qwen-VL; another backbone has none."""
+    if config.kind not in qwen_config.KINDS:
+        return
+    limits = {"min_pixels": config.min_pixels or MIN_PIXELS, "max_pixels": config.max_pixels or MAX_PIXELS}
+    for name, values in qwen_config.processor_files(config.backbone, config.kind, **limits).items():
+        (folder / name).write_text(json.dumps(values, indent=1) + "\n")
 
 
 def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:

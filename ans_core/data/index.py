@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, overload
 
 import numpy as np
@@ -85,6 +86,16 @@ def open_index(folder: Path, stamp: Stamp, read: Callable[[], Iterable[Sample]])
         return SampleIndex(folder)
 
 
+def nameless_index(samples: Iterable[Sample], *, dataset: str, beside: Path) -> SampleIndex:
+    """Index samples for as long as the sequence is in use; its files take disk space in the folder `beside`, but no name there."""
+    beside.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=beside, prefix=".index-") as name:
+        folder = Path(name)
+        _write_records(folder, samples)
+        (folder / STAMP).write_text(json.dumps({"name": dataset}), encoding="utf-8")
+        return SampleIndex(folder)
+
+
 def encode(sample: Sample) -> bytes:
     """Write a sample as one line of JSON: the values of FIELDS."""
     frames = [_encode_ref(ref) for ref in sample.frames] if isinstance(sample.frames, tuple) else _encode_ref(sample.frames)
@@ -115,7 +126,7 @@ def picture_keys(samples: Sequence[Sample]) -> np.ndarray:
     """Return every sample's `picture_key` as 16 bytes, an array of dtype S16."""
     if isinstance(samples, SampleIndex):
         return samples.picture_keys
-    return np.array([_key(sample) for sample in samples], dtype="S16")
+    return np.array([picture_digest(sample) for sample in samples], dtype="S16")
 
 
 def tasks(samples: Sequence[Sample]) -> np.ndarray:
@@ -123,7 +134,8 @@ def tasks(samples: Sequence[Sample]) -> np.ndarray:
     return samples.tasks if isinstance(samples, SampleIndex) else np.array([sample.task for sample in samples], dtype="S")
 
 
-def _key(sample: Sample) -> bytes:
+def picture_digest(sample: Sample) -> bytes:
+    """Return the 16 bytes that stand for `picture_key`."""
     return _digest(repr(picture_key(sample)).encode())
 
 
@@ -195,7 +207,7 @@ def _write_records(folder: Path, samples: Iterable[Sample]) -> None:
         for sample in samples:
             file.write(encode(sample))
             ends.append(file.tell())
-            keys += _key(sample)
+            keys += picture_digest(sample)
             done.append(sample.task)
     np.save(folder / ENDS, np.array(ends, dtype=np.int64))
     np.save(folder / KEYS, np.frombuffer(bytes(keys), dtype="S16"))

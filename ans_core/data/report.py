@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from PIL import Image
 
 from ans_core import rle, transforms
 from ans_core.data import DatasetEntry
+from ans_core.data.facts import Facts, facts
 from ans_core.types import ImageRef, Sample
 
 PICTURES = 8
@@ -36,58 +36,49 @@ def write_report(
     errors: Sequence[str] = (),
     warnings: Sequence[str] = (),
     pictures: bool = True,
+    known: Mapping[DatasetEntry, Facts] | None = None,
 ) -> None:
-    """Write the page; faults of data sets that can't be read, and warnings, come first. Without `pictures` no picture is opened."""
+    """Write the page; faults of data sets that can't be read, and warnings, come first. Without `pictures` no picture is opened. `known`:
+    the facts of `read` where they have been collected before."""
+    found = {entry: facts(samples) for entry, samples in read.items()} if known is None else known
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Data report</title><style>{STYLE}</style><h1>Data report</h1>",
         *(f"<p><b>{kind}</b> {html.escape(line)}</p>" for kind, lines in (("error", errors), ("warning", warnings)) for line in lines),
-        _table(read),
+        _table(found),
     ]
     for name in dict.fromkeys(entry.name for entry in read):
         splits = {entry.split: samples for entry, samples in read.items() if entry.name == name}
         shown = splits.get("val") or next(iter(splits.values()))
         parts += [
             f"<h2>{html.escape(name)}</h2>",
-            _histograms(splits),
+            _histograms({entry.split: of for entry, of in found.items() if entry.name == name}),
             f"<div class=tiles>{''.join(map(_tile, _spread(shown) if pictures else []))}</div>",
         ]
     file.write_text("\n".join([*parts, "</html>"]), encoding="utf-8")
 
 
-def _table(read: Mapping[DatasetEntry, Sequence[Sample]]) -> str:
+def _table(found: Mapping[DatasetEntry, Facts]) -> str:
     rows = []
-    for entry, samples in read.items():
-        kinds = Counter(s.meta.get("kind", s.task) for s in samples)
-        areas = _areas(samples)
-        sizes = [f"{width}x{height}" for width, height in sorted({(s.width, s.height) for s in samples})]
+    for entry, of in found.items():
+        sizes = [f"{width}x{height}" for width, height in sorted(of.sizes)]
         cells = (
-            f"{entry.name} / {entry.split}", entry.format, f"{len(samples):,}", f"{len({s.image_id for s in samples}):,}",
+            f"{entry.name} / {entry.split}", entry.format, f"{of.samples:,}", f"{len(of.images):,}",
             " to ".join(dict.fromkeys((sizes[0], sizes[-1]))),
-            f"{len(areas):,}", f"{np.median(areas):.1%}" if areas else "-",
-            ", ".join(f"{kind} {n:,}" for kind, n in sorted(kinds.items())),
+            f"{len(of.areas):,}", f"{np.median(of.areas):.1%}" if of.areas else "-",
+            ", ".join(f"{kind} {n:,}" for kind, n in sorted(of.kinds.items())),
         )  # fmt: skip
         rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
     heads = ("data set / split", "format", "samples", "images", "width x height", "masks", "median mask area", "kinds")
     return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{''.join(rows)}</table>"
 
 
-def _areas(samples: Sequence[Sample]) -> list[float]:
-    """Return each mask's share of the picture (absent and unannotated frames left out)."""
-    found = []
-    for sample in samples:
-        pixels = [rle.area(mask) for masklet in sample.masks for mask in masklet if mask is not None]
-        found += [n / (sample.height * sample.width) for n in pixels if n]
-    return found
-
-
-def _histograms(splits: Mapping[str, Sequence[Sample]]) -> str:
+def _histograms(splits: Mapping[str, Facts]) -> str:
     figure = Figure(figsize=(10, 2.6), layout="constrained")
     areas, lengths = figure.subplots(1, 2)
-    for split, samples in splits.items():
-        if found := [100 * a for a in _areas(samples)]:
-            areas.hist(found, bins=40, histtype="step", density=True, label=split)
-        words = [len(s.text.split()) for s in samples]
-        lengths.hist(words, bins=np.arange(max(words, default=1) + 2) - 0.5, histtype="step", density=True, label=split)
+    for split, of in splits.items():
+        if of.areas:
+            areas.hist(100 * np.array(of.areas), bins=40, histtype="step", density=True, label=split)
+        lengths.hist(of.words, bins=np.arange(max(of.words, default=1) + 2) - 0.5, histtype="step", density=True, label=split)
     areas.set(xlabel="mask area, % of the picture", ylabel="density")
     lengths.set(xlabel="words in a text", ylabel="density")
     if areas.has_data():

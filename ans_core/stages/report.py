@@ -14,7 +14,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,34 +29,38 @@ from ans_core.report.lookup import samples_of
 from ans_core.report.metrics import ROWS, Summary
 from ans_core.types import Log
 
-TRAINED = ("base", "sft", "rl")
 STEPS = (("RL", "sft", "rl"), ("SFT", "base", "sft"))
 """(name, row before, row after), most interesting first."""
 CARDS = ("referring/gIoU", "region_caption/METEOR", "grounded_caption/mIoU_all_objects", "video/J&F", "loop1/IoU")
 PACKAGES = ("torch", "transformers", "peft", "sam2", "numpy", "pycocotools", "pycocoevalcap", "nltk")
 
 
-def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. `inputs` by folder name under runs/<profile>: "evaluate/rl", "sft", ... `scratch` stays empty: nothing to resume."""
-    evaluated = {row: inputs.get(f"evaluate/{row}") for row in ROWS}
+def run(
+    cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log, rows: Sequence[str] = ROWS, title: str = ""
+) -> dict[str, float]:
+    """Run the stage. `inputs` by folder name under runs/<profile>: "evaluate/rl", "sft", ... `scratch` stays empty: nothing to resume.
+
+    rows: the models to speak of, in the order of training; the first one is where that began. title: of the page; "": the profile."""
+    evaluated = {row: inputs.get(f"evaluate/{row}") for row in rows}
     summary = {row: _metrics(folder) for row, folder in evaluated.items()}
     if not any(summary.values()):
         raise FileNotFoundError(f"no metrics.json in any of {[str(folder) for folder in evaluated.values() if folder]}: evaluate first")
     answers = {row: read_answers(folder) for row, folder in evaluated.items()}
     headline = metrics.headline(summary)
-    galleries, lost = _galleries(cfg, inputs, answers)
+    galleries, lost = _galleries(cfg, inputs, answers, rows)
     provenance = read_json(inputs["versions"]) if "versions" in inputs else {}
     out.mkdir(parents=True, exist_ok=True)
     text = page.render_page(
         page.RUN,
         profile=cfg.profile,
-        trained=TRAINED,
-        absent=[row for row in ROWS if not summary[row]],
+        title=title or cfg.profile,
+        trained=rows[1:],
+        absent=[row for row in rows if not summary[row]],
         skipped=_skipped(evaluated.values()),
         cards=_cards(summary),
         verdicts=_verdicts(summary, answers),
-        tables=metrics.tables(summary),
-        curves={stage: figures.curves(inputs.get(stage)) for stage in TRAINED},
+        tables=metrics.tables(summary, rows),
+        curves={stage: figures.curves(inputs.get(stage)) for stage in rows[1:]},
         rewards=figures.rewards(inputs.get("rl")),
         rollouts=gallery.rollouts(inputs.get("rl")),
         galleries=galleries,
@@ -94,7 +98,7 @@ def _cards(summary: Summary) -> list[dict[str, Any]]:
     of_row = {row: metrics.short(values) for row, values in summary.items()}
     cards = []
     for name in CARDS:
-        having = [(row, of_row[row][name]) for row in ROWS if name in of_row[row]]
+        having = [(row, own[name]) for row, own in of_row.items() if name in own]
         if having:
             row, value = having[-1]
             before, start = having[-2] if len(having) > 1 else (None, value)
@@ -110,9 +114,11 @@ def _verdicts(summary: Summary, answers: dict[str, Answers]) -> list[dict[str, A
     return [verdict(name, before, after, changed) for name, before, after, changed in compared if changed]
 
 
-def _galleries(cfg: Config, inputs: dict[str, Path], answers: dict[str, Answers]) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
+def _galleries(
+    cfg: Config, inputs: dict[str, Path], answers: dict[str, Answers], rows: Sequence[str]
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
     """Return pictures by row, the last row first, each beside the row before; and by data set why there are none of it."""
-    pairs = {row: ROWS[max(0, place - 1) : place + 1] for place, row in enumerate(ROWS) if answers[row]}
+    pairs = {row: rows[max(0, place - 1) : place + 1] for place, row in enumerate(rows) if answers[row]}
     chosen = {
         row: gallery.choose(answers[pair[0]] if len(pair) > 1 else {}, answers[row], cfg.report.overlays) for row, pair in pairs.items()
     }
@@ -121,7 +127,7 @@ def _galleries(cfg: Config, inputs: dict[str, Path], answers: dict[str, Answers]
     drawn = {
         row: gallery.pictures({name: inputs.get(f"evaluate/{name}") for name in pair}, chosen[row], samples) for row, pair in pairs.items()
     }
-    return {row: drawn.get(row, []) for row in reversed(ROWS)}, lost
+    return {row: drawn.get(row, []) for row in reversed(rows)}, lost
 
 
 def _versions(given: dict[str, str]) -> dict[str, str]:

@@ -15,8 +15,8 @@ Episode = Mapping[str, Any]
 """A record of episodes.json, its pictures as data URIs."""
 Albums = Mapping[str, Sequence[Episode]]
 """Episodes by row."""
-ROWS = ("rft", "sft", "oracle", "direct")
-"""Of `agent_evaluate`, the most trained one first."""
+ROWS = ("rft", "sft", "direct")
+"""Of `agent_evaluate`, the most trained one first. The row `oracle` keeps no episodes."""
 QUIET: dict[str, Any] = {"show_progress": "hidden"}
 
 

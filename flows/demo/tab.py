@@ -62,6 +62,8 @@ class Tab:
         if not (self.chat.stop.is_set() and self.chat.turns):
             return ""
         done = max((answer.followed for answer in self.chat.turns[-1].answers.values()), default=0)
+        if not done:
+            return "Stopped: no frame was followed."
         return f"Stopped after {done} of {len(self.chat.source.frames)} frames: the player shows these."
 
     def _new_folder(self) -> Path:

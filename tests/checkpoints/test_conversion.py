@@ -106,6 +106,21 @@ def test_the_sizes_of_sam2_are_written_as_upstream_wrote_them():
     assert json.loads(json.dumps(written)) == theirs | {"max_obj_ptrs_in_encoder": 16}
 
 
+@pytest.mark.slow
+@needs_golden
+@pytest.mark.parametrize("name", ["qwen2", "qwen2_5_vl", "qwen3_vl"])
+def test_a_model_of_ours_is_written_with_the_keys_shapes_dtypes_and_settings_of_upstreams_folder(tmp_path: Path, name: str):
+    """Of a model that was saved by us, so that no file of the release is copied. Settings that a release has beside ours are defaults."""
+    checkpoint.save(checkpoint.load(GOLDEN / name), tmp_path / "own", metadata={})
+    conversion.convert(tmp_path / "own", tmp_path / "up", to="upstream", metadata={})
+    assert equal(tensors(GOLDEN / name), tensors(tmp_path / "up"))
+    theirs, written = (json.loads((path / "config.json").read_text()) for path in (GOLDEN / name, tmp_path / "up"))
+    wanted = {"auto_map", "model_type", "template", "vision_config", "llm_config" if name == "qwen2" else "text_config"}
+    assert wanted <= written.keys() & theirs.keys()
+    assert (written["auto_map"], written["model_type"]) == (theirs["auto_map"], theirs["model_type"])
+    assert {"tokenizer.json", "tokenizer_config.json"} < {file.name for file in (tmp_path / "up").iterdir()}
+
+
 def test_shards_are_merged_without_another_change(tmp_path: Path):
     checkpoint.save(tiny(), tmp_path / "cut", max_shard="100KB", metadata={})
     assert len(folder.weight_files(tmp_path / "cut")) > 2

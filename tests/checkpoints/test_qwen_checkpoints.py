@@ -36,6 +36,22 @@ def test_a_release_comes_back_with_the_same_bytes(tmp_path: Path, kind: str):
     assert all(torch.equal(a, b) for a, b in zip(own.state_dict().values(), back.state_dict().values(), strict=True))
 
 
+@pytest.mark.slow
+@needs_golden
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_made_of_ours_has_the_processor_files_that_upstreams_code_asks_for(tmp_path: Path, kind: str):
+    """Against a release's: the same classes, colours and sizes; the limits of pixels are the model's own."""
+    conversion.convert(GOLDEN / kind, tmp_path / "native", to="native", metadata={})
+    conversion.convert(tmp_path / "native", tmp_path / "up", to="upstream", metadata={})
+    limits = json.loads((GOLDEN / kind / "config.json").read_text())["tiny_predict_forward"]
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        theirs, written = (json.loads((folder / name).read_text()) for folder in (GOLDEN / kind, tmp_path / "up"))
+        assert written.pop("size") == {"shortest_edge": limits["min_pixels"], "longest_edge": limits["max_pixels"]}
+        assert written == {key: theirs[key] for key in written}
+        assert {"processor_class", "image_mean", "image_std", "patch_size", "merge_size", "temporal_patch_size"} < written.keys()
+    assert checkpoint.load(tmp_path / "up").config == checkpoint.load(tmp_path / "native").config
+
+
 @needs_golden
 @pytest.mark.parametrize("name", ["qwen3-2b", "qwen3-4b", "qwen25-3b", "qwen25-7b"])
 def test_published_sizes_have_upstreams_keys_shapes_and_parameter_counts(name: str):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from ans_core.data.formats import FORMATS
 from ans_core.data.near_duplicates import dhash
 from flows import data_check
 from flows.data_show import show
@@ -79,6 +82,34 @@ def test_pictures_that_look_alike_in_two_splits_are_told(tmp_path, capsys):
     assert one is not None
     assert other is not None
     assert 40 < (one ^ other).bit_count() < 88
+
+
+def test_samples_are_checked_and_shown_one_by_one(tmp_path, capsys, monkeypatch):
+    """A million of them take 2 GB as a list."""
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
+    records = [{"image": "a.png", "text": f"thing {n}", "masks": [], "split": "train"} for n in range(200)]
+    (tmp_path / "annotations.json").write_text(json.dumps([*records, records[0] | {"text": "of val", "split": "val"}]))
+
+    class Text(str):
+        """One that can be watched."""
+
+    alive: weakref.WeakSet[Text] = weakref.WeakSet()
+    most, read = 0, FORMATS["annotations"]
+
+    def watched(*words, **named):
+        nonlocal most
+        for sample in read(*words, **named):
+            own = replace(sample, text=Text(sample.text))
+            alive.add(own.text)
+            most = max(most, len(alive))
+            yield own
+
+    monkeypatch.setitem(FORMATS, "annotations", watched)
+    assert check(tmp_path) == 0
+    assert "split 'train': 200 samples" in capsys.readouterr().out
+    assert len(show("mine", tmp_path, "annotations", "train", count=3, seed=0, out=tmp_path / "shown")) == 3
+    assert 0 < most < 5
+    assert not list(tmp_path.rglob(".index-*"))
 
 
 def test_clips_are_counted_and_shown_with_their_masks(tmp_path, capsys):

@@ -33,6 +33,12 @@ def test_what_can_not_be_fine_tuned_is_refused_before_a_model_is_loaded(tmp_path
     folder = pictures(tmp_path / "mine", ("train", "train"))
     with pytest.raises(ValueError, match=r'without held-out pictures nothing tells what was learned: give some records "split": "val"'):
         ans(folder, "--model", "nothing", "--out", tmp_path / "out")
+    folder = pictures(tmp_path / "asked", ("train", "train"))
+    asked = {"image": "images/1.png", "question": "How many?", "answer": "Two.", "split": "val"}
+    records = json.loads((folder / "annotations.json").read_text())[:1]
+    (folder / "annotations.json").write_text(json.dumps([*records, asked]))
+    with pytest.raises(ValueError, match="held-out samples are questions and answers alone, which no benchmark compares"):
+        ans(folder, "--model", "nothing", "--out", tmp_path / "out")
     folder = pictures(tmp_path / "other", ("train", "val"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full/a.txt").touch()
@@ -52,12 +58,16 @@ def test_pictures_and_a_checkpoint_become_a_checkpoint_and_a_report(tmp_path: Pa
     told = capsys.readouterr().out
     assert "2 samples to train on, 2 held out; 2 steps of 2" in told
     assert "s a step, " in told
+    assert "fewer than 4 pictures are held out" in told
     after = Sa2VA.from_pretrained(out / "model")
     assert any(not new.equal(old) for new, old in zip(after.parameters(), tiny_model.parameters(), strict=True))
     assert "mine/referring/gIoU" in json.loads((out / "evaluate/sft/metrics.json").read_text())
     page = (out / "report/report.html").read_text()
     assert "SFT against base" in page
     assert page.count("data:image/webp") == 4  # both pictures, before and after
+    assert "ANS report: fine-tuning on mine" in page
+    assert "Not there: times of the stages" in page
+    assert page.count("Not there") == 1  # nothing of untrained, RL or benchmarks that the folder has no samples for
     assert ans(*words) == 0
     again = capsys.readouterr().out
     assert again.count("was there") == 7

@@ -384,3 +384,24 @@ def test_a_page_of_400_pixels_clips_nothing_and_its_filters_hide_pictures(writte
     }
     assert found["shown"] == wanted | {"none": 0, "large": 1}
     assert 0 < wanted["changed"] < wanted["wrong"] < wanted["all"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_is_never_wider_than_its_window(written: Written, tmp_path: Path, width: int):
+    """With settings as long as a list of data sets is."""
+    driver = pytest.importorskip("playwright.sync_api", reason="the browser's driver is missing: pip install playwright")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no chromium on this machine")
+    text = (written[2] / "report.html").read_text()
+    assert "<code>0.05</code>" in text
+    (tmp_path / "long.html").write_text(
+        text.replace("<code>0.05</code>", f"<code>{[{'name': 'mine', 'path': '/home/me/data'}] * 5}</code>")
+    )
+    with driver.sync_playwright() as browsers:
+        browser = browsers.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": 800})
+        page.goto((tmp_path / "long.html").as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        browser.close()

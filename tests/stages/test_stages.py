@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -221,6 +222,83 @@ def test_a_killed_stage_started_again_ends_with_the_same_bits(runs: Path, tmp_pa
     assert files == {path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*") if path.is_file()}
     different = [file for file in files if (whole / file).read_bytes() != (tmp_path / name / file).read_bytes()]
     assert different == []
+
+
+ONE_OF_TWO_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.stages import test_stages as stages
+
+runs, folder, moment = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+real, seen = Path.replace, []
+
+def dying(path, target):
+    seen.extend([target] if Path(target).name.startswith("step-") else [])
+    if len(seen) == moment:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(path, target)
+
+Path.replace = dying
+stages.run(stages.sft, folder, "sft", {k: runs / k for k in ("data", "base", "memory")})
+"""
+
+
+def test_sft_on_two_processes_one_of_which_is_killed_ends_with_the_same_bits_when_started_again(runs: Path, tmp_path: Path) -> None:
+    """SIGKILL of the process that writes, before the second state is moved to its place; the launcher ends the other."""
+    script = tmp_path / "two.py"
+    script.write_text(ONE_OF_TWO_KILLED)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words = [str(script), str(runs), str(tmp_path / "cut"), "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    killed = subprocess.run([*launcher, *words], env=environment, capture_output=True, text=True, check=False, timeout=workspace.LIMIT_S)
+    assert "SIGKILL" in killed.stderr, killed.stderr[-3000:]
+    assert sorted(path.name for path in (tmp_path / "cut/scratch/sft/sft").iterdir()) == ["step-0000001", "step-0000002.partial"]
+    for folder in ("cut", "whole"):
+        workspace.launch(script, str(runs), str(tmp_path / folder), "0")
+    for file in ("delta.safetensors", "curves.csv"):
+        assert (tmp_path / "cut/sft" / file).read_bytes() == (tmp_path / "whole/sft" / file).read_bytes()
+
+
+OPTIONS = """
+import sys
+from pathlib import Path
+from tests.stages import test_stages as stages
+
+runs, folder = Path(sys.argv[1]), Path(sys.argv[2])
+cfg = stages.with_every_option(folder / "features")
+stages.run(stages.sft, folder, "sft", {k: runs / k for k in ("data", "base", "memory")}, cfg)
+"""
+
+
+def with_every_option(features: Path) -> Config:
+    chosen = {
+        "optim": {"steps": 4, "batch": 4, "lr": 1e-3, "save_every": 2, "accumulate": 2}, "lora": {"rank": 2, "alpha": 4, "dropout": 0},
+        "frames": 2, "dtype": "fp32", "length_window": 2, "mask_points": 0, "mask_size": 32, "objects": 5, "checkpointing": "layers",
+        "val_every": 2, "val_rows": 3, "early_stop": 1, "overlays_every": 2,
+    }  # fmt: skip
+    launched = {"feature_cache": str(features), "profile_steps": 1, "halt_on_nan": True, "workers": 1}
+    return Config.model_validate(CONFIG.model_dump() | {"sft": chosen, "launch": launched})
+
+
+def test_sft_with_every_option_is_the_same_on_one_process_and_on_two(runs: Path, tmp_path: Path) -> None:
+    """Losses agree to 1e-4, as those of validations of three rows, of which one process has two."""
+    script = tmp_path / "options.py"
+    script.write_text(OPTIONS)
+    curves: list[dict[tuple[str, str], float]] = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        workspace.launch(script, str(runs), str(folder), processes=processes)
+        with (folder / "sft/curves.csv").open() as file:
+            curves.append({(row["step"], row["name"]): float(row["value"]) for row in csv.DictReader(file)})
+        assert {path.name[:6] for path in (folder / "sft/samples").iterdir()} == {"000002", "000004"}
+        assert len(list((folder / "scratch/sft/sft").glob("profile-*.json"))) == processes
+        assert list((folder / "features").rglob("*"))
+        assert json.loads((folder / "sft/moved.json").read_text())["SAM2 image encoder (frozen)"] is False
+    one, two = curves
+    assert one.keys() == two.keys() >= {("1", "sft/val/loss"), ("1", "sft/val/mask_iou"), ("3", "sft/loss"), ("0", "sft/grad_norm")}
+    for key in one:
+        if key[1] in {"sft/loss", "sft/grad_norm", "sft/val/loss", "sft/val/text", "sft/val/mask_iou"}:
+            assert two[key] == pytest.approx(one[key], rel=1e-4, abs=1e-6), key
 
 
 @pytest.mark.parametrize("harm", [1.0, math.nan])

@@ -15,6 +15,7 @@ from ans_core import rle
 from ans_core.data.exports import cvat, label_studio, read_as_samples
 from ans_core.data.exports.labelled import Export
 from ans_core.data.formats import checks, plain
+from ans_core.written import written_whole
 
 EXPORTS: dict[str, Callable[[Path], Export]] = {
     "coco": read_as_samples.coco_file,
@@ -34,17 +35,15 @@ def import_export(source: Path, out: Path, *, form: str | None = None) -> list[s
         raise checks.DataError(f"{source} does not exist; give the export: a zip, a folder or a file")
     if form is not None and form not in EXPORTS:
         raise checks.DataError(f"no export format {form!r}; there are {sorted(EXPORTS)}")
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as unpacked:
-        place = _unpacked(source, Path(unpacked)) if source.suffix.lower() == ".zip" else source
-        file = _file(place, form)
-        export = EXPORTS[form or _format(file)](file)
-        _write(export, partial)
-    for split in plain.splits(partial):  # the reader that training uses finds what is left to find
-        for _ in plain.read(partial, name=out.name, split=split):
-            pass
-    partial.rename(out)
+    with written_whole(out) as partial:
+        with tempfile.TemporaryDirectory() as unpacked:
+            place = _unpacked(source, Path(unpacked)) if source.suffix.lower() == ".zip" else source
+            file = _file(place, form)
+            export = EXPORTS[form or _format(file)](file)
+            _write(export, partial)
+        for split in plain.splits(partial):  # the reader that training uses finds what is left to find
+            for _ in plain.read(partial, name=out.name, split=split):
+                pass
     return _told(export, out)
 
 
@@ -91,7 +90,7 @@ def _json_format(content: Any) -> str:
 
 def _write(export: Export, out: Path) -> None:
     """Copy the pictures to `images/` and write the records. Pictures of one name from several folders get numbers."""
-    (out / "images").mkdir(parents=True)
+    (out / "images").mkdir()
     names: dict[Path, str] = {}
     records: list[dict[str, Any]] = []
     for labelled in export.labelled:

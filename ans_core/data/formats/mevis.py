@@ -7,7 +7,6 @@ v2 has expressions that nothing in the video fits (anno_id is empty); meta's `ki
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from ans_core.data.formats import checks, expressions
@@ -26,15 +25,22 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     if len(files) != 1:
         raise checks.DataError(f"{path / split}: {' and '.join(f.name for f in files)} are two releases; keep the one of mask_dict.json")
     masks = expressions.MaskDict(path / split / "mask_dict.json")
-    found = expressions.read_expressions(
+    second = _second(files[0])
+
+    def kind(expression: Expression, asked: expressions.Asked) -> str | None:
+        return expression.kind or (("target" if expression.anno_id else "no_target") if second else None)
+
+    yield from expressions.read_expressions(
         files[0], Expression, folder=lambda video, where: checks.inside(path / split / "JPEGImages", video, where=where),
-        masklets=lambda expression, asked: objects(expression, asked, masks), name=name,
+        masklets=lambda expression, asked: objects(expression, asked, masks), kind=kind, name=name,
     )  # fmt: skip
-    samples = list(found)  # one expression without a target makes it v2
-    if all(sample.masks for sample in samples):
-        yield from samples
-        return
-    yield from (replace(s, meta={"kind": "target" if s.masks else "no_target"} | s.meta) for s in samples)
+
+
+def _second(file: Path) -> bool:
+    """Tell whether it is version 2: one expression without a target is enough."""
+    videos = checks.record(expressions.Videos, checks.load_json(file), where=str(file)).videos.values()
+    asked = [value["expressions"].values() for value in videos if isinstance(value, dict) and isinstance(value.get("expressions"), dict)]
+    return any(isinstance(expression, dict) and expression.get("anno_id") == [] for some in asked for expression in some)
 
 
 def objects(expression: Expression, asked: expressions.Asked, masks: expressions.MaskDict) -> tuple[Masklet, ...]:

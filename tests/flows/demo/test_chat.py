@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -27,6 +28,7 @@ from flows.demo.chat import Answer, Chat, Turn
 from flows.demo.checkpoints import offered
 from flows.demo.serve import serve
 from flows.demo.sources import Source, of_sample, read_upload
+from flows.demo.tab import Tab
 from tests import tiny
 
 QUESTION = "Please segment the red square in this image."
@@ -59,6 +61,24 @@ def test_a_bad_upload_gets_a_sentence_without_this_machines_folders(tmp_path: Pa
     with pytest.raises(ValueError, match=sentence) as told:
         read_upload(tmp_path / name)
     assert str(tmp_path) not in str(told.value)
+
+
+def test_a_clip_of_sound_alone_is_told_so(tmp_path: Path) -> None:
+    with av.open(tmp_path / "sound.mp4", "w") as container:
+        stream = container.add_stream("aac", rate=8000, layout="mono")
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        sound.rate = 8000
+        for packet in [*stream.encode(sound), *stream.encode()]:
+            container.mux(packet)
+    with pytest.raises(ValueError, match=r"cannot read the video sound\.mp4: it holds no picture"):
+        read_upload(tmp_path / "sound.mp4")
+
+
+def test_a_stop_before_the_first_frame_promises_no_clip(clip: Source, tmp_path: Path) -> None:
+    tab = Tab(folder=tmp_path, loads={}, current=Chat(source=clip, turns=[Turn(question=QUESTION, answers={"m": Answer(text="no")})]))
+    assert tab.stopped() == ""
+    tab.chat.stop.set()
+    assert tab.stopped() == "Stopped: no frame was followed."
 
 
 def test_files_pictures_and_clips_that_are_too_large_are_refused_before_they_are_read(

@@ -181,14 +181,18 @@ def follow_a_clip(page: Any, tmp_path: Path) -> None:
 
 
 def turn_the_pages_of_an_episode(page: Any) -> None:
-    """Turn by turn, all at once, back; then another row's."""
+    """Turn by turn, all at once, back; then another row's. The tab is as wide as the other one, and answer, truth and verdict are lines."""
+    width = page.locator(".gradio-container").bounding_box()["width"]
     page.get_by_role("tab", name="The agent's episodes").click()
     page.wait_for_selector("#episode .episode")
+    assert page.locator(".gradio-container").bounding_box()["width"] == width
     assert page.inner_text("#episode h2") == "Which <digit> does rft see?"
     for button, turns, ended in (("next", 1, 0), ("next", 2, 1), ("back", 1, 0), ("all", 2, 1)):
         page.click(f"#episode-{button}")
         page.wait_for_function(f"document.querySelectorAll('#episode .turn').length === {turns}")
         assert page.locator("#episode .end").count() == ended
+    tops = [line.bounding_box()["y"] for line in page.locator("#episode .end p").all()]
+    assert len(set(tops)) == len(tops) == 4  # answer, truth, verdict, not having looked
     assert page.evaluate("[...document.querySelectorAll('#episode img')].every((one) => one.naturalWidth > 0)")
     page.click("#episode-row input")
     page.get_by_role("option", name="sft").click()

@@ -1,0 +1,59 @@
+"""Samples in, what reports say of them out: counts, sizes, mask areas and text lengths, in one pass that holds numbers alone."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ans_core import rle
+from ans_core.data.index import picture_digest
+from ans_core.types import Sample
+
+
+@dataclass(kw_only=True)
+class Facts:
+    """What a split holds."""
+
+    samples: int = 0
+    tasks: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    """Samples of a kind (`meta["kind"]`), or of a task where a set has no kinds."""
+    images: set[str] = field(default_factory=set)
+    """`image_id`s."""
+    sizes: set[tuple[int, int]] = field(default_factory=set)
+    """(width, height) in pixels."""
+    words: array[int] = field(default_factory=lambda: array("i"))
+    """Words of every text."""
+    areas: array[float] = field(default_factory=lambda: array("f"))
+    """Share of the picture of every visible mask."""
+    absent: int = 0
+    """Masks of frames in which their object does not show."""
+    unknown: int = 0
+    """Frames in which an object is not annotated."""
+    frames: dict[bytes, int] = field(default_factory=dict)
+    """Frames of every picture (1) and clip, by digest."""
+    without: int = 0
+    """Expressions that nothing fits."""
+
+
+def facts(samples: Iterable[Sample]) -> Facts:
+    found = Facts()
+    for sample in samples:
+        found.samples += 1
+        found.tasks[sample.task] += 1
+        found.kinds[sample.meta.get("kind", sample.task)] += 1
+        found.images.add(sample.image_id)
+        found.sizes.add((sample.width, sample.height))
+        found.words.append(len(sample.text.split()))
+        found.frames[picture_digest(sample)] = len(sample.frames)
+        found.without += sample.task == "referring" and not sample.masks
+        for mask in (mask for masklet in sample.masks for mask in masklet):
+            if mask is None:
+                found.unknown += 1
+            elif pixels := rle.area(mask):
+                found.areas.append(pixels / (sample.width * sample.height))
+            else:
+                found.absent += 1
+    return found
