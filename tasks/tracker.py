@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from multiprocessing.managers import BaseManager, Server
+from multiprocessing.managers import BaseManager
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -149,12 +149,11 @@ def stage_run(root: Path, **values: Any) -> Iterator[TrackedRun]:
             run.end(ok=ok)
 
 
-def watch(server: Server, opened: Opened, gone: Event, parent: int) -> None:
-    """Close the runs of killed stages, and end the server when the process that started it is gone and no run is open."""
+def watch(opened: Opened, gone: Event, parent: int) -> None:
+    """Close the runs of killed stages; return when the process that started this one is gone and no run is open."""
     while True:
         ending = gone.wait(LOOK_EVERY_S) or os.getppid() != parent
         if not opened.close_killed() and ending:
-            server.stop_event.set()  # type: ignore[attr-defined]
             return
 
 
@@ -175,8 +174,8 @@ def main() -> None:
         gone.set()
 
     Thread(target=read_to_the_end, daemon=True).start()
-    Thread(target=watch, args=(server, opened, gone, parent), daemon=True).start()
-    server.serve_forever()
+    Thread(target=server.serve_forever, daemon=True).start()
+    watch(opened, gone, parent)
 
 
 Tracker.register("open", exposed=("log", "log_result", "end"))

@@ -207,3 +207,9 @@ def test_what_is_logged_while_the_store_is_away_is_sent_by_the_next_stage(tmp_pa
     assert {"mlflow.user", "mlflow.source.git.commit", "git.dirty", "dvc.lock", "version.torch", "hardware.cpu"} <= parent.data.tags.keys()
     assert f"- [sft](#/experiments/{experiment.experiment_id}/runs/{sft.info.run_id}): ran, " in parent.data.tags["mlflow.note.content"]
     assert (sft.info.run_name, parent.info.run_name) == tuple(f"{part}tiny {clock(run.record.start_ms)}" for part in ("sft ", ""))
+
+
+def test_a_tracker_whose_stage_is_gone_before_it_is_up_ends() -> None:
+    process = subprocess.Popen([sys.executable, "-m", "tasks.tracker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process.communicate("00" * 32 + "\n", timeout=60)
+    assert process.returncode == 0
