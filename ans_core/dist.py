@@ -6,10 +6,17 @@ import hashlib
 import os
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
 
 import numpy as np
 import torch
+
+T = TypeVar("T")
+LONGEST_WAIT = timedelta(days=7)
+"""Of the first process that is done for the last."""
 
 
 def seed_of(*parts: object) -> int:
@@ -65,6 +72,27 @@ def shared_means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
             for name, value in mapping.items():
                 every[name].append(value)
     return {name: sum(some) / len(some) for name, some in every.items()}
+
+
+def union(values: Mapping[int, T]) -> dict[int, T]:
+    """Return what all processes have, by key; each gets the same. All processes must call it."""
+    found = [values] * world_size()
+    if world_size() > 1:
+        torch.distributed.all_gather_object(found, values)
+    return {key: value for own in found for key, value in own.items()}
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Let processes that only wait for each other and exchange objects talk: gloo, for GPUs too. Does nothing for a single one."""
+    if world_size() == 1:
+        yield
+        return
+    torch.distributed.init_process_group("gloo", timeout=LONGEST_WAIT)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def wait_for_all() -> None:

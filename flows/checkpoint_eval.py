@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ans_core.config import Config, ConfigError, load
 from ans_core.written import written_whole
 from flows.child import StageFailedError, run_once
 from flows.dvc_state import check_out
+from tasks.launcher import one_node_words
 from tasks.process import held
 from tasks.registry import Version
 from tasks.runner import inputs_md5, settings_of, stage_code, stage_function
@@ -62,21 +64,26 @@ def evaluate_into(out: Path, checkpoint: Path, here: Path, config: Config) -> di
     stage = stage_named(STAGE)
     inputs = stage.input_paths(config.profile, here) | {"model": checkpoint}
     scratch = here / ".ans/scratch" / config.profile / "eval" / out.name
-    with held(here / ".ans/stage.lock", "ans eval"):
+
+    def metrics(into: Path) -> dict[str, float]:
         scratch.mkdir(parents=True, exist_ok=True)
+        return stage_function(stage)(config, inputs=inputs, out=into, scratch=scratch, log=lambda metrics, step: None, row=stage.row)
+
+    if os.environ.get("RANK", "0") != "0":  # it only answers its share
+        return metrics(out)
+    with held(here / ".ans/stage.lock", "ans eval"):
         with written_whole(out) as partial:
-            metrics = stage_function(stage)(
-                config, inputs=inputs, out=partial, scratch=scratch, log=lambda metrics, step: None, row=stage.row
-            )
+            found = metrics(partial)
         shutil.rmtree(scratch)
-    return metrics
+    return found
 
 
 def in_child(checkpoint: Path, content: str, here: Path, changes: dict[str, Any]) -> Path:
-    """Do the same in a process of its own, which gives memory and GPU back."""
-    out = result_folder(checkpoint, content, here, settings(here, changes))
+    """Do the same in processes of its own, which give memory and GPUs back: as many as the settings have for this node."""
+    config = settings(here, changes)
+    out = result_folder(checkpoint, content, here, config)
     if not (out / METRICS).exists():
-        command = ["-m", "flows.checkpoint_eval", str(checkpoint), content, json.dumps(changes)]
+        command = [*one_node_words(config.launch, os.environ), "-m", "flows.checkpoint_eval", str(checkpoint), content, json.dumps(changes)]
         if status := run_once(command, root=here, timeout_s=stage_named(STAGE).timeout_s, extra_environment={}):
             raise StageFailedError(f"the evaluation of {checkpoint} failed (status {status}); its message is above")
     return out
@@ -91,7 +98,7 @@ def registered(version: Version, here: Path) -> Path:
 
 
 def main(checkpoint: str, content: str, changes: str) -> None:
-    """Evaluate in a process of its own, which gives memory and GPU back, and print the folder."""
+    """Evaluate, as one of the processes of `in_child`, and print the folder."""
     from flows.paths import root
     from tasks.process import die_with_parent, exit_on_term
 

@@ -159,9 +159,9 @@ def watch(process: subprocess.Popen[Any], timeout_s: float) -> None:
 
 def repro(
     name: str, *, root: Path, timeout_s: float, extra_environment: dict[str, str], force: bool = False, say: Say = write_error
-) -> bool:
-    """Run one stage, with `force` also if it is up to date, or take its result from DVC's run cache (then return False). Wait while another
-    dvc command is at work."""
+) -> dict[str, float] | None:
+    """Run one stage, with `force` also if it is up to date, and return its metrics; None if its result came from DVC's run cache. Wait
+    while another dvc command is at work."""
     with tempfile.TemporaryDirectory(prefix="ans-") as folder:
         note = Path(folder) / "note.json"
         environ = {**extra_environment, "ANS_NOTE": str(note)}
@@ -174,7 +174,7 @@ def repro(
             waited_s += BUSY_RETRY_S
         told = read_note(note)
     if status == 0:
-        return "log" in told
+        return told.get("metrics", {}) if "log" in told else None
     error = SettingsError if told.get("status") == USER_ERROR else StageFailedError
     raise error(failure(name, status, told))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import hashlib
 import json
 import os
@@ -560,6 +562,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse()
+    atexit.register(gc.freeze)  # else the interpreter walks through all that was imported as it ends: 0.9 s with MLflow and Prefect
     os.environ.update(environment())
     try:
         sys.exit(arguments.function(arguments))

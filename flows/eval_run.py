@@ -8,10 +8,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,6 @@ BOX = "box:"
 BATCH, MAX_TOKENS = 16, 512
 TAG_LETTERS = 5000
 """Of a tag in MLflow."""
-LONGEST_WAIT = timedelta(days=7)
-"""Of the first process that is done for the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
         status = subprocess.run([sys.executable, *launcher, "-m", "flows.cli", *sys.argv[1:]], check=False).returncode
         lacking = any(public_run.missing(runner_of(n), (one := asked(n, arguments)).data, one.split) for n in names)
         return status or (SKIPPED if lacking else 0)
+    from ans_core import dist
     from flows import eval_agent  # it runs this module's evaluations
 
     words, follower = cache(partial(answerer, arguments)), cache(partial(following, arguments))
-    with process_group():
+    with dist.process_group():
         if arguments.agent:
             statuses = [eval_agent.run(name, arguments) for name in names]
         else:
@@ -89,21 +86,6 @@ def check_options(names: Sequence[str], arguments: argparse.Namespace) -> None:
     device = present_device(arguments.device or "auto")
     if arguments.quantize:
         quantization.check(arguments.quantize, device)
-
-
-@contextmanager
-def process_group() -> Iterator[None]:
-    """The processes of torchrun wait for each other; nothing else is exchanged, so gloo does for GPUs, too."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield
-        return
-    import torch.distributed
-
-    torch.distributed.init_process_group("gloo", timeout=LONGEST_WAIT)
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def asked(name: str, arguments: argparse.Namespace) -> Asked:

@@ -7,19 +7,20 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, runtime, task
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.states import Completed, State
 
 from ans_core.config import load
 from ans_core.config.section import nearest
+from flows import progress
 from flows.child import BUSY_RETRY_S, Say, SettingsError, repro, write_error
 from flows.dvc_state import is_up_to_date, output_hash
 from flows.params import add_sources, watch_sources, write, write_if_needed
@@ -64,13 +65,16 @@ def is_worth_a_retry(_task: Any, _run: Any, state: State[Any]) -> bool:
     return not isinstance(state.result(raise_on_failure=False), SettingsError)
 
 
-def run_stage(stage: Stage, here: Path, tracked: dict[str, str], clock: Clock, force: bool) -> State[None]:
+def run_stage(stage: Stage, here: Path, tracked: Callable[[], dict[str, str]], clock: Clock, force: bool) -> State[None]:
     if not force and is_cached(stage, here):
         return Completed(name="Cached", message=f"{stage.name} is up to date (dvc.lock)")
-    say = log_lines()
-    say(f"{clock.place(stage)}\n")
-    ran = repro(stage.target, root=here, timeout_s=stage.timeout_s, extra_environment=tracked, force=force, say=say)
-    return Completed(message=f"{stage.name} ran") if ran else Completed(name="Cached", message=f"{stage.name} came from DVC's run cache")
+    with progress.shown(stage.name, log_lines()) as say:
+        say(f"{clock.place(stage)}\n")
+        metrics = repro(stage.target, root=here, timeout_s=stage.timeout_s, extra_environment=tracked(), force=force, say=say)
+    if metrics is None:
+        return Completed(name="Cached", message=f"{stage.name} came from DVC's run cache")
+    create_table_artifact([{"metric": name, "value": value} for name, value in metrics.items()], key=progress.key_of(stage.name))
+    return Completed(message=f"{stage.name} ran")
 
 
 def log_lines() -> Say:
@@ -95,7 +99,7 @@ def prefect_task(stage: Stage) -> Any:
     """Make a stage's task. Prefect's own caching is off: dvc.lock is the only cache."""
     make = task(
         name=stage.name, version=stage.version, retries=stage.retries, retry_delay_seconds=RETRY_DELAY_S,
-        retry_condition_fn=is_worth_a_retry, cache_policy=NO_CACHE, tags=["gpu"] if stage.gpu else [],
+        retry_condition_fn=is_worth_a_retry, cache_policy=NO_CACHE,
     )  # fmt: skip
     return make(run_stage)
 
@@ -114,7 +118,7 @@ def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (
     try:
         for stage in stages:
             start_s = time.monotonic()
-            state = prefect_task(stage)(stage, here, run.environment(), clock, stage.name in force, return_state=True)
+            state = prefect_task(stage)(stage, here, run.environment, clock, stage.name in force, return_state=True)
             if state.is_failed():
                 publish(rows, here, config.profile, page, failure=str(state.message))
             state.result()  # raises what the task raised

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,6 +14,7 @@ from tasks import registry, tracking
 from tasks.stage_run import RETRY_S
 from tasks.stages import Stage
 from tasks.surroundings import lock_hash
+from tasks.tracker import started
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -27,6 +29,7 @@ class PipelineRun:
         self._here, self._config, self._key = here, config, key
         self._start_ms = int(time.time() * 1000)
         self._next_try_s = 0.0
+        self._tracker, self._ending = dict[str, str](), ExitStack()
 
     def _ask(self, question: Callable[[MlflowClient, str, str], T]) -> T | None:
         """Return the answer to a question about (client, experiment, this run's id); None while the store is away."""
@@ -56,9 +59,10 @@ class PipelineRun:
         self._ask(open_run)
 
     def environment(self) -> dict[str, str]:
-        """Return what a stage finds this run by."""
+        """Return what a stage finds this run by, and the process that logs to it, which the first call starts."""
+        self._tracker = self._tracker or self._ending.enter_context(started())
         away = {"ANS_STORE_AWAY": "1"} if self._next_try_s else {}
-        return {"ANS_PIPELINE": self._key, "ANS_PIPELINE_PID": str(os.getpid()), **away}
+        return {"ANS_PIPELINE": self._key, "ANS_PIPELINE_PID": str(os.getpid()), **self._tracker, **away}
 
     def durations_s(self) -> dict[str, float]:
         """Return how long each stage took when it last ran on this profile."""
@@ -79,6 +83,8 @@ class PipelineRun:
         self._ask(newest)
 
     def end(self, *, ok: bool) -> None:
+        self._ending.close()
+
         def close(mlflow: MlflowClient, experiment: str, run: str) -> None:
             mlflow.set_tag(run, "dvc.lock", lock_hash(self._here))
             tracking.describe(mlflow, experiment, run)

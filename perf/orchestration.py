@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tasks.stage_run import start_tracker
+from tasks.tracker import stage_run
 from tests.workspace import ans, dvc, end_all, environment, executed, living, make
 
 STAGES = ("prepare", "judge_questions", "report")
@@ -77,15 +77,13 @@ def memory_gb(folder: Path) -> float:
 
 
 def metric_ms(folder: Path) -> float:
-    with start_tracker() as tracker:
-        given = {"stage": "sft", "version": "1", "profile": "smoke", "state_key": "k", "params": {}, "settings": {}, "data": {}}
-        run = tracker.stage_run(folder, **given)
+    given = {"stage": "sft", "version": "1", "profile": "smoke", "state_key": "k", "params": {}, "settings": {}, "data": {}}
+    with stage_run(folder, **given) as run:
         metrics = {f"m{i}": 0.5 for i in range(10)}
         start_s = time.perf_counter()
         for step in range(1000):
             run.log(metrics, step)
         took_s = time.perf_counter() - start_s
-        run.end(ok=True)
     return took_s / 10_000 * 1000
 
 

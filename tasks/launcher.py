@@ -22,7 +22,7 @@ IN_JOB = "ANS_JOB"
 """Set in a job of Slurm or Ray: the stage in there starts its processes itself."""
 PASSED = ("ANS_PIPELINE", "ANS_PIPELINE_PID", "ANS_STORE_AWAY", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE")
 """What a Ray job gets of the environment; its dashboard shows them, so no keys."""
-LOCAL_ONLY = ("ANS_NOTE", "ANS_PARENT_PID")
+LOCAL_ONLY = ("ANS_NOTE", "ANS_PARENT_PID", "ANS_TRACKER")
 """Variables about this machine's files and processes."""
 NODES = (
     'export PET_NNODES=$SLURM_NNODES PET_MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) PET_MASTER_PORT=29500;'
@@ -51,6 +51,8 @@ def stage_words(stage: Stage) -> list[str]:
 def ranks_command(stage: Stage, launch: Launch, environment: Mapping[str, str], *, port: int) -> list[str] | None:
     """Return the command that starts the stage once per process; None if this process is the only one. DeepSpeed wants a launcher of one
     process, too: without its variables it looks for MPI. Raises ConfigError for settings that can't be started."""
+    if stage.one_node:
+        return [sys.executable, *words, *stage_words(stage)] if (words := one_node_words(launch, environment)) else None
     if not stage.distributed or (launch.processes == 1 and launch.deepspeed_stage == 0):
         return None
     if launch.launcher != "deepspeed" or IN_JOB in environment:
@@ -62,6 +64,15 @@ def ranks_command(stage: Stage, launch: Launch, environment: Mapping[str, str], 
     slots = base64.urlsafe_b64encode(json.dumps({"localhost": list(range(launch.processes))}).encode()).decode()
     place = [f"--world_info={slots}", "--node_rank=0", "--master_addr=127.0.0.1", f"--master_port={port}", "--no_local_rank"]
     return [sys.executable, "-m", "deepspeed.launcher.launch", *place, "--module", *stage_words(stage)[1:]]
+
+
+def one_node_words(launch: Launch, environment: Mapping[str, str]) -> list[str]:
+    """Return what comes between Python and a module that this node's processes share; nothing for one process. How many of a hostfile's
+    processes, or of a job that is yet to be submitted, are on this node is not known: one."""
+    nodes = int(environment.get("PET_NNODES") or environment.get("SLURM_NNODES", "1"))
+    elsewhere = launch.hostfile or (launch.launcher in {"slurm", "ray"} and IN_JOB not in environment)
+    here = 1 if elsewhere else launch.processes // nodes
+    return ["-m", "torch.distributed.run", "--nnodes=1", "--standalone", f"--nproc-per-node={here}"] if here > 1 else []
 
 
 def torchrun_options(processes: int, environment: Mapping[str, str]) -> list[str]:
@@ -89,7 +100,9 @@ def job_command(stage: Stage, launch: Launch, environment: Mapping[str, str], ro
     if launch.launcher == "ray":
         there = [f"--address={launch.ray_address}"] if launch.ray_address else []
         variables = {key: environment[key] for key in PASSED if key in environment} | {IN_JOB: "1"}
-        gpus = [f"--entrypoint-num-gpus={launch.processes if stage.distributed else 1}"] if launch.device == "cuda" else []
+        gpus = (
+            [f"--entrypoint-num-gpus={launch.processes if stage.distributed or stage.one_node else 1}"] if launch.device == "cuda" else []
+        )
         told = [f"--submission-id={name}", f"--runtime-env-json={json.dumps({'env_vars': variables})}", *gpus]
         return ["ray", "job", "submit", *there, *told, "--", "sh", "-c", f"cd {shlex.quote(str(root))} && exec {words}"]
     script = NODES + shlex.quote(f"PET_NODE_RANK=$SLURM_NODEID exec {words}") if stage.distributed else f"exec {words}"

@@ -18,17 +18,16 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(by: signal.Signals = signal.SIGTERM, *, parent: int | None = None) -> None:
-    """Send this process the signal `by` when the thread that started it dies (Linux). Without it a stage outlives a killed flow.
+def die_with_parent() -> None:
+    """Send this process TERM when the thread that started it dies (Linux). Without it a stage outlives a killed flow.
 
-    Raises SystemExit if `parent` (None: the process that ANS_PARENT_PID names, or any but init) is gone already.
+    Raises SystemExit if its parent (the process that ANS_PARENT_PID names, or any but init) is gone already.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, by)
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         named = os.environ.pop("ANS_PARENT_PID", None)
-        expected = int(named) if parent is None and named else parent
         adopted = os.getppid() == 1 and b"dvc" not in Path("/proc/1/cmdline").read_bytes()  # in a container, dvc may be process 1
-        if adopted if expected is None else os.getppid() != expected:
+        if os.getppid() != int(named) if named else adopted:
             raise SystemExit("the process that started this one is gone")
 
 

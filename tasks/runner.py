@@ -23,8 +23,8 @@ from ans_core.config import Config, ConfigError, load
 from tasks import deps, provenance
 from tasks.launcher import check_sharding, free_port, is_job, ranks_command, run_job
 from tasks.process import die_with_parent, exit_on_term, held, leave_note
-from tasks.stage_run import TrackedRun, Tracker, start_tracker
 from tasks.stages import GROUPS, STAGES, TABLE, Stage, dvc_file, stage_named
+from tasks.tracker import TrackedRun, stage_run
 
 SPINS = "3000"
 """How often an idle thread of torch's libgomp spins before it sleeps."""
@@ -38,13 +38,12 @@ MIN_FREE_BYTES = 500_000_000
 class Progress:
     """The stage's `log`: a line in the log file, and metrics to MLflow. Stages draw their own progress bars."""
 
-    def __init__(self, run: TrackedRun | None) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         self._run = run
 
     def __call__(self, metrics: dict[str, float], step: int) -> None:
         logging.info("step %d %s", step, json.dumps({key: round(float(value), 6) for key, value in metrics.items()}))
-        if self._run:
-            self._run.log(metrics, step)
+        self._run.log(metrics, step)
 
 
 def inputs_md5(stage: Stage, profile: str, root: Path, *, leave_out: str = "") -> dict[str, str]:
@@ -149,27 +148,24 @@ def use_threads(config: Config) -> None:
         os.environ["OMP_NUM_THREADS"] = str(config.launch.threads)
 
 
-def run_tracked(stage: Stage, config: Config, root: Path, tracker: Tracker) -> None:
+def run_tracked(stage: Stage, config: Config, root: Path) -> None:
     key = state_key(stage, config, root)
     drop_done_scratch(root, keep=key)
     params = {"profile": config.profile, **settings_of(stage, config), "launch": config.launch.model_dump(mode="json")}
     sources = [*config.prepare.sources, *config.evaluate.sources]
     data = {source.name: source.files for source in sources if source.files} if stage.name == "prepare" else {}
-    run = tracker.stage_run(
+    with stage_run(
         root, stage=stage.name, version=stage.version, profile=config.profile, state_key=key, params=params,
         settings=config.model_dump(mode="json"), data=data | inputs_md5(stage, config.profile, root),
-    )  # fmt: skip
-    ok = False
-    try:
-        stage_function(stage)  # its imports take as long as MLflow, which the tracker imports meanwhile
+    ) as run:  # fmt: skip
+        stage_function(stage)  # its imports count not as its duration
         start_s = time.monotonic()
         metrics = call_stage(stage, config, Progress(run), root, key)
         prefix = "eval/" if stage.task == "evaluate" else ""
         found = {f"{prefix}{name}": value for name, value in metrics.items()}
-        run.log_result({**found, "duration_s": time.monotonic() - start_s}, stage.out_path(config.profile, root))
-        ok = True
-    finally:
-        run.end(ok=ok)
+        found["duration_s"] = time.monotonic() - start_s
+        run.log_result(found, stage.out_path(config.profile, root))
+        leave_note(metrics=found)
 
 
 def main(name: str, root: Path = Path()) -> None:
@@ -202,8 +198,8 @@ def main(name: str, root: Path = Path()) -> None:
         leave_note(log=str(log_file.resolve()))
     try:
         if first:
-            with start_tracker() as tracker, held(root / ".ans/stage.lock", f"stage {name}"):
-                run_tracked(stage, config, root, tracker)
+            with held(root / ".ans/stage.lock", f"stage {name}"):
+                run_tracked(stage, config, root)
         else:
             call_stage(stage, config, lambda metrics, step: None, root, state_key(stage, config, root))
     except Exception as error:  # noqa: BLE001  the boundary to the user: traceback into the log file, the message on the screen

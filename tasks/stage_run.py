@@ -1,25 +1,20 @@
-"""What a stage logs in, its nested run in MLflow out, sent by a process of its own: the stage never waits for the store, and loses nothing
-while it is away."""
+"""What a stage logs in, its nested run in MLflow out, in the process of tasks/tracker.py: the stage never waits for the store, and loses
+nothing while it is away."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from multiprocessing.managers import BaseManager
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from tasks import tracking
-from tasks.process import die_with_parent
-from tasks.tracking import metric_name, warn
+from tasks.tracking import metric_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,8 +31,8 @@ MAX_ARTIFACT_BYTES = 20_000_000
 MAX_ARTIFACTS = 60
 UNSENT = ".ans/unsent"
 
-_IMPORT = Thread(target=import_module, args=("mlflow.store.tracking.sqlalchemy_store",), daemon=True)
-"""Only the tracker's process starts it."""
+IMPORT = Thread(target=import_module, args=("mlflow.store.tracking.sqlalchemy_store",), daemon=True)
+"""Only the tracker starts it, while the stage imports torch and everything else."""
 
 
 @dataclass(kw_only=True)
@@ -157,54 +152,73 @@ class Load:
 
 
 class StageRun:
-    """The nested run of one stage, as the tracker's process holds it. A thread sends what `log` collects."""
+    """The nested run of one stage, as the tracker's process holds it. A thread sends what `log` collects. Methods return what the stage is
+    to tell its user, or None."""
 
     def __init__(
         self, root: Path, *, stage: str, version: str, profile: str, state_key: str, params: dict[str, Any], settings: dict[str, Any],
-        data: dict[str, str], pid: int,
+        data: dict[str, str], pid: int, pipeline: dict[str, str],
     ) -> None:  # fmt: skip
-        self._root = root
-        flow_pid = os.environ.get("ANS_PIPELINE_PID")
+        """pid: of the stage's process. pipeline: what its flow has left in its environment."""
+        self.pid, self._root = pid, root
+        self.finished = False
+        """Whether everything is sent or kept."""
+        flow_pid = pipeline.get("ANS_PIPELINE_PID")
         tags = {"ans.kind": "stage", "ans.stage": stage, "ans.version": version, "ans.profile": profile, "ans.key": state_key}
         tags |= {"ans.pid": str(pid), **tracking.where_from(root), "mlflow.source.name": f"tasks/{stage.partition('@')[0]}.py"}
         self.record = Record(
-            stage=stage, profile=profile, pipeline=tracking.pipeline_key(pid), in_flow=flow_pid is not None, owner=int(flow_pid or pid),
-            tags=tags, params=tracking.flat(params), settings=tracking.flat(settings), data=data, start_ms=int(time.time() * 1000),
+            stage=stage, profile=profile, pipeline=pipeline.get("ANS_PIPELINE") or tracking.pipeline_key(pid), in_flow=flow_pid is not None,
+            owner=int(flow_pid or pid), tags=tags, params=tracking.flat(params), settings=tracking.flat(settings), data=data,
+            start_ms=int(time.time() * 1000),
         )  # fmt: skip
-        self._told = "ANS_STORE_AWAY" in os.environ  # the flow has said so
+        self._told = "ANS_STORE_AWAY" in pipeline  # the flow has said so
+        self._to_say: str | None = None
         self._store: tuple[MlflowClient, str] | None = None
-        self._ending = Event()
+        self._ending, self._end_lock = Event(), Lock()
         self._thread = Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    def log(self, metrics: dict[str, float], step: int) -> None:
+    def _collect(self, metrics: dict[str, float], step: int) -> None:
         now_ms = int(time.time() * 1000)
         self.record.metrics += [(metric_name(key), float(value), now_ms, step) for key, value in metrics.items()]
 
-    def log_result(self, metrics: dict[str, float], folder: Path) -> None:
-        """Log what the stage measured, for the pipeline's run too, and the files of its output."""
-        self.log(metrics, 0)
-        self.record.result, self.record.files = metrics, str(folder.resolve())
+    def log(self, metrics: dict[str, float], step: int) -> str | None:
+        self._collect(metrics, step)
+        said, self._to_say = self._to_say, None
+        return said
 
-    def end(self, *, ok: bool) -> None:
-        """Send the rest. Where the store is still away, the next stage that runs in this workspace sends it."""
-        self.record.end_ms = int(time.time() * 1000)
-        self.record.status = "FINISHED" if ok else "FAILED"
-        self._ending.set()
-        self._thread.join()
-        if not self.record.sent:
-            keep(self.record, self._root / UNSENT / f"{self.record.start_ms}-{self.record.stage}.json")
+    def log_result(self, metrics: dict[str, float], folder: Path) -> str | None:
+        """Log what the stage measured, for the pipeline's run too, and the files of its output."""
+        self.record.result, self.record.files = metrics, str(folder)
+        return self.log(metrics, 0)
+
+    def end(self, *, ok: bool) -> str | None:
+        """Send the rest. Where the store is still away, the next stage that runs in this workspace sends it. The first call counts."""
+        with self._end_lock:
+            if not self.finished:
+                self.record.end_ms = int(time.time() * 1000)
+                self.record.status = "FINISHED" if ok else "FAILED"
+                self._ending.set()
+                self._thread.join()
+                if not self.record.sent:
+                    try:
+                        keep(self.record, self._root / UNSENT / f"{self.record.start_ms}-{self.record.stage}.json")
+                    except OSError as error:
+                        self._to_say = f"MLflow did not take all that the stage logged, and it can't be kept, so it is lost: {error}"
+                self.finished = True
+            said, self._to_say = self._to_say, None
+            return said
 
     def _work(self) -> None:
-        if _IMPORT.is_alive():
-            _IMPORT.join()  # a second thread importing it meanwhile would see a half-initialised module
+        if IMPORT.is_alive():
+            IMPORT.join()  # a second thread importing it meanwhile would see a half-initialised module
         load, next_sample_s = Load(), 0.0
         wait_s, ending = 0.0, False
         while not ending:
             ending = self._ending.wait(wait_s)
             if time.monotonic() >= next_sample_s and not ending:
                 next_sample_s = time.monotonic() + SAMPLE_EVERY_S
-                self.log(load.sample(), int(time.time() - self.record.start_ms / 1000))
+                self._collect(load.sample(), int(time.time() - self.record.start_ms / 1000))
             wait_s = SEND_EVERY_S if self._try() else RETRY_S
 
     def _try(self) -> bool:
@@ -216,7 +230,7 @@ class StageRun:
             send(self.record, *self._store, self._root)
         except tracking.store_faults() as error:
             if not self._told:
-                warn(f"MLflow takes nothing at present; the stage goes on, and what it logs is kept and sent later: {error}")
+                self._to_say = f"MLflow takes nothing at present; the stage goes on, and what it logs is kept and sent later: {error}"
             self._told = True
             return False
         return True
@@ -254,60 +268,3 @@ def known(mlflow: MlflowClient, run_id: str) -> bool:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return False
         raise
-
-
-class TrackedRun:
-    """A StageRun as the stage uses it. A thread hands over what is logged, so that training waits for no answer; if the tracker's process
-    was killed, training goes on and its curves are lost."""
-
-    def __init__(self, remote: StageRun) -> None:
-        self._remote: StageRun | None = remote
-        self._calls: SimpleQueue[Callable[[StageRun], object] | None] = SimpleQueue()
-        self._thread = Thread(target=self._hand_over, daemon=True)
-        self._thread.start()
-
-    def log(self, metrics: dict[str, float], step: int) -> None:
-        kept = dict(metrics)
-        self._calls.put(lambda remote: remote.log(kept, step))
-
-    def log_result(self, metrics: dict[str, float], folder: Path) -> None:
-        self._calls.put(lambda remote: remote.log_result(metrics, folder))
-
-    def end(self, *, ok: bool) -> None:
-        """Wait until the tracker has sent or kept everything."""
-        self._calls.put(lambda remote: remote.end(ok=ok))
-        self._calls.put(None)
-        self._thread.join()
-
-    def _hand_over(self) -> None:
-        while call := self._calls.get():
-            try:
-                if self._remote is not None:
-                    call(self._remote)
-            except (OSError, EOFError):
-                warn("the process that logs to MLflow was killed: the stage goes on without it, later curves are lost")
-                self._remote = None
-
-
-class Tracker(BaseManager):
-    """Runs StageRuns in its own process, which imports MLflow (3 s) while the stage's process imports torch and everything else."""
-
-    def stage_run(self, root: Path, **values: Any) -> TrackedRun:
-        """Start a stage's run."""
-        return TrackedRun(self.StageRun(root, pid=os.getpid(), **values))  # type: ignore[attr-defined]
-
-
-def start_tracker() -> Tracker:
-    """Start the tracker; used as a context manager, it ends with the block."""
-    tracker = Tracker()
-    tracker.start(_prepare, (os.getpid(),))
-    return tracker
-
-
-def _prepare(stage_pid: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the whole group gets it, and the stage has yet to close its run
-    die_with_parent(signal.SIGKILL, parent=stage_pid)
-    _IMPORT.start()
-
-
-Tracker.register("StageRun", StageRun, exposed=("log", "log_result", "end"))

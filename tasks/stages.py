@@ -29,6 +29,8 @@ class Stage:
     gpu: bool = True
     distributed: bool = False
     """Started by torchrun if launch.processes > 1."""
+    one_node: bool = False
+    """The same, but with the processes of this node alone."""
     timeout_s: int = 24 * 3600
     """Time after which the watchdog ends the process group."""
     row: str | None = None
@@ -78,7 +80,7 @@ def _evaluate(row: str) -> Stage:
     # The inverse model of the `loops` benchmark is the SFT checkpoint in every row.
     return Stage(
         name=f"evaluate@{row}", version="1", row=row, inputs=("data", "base", "sft", *(["model"] if row == "rl" else [])),
-        out=f"evaluate/{row}", sections=("evaluate", "seed"), retries=1, timeout_s=2 * DAY_S, item=ROW_MODEL[row],
+        out=f"evaluate/{row}", sections=("evaluate", "seed"), retries=1, timeout_s=2 * DAY_S, item=ROW_MODEL[row], one_node=True,
     )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 """Runs in MLflow, in the store of this checkout or the one that MLFLOW_TRACKING_URI names: one parent per pipeline run, one nested run per
-stage, also under a bare `dvc repro`. tasks/stage_run.py fills them."""
+stage, also under a bare `dvc repro`. tasks/tracker.py fills them."""
 
 from __future__ import annotations
 

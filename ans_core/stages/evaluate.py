@@ -4,13 +4,16 @@
 
 `row` is untrained, base, sft or rl (the converted folder). The loops of every row are measured with the same frozen SFT model as the
 inverse; results with the row as its own inverse are named `*_self`. A killed run resumes after the last finished chunk of predictions.
+Several processes answer a batch each in turn, and all know all answers: the figures are those of one process.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +31,7 @@ from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config, require_samples
 from ans_core.data.regions import is_region
 from ans_core.loop import bar_interval_s
-from ans_core.model.predict import predict
+from ans_core.model.predict import in_batches, predict
 from ans_core.model.sa2va import Sa2VA
 from ans_core.stages.launch import machine_of
 from ans_core.tracking import answering
@@ -43,6 +46,17 @@ LOOPS = "loops"
 def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. Writes metrics.json, predictions.jsonl, overlays/, public/ (a folder a public benchmark) and skipped.json (benchmarks
     without samples or files) to `out`."""
+    if dist.rank() > 0:  # what it would write, the first process writes
+        out = scratch / f"process{dist.rank()}"
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True)
+    with dist.process_group():
+        metrics = measure(cfg, row=row, inputs=inputs, out=out, scratch=scratch, log=log)
+        dist.wait_for_all()  # then the first process may remove `scratch`
+    return metrics
+
+
+def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     settings = cfg.evaluate
     machine = machine_of(cfg.launch)
     if row == "untrained" and not (inputs["base"] / "untrained").exists():
@@ -54,11 +68,11 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     model = load_row(row, inputs, machine.device)
     mode = model.video_mode(settings.video_mode)
     logging.info("row %s: clips in video mode %s", row, mode)
-    ask = remembering(partial(predict, model, max_tokens=settings.max_tokens, batch=settings.batch, video_mode=mode))
+    ask = remembering(on_all_processes(partial(predict, model, max_tokens=settings.max_tokens, video_mode=mode), settings.batch))
     inverse = ask
     if row != "sft" and any(asked.benchmark == LOOPS for asked in sets):
         frozen = sft_model(inputs["base"] / "base", inputs["sft"], device=machine.device)
-        inverse = remembering(partial(predict, frozen, max_tokens=settings.max_tokens, batch=settings.batch))
+        inverse = remembering(on_all_processes(partial(predict, frozen, max_tokens=settings.max_tokens), settings.batch))
     metrics: dict[str, float] = {}
     with (out / "predictions.jsonl").open("w") as lines:
         for asked in sets:
@@ -105,6 +119,22 @@ def public_results(cfg: Config, model: Sa2VA, *, out: Path, scratch: Path) -> It
         if found.reason:
             logging.warning("evaluate.public: %s: %s", found.title, found.reason)
         yield found
+
+
+def on_all_processes(ask: Callable[..., list[Prediction]], batch: int) -> Predict:
+    """Return what answers requests in batches, of which this process has `ask` answer every n-th. Which requests share a batch does not
+    depend on the number of processes, so neither does an answer. All processes must ask the same."""
+
+    def answer(requests: Sequence[Request]) -> list[Prediction]:
+        turns = itertools.cycle(range(dist.world_size()))
+
+        def own(some: list[Request]) -> list[Prediction | None]:
+            return list(ask(some, batch=batch)) if next(turns) == dist.rank() else [None] * len(some)
+
+        found = dist.union({number: one for number, one in enumerate(in_batches(requests, batch, own)) if one is not None})
+        return [found[number] for number in range(len(requests))]
+
+    return answer
 
 
 def remembering(ask: Predict) -> Predict:
@@ -209,17 +239,22 @@ def limited(samples: list[Sample], limit: int) -> list[Sample]:
 
 
 def resumable(ask: Predict, benchmark: Benchmark, samples: Sequence[Sample], folder: Path, *, desc: str) -> list[Prediction]:
-    """Return predictions of all samples; every finished chunk is kept in `folder` and not computed again."""
+    """Return predictions of all samples; every finished chunk is kept in `folder` and not computed again. All processes must call it: the
+    first one writes, after all have seen which chunks are there."""
     folder.mkdir(parents=True, exist_ok=True)
     predictions: list[Prediction] = []
     for start in tqdm(range(0, len(samples), CHUNK), desc=desc, disable=dist.rank() > 0, mininterval=bar_interval_s()):
         file = folder / f"{start:08d}.json"
-        if not file.exists():
-            answers = ask([benchmark.request(s) for s in samples[start : start + CHUNK]])
+        if file.exists():
+            kept = json.loads(file.read_text())
+            predictions += [Prediction(text=a["text"], masks=tuple(tuple(m) for m in a["masks"])) for a in kept]
+            continue
+        answers = ask([benchmark.request(s) for s in samples[start : start + CHUNK]])
+        predictions += answers
+        if dist.rank() == 0:
             partial_file = file.with_suffix(".partial")
             partial_file.write_text(json.dumps([asdict(a) for a in answers]))
             partial_file.replace(file)
-        predictions += [Prediction(text=a["text"], masks=tuple(tuple(m) for m in a["masks"])) for a in json.loads(file.read_text())]
     return predictions
 
 

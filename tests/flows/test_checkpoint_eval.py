@@ -8,6 +8,7 @@ import pytest
 
 from ans_core.config import load
 from flows import checkpoint_eval
+from tasks.process import held
 from tests.workspace import ROOT
 
 
@@ -34,3 +35,21 @@ def test_a_killed_evaluation_leaves_its_answers_and_nothing_else(tmp_path: Path,
         assert json.loads((out / "index.json").read_text()) == ["a picture"]
     assert sorted(path.name for path in out.parent.iterdir()) == ["model-1"]
     assert not list((tmp_path / ".ans/scratch/tiny/eval").iterdir())
+
+
+def test_several_processes_share_an_evaluation_and_the_first_alone_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(ROOT / "params.yaml")
+    several = config.model_copy(update={"launch": config.launch.model_copy(update={"processes": 2})})
+    started: list[str] = []
+    monkeypatch.setattr(checkpoint_eval, "settings", lambda *_: several)
+    monkeypatch.setattr(checkpoint_eval, "result_folder", lambda *_: tmp_path / ".ans/eval/model-1")
+    monkeypatch.setattr(checkpoint_eval, "run_once", lambda command, **_: started.extend(command) or 0)
+    checkpoint_eval.in_child(tmp_path / "model", "hash", tmp_path, {})
+    assert started[:5] == ["-m", "torch.distributed.run", "--nnodes=1", "--standalone", "--nproc-per-node=2"]
+    assert started[5:7] == ["-m", "flows.checkpoint_eval"]
+
+    monkeypatch.setattr(checkpoint_eval, "stage_function", lambda _: lambda *_, scratch, **__: {"its share in": scratch.is_dir()})
+    monkeypatch.setenv("RANK", "1")
+    with held(tmp_path / ".ans/stage.lock", "the first"):
+        assert checkpoint_eval.evaluate_into(tmp_path / ".ans/eval/model-1", tmp_path / "model", tmp_path, config) == {"its share in": True}
+    assert not (tmp_path / ".ans/eval").exists()

@@ -62,8 +62,8 @@ def test_a_busy_repository_is_waited_for_and_failures_tell_what_the_stage_told(
     log.write_text("".join(f"step {i}\n" for i in range(100)))
     # Exit status and what the stage leaves in its note: busy, from the run cache, ran, a mistake in the settings, killed.
     answers: list[tuple[int, dict[str, object]]] = [
-        (dvc_state.BUSY, {}), (0, {}), (0, {"log": str(log)}), (1, {"status": 2, "message": "rl.temprature: unknown setting"}),
-        (-9, {"log": str(log)}),
+        (dvc_state.BUSY, {}), (0, {}), (0, {"log": str(log), "metrics": {"loss": 0.5}}),
+        (1, {"status": 2, "message": "rl.temprature: unknown setting"}), (-9, {"log": str(log)}),
     ]  # fmt: skip
 
     def run_once(*_words: object, extra_environment: dict[str, str], **_settings: object) -> int:
@@ -75,12 +75,12 @@ def test_a_busy_repository_is_waited_for_and_failures_tell_what_the_stage_told(
     monkeypatch.setattr(child, "run_once", run_once)
     monkeypatch.setattr(child, "BUSY_RETRY_S", 0)
 
-    def repro() -> bool:
+    def repro() -> dict[str, float] | None:
         return child.repro("sft", root=ROOT, timeout_s=1, extra_environment={})
 
-    assert repro() is False
+    assert repro() is None
     assert "sft waits: another dvc command is at work" in capsys.readouterr().err
-    assert repro() is True
+    assert repro() == {"loss": 0.5}
     with pytest.raises(child.SettingsError, match=r"rl\.temprature: unknown setting"):
         repro()
     with pytest.raises(child.StageFailedError) as killed:

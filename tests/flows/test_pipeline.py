@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """A workspace after `ans run`, and what that printed."""
     folder = make(tmp_path_factory.mktemp("finished"))
+    shutil.rmtree(folder / ".ans")  # as a new checkout, which has no databases yet
     yield folder, ans(folder, "run")
     end_all(folder)
 
@@ -225,6 +226,7 @@ def test_a_killed_tracker_costs_the_curves_and_not_the_training(workspace: Path)
     process = start_stalled(workspace, ["-m", "dvc", "repro", "prepare"], "prepare:1")
     (stage,) = [p for p in living(workspace) if "tasks.prepare" in words_of(p) and p.ppid() == process.pid]
     (tracker,) = stage.children()
+    assert "tasks.tracker" in words_of(tracker)
     tracker.kill()
     stage.send_signal(signal.SIGUSR1)  # wakes it
     assert process.wait(LIMIT_S) == 0

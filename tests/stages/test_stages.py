@@ -17,16 +17,19 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from ans_core import data
+from ans_core import data, dist
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import trained as handed_on
 from ans_core.config import Config
 from ans_core.data import DatasetEntry, write_entries
 from ans_core.model import Sa2VA
+from ans_core.model.predict import predict
 from ans_core.stages import base, convert, evaluate, judge_questions, launch, memory, prepare, rl, sft
+from ans_core.types import Prediction, Request
 from flows import cli
 from tests import workspace
 from tests.workspace import ROOT
+from tests.workspace import launch as launched
 
 OPTIM = {"steps": 2, "batch": 2, "lr": 1e-3, "save_every": 1}
 CONFIG = Config.model_validate(
@@ -348,6 +351,47 @@ def test_every_row_is_evaluated_with_the_same_metrics(runs: Path, tmp_path: Path
     assert sum(line["benchmark"] == "referring/val" for line in lines) == 2
     assert len({(line["benchmark"], line["dataset"], line["sample_id"]) for line in lines}) == len(lines)
     assert (tmp_path / row / "overlays" / "index.json").exists()
+
+
+EVALUATED = """
+import sys
+from pathlib import Path
+from tests.stages import test_stages as stages
+stages.run_evaluation(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def run_evaluation(runs: Path, folder: Path) -> None:
+    """Row `rl`, whose loops have an inverse model, in batches that don't come out even; notes how many requests this process answers."""
+    asked = []
+
+    def counting(model: Sa2VA, requests: list[Request], **words: object) -> list[Prediction]:
+        asked.append(len(requests))
+        return predict(model, requests, **words)  # type: ignore[arg-type]
+
+    evaluate.predict = counting  # type: ignore[assignment]
+    values = CONFIG.model_dump()
+    public = {"name": "refcoco", "path": str(runs / "data/scenes/refcoco"), "split": "val", "limit": 5, "max_tokens": 2}
+    values["evaluate"] |= {"limit": 0, "batch": 3, "public": [public]}
+    run(evaluate, folder, "rl", {k: runs / k for k in ("data", "base", "sft", "model")}, Config.model_validate(values), row="rl")
+    (folder / f"asked-{dist.rank()}").write_text(str(sum(asked)))
+
+
+def test_two_processes_evaluate_to_the_bits_of_one(runs: Path, tmp_path: Path) -> None:
+    script = tmp_path / "evaluated.py"
+    script.write_text(EVALUATED)
+    for processes in (1, 2):
+        launched(script, str(runs), str(tmp_path / str(processes)), processes=processes)
+    one, two = (
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in (tmp_path / "1/rl", tmp_path / "2/rl")
+    )
+    assert {Path("metrics.json"), Path("predictions.jsonl"), Path("public/refcoco-val/metrics.json")} <= one.keys()
+    assert one.keys() == two.keys()
+    assert [file for file in one if one[file] != two[file]] == []
+    shares = [int((tmp_path / f"2/asked-{rank}").read_text()) for rank in (0, 1)]
+    assert sum(shares) == int((tmp_path / "1/asked-0").read_text())
+    assert min(shares) > 0.3 * sum(shares)
 
 
 def test_a_data_set_of_the_users_gets_every_metric_that_the_same_drawn_samples_get(runs: Path, tmp_path: Path):

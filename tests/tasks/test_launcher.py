@@ -26,6 +26,10 @@ HERE = ["--standalone", "--nproc-per-node=2"]
         ("base", {"processes": 2, "deepspeed_stage": 2}, {}, None),  # not distributed
         ("memory", {"processes": 2}, {}, [*TORCHRUN, *HERE, "-m", "tasks.memory"]),
         ("rl", {"deepspeed_stage": 2}, {}, [*TORCHRUN, "--standalone", "--nproc-per-node=1", "-m", "tasks.rl"]),
+        ("evaluate@rl", {"processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.evaluate", "rl"]),
+        ("evaluate@rl", {"processes": 8}, SEVERAL, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.evaluate", "rl"]),  # of this node
+        ("evaluate@rl", {"processes": 2, "launcher": "slurm"}, {"SLURM_NNODES": "2", "ANS_JOB": "1"}, None),
+        ("evaluate@rl", {"deepspeed_stage": 2}, {}, None),  # trains nothing
         ("sft", {"processes": 32}, SEVERAL, [*TORCHRUN, "--nproc-per-node=8", "-m", "tasks.sft"]),
         (
             "sft", {"processes": 16, "launcher": "deepspeed", "hostfile": "hosts"}, {},

@@ -7,12 +7,14 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import psutil
 import pytest
 
 from ans_core.config import Config, resolve
 from tasks import stage_run
 from tasks.process import held
-from tasks.stage_run import StageRun, TrackedRun
+from tasks.stage_run import StageRun
+from tasks.tracker import TrackedRun
 from tasks.tracking import (
     client,
     clock,
@@ -104,7 +106,7 @@ def test_training_waits_for_no_answer_and_nothing_of_what_it_logs_is_lost() -> N
         def end(self, *, ok: bool) -> None:
             got.append(ok)
 
-    run, metrics = TrackedRun(Slow()), {"loss": 0.5}  # type: ignore[arg-type]
+    run, metrics = TrackedRun(Slow), {"loss": 0.5}  # type: ignore[arg-type]
     run.log(metrics, 0)
     metrics["loss"] = 0.25
     run.log(metrics, 1)
@@ -118,17 +120,13 @@ TRACKED = """
 import sys, time
 from pathlib import Path
 from tasks.process import exit_on_term
-from tasks.stage_run import start_tracker
+from tasks.tracker import stage_run
 exit_on_term()
-with start_tracker() as tracker:
-    given = {"stage": "sft", "version": "1", "profile": "tiny", "state_key": "k", "params": {"steps": 3}, "settings": {}, "data": {}}
-    run = tracker.stage_run(Path(sys.argv[1]), **given)
+given = {"stage": "sft", "version": "1", "profile": "tiny", "state_key": "k", "params": {"steps": 3}, "settings": {}, "data": {}}
+with stage_run(Path(sys.argv[1]), **given) as run:
     run.log({"loss": 0.5}, 7)
-    try:
-        print("running", flush=True)
-        time.sleep(600)
-    finally:
-        run.end(ok=False)
+    print("running", flush=True)
+    time.sleep(600)
 """
 
 
@@ -140,32 +138,24 @@ def test_what_a_stage_logged_outlives_it_and_its_tracker_does_not(tmp_path: Path
     stage = subprocess.Popen([sys.executable, "-c", TRACKED, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True)
     assert stage.stdout is not None
     assert stage.stdout.readline() == b"running\n"
+    (tracker,) = psutil.Process(stage.pid).children()
     deadline_s = time.monotonic() + 120
     while not (found := find_runs(mlflow, experiment, {"ans.kind": "stage"})) or "loss" not in found[0].data.metrics:
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
-    if way == signal.SIGTERM:
-        os.killpg(stage.pid, way)
-    else:
-        stage.kill()
+    os.killpg(stage.pid, way)
     stage.wait()
-    while group_lives(stage.pid) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert not group_lives(stage.pid)
+    tracker.wait(120)
     (run,) = find_runs(mlflow, experiment, {"ans.kind": "stage"})
     assert run.data.tags["ans.pid"] == str(stage.pid)
     assert run.data.params == {"steps": "3"}
     assert run.data.metrics["loss"] == 0.5
-    if way == signal.SIGTERM:
-        assert run.info.status == "FAILED"
-    else:
-        assert len(close_stuck_runs(tmp_path)) == 2  # the stage's and the pipeline's
+    assert run.info.status == "FAILED"
+    assert close_stuck_runs(tmp_path) == []  # the pipeline's, too, is closed
 
 
 @pytest.mark.slow
-def test_what_is_logged_while_the_store_is_away_is_sent_by_the_next_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_logged_while_the_store_is_away_is_sent_by_the_next_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
@@ -187,7 +177,7 @@ def test_what_is_logged_while_the_store_is_away_is_sent_by_the_next_stage(
             "settings": {"seed": 0},
             "data": {"data": "a" * 32 + ".dir"},
         }
-        return StageRun(tmp_path, stage=stage, pid=os.getpid(), **given)
+        return StageRun(tmp_path, stage=stage, pid=os.getpid(), pipeline={}, **given)
 
     monkeypatch.setattr(MlflowClient, "log_batch", sometimes)
     monkeypatch.setattr(stage_run, "RETRY_S", 0.1)
@@ -195,11 +185,9 @@ def test_what_is_logged_while_the_store_is_away_is_sent_by_the_next_stage(
     for step in range(3):
         run.log({"loss": step / 2}, step)
     assert asked.wait(120)
-    run.log_result({"train/loss": 0.5}, tmp_path)
-    run.end(ok=True)
-    said = capsys.readouterr().err
-    assert said.startswith("MLflow takes nothing at present; the stage goes on")
-    assert said.count("\n") == 1
+    said = [run.log_result({"train/loss": 0.5}, tmp_path), run.end(ok=True), run.end(ok=False)]  # the first end counts
+    (message,) = filter(None, said)
+    assert message.startswith("MLflow takes nothing at present; the stage goes on")
     assert len(list((tmp_path / ".ans/unsent").iterdir())) == 1
 
     away = False
@@ -221,9 +209,7 @@ def test_what_is_logged_while_the_store_is_away_is_sent_by_the_next_stage(
     assert (sft.info.run_name, parent.info.run_name) == tuple(f"{part}tiny {clock(run.record.start_ms)}" for part in ("sft ", ""))
 
 
-def group_lives(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def test_a_tracker_whose_stage_is_gone_before_it_is_up_ends() -> None:
+    process = subprocess.Popen([sys.executable, "-m", "tasks.tracker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process.communicate("00" * 32 + "\n", timeout=60)
+    assert process.returncode == 0
