@@ -246,6 +246,7 @@ DATA = {"name": "mine", "format": "regions", "path": "data/mine", "split": "trai
         ("sft", {"optim": {"steps": 10**30, "batch": 1, "lr": 0.1}}, "sft.optim.steps = 1000000000000000000000000000000: Input should be"),
         ("rl", {"optim": {"steps": 1, "batch": 4, "lr": 0.1, "accumulate": 8}}, "rl.optim.batch: 4 is less than a sample for each of 8"),
         ("launch", {"processes": 9}, "rl.optim.batch: 8 is less than a sample for each of 1 micro-batches (accumulate) on each of 9"),
+        ("launch", {"deepspeed_stage": 2}, "sft.optim.muon_lr: Muon needs whole matrices, and DeepSpeed divides the optimizer"),
         ("rl", {"use_llm_judge": True, "rewards_caption": {"iou": 1.0}}, "rl.use_llm_judge: METEOR and judge pay together"),
     ],
 )  # fmt: skip

@@ -93,6 +93,11 @@ class Config(Section):
                     f"{optim.batch} is less than a sample for each of {optim.accumulate} micro-batches (accumulate) on each of "
                     f"{self.launch.processes} processes (launch); raise it",
                 )
+            if optim.muon_lr and self.launch.deepspeed_stage:
+                raise Impossible(
+                    f"{section}.optim.muon_lr",
+                    "Muon needs whole matrices, and DeepSpeed divides the optimizer; set it to 0, or launch.deepspeed_stage to 0",
+                )
         if self.rl.inner_steps > 1 and self.launch.processes > 1 and self.rl.optim.save_every % self.rl.inner_steps:
             raise Impossible(
                 "rl.optim.save_every",
