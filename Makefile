@@ -51,8 +51,7 @@ dvc: setup  ## write dvc.yaml from tasks/stages.py and the imports of ans_core
 lock: setup  ## write constraints.txt from the installed environment
 	{ grep '^#' constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable | sed 's/+cpu$$//' | grep -v ' @ '; } > constraints.new && mv constraints.new constraints.txt
 
-docs: setup  ## the site of docs/ in site/, links checked (installs its packages)
-	$(BIN)/python -m pip install -q -c requirements/docs.txt -e '.[docs]'
+docs: setup  ## the site of docs/ in site/, links checked
 	$(BIN)/python -m mkdocs build --strict
 
 server: setup  ## Prefect server and a process worker, for deployments

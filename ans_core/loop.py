@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import DeepSpeedPlugin
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -185,6 +185,17 @@ def bar_interval_s() -> float:
     return 0.1 if sys.stderr.isatty() else 30.0
 
 
+def let_processes_talk(machine: Machine) -> None:
+    """Make the process group that `train` will use, for what processes exchange before it or without it. All of them must call it."""
+    if world_size() > 1:
+        PartialState(cpu=_on_cpu(machine))
+
+
+def _on_cpu(machine: Machine) -> bool:
+    """Return what accelerate is to be told: told to use the CPU, it ignores DeepSpeed."""
+    return machine.device.type == "cpu" and not machine.deepspeed_stage
+
+
 def _accelerator(machine: Machine, schedule: Schedule) -> Accelerator:
     plugin = None
     if machine.deepspeed_stage:
@@ -195,9 +206,8 @@ def _accelerator(machine: Machine, schedule: Schedule) -> Accelerator:
         plugin.deepspeed_config["train_batch_size"] = schedule.accumulate * world_size()
         plugin.deepspeed_config["zero_allow_untested_optimizer"] = True
     # bf16 is this loop's own autocast: accelerate's would turn the trained tensors of a DeepSpeed run into bf16.
-    on_cpu = machine.device.type == "cpu" and plugin is None  # accelerate ignores DeepSpeed if told to use the CPU
     micros = schedule.accumulate
-    return Accelerator(cpu=on_cpu, mixed_precision="no", deepspeed_plugin=plugin, gradient_accumulation_steps=micros)
+    return Accelerator(cpu=_on_cpu(machine), mixed_precision="no", deepspeed_plugin=plugin, gradient_accumulation_steps=micros)
 
 
 def _step(

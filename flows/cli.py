@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import gc
-import hashlib
 import json
 import os
 import subprocess
@@ -193,14 +192,11 @@ def evaluate(arguments: argparse.Namespace) -> int:
         return eval_command.run(arguments)
     from ans_core.checkpoints.checkpoint import weights_hash
     from ans_core.config import load
-    from flows.checkpoint_eval import evaluate_into
+    from flows.checkpoint_eval import METRICS, evaluated
 
     here, checkpoint = root(), Path(arguments.what).resolve()
-    config = load(here / "params.yaml")
-    asked = json.dumps([weights_hash(checkpoint), config.model_dump(mode="json")])  # a killed run resumes with the same ones only
-    out = here / ".ans/eval" / f"{checkpoint.name}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
-    metrics = evaluate_into(out, checkpoint, here, config)
-    for name, value in sorted(metrics.items()):
+    out = evaluated(checkpoint, weights_hash(checkpoint), here, load(here / "params.yaml"))
+    for name, value in sorted(json.loads((out / METRICS).read_text(encoding="utf-8")).items()):
         print(f"{name:<48} {value:.4f}")
     print("predictions and overlays:", out)
     return 0
@@ -505,7 +501,8 @@ def parser() -> argparse.ArgumentParser:
         "names",
         nargs="+",
         metavar="RUN",
-        help="a folder (runs/<profile>, or of one evaluation), a git revision, a DVC experiment, an MLflow run id, or a summary.json",
+        help="a folder (runs/<profile>, one evaluation, or a checkpoint, which is evaluated first), a git revision, a DVC experiment, "
+        "an MLflow run id, or a summary.json",
     )
     it.add_argument("--out", type=Path, metavar="FOLDER", help="where the page goes (default: under .ans/compare)")
     it = command("demo", demo)

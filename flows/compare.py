@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from ans_core.report.metrics import short
 from ans_core.report.runs import Run
-from flows.results import git, results, revision_of, stage_runs
+from flows.results import git, is_checkpoint, results, revision_of, stage_runs
 from tasks.stages import HEADLINE, ROWS, SUMMARY
 from tasks.tracking import metric_name
 
@@ -100,12 +101,15 @@ def compare(arguments: argparse.Namespace, root: Path) -> None:
         return
     runs = results(names, root)
     print("\n".join([*(f"{run.name}: {run.told}" for run in runs), *settings_lines(runs), *change_lines(runs)]))
-    print("\n" + "\n\n".join(table(names[0], other, root) for other in names[1:]))
+    places = [str(run.folder) if is_checkpoint(Path(name)) else name for name, run in zip(names, runs, strict=True)]
+    others = zip(places[1:], runs[1:], strict=True)
+    print("\n" + "\n\n".join(table(places[0], other, root, titles=(runs[0].name, run.name)) for other, run in others))
     print("\npage:", write_page(runs, arguments.out or root / ".ans/compare" / page_name(runs), root))
 
 
 def page_name(runs: Sequence[Run]) -> str:
-    return "-".join(run.name.replace("/", "_").replace(" ", "_") for run in runs)[:100]
+    """Return a folder's name that an address may hold as it is."""
+    return "-".join(re.sub(r"[^\w.,=-]+", "_", run.name) for run in runs)[:100]
 
 
 def write_page(runs: Sequence[Run], out: Path, root: Path) -> Path:
@@ -141,20 +145,23 @@ def change_lines(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def table(one: str, other: str, root: Path) -> str:
-    """Return one line per metric, with `-` where one result lacks it. Raises ValueError if they have none in common."""
+def table(one: str, other: str, root: Path, *, titles: tuple[str, str] | None = None) -> str:
+    """Return one line per metric, with `-` where one result lacks it. titles: of the columns; None is the results' own names. Raises
+    ValueError if they have none in common."""
     left, right = in_common(metrics_of(one, root), metrics_of(other, root))
     if not left.keys() & right.keys():
         raise ValueError(
             f"{one} and {other} have no metric in common: {', '.join(sorted(left)[:3])} ... and {', '.join(sorted(right)[:3])} ..."
         )
     width = max(len(name) for name in {*left, *right})
-    lines = [f"{'metric':<{width}}  {one[-12:]:>12}  {other[-12:]:>12}  {'difference':>12}"]
+    heads = titles or (one[-12:], other[-12:])
+    wide = max(12, *map(len, heads))
+    lines = [f"{'metric':<{width}}  {heads[0]:>{wide}}  {heads[1]:>{wide}}  {'difference':>12}"]
     for name in sorted({*left, *right}):
         a, b = left.get(name), right.get(name)
         cells = ["-" if value is None else f"{value:.4f}" for value in (a, b)]
         difference = "-" if a is None or b is None else f"{b - a:+.4f}"
-        lines.append(f"{name:<{width}}  {cells[0]:>12}  {cells[1]:>12}  {difference:>12}")
+        lines.append(f"{name:<{width}}  {cells[0]:>{wide}}  {cells[1]:>{wide}}  {difference:>12}")
     return "\n".join(lines)
 
 

@@ -68,10 +68,11 @@ def finetune(arguments: argparse.Namespace) -> int:
 
 
 def prepared(arguments: argparse.Namespace) -> Asked:
-    """Read and check the data set, put the start model and the settings into the folder. Raises ValueError for data or settings that do not
-    fit, and for a folder that holds another fine-tuning."""
+    """Read and check the data set, put the start model and the settings into the folder. Raises ValueError, and writes nothing, for data, a
+    model or settings that do not fit, and for a folder that holds another fine-tuning."""
     from ans_core import data
-    from ans_core.checkpoints import checkpoint
+    from ans_core.checkpoints import checkpoint, conversion
+    from ans_core.checkpoints.folder import local_folder
     from ans_core.data.formats import infer
     from ans_core.data.formats.checks import DataError
     from ans_core.model.sa2va import Sa2VA
@@ -94,11 +95,16 @@ def prepared(arguments: argparse.Namespace) -> Asked:
         "source": str(source), "files": fingerprint(source), "model": arguments.model, "profile": arguments.profile,
         "settings": list(arguments.settings), "steps": arguments.steps,
     }  # fmt: skip
-    same(out / "finetune.json", whole)
-    if not (out / "base/base").exists():
-        checkpoint.save(Sa2VA.from_pretrained(arguments.model), out / "base/base", metadata={"stage": "base", "source": arguments.model})
-    pictures = len({sample.image_id for sample in train})
-    config = settings(source, form, arguments, pictures=pictures, benchmarks=benchmarks, base=out / "base/base")
+    refuse_another(out / "finetune.json", whole)
+    base = out / "base/base"
+    start = base if base.exists() else local_folder(arguments.model)
+    told, pictures = conversion.account(start), len({sample.image_id for sample in train})
+    config = settings(source, form, arguments, pictures=pictures, benchmarks=benchmarks, parameters=told.parameters)
+    model = None if start == base else Sa2VA.from_pretrained(start)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "finetune.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    if model is not None:
+        checkpoint.save(model, base, metadata={"stage": "base", "source": arguments.model})
     (out / "params.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
     print(
         f"{source}: {len(train)} samples to train on, {len(held_out)} held out; {config.sft.optim.steps} steps of {config.sft.optim.batch}"
@@ -108,15 +114,13 @@ def prepared(arguments: argparse.Namespace) -> Asked:
     return Asked(source=source, model=arguments.model, out=out, config=config)
 
 
-def same(file: Path, asked: dict[str, Any]) -> None:
-    """Raise ValueError if the folder holds a fine-tuning with other data, model or settings."""
+def refuse_another(file: Path, asked: dict[str, Any]) -> None:
+    """Raise ValueError if the folder holds a fine-tuning with other data, model or settings, or anything else."""
     if file.exists() and (before := json.loads(file.read_text(encoding="utf-8"))) != asked:
         changed = [f"{key} {before.get(key)!r}, now {asked[key]!r}" for key in asked if before.get(key) != asked[key]]
         raise ValueError(f"{file.parent} holds another fine-tuning ({'; '.join(changed)}); give another --out, or remove it")
     if not file.exists() and file.parent.exists() and any(file.parent.iterdir()):
         raise ValueError(f"{file.parent} is not empty and holds no fine-tuning; give another --out")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(asked, indent=1) + "\n", encoding="utf-8")
 
 
 def benchmark_of(sample: Sample) -> str:
@@ -124,10 +128,11 @@ def benchmark_of(sample: Sample) -> str:
     return "video" if sample.task == "referring" and len(sample.frames) > 1 else sample.task
 
 
-def settings(source: Path, form: str, arguments: argparse.Namespace, *, pictures: int, benchmarks: Sequence[str], base: Path) -> Config:
+def settings(
+    source: Path, form: str, arguments: argparse.Namespace, *, pictures: int, benchmarks: Sequence[str], parameters: int
+) -> Config:
     """Return the settings: those of a profile for a model of this size, with this data set alone, and a number of steps that shows every
     picture about EPOCHS times."""
-    parameters = sum(file.stat().st_size for file in base.glob("*.safetensors")) / 4
     profile = arguments.profile or ("tiny" if parameters < SMALL else "sa2va-4b")
     file = root() / PROFILES / f"{profile}.yaml"
     batch = min(resolve(file)["sft"]["optim"]["batch"], max(1, pictures))
@@ -137,6 +142,7 @@ def settings(source: Path, form: str, arguments: argparse.Namespace, *, pictures
         f"prepare.sources=[{json.dumps(mine)}]",
         *(f"prepare.{name}=0" for name in ("scenes", "clips", "val_scenes", "test_scenes", "val_clips", "test_clips")),
         f"sft.optim.steps={steps}", f"sft.optim.batch={batch}", "sft.optim.accumulate=1", f"sft.optim.save_every={min(CHUNK, steps)}",
+        "memory.train=false",
         "evaluate.sources=[]", f"evaluate.benchmarks={json.dumps(benchmarks)}", "evaluate.optional=[]", "evaluate.split=val",
         *arguments.settings,
     ]  # fmt: skip

@@ -1,4 +1,5 @@
-"""Names of results (folders, git revisions, DVC experiments, MLflow runs) in, what can be compared out: folders, settings, metrics."""
+"""Names of results (folders, checkpoints, git revisions, DVC experiments, MLflow runs) in, what can be compared out: folders, settings,
+metrics."""
 
 from __future__ import annotations
 
@@ -30,6 +31,8 @@ def results(names: Iterable[str], root: Path) -> list[Run]:
 
 def result(name: str, root: Path) -> Run:
     path = Path(name)
+    if is_checkpoint(path):
+        return of_checkpoint(path.resolve(), root)
     if path.is_dir():
         return of_folder(path.resolve())
     if revision := revision_of(name, root):
@@ -45,6 +48,21 @@ def of_folder(folder: Path) -> Run:
     label, lock = folder.relative_to(checkout / "runs"), checkout / "dvc.lock"
     text = lock.read_text(encoding="utf-8") if lock.exists() else ""
     return Run(name=label.as_posix(), told=str(folder), folder=folder, settings=settings_of(text, label.parts[0]))
+
+
+def is_checkpoint(path: Path) -> bool:
+    return (path / "config.json").is_file() and not (path / "metrics.json").exists()
+
+
+def of_checkpoint(path: Path, root: Path) -> Run:
+    """Return the evaluation of a checkpoint on the benchmarks of params.yaml, which is made now unless `ans eval` made it. The settings
+    that trained it are not known."""
+    from ans_core.checkpoints.checkpoint import weights_hash
+    from ans_core.config import load
+    from flows.checkpoint_eval import evaluated
+
+    out = evaluated(path, weights_hash(path), root, load(root / "params.yaml"))
+    return Run(name="/".join(path.parts[-2:]), told=f"checkpoint {path}, evaluated into {out}", folder=out, settings={})
 
 
 def settings_of(lock: str, profile: str) -> dict[str, str]:

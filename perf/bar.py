@@ -20,7 +20,8 @@ from pathlib import Path
 RESULTS = Path("perf/results")
 ROWS = ("untrained", "base", "sft", "rl")
 METRICS = (
-    "referring/{split}/gIoU", "referring/{split}/cIoU", "referring/{split}/gIoU_shuffled_text", "referring/{split}/N_acc",
+    "referring/{split}/gIoU", "referring/{split}/cIoU", "referring/{split}/gIoU_shuffled_text", "referring/{split}/gIoU/relation",
+    "referring/{split}/gIoU_several", "referring/{split}/gIoU_all", "referring/{split}/N_acc", "referring/{split}/T_acc",
     "region_caption/{split}/METEOR", "region_caption/{split}/exact_match", "region_caption/{split}/attribute_accuracy",
     "grounded_caption/{split}/mIoU_all_objects", "grounded_caption/{split}/mIoU", "video/{split}/J&F",
     "loop1/{split}/IoU", "loop2/{split}/METEOR", "loop1/{split}/IoU_self", "loop2/{split}/METEOR_self",

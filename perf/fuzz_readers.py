@@ -31,7 +31,7 @@ from ans_core.data.formats import FORMATS
 from ans_core.data.formats.checks import DataError
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.pictures import check_pictures
-from perf.fuzz_sets import FILES, FORMAT_OF, UNREAD, draw, load, store
+from perf.fuzz_sets import FILES, FORMAT_OF, SPLIT_OF, UNREAD, draw, load, store
 
 IGNORED = {
     "kind", "obj_id", "area", "bbox", "iscrowd", "category_id", "raw", "tokens", "sent_ids", "sent_id", "colour", "shape", "texture",
@@ -152,7 +152,7 @@ def damage_picture(file: Path, rng: Random) -> str:
 
 
 def attempt(root: Path, form: str, folder: str) -> tuple[str, str]:
-    split = "val" if form == "videos" else "train"
+    split = SPLIT_OF.get(form, "train")
     left_out = LeftOut()
     logging.getLogger().addHandler(left_out)
     try:

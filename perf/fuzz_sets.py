@@ -1,22 +1,25 @@
-"""Small drawn data sets in every format, for perf/fuzz_readers.py: which file of which set is damaged, and how such a file is read and
-written."""
+"""Small drawn data sets in every format, for perf/fuzz_readers.py and tests/data/test_damage.py: which file of which set is damaged, and
+how such a file is read and written."""
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet as parquet
 from datasets import Dataset, load_from_disk
 
 from ans_core.data.scene_write import write_clips, write_scenes
 from tests import picture_sets
-from tests.data import clip_sets
+from tests.data import agent_sets, clip_sets
 
 PUBLISHED = (
-    "openpsg", "refcocog_gcg", "flickr_gcg", "osprey_conversation", "osprey_detail_description", "llava", "coco",
+    "openpsg", "refcocog_gcg", "flickr_gcg", "osprey_conversation", "osprey_detail_description", "llava", "coco", "gar_relation",
 )  # fmt: skip
 CLIPS = {
     "davis": "",
@@ -31,6 +34,17 @@ CLIPS = {
     "chat_univi": "video_chat.json",
 }
 """Mutated file of a set of clips, drawn in a folder of its name; "" where pictures alone tell everything."""
+AGENT_FILES = {
+    "ego4d": ("agent/ego4d", "annotations/nlq_train.json"),
+    "fineweb": ("agent/fineweb", "pages.parquet"),
+    "mathvista": ("agent/mathvista", "annot_testmini.json"),
+    "partimagenet": ("agent/partimagenet", "annotations/train.json"),
+    "sa1b": ("agent/sa1b", "sa_000000/sa_0.json"),
+    "star": ("agent/star", "STAR_val.json"),
+}
+"""As FILES, of the sets that an agent's questions come from; perf/fuzz_readers.py does without them."""
+SPLIT_OF = {"videos": "val", "starqa": "val", "mathvista": "testmini"}
+"""Format -> the split that is read, where it is not "train"."""
 UNREAD = "dogs"
 """A clip of another split."""
 FILES = {
@@ -56,6 +70,7 @@ FORMAT_OF = {
     "mask_dict": "mevis",
     "clip_masks": "videos",
     "revos_masks": "revos",
+    "star": "starqa",
     **{name: picture_sets.SETS[name][0] for name in ("finetune", *PUBLISHED)},
 }
 
@@ -90,11 +105,18 @@ def draw(root: Path) -> None:
     for name in CLIPS:
         if name != "revos_masks":
             getattr(clip_sets, name)(root / "clips" / name)
+    for name, (folder, file) in AGENT_FILES.items():
+        if name != "fineweb":
+            getattr(agent_sets, name)(root / folder)
+        else:
+            agent_sets.fineweb(root / folder / file, {"id": "a", "text": agent_sets.WORDS})
 
 
 def load(file: Path) -> Any:
     if file.is_dir():
         return [dict(row) for row in load_from_disk(str(file))]
+    if file.suffix == ".parquet":
+        return parquet.read_table(file).to_pylist()
     if file.suffix == ".p":
         return pickle.loads(file.read_bytes())
     if file.suffix == ".jsonl":
@@ -104,13 +126,20 @@ def load(file: Path) -> Any:
 
 def store(values: Any, file: Path) -> bool:
     """False where the format can't hold the values."""
-    if file.is_dir():
-        shutil.rmtree(file)
-        try:
-            Dataset.from_list(values).save_to_disk(str(file))
-        except (ValueError, TypeError, OverflowError, AttributeError):
-            return False
-        return True
+    try:
+        if file.is_dir():
+            made = Dataset.from_list(values)
+            shutil.rmtree(file)
+            made.save_to_disk(str(file))
+            return True
+        if file.suffix == ".parquet":
+            content = io.BytesIO()
+            parquet.write_table(pyarrow.Table.from_pylist(values), content)
+            file.unlink()
+            file.write_bytes(content.getvalue())
+            return True
+    except (ValueError, TypeError, OverflowError, AttributeError, NotImplementedError):
+        return False
     file.unlink()
     if file.suffix == ".p":
         file.write_bytes(pickle.dumps(values, protocol=2))

@@ -32,7 +32,7 @@ from ans_core.losses import mask_losses
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised, layout_of, target_positions
-from ans_core.optim import lr_factor
+from ans_core.optim import lr_factor, optimizer_of
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
 from ans_core.types import Sample
 from tests import picture_sets
@@ -57,10 +57,12 @@ ROWS, QUESTIONS = 8, 8
 """Pictures a step, and most samples of each."""
 CHECK = 20
 """Steps between looks at all samples."""
-CLICKS = 300
+CLICKS = 200
 """Steps of `learn_clicks`."""
 LR = {"text": (3e-3, 0.0), "clicks": (2e-3, 8e-4), "masks": (1e-3, 5e-4)}
 """Of the language side, and of SAM2."""
+MUON = 4.0
+"""Muon's rates over these."""
 GROUNDING = GroundingConfig(
     image_size=2 * SIDE, embed=32, heads=1, stages=(1, 1, 2, 1), global_blocks=(3,), windows=(4, 2, 4, 2), width=64,
     memory_layers=1, memory_feedforward=32, memory_width=16,
@@ -141,13 +143,15 @@ def middle(mask: Bool[Tensor, "M M"]) -> Float[Tensor, 2]:
 
 
 class Descent:
-    """AdamW with a warm-up and a cosine, at rates of the language side's and of SAM2's own."""
+    """AdamW, and Muon for the layers' matrices, with a warm-up and a cosine, at rates of the language side's and of SAM2's own."""
 
     def __init__(self, model: Sa2VA, rates: Sequence[float], *, steps: int) -> None:
         named = list(model.named_parameters())
         self.parts = [[p for n, p in named if n.startswith("sam2.") == sam2 and p.requires_grad] for sam2 in (False, True)]
-        groups = [{"params": part, "lr": rate} for part, rate in zip(self.parts, rates, strict=True)]
-        self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+        lr, sam2_lr = rates
+        self.optimizer = optimizer_of(model, lr=lr, weight_decay=0.0, scales={"sam2.": sam2_lr / lr}, muon_lr=MUON * lr)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["scale"]
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: lr_factor(step, steps=steps, warmup=0.05))
 
     def step(self, loss: Float[Tensor, ""]) -> None:

@@ -1,19 +1,23 @@
 """What SAM2's memory training is worth and costs: Markdown tables.
 
     python perf/memory_training.py crossings --base runs/tiny/base/base [--seeds 0 1 2] [--steps 400]
-    python perf/memory_training.py activations [--side 512] [--frames 5]
+    python perf/memory_training.py real --base runs/tiny/base/base --videos FOLDER [--seeds 0 1 2] [--steps 400]
+    python perf/memory_training.py activations [--model large] [--side 512] [--frames 5] [--objects 1] [--ways plain again]
     python perf/memory_training.py speed --model runs/tiny/base/base [--objects 1 5 16] [--frames 24]
 
 crossings: J&F on held-out clips of look-alikes that cross, of a SAM2 before memory training, after it, after training with a detached
 memory bank, and, of each, without memory (every frame decoded from its own features by the prompt of the first).
-activations: bytes that autograd keeps for the backward pass of a clip with SAM2.1-tiny's sizes, and the time, with and without
-recomputing. speed: frames per second against the stock video predictor on the same weights and clip, and how far the masks agree.
+real: J&F on the second half of each clip of a folder in the format `videos`, before and after training on the first halves.
+activations: bytes that autograd keeps for the backward pass of a clip with SAM2.1's sizes, the time, with and without recomputing,
+and the program's most memory so far. speed: frames per second against the stock video predictor on the same weights and clip, and how far
+the masks agree.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import resource
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -32,11 +36,12 @@ from torch import Tensor
 
 from ans_core import loop, media, rle, transforms
 from ans_core.checkpoints import sam2 as sam2_files
+from ans_core.data.formats import videos
 from ans_core.data.scenes import background, outline, random_thing, render
 from ans_core.dist import rng_of
 from ans_core.model.grounding import Grounding, GroundingConfig
 from ans_core.tracking.batch import ClipTensors, PromptOptions, TrackingBatch, make_batch
-from ans_core.tracking.clips import Clip, choose_window, load_window
+from ans_core.tracking.clips import Clip, choose_window, clips_of, load_window
 from ans_core.tracking.follow import ObjectPrompt, follow
 from ans_core.tracking.forward import remembered
 from ans_core.tracking.loss import LossWeights
@@ -96,7 +101,7 @@ def detached(out: dict[str, Any]) -> dict[str, Any]:
 
 
 def trained(
-    start: Grounding, clips: Sequence[Clip], *, steps: int, batch: int, lr: float, frames: int, seed: int, detach: bool
+    start: Grounding, clips: Sequence[Clip], *, steps: int, batch: int, lr: float, muon_lr: float, frames: int, seed: int, detach: bool
 ) -> tuple[Grounding, float]:
     """Train a copy; return it and the share of the memory encoder's tensors that had a gradient."""
     sam2 = copy.deepcopy(start)
@@ -118,7 +123,9 @@ def trained(
             rngs.append(rng)
         return make_batch(tensors, PromptOptions(kinds={"box": 0.5, "mask": 0.5}), rngs=rngs)
 
-    schedule = loop.Schedule(steps=steps, lr=lr, weight_decay=0.01, warmup=0.05, clip_grad=1.0, accumulate=1, save_every=steps)
+    schedule = loop.Schedule(
+        steps=steps, lr=lr, muon_lr=muon_lr, weight_decay=0.01, warmup=0.05, clip_grad=1.0, accumulate=1, save_every=steps
+    )
     with tempfile.TemporaryDirectory() as scratch:
         loop.train(
             module, make, name="memory", schedule=schedule, machine=loop.Machine(device=torch.device("cpu")), seed=seed,
@@ -126,6 +133,33 @@ def trained(
         )  # fmt: skip
     encoder = [name for name in parameters if name.startswith("memory_encoder.")]
     return sam2, 1 - len(set(check.missing) & set(encoder)) / len(encoder)
+
+
+def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in ("steps", "batch", "lr", "muon_lr", "frames")}
+
+
+def real(arguments: argparse.Namespace) -> str:
+    """Train on the first half of every clip's frames and follow its objects through the second half."""
+    start = sam2_files.load(arguments.base)
+    clips = clips_of(list(videos.read(arguments.videos, name="real", split=videos.splits(arguments.videos)[0])))
+    halves = [(_part(clip, first=True), _part(clip, first=False)) for clip in clips]
+    lines = [f"| seed | prompt | before, of {len(clips)} clips | trained | trained, read without memory |", "|---|---|---|---|---|"]
+    for seed in arguments.seeds:
+        sam2, _ = trained(start, [train for train, _ in halves], detach=False, seed=seed, **options_of(arguments))
+        for prompt in ("mask", "box"):
+            scores = [validate(one, [later for _, later in halves], prompt=prompt)["J&F"] for one in (start, sam2)]
+            with without_memory(sam2):
+                scores.append(validate(sam2, [later for _, later in halves], prompt=prompt)["J&F"])
+            lines.append(f"| {seed} | {prompt} | " + " | ".join(f"{score:.3f}" for score in scores) + " |")
+        print("\n".join(lines), flush=True)
+    return "\n".join(lines)
+
+
+def _part(clip: Clip, *, first: bool) -> Clip:
+    middle = len(clip.frames) // 2
+    part = slice(middle) if first else slice(middle, None)
+    return Clip(name=clip.name, frames=clip.frames[part], masklets=tuple(masklet[part] for masklet in clip.masklets))
 
 
 def crossings(arguments: argparse.Namespace) -> str:
@@ -138,7 +172,7 @@ def crossings(arguments: argparse.Namespace) -> str:
             [crossing_clip(seed=seed + shift, index=i, size=start.image_size, frames=length) for i in range(count)]
             for shift, count in ((0, arguments.clips), (10_000, arguments.held_out))
         )
-        options = {"steps": arguments.steps, "batch": arguments.batch, "lr": arguments.lr, "frames": arguments.frames, "seed": seed}
+        options = {**options_of(arguments), "seed": seed}
         whole, reached = trained(start, train, detach=False, **options)
         cut, reached_cut = trained(start, train, detach=True, **options)
         scores = [validate(sam2, held_out, prompt="box")["J&F"] for sam2 in (start, whole, cut)]
@@ -150,12 +184,18 @@ def crossings(arguments: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-TINY = {"embed": 96, "heads": 1, "stages": (1, 2, 7, 2), "global_blocks": (5, 7, 9), "windows": (8, 4, 14, 7), "temporal_pointers": True}
+SIZES = {"tiny": (96, 12), "large": (144, 48)}
+"""Width and blocks of SAM2.1's image encoders."""
+WAYS = {"plain": "plain back-propagation through time", "again": "frames computed again"}
 
 
 def activations(arguments: argparse.Namespace) -> str:
     """Count what autograd saves and what the memory bank holds: every storage once, parameters left out."""
-    config: dict[str, Any] = TINY | {"image_size": arguments.side}
+    config: dict[str, Any] = sam2_files.PUBLISHED[SIZES[arguments.model]] | {
+        "embed": SIZES[arguments.model][0],
+        "image_size": arguments.side,
+        "temporal_pointers": True,
+    }
     torch.manual_seed(0)
     sam2 = Grounding(GroundingConfig(**config)).train()
     open_modules(sam2, ("memory_attention", "memory_encoder"))
@@ -164,11 +204,11 @@ def activations(arguments: argparse.Namespace) -> str:
     pixels = torch.randn(arguments.frames, 3, arguments.side, arguments.side)
     clip = ClipTensors(pixels=pixels, masks=masks, known=torch.ones(arguments.objects, arguments.frames, dtype=torch.bool))
     batch = make_batch([clip], PromptOptions(kinds={"mask": 1.0}), rngs=[Random(0)])
-    lines = ["| | activations kept | forward and backward |", "|---|---|---|"]
-    for name, recompute in (("plain back-propagation through time", False), ("frames computed again", True)):
+    lines = ["| | activations kept | forward and backward | most memory |", "|---|---|---|---|"]
+    for way in arguments.ways:
         held: dict[int, int] = {}
         own = {p.untyped_storage().data_ptr() for p in (*sam2.parameters(), *sam2.buffers())}
-        module = Tracking(sam2, LossWeights(), recompute=recompute)
+        module = Tracking(sam2, LossWeights(), recompute=way == "again")
 
         def keep(tensor: Tensor, held: dict[int, int] = held, own: set[int] = own) -> Tensor:
             storage = tensor.untyped_storage()
@@ -193,7 +233,8 @@ def activations(arguments: argparse.Namespace) -> str:
             begun = time.perf_counter()
             module(batch)[0].backward()
             times.append(time.perf_counter() - begun)
-        lines.append(f"| {name} | {sum(held.values()) / 2**20:.0f} MiB | {min(times):.2f} s |")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        lines.append(f"| {WAYS[way]} | {sum(held.values()) / 2**20:.0f} MiB | {min(times):.2f} s | {peak:.2f} GiB |")
     return "\n".join(lines)
 
 
@@ -243,13 +284,22 @@ def stock(predictor: Any, shots: Path, corners: Sequence[Sequence[float]], repea
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    it = commands.add_parser("crossings")
-    it.add_argument("--base", required=True)
-    it.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    for name, value in (("steps", 400), ("batch", 2), ("frames", 6), ("clips", 100), ("held-out", 30)):
-        it.add_argument(f"--{name}", type=int, default=value)
-    it.add_argument("--lr", type=float, default=2e-4)
+    for command in ("crossings", "real"):
+        it = commands.add_parser(command)
+        it.add_argument("--base", required=True)
+        it.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+        for name, value in (("steps", 400), ("batch", 2), ("frames", 6)):
+            it.add_argument(f"--{name}", type=int, default=value)
+        it.add_argument("--lr", type=float, default=2e-4)
+        it.add_argument("--muon-lr", type=float, default=0.0, help="of the stacked matrices; 0 = AdamW alone")
+        if command == "crossings":
+            it.add_argument("--clips", type=int, default=100)
+            it.add_argument("--held-out", type=int, default=30)
+        else:
+            it.add_argument("--videos", type=Path, required=True)
     it = commands.add_parser("activations")
+    it.add_argument("--model", choices=list(SIZES), default="tiny")
+    it.add_argument("--ways", choices=list(WAYS), nargs="+", default=list(WAYS))
     for name, value in (("side", 512), ("frames", 5), ("objects", 1), ("repeats", 3)):
         it.add_argument(f"--{name}", type=int, default=value)
     it = commands.add_parser("speed")
@@ -258,7 +308,7 @@ def main() -> None:
     for name, value in (("frames", 24), ("picture", 128), ("repeats", 2)):
         it.add_argument(f"--{name}", type=int, default=value)
     arguments = parser.parse_args()
-    print({"crossings": crossings, "activations": activations, "speed": speed}[arguments.command](arguments))
+    print({"crossings": crossings, "real": real, "activations": activations, "speed": speed}[arguments.command](arguments))
 
 
 if __name__ == "__main__":

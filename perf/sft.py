@@ -6,7 +6,7 @@ FOLDER/data/regions holds photographs with masks (format `regions`); PICTURES of
 The model has the `tiny` profile's sizes and random weights. With `--size like-1b` it is a reduced sa2va-1b, whose frozen encoders take the
 share of a step's operations that they take there (see LIKE_1B). The sides do the same steps: the same samples, LoRA, losses and optimizer.
 
-- own: rows of up to five questions about a picture, which is encoded once, in batches.
+- own: rows of up to QUESTIONS about a picture, which is encoded once, in batches.
 - cached: the same pictures again, their features read from disk.
 - plain: upstream's order of work. Every sample is a row of its own, with five masks, SAM2 and the vision tower run for each.
 
@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,8 @@ LONG_SIDE = 1000
 PICTURES = 16
 BATCH = {"tiny": 8, "like-1b": 2}
 """Pictures a step."""
+QUESTIONS = {"tiny": 5, "like-1b": 2}
+"""About a picture, at most."""
 LIKE_1B: dict[str, dict[str, Any]] = {
     "vision": {"image_size": 448, "patch_size": 14, "hidden": 256, "layers": 6, "heads": 4, "mlp": 1024},
     "language": {"hidden": 224, "layers": 8, "heads": 7, "kv_heads": 1, "mlp": 1216},
@@ -59,8 +62,8 @@ LIKE_1B: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """sa2va-1b with a quarter of the widths and of the tower's layers, and one tile of 256 tokens a picture instead of up to 13. With 8 layers
-in the language model, the frozen encoders have 53 % of a step's operations for rows of 400 tokens and 44 % for 550: sa2va-1b has 53 %
-without and 44 % with gradient checkpointing (rows of 4,096 tokens, 13 tiles: `python perf/memory.py`)."""
+in the language model and rows of 360 to 430 tokens, a step has 1.78 times the operations of one with the cache, by torch's FlopCounterMode.
+That is sa2va-1b's figure with gradient checkpointing, rows of 4,096 tokens and 13 tiles (`python perf/memory.py`)."""
 POINTS = 1024
 FIGURES = ("samples_per_s", "step_s", "waiting_for_data", "cpu_s")
 SIDES = ("own", "cached", "plain")
@@ -95,7 +98,9 @@ def _on(sample: Sample, picture: bytes, height: int, width: int) -> Sample:
 def model_of(samples: list[Sample], size: str) -> Sa2VA:
     base = Config(profile="perf").base
     sizes = LIKE_1B if size == "like-1b" else {name: getattr(base, name).model_dump() for name in ("vision", "language", "sam")}
-    tokenizer = build_tokenizer([s.text for s in samples] * 2)
+    rng = Random(0)
+    turns = [conversation.turn(sample, rng) for sample in samples for _ in range(4)]
+    tokenizer = build_tokenizer([text for turn in turns for text in (turn.question, turn.answer)])  # else rows are of single letters
     config = tiny_config(
         vision=sizes["vision"],
         language=sizes["language"],
@@ -119,7 +124,7 @@ class Side:
         self.module = Supervised(model, mask_weight=2.0, dice_weight=0.5, points=POINTS, features=features)
         self.layout = layout_of(model, mask_size=128, max_length=8192, objects=5 if plain else 0)
         source = Source(name="regions", kind="extra", samples=samples)
-        self.mixture = Mixture([source], {"extra": 1.0}, questions=5, frames=1, seed=0, turn=conversation.turn)
+        self.mixture = Mixture([source], {"extra": 1.0}, questions=QUESTIONS[size], frames=1, seed=0, turn=conversation.turn)
 
     def rows(self, step: int) -> list[Row]:
         return self.mixture.rows(step, 0, batch=BATCH[self.size], micros=1)

@@ -67,12 +67,17 @@ def ranks_command(stage: Stage, launch: Launch, environment: Mapping[str, str], 
 
 
 def one_node_words(launch: Launch, environment: Mapping[str, str]) -> list[str]:
-    """Return what comes between Python and a module that this node's processes share; nothing for one process. How many of a hostfile's
-    processes, or of a job that is yet to be submitted, are on this node is not known: one."""
+    """Return what comes between Python and a module that this node's processes share; nothing for one process."""
+    here = processes_here(launch, environment)
+    return ["-m", "torch.distributed.run", "--nnodes=1", "--standalone", f"--nproc-per-node={here}"] if here > 1 else []
+
+
+def processes_here(launch: Launch, environment: Mapping[str, str]) -> int:
+    """Return how many of the processes are this node's. How many of a hostfile's, or of a job that is yet to be submitted, is not known:
+    one."""
     nodes = int(environment.get("PET_NNODES") or environment.get("SLURM_NNODES", "1"))
     elsewhere = launch.hostfile or (launch.launcher in {"slurm", "ray"} and IN_JOB not in environment)
-    here = 1 if elsewhere else launch.processes // nodes
-    return ["-m", "torch.distributed.run", "--nnodes=1", "--standalone", f"--nproc-per-node={here}"] if here > 1 else []
+    return 1 if elsewhere else launch.processes // nodes
 
 
 def torchrun_options(processes: int, environment: Mapping[str, str]) -> list[str]:

@@ -87,6 +87,19 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send(name)
 
+    def do_HEAD(self) -> None:
+        """Tell what a file is, as `snapshot_download` asks before it fetches one."""
+        name = self.path.partition("?")[0].strip("/").partition(f"/resolve/{self.hub.revision}/")[2]
+        if name not in self.hub.files:
+            self.refuse(404, "EntryNotFound")
+            return
+        content = self.hub.files[name]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("X-Repo-Commit", self.hub.revision)
+        self.end_headers()
+
     def do_POST(self) -> None:
         hub, path = self.hub, self.path.partition("?")[0]
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

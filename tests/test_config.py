@@ -95,7 +95,7 @@ def test_an_unknown_key_inside_a_list_is_located(tmp_path: Path) -> None:
 
 def test_an_unknown_loop_is_refused(tmp_path: Path) -> None:
     values = resolve(PROFILES / "tiny.yaml")
-    with pytest.raises(ConfigError, match=r"rl.loops.captoin.*Input should be 'caption', 'mask', 'describe', 'vqa' or 'agent'"):
+    with pytest.raises(ConfigError, match=r"rl.loops.captoin.*Input should be 'caption', 'mask', 'refer', 'ground', .* or 'agent'"):
         load(written(tmp_path, rl=values["rl"] | {"loops": {"captoin": 1.0}}))
 
 
@@ -227,6 +227,7 @@ DATA = {"name": "mine", "format": "regions", "path": "data/mine", "split": "trai
         ("evaluate", {"split": "vall"}, "evaluate.split: no data set has a split 'vall' (did you mean 'val'?)"),
         ("prepare", {"test_scenes": 0}, "evaluate.benchmarks.0: 'referring' has no samples: prepare draws no scenes of split 'test'"),
         ("prepare", {"test_clips": 0}, "evaluate.benchmarks.3: 'video' has no samples: prepare draws no clips of split 'test'"),
+        ("prepare", {"val_clips": 0}, "memory.train: nothing to follow: prepare.val_clips = 0, and prepare.sources names no data set"),
         ("sft", {"mixture": {"vidoe": 1.0}}, "sft.mixture.vidoe: no kind of data and no name in prepare.sources (did you mean 'video'?)"),
         ("sft", {"mixture": {"video": 0.0}}, "sft.mixture: mixture: all weights are 0, so nothing is trained on"),
         ("base", {"mixture": {"refering": 1.0}}, "base.mixture.refering = 'refering': no such name (did you mean 'referring'?)"),
@@ -245,8 +246,8 @@ DATA = {"name": "mine", "format": "regions", "path": "data/mine", "split": "trai
         ("base", {"sam": {"global_blocks": [4, 7]}}, "base.sam.global_blocks.1: there is no block 7; stages have 7"),
         ("sft", {"optim": {"steps": 10**30, "batch": 1, "lr": 0.1}}, "sft.optim.steps = 1000000000000000000000000000000: Input should be"),
         ("rl", {"optim": {"steps": 1, "batch": 4, "lr": 0.1, "accumulate": 8}}, "rl.optim.batch: 4 is less than a sample for each of 8"),
-        ("launch", {"processes": 9}, "rl.optim.batch: 8 is less than a sample for each of 1 micro-batches (accumulate) on each of 9"),
-        ("launch", {"deepspeed_stage": 2}, "sft.optim.muon_lr: Muon needs whole matrices, and DeepSpeed divides the optimizer"),
+        ("launch", {"processes": 9}, "memory.optim.batch: 6 is less than a sample for each of 1 micro-batches (accumulate) on each of 9"),
+        ("launch", {"deepspeed_stage": 2}, "memory.optim.muon_lr: Muon needs whole matrices, and DeepSpeed divides the optimizer"),
         ("rl", {"use_llm_judge": True, "rewards_caption": {"iou": 1.0}}, "rl.use_llm_judge: METEOR and judge pay together"),
     ],
 )  # fmt: skip

@@ -26,7 +26,7 @@ class Launch(Section):
     deepspeed_stage: Annotated[int, Field(ge=0, le=3)] = 0
     deterministic: bool = True
     threads: Count = 0
-    """CPU threads; 0 = all."""
+    """CPU threads of each process; 0 = all cores, shared among the processes."""
     workers: Count = 0
     """Processes that prepare batches ahead."""
     feature_cache: str = ""

@@ -56,7 +56,7 @@ class Memory(Section):
     validate_only: bool = False
     """Measure J&F of the base and pass it through."""
     trainable_modules: Annotated[tuple[Name, ...], Listed] = ("memory_attention", "memory_encoder")
-    """Modules and parameters of SAM2 by name, as in sam_mask_decoder, sam_prompt_encoder, image_encoder, obj_ptr_proj, maskmem_tpos_enc."""
+    """Modules and parameters of SAM2 by name, as in sam_mask_decoder, sam_prompt_encoder.mask_downscaling, image_encoder, obj_ptr_proj."""
     optim: Optim = Optim(steps=400, batch=4, lr=1e-4, weight_decay=0.01)
     """`batch` counts clips."""
     data: Annotated[tuple[Name, ...], Listed] = ()

@@ -17,7 +17,7 @@ from ans_core.config.whole import PROFILE_NAME, Config
 from ans_core.config.yaml_file import YamlFile, parse, read_yaml
 
 PROFILES = Path("profiles")
-FREE_TABLES = frozenset({"mixture", "kinds", "loops", "rewards_caption", "rewards_mask", "rewards_text"})
+FREE_TABLES = frozenset({"mixture", "kinds", "loops", "rewards_caption", "rewards_mask", "rewards_refer", "rewards_ground", "rewards_text"})
 
 
 def load(path: Path) -> Config:

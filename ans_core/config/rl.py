@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ans_core.config.names import LoopName, RewardName, TextRewardName
+from ans_core.config.names import GroundRewardName, LoopName, RewardName, TextRewardName
 from ans_core.config.section import Count, Impossible, Positive, Rate, Section, Share, Weight, some_weight
 from ans_core.config.training import Checkpointing, Lora, Optim
 
@@ -25,9 +25,12 @@ class Rl(Section):
     """layers: recompute the layers in the backward pass, for memory. Rollouts keep their KV cache."""
     loops: Annotated[dict[LoopName, Rate], Field(min_length=1)] = {"caption": 1.0, "mask": 1.0}
     """Weights. caption: mask -> caption -> mask' (loop 1). mask: caption -> mask -> caption' (loop 2), whose gradient is noisier: at equal
-    weight it makes a tiny model lose what SFT learned of expressions (LOG). describe: picture -> caption. vqa: question -> answer."""
+    weight it makes a tiny model lose what SFT learned of expressions (LOG). refer: expression -> a mask, or "there is no such object".
+    ground: picture -> a caption with masks. describe: picture -> caption. vqa: question -> answer."""
     adaptive_loops: Weight = 0.0
     """Loop weights are proportional to what a loop lacks of its best reward, to this power; 0 = fixed weights."""
+    absent: Annotated[float, Field(ge=0, lt=1)] = 0.25
+    """Share of the loop refer's expressions that nothing in the picture fits, if the data has such."""
     expressions: Share = 0.5
     """Share of loop 2's samples that ask with a referring expression of the same thing, if the data has one, instead of the caption."""
     curriculum: Literal["none", "area", "length", "objects"] = "none"
@@ -72,6 +75,10 @@ class Rl(Section):
     near SFT."""
     rewards_caption: Annotated[dict[RewardName, Weight], Field(min_length=1)] = {"iou": 1.0, "meteor": 1.0}
     rewards_mask: Annotated[dict[RewardName, Weight], Field(min_length=1)] = {"meteor": 1.0, "iou": 0.5}
+    rewards_refer: Annotated[dict[Literal["iou"], Weight], Field(min_length=1)] = {"iou": 1.0}
+    """Reward of the loop refer, as gRefCOCO scores: the IoU; nothing meant and nothing drawn = 1."""
+    rewards_ground: Annotated[dict[GroundRewardName, Weight], Field(min_length=1)] = {"iou": 1.0, "meteor": 1.0}
+    """Rewards of the loop ground. iou: mean over all objects; missed ones and extra masks count 0. The others read the caption as text."""
     rewards_text: Annotated[dict[TextRewardName, Weight], Field(min_length=1)] = {"meteor": 1.0}
     """Rewards of the loops describe and vqa."""
     use_llm_judge: bool = False
@@ -102,7 +109,7 @@ class Rl(Section):
                 "lora.dropout",
                 f"lora.dropout is {self.lora.dropout:g}: what samples would be another policy than what learns; it must be 0",
             )
-        for name in ("rewards_caption", "rewards_mask", "rewards_text"):
+        for name in ("rewards_caption", "rewards_mask", "rewards_refer", "rewards_ground", "rewards_text"):
             some_weight(getattr(self, name).values(), key=name, why="nothing is rewarded")
         for flag, rewards in (("use_llm_judge", self.rewards_caption), ("use_llm_judge_loop2", self.rewards_mask)):
             if getattr(self, flag) and "meteor" not in rewards:

@@ -43,6 +43,7 @@ class Config(Section):
     def _sections_agree(self) -> Config:
         self._check_data_names()
         self._check_evaluation()
+        self._check_memory()
         self._check_processes()
         return self
 
@@ -83,6 +84,19 @@ class Config(Section):
                     f"{name!r} has no samples: prepare draws no {'clips' if name == 'video' else 'scenes'} of split {split!r}; "
                     "draw some, name it in evaluate.optional, or take it out",
                 )
+
+    def _check_memory(self) -> None:
+        """Refuse to train SAM2's memory where no clips can be; which data sets of the user's hold videos, only the stage sees."""
+        if not self.memory.train or self.prepare.sources:
+            return
+        lacking = [] if self.prepare.val_clips else ["prepare.val_clips"]
+        if not self.prepare.clips and self.memory.image_share < 1:
+            lacking.append("prepare.clips")
+        if lacking:
+            raise Impossible(
+                "memory.train",
+                f"nothing to follow: {' = '.join(lacking)} = 0, and prepare.sources names no data set; draw some, or set it to false",
+            )
 
     def _check_processes(self) -> None:
         for section in ("memory", "sft", "rl") if self.memory.train else ("sft", "rl"):

@@ -118,9 +118,10 @@ class Batch(TensorBatch):
     """(row, place, thing) of the tokens whose attention has a known target (`Turn.target`), in order: the token before the answer and the
     answer's first; if a region is described, all tokens that predict the answer."""
     things: Float[Tensor, "O cells"]
-    """How each such thing spreads over the cells of the view that shows the whole picture; every row adds up to 1."""
+    """How each such thing spreads over the cells of the view that shows the whole picture; every row adds up to 1, or to 0 if the thing
+    is not there."""
     boxes: Float[Tensor, "O 4"]
-    """The things' boxes: x1, y1, x2, y2 as shares of the image."""
+    """The things' boxes: x1, y1, x2, y2 as shares of the image; zeros if not there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,9 +232,9 @@ def region_cells(turn: Turn, grid: Grid) -> list[Bool[Tensor, "h w"]]:
 
 
 def cell_shares(mask: RLE, grid: int | Grid) -> Float[Tensor, " cells"]:
-    """Return how a non-empty mask spreads over the cells of a feature map; adds up to 1."""
+    """Return how a mask spreads over the cells of a feature map; adds up to 1, or to 0 if the mask is empty."""
     covered = transforms.coverage(rle.decode(mask), grid=grid).flatten()
-    return covered / covered.sum()
+    return covered / covered.sum() if rle.area(mask) else covered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +306,7 @@ def batch_of(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout
                 places = encoded[-1].predicting(branch)
                 looks += [(len(encoded) - 1, place, len(things)) for place in (places if turn.regions else places[:2])]
                 things.append(cell_shares(turn.target, read.views.shown))
-                boxes.append(torch.tensor(rle.box(turn.target)))
+                boxes.append(torch.tensor(rle.box(turn.target) if rle.area(turn.target) else (0.0, 0.0, 0.0, 0.0)))
         if any(turn.masks for turn in row.turns):
             first, begun = len(sam_frames), len(pairs)
             sam_frames += images

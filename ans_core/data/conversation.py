@@ -28,7 +28,8 @@ class Turn:
     regions: tuple[RLE, ...] = ()
     """Visual prompts, on the first frame."""
     target: RLE | None = None
-    """The object that the question is about, in the first frame: pre-training teaches a tiny base to look there before it answers."""
+    """The object that the question is about, in the first frame: pre-training teaches a tiny base to look there before it answers. Empty =
+    nothing there fits."""
 
 
 def turn(sample: Sample, rng: random.Random) -> Turn:
@@ -74,11 +75,11 @@ def pretraining_turn(sample: Sample, rng: random.Random) -> Turn:
             region = _first(sample.masks[0])
             return Turn(question=prompts.SHORT_REGION_QUESTION, answer=sentence(sample.text), regions=(region,), target=region)
         case "referring":
-            target = rle.union([_first(m) for m in sample.masks]) if sample.masks else None
+            target = rle.union([_first(m) for m in sample.masks]) if sample.masks else rle.empty(sample.height, sample.width)
             if rng.random() < 0.5:
-                question, answer = prompts.PLACE_QUESTION, sentence(place(target)) if target else prompts.NO_TARGET_ANSWER
+                question, answer = prompts.PLACE_QUESTION, sentence(place(target)) if sample.masks else prompts.NO_TARGET_ANSWER
             else:
-                question, answer = prompts.BOX_QUESTION, box(target) if target else prompts.NO_TARGET_ANSWER
+                question, answer = prompts.BOX_QUESTION, box(target) if sample.masks else prompts.NO_TARGET_ANSWER
             return Turn(question=question.format(text=sample.text), answer=answer, target=target)
         case "conversation" | "tracking":
             return turn(sample, rng)

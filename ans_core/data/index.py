@@ -118,7 +118,7 @@ def _tuples(value: Any) -> Any:
 def picture_key(sample: Sample) -> tuple[object, ...]:
     """Return a key of the pictures themselves, so that data sets with the same files (or the same embedded pictures) share rows."""
     if isinstance(sample.frames, VideoFrames):
-        return os.path.normpath(sample.frames.file), sample.frames.indices
+        return _place(sample.frames.file), sample.frames.indices
     return tuple(map(_picture, sample.frames))
 
 
@@ -142,12 +142,20 @@ def picture_digest(sample: Sample) -> bytes:
 def _picture(ref: ImageRef) -> object:
     match ref:
         case Path():
-            return Path(os.path.normpath(ref))
+            return _place(ref)
         case bytes():
             return _digest(ref)
         case FilePart():
             return _digest(ref.read_bytes())
     return ref
+
+
+def _place(file: Path) -> str:
+    """Return one name for a file, however its data set writes it: relative, with `..`, through a linked folder."""
+    return f"{_folder(str(file.parent))}/{file.name}"
+
+
+_folder = functools.lru_cache(maxsize=4096)(os.path.realpath)
 
 
 def _digest(content: bytes) -> bytes:

@@ -28,6 +28,8 @@ class Finding(Supervised):
     """Text loss + attention_weight * KL(the thing's cells || attention) + box_weight * L1 of the thing's box + click_weight * MSE of the
     prompt encoder's embedding of a click on its middle.
 
+    If nothing fits, the attention shall stay on the text, as on a null word of translation's alignments; there is no box and no click then.
+
     The attention is that of the first half of the heads of the middle layer: the layers below gather the question's words, the layers above
     read what was found. `Batch.looks` lists the tokens with a target; every question weighs the same. Box (by a linear head that is
     discarded) and click are read from the last hidden states of the first two.
@@ -42,7 +44,8 @@ class Finding(Supervised):
     def begin_step(self, batches: Sequence[Batch]) -> list[Batch]:
         told = super().begin_step(batches)
         things = float(sum(len(batch.things) for batch in batches))
-        return [replace(batch, totals={**batch.totals, "things": things}) for batch in told]
+        found = float(sum(int(is_there(batch).sum()) for batch in batches))
+        return [replace(batch, totals={**batch.totals, "things": things, "found": found}) for batch in told]
 
     def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], dict[str, float]]:
         seen: dict[str, Any] = {}
@@ -55,18 +58,26 @@ class Finding(Supervised):
             return loss, metrics
         rows, places, thing = batch.looks.unbind(1)
         attended, target = self.attended(seen["hidden_states"], seen["position_embeddings"], batch), batch.things[thing][:, None]
-        weights = look_weights(thing)
-        divergence = (weights * (torch.xlogy(target, target) - target * attended).sum(2).mean(1)).sum()
-        early = first_looks(thing)
+        weights, there = look_weights(thing), is_there(batch)[thing]
+        on_picture = attended.exp().sum(2).clamp(max=1 - 1e-6)  # (K, heads)
+        astray = torch.where(there[:, None], (torch.xlogy(target, target) - target * attended).sum(2), -torch.log1p(-on_picture))
+        divergence = (weights * astray.mean(1)).sum()
+        metrics |= {"attention": float(divergence.detach())}
+        if not there.all():
+            metrics["attention_if_absent"] = float(on_picture.detach()[~there].mean())
+        loss = loss + self.attention_weight * divergence * len(batch.things) / batch.totals.get("things", len(batch.things))
+        if not there.any():
+            return loss, metrics
+        on_target = (attended.detach().exp() * (target > 0)).sum(2).mean(1)
+        metrics["attention_on_target"] = float((weights * on_target).sum() / weights[there].sum())
+        early = first_looks(thing) & there
         hidden, box = self._last[rows[early], places[early]], batch.boxes[thing[early]]
         off = (self.box_head(hidden).float() - box).abs().mean()
         middle = (box[:, :2] + box[:, 2:]) / 2 * self.model.sam2.image_size
         missed = F.mse_loss(self.model.seg_embeddings(hidden).float(), self.model.sam2.click_embeddings(middle))
-        on_target = (weights * (attended.detach().exp() * (target > 0)).sum(2).mean(1)).sum()
-        metrics |= {"attention": float(divergence.detach()), "attention_on_target": float(on_target)}
         metrics |= {"box": float(off.detach()), "click": float(missed.detach())}
-        share = len(batch.things) / batch.totals.get("things", len(batch.things))
-        return loss + share * (self.attention_weight * divergence + self.box_weight * off + self.click_weight * missed), metrics
+        found = float(is_there(batch).sum())
+        return loss + found / batch.totals.get("found", found) * (self.box_weight * off + self.click_weight * missed), metrics
 
     def states(self, batch: Batch) -> Float[Tensor, "B L D"]:
         self._last = super().states(batch)
@@ -91,6 +102,11 @@ class Finding(Supervised):
         image = (batch.input_ids == self.model.image_token_id) & (batch.branch == 0)
         cells = image[rows].nonzero()[:, 1].view(len(rows), -1)[:, -batch.things.shape[1] :]
         return attended.gather(2, cells[:, None].expand(-1, heads, -1))
+
+
+def is_there(batch: Batch) -> Bool[Tensor, " O"]:
+    """Tell which of the batch's things are in their picture."""
+    return batch.things.sum(1) > 0
 
 
 def look_weights(thing: Tensor) -> Float[Tensor, " K"]:

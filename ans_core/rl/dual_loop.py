@@ -26,7 +26,7 @@ from ans_core.model.adapters import Adapters
 from ans_core.model.parts import part_of
 from ans_core.rewards import Reward
 from ans_core.rewards.judge.judging import Judging
-from ans_core.rl import agent_loop, caption_loop, describe_loop, grpo, mask_loop, pictures, vqa_loop
+from ans_core.rl import agent_loop, caption_loop, describe_loop, ground_loop, grpo, mask_loop, pictures, refer_loop, vqa_loop
 from ans_core.rl.mask_policy import MASK_POLICIES, steered
 from ans_core.rl.practice import Practice
 from ans_core.rl.rollout import Reader, exact_head
@@ -37,6 +37,8 @@ from ans_core.watch import peak_memory_mb
 LOOPS: dict[str, Loop] = {
     "caption": caption_loop.LOOP,
     "mask": mask_loop.LOOP,
+    "refer": refer_loop.LOOP,
+    "ground": ground_loop.LOOP,
     "describe": describe_loop.LOOP,
     "vqa": vqa_loop.LOOP,
     "agent": agent_loop.LOOP,

@@ -9,7 +9,6 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from ans_core import overlay, transforms
-from ans_core.benchmarks.loops import true_mask
 from ans_core.rl.step import Experience, RolloutStep
 
 PANEL_INCHES = 2.2
@@ -20,7 +19,7 @@ def save(folder: Path, name: str, step: RolloutStep, done: Experience) -> None:
     assert done.advantage is not None, "pictures come after the rewards"
     sample, size = step.batch.samples[0], step.settings.group
     image = transforms.open_image(sample.frames[0])
-    truth = [true_mask(sample)] if sample.masks else []
+    truth = [masklet[0] for masklet in sample.masks if masklet[0] is not None]
     earned = [{part: values[0, g].item() for part, values in done.rewards.items()} for g in range(size)]
     rollouts = [{"text": done.texts[g], "rewards": earned[g], "advantage": done.advantage[0, g].item()} for g in range(size)]
     record = {

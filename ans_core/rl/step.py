@@ -365,18 +365,33 @@ class RolloutStep:
             for i, (text, z) in enumerate(zip(texts, logits, strict=True))
         ]
 
+    @torch.no_grad()
+    def drawn(self, groups: Sequence[Group]) -> list[list[RLE]]:
+        """Return the masks that the active adapter draws for the `[SEG]` tokens of each of B x G sampled answers, in order."""
+        found: list[list[RLE]] = [[] for group in groups for _ in group.rollouts]
+        with self.timer.part("draw"):
+            packed, hidden, rollout = self.hidden(groups, [[] for _ in groups])
+            drawing = rollout[packed.input_ids[packed.loss_mask] == self.model.seg_token_id].tolist()
+            logits = self.decoded(packed, hidden)[1].logits if drawing else ()
+            for answer, z in zip(drawing, logits, strict=True):
+                found[answer].append(self.rle(z, answer // self.settings.group))
+        return found
+
     def rle(self, logits: Float[Tensor, "h w"], index: int) -> RLE:
         chosen = self.batch.samples[index]
         return rle.encode(upsample(logits, size=self.model.sam2.image_size, height=chosen.height, width=chosen.width))
 
     # Rewards
 
-    def score(self, answers: Sequence[Prediction], weights: Collection[str]) -> dict[str, Float[Tensor, "B G"]]:
-        """Compute every reward part of B x G answers (text and mask, or text alone) against the samples' truth."""
+    def score(
+        self, answers: Sequence[Prediction], weights: Collection[str], truths: Sequence[Prediction] = ()
+    ) -> dict[str, Float[Tensor, "B G"]]:
+        """Compute every reward part of B x G answers (text and mask, or text alone) against the truths: the samples' texts and masks,
+        unless given."""
         size = self.settings.group
         with self.timer.part("reward"):
             drawn = bool(answers[0].masks)
-            truths = [Prediction(text=s.text, masks=((true_mask(s),),) if drawn else ()) for s in self.batch.samples]
+            truths = truths or [Prediction(text=s.text, masks=((true_mask(s),),) if drawn else ()) for s in self.batch.samples]
             judged = [replace(answer, text=answer.text.rstrip(".")) for answer in answers]
             return {
                 name: torch.tensor([self.rewards[name](a, truths[i // size]) for i, a in enumerate(judged)]).view(-1, size)

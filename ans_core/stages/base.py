@@ -1,10 +1,10 @@
 """base: data in, the model that SFT starts from out: imported published weights, or a tiny model pre-trained from random weights.
 
-    dvc repro -s base          tiny: about 18 minutes on 2 cores; prompted IoU (held-out) in metrics.json
+    dvc repro -s base          tiny: about 8 minutes on 2 cores; prompted IoU (held-out) in metrics.json
 
 Pre-training of a tiny model replaces what published weights have learned: the vision tower tells regions' words apart; words lie near the
-image tokens they fit; SAM2 segments what is clicked or boxed, in images and through clips (memory trained, gradients through time);
-the language model captions pictures and regions and finds described things (boxes, clicks). No part knows `[SEG]` yet.
+image tokens they fit; SAM2 segments what is clicked or boxed in pictures (through clips: the stage `memory`); the language model captions
+pictures and regions and finds described things (boxes, clicks). No part knows `[SEG]` yet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -34,12 +35,14 @@ from ans_core.model.supervised import layout_of
 from ans_core.pretrain.alignment import Alignment, AlignmentBatch, alignment_batch
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
 from ans_core.pretrain.finding import Finding
-from ans_core.pretrain.promptable import Memory, MemoryBatch, Promptable, PromptBatch, prompt_batch
+from ans_core.pretrain.promptable import Promptable, PromptBatch, prompt_batch
 from ans_core.pretrain.region_words import RegionWords, WordsBatch, words_batch
 from ans_core.stages.launch import machine_of, schedule_of
-from ans_core.types import Frames, ImageRef, Log, Masklet, Sample
+from ans_core.types import RLE, ImageRef, Log, Sample
 
-Clip = tuple[Frames, list[Masklet]]
+T = TypeVar("T")
+Shown = tuple[ImageRef, list[RLE]]
+"""A picture and the masks of things in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +58,8 @@ class Phase:
 DRAWN = ("referring", "region_caption", "grounded_caption", "video")
 """Kinds of the drawn data sets; a user's own data are used from SFT on."""
 
-CLIP_FRAMES = 4
-"""Frames of a clip in SAM2's pre-training."""
+OBJECTS = 3
+"""Most things of a picture that are clicked or boxed in one step."""
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
@@ -132,12 +135,12 @@ def _texts(sources: list[Source], *, seed: int) -> Iterator[str]:
                 yield turn.answer
 
 
-def _clips(samples: list[Sample]) -> list[Clip]:
-    """Return every picture or clip with all objects that its samples name, each object once."""
-    found: dict[Frames, list[Masklet]] = defaultdict(list)
-    for sample in samples:
-        known = found[sample.frames]
-        known += [m for m in sample.masks if m not in known]
+def _shown(sources: list[Source]) -> list[Shown]:
+    """Return every picture of the region captions with all things that they are about, each thing once."""
+    found: dict[ImageRef, list[RLE]] = defaultdict(list)
+    for sample in data.of_kind(sources, "region_caption"):
+        known = found[sample.frames[0]]
+        known += [mask for mask, *_ in sample.masks if mask is not None and mask not in known]
     return list(found.items())
 
 
@@ -146,41 +149,24 @@ def _sam_images(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
     model.requires_grad_(False)
     for part in (model.sam2.image_encoder, model.sam2.sam_prompt_encoder, model.sam2.sam_mask_decoder):
         part.requires_grad_(True)
-    return Phase(loss=Promptable(model.sam2), batches=_clicked_pictures(cfg, sources, "images", count=_share(optim)), optim=optim)
+    pictures = _shown(sources)
+
+    def make(step: int, micro: int) -> PromptBatch:
+        chosen, rng = _chosen(pictures, cfg, "images", optim, step, micro)
+        return prompt_batch(chosen, size=cfg.base.sam.image_size, objects=OBJECTS, rng=rng)
+
+    return Phase(loss=Promptable(model.sam2), batches=make, optim=optim)
 
 
-def _sam_clips(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
-    """Train the memory to carry objects through time, and the decoder to read it; batches hold twice as many pictures as clips."""
-    clips, optim = _clips(data.of_kind(sources, "video")), cfg.base.sam_clips
-    model.requires_grad_(False)
-    model.sam2.requires_grad_(True)
-    model.sam2.image_encoder.requires_grad_(False)
-    shown = _prompts(clips, cfg, "clips", count=_share(optim), frames=CLIP_FRAMES)
-    beside = _clicked_pictures(cfg, sources, "pictures beside clips", count=2 * _share(optim))
-
-    def make(step: int, micro: int) -> MemoryBatch:
-        return MemoryBatch(clips=shown(step, micro), pictures=beside(step, micro))
-
-    return Phase(loss=Memory(model.sam2), batches=make, optim=optim)
+def _chosen(pictures: list[T], cfg: Config, name: str, optim: Optim, step: int, micro: int) -> tuple[list[T], Random]:
+    """Return this process's pictures of a micro-batch, and the random numbers that chose them, for what else is drawn."""
+    rng = dist.rng_of(cfg.seed, name, step, micro, dist.rank())
+    return rng.sample(pictures, min(_share(optim), len(pictures))), rng
 
 
 def _share(optim: Optim) -> int:
     """Return how many items of a batch this process takes per micro-batch."""
     return max(1, optim.batch // optim.accumulate // dist.world_size())
-
-
-def _clicked_pictures(cfg: Config, sources: list[Source], name: str, *, count: int) -> Callable[[int, int], PromptBatch]:
-    return _prompts(_clips(data.of_kind(sources, "region_caption")), cfg, name, count=count, frames=1)
-
-
-def _prompts(clips: list[Clip], cfg: Config, name: str, *, count: int, frames: int) -> Callable[[int, int], PromptBatch]:
-    size = cfg.base.sam.image_size
-
-    def make(step: int, micro: int) -> PromptBatch:
-        rng = dist.rng_of(cfg.seed, name, step, micro, dist.rank())
-        return prompt_batch(rng.sample(clips, min(count, len(clips))), size=size, objects=3, frames=frames, rng=rng)
-
-    return make
 
 
 def _vision_words(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
@@ -216,8 +202,7 @@ def _pictures(samples: list[Sample], cfg: Config, name: str, optim: Optim) -> Ca
     pictures = list(found.items())
 
     def choose(step: int, micro: int) -> list[tuple[ImageRef, list[Sample]]]:
-        rng = dist.rng_of(cfg.seed, name, step, micro, dist.rank())
-        return rng.sample(pictures, min(_share(optim), len(pictures)))
+        return _chosen(pictures, cfg, name, optim, step, micro)[0]
 
     return choose
 
@@ -247,7 +232,6 @@ PHASES: dict[str, Callable[[Config, Sa2VA, list[Source]], Phase]] = {
     "vision_words": _vision_words,
     "alignment": _alignment,
     "sam_images": _sam_images,
-    "sam_clips": _sam_clips,
     "language": _language,
 }
 """In this order; each trains its own part of the model."""
@@ -255,14 +239,11 @@ PHASES: dict[str, Callable[[Config, Sa2VA, list[Source]], Phase]] = {
 
 @torch.no_grad()
 def held_out(cfg: Config, model: Sa2VA, sources: list[Source]) -> dict[str, float]:
-    """Return the IoU of clicked or boxed objects on held-out pictures, and at the end of held-out clips after one prompt in the first
-    frame."""
+    """Return the IoU of clicked or boxed objects on held-out pictures."""
     model.eval()
-    promptable, size, found = Promptable(model.sam2), model.sam2.image_size, {}
-    for name, kind, frames in (("image", "region_caption", 1), ("clip", "video", CLIP_FRAMES)):
-        clips = _clips(data.of_kind(sources, kind))[:100]
-        if clips:
-            batch = prompt_batch(clips, size=size, objects=3, frames=frames, rng=dist.rng_of(cfg.seed, "held out", kind))
-            _, ious = promptable(batch.to(model.device))
-            found[f"prompted_{name}/IoU"] = ious["iou_last"]
-    return found
+    pictures, size = _shown(sources)[:100], model.sam2.image_size
+    if not pictures:
+        return {}
+    rng = dist.rng_of(cfg.seed, "held out", "region_caption")
+    _, ious = Promptable(model.sam2)(prompt_batch(pictures, size=size, objects=OBJECTS, rng=rng).to(model.device))
+    return {"prompted_image/IoU": ious["iou_three"]}

@@ -61,9 +61,9 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     if not (settings.train or settings.validate_only):
         if dist.rank() == 0:
             _write_delta(cfg, {}, out, base)
-        dist.wait_for_all()
         return {"trained": 0.0}
     machine = machine_of(cfg.launch, settings.dtype)
+    loop.let_processes_talk(machine)  # they validate together
     pool = _pool(settings, data.sources(inputs["data"], "train")) if settings.train else Pool(videos=[], stills=[], left_out=[])
     held_out = _held_out(settings, data.sources(inputs["data"], "val"))
     sam2 = _load(base, settings, machine.device)
@@ -169,7 +169,10 @@ def _pool(settings: Memory, sources: Sequence[Source]) -> Pool:
     if settings.image_share < 1:
         videos, left_out = trainable([clip for clip in clips if len(clip.frames) > 1], length=settings.frames)
     if settings.image_share < 1 and not videos:
-        raise ValueError(f"no videos with masks in {[s.name for s in chosen]}; add some to prepare.sources, or set memory.image_share=1")
+        raise ValueError(
+            f"no videos with masks in {[s.name for s in chosen]}; add some to prepare.sources, or set memory.image_share=1 or"
+            " memory.train=false"
+        )
     if settings.image_share and not stills:
         raise ValueError(f"memory.image_share is {settings.image_share:g}, and {[s.name for s in chosen]} hold no stills with masks")
     if left_out and dist.rank() == 0:
@@ -182,14 +185,17 @@ def _held_out(settings: Memory, sources: Sequence[Source]) -> list[Clip]:
     clips = clips_of([sample for source in chosen for sample in source.samples])
     clips = [clip for clip in clips if len(clip.frames) > 1 and clip.visible[:, :-1].any()]
     if not clips:
-        raise ValueError("no data set has a split 'val' with videos: J&F on them chooses the best epoch; give about one video in ten to it")
+        raise ValueError(
+            "no data set has a split 'val' with videos: J&F on them chooses the best epoch; give about one video in ten to it, or set"
+            " memory.train=false"
+        )
     return clips[: settings.limit_val_batches * settings.optim.batch] if settings.limit_val_batches else clips
 
 
 def _load(base: Path, settings: Memory, device: torch.device) -> Grounding:
     """Load SAM2 as it was before Sa2VA's training. Raises ValueError if its mask decoder is to be trained and was by Sa2VA already: both
     can't be kept."""
-    if (base / "tokenizer_config.json").is_file() and "sam_mask_decoder" in settings.trainable_modules:
+    if (base / "tokenizer_config.json").is_file() and any(name.split(".")[0] == "sam_mask_decoder" for name in settings.trainable_modules):
         joined = checkpoint.load(base).sam2
         ours = joined.sam_mask_decoder.state_dict()
         theirs = joined.original_mask_decoder.state_dict() if joined.config.original_decoder else ours

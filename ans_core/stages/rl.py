@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 
 from ans_core import data, dist, loop
@@ -71,7 +72,7 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
     if machine.deepspeed_stage == 3:
         raise ValueError("rl: launch.deepspeed_stage 3 divides weights that its three policies read whole; use 2, or 0")
     sources = data.sources(inputs["data"], "train")
-    practice = samples_by_loop([s for source in sources for s in source.samples], settings.loops)
+    practice = samples_by_loop([s for source in sources for s in source.samples], settings.loops, absent=settings.absent)
     model = sft_model(inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(settings.dtype), device=machine.device)
     model.checkpointing = settings.checkpointing
     modules = adapters.policy_modules(model, settings.loops)
@@ -87,7 +88,7 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
         rewards=REWARDS
         | corpus_rewards(
             [s.text for samples in practice.samples for s in samples],
-            needed=settings.rewards_caption.keys() | settings.rewards_mask.keys() | settings.rewards_text.keys(),
+            needed=set().union(*(getattr(settings, f"rewards_{kind}") for kind in ("caption", "mask", "ground", "text"))),
         ),
         judging=judging,
         log=log,
@@ -119,21 +120,30 @@ class LoopSamples:
     of: dict[str, int]
 
 
-def samples_by_loop(samples: Sequence[Sample], loops: Collection[str]) -> LoopSamples:
-    """Select each loop's samples. Raises ValueError for a loop without samples in the data."""
+def samples_by_loop(samples: Sequence[Sample], loops: Collection[str], *, absent: float = 0.0) -> LoopSamples:
+    """Select each loop's samples; of the loop refer's, the share `absent` has nothing to draw. Raises ValueError for a loop without samples
+    in the data."""
     chosen: dict[Callable[[Sample], bool], int] = {}
     found = LoopSamples(samples=[], of={})
     for name in loops:
         takes = LOOPS[name].takes
         if takes not in chosen:
             chosen[takes] = len(found.samples)
-            found.samples.append([s for s in samples if takes(s)])
+            taken = [s for s in samples if takes(s)]
+            found.samples.append(with_absent(taken, absent) if name == "refer" else taken)
         found.of[name] = chosen[takes]
         if not found.samples[chosen[takes]]:
             raise ValueError(
                 f"rl.loops has {name!r}, which needs {LOOPS[name].wants}; prepare.sources or prepare.scenes give none for training"
             )
     return found
+
+
+def with_absent(samples: list[Sample], share: float) -> list[Sample]:
+    """Repeat the samples without an object, or leave some of them out, until they are this share of all; samples without any such stay."""
+    there, silent = [s for s in samples if s.masks], [s for s in samples if not s.masks]
+    wanted = round(len(there) * share / (1 - share)) if silent else 0
+    return there + list(islice(cycle(silent), wanted))
 
 
 class RolloutBatches:

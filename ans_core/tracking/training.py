@@ -23,6 +23,9 @@ WHOLE, PARTLY = ("memory_attention", "memory_encoder", "image_encoder"), ("sam_p
 not drawn, and the masks that were not the best, get none. Object pointers get one where the object is predicted to be there."""
 
 
+ORIGINAL = "original_mask_decoder"
+
+
 class Tracking(nn.Module):
     """SAM2's training loss of clips, mean over everything that a step predicts, on all processes: every object, frame with ground truth,
     and click."""
@@ -64,16 +67,17 @@ class Tracking(nn.Module):
 
 
 def open_modules(sam2: Grounding, names: Collection[str]) -> dict[str, nn.Parameter]:
-    """Freeze SAM2 but for the modules (or single parameters) of these names, whose weights become fp32; return what is trained.
+    """Freeze SAM2 but for the modules (or single parameters) of these names, also inner ones as `sam_prompt_encoder.mask_downscaling`,
+    whose weights become fp32; return what is trained.
 
     Raises ValueError for a name that SAM2 does not have.
     """
-    known = [name for name, _ in (*sam2.named_children(), *sam2.named_parameters(recurse=False))]
-    known = [name for name in known if name != "original_mask_decoder"]
+    known = [name for name, _ in (*sam2.named_modules(), *sam2.named_parameters()) if name.split(".")[0] not in ("", ORIGINAL)]
     if unknown := sorted(set(names) - set(known)):
-        raise ValueError(f"memory.trainable_modules: SAM2 has no {unknown}; it has {sorted(known)}")
+        outer = sorted(name for name in known if "." not in name)
+        raise ValueError(f"memory.trainable_modules: SAM2 has no {unknown}; it has {outer}, and what is in these")
     sam2.requires_grad_(False)
-    trained = {name: p for name, p in sam2.named_parameters() if name.split(".")[0] in names}
+    trained = {name: p for name, p in sam2.named_parameters() if any(f"{name}.".startswith(f"{chosen}.") for chosen in names)}
     if not trained:
         raise ValueError(f"memory.trainable_modules {sorted(names)} have no parameters; name others of {sorted(known)}")
     for p in trained.values():

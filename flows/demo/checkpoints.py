@@ -19,15 +19,16 @@ def offered(model: str, others: Sequence[str], *, device: str) -> dict[str, Load
 
     A folder runs/<profile>/model brings the same run's `before RL` (SFT merged) and `base`, where they are.
     """
-    found: dict[str, Load] = {_name(model): partial(Sa2VA.from_pretrained, model, device_map=device)}
+    own, *names = _names([model, *others])
+    found: dict[str, Load] = {own: partial(Sa2VA.from_pretrained, model, device_map=device)}
     run = Path(model).parent
     base, sft = run / "base/base", run / "sft"
     if Path(model).name == "model" and base.is_dir():
         if (sft / checkpoint.DELTA).exists():
             found["before RL"] = partial(_before_rl, base, sft, device)
         found["base"] = partial(Sa2VA.from_pretrained, str(base), device_map=device)
-    for other in others:
-        found[_name(other)] = partial(Sa2VA.from_pretrained, other, device_map=device)
+    for name, other in zip(names, others, strict=True):
+        found[name] = partial(Sa2VA.from_pretrained, other, device_map=device)
     return {name: cache(load) for name, load in found.items()}
 
 
@@ -35,6 +36,11 @@ def _before_rl(base: Path, sft: Path, device: str) -> Sa2VA:
     return sft_model(base, sft, device=dist.pick_device(device))
 
 
-def _name(path: str) -> str:
-    """`runs/tiny/model` is `tiny/model`, a hub id stays as it is."""
-    return "/".join(Path(path).parts[-2:])
+def _names(paths: Sequence[str]) -> list[str]:
+    """Return the last two parts of each, more where these are the same: `runs/tiny/model` is `tiny/model`, a hub id stays as it is."""
+    parts = [Path(path).resolve().parts if Path(path).is_dir() else Path(path).parts for path in paths]
+    for length in range(2, max(map(len, parts))):
+        names = ["/".join(one[-length:]) for one in parts]
+        if len(set(names)) == len(set(parts)):
+            return names
+    return ["/".join(one) for one in parts]

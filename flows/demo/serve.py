@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import socket
 import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -18,17 +19,23 @@ OWN_ONLY = "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; frame-
 
 
 def serve(model: str, others: Sequence[str], *, host: str, port: int, auth: str | None, device: str) -> int:
-    """Serve until Ctrl-C. Raises ValueError for a missing gradio, an open host without `auth`, and a checkpoint that can't be loaded."""
+    """Serve until Ctrl-C. Raises ValueError for a missing gradio, an open host without `auth`, an address that can't be had, and a
+    checkpoint that can't be loaded."""
     user = _user(host, auth)
+    _check_address(host, port)
     if find_spec("gradio") is None:
         raise ValueError(
             "the page needs gradio, which is no part of the pipeline's environment: pip install -c requirements/demo.txt -e '.[demo]'"
         )
+    from ans_core.checkpoints.checkpoint import read_config
+    from ans_core.checkpoints.folder import local_folder
     from flows.demo.checkpoints import offered
     from flows.demo.samples import held_out
 
+    for other in others:  # errors come before the page does
+        read_config(local_folder(other))
     loads = offered(model, others, device=device)
-    next(iter(loads.values()))()  # its errors come before the page does
+    next(iter(loads.values()))()
     with tempfile.TemporaryDirectory(prefix="ans-demo-") as scratch:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": scratch, "HF_HUB_DISABLE_TELEMETRY": "1"}
         from flows.demo.episodes import albums_of
@@ -55,10 +62,23 @@ def _user(host: str, auth: str | None) -> tuple[str, str] | None:
         if host not in LOOPBACK:
             raise ValueError(f"--host {host} opens the page to the network: give --auth USER as well (it asks for a password)")
         return None
-    password = os.environ.get("ANS_DEMO_PASSWORD") or getpass.getpass(f"password of {auth}: ")
+    try:
+        password = os.environ.get("ANS_DEMO_PASSWORD") or getpass.getpass(f"password of {auth}: ")
+    except EOFError:
+        raise ValueError("--auth USER: nobody is there to type a password; set ANS_DEMO_PASSWORD") from None
     if not (auth and password):
         raise ValueError("--auth USER: neither the name nor the password may be empty")
     return auth, password
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raise ValueError for a host that is not this machine's and a port that is taken, before a model is loaded for them."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.create_server((address[0], port), family=family):
+            pass
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"--host {host} --port {port} can't be had ({error}); give another port") from error
 
 
 def _theme() -> Any:

@@ -83,7 +83,7 @@ def test_pretraining_asks_for_boxes_regions_and_captions_and_never_for_a_mask():
     caption = pretraining_turn(grounded, rng)
     assert (caption.question, caption.answer, caption.masks) == ("Describe the image.", "a cat.", ())
     nothing = pretraining_turn(tiny.sample(masks=()), rng)
-    assert (nothing.answer, nothing.target) == (prompts.NO_TARGET_ANSWER, None)
+    assert (nothing.answer, nothing.target) == (prompts.NO_TARGET_ANSWER, rle.empty(64, 64))
     assert nothing.question in ("<ref>red square</ref>", "Where is red square?")
 
 

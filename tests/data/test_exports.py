@@ -99,6 +99,9 @@ def test_a_zip_of_cvat_becomes_records_by_label_text_and_group(tmp_path: Path, c
         ("</annotations>", "", r"annotations\.xml: line 13: no XML"),
         ("<image id=", "<track id='0'/><image id=", "is of CVAT for video; export the task as"),
         ('xtl="2.00"', 'xtl="two"', "box 0: xtl 'two' is no number"),
+        ('rotation="90.0"', 'rotation=""', "box 1: rotation '' is no number"),
+        ('left="15"', 'left="inf"', "mask 3: left 'inf' is no number"),
+        ('encoding="utf-8"', 'encoding="utf-9"', "unknown encoding: utf-9; export it again"),
     ],
 )
 def test_a_fault_of_cvat_is_named_by_file_and_place_and_nothing_is_written(tmp_path: Path, before: str, after: str, match: str):
@@ -168,6 +171,10 @@ def test_label_studio_becomes_records_with_texts_of_regions_and_names_of_uploads
         (task(region(0, "polygonlabels", {"points": [[0, 0], [1]], "polygonlabels": ["a"]})), "region r0: no rectangle, polygon"),
         (task(region(0, "polygonlabels", {"points": [[0, 0], [50, 0], [50, 50]]})), r"region r0: labels \[\] and texts of \[\]"),
         (task(region(0, "polygonlabels", {"points": []}) | {"image_rotation": 90}), "turned by 90 degrees"),
+        (TASKS[0] | {"annotations": [None]}, r"task 7: annotations is \[None\], not a list of objects"),
+        (TASKS[0] | {"annotations": [{"result": "x"}]}, "task 7, annotation: result is 'x', not a list of objects"),
+        (task({"id": "r0", "type": None, "value": None}), r"region r0: value is \['None'\], not an object"),
+        (task(region(0, "textarea", {"x": 1, "y": 1, "width": 9, "height": 9, "text": [3]}, from_name="text")), "region r0, text"),
     ):
         with pytest.raises(DataError, match=match):
             import_export(write(tmp_path / "project", "project-1.json", [content]), tmp_path / "wrong")
@@ -187,6 +194,13 @@ def test_coco_and_upstreams_file_become_what_their_readers_read(tmp_path: Path):
     write(tmp_path / "coco", "annotations/instances_default.json", coco, "images/default/cat.png")
     assert imported(tmp_path / "coco", tmp_path / "a") == {("images/cat.png", "referring", "cat"): [[1, 3, 2, 5, 12]]}
     assert "left out: 1 objects without a pixel" in import_export(tmp_path / "coco", tmp_path / "b")
+    coco["annotations"].append({"image_id": 1, "category_id": 3, "segmentation": [], "bbox": [10, 2, 4, 3]})  # a rectangle of Label Studio
+    write(tmp_path / "coco", "annotations/instances_default.json", coco)
+    assert imported(tmp_path / "coco", tmp_path / "e")["images/cat.png", "referring", "cat"] == [[1, 3, 2, 5, 12], [2, 4, 10, 13, 12]]
+    coco["annotations"][-1]["bbox"] = [1, 2, None, 3]
+    write(tmp_path / "coco", "annotations/instances_default.json", coco)
+    with pytest.raises(DataError, match=r"annotation 2: it has no segmentation, and its bbox is .*None.*, not"):
+        import_export(tmp_path / "coco", tmp_path / "f")
     upstream = [{"image": "cat.png", "mask": [square, square], "text": ["the cat", "it"]}]
     write(tmp_path / "upstream", "annotations.json", upstream, "images/cat.png")
     assert imported(tmp_path / "upstream", tmp_path / "c") == {
@@ -198,3 +212,22 @@ def test_coco_and_upstreams_file_become_what_their_readers_read(tmp_path: Path):
     write(tmp_path / "nothing", "readme.json", {})
     with pytest.raises(DataError, match=r"holds no annotations, only \['readme\.json'\]"):
         import_export(tmp_path / "nothing", tmp_path / "d")
+
+
+def test_a_zip_is_named_by_itself_and_not_by_where_it_was_unpacked(tmp_path: Path):
+    def packed_zip(**files: str) -> Path:
+        with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
+            for name, content in files.items():
+                archive.writestr(name.replace("_", "."), content)
+        return tmp_path / "export.zip"
+
+    with pytest.raises(DataError, match=rf"^{tmp_path}/export\.zip/annotations\.xml: image '0' .* is not in {tmp_path}/export\.zip/images"):
+        import_export(packed_zip(annotations_xml=CVAT), tmp_path / "out")
+    with pytest.raises(DataError, match=rf"^{tmp_path}/export\.zip holds no annotations, .*of a zip: unpack it first"):
+        import_export(packed_zip(a_txt="x"), tmp_path / "out")
+    locked = bytearray(packed_zip(annotations_xml=CVAT).read_bytes())
+    locked[6] |= 1  # the flag of a password, in both headers
+    locked[locked.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "export.zip").write_bytes(locked)
+    with pytest.raises(DataError, match=r"export\.zip: .* is encrypted.*; unpack it and give the folder"):
+        import_export(tmp_path / "export.zip", tmp_path / "out")

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
-import pickle
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
-from ans_core import rle, transforms
 from ans_core.data.formats import FORMATS, SPLITS, infer
 from ans_core.data.formats.checks import DataError
 from ans_core.data.pictures import check_pictures
@@ -25,7 +20,6 @@ from ans_core.stages.prepare import source_entries
 from tests import picture_sets
 from tests.data.test_formats import GOOD, block, png, region, write_annotations, write_refs, write_regions
 from tests.data.test_prepare import own_data
-from tests.picture_sets import SETS
 
 POLYGON = [2, 1, 5, 1, 5, 3, 2, 3]
 
@@ -258,64 +252,3 @@ def test_every_layout_is_told_by_its_files(drawn):
     }
     folders |= {"mevis": "mevis", "regions": "regions"}
     assert {infer(drawn / folder): folder for folder in folders.values()} == folders
-
-
-FILES = [
-    ("annotations", "plain", "annotations.json"),
-    ("refcoco", "refcoco", "refs(unc).p"),
-    ("refcoco", "refcoco", "instances.json"),
-    ("grefcoco", "grefcoco", "grefs(unc).json"),
-    ("grandf", "grounded", "train.json"),
-    ("mevis", "mevis", "train/meta_expressions.json"),
-    ("mevis", "mevis", "train/mask_dict.json"),
-    ("regions", "regions", "manifest.jsonl"),
-    ("annotations", "finetune", "annotations.json"),
-    ("reasonseg", "ReasonSeg", "train/0.json"),
-    *(
-        (*SETS[name], "")
-        for name in ("grandf", "refcocog_gcg", "flickr_gcg", "osprey_conversation", "osprey_detail_description", "llava", "coco")
-    ),
-]
-"""Format, what is read, and the changed file in it."""
-SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from([1e308, 10**400, "\0", "oooo"])
-)
-VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=4
-)
-
-
-def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    inner = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
-    return [at, *(place for key, child in inner for place in places(child, (*at, key)))]
-
-
-@pytest.mark.parametrize(("form", "folder", "name"), FILES)
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_any_value_anywhere_is_read_or_refused_by_name(drawn, form, folder, name, data):
-    """No exception but ours, which names the folder; what is read has masks of its pictures' sizes."""
-    file = drawn / folder / name
-    whole = file.read_bytes()
-    values = copy.deepcopy(pickle.loads(whole) if file.suffix == ".p" else json.loads(whole))
-    at = data.draw(st.sampled_from(places(values)))
-    changed = data.draw(VALUES)
-    if at:
-        parent = values
-        for key in at[:-1]:
-            parent = parent[key]
-        parent[at[-1]] = changed
-    else:
-        values = changed
-    try:
-        file.write_bytes(pickle.dumps(values, protocol=2) if file.suffix == ".p" else json.dumps(values).encode())
-        samples = list(FORMATS[form](drawn / folder, name="d", split="train"))
-    except DataError as error:
-        if str(drawn / folder) not in str(error):
-            raise
-    else:
-        for sample in samples:
-            assert transforms.image_size(sample.frames[0]) == (sample.width, sample.height)
-            assert all(rle.decode(m).shape == (sample.height, sample.width) for masklet in sample.masks for m in masklet if m is not None)
-    finally:
-        file.write_bytes(whole)

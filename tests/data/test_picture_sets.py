@@ -119,6 +119,17 @@ def test_a_category_means_all_its_objects_and_its_crowds(tree, scenes, tmp_path)
         list(FORMATS["coco"](tmp_path, name="coco", split="val"))
 
 
+def test_objects_of_a_picture_are_found_wherever_they_stand_in_the_file(tmp_path):
+    for name in ("a", "b"):
+        png(tmp_path / f"val2017/{name}.png")
+    annotations = [{"id": n, "image_id": n % 2, "category_id": 1, "segmentation": [BOX]} for n in range(4)]
+    images = [{"id": n, "file_name": f"{name}.png"} for n, name in enumerate("ab")]
+    whole = {"images": images, "categories": [{"id": 1, "name": "person"}], "annotations": annotations}
+    store(tmp_path / "annotations/instances_val2017.json", whole)
+    samples = list(FORMATS["coco"](tmp_path, name="coco", split="val"))
+    assert [(s.sample_id, s.frames[0].name, len(s.masks)) for s in samples] == [("0_1", "a.png", 2), ("1_1", "b.png", 2)]
+
+
 def write_osprey(root: Path, *records: dict[str, Any], name: str = "osprey_conversation.json") -> Path:
     png(root / "images/a.png")
     store(root / name, [{"file_name": "a.png", "height": 6, "width": 8, "annotation": [{"segmentation": block()}]} | r for r in records])

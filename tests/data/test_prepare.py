@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from ans_core import data
 from ans_core.config import Config, DataSource, Prepare
 from ans_core.data import load, read_entries
+from ans_core.data.conversation import turn
+from ans_core.data.index import picture_keys
+from ans_core.data.mixture import Mixture
 from ans_core.stages import prepare
 
 SMALL = Prepare(scenes=8, val_scenes=5, test_scenes=2, clips=2, val_clips=1, test_clips=1, clip_frames=3, image_size=64)
@@ -49,6 +53,29 @@ def test_drawn_and_own_data_are_written_listed_and_loaded(tmp_path):
     page = (out / "report.html").read_text()
     assert "scenes_clips" in page
     assert "://" not in page  # nothing is fetched from elsewhere
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_kinds_of_drawn_data_share_their_pictures_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool):
+    """Stages read a relative folder, and each reader writes a picture's path in its own way; the folder may be a link into a cache."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cache").mkdir()
+    out = Path("cache")
+    if linked:
+        out = Path("prepared")
+        out.symlink_to("cache")
+    run(SMALL, out)
+    stills = [s for s in data.sources(out, "train") if s.kind != "video"]
+    assert len(stills) == 4
+    assert len({bytes(key) for source in stills for key in picture_keys(source.samples)}) == SMALL.scenes
+    mixture = Mixture(
+        stills, dict.fromkeys(("referring", "region_caption", "grounded_caption"), 1.0), questions=20, frames=1, seed=0, turn=turn
+    )
+    for number in range(SMALL.scenes):
+        turns = mixture.row(number).turns
+        assert any("<p>" in t.answer for t in turns)  # grounded caption
+        assert any(t.regions for t in turns)
+        assert any(t.masks and "<p>" not in t.answer for t in turns)  # referring
 
 
 @pytest.mark.slow

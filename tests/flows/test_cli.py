@@ -1,6 +1,7 @@
 import argparse
 import copy
 import json
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -13,7 +14,7 @@ import torch
 from ans_core.checkpoints import checkpoint
 from ans_core.model import Sa2VA
 from ans_core.stages import evaluate
-from flows import cli, doctor
+from flows import checkpoint_eval, cli, doctor
 from flows.compare import table
 from tests.workspace import environment
 
@@ -135,24 +136,37 @@ def test_an_extra_may_pin_another_version_than_the_lock(tmp_path: Path) -> None:
 
 
 def test_eval_never_goes_on_with_the_answers_of_another_model_or_of_other_settings(
-    tmp_path: Path, tiny_model: Sa2VA, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_model: Sa2VA, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two checkpoints of one name, then the first with other settings: each has its own scratch, which is gone afterwards."""
+    """Two checkpoints of one name, then the first with other settings: each has its own scratch, which is gone afterwards. What was
+    evaluated already is read."""
     seen: list[Path] = []
-    monkeypatch.setattr(evaluate, "run", lambda config, *, scratch, **rest: seen.append(scratch) or {})
+
+    def run(config: object, *, scratch: Path, out: Path, **rest: object) -> dict[str, float]:
+        seen.append(scratch)
+        (out / "metrics.json").write_text(json.dumps({"count": len(seen)}))
+        return {}
+
+    monkeypatch.setattr(evaluate, "run", run)
     monkeypatch.setattr(cli, "root", lambda: tmp_path)
+    monkeypatch.setattr(checkpoint_eval, "inputs_md5", lambda *_, **__: {})
+    monkeypatch.setattr(checkpoint_eval, "stage_code", lambda *_: [])
     text = (ROOT / "params.yaml").read_text()
     (tmp_path / "params.yaml").write_text(text)
+    for name in ("data", "sft", "base"):
+        (tmp_path / "runs/tiny" / name).mkdir(parents=True)
     other = copy.deepcopy(tiny_model)
     with torch.no_grad():
         other.text_hidden_fcs[0].bias.add_(1)
     for folder, model in (("one", tiny_model), ("other", other)):
         checkpoint.save(model, tmp_path / folder / "model", metadata={})
         assert cli.evaluate(eval_of(tmp_path / folder)) == 0
+    assert cli.evaluate(eval_of(tmp_path / "one")) == 0
     (tmp_path / "params.yaml").write_text(text.replace("loop_samples: ", "loop_samples: 1"))
     assert cli.evaluate(eval_of(tmp_path / "one")) == 0
-    assert len(set(seen)) == 3
+    assert len(set(seen)) == len(seen) == 3
     assert not any(scratch.exists() for scratch in seen)
+    assert re.findall(r"count +(\d)", capsys.readouterr().out) == ["1", "2", "1", "3"]
 
 
 def eval_of(folder: Path) -> argparse.Namespace:

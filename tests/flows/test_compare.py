@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ans_core.config import Config, load
 from flows import cli
 from flows.compare import table
 from flows.results import result, revision_of, stage_runs
@@ -74,6 +75,35 @@ def test_folders_of_runs_get_a_page_with_settings_intervals_the_same_samples_and
     assert re.findall(r'aria-label="(loss/\w+)', page) == ["loss/text"]
     with pytest.raises(ValueError, match="takes two results or more, not 1"):
         cli.parse(words[:2]).function(cli.parse(words[:2]))
+
+
+def test_checkpoints_are_evaluated_on_the_settings_benchmarks_and_then_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Two of one name, as two checkouts have: the second one scores 0.2 more in everything but videos."""
+    for place in ("one", "two"):
+        write(tmp_path / place / "runs/mini/model/config.json", {})
+    text = (ROOT / "params.yaml").read_text()
+    (tmp_path / "params.yaml").write_text(text)
+
+    def evaluated(checkpoint: Path, content: str, here: Path, config: Config) -> Path:
+        assert (here, config) == (tmp_path, load(tmp_path / "params.yaml"))
+        out = here / ".ans/eval" / f"model-{content}"
+        write_evaluation(out, 2 if "one" in checkpoint.parts else 3)
+        return out
+
+    monkeypatch.setattr("flows.checkpoint_eval.evaluated", evaluated)
+    monkeypatch.setattr("ans_core.checkpoints.checkpoint.weights_hash", lambda path: path.parents[2].name)
+    monkeypatch.setattr(cli, "root", lambda: tmp_path)
+    arguments = cli.parse(["compare", *(str(tmp_path / place / "runs/mini/model") for place in ("one", "two"))])
+    assert arguments.function(arguments) == 0
+    told = capsys.readouterr().out
+    assert f"mini/model #2: checkpoint {tmp_path / 'two/runs/mini/model'}, evaluated into {tmp_path / '.ans/eval/model-two'}" in told
+    assert re.search(r"^  Region captions · val, METEOR .* better$", told, re.MULTILINE)
+    assert re.search(r"^metric +mini/model +mini/model #2 +difference$", told, re.MULTILINE)
+    page = Path(told.split("page: ")[1].strip())
+    assert re.fullmatch(r"[\w.-]+", page.parent.name)  # an address with # would end there
+    assert "mini/model #2" in page.read_text()
 
 
 def test_an_experiment_of_dvc_and_a_revision_are_found_by_name(tmp_path: Path):

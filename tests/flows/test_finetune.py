@@ -49,6 +49,20 @@ def test_what_can_not_be_fine_tuned_is_refused_before_a_model_is_loaded(tmp_path
         ans(folder, "--model", "nothing", "--out", tmp_path / "full", "--steps", 2)
 
 
+def test_a_mistyped_model_or_setting_leaves_nothing_that_refuses_the_right_one(tmp_path: Path, tiny_model: Sa2VA):
+    checkpoint.save(tiny_model, tmp_path / "model", metadata={})
+    folder, out = pictures(tmp_path / "mine", ("train", "val")), tmp_path / "out"
+    for model, words, match in (
+        ("no/such/folder", (), "no folder 'no/such/folder'"),
+        (folder, (), "is no model folder: it has no config"),
+        (tmp_path / "model", ("sft.optim.lrr=3",), "lrr"),
+        (tmp_path / "model", ("--profile", "tinny"), "no profile named 'tinny'"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            ans(folder, "--model", model, "--out", out, *words)
+        assert not out.exists()
+
+
 @pytest.mark.slow
 def test_pictures_and_a_checkpoint_become_a_checkpoint_and_a_report(tmp_path: Path, tiny_model: Sa2VA, capsys: pytest.CaptureFixture[str]):
     checkpoint.save(tiny_model, tmp_path / "model", metadata={})

@@ -225,6 +225,7 @@ def test_a_killed_tracker_costs_the_curves_and_not_the_training(workspace: Path)
     ans(workspace, "profile", "smoke", "launch.processes=1")
     process = start_stalled(workspace, ["-m", "dvc", "repro", "prepare"], "prepare:1")
     (stage,) = [p for p in living(workspace) if "tasks.prepare" in words_of(p) and p.ppid() == process.pid]
+    until(stage.children, "the stage starts no tracker")  # a thread does
     (tracker,) = stage.children()
     assert "tasks.tracker" in words_of(tracker)
     tracker.kill()

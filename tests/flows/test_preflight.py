@@ -44,7 +44,7 @@ def test_memory_and_disk_follow_from_the_counts(tmp_path: Path) -> None:
     4*200 + 4*64 + 2*192."""
     need = Needs(parameters=100, full=10, adapters=6, gpus=8)
     for stage, limit in ((0, 436), (2, 276), (3, 62.5)):
-        config = settings("tiny", tmp_path, f"launch.deepspeed_stage={stage}", "sft.optim.muon_lr=0")
+        config = settings("tiny", tmp_path, f"launch.deepspeed_stage={stage}", "sft.optim.muon_lr=0", "memory.train=false")
         assert preflight.gpu_memory(config, need, int(limit + 0.5)).ok
         assert not preflight.gpu_memory(config, need, int(limit - 0.5)).ok
     assert preflight.disk(config, need, 1440).ok

@@ -23,7 +23,8 @@ REPO = "org/model"
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     with serving(Hub({}, repo=REPO, exists=False)) as made:
         monkeypatch.setattr(constants, "ENDPOINT", made.url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", made.url + "/{repo_id}/resolve/{revision}/{filename}")
@@ -92,6 +93,8 @@ def test_a_checkpoint_is_shown_sent_with_its_card_and_got_back_in_every_byte(
     for path in (run / "model").iterdir():
         if path.name not in ("README.md", "optimizer.bin"):
             assert (tmp_path / "got" / path.name).read_bytes() == path.read_bytes()
+    state = Sa2VA.from_pretrained(REPO).state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in Sa2VA.from_pretrained(run / "model").state_dict().items())
 
 
 def test_the_card_gives_every_mean_of_scores_the_interval_of_the_bootstrap(run: Path):

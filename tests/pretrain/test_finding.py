@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from ans_core import rle
 from ans_core.data.collate import Batch, Row, cell_shares, collate
 from ans_core.data.conversation import Turn
 from ans_core.model.packing import branch_attention
@@ -96,18 +97,33 @@ def test_without_anything_meant_it_is_the_text_loss(tiny_model: Sa2VA) -> None:
     assert Finding(tiny_model, attention_weight=1.0, box_weight=1.0, click_weight=1.0)(found)[0] == text
 
 
+def test_what_is_not_there_takes_no_attention_from_the_text_and_has_no_box(tiny_model: Sa2VA) -> None:
+    module = Finding(tiny_model, attention_weight=3.0, box_weight=2.0, click_weight=5.0)
+    nothing = batch(tiny_model, rle.empty(64, 64))
+    assert nothing.things.sum() == 0
+    text = Supervised(tiny_model, mask_weight=0.0, dice_weight=0.0, points=1)(nothing)[0]
+    loss, metrics = module(nothing)
+    assert float(loss.detach()) == pytest.approx(float(text) + 3 * metrics["attention"], rel=1e-5)
+    assert metrics["attention"] >= -math.log(1 - metrics["attention_if_absent"]) - 1e-5  # Jensen
+    assert not {"box", "click", "attention_on_target"} & set(metrics)
+    both, alone = batch(tiny_model, rle.empty(64, 64), tiny.square(0, 0, 16, 32)), batch(tiny_model, None, tiny.square(0, 0, 16, 32))
+    for name in ("box", "click"):  # what is absent counts neither in the sum nor in what it is divided by
+        assert module(module.begin_step([both])[0])[1][name] == pytest.approx(module(alone)[1][name], rel=1e-5)
+
+
 def test_training_it_moves_attention_to_what_is_meant(own_model: Sa2VA) -> None:
     own_model.internvl.requires_grad_(True)
     module = Finding(own_model, attention_weight=1.0, box_weight=1.0, click_weight=1.0)
-    found = batch(own_model, tiny.square(0, 0, 16, 16), tiny.square(40, 40, 56, 56))
+    found = batch(own_model, tiny.square(0, 0, 16, 16), tiny.square(40, 40, 56, 56), rle.empty(64, 64))
     own_model.text_hidden_fcs.requires_grad_(True)
     optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=3e-3)
     before = module(found)[1]
-    for _ in range(60):
+    for _ in range(100):
         module(found)[0].backward()
         optimizer.step()
         optimizer.zero_grad()
     last = module(found)[1]
     assert last["attention_on_target"] > max(0.8, 2 * before["attention_on_target"])
+    assert last["attention_if_absent"] < min(0.2, before["attention_if_absent"] / 2)
     assert last["click"] < 0.2 * before["click"]
     assert last["box"] < 0.1

@@ -12,16 +12,16 @@ from ans_core.losses import mean_iou
 from ans_core.model import Sa2VA
 from ans_core.model.grounding import _rope
 from ans_core.pretrain.build import match_by_place, match_same_place
-from ans_core.pretrain.promptable import Memory, MemoryBatch, Promptable, PromptBatch, prompt_batch
+from ans_core.pretrain.promptable import Promptable, PromptBatch, prompt_batch
 from tests import tiny
 
 
-def clips(frames: int = 3, count: int = 2) -> list:  # type: ignore[type-arg]
-    return [(tiny.clip(i, frames).frames, list(tiny.clip(i, frames).masks)) for i in range(count)]
+def shown(count: int = 2) -> list:  # type: ignore[type-arg]
+    return [(tiny.clip(i, 1).frames[0], [mask for mask, *_ in tiny.clip(i, 1).masks]) for i in range(count)]
 
 
-def batch(frames: int = 3, seed: int = 0, **changes: int) -> PromptBatch:
-    return prompt_batch(clips(frames), **({"size": 64, "objects": 3, "frames": frames} | changes), rng=random.Random(seed))
+def batch(seed: int = 0, objects: int = 3) -> PromptBatch:
+    return prompt_batch(shown(), size=64, objects=objects, rng=random.Random(seed))
 
 
 def test_prompts_lie_inside_the_mask_or_are_its_box():
@@ -29,7 +29,7 @@ def test_prompts_lie_inside_the_mask_or_are_its_box():
     for seed in range(60):
         found = batch(seed=seed)
         for n in range(len(found.targets)):
-            mask, labels, points = found.targets[n, 0], found.labels[n].tolist(), found.coordinates[n].long().tolist()
+            mask, labels, points = found.targets[n], found.labels[n].tolist(), found.coordinates[n].long().tolist()
             kinds.add(tuple(labels))
             if labels == [1, -1]:
                 (x, y), _ = points
@@ -40,53 +40,20 @@ def test_prompts_lie_inside_the_mask_or_are_its_box():
     assert kinds == {(1, -1), (2, 3)}
 
 
-def test_an_object_looks_at_the_frames_of_its_own_clip():
-    found = batch(frames=2, objects=1)
-    assert found.rows.tolist() == [[0, 1], [2, 3]]
-    assert len(found.frames) == 4
-    assert found.targets.flatten(2).sum(2).tolist() == [[256, 256], [256, 256]]
-
-
-def test_an_object_that_is_absent_or_unknown_where_the_clip_begins_is_not_asked_for():
-    frames = tiny.clip(0, 2).frames
-    seen, gone = tiny.square(0, 0, 8, 8), rle.empty(64, 64)
-    masklets = [(gone, seen), (None, seen), (seen, None), (seen, gone)]
-    found = prompt_batch([(frames, masklets)], size=64, objects=4, frames=2, rng=random.Random(0))
-    assert found.targets.flatten(2).sum(2).tolist() == [[64, 0]]  # the last alone: known throughout, there at first
-
-
-def test_gradients_reach_the_memory_through_the_bank(own_model: Sa2VA):
-    """The loss of later frames alone: what they know of the prompt has come through memory encoder and memory attention."""
-    own_model.sam2.requires_grad_(True)
-    own_model.sam2.image_encoder.requires_grad_(False)
-    loss, found = Promptable(own_model.sam2)(batch(frames=3))
-    loss.backward()
-    for part in (
-        own_model.sam2.memory_encoder,
-        own_model.sam2.memory_attention,
-        own_model.sam2.sam_mask_decoder,
-        own_model.sam2.obj_ptr_proj,
-    ):
-        assert any(p.grad is not None and p.grad.any() for p in part.parameters())
-    assert own_model.sam2.maskmem_tpos_enc.grad is not None
-    assert own_model.sam2.maskmem_tpos_enc.grad.any()
-    assert set(found) == {"iou_single", "iou_three", "iou_last"}
-
-
 def test_every_mask_token_learns_from_every_prompt(own_model: Sa2VA):
     """`[SEG]` is answered from the last three: were only the first trained, SFT would start from an untrained head."""
     own_model.sam2.requires_grad_(True)
-    Promptable(own_model.sam2)(batch(frames=1))[0].backward()
+    Promptable(own_model.sam2)(batch())[0].backward()
     for mlp in own_model.sam2.sam_mask_decoder.output_hypernetworks_mlps:
         assert all(bool(p.grad.any()) for p in mlp.parameters())
 
 
 def test_all_four_masks_are_those_that_sam2_answers_with(tiny_model: Sa2VA):
-    one = batch(frames=1)
+    one = batch()
     sam, points = tiny_model.sam2, (one.coordinates, one.labels)
-    features = sam.encode(one.frames)
-    every = sam.decode_every(features, one.rows[:, 0], points)
-    single, three = (sam.decode(features, one.rows[:, 0], points=points, multimask=m) for m in (False, True))
+    features = sam.encode(one.pictures)
+    every = sam.decode_every(features, one.image, points)
+    single, three = (sam.decode(features, one.image, points=points, multimask=m) for m in (False, True))
     assert torch.allclose(every.all_logits, torch.cat([single.all_logits, three.all_logits], dim=1), atol=1e-5)
     assert torch.allclose(every.ious, torch.cat([single.ious, three.ious], dim=1), atol=1e-5)
     assert torch.allclose(every.logits, three.logits, atol=1e-5)
@@ -95,53 +62,34 @@ def test_all_four_masks_are_those_that_sam2_answers_with(tiny_model: Sa2VA):
 
 def test_an_image_alone_asks_nothing_of_the_memory(own_model: Sa2VA):
     own_model.sam2.requires_grad_(True)
-    loss, _ = Promptable(own_model.sam2)(batch(frames=1))
+    loss, _ = Promptable(own_model.sam2)(batch())
     loss.backward()
     assert not any(p.grad is not None and p.grad.any() for p in own_model.sam2.memory_attention.parameters())
     assert any(p.grad is not None and p.grad.any() for p in own_model.sam2.image_encoder.parameters())
 
 
-def test_the_prompt_of_the_first_frame_changes_the_last_one(tiny_model: Sa2VA):
-    """Same pixels, another click: what later frames draw differs, so it came through the bank."""
-    one = batch(frames=3, objects=1)
-    other = PromptBatch(
-        frames=one.frames, rows=one.rows, coordinates=torch.full_like(one.coordinates, 60.0), labels=one.labels, targets=one.targets
-    )
-    drawn = []
-    with torch.no_grad():
-        for b in (one, other):
-            sam, bank = tiny_model.sam2, {"cond_frame_outputs": {}, "non_cond_frame_outputs": {}}
-            maps = sam.maps(sam.encode(b.frames))
-            for index in range(3):
-                prompt = {"point_coords": b.coordinates, "point_labels": b.labels} if index == 0 else None
-                out = sam.step(maps, b.rows[:, index], index, bank, prompt=prompt, frames=3)
-                bank["cond_frame_outputs" if index == 0 else "non_cond_frame_outputs"][index] = out
-            drawn.append(out["pred_masks"])
-    assert (drawn[0] - drawn[1]).abs().max() > 1e-4
-
-
 def test_an_object_that_leaves_costs_only_its_score(tiny_model: Sa2VA):
     """Absent in the only frame that counts: the loss is the cross-entropy of the object score alone."""
-    one = batch(frames=1, objects=1)
+    one = batch(objects=1)
     absent = PromptBatch(
-        frames=one.frames, rows=one.rows, coordinates=one.coordinates, labels=one.labels, targets=torch.zeros_like(one.targets)
+        pictures=one.pictures, image=one.image, coordinates=one.coordinates, labels=one.labels, targets=torch.zeros_like(one.targets)
     )
     with torch.no_grad():
         loss, _ = Promptable(tiny_model.sam2)(absent)
         sam = tiny_model.sam2
-        decoded = sam.decode(sam.encode(one.frames), one.rows[:, 0], points=(one.coordinates, one.labels))
+        decoded = sam.decode(sam.encode(one.pictures), one.image, points=(one.coordinates, one.labels))
     assert loss.item() == pytest.approx(torch.nn.functional.softplus(decoded.object_score).mean().item(), rel=1e-4)
 
 
 def test_objects_in_one_batch_are_segmented_as_one_by_one(tiny_model: Sa2VA):
-    both = batch(frames=3, objects=1)
+    both = batch(objects=1)
     with torch.no_grad():
         together, _ = Promptable(tiny_model.sam2)(both)
         alone = [
             Promptable(tiny_model.sam2)(
                 PromptBatch(
-                    frames=both.frames, rows=both.rows[n : n + 1], coordinates=both.coordinates[n : n + 1], labels=both.labels[n : n + 1],
-                    targets=both.targets[n : n + 1],
+                    pictures=both.pictures, image=both.image[n : n + 1], coordinates=both.coordinates[n : n + 1],
+                    labels=both.labels[n : n + 1], targets=both.targets[n : n + 1],
                 )
             )[0]
             for n in range(2)
@@ -160,22 +108,28 @@ def test_mean_iou_by_hand():
     assert mean_iou(logits[:0], target[:0]) == 0
 
 
-def test_a_batch_in_which_nothing_can_be_asked_for_costs_nothing(own_model: Sa2VA):
-    """All objects enter later: the step must go on, with a gradient of zero."""
+def test_a_thing_too_small_for_a_pixel_is_not_asked_for_and_a_batch_without_any_costs_nothing(own_model: Sa2VA):
+    """The step must go on, with a gradient of zero."""
     own_model.sam2.sam_mask_decoder.requires_grad_(True)
-    masklets = [(rle.empty(64, 64), tiny.square(0, 0, 8, 8))]
-    empty = prompt_batch([(tiny.clip(0, 2).frames, masklets)], size=64, objects=3, frames=2, rng=random.Random(0))
-    assert len(empty.targets) == 0
-    loss, found = Promptable(own_model.sam2)(empty)
+    nothing = prompt_batch([(shown(1)[0][0], [rle.empty(64, 64)])], size=64, objects=3, rng=random.Random(0))
+    assert len(nothing.targets) == 0
+    loss, found = Promptable(own_model.sam2)(nothing)
     loss.backward()
     assert loss.item() == 0
-    assert found == {"iou_single": 0.0, "iou_three": 0.0, "iou_last": 0.0}
+    assert found == {"iou_single": 0.0, "iou_three": 0.0}
+
+
+def test_a_thing_is_asked_for_in_its_own_picture():
+    found = batch(objects=1)
+    assert found.image.tolist() == [0, 1]
+    assert len(found.pictures) == 2
+    assert found.targets.flatten(1).sum(1).tolist() == [256, 256]
 
 
 @torch.no_grad()
 def test_a_seg_embedding_equal_to_a_clicks_draws_what_the_click_draws(tiny_model: Sa2VA):
     sam2, at = tiny_model.sam2.eval(), torch.tensor([[16.0, 20.0], [40.0, 9.0]])
-    features, frame = sam2.encode(batch().frames[:1]), torch.zeros(2, dtype=torch.long)
+    features, frame = sam2.encode(batch().pictures[:1]), torch.zeros(2, dtype=torch.long)
     padded = torch.stack([at, torch.zeros_like(at)], 1), torch.tensor([[1, -1], [1, -1]])
     clicked, said = sam2.decode(features, frame, points=padded), sam2.decode(features, frame, sam2.click_embeddings(at))
     assert torch.allclose(clicked.logits, said.logits, atol=1e-4)
@@ -204,15 +158,6 @@ def test_a_pixel_of_a_new_model_listens_to_the_click_that_is_near_it(tiny_model:
     for matched in (layer.cross_attn_image_to_token, layer.cross_attn_token_to_image):
         assert torch.equal(matched.q_proj.weight, matched.k_proj.weight)
     assert not torch.equal(layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight)
-
-
-def test_clips_and_the_pictures_beside_them_both_count(own_model: Sa2VA):
-    clips_part, pictures = batch(frames=3), batch(frames=1)
-    loss, metrics = Memory(own_model.sam2)(MemoryBatch(clips=clips_part, pictures=pictures).to("cpu"))
-    alone, found = Promptable(own_model.sam2)(clips_part)
-    beside, seen = Promptable(own_model.sam2)(pictures)
-    assert float(loss) == pytest.approx(float(alone + beside), rel=1e-5)
-    assert metrics == pytest.approx(found | {"iou_picture": seen["iou_last"]})
 
 
 def test_memory_attention_first_looks_at_its_own_place():

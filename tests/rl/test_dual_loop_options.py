@@ -14,15 +14,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ans_core import rle
+from ans_core.benchmarks import referring
 from ans_core.model import Sa2VA, checkpointing
 from ans_core.rewards.judge.judging import Judging
 from ans_core.rewards.judge.rules import RuleJudge, questions_of
 from ans_core.rl import curriculum
 from ans_core.rl.dual_loop import LOOPS, DualLoop
 from ans_core.rl.mask_policy import MASK_POLICIES, steered
+from ans_core.rl.rollout import Segment
 from ans_core.rl.step import Experience, RolloutStep
 from ans_core.stages.rl import samples_by_loop
-from ans_core.types import Prediction, Sample
+from ans_core.types import RLE, Prediction, Sample
 from tests import tiny
 from tests.rl.test_dual_loop import SAMPLES, a_round, batch, compute, gradients, loops
 
@@ -462,6 +465,63 @@ def test_practice_is_the_samples_that_a_loop_takes_and_none_is_an_error():
     assert found.of == {"caption": 0, "mask": 0, "describe": 1}
     with pytest.raises(ValueError, match=r"rl\.loops has 'vqa', which needs questions about pictures"):
         samples_by_loop(list(SAMPLES), ("caption", "vqa"))
+
+
+def expression(image: int, text: str, *squares: RLE) -> Sample:
+    """An expression that means these squares of a picture."""
+    return dataclasses.replace(tiny.region(image, text), task="referring", masks=tuple((square,) for square in squares))
+
+
+def test_referring_pays_for_the_mask_of_all_that_is_meant_and_for_silence_where_nothing_is(
+    own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch
+):
+    """By hand: what is drawn is the union of both squares, or nothing."""
+    left, right = tiny.square(0, 0, 32, 64), tiny.square(32, 0, 48, 64)
+    samples = (expression(0, "both squares", left, right), expression(1, "a blue square"))
+    module = loops(own_model, loops={"refer": 1.0})
+    drawn = [[rle.union([left, right])], [left, right], [], [], [right], [rle.empty(64, 64)]]
+    monkeypatch.setattr(RolloutStep, "drawn", lambda self, groups: drawn)
+    _, found = compute(module, batch(own_model, samples=samples))
+    assert module.record["refer/iou"] == [pytest.approx([1, 2 / 3, 0, 1, 0, 1], abs=1e-4)]
+    assert found["refer/denied_if_there"] == found["refer/denied_if_absent"] == pytest.approx(1 / 3)
+
+
+def test_a_sampled_answer_draws_all_its_seg_tokens(own_model: Sa2VA):
+    """What it draws is what the model draws for the answer that a user asks for."""
+    sample = expression(0, "a square", tiny.square(0, 0, 32, 64))
+    module = loops(own_model, loops={"refer": 1.0}, group=3)
+    step = module._rollout_steps(batch(own_model, samples=(sample, sample)))["refer"]
+    said = own_model.tokenizer.encode("[SEG] It is [SEG].", add_special_tokens=False)
+    silent = own_model.tokenizer.encode("It is.", add_special_tokens=False)
+    asked = step.question(referring.request(sample).text.removeprefix("<image>").removeprefix("\n"))
+    answers = [Segment(ids=tuple(ids), trainable=True) for ids in (silent, said, said)]
+    groups = [step.answers_of(i, asked, answers) for i in range(2)]
+    masks = step.drawn(groups)
+    assert [len(some) for some in masks] == [0, 2, 2] * 2
+    packed, hidden, _ = step.hidden(groups, [[], []])
+    each = step.decoded(packed, hidden)[1].logits.detach()
+    assert masks[1] == [step.rle(each[0], 0), step.rle(each[1], 0)]
+    assert masks[4] == [step.rle(each[4], 1), step.rle(each[5], 1)]
+
+
+def test_grounded_captions_are_paid_for_all_objects_and_for_their_words(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+    left, right = tiny.square(0, 0, 32, 64), tiny.square(32, 0, 48, 64)
+    sample = dataclasses.replace(described(), text="a red square", masks=((left,), (right,)), phrases=((0, 1), (2, 12)))
+    module = loops(own_model, loops={"ground": 1.0})
+    drawn = [[left, right], [right, left], [left], [], [left, right, left], [left]]
+    monkeypatch.setattr(RolloutStep, "drawn", lambda self, groups: drawn)
+    monkeypatch.setattr(RolloutStep, "text", lambda self, said: "<p>a red square</p> [SEG]")
+    compute(module, batch(own_model, samples=(sample, sample)))
+    assert module.record["ground/iou"] == [pytest.approx([1, 1, 0.5, 0, 2 / 3, 0.5], abs=1e-4)]
+    assert module.record["ground/meteor"][0] == [1.0] * 6
+
+
+def test_a_share_of_what_is_referred_to_is_absent():
+    there, absent = [expression(0, "x", tiny.square(0, 0, 8, 8))] * 6, [expression(1, "a"), expression(1, "b"), expression(1, "c")]
+    found = samples_by_loop([*there, *absent], ("refer",), absent=0.25)
+    assert [s.text for s in found.samples[0]] == ["x"] * 6 + ["a", "b"]
+    assert len(samples_by_loop([*there, *absent], ("refer",), absent=0.5).samples[0]) == 12
+    assert samples_by_loop(there, ("refer",), absent=0.5).samples == [there]
 
 
 # Curriculum

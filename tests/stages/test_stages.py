@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ CONFIG = Config.model_validate(
                 "image_size": 64, "embed": 16, "heads": 1, "stages": [1, 1, 2, 1], "global_blocks": [3], "windows": [4, 2, 4, 2],
                 "width": 32, "memory_layers": 1, "memory_width": 16,
             },
-            "vision_words": OPTIM, "alignment": OPTIM, "sam_images": OPTIM, "sam_clips": OPTIM, "language_text": OPTIM,
+            "vision_words": OPTIM, "alignment": OPTIM, "sam_images": OPTIM, "language_text": OPTIM,
         },
         "memory": {"train": True, "optim": OPTIM, "frames": 3, "clips_shown": 0},
         "sft": {"optim": OPTIM, "lora": {"rank": 2, "alpha": 4}, "frames": 2, "mask_points": 50, "mask_size": 32},
@@ -88,7 +89,6 @@ def test_the_base_stage_trains_its_phases_each_on_its_own_parts(runs: Path):
         "vision_words": {"vision tower"},
         "alignment": {"projector", "embeddings"},
         "sam_images": {"SAM2 image encoder", "SAM2 prompt encoder", "SAM2 mask decoder"},
-        "sam_clips": {"SAM2 memory", "SAM2 prompt encoder", "SAM2 mask decoder"},
         "language": {"projector", "embeddings", "language model", "head", "text_hidden_fcs"},
     }
     untrained, trained_model = checkpoint.load(runs / "base" / "untrained"), checkpoint.load(runs / "base" / "base")
@@ -101,6 +101,45 @@ def test_the_base_stage_is_one_process_whatever_deepspeed_does_for_the_stages_af
     launched = CONFIG.launch.model_copy(update={"processes": 2, "deepspeed_stage": 2})
     run(base, tmp_path, "base", {"data": runs / "data"}, CONFIG.model_copy(update={"launch": launched}))
     assert (tmp_path / "base/curves.csv").read_bytes() == (runs / "base/curves.csv").read_bytes()
+
+
+FOLLOWED = """
+import json, sys
+from pathlib import Path
+from accelerate.state import AcceleratorState
+from tests.stages.test_stages import follow
+for name, changes in json.loads(sys.argv[3]).items():
+    follow(Path(sys.argv[1]), Path(sys.argv[2], name), changes)
+    AcceleratorState._reset_state()  # accelerate takes one configuration of DeepSpeed a process
+"""
+
+
+def follow(runs: Path, folder: Path, changes: dict[str, Any]) -> None:
+    """Run the stage memory with other settings, and write its metrics."""
+    cfg = Config.model_validate(CONFIG.model_dump() | {k: getattr(CONFIG, k).model_dump() | v for k, v in changes.items()})
+    (folder / "metrics.json").write_text(json.dumps(run(memory, folder, "memory", {k: runs / k for k in ("data", "base")}, cfg)))
+
+
+def test_two_processes_pass_memory_through_measure_it_and_train_it(runs: Path, tmp_path: Path) -> None:
+    script = tmp_path / "followed.py"
+    script.write_text(FOLLOWED)
+    off = {"train": False}
+    ways = {"passed": {"memory": off}, "measured": {"memory": off | {"validate_only": True}}, "trained": {}}
+    for folder in ("one", "two"):
+        for name in (*ways, "deepspeed"):
+            (tmp_path / folder / name).mkdir(parents=True)
+    both = ways | {"deepspeed": {"launch": {"processes": 2, "deepspeed_stage": 2}}}
+    launched(script, str(runs), str(tmp_path / "two"), json.dumps(both), processes=2)
+    for name, changes in ways.items():
+        follow(runs, tmp_path / "one" / name, changes)
+    shutil.copytree(tmp_path / "one" / "trained", tmp_path / "one" / "deepspeed", dirs_exist_ok=True)
+    for name in both:
+        alone, together = (json.loads((tmp_path / folder / name / "metrics.json").read_text()) for folder in ("one", "two"))
+        compared = {k for k in alone if "J" in k or k == "train/loss"}
+        assert bool(compared) == (name != "passed")
+        assert {k: together[k] for k in compared} == pytest.approx({k: alone[k] for k in compared}, rel=1e-3)
+        of_one, of_two = (load_file(tmp_path / folder / name / "memory" / "delta.safetensors") for folder in ("one", "two"))
+        assert of_one.keys() == of_two.keys()
 
 
 def test_sft_and_rl_hold_trained_tensors_alone_and_the_hash_of_their_base(runs: Path):
@@ -517,7 +556,7 @@ def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_pat
     """All loops that the drawn world has samples for, a judge by rules, a curriculum, candidates, inner steps, another objective."""
     values = CONFIG.model_dump()
     values["rl"] |= {
-        "loops": {"caption": 1.0, "mask": 1.0, "describe": 0.5},
+        "loops": {"caption": 1.0, "mask": 1.0, "refer": 1.0, "ground": 0.5, "describe": 0.5}, "absent": 0.5,
         "rewards_caption": {"iou": 1.0, "meteor": 1.0, "confidence": 0.1, "cider": 0.5},
         "use_llm_judge": True, "use_llm_judge_loop2": True, "curriculum": "area", "oversample": 0.5, "inner_steps": 2, "objective": "gspo",
         "combine_rewards": "normalise_then_sum", "scale_rewards": "group", "adaptive_loops": 1.0, "entropy": 0.01, "mask_truncated": True,
@@ -527,8 +566,17 @@ def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_pat
     run(judge_questions, tmp_path, "questions", {"data": runs / "data"}, config)
     inputs = {name: runs / name for name in ("data", "base", "sft")} | {"questions": tmp_path / "questions"}
     found = run(rl, tmp_path, "rl", inputs, config)
-    for name in ("loop1/reward/judge", "loop1/reward/cider", "loop2/reward/judge", "describe/reward/meteor", "loop1/weight", "describe/kl"):
+    for name in (
+        "loop1/reward/judge",
+        "loop1/reward/cider",
+        "loop2/reward/judge",
+        "describe/reward/meteor",
+        "loop1/weight",
+        "describe/kl",
+        "refer/reward/iou",
+        "ground/reward/meteor",
+    ):
         assert f"train/{name}" in found
     assert any(name.startswith("train/grad_norm/") for name in found)
     names = {path.name for path in (tmp_path / "rl" / "samples").iterdir()}
-    assert {f"000000-{loop}.{kind}" for loop in ("loop1", "loop2", "describe") for kind in ("png", "json")} <= names
+    assert {f"000000-{loop}.{kind}" for loop in ("loop1", "loop2", "refer", "ground", "describe") for kind in ("png", "json")} <= names

@@ -138,11 +138,11 @@ def test_what_a_stage_logged_outlives_it_and_its_tracker_does_not(tmp_path: Path
     stage = subprocess.Popen([sys.executable, "-c", TRACKED, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True)
     assert stage.stdout is not None
     assert stage.stdout.readline() == b"running\n"
-    (tracker,) = psutil.Process(stage.pid).children()
     deadline_s = time.monotonic() + 120
     while not (found := find_runs(mlflow, experiment, {"ans.kind": "stage"})) or "loss" not in found[0].data.metrics:
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
+    (tracker,) = psutil.Process(stage.pid).children()  # a thread started it; it may have been after "running"
     os.killpg(stage.pid, way)
     stage.wait()
     tracker.wait(120)

@@ -80,6 +80,15 @@ def test_gradients_reach_the_memory_encoder_through_the_bank_and_stop_where_the_
         check.after_first_step()
 
 
+def test_inner_modules_are_trained_by_their_names(sam2: Grounding):
+    inner = open_modules(sam2, ("sam_prompt_encoder.mask_downscaling", "memory_attention.norm"))
+    assert {name.rpartition(".")[0] for name in inner} == {
+        *(f"sam_prompt_encoder.mask_downscaling.{n}" for n in (0, 1, 3, 4, 6)),
+        "memory_attention.norm",
+    }
+    assert {name for name, p in sam2.named_parameters() if p.requires_grad} == set(inner)
+
+
 def test_only_the_named_modules_are_trained_and_unknown_names_are_refused(sam2: Grounding):
     trained = open_modules(sam2, ("memory_encoder", "no_obj_ptr"))
     assert {name for name, p in sam2.named_parameters() if p.requires_grad} == set(trained)

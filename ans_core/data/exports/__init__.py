@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -38,9 +39,13 @@ def import_export(source: Path, out: Path, *, form: str | None = None) -> list[s
     with written_whole(out) as partial:
         with tempfile.TemporaryDirectory() as unpacked:
             place = _unpacked(source, Path(unpacked)) if source.suffix.lower() == ".zip" else source
-            file = _file(place, form)
-            export = EXPORTS[form or _format(file)](file)
+            try:
+                file = _file(place, form)
+                export = EXPORTS[form or _format(file)](file)
+            except checks.DataError as error:  # it names files of a folder that goes
+                raise checks.DataError(str(error).replace(unpacked, str(source))) from None
             _write(export, partial)
+            export.file = Path(str(export.file).replace(unpacked, str(source)))
         for split in plain.splits(partial):  # the reader that training uses finds what is left to find
             for _ in plain.read(partial, name=out.name, split=split):
                 pass
@@ -51,8 +56,10 @@ def _unpacked(archive: Path, into: Path) -> Path:
     try:
         with zipfile.ZipFile(archive) as opened:
             opened.extractall(into)
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise checks.DataError(f"{archive}: {error}; download the export again") from None
+    except RuntimeError as error:  # a password, or a compression that Python does not know
+        raise checks.DataError(f"{archive}: {error}; unpack it and give the folder") from None
     return into
 
 
@@ -65,7 +72,7 @@ def _file(place: Path, form: str | None) -> Path:
     if len(fitting) != 1:
         names = [str(file.relative_to(place)) for file in fitting or listed]
         what = f"{len(fitting)} files with annotations ({', '.join(names[:5])})" if fitting else f"no annotations, only {names[:5]}"
-        raise checks.DataError(f"{place} holds {what}; give the path of one file of {sorted(EXPORTS)}")
+        raise checks.DataError(f"{place} holds {what}; give the path of one file of {sorted(EXPORTS)} (of a zip: unpack it first)")
     return fitting[0]
 
 

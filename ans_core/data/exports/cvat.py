@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -23,6 +24,8 @@ def read(file: Path) -> Export:
         root = ElementTree.fromstring(file.read_bytes())
     except ElementTree.ParseError as error:
         raise checks.DataError(f"{file}: line {error.position[0]}: no XML ({error}); export it again") from None
+    except LookupError as error:  # an encoding that nobody knows
+        raise checks.DataError(f"{file}: {error}; export it again") from None
     if root.tag != ROOT or root.find("track") is not None:
         what = "of CVAT for video" if root.find("track") is not None else f"no CVAT file, its root is {root.tag!r}"
         raise checks.DataError(f"{file} is {what}; export the task as `CVAT for images 1.1`")
@@ -46,8 +49,8 @@ def _picture(image: ElementTree.Element, export: Export, file: Path, faults: che
         return
     name = _attribute(image, "name", where=where)
     picture = find([file.parent / "images", file.parent], name, where=where)
-    stated = (_number(image, "height", where=where), _number(image, "width", where=where))
-    height, width = checks.image_size(picture, where=where, stated=(int(stated[0]), int(stated[1])))
+    stated = (int(_number(image, "height", where=where)), int(_number(image, "width", where=where)))
+    height, width = checks.image_size(picture, where=where, stated=stated)
     groups: dict[str, list[tuple[ElementTree.Element, RLE]]] = {}
     for number, shape in enumerate(drawn):
         with faults:
@@ -72,7 +75,7 @@ def _mask(shape: ElementTree.Element, *, height: int, width: int, where: str) ->
     def value(key: str) -> float:
         return _number(shape, key, where=where)
 
-    rotation = float(shape.get("rotation", "0"))
+    rotation = value("rotation") if shape.get("rotation") is not None else 0.0
     if shape.tag == "mask":
         return _runs(shape, height=height, width=width, where=where)
     if shape.tag == "polygon":
@@ -118,7 +121,11 @@ def _attribute(element: ElementTree.Element, key: str, *, where: str) -> str:
 
 
 def _number(element: ElementTree.Element, key: str, *, where: str) -> float:
+    """Return a finite number."""
     try:
-        return float(_attribute(element, key, where=where))
-    except ValueError:
-        raise checks.DataError(f"{where}: {key} {rle.short(element.get(key))} is no number") from None
+        if math.isfinite(found := float(_attribute(element, key, where=where))):
+            return found
+    except ValueError as error:
+        if isinstance(error, checks.DataError):  # it has no such attribute
+            raise
+    raise checks.DataError(f"{where}: {key} {rle.short(element.get(key))} is no number")

@@ -30,11 +30,11 @@ def read(file: Path) -> Export:
 def _task(task: Any, export: Export, file: Path, where: str, faults: checks.Faults) -> None:
     if not isinstance(task, dict) or not isinstance(task.get("data"), dict):
         raise checks.DataError(f"{where}: no task with data; export as JSON, not JSON-MIN or CSV")
-    done = [one for one in task.get("annotations", []) if not one.get("was_cancelled")]
+    done = [one for one in _objects(task, "annotations", where=where) if not one.get("was_cancelled")]
     chosen = [one for one in done if one.get("ground_truth")] or done
     if len(chosen) > 1:
         raise checks.DataError(f"{where}: {len(chosen)} annotations; mark one of them as ground truth, or delete the others")
-    results = chosen[0].get("result", []) if chosen else []
+    results = _objects(chosen[0], "result", where=f"{where}, annotation") if chosen else []
     if not results:
         export.left_out["tasks without an annotation"] += 1
         return
@@ -50,6 +50,19 @@ def _task(task: Any, export: Export, file: Path, where: str, faults: checks.Faul
             else:
                 export.left_out[f"of type {', '.join(sorted({str(part.get('type')) for part in parts}))}, which has no pixels"] += 1
     export.labelled += records(picture, shapes, split=None)
+
+
+def _objects(holder: dict[str, Any], key: str, *, where: str) -> list[dict[str, Any]]:
+    """Return a list of JSON objects; a missing one is empty."""
+    found = holder.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise checks.DataError(f"{where}: {key} is {rle.short(found)}, not a list of objects; export it again")
+    return found
+
+
+def _texts(value: Any, *, where: str) -> list[str]:
+    """Return the texts of a text area: a list, or one by itself."""
+    return [checks.text(text, where=f"{where}, text") for text in (value if isinstance(value, list) else [value])]
 
 
 def _picture_name(data: dict[str, Any], results: list[dict[str, Any]], *, where: str) -> str:
@@ -69,9 +82,11 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
 
 def _shape(parts: list[dict[str, Any]], picture: Path, *, where: str) -> Shape | None:
     """Return the object that the results with one id describe; None if they draw nothing."""
+    if not all(isinstance(part.get("value", {}), dict) for part in parts):
+        raise checks.DataError(f"{where}: value is {[rle.short(part.get('value')) for part in parts]}, not an object; export it again")
     values = {key: value for part in parts for key, value in part.get("value", {}).items()}
     drawing = next((part for part in parts if {"rle", "points", "radiusX", "x"} & part.get("value", {}).keys()), None)
-    if drawing is None or drawing.get("type", "").startswith(("keypoint", "vector", "relation")):
+    if drawing is None or str(drawing.get("type")).startswith(("keypoint", "vector", "relation")):
         return None
     if drawing.get("image_rotation"):
         raise checks.DataError(f"{where}: drawn on a picture turned by {drawing['image_rotation']} degrees; turn the file itself instead")
@@ -83,7 +98,7 @@ def _shape(parts: list[dict[str, Any]], picture: Path, *, where: str) -> Shape |
         (str(part.get("from_name", "")).lower(), text)
         for part in parts
         if part.get("type") == "textarea"
-        for text in part.get("value", {}).get("text", [])
+        for text in _texts(part.get("value", {}).get("text", []), where=where)
     )
     known = tuple((name, text) for name, text in texts if name in TEXTS)
     if len(labels) > 1 or not (labels or known):

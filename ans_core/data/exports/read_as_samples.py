@@ -15,7 +15,7 @@ def coco_file(file: Path) -> Export:
     """A category's name is the text, and means all its objects in the picture. Splits come from the file's name."""
     told = SPLIT_OF.fullmatch(file.stem)
     export = Export(file=file)
-    samples = list(coco.read(file, name=file.stem, split=told["split"] if told else "train"))
+    samples = list(coco.read(file, name=file.stem, split=told["split"] if told else "train", rectangles=True))
     export.labelled = [_labelled(sample, SPLITS[told["split"]] if told else None) for sample in samples]
     content = checks.load_json(file)
     lost = {

@@ -160,7 +160,10 @@ def infer(path: Path) -> str:
     fits = path.glob if path.is_dir() else path.parent.glob
     found = next((name for marker, name in MARKERS.items() if any(path.is_dir() or match == path for match in fits(marker))), None)
     if found is None:
-        raise checks.DataError(f"{path}: none of {list(MARKERS)} is in it; name its format with --format, one of {sorted(FORMATS)}")
+        raise checks.DataError(
+            f"{path}: none of {list(MARKERS)} is in it; name its format with --format, one of {sorted(FORMATS)}; what CVAT or Label Studio "
+            "exported becomes annotations.json by `ans data import`"
+        )
     if found == "regions" and b'"video_id"' in (path / "manifest.jsonl").read_bytes().split(b"\n", 1)[0]:
         return "videos"
     return found

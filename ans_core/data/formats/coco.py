@@ -6,7 +6,8 @@ as it is of the category too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,7 @@ class Annotation(checks.Record):
     image_id: checks.Id
     category_id: checks.Id
     segmentation: Any
+    bbox: Any = None
     iscrowd: int = 0
 
 
@@ -48,55 +50,81 @@ class Content(checks.Record):
     categories: Annotated[list[Any], Field(min_length=1)]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    """Read one split. `path` is the folder or the file. Left out and counted: objects without a pixel, and pictures without an object."""
+def read(path: Path, *, name: str, split: str, rectangles: bool = False) -> Iterator[Sample]:
+    """Read one split. `path` is the folder or the file. Left out and counted: objects without a pixel, and pictures without an object.
+
+    rectangles: a box is the mask of an object whose segmentation is empty, as tools write it that drew a rectangle.
+    """
     file = split_file(path, FILES, split=split)
     own = file.stem[YEAR]
     folders = [file.parent / up / part for up in (".", "..") for part in (own, f"images/{own}", "images", own.rstrip("0123456789"))]
-    return instances(file, ImageFolders([*folders, file.parent], where=str(path)), name=name)
+    return instances(file, ImageFolders([*folders, file.parent], where=str(path)), name=name, rectangles=rectangles)
 
 
 def instances(
-    file: Path, images: ImageFolders, *, name: str, text: Callable[[str], str] = str, located: Callable[[str], str] = str
+    file: Path,
+    images: ImageFolders,
+    *,
+    name: str,
+    text: Callable[[str], str] = str,
+    located: Callable[[str], str] = str,
+    rectangles: bool = False,
 ) -> Iterator[Sample]:
     """Read a file in COCO's form. `text`: a category's name -> the expression. `located`: `file_name` -> where the picture lies."""
     content = checks.record(Content, checks.load_json(file), where=str(file))
     known = checks.by_id(content.images, "id", where=f"{file}: image")
     names = _names(content.categories, file)
     faults, skipped = checks.Faults(file), Skipped(file)
-    objects: dict[tuple[Any, Any], list[tuple[RLE, bool]]] = {}
-    for number, value in enumerate(content.annotations):
-        with faults, skipped:
-            where = f"{file}: annotation {number}"
-            annotation = checks.record(Annotation, value, where=where)
-            for key, ids in (("image_id", known), ("category_id", names)):
-                if getattr(annotation, key) not in ids:
-                    raise checks.DataError(f"{where}: {key} {rle.short(getattr(annotation, key))} is in no list of the file")
-            picture = checks.record(Picture, known[annotation.image_id], where=f"{file}: image {rle.short(annotation.image_id)}")
-            _, height, width = images.find(located(picture.file_name), where=where, stated=(picture.height, picture.width))
-            mask = usable_mask(annotation.segmentation, height=height, width=width, where=where)
-            objects.setdefault((annotation.image_id, annotation.category_id), []).append((mask, bool(annotation.iscrowd)))
+    for numbers in _by_image(content.annotations):
+        objects: dict[Any, list[tuple[RLE, bool]]] = {}
+        for number in numbers:
+            with faults, skipped:
+                where = f"{file}: annotation {number}"
+                annotation = checks.record(Annotation, content.annotations[number], where=where)
+                for key, ids in (("image_id", known), ("category_id", names)):
+                    if getattr(annotation, key) not in ids:
+                        raise checks.DataError(f"{where}: {key} {rle.short(getattr(annotation, key))} is in no list of the file")
+                picture = checks.record(Picture, known[annotation.image_id], where=f"{file}: image {rle.short(annotation.image_id)}")
+                image, height, width = images.find(located(picture.file_name), where=where, stated=(picture.height, picture.width))
+                shape = _corners(annotation.bbox, where=where) if rectangles and annotation.segmentation == [] else annotation.segmentation
+                mask = usable_mask(shape, height=height, width=width, where=where)
+                objects.setdefault(annotation.category_id, []).append((mask, bool(annotation.iscrowd)))
+        for category_id, found in objects.items():
+            yield Sample(
+                sample_id=f"{picture.id}_{category_id}",
+                dataset=name,
+                image_id=str(picture.id),
+                frames=(image,),
+                height=height,
+                width=width,
+                task="referring",
+                text=text(names[category_id]),
+                masks=tuple((mask,) for mask, _ in found),
+                meta={"category": names[category_id], "kind": "crowd" if any(crowd for _, crowd in found) else "instances"},
+            )
     faults.tell()
     skipped.tell()
-    for (image_id, category_id), found in objects.items():
-        picture = checks.record(Picture, known[image_id], where=f"{file}: image {rle.short(image_id)}")
-        image, height, width = images.find(located(picture.file_name), where=str(file), stated=(picture.height, picture.width))
-        yield Sample(
-            sample_id=f"{image_id}_{category_id}",
-            dataset=name,
-            image_id=str(image_id),
-            frames=(image,),
-            height=height,
-            width=width,
-            task="referring",
-            text=text(names[category_id]),
-            masks=tuple((mask,) for mask, _ in found),
-            meta={"category": names[category_id], "kind": "crowd" if any(crowd for _, crowd in found) else "instances"},
-        )
+
+
+def _by_image(annotations: list[Any]) -> Iterable[list[int]]:
+    """Return the places of each picture's annotations, which lie anywhere in the file: of one picture at a time, masks take no memory."""
+    found: dict[Any, list[int]] = defaultdict(list)
+    for number, value in enumerate(annotations):
+        owner = value.get("image_id") if isinstance(value, dict) else None
+        found[owner if isinstance(owner, str | int) else None].append(number)  # None: all that will be refused
+    return found.values()
 
 
 def splits(path: Path) -> list[str]:
     return list(split_files(path, FILES))
+
+
+def _corners(box: Any, *, where: str) -> list[list[int | float]]:
+    """Return a box [left, top, width, height] as polygons."""
+    if not isinstance(box, list) or len(box) != 4 or not all(type(part) in (int, float) for part in box):
+        raise checks.DataError(f"{where}: it has no segmentation, and its bbox is {rle.short(box)}, not [left, top, width, height]")
+    left, top, wide, high = box
+    return [[left, top, left + wide, top, left + wide, top + high, left, top + high]]
 
 
 def _names(categories: list[Any], file: Path) -> dict[Any, str]:

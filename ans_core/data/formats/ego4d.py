@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import FiniteFloat
+
 from ans_core.data.formats import checks, clip_files
 from ans_core.data.formats.files import split_file, split_files
 from ans_core.data.formats.skipped import Skipped, Unusable
@@ -20,8 +22,8 @@ ASKED = "{query} From which second to which does the clip show it?"
 
 
 class Query(checks.Record):
-    clip_start_sec: float
-    clip_end_sec: float
+    clip_start_sec: FiniteFloat
+    clip_end_sec: FiniteFloat
     query: str | None = None
     template: str | None = None
 

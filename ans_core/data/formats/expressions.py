@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -68,8 +68,14 @@ class MaskDict:
         return clip_files.visible(masklet, where=where)
 
 
+def load_videos(file: Path) -> dict[str, Any]:
+    """Load a file of expressions: the videos' unchecked records by name."""
+    return checks.record(Videos, checks.load_json(file), where=str(file)).videos
+
+
 def read_expressions(
     file: Path,
+    videos: Mapping[str, Any],
     form: type[E],
     *,
     folder: Callable[[str, str], Path],
@@ -77,10 +83,10 @@ def read_expressions(
     kind: Callable[[E, Asked], str | None] = lambda expression, asked: expression.kind,
     name: str,
 ) -> Iterator[Sample]:
-    """Read a file of expressions. `folder(video, where)` holds a video's frames; `masklets` are the objects meant; `kind` is what results
-    are split by."""
+    """Read the videos that `load_videos` has loaded from `file`. `folder(video, where)` holds a video's frames; `masklets` are the objects
+    meant; `kind` is what results are split by."""
     faults = checks.Faults(file)
-    for video, value in checks.record(Videos, checks.load_json(file), where=str(file)).videos.items():
+    for video, value in videos.items():
         where = f"{file}: video {rle.short(video)}"
         with faults:
             record = checks.record(Video, value, where=where)

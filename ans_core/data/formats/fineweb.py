@@ -32,25 +32,15 @@ ASKED = "Read the text in this image."
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read the only split, "train". `path` is a folder of the release or one file of it."""
-    import pyarrow.parquet as parquet
-
     checks.known_split(split, splits(path), path=path)
     ids = []
     faults, skipped = checks.Faults(path), Skipped(path)
     for file in _files(path):
-        table = parquet.ParquetFile(file)
-        if absent := set(COLUMNS) - set(table.schema_arrow.names):
-            raise checks.DataError(f"{file}: columns {', '.join(sorted(absent))} are missing; it is no file of FineWeb")
-        total = table.metadata.num_rows
-        step, number = max(1, -(-total // PAGES)), 0
-        for batch in table.iter_batches(batch_size=1024, columns=list(COLUMNS)):
-            for row in batch.to_pylist():
-                if number % step == 0:
-                    with faults, skipped:
-                        sample = _sample(row, name=name, where=f"{file}: row {number}")
-                        ids.append((f"{path}: document {sample.sample_id}", sample.sample_id))
-                        yield sample
-                number += 1
+        for number, row in _rows(file):
+            with faults, skipped:
+                sample = _sample(row, name=name, where=f"{file}: row {number}")
+                ids.append((f"{path}: document {sample.sample_id}", sample.sample_id))
+                yield sample
     faults.tell()
     skipped.tell()
     checks.once(ids)
@@ -59,6 +49,25 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
 def splits(path: Path) -> list[str]:
     _files(path)
     return ["train"]
+
+
+def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (number, row) of at most PAGES rows at equal steps."""
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    try:
+        table = parquet.ParquetFile(file)
+        if absent := set(COLUMNS) - set(table.schema_arrow.names):
+            raise checks.DataError(f"{file}: columns {', '.join(sorted(absent))} are missing; it is no file of FineWeb")
+        step, number = max(1, -(-table.metadata.num_rows // PAGES)), 0
+        for batch in table.iter_batches(batch_size=1024, columns=list(COLUMNS)):
+            for row in batch.to_pylist():
+                if number % step == 0:
+                    yield number, row
+                number += 1
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        raise checks.DataError(f"{file}: pyarrow can't read it ({error}); fetch it again") from None
 
 
 def _files(path: Path) -> list[Path]:

@@ -6,8 +6,9 @@ v2 has expressions that nothing in the video fits (anno_id is empty); meta's `ki
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from ans_core.data.formats import checks, expressions
 from ans_core.types import Masklet, Sample
@@ -25,22 +26,23 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     if len(files) != 1:
         raise checks.DataError(f"{path / split}: {' and '.join(f.name for f in files)} are two releases; keep the one of mask_dict.json")
     masks = expressions.MaskDict(path / split / "mask_dict.json")
-    second = _second(files[0])
+    videos = expressions.load_videos(files[0])
+    second = _second(videos)
 
     def kind(expression: Expression, asked: expressions.Asked) -> str | None:
         return expression.kind or (("target" if expression.anno_id else "no_target") if second else None)
 
     yield from expressions.read_expressions(
-        files[0], Expression, folder=lambda video, where: checks.inside(path / split / "JPEGImages", video, where=where),
+        files[0], videos, Expression, folder=lambda video, where: checks.inside(path / split / "JPEGImages", video, where=where),
         masklets=lambda expression, asked: objects(expression, asked, masks), kind=kind, name=name,
     )  # fmt: skip
 
 
-def _second(file: Path) -> bool:
+def _second(videos: Mapping[str, Any]) -> bool:
     """Tell whether it is version 2: one expression without a target is enough."""
-    videos = checks.record(expressions.Videos, checks.load_json(file), where=str(file)).videos.values()
-    asked = [value["expressions"].values() for value in videos if isinstance(value, dict) and isinstance(value.get("expressions"), dict)]
-    return any(isinstance(expression, dict) and expression.get("anno_id") == [] for some in asked for expression in some)
+    asked = [value.get("expressions") for value in videos.values() if isinstance(value, dict)]
+    each = (expression for some in asked if isinstance(some, dict) for expression in some.values())
+    return any(isinstance(expression, dict) and expression.get("anno_id") == [] for expression in each)
 
 
 def objects(expression: Expression, asked: expressions.Asked, masks: expressions.MaskDict) -> tuple[Masklet, ...]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,10 @@ def read(path: Path, *, name: str, split: str, kind: Kind = lambda expression, a
     checks.known_split(split, splits(path), path=path)
     file = path / "meta_expressions" / split / "meta_expressions.json"
     root = path / split
-    masklets = _of_palettes(root / "Annotations") if (root / "Annotations").is_dir() else _of_pickle(path, split, file)
+    videos = expressions.load_videos(file)
+    masklets = _of_palettes(root / "Annotations") if (root / "Annotations").is_dir() else _of_pickle(path, split, videos)
     return expressions.read_expressions(
-        file, Expression, folder=lambda video, where: checks.inside(root / "JPEGImages", video, where=where),
+        file, videos, Expression, folder=lambda video, where: checks.inside(root / "JPEGImages", video, where=where),
         masklets=masklets, kind=kind, name=name,
     )  # fmt: skip
 
@@ -66,7 +67,7 @@ def _of_palettes(annotations: Path) -> Masklets:
     return masklets
 
 
-def _of_pickle(path: Path, split: str, file: Path) -> Masklets:
+def _of_pickle(path: Path, split: str, videos: Mapping[str, Any]) -> Masklets:
     """Read upstream's mask_dict.pkl: the masks of expression number n of the whole split, where a video's expressions are in the order of
     their ids as text."""
     pickled = next((p for p in (path / split / "mask_dict.pkl", path / "mask_dict.pkl") if p.is_file()), None)
@@ -78,7 +79,7 @@ def _of_pickle(path: Path, split: str, file: Path) -> Masklets:
         raise checks.DataError(f"{pickled} is not a plain pickle ({error}); nothing in it was run; fetch it again") from None
     masks = expressions.MaskDict(pickled, entries)
     order: dict[tuple[str, str], int] = {}
-    for video, value in checks.record(expressions.Videos, checks.load_json(file), where=str(file)).videos.items():
+    for video, value in videos.items():
         listed: Any = value.get("expressions") if isinstance(value, dict) else None
         order |= {(video, number): len(order) + n for n, number in enumerate(sorted(listed if isinstance(listed, dict) else ()))}
 

@@ -34,7 +34,7 @@ COLUMNS = tuple(Row.model_fields)
 PROMPT = re.compile(r"<Prompt(\d{1,4})>")
 ENCODED = "data:"
 """Start of a picture in base64: `data:base64,...` (GAR) or `data:image/png;base64,...`."""
-ARROW_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, pyarrow.ArrowException)
+ARROW_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, pyarrow.ArrowException)
 """Errors that `datasets` and pyarrow raise for damaged files."""
 
 

@@ -25,7 +25,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     checks.known_split(split, files, path=path)
     masks = expressions.MaskDict(path / "mask_dict.json")
     return expressions.read_expressions(
-        files[split], Expression, folder=lambda video, where: _folder(path, video, where=where),
+        files[split], expressions.load_videos(files[split]), Expression, folder=lambda video, where: _folder(path, video, where=where),
         masklets=lambda expression, asked: mevis.objects(expression, asked, masks), kind=_kind, name=name,
     )  # fmt: skip
 

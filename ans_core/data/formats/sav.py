@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from ans_core import rle
 from ans_core.data.formats import checks, clip_files
@@ -26,8 +26,8 @@ PARTS = ("JPEGImages_24fps", "Annotations_6fps")
 
 class Clip(checks.Record):
     video_id: str
-    video_height: float | None = None
-    video_width: float | None = None
+    video_height: FiniteFloat | None = None
+    video_width: FiniteFloat | None = None
     masklet: Annotated[list[Any], Field(min_length=1)]
     """[frame][object]: one RLE"""
     masklet_id: Annotated[list[checks.Id], Field(min_length=1)]

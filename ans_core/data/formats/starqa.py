@@ -85,7 +85,8 @@ def _stretch(video: Path, start_s: float, end_s: float, *, where: str) -> VideoF
         rate = video_file.rate(video)
     except ValueError as error:
         raise checks.DataError(f"{where}: {error}") from None
-    first = round(start_s * rate)
-    if not 0 <= start_s < end_s or first >= len(frames):
-        raise checks.DataError(f"{where}: {start_s:g} to {end_s:g} s are no part of {video}, which lasts {len(frames) / rate:.1f} s")
-    return frames[first : max(first + 1, round(end_s * rate))]
+    lasts_s = len(frames) / rate
+    if not 0 <= start_s < min(end_s, lasts_s):
+        raise checks.DataError(f"{where}: {start_s:g} to {end_s:g} s are no part of {video}, which lasts {lasts_s:.1f} s")
+    first = min(round(start_s * rate), len(frames) - 1)
+    return frames[first : max(first + 1, round(min(end_s, lasts_s) * rate))]

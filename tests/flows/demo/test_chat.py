@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -271,9 +272,36 @@ def test_a_runs_own_checkpoints_and_held_out_pictures_are_on_offer(tmp_path: Pat
     assert list(offered(str(tmp_path), [], device="cpu")) == ["/".join(tmp_path.parts[-2:])]
 
 
-def test_an_open_host_needs_a_password() -> None:
+def test_checkpoints_of_the_same_name_in_two_places_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of two checkouts are. Each name loads its own folder."""
+    folders = [tmp_path / place / "runs/tiny/model" for place in ("one", "other")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(Sa2VA, "from_pretrained", lambda path, device_map: str(path))
+    loads = offered(str(folders[0]), [str(folders[1])], device="cpu")
+    assert {name: load() for name, load in loads.items()} == {
+        "one/runs/tiny/model": str(folders[0]),
+        "other/runs/tiny/model": str(folders[1]),
+    }
+    assert list(offered(str(folders[0]), [str(folders[0])], device="cpu")) == ["tiny/model"]
+
+
+def test_an_open_host_needs_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"--host 0\.0\.0\.0 opens the page to the network: give --auth"):
         serve("model", [], host="0.0.0.0", port=0, auth=None, device="cpu")
+    monkeypatch.delenv("ANS_DEMO_PASSWORD", raising=False)
+    monkeypatch.setattr("getpass.getpass", lambda prompt: (_ for _ in ()).throw(EOFError))
+    with pytest.raises(ValueError, match="nobody is there to type a password; set ANS_DEMO_PASSWORD"):
+        serve("model", [], host="0.0.0.0", port=0, auth="me", device="cpu")
+
+
+def test_an_address_that_is_taken_or_not_there_is_told_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANS_DEMO_PASSWORD", "secret")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for host, number in (("127.0.0.1", port), ("127.0.0.1", 99_999), ("198.51.100.7", 7860)):
+            with pytest.raises(ValueError, match=f"--host {host} --port {number} can't be had .*; give another port"):
+                serve("nothing/there", [], host=host, port=number, auth=None if host == "127.0.0.1" else "me", device="cpu")
 
 
 def _say_seg(model: Sa2VA) -> None:
