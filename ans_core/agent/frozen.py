@@ -24,8 +24,7 @@ MOST_TOKENS = 32
 
 @torch.no_grad()
 def mask_by_words(model: Sa2VA, picture: Image.Image, words: str) -> tuple[Bool[np.ndarray, "H W"], float]:
-    """Mask and predicted IoU of the first `[SEG]` that the model says; an empty mask where it says none. (Sa2VA does not learn SAM2's
-    object score, so it is not asked.)"""
+    """Mask and predicted IoU of the first `[SEG]` that the model says; an empty mask where it says none."""
     asked = prompts.REFERRING_EVAL.format(text=without_tokens(words))
     answer = model.predict(text=asked, image=picture, max_tokens=MOST_TOKENS)
     if not len(answer.seg_embeddings):
@@ -34,7 +33,7 @@ def mask_by_words(model: Sa2VA, picture: Image.Image, words: str) -> tuple[Bool[
         features = model.sam2.encode(PredictOptions().pixels(model, [picture]))
         first = torch.zeros(1, dtype=torch.long, device=model.device)
         out = model.sam2.decode(features, first, answer.seg_embeddings[:1])
-    return _mask(model, out.logits[0], picture), float(out.ious[0].max())
+    return _mask(model, model.sam2.shown(out)[0], picture), float(out.ious[0].max())
 
 
 def _mask(model: Sa2VA, logits: Tensor, picture: Image.Image) -> Bool[np.ndarray, "H W"]:

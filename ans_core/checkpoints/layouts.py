@@ -312,7 +312,7 @@ TINY_PICTURES = "tiny_predict_forward"
 """Key under which small test checkpoints on Qwen-VL write the limits of their pictures."""
 OWN = "ans"
 """Key in upstream's config.json for settings that upstream's layout has no place for. Upstream's code ignores it."""
-OWN_DEFAULTS = {"video_frames": 5, "frame_choice": "first", "min_pixels": None, "max_pixels": None}
+OWN_DEFAULTS = {"video_frames": 5, "frame_choice": "first", "seg_object_score": False, "min_pixels": None, "max_pixels": None}
 """The settings kept under OWN, with upstream's values. Only other values are written."""
 
 

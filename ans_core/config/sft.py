@@ -33,6 +33,9 @@ class Sft(Section):
     """Steps whose rows are grouped by their length in tokens, for less padding and balanced processes; 0: the mixture's order."""
     mask_weight: Weight = 2.0
     dice_weight: Weight = 0.5
+    object_weight: Weight = 0.0
+    """Of the object score of `[SEG]`: whether a frame shows the object. With it, the model's masks are blank where the score is negative;
+    0: as upstream, which does not train it and blanks nothing."""
     mask_points: Count = 12544
     """Points at which a mask's loss is sampled; 0 = all pixels of its target."""
     objects: Count = 0

@@ -40,6 +40,9 @@ class Sa2VAConfig:
     frame_choice: FrameChoice = "uniform"
     """Which frames these are in video mode `sa2va`: the first ones (upstream's inference) or evenly spread ones (closer to training, which
     samples the whole clip). Mode `sa2va-i` always spreads them."""
+    seg_object_score: bool = False
+    """Whether the object score was trained for `[SEG]` (sft.object_weight): its masks are then blank where the score is negative.
+    Upstream's was not."""
 
     def as_dict(self) -> dict[str, Any]:
         values = {key: value for key, value in asdict(self).items() if value is not None}

@@ -1,7 +1,8 @@
 """SAM2 prompted by `[SEG]` embeddings: image features and seg embeddings in, mask logits out, for images and videos.
 
 The modules are the `sam2` package's own. Two of its behaviours differ in this family (upstream's extension of SAM2Base): the seg
-embedding is appended to the sparse prompt tokens, and masks are not blanked where the object score is negative.
+embedding is appended to the sparse prompt tokens, and masks are not blanked where the object score is negative (unless that score was
+trained for `[SEG]`).
 """
 
 from __future__ import annotations
@@ -200,6 +201,8 @@ class Grounding(SAM2Base):
         self.config = config
         self.blank_absent = False
         """SAM2's own rule (tracked masks are -1024 where the object score is negative); upstream Sa2VA switched it off."""
+        self.seg_object_score = False
+        """The same rule for masks drawn from `[SEG]`, where the object score was trained for these (Sa2VAConfig.seg_object_score)."""
         if config.original_decoder:
             self.keep_original()
 
@@ -255,6 +258,12 @@ class Grounding(SAM2Base):
             backbone_features=pixels, point_inputs=prompt, high_res_features=high, multimask_output=multimask
         )
         return MaskOutput(logits=low[:, 0], all_logits=every, ious=ious, object_score=score[:, 0])
+
+    def shown(self, out: MaskOutput) -> Float[Tensor, "B h4 w4"]:
+        """Return the mask logits of seg embeddings as they are shown: blank where a trained object score says that nothing is there."""
+        if not self.seg_object_score:
+            return out.logits
+        return torch.where(out.object_score[:, None, None] > 0, out.logits, NO_OBJ_SCORE)
 
     def decode_every(self, features: FrameFeatures, frame: Tensor, points: tuple[Tensor, Tensor]) -> MaskOutput:
         """Decode all four masks of images: `all_logits[:, 0]` is the single-mask output, the others are the three of multimask output."""
@@ -423,7 +432,8 @@ class Grounding(SAM2Base):
             outputs.append((heads[0], heads[2], heads[6][:, 0]))
         every, _, ious, low, _, pointer, score = heads
         out |= {"all_logits": every, "ious": ious, "object_score": score[:, 0], "outputs": outputs}
-        if self.blank_absent and masks is None:
+        from_seg = prompt is not None and "seg_embeddings" in prompt
+        if masks is None and (self.seg_object_score if from_seg else self.blank_absent):
             every, low = (torch.where(score[:, :, None, None] > 0, x, NO_OBJ_SCORE) for x in (every, low))
         out |= {"pred_masks": low, "obj_ptr": pointer}
         high = None

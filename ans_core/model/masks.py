@@ -28,7 +28,7 @@ def decode_stills(
     place = {key: number for number, key in enumerate(shown)}
     features = model.sam2.encode(options.pixels(model, list(shown.values())))
     frame = torch.tensor([place[key] for key, own in zip(pictures, embeddings, strict=True) for _ in own], device=model.device)
-    logits = model.sam2.decode(features, frame, torch.cat(list(embeddings))).logits
+    logits = model.sam2.shown(model.sam2.decode(features, frame, torch.cat(list(embeddings))))
     return [own[:, None] for own in logits.split([len(e) for e in embeddings])]
 
 

@@ -60,6 +60,7 @@ class Sa2VA(nn.Module):
             nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, config.grounding.width), nn.Dropout(0.0)
         )
         self.sam2 = Grounding(config.grounding)
+        self.sam2.seg_object_score = config.seg_object_score
         self.image_token_id = self._token_id(kind.marks.slot)
         self.seg_token_id = self._token_id(prompts.SEG)
         for token in (prompts.VP_START, prompts.VP_END):  # regions are found by them
@@ -262,6 +263,11 @@ class Sa2VA(nn.Module):
         """Keep a copy of SAM2's mask decoder as it is now, before Sa2VA's training, for video mode `sa2va-i`."""
         self.sam2.keep_original()
         self.config = replace(self.config, grounding=self.sam2.config)
+
+    def learned_seg_object_score(self) -> None:
+        """Note that the object score was trained for `[SEG]`: masks are blank from now on where it is negative."""
+        self.sam2.seg_object_score = True
+        self.config = replace(self.config, seg_object_score=True)
 
     def seen_frames(
         self, frames: int, mode: VideoMode = "sa2va", *, count: int | None = None, choice: FrameChoice | None = None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -17,23 +18,34 @@ from ans_core.losses import mask_losses, mean_iou, text_loss
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.checkpointing import in_pieces
 from ans_core.model.feature_cache import FeatureCache
-from ans_core.model.grounding import FrameFeatures
+from ans_core.model.grounding import FrameFeatures, MaskOutput
 from ans_core.model.packing import Packed
 from ans_core.model.sa2va import Sa2VA
 
 
 class Supervised(nn.Module):
-    """text + mask_weight * BCE + dice_weight * dice. Frozen encoders run once per image, without a graph.
+    """text + mask_weight * BCE + dice_weight * dice + object_weight * BCE of the object score, which is 1 in frames that show the object.
+    Frozen encoders run once per image, without a graph.
 
     Text is a mean over learned tokens, the mask losses are means over masks: over those of the whole step, which `begin_step` counts: the
     losses of its micro-batches on all processes add up to the loss of one process with all the rows.
     """
 
-    def __init__(self, model: Sa2VA, *, mask_weight: float, dice_weight: float, points: int, features: FeatureCache | None = None) -> None:
+    def __init__(
+        self,
+        model: Sa2VA,
+        *,
+        mask_weight: float,
+        dice_weight: float,
+        points: int,
+        object_weight: float = 0.0,
+        features: FeatureCache | None = None,
+    ) -> None:
         """`features`: where to look for what the frozen encoders give."""
         super().__init__()
         self.model, self.features = model, features
         self.mask_weight, self.dice_weight, self.points = mask_weight, dice_weight, points
+        self.object_weight = object_weight
 
     def begin_step(self, batches: Sequence[Batch]) -> list[Batch]:
         """Tell this process's micro-batches of a step what the whole step holds. All processes must call it."""
@@ -50,16 +62,23 @@ class Supervised(nn.Module):
         loss = text * (len(rows) / (batch.totals.get("tokens", len(rows)) or 1))
         if not self.mask_weight and not self.dice_weight:
             return loss, metrics
-        logits = self.decode_masks(batch, hidden)
-        count = len(batch.pair_seg)
+        out = self.decode_masks(batch, hidden)
+        logits, count = out.logits, len(batch.pair_seg)
         if not count:
-            return loss + 0.0 * logits.sum(), metrics
+            unread = logits.sum() + (out.object_score.sum() if self.object_weight else 0.0)
+            return loss + 0.0 * unread, metrics
         total = batch.totals.get("masks", float(count))
         bce, dice = mask_losses(logits, batch.targets, points=self.points, seeds=batch.pair_seeds, total=total)
         share = total / count
         metrics |= {"bce": float(bce.detach()) * share, "dice": float(dice.detach()) * share}
         metrics["mask_iou"] = mean_iou(logits.detach(), batch.targets)
-        return loss + self.mask_weight * bce + self.dice_weight * dice, metrics
+        loss = loss + self.mask_weight * bce + self.dice_weight * dice
+        if self.object_weight:
+            present = batch.targets.flatten(1).any(1).float()
+            missed = F.binary_cross_entropy_with_logits(out.object_score.float(), present, reduction="sum")
+            metrics["object"] = float(missed.detach()) / count
+            loss = loss + self.object_weight * missed / total
+        return loss, metrics
 
     def states(self, batch: Batch) -> Float[Tensor, "B L D"]:
         images = image_tokens(self.model, batch.views, self.features).split(batch.views)
@@ -75,8 +94,8 @@ class Supervised(nn.Module):
             return share(hidden, target)[0].sum()
         return in_pieces(share, hidden, target, words=self.model.vocabulary)[0].sum()
 
-    def decode_masks(self, batch: Batch, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "P h4 w4"]:
-        """Mask logits of every (seg, frame) pair of the batch. Without any, of one token on a blank frame, for the graph alone: processes
+    def decode_masks(self, batch: Batch, hidden: Float[Tensor, "B L D"]) -> MaskOutput:
+        """Masks of every (seg, frame) pair of the batch. Without any, of one token on a blank frame, for the graph alone: processes
         wait for each other's gradients of every trained part, in the same order."""
         encoder = self.model.sam2.image_encoder
         if not len(batch.pair_seg):
@@ -86,11 +105,11 @@ class Supervised(nn.Module):
                 with torch.no_grad():
                     self.model.sam2.encode(torch.zeros(1, 3, side, side, device=hidden.device))
             blank = self.model.sam2.blank_features(hidden)
-            return self.model.sam2.decode(blank, torch.zeros(1, dtype=torch.long, device=hidden.device), embeddings).logits
+            return self.model.sam2.decode(blank, torch.zeros(1, dtype=torch.long, device=hidden.device), embeddings)
         embeddings = self.model.seg_embeddings(hidden[(batch.input_ids == self.model.seg_token_id) & batch.loss_mask])
         with torch.set_grad_enabled(any(p.requires_grad for p in encoder.parameters())):
             features = encoded_frames(self.model, batch, self.features)
-        return self.model.sam2.decode(features, batch.pair_frame, embeddings[batch.pair_seg]).logits
+        return self.model.sam2.decode(features, batch.pair_frame, embeddings[batch.pair_seg])
 
 
 def layout_of(model: Sa2VA, *, mask_size: int, max_length: int, objects: int = 0) -> Layout:

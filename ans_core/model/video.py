@@ -49,7 +49,7 @@ def track_frames(
             prompts_of = model.sam2.seg_prompts(seg_embeddings, seen)
         else:
             frame = torch.tensor(range(len(seen)), device=model.device).repeat(len(seg_embeddings))
-            alone = model.sam2.decode(known, frame, seg_embeddings.repeat_interleave(len(seen), dim=0)).logits
+            alone = model.sam2.shown(model.sam2.decode(known, frame, seg_embeddings.repeat_interleave(len(seen), dim=0)))
             masks = F.interpolate(alone[None], size=(first[0].height, first[0].width), mode="bilinear")[0] > 0
             prompts_of = model.sam2.mask_prompts(masks.unflatten(0, (-1, len(seen))), seen)
 

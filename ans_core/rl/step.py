@@ -356,7 +356,7 @@ class RolloutStep:
         ]
         with self.timer.part("draw"), self.policies.using(self.settings.inverse):
             packed, hidden, _ = self.hidden(groups, [])
-            logits = self.decoded(packed, hidden)[1].logits
+            logits = self.model.sam2.shown(self.decoded(packed, hidden)[1])
         confidence = mean_probability(logits.sigmoid(), logits > 0)
         targets = self.batch.targets.repeat_interleave(size, dim=0)
         overlap = soft_iou(F.interpolate(logits[:, None], size=targets.shape[-2:], mode="bilinear")[:, 0].sigmoid(), targets)
@@ -372,7 +372,7 @@ class RolloutStep:
         with self.timer.part("draw"):
             packed, hidden, rollout = self.hidden(groups, [[] for _ in groups])
             drawing = rollout[packed.input_ids[packed.loss_mask] == self.model.seg_token_id].tolist()
-            logits = self.decoded(packed, hidden)[1].logits if drawing else ()
+            logits = self.model.sam2.shown(self.decoded(packed, hidden)[1]) if drawing else ()
             for answer, z in zip(drawing, logits, strict=True):
                 found[answer].append(self.rle(z, answer // self.settings.group))
         return found

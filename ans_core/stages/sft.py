@@ -75,6 +75,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         mask_weight=settings.mask_weight,
         dice_weight=settings.dice_weight,
         points=settings.mask_points,
+        object_weight=settings.object_weight,
         features=_features(cfg, before),
     )
     watch = Watch(
@@ -89,7 +90,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     )  # fmt: skip
     moved, trained = check_moved(before, model), adapters.trained(model)
     if dist.rank() == 0:
-        config = {"stage": "sft", "lora": lora, "seed": cfg.seed}
+        config = {"stage": "sft", "lora": lora, "seed": cfg.seed, "seg_object_score": settings.object_weight > 0}
         beside = memory.beside(of_memory, trained)
         checkpoint.save_delta(beside, out, base_hash=checkpoint.weights_hash(base), config=config)
         loop.write_curves(out / "curves.csv", {"sft": curves})

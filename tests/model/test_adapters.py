@@ -28,7 +28,7 @@ def outputs(model: Sa2VA) -> tuple[Tensor, Tensor]:
     batch = collate([tiny.row(SEGMENT)], model.tokenizer, tiny.layout(model))
     with torch.no_grad():
         hidden = model.hidden_states(packed(batch), image_tokens(model, batch.views).split(batch.views))
-        return model.logits(hidden), Supervised(model, mask_weight=1.0, dice_weight=1.0, points=10).decode_masks(batch, hidden)
+        return model.logits(hidden), Supervised(model, mask_weight=1.0, dice_weight=1.0, points=10).decode_masks(batch, hidden).logits
 
 
 def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:

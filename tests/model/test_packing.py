@@ -215,7 +215,7 @@ def test_a_seg_in_the_question_draws_nothing(tiny_model: Sa2VA):
     batch = collate([tiny.row(asked)], tiny_model.tokenizer, tiny.layout(tiny_model))
     module = Supervised(tiny_model, mask_weight=1.0, dice_weight=1.0, points=10)
     hidden = tiny_model.hidden_states(packed(batch), image_tokens(tiny_model, batch.views).split(batch.views))
-    assert len(module.decode_masks(batch, hidden)) == 1
+    assert len(module.decode_masks(batch, hidden).logits) == 1
 
 
 def test_image_slots_and_image_tokens_must_agree(tiny_model: Sa2VA):
