@@ -18,6 +18,7 @@ from ans_core.benchmarks import public_run
 from ans_core.benchmarks.public_run import runner_of
 from flows import eval_score
 from flows.paths import root
+from tasks.launcher import shared_words, thread_variables
 
 SKIPPED = 3
 """Exit status if a benchmark's data are not there; 2 is for words that don't fit."""
@@ -50,8 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     if len(names) > 1 and (arguments.data or arguments.out or arguments.split):
         raise ValueError("--data, --out and --split are of one benchmark; of several, leave them out (data/benchmarks/<benchmark>)")
     if (arguments.processes or 1) > 1 and "RANK" not in os.environ:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={arguments.processes}"]
-        status = subprocess.run([sys.executable, *launcher, "-m", "flows.cli", *sys.argv[1:]], check=False).returncode
+        command = [sys.executable, *shared_words(arguments.processes), "-m", "flows.cli", *sys.argv[1:]]
+        variables = thread_variables(0, processes=arguments.processes, environment=os.environ)
+        status = subprocess.run(command, env={**os.environ, **variables}, check=False).returncode
         lacking = any(public_run.missing(runner_of(n), (one := asked(n, arguments)).data, one.split) for n in names)
         return status or (SKIPPED if lacking else 0)
     from ans_core import dist

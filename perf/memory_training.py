@@ -107,7 +107,7 @@ def trained(
     sam2 = copy.deepcopy(start)
     parameters = open_modules(sam2, MODULES)
     check = GradientCheck(sam2, parameters)
-    module = Tracking(sam2, LossWeights())
+    module = Tracking(sam2, LossWeights(), recompute=False)
     if detach:
         module.remember = detached
     sam2.train()
@@ -128,8 +128,8 @@ def trained(
     )
     with tempfile.TemporaryDirectory() as scratch:
         loop.train(
-            module, make, name="memory", schedule=schedule, machine=loop.Machine(device=torch.device("cpu")), seed=seed,
-            scratch=Path(scratch), log=lambda metrics, step: None,
+            module, make, name="memory", schedule=schedule, machine=loop.Machine(device=torch.device("cpu"), dtype="bf16"),
+            seed=seed, scratch=Path(scratch), log=lambda metrics, step: None,
         )  # fmt: skip
     encoder = [name for name in parameters if name.startswith("memory_encoder.")]
     return sam2, 1 - len(set(check.missing) & set(encoder)) / len(encoder)

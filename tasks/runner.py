@@ -21,13 +21,11 @@ import yaml
 
 from ans_core.config import Config, ConfigError, load
 from tasks import deps, provenance
-from tasks.launcher import check_sharding, free_port, is_job, processes_here, ranks_command, run_job
+from tasks.launcher import check_sharding, free_port, is_job, processes_here, ranks_command, run_job, thread_variables
 from tasks.process import die_with_parent, exit_on_term, held, leave_note
 from tasks.stages import GROUPS, STAGES, TABLE, Stage, dvc_file, stage_named
 from tasks.tracker import TrackedRun, stage_run
 
-SPINS = "3000"
-"""How often an idle thread of torch's libgomp spins before it sleeps."""
 USER_ERROR = 2
 """Exit code for a mistake that no retry mends."""
 STAGE_FAILED = 1
@@ -139,18 +137,6 @@ def drop_done_scratch(root: Path, keep: str) -> None:
             shutil.rmtree(mark.parent)
 
 
-def use_threads(config: Config, *, processes: int) -> None:
-    """Set threads; must come before torch is imported, and before torchrun, which would give each of several processes one. Idle threads
-    spin for some microseconds, because small operations follow one another, and then sleep: the default's longer spinning slows down any
-    second program, and is slowed down by it (LOG)."""
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = SPINS
-    if config.launch.threads:
-        os.environ["OMP_NUM_THREADS"] = str(config.launch.threads)
-    elif processes > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
-
-
 def run_tracked(stage: Stage, config: Config, root: Path) -> None:
     key = state_key(stage, config, root)
     drop_done_scratch(root, keep=key)
@@ -187,7 +173,8 @@ def main(name: str, root: Path = Path()) -> None:
         leave_note(status=USER_ERROR, message=str(error))
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
-    use_threads(config, processes=processes_here(config.launch, os.environ) if ranks else 1)
+    many = processes_here(config.launch, os.environ) if ranks else 1
+    os.environ |= thread_variables(config.launch.threads, processes=many, environment=os.environ)
     rank = os.environ.get("RANK")
     partial = stage.out_path(config.profile, root).with_name(Path(stage.out).name + ".partial")
     if rank is None:
