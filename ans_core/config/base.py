@@ -94,7 +94,7 @@ class Base(Section):
     alignment: Optim = Optim(steps=300, batch=32, lr=3e-3, weight_decay=0.01)
     """Word embeddings and projector: move image tokens near the words for what they show."""
     sam_images: Optim = Optim(steps=500, batch=16, lr=8e-4, muon_lr=4e-3, weight_decay=0.01)
-    language_text: Optim = Optim(steps=400, batch=16, lr=1e-3, muon_lr=4e-3)
+    language_text: Optim = Optim(steps=600, batch=16, lr=1e-3, muon_lr=4e-3)
     questions_per_image: Positive = 8
     mixture: dict[StillKind, Weight] = {"referring": 0.6, "region_caption": 0.3, "grounded_caption": 0.1}
     """Shares of the language side's pre-training: places and boxes of expressions, captions of regions and of pictures."""

@@ -75,6 +75,8 @@ class Memory(Section):
     """Side of the model's image; 0: the checkpoint's."""
     prompts: MemoryPrompts = MemoryPrompts()
     loss: MemoryLoss = MemoryLoss()
+    dropout: Share = 0.1
+    """In the memory attention. SAM2's training: as here; an attention that learns from nothing in few steps learns more without."""
     recompute: bool = True
     """Compute every frame again in the backward pass: 15 times less activation memory, 1.5 times the time."""
     limit_train_batches: Count = 0

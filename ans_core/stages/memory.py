@@ -32,7 +32,7 @@ from ans_core.tracking.clips import Clip, choose_window, clips_of, load_window, 
 from ans_core.tracking.kept import Kept
 from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.pseudo import pseudo_clip
-from ans_core.tracking.training import GradientCheck, Tracking, epoch_order, open_modules, places
+from ans_core.tracking.training import GradientCheck, Tracking, epoch_order, open_modules, places, set_dropout
 from ans_core.tracking.validation import follow_clip, validate
 from ans_core.types import Log
 
@@ -120,6 +120,7 @@ def _train(
         return {f"val_{name}": value for name, value in found.items()}
 
     sam2.train()
+    set_dropout(sam2, settings.dropout)
     sam2.blank_absent = True
     module = Tracking(sam2, LossWeights(**settings.loss.model_dump()), recompute=settings.recompute)
     curves = loop.train(

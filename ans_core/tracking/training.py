@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 
 import torch
 from jaxtyping import Float
+from sam2.modeling.sam.transformer import Attention
 from torch import Tensor, nn
 
 from ans_core import dist
@@ -84,6 +85,15 @@ def open_modules(sam2: Grounding, names: Collection[str]) -> dict[str, nn.Parame
         p.data = p.data.float()
         p.requires_grad_(True)
     return trained
+
+
+def set_dropout(sam2: Grounding, share: float) -> None:
+    """Set the dropout of the memory attention, which the package fixes where it builds it."""
+    for module in sam2.memory_attention.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = share
+        elif isinstance(module, Attention):
+            module.dropout_p = share
 
 
 class GradientCheck:
