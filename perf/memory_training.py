@@ -2,12 +2,14 @@
 
     python perf/memory_training.py crossings --base runs/tiny/base/base [--seeds 0 1 2] [--steps 400]
     python perf/memory_training.py real --base runs/tiny/base/base --videos FOLDER [--seeds 0 1 2] [--steps 400]
+    python perf/memory_training.py starts --base runs/tiny/base --data runs/tiny/data [--seeds 0 1 2 3 4 5 6 7 8 9] [--steps 150]
     python perf/memory_training.py activations [--model large] [--side 512] [--frames 5] [--objects 1] [--ways plain again]
     python perf/memory_training.py speed --model runs/tiny/base/base [--objects 1 5 16] [--frames 24]
 
 crossings: J&F on held-out clips of look-alikes that cross, of a SAM2 before memory training, after it, after training with a detached
 memory bank, and, of each, without memory (every frame decoded from its own features by the prompt of the first).
 real: J&F on the second half of each clip of a folder in the format `videos`, before and after training on the first halves.
+starts: the stage `memory` with the settings of params.yaml, from one base by many seeds: J&F of the validation clips before and after.
 activations: bytes that autograd keeps for the backward pass of a clip with SAM2.1's sizes, the time, with and without recomputing,
 and the program's most memory so far. speed: frames per second against the stock video predictor on the same weights and clip, and how far
 the masks agree.
@@ -36,10 +38,12 @@ from torch import Tensor
 
 from ans_core import loop, media, rle, transforms
 from ans_core.checkpoints import sam2 as sam2_files
+from ans_core.config import load
 from ans_core.data.formats import videos
 from ans_core.data.scenes import background, outline, random_thing, render
 from ans_core.dist import rng_of
 from ans_core.model.grounding import Grounding, GroundingConfig
+from ans_core.stages import memory as stage
 from ans_core.tracking.batch import ClipTensors, PromptOptions, TrackingBatch, make_batch
 from ans_core.tracking.clips import Clip, choose_window, clips_of, load_window
 from ans_core.tracking.follow import ObjectPrompt, follow
@@ -184,6 +188,23 @@ def crossings(arguments: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
+def starts(arguments: argparse.Namespace) -> str:
+    config = load("params.yaml")
+    optim = config.memory.optim.model_copy(update={"steps": arguments.steps})
+    memory = config.memory.model_copy(update={"train": True, "optim": optim, "limit_train_batches": arguments.steps})
+    lines = ["| seed | J&F before | after |", "|---|---|---|"]
+    for seed in arguments.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            found = stage.run(
+                config.model_copy(update={"seed": seed, "memory": memory}),
+                inputs={"data": arguments.data, "base": arguments.base}, out=Path(folder, "out"), scratch=Path(folder, "scratch"),
+                log=lambda metrics, step: None,
+            )  # fmt: skip
+        lines.append(f"| {seed} | {found['J&F/before']:.3f} | {found['J&F/best']:.3f} |")
+        print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
 SIZES = {"tiny": (96, 12), "large": (144, 48)}
 """Width and blocks of SAM2.1's image encoders."""
 WAYS = {"plain": "plain back-propagation through time", "again": "frames computed again"}
@@ -297,6 +318,11 @@ def main() -> None:
             it.add_argument("--held-out", type=int, default=30)
         else:
             it.add_argument("--videos", type=Path, required=True)
+    it = commands.add_parser("starts")
+    it.add_argument("--base", type=Path, required=True)
+    it.add_argument("--data", type=Path, required=True)
+    it.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
+    it.add_argument("--steps", type=int, default=150)
     it = commands.add_parser("activations")
     it.add_argument("--model", choices=list(SIZES), default="tiny")
     it.add_argument("--ways", choices=list(WAYS), nargs="+", default=list(WAYS))
@@ -308,7 +334,8 @@ def main() -> None:
     for name, value in (("frames", 24), ("picture", 128), ("repeats", 2)):
         it.add_argument(f"--{name}", type=int, default=value)
     arguments = parser.parse_args()
-    print({"crossings": crossings, "real": real, "activations": activations, "speed": speed}[arguments.command](arguments))
+    run = {"crossings": crossings, "real": real, "starts": starts, "activations": activations, "speed": speed}
+    print(run[arguments.command](arguments))
 
 
 if __name__ == "__main__":

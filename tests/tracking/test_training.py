@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sam2.modeling.sam.transformer import RoPEAttention
 from torch import Tensor
 
 from ans_core.model.grounding import FrameFeatures, Grounding
 from ans_core.tracking.batch import TrackingBatch
 from ans_core.tracking.forward import remembered, track
 from ans_core.tracking.loss import LossWeights
-from ans_core.tracking.training import GradientCheck, Tracking, open_modules, places
+from ans_core.tracking.training import GradientCheck, Tracking, open_modules, places, set_dropout
 from tests.tracking.conftest import batch_of
 
 MEMORY = ("memory_attention", "memory_encoder")
@@ -137,6 +138,17 @@ def test_frames_without_ground_truth_cost_nothing_and_an_all_unknown_batch_has_a
     assert loss.item() == 0
     assert curves == {}
     assert all(p.grad is not None and not p.grad.any() for p in trained.values())
+
+
+@pytest.mark.parametrize(("share", "equal"), [(0.0, True), (0.1, False)])
+def test_dropout_reaches_every_layer_of_the_memory_attention(sam2: Grounding, share: float, *, equal: bool):
+    sam2.train()
+    set_dropout(sam2, share)
+    module, batch = Tracking(sam2, LossWeights()), batch_of("mask")
+    with torch.no_grad():
+        assert (module(batch)[0].item() == module(batch)[0].item()) is equal
+    layers = [m for m in sam2.memory_attention.modules() if isinstance(m, (torch.nn.Dropout, RoPEAttention))]
+    assert {m.p if isinstance(m, torch.nn.Dropout) else m.dropout_p for m in layers} == {share}
 
 
 def test_absent_objects_are_taught_even_when_sam2_says_that_nothing_is_there(sam2: Grounding):
