@@ -20,7 +20,7 @@ def sft_model(base: Path, sft: Path, *, dtype: torch.dtype | None = None, device
     model = checkpoint.load(base, dtype=dtype, device=device)
     memory.put(model, of_memory)
     if config.get("seg_object_score"):
-        model.learned_seg_object_score()
+        model.use_seg_object_score()
     tuner = adapters.prepare_sft(model, adapters.lora_config(**config["lora"]), seed=dist.seed_of(config["seed"], "sft lora"))
     adapters.load_trained(model, tensors)
     adapters.merge(tuner)

@@ -48,7 +48,8 @@ def prepare_sft(model: Sa2VA, config: LoraConfig, *, seed: int) -> LoraModel:
 
     Trained: LoRA on all linears of the text model, embeddings and head, projector (Qwen-VL has none: its merger stays frozen),
     text_hidden_fcs, SAM2's mask decoder but for its scores. Frozen: vision tower, SAM2's image encoder, prompt encoder and memory, and the
-    decoder's two scores (predicted IoU, presence), which no loss of SFT reads: several processes would wait for their gradients.
+    decoder's two scores (predicted IoU, presence), which no loss of SFT reads: several processes would wait for their gradients. Presence
+    is trained in a model with `seg_object_score`.
     """
     model.requires_grad_(False)
     with torch.random.fork_rng():
@@ -56,8 +57,8 @@ def prepare_sft(model: Sa2VA, config: LoraConfig, *, seed: int) -> LoraModel:
         tuner = LoraModel(model, {"default": config}, "default")
     open_fully([m for _, m in full_modules(model)])
     decoder = model.sam2.sam_mask_decoder
-    for scores in (decoder.iou_prediction_head, decoder.pred_obj_score_head):
-        scores.requires_grad_(False)
+    decoder.iou_prediction_head.requires_grad_(False)
+    decoder.pred_obj_score_head.requires_grad_(model.sam2.seg_object_score)
     for p in model.parameters():
         if p.requires_grad:
             p.data = p.data.float()

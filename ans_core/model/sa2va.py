@@ -264,8 +264,8 @@ class Sa2VA(nn.Module):
         self.sam2.keep_original()
         self.config = replace(self.config, grounding=self.sam2.config)
 
-    def learned_seg_object_score(self) -> None:
-        """Note that the object score was trained for `[SEG]`: masks are blank from now on where it is negative."""
+    def use_seg_object_score(self) -> None:
+        """Let masks of `[SEG]` be blank where the object score is negative, because SFT trains (or trained) it for them."""
         self.sam2.seg_object_score = True
         self.config = replace(self.config, seg_object_score=True)
 

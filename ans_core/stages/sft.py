@@ -48,6 +48,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     model = checkpoint.load(base, dtype=weights_dtype(settings.dtype), device=machine.device, divide=divide)
     of_memory = memory.load_into(model, inputs["memory"], base=base)
     model.checkpointing = settings.checkpointing
+    if settings.object_weight:
+        model.use_seg_object_score()
     lora = {**settings.lora.model_dump(), **_ranks(cfg, model)}
     adapters.prepare_sft(model, adapters.lora_config(**lora), seed=dist.seed_of(cfg.seed, "sft lora"))
     before = hashes(model)

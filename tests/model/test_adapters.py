@@ -66,6 +66,13 @@ def test_fine_tuning_trains_what_the_family_trains_and_nothing_else(own_model: S
     assert len(inside) == 2 * 7 * 2  # A and B of seven linears in two layers
 
 
+def test_presence_is_trained_where_masks_depend_on_it(own_model: Sa2VA):
+    own_model.use_seg_object_score()
+    prepared(own_model)
+    closed = {name.split(".")[2] for name, p in own_model.named_parameters() if "mask_decoder" in name and not p.requires_grad}
+    assert closed == {"iou_prediction_head"}
+
+
 def test_lora_starts_as_the_base_and_is_drawn_from_its_seed(own_model: Sa2VA):
     before = outputs(own_model)
     torch.manual_seed(5)

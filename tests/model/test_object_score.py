@@ -66,7 +66,7 @@ def test_masks_are_blank_where_a_trained_score_is_negative(own_model: Sa2VA, mod
         return track(own_model, pictures, embeddings, PredictOptions(mode=mode))[:, seen] > 0  # type: ignore[arg-type]
 
     assert drawn().any()  # upstream's score is not trained
-    own_model.learned_seg_object_score()
+    own_model.use_seg_object_score()
     assert not drawn().any()
 
 
@@ -76,14 +76,14 @@ def test_a_mask_with_a_positive_score_stays_as_it_is(own_model: Sa2VA):
     out = own_model.sam2.decode(features, torch.zeros(3, dtype=torch.long), torch.randn(3, own_model.config.grounding.width))
     out = replace(out, object_score=torch.tensor([2.0, -0.5, 0.1]))
     assert own_model.sam2.shown(out) is out.logits
-    own_model.learned_seg_object_score()
+    own_model.use_seg_object_score()
     shown = own_model.sam2.shown(out)
     assert torch.equal(shown[[0, 2]], out.logits[[0, 2]])
     assert (shown[1] == -1024).all()
 
 
 def test_a_folder_says_so_in_both_layouts(tmp_path: Path, own_model: Sa2VA):
-    own_model.learned_seg_object_score()
+    own_model.use_seg_object_score()
     checkpoint.save(own_model, tmp_path / "own", metadata={})
     convert(tmp_path / "own", tmp_path / "up", to="upstream", metadata={})
     convert(tmp_path / "up", tmp_path / "back", to="native", metadata={})

@@ -50,7 +50,7 @@ CONFIG = Config.model_validate(
             "vision_words": OPTIM, "alignment": OPTIM, "sam_images": OPTIM, "language_text": OPTIM,
         },
         "memory": {"train": True, "optim": OPTIM, "frames": 3, "clips_shown": 0},
-        "sft": {"optim": OPTIM, "lora": {"rank": 2, "alpha": 4}, "frames": 2, "mask_points": 50, "mask_size": 32},
+        "sft": {"optim": OPTIM, "lora": {"rank": 2, "alpha": 4}, "frames": 2, "mask_points": 50, "mask_size": 32, "object_weight": 0.5},
         "rl": {"optim": OPTIM, "dtype": "fp32", "lora": {"rank": 2, "alpha": 4}, "group": 2, "max_tokens": 4, "mask_grid": 4},
         "evaluate": {"limit": 2, "batch": 4, "max_tokens": 4, "overlays": 2},
     }
@@ -176,6 +176,9 @@ def test_the_converted_model_is_the_merged_policy(runs: Path):
     converted = Sa2VA.from_pretrained(runs / "model").state_dict()
     assert merged.keys() == converted.keys()
     assert all(torch.equal(merged[k], converted[k]) for k in merged)
+    score = "sam2.sam_mask_decoder.pred_obj_score_head.layers.2.bias"
+    assert not torch.equal(converted[score], checkpoint.load(runs / "base" / "base").state_dict()[score])  # sft.object_weight
+    assert Sa2VA.from_pretrained(runs / "model").config.seg_object_score
     parity = json.loads((runs / "model" / "parity.json").read_text())
     assert (parity["texts"], parity["probes"]) == (0, 16)
     assert parity["masks"] < convert.TOLERANCE
@@ -312,7 +315,8 @@ stages.run(stages.sft, folder, "sft", {k: runs / k for k in ("data", "base", "me
 def with_every_option(features: Path) -> Config:
     chosen = {
         "optim": {"steps": 4, "batch": 4, "lr": 1e-3, "save_every": 2, "accumulate": 2}, "lora": {"rank": 2, "alpha": 4, "dropout": 0},
-        "frames": 2, "dtype": "fp32", "length_window": 2, "mask_points": 0, "mask_size": 32, "objects": 5, "checkpointing": "layers",
+        "frames": 2, "dtype": "fp32", "length_window": 2, "mask_points": 0, "mask_size": 32, "objects": 5, "object_weight": 0.5,
+        "checkpointing": "layers",
         "val_every": 2, "val_rows": 3, "early_stop": 1, "overlays_every": 2,
     }  # fmt: skip
     launched = {"feature_cache": str(features), "profile_steps": 1, "halt_on_nan": True, "workers": 1}
