@@ -1,0 +1,106 @@
+"""What as many further steps of SFT give in RL's place: the same start, trained parts, learning rates and steps, SFT's rows and losses.
+
+ans run                              # makes runs/tiny: sft, and rl to compare with
+python perf/further_sft.py           # 2 cores: some 8 minutes; writes perf/results/<profile>-<split>-further-seed<N>.json
+python perf/further_sft.py --table   # of all seeds whose results, and those of perf/bar.py, are there
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ans_core import data, dist, loop
+from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints.trained import sft_model
+from ans_core.config import Config, load
+from ans_core.data import conversation
+from ans_core.data.collate import Batch, collate
+from ans_core.data.mixture import Mixture
+from ans_core.model import adapters
+from ans_core.model.sa2va import Sa2VA
+from ans_core.model.supervised import Supervised, layout_of
+from ans_core.stages import evaluate
+from ans_core.stages.launch import machine_of, schedule_of
+
+RESULTS = Path("perf/results")
+METRICS = (
+    "referring/{split}/gIoU", "referring/{split}/gIoU_all", "referring/{split}/N_acc", "referring/{split}/T_acc",
+    "referring/{split}/gIoU/relation", "region_caption/{split}/exact_match", "grounded_caption/{split}/mIoU_all_objects",
+    "video/{split}/J&F", "loop1/{split}/IoU", "loop2/{split}/METEOR",
+)  # fmt: skip
+
+
+def trained(cfg: Config, inputs: dict[str, Path], scratch: Path) -> Sa2VA:
+    """Train the adapter that RL would train, by SFT's objective, and merge it."""
+    s, machine = cfg.sft, machine_of(cfg.launch, cfg.sft.dtype)
+    model = sft_model(inputs["base"] / "base", inputs["sft"], device=machine.device)
+    modules = adapters.policy_modules(model, cfg.rl.loops)
+    policies = adapters.Policies(model, adapters.rl_config(**cfg.rl.lora.model_dump(), modules=modules), seed=cfg.seed)
+    seed = dist.seed_of(cfg.seed, "further sft")
+    sources = data.sources(inputs["data"], "train")
+    mixture = Mixture(sources, s.mixture, questions=s.questions_per_image, frames=s.frames, seed=seed, turn=conversation.turn)
+    layout = layout_of(model, mask_size=s.mask_size, max_length=s.max_length, objects=s.objects)
+
+    def make(step: int, micro: int) -> Batch:
+        return collate(mixture.rows(step, micro, batch=s.optim.batch, micros=1), model.tokenizer, layout)
+
+    module = Supervised(
+        model, mask_weight=s.mask_weight, dice_weight=s.dice_weight, points=s.mask_points, object_weight=s.object_weight
+    )  # fmt: skip
+    loop.train(
+        module, make, name="further", schedule=schedule_of(cfg.rl.optim), machine=machine, seed=seed, scratch=scratch,
+        log=lambda metrics, step: None, scales=dict.fromkeys(modules, cfg.rl.modules_lr),
+    )  # fmt: skip
+    return policies.merged("policy").requires_grad_(False).eval()
+
+
+def run(cfg: Config) -> None:
+    runs = Path("runs") / cfg.profile
+    inputs = {name: runs / name for name in ("data", "base", "sft")}
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder)
+        inputs["model"] = here / "model"
+        checkpoint.save(trained(cfg, inputs, here / "training"), inputs["model"], metadata={})
+        for name in ("out", "scratch"):
+            (here / name).mkdir()
+        found = evaluate.run(cfg, row="rl", inputs=inputs, out=here / "out", scratch=here / "scratch", log=lambda metrics, step: None)
+    (RESULTS / f"{cfg.profile}-{cfg.evaluate.split}-further-seed{cfg.seed}.json").write_text(json.dumps(found, indent=1, sort_keys=True))
+
+
+def table(profile: str, split: str) -> str:
+    """Gains over SFT, paired by seed. Raises SystemExit where a seed lacks either result."""
+    paths = sorted(RESULTS.glob(f"{profile}-{split}-further-seed*.json"))
+    summaries = [RESULTS / path.name.replace("-further", "") for path in paths]
+    if not paths or not all(path.exists() for path in summaries):
+        raise SystemExit(f"{RESULTS}: no results of perf/further_sft.py, or none of perf/bar.py for the same seeds")
+    lines = [
+        f"seeds {[path.stem.rpartition('seed')[2] for path in paths]}",
+        "",
+        "| metric | SFT | RL - SFT | further SFT - SFT |",
+        "|-|-|-|-|",
+    ]
+    rows = [(json.loads(summary.read_text()), json.loads(path.read_text())) for summary, path in zip(summaries, paths, strict=True)]
+    for metric in (name.format(split=split) for name in METRICS):
+        start = statistics.fmean(summary["sft"][metric] for summary, _ in rows)
+        gains = spread([s["rl"][metric] - s["sft"][metric] for s, _ in rows]), spread([f[metric] - s["sft"][metric] for s, f in rows])
+        lines.append(f"| {metric} | {start:.3f} | {gains[0]} | {gains[1]} |")
+    return "\n".join(lines)
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):+.3f}" + (f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else "")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    config = load(Path("params.yaml"))
+    if not arguments.table:
+        run(config)
+    print(table(config.profile, config.evaluate.split) if arguments.table else "done")
