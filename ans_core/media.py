@@ -48,7 +48,7 @@ def frames(source: Path, *, scratch: Path) -> Iterator[tuple[Path, ...]]:
 
 
 class VideoFile(Sequence[bytes]):
-    """The frames of a video file as PNG, decoded on access, one held at a time. Indices in rising order need one pass through the file.
+    """The frames of a video file as PNG, decoded on access, one held at a time. Indices that do not fall need one pass through the file.
     Raises ValueError for a file that can't be decoded to its end."""
 
     def __init__(self, source: Path) -> None:
@@ -57,6 +57,8 @@ class VideoFile(Sequence[bytes]):
         self._rest: Iterator[tuple[int, Image.Image]] = iter(())
         self._due = self._length
         """Index of the frame that `_rest` yields next."""
+        self._held = b""
+        """The frame before it."""
 
     def __len__(self) -> int:
         return self._length
@@ -69,10 +71,13 @@ class VideoFile(Sequence[bytes]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(self._length))]
         wanted = range(self._length)[index]
+        if wanted == self._due - 1 and self._held:
+            return self._held
         if wanted < self._due:
             self._rest = enumerate(_shots(self._source))
+        self._held = next(_png(shot) for number, shot in self._rest if number == wanted)
         self._due = wanted + 1
-        return next(_png(shot) for number, shot in self._rest if number == wanted)
+        return self._held
 
 
 def clip(video: Video) -> Sequence[ImageRef]:

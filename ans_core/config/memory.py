@@ -60,7 +60,7 @@ class Memory(Section):
     optim: Optim = Optim(steps=400, batch=4, lr=1e-4, weight_decay=0.01)
     """`batch` counts clips."""
     data: Annotated[tuple[Name, ...], Listed] = ()
-    """Names of the data sets to train on; empty: all that hold masks."""
+    """Names of the data sets to train on (their split `train`) and to validate on (`val`); empty: all that hold masks."""
     image_share: Share = 0.0
     """Share of the clips that are made of stills: a camera that moves, things that pass in front."""
     frames: Positive = 8

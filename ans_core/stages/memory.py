@@ -64,8 +64,10 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         return {"trained": 0.0}
     machine = machine_of(cfg.launch, settings.dtype)
     loop.let_processes_talk(machine)  # they validate together
-    pool = _pool(settings, data.sources(inputs["data"], "train")) if settings.train else Pool(videos=[], stills=[], left_out=[])
-    held_out = _held_out(settings, data.sources(inputs["data"], "val"))
+    train, val = (data.sources(inputs["data"], split) for split in ("train", "val"))
+    _check_names(settings, [source.name for source in (*train, *val)])
+    pool = _pool(settings, train) if settings.train else Pool(videos=[], stills=[], left_out=[])
+    held_out = _held_out(settings, val)
     sam2 = _load(base, settings, machine.device)
     curves: loop.Curves = []
     tensors: dict[str, torch.Tensor] = {}
@@ -157,11 +159,13 @@ def _batches(cfg: Config, pool: Pool, size: int):  # type: ignore[no-untyped-def
     return make
 
 
-def _pool(settings: Memory, sources: Sequence[Source]) -> Pool:
-    """Collect what to train on. Raises ValueError for unknown data sets, and if there is nothing of what the settings ask for."""
-    names = [source.name for source in sources]
+def _check_names(settings: Memory, names: Sequence[str]) -> None:
     if unknown := sorted(set(settings.data) - set(names)):
-        raise ValueError(f"memory.data: no data set {unknown} with a split 'train'; there are {names}")
+        raise ValueError(f"memory.data: no data set {unknown} with a split 'train' or 'val'; there are {sorted(set(names))}")
+
+
+def _pool(settings: Memory, sources: Sequence[Source]) -> Pool:
+    """Collect what to train on. Raises ValueError if there is nothing of what the settings ask for."""
     chosen = [source for source in sources if not settings.data or source.name in settings.data]
     clips = clips_of([sample for source in chosen for sample in source.samples])
     stills = [clip for clip in clips if len(clip.frames) == 1 and clip.visible.any()] if settings.image_share else []
@@ -184,10 +188,11 @@ def _pool(settings: Memory, sources: Sequence[Source]) -> Pool:
 def _held_out(settings: Memory, sources: Sequence[Source]) -> list[Clip]:
     chosen = [source for source in sources if not settings.data or source.name in settings.data]
     clips = clips_of([sample for source in chosen for sample in source.samples])
-    clips = [clip for clip in clips if len(clip.frames) > 1 and clip.visible[:, :-1].any()]
+    clips = [clip for clip in clips if len(clip.frames) > 1 and clip.followed(range(len(clip.frames)))]
     if not clips:
         raise ValueError(
-            "no data set has a split 'val' with videos: J&F on them chooses the best epoch; give about one video in ten to it, or set"
+            f"no {'data set' if not settings.data else f'data set of memory.data {list(settings.data)}'} has a split 'val' with videos in"
+            " which an object can be followed: J&F on them chooses the best epoch; give about one video in ten to it, or set"
             " memory.train=false"
         )
     return clips[: settings.limit_val_batches * settings.optim.batch] if settings.limit_val_batches else clips

@@ -34,6 +34,17 @@ class Clip:
         """Whether the ground truth shows an object in a frame."""
         return np.array([[mask is not None and rle.area(mask) > 0 for mask in masklet] for masklet in self.masklets], bool)
 
+    @cached_property
+    def known(self) -> Bool[np.ndarray, "N F"]:
+        """Whether a frame has ground truth for an object, be it that the object is not there."""
+        return np.array([[mask is not None for mask in masklet] for masklet in self.masklets], bool)
+
+    def followed(self, window: Sequence[int]) -> list[int]:
+        """List the objects that some frame of a window shows and a later one has ground truth for."""
+        chosen = list(window)
+        known_later = np.flip(np.logical_or.accumulate(np.flip(self.known[:, chosen], 1), 1), 1)[:, 1:]
+        return [int(n) for n in (self.visible[:, chosen][:, :-1] & known_later).any(1).nonzero()[0]]
+
 
 def clips_of(samples: Sequence[Sample]) -> list[Clip]:
     """Return every video or still of the samples with all its objects, in the order of the samples; those without objects are no clips."""
@@ -58,7 +69,7 @@ def trainable(clips: Sequence[Clip], *, length: int) -> tuple[list[Clip], list[s
         if len(clip.frames) < length:
             left_out.append(f"{clip.name}: {len(clip.frames)} frames, fewer than memory.frames = {length}")
         elif not _starts(clip, length=length, gap=1):
-            left_out.append(f"{clip.name}: no object is seen before the last of {length} frames")
+            left_out.append(f"{clip.name}: in no {length} frames an object is seen that a later one has ground truth for")
         else:
             kept.append(clip)
     if clips and not kept:
@@ -69,31 +80,30 @@ def trainable(clips: Sequence[Clip], *, length: int) -> tuple[list[Clip], list[s
 
 
 def _starts(clip: Clip, *, length: int, gap: int) -> list[int]:
-    """List the first frames of windows in which an object shows before the last frame, so that there is something to follow."""
+    """List the first frames of windows with something to follow."""
     span = (length - 1) * gap
-    return [s for s in range(len(clip.frames) - span) if clip.visible[:, s : s + span : gap].any()]
+    return [s for s in range(len(clip.frames) - span) if clip.followed(range(s, s + span + 1, gap))]
 
 
 def choose_window(clip: Clip, *, length: int, max_gap: int, rng: Random) -> list[int]:
     """Choose frames of a clip: `length` of them, `gap` apart, the gap uniform among those up to `max_gap` that the clip allows."""
     starts = {gap: found for gap in range(1, max_gap + 1) if (found := _starts(clip, length=length, gap=gap))}
     if not starts:
-        raise ValueError(f"{clip.name}: no window of {length} frames shows an object before its last frame")
+        raise ValueError(f"{clip.name}: no window of {length} frames shows an object that a later one has ground truth for")
     gap = rng.choice(list(starts))
     first = rng.choice(starts[gap])
     return list(range(first, first + (length - 1) * gap + 1, gap))
 
 
 def load_window(clip: Clip, window: Sequence[int], *, size: int, max_objects: int, rng: Random) -> ClipTensors:
-    """Open frames and masks of a window at size x size. Objects: those that show before its last frame, at most `max_objects` of them (0:
-    all).
+    """Open frames and masks of a window at size x size. Objects: those that can be followed in it, at most `max_objects` of them (0: all).
 
     A mask too small to leave a pixel at this size keeps the one in its middle. Raises ValueError naming clip and frame for a mask that has
     another size than its frame.
     """
     opened = {index: transforms.open_image(clip.frames[index]) for index in dict.fromkeys(window)}
     pictures = [opened[index] for index in window]
-    chosen = [n for n in range(len(clip.masklets)) if clip.visible[n, list(window[:-1])].any()]
+    chosen = clip.followed(window)
     if max_objects and len(chosen) > max_objects:
         chosen = sorted(rng.sample(chosen, max_objects))
     masks = torch.zeros(len(chosen), len(window), size, size, dtype=torch.bool)

@@ -37,7 +37,7 @@ def validate(sam2: Grounding, clips: Sequence[Clip], *, prompt: PromptKind) -> d
     table = dist.shared_sum(torch.tensor([sums[name] for name in names], dtype=torch.float64), sam2.device).tolist()
     means = {name: total / count for name, (total, count) in zip(names, table, strict=True) if count}
     if "J" not in means:
-        raise ValueError(f"none of {len(clips)} validation clips shows an object before its last frame")
+        raise ValueError(f"none of {len(clips)} validation clips shows an object that a later frame has ground truth for")
     return {"J&F": (means["J"] + means["F"]) / 2, **means}
 
 
@@ -68,9 +68,12 @@ def follow_clip(sam2: Grounding, clip: Clip, *, prompt: PromptKind) -> tuple[lis
     for n, given in zip(objects, prompts, strict=True):
         given.check(width=width, height=height, frames=len(clip.frames), where=f"{clip.name}, object {n}")
     masks: list[list[RLE]] = [[] for _ in objects]
-    for _, logits in follow(sam2, lambda index: transforms.open_image(clip.frames[index]), prompts, frames=len(clip.frames)):
-        for own, z in zip(masks, logits, strict=True):
-            own.append(rle.encode(upsample(z, size=sam2.image_size, height=height, width=width)))
+    try:
+        for _, logits in follow(sam2, lambda index: transforms.open_image(clip.frames[index]), prompts, frames=len(clip.frames)):
+            for own, z in zip(masks, logits, strict=True):
+                own.append(rle.encode(upsample(z, size=sam2.image_size, height=height, width=width)))
+    except ValueError as error:
+        raise ValueError(f"{clip.name}: {error}") from error
     return objects, masks
 
 

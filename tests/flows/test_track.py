@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core import video_file
+from ans_core import media, overlay, video_file
 from ans_core.checkpoints import sam2 as sam2_files
 from flows import cli, track
 from tests import tiny
@@ -82,3 +82,73 @@ def test_a_video_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_the_surest_object_gets_a_pixel() -> None:
     logits = np.array([[[2.0, -1.0, 1.0]], [[1.0, -2.0, 3.0]]])
     assert track.label_map(logits).tolist() == [[1, 0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"image_size": 100}, "--image-size 100: give a multiple of 32"),
+        ({"image_size": -64}, "--image-size -64: give a multiple of 32"),
+        ({"fps": 0.0}, "fps"),
+    ],
+)
+def test_sizes_are_checked_before_a_model_is_loaded(tmp_path: Path, video: Path, change: dict[str, float], told: str) -> None:
+    options = {"checkpoint": "none", "out": tmp_path / "out", "image_size": 0, "device": "cpu", "gif": False, "fps": 8.0}
+    with pytest.raises(ValueError, match=told):
+        track.write_track(video, [("point", "3,3", 0)], **options | change)
+
+
+def test_frames_of_unequal_size_are_named_before_a_model_is_loaded(tmp_path: Path, video: Path) -> None:
+    Image.new("RGB", (32, 64)).save(video / "2.png")
+    with pytest.raises(ValueError, match=r"2\.png is 32 x 64, .*0\.png 64 x 64; bring the frames to one size"):
+        track.write_track(
+            video, [("point", "3,3", 0)], checkpoint="none", out=tmp_path / "out", image_size=0, device="cpu", gif=False, fps=8.0,
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_masks_of_others_and_what_is_read_stay_where_they_are(tmp_path: Path, video: Path) -> None:
+    sam2_files.save(drawn(temporal=True), tmp_path / "sam2", metadata={})
+    options = {"checkpoint": str(tmp_path / "sam2"), "image_size": 0, "device": "cpu", "gif": True, "fps": 8.0}
+    own = tmp_path / "dog/masks/00001.png"
+    own.parent.mkdir(parents=True)
+    Image.new("L", (64, 64), 255).save(own)
+    before = own.read_bytes()
+    with pytest.raises(ValueError, match=r"00001\.png is not what an earlier `ans track` wrote"):
+        track.write_track(video, [("mask", str(own), 0)], out=tmp_path / "dog", **options)
+    assert own.read_bytes() == before
+    other = own.rename(own.with_name("0001.png"))
+    track.write_track(video, [("mask", str(other), 0)], out=tmp_path / "dog", **options)
+    assert other.read_bytes() == before
+    written = tmp_path / "dog/masks/00000.png"
+    assert sorted(path.name for path in written.parent.iterdir()) == ["00000.png", "00001.png", "00002.png", "00003.png", "0001.png"]
+    with pytest.raises(ValueError, match=r"00000\.png is what an earlier `ans track` left there"):
+        track.write_track(video, [("mask", str(written), 0)], out=tmp_path / "dog", **options)
+    track.write_track(video, [("mask", str(other), 0)], out=tmp_path / "dog", **options)  # its own are replaced
+
+
+def test_a_palette_picture_of_several_objects_is_refused_and_a_dark_one_is_read(tmp_path: Path) -> None:
+    labels = np.zeros((8, 8), np.uint8)
+    labels[2:4, 2:4] = 1
+    picture = Image.fromarray(labels, "P")
+    picture.putpalette([0, 0, 0, 0, 0, 1])
+    picture.save(tmp_path / "one.png")
+    (prompt,) = track.read_prompts([("mask", str(tmp_path / "one.png"), 0)])
+    assert prompt.mask is not None
+    assert prompt.mask.sum() == 4
+    labels[6, 6] = 2
+    overlay.index_picture(labels).save(tmp_path / "two.png")
+    with pytest.raises(ValueError, match="holds the objects 1, 2; give one file an object"):
+        track.read_prompts([("mask", str(tmp_path / "two.png"), 0)])
+
+
+@pytest.mark.slow
+def test_a_video_file_is_decoded_once_and_not_once_a_frame(tmp_path: Path, video: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sam2_files.save(drawn(temporal=True), tmp_path / "sam2", metadata={})
+    options = {"checkpoint": str(tmp_path / "sam2"), "image_size": 0, "device": "cpu", "fps": 8.0}
+    track.write_track(video, [("point", "3,3", 0)], out=tmp_path / "first", gif=False, **options)
+    opened = []
+    shots = media._shots
+    monkeypatch.setattr(media, "_shots", lambda source: opened.append(source) or shots(source))
+    track.write_track(tmp_path / "first/overlay.mp4", [("point", "3,3", 0)], out=tmp_path / "second", gif=True, **options)
+    assert len(opened) <= 3  # it is counted, and its first frame looked at

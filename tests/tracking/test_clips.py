@@ -38,9 +38,18 @@ def test_videos_that_are_too_short_or_show_nothing_to_follow_are_left_out_with_a
     short = clip_with((HERE, HERE), name="short")
     kept, left_out = trainable([good, late, short], length=3)
     assert kept == [good]
-    assert left_out == ["late: no object is seen before the last of 3 frames", "short: 2 frames, fewer than memory.frames = 3"]
+    why = "in no 3 frames an object is seen that a later one has ground truth for"
+    assert left_out == [f"late: {why}", "short: 2 frames, fewer than memory.frames = 3"]
     with pytest.raises(ValueError, match=r"all 2 clips are left out, the first is late: .*; lower memory.frames"):
         trainable([late, short], length=3)
+
+
+def test_an_object_without_later_ground_truth_is_not_followed():
+    clip = clip_with((HERE, None, None), (GONE, HERE, GONE), (HERE, None, HERE))
+    assert clip.followed(range(3)) == [1, 2]
+    assert clip.followed((0, 1)) == []
+    assert trainable([clip_with((HERE, None, None)), clip], length=3)[0] == [clip]
+    assert len(load_window(clip, range(3), size=32, max_objects=1, rng=random.Random(0)).masks) == 1
 
 
 def test_a_window_has_equal_gaps_and_shows_an_object_before_its_last_frame():
