@@ -145,7 +145,7 @@ TABLE: tuple[Stage, ...] = (
     ),
     *(_evaluate(row) for row in ROWS),
     Stage(
-        name="report", version="1", inputs=("data", "base", "sft", "rl", *(f"evaluate/{row}" for row in ROWS)), out="report",
+        name="report", version="2", inputs=("data", "base", "memory", "sft", "rl", *(f"evaluate/{row}" for row in ROWS)), out="report",
         sections=("report", "evaluate.split", "evaluate.sources"), gpu=False, retries=0, copies=(("summary.json", SUMMARY),),
         in_git=(("headline.json", HEADLINE),),
     ),

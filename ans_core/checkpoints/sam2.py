@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ from ans_core.written import written_whole
 
 OUR_TYPE = "ans_sam2"
 WEIGHTS, STOCK = "sam2.pt", "sam2.yaml"
+PART = "sam2."
+"""Prefix of SAM2's tensors in a Sa2VA."""
+DECODER, ORIGINAL = "sam_mask_decoder.", "original_mask_decoder."
 
 PUBLISHED: dict[tuple[int, int], dict[str, Any]] = {
     (96, 12): {"stages": (1, 2, 7, 2), "heads": 1, "global_blocks": (5, 7, 9), "windows": (8, 4, 14, 7)},
@@ -54,9 +57,9 @@ def load(source: str | Path, *, image_size: int = 0, device: torch.device | str 
     path = Path(source)
     kind = _kind(path)
     if kind in (checkpoint.OUR_TYPE, checkpoint.RELEASE_TYPE):
-        sam2 = checkpoint.load(path, dtype=torch.float32).sam2
-        config = replace(sam2.config, original_decoder=False, image_size=image_size or sam2.image_size)
-        return _built(config, stock_state(sam2).items(), where=str(source), device=device)
+        config, tensors = of_sa2va(path)
+        config = replace(config, original_decoder=False, image_size=image_size or config.image_size)
+        return _built(config, stock_names(tensors).items(), where=str(source), device=device)
     if kind == OUR_TYPE:
         folders.verify(path)
         with folders.reading(path / "config.json"):
@@ -73,6 +76,18 @@ def load(source: str | Path, *, image_size: int = 0, device: torch.device | str 
         config = layouts.grounding_config(json.loads(beside.read_text())) if beside.exists() else sizes_of(tensors, where=str(file))
     config = replace(config, image_size=image_size or config.image_size)
     return _built(config, tensors.items(), where=str(source), device=device)
+
+
+def of_sa2va(path: Path) -> tuple[GroundingConfig, dict[str, Tensor]]:
+    """Read sizes and tensors of SAM2, in their own dtype, of a Sa2VA folder (ours or a release). No other tensor is held."""
+    values = checkpoint.read_config(path)
+    folders.verify(path)
+    files = folders.weight_files(path)
+    config = checkpoint.described(path, values, checkpoint.read_tokenizer(path), keys=[key for key, _ in folders.tensors(files)])
+    state = folders.tensors(files)
+    if values["model_type"] == checkpoint.RELEASE_TYPE:
+        state = layouts.to_native(state, layouts.layout_of(config))
+    return config.grounding, {name.removeprefix(PART): tensor.clone() for name, tensor in state if name.startswith(PART)}
 
 
 def _kind(path: Path) -> str | None:
@@ -118,12 +133,13 @@ def save(sam2: Grounding, path: Path, *, metadata: dict[str, Any]) -> None:
 
 def stock_state(sam2: Grounding) -> dict[str, Tensor]:
     """Return the tensors by the stock package's names."""
-    state = {name: tensor.detach().cpu() for name, tensor in sam2.state_dict().items()}
-    if not sam2.config.original_decoder:
-        return state
-    kept, original = "sam_mask_decoder.", "original_mask_decoder."
-    others = {name: tensor for name, tensor in state.items() if not name.startswith((kept, original))}
-    return others | {name.replace(original, kept): tensor for name, tensor in state.items() if name.startswith(original)}
+    return stock_names({name: tensor.detach().cpu() for name, tensor in sam2.state_dict().items()})
+
+
+def stock_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Name tensors as the stock package does: of two mask decoders the original one counts."""
+    original = {name.replace(ORIGINAL, DECODER): tensor for name, tensor in state.items() if name.startswith(ORIGINAL)}
+    return {name: tensor for name, tensor in state.items() if not name.startswith(ORIGINAL)} | original
 
 
 def stock_config(config: GroundingConfig) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class ValidationSlice:
             with in_eval_mode(self.module), self.autocast:
                 images = image_tokens(self.module.model, batch.views).split(batch.views)
                 hidden = self.module.model.hidden_states(packed(batch), images)
-                logits = self.module.decode_masks(batch, hidden).logits.float()
+                logits = self.module.model.sam2.shown(self.module.decode_masks(batch, hidden)).float()
             if rank() == 0:
                 self.pictures_to.mkdir(parents=True, exist_ok=True)
                 self._sheet(row, batch, logits).save(self.pictures_to / f"{done:06d}-{place}.png")

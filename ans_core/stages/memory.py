@@ -34,9 +34,11 @@ from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.pseudo import pseudo_clip
 from ans_core.tracking.training import GradientCheck, Tracking, epoch_order, open_modules, places, set_dropout
 from ans_core.tracking.validation import follow_clip, validate
-from ans_core.types import Log
+from ans_core.types import RLE, Log
 
 FPS = 4.0
+SHOWN_WIDTH, SHOWN_FRAMES = 960, 48
+"""Of the GIFs: pixels of both panels together, and the most frames."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,8 @@ def _train(
     trained = open_modules(sam2, settings.trainable_modules)
     if 0 not in kept.scores():
         kept.add(0, validate(sam2, held_out, prompt=settings.val_prompt)["J&F"], trained)
-    check = GradientCheck(sam2, trained)
+    module = Tracking(sam2, LossWeights(**settings.loss.model_dump()), recompute=settings.recompute)
+    check = GradientCheck(sam2, trained, reached=module.reached)
     steps_per_epoch = math.ceil(pool.epoch(settings) / batch)
     checked = False
 
@@ -124,7 +127,6 @@ def _train(
     sam2.train()
     set_dropout(sam2, settings.dropout)
     sam2.blank_absent = True
-    module = Tracking(sam2, LossWeights(**settings.loss.model_dump()), recompute=settings.recompute)
     curves = loop.train(
         module, _batches(cfg, pool, sam2.image_size), name="memory", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed,
         scratch=scratch, log=log, after_step=after,
@@ -202,10 +204,9 @@ def _load(base: Path, settings: Memory, device: torch.device) -> Grounding:
     """Load SAM2 as it was before Sa2VA's training. Raises ValueError if its mask decoder is to be trained and was by Sa2VA already: both
     can't be kept."""
     if (base / "tokenizer_config.json").is_file() and any(name.split(".")[0] == "sam_mask_decoder" for name in settings.trainable_modules):
-        joined = checkpoint.load(base).sam2
-        ours = joined.sam_mask_decoder.state_dict()
-        theirs = joined.original_mask_decoder.state_dict() if joined.config.original_decoder else ours
-        if any(not torch.equal(ours[name], theirs[name]) for name in ours):
+        _, tensors = sam2_files.of_sa2va(base)
+        before = sam2_files.stock_names(tensors)
+        if any(not torch.equal(tensors[name], before[name]) for name in tensors if name.startswith(sam2_files.DECODER)):
             raise ValueError(f"memory.trainable_modules: {base} has a mask decoder trained for [SEG]; leave sam_mask_decoder out")
     return sam2_files.load(base, image_size=settings.image_size, device=device)
 
@@ -226,18 +227,22 @@ def _write_last(kept: Kept, folder: Path, best: int) -> None:
 
 
 def _write_gifs(sam2: Grounding, clips: Sequence[Clip], folder: Path, settings: Memory) -> None:
-    """Draw clips with the true masks left and the predicted ones right."""
+    """Draw the first frames of clips with the true masks left and the predicted ones right."""
     folder.mkdir()
     for number, clip in enumerate(clips):
         objects, predicted = follow_clip(sam2, clip, prompt=settings.val_prompt)
-        shots = []
-        for index, frame in enumerate(clip.frames):
-            picture = transforms.open_image(frame)
-            panels = [overlay.draw(picture, [clip.masklets[n][index] for n in objects])]
-            panels.append(overlay.draw(picture, [masks[index] for masks in predicted]))
+
+        def shot(index: int, clip: Clip = clip, objects: list[int] = objects, predicted: list[list[RLE]] = predicted) -> Image.Image:
+            picture = transforms.open_image(clip.frames[index])
+            masks = [clip.masklets[n][index] for n in objects], [masks[index] for masks in predicted]
+            panels = [overlay.draw(picture, side) for side in masks]
             both = Image.new("RGB", (2 * picture.width + 4, picture.height), "white")
             both.paste(panels[0], (0, 0))
             both.paste(panels[1], (picture.width + 4, 0))
-            shots.append(both)
+            both.thumbnail((SHOWN_WIDTH, SHOWN_WIDTH))
+            return both
+
+        frames = range(min(len(clip.frames), SHOWN_FRAMES))
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", clip.name)[:80]
-        overlay.save_animation(shots, folder / f"{number:02d}-{name}.gif", sample=shots[:4], fps=FPS)
+        path = folder / f"{number:02d}-{name}.gif"
+        overlay.save_animation(map(shot, frames), path, sample=[shot(index) for index in frames[:4]], fps=FPS)

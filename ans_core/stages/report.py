@@ -3,9 +3,9 @@ headline.json out.
 
 Read, per stage: `evaluate/<row>/metrics.json` {"referring/val/gIoU": .7}, `evaluate/<row>/predictions.jsonl` (benchmark, dataset,
 sample_id, asked, score, text, masks), `evaluate/<row>/skipped.json` {benchmark: why it has no figures}, the data sets of `data` for
-pictures and truth, `<base|sft|rl>/curves.csv` (step,name,value), `rl/rewards.json` {name: [rewards of step 1, ...]},
-`rl/samples/<rollout>-<loop>.png` and `.json`, and the file `versions` (JSON: `versions` of code and data, `stages` with times, `settings`
-that differ from the profile). The report names what is missing.
+pictures and truth, `<base|memory|sft|rl>/curves.csv` (step,name,value), `memory/clips/*.gif`, `rl/rewards.json` {name: [rewards of step 1,
+...]}, `rl/samples/<rollout>-<loop>.png` and `.json`, and the file `versions` (JSON: `versions` of code and data, `stages` with times,
+`settings` that differ from the profile). The report names what is missing.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def run(
     headline = metrics.headline(summary)
     galleries, lost = _galleries(cfg, inputs, answers, rows)
     provenance = read_json(inputs["versions"]) if "versions" in inputs else {}
+    learned = _learned(rows, inputs)
     out.mkdir(parents=True, exist_ok=True)
     text = page.render_page(
         page.RUN,
@@ -60,7 +61,8 @@ def run(
         cards=_cards(summary),
         verdicts=_verdicts(summary, answers),
         tables=metrics.tables(summary, rows),
-        curves={stage: figures.curves(inputs.get(stage)) for stage in rows[1:]},
+        curves={stage: figures.curves(inputs.get(stage)) for stage in learned},
+        clips=gallery.clips(inputs.get("memory")),
         rewards=figures.rewards(inputs.get("rl")),
         rollouts=gallery.rollouts(inputs.get("rl")),
         galleries=galleries,
@@ -76,6 +78,12 @@ def run(
     flat = {f"{row}/{name}": value for row, values in summary.items() for name, value in values.items()}
     log({f"{row}/{name}": values[name] for row, values in summary.items() for name in metrics.named(values)}, 0)
     return flat
+
+
+def _learned(rows: Sequence[str], inputs: dict[str, Path]) -> list[str]:
+    """List the stages with learning curves in order; `memory` only if it trained."""
+    memory = ["memory"] if "memory" in inputs and (inputs["memory"] / "curves.csv").exists() else []
+    return [stage for row in rows[1:] for stage in (*(memory if row == "sft" else ()), row)]
 
 
 def _metrics(folder: Path | None) -> dict[str, float]:

@@ -43,7 +43,7 @@ class Clip:
         """List the objects that some frame of a window shows and a later one has ground truth for."""
         chosen = list(window)
         known_later = np.flip(np.logical_or.accumulate(np.flip(self.known[:, chosen], 1), 1), 1)[:, 1:]
-        return [int(n) for n in (self.visible[:, chosen][:, :-1] & known_later).any(1).nonzero()[0]]
+        return np.flatnonzero((self.visible[:, chosen][:, :-1] & known_later).any(1)).tolist()
 
 
 def clips_of(samples: Sequence[Sample]) -> list[Clip]:

@@ -36,6 +36,14 @@ class Tracking(nn.Module):
         self.sam2 = sam2
         self.weights, self.recompute, self.encode_at_once = weights, recompute, encode_at_once
         self.remember: Remember = remembered
+        self.reached: set[str] = set()
+        """Trained tensors that have had a gradient (GradientCheck); part of a training state."""
+
+    def get_extra_state(self) -> dict[str, list[str]]:
+        return {"reached": sorted(self.reached)}
+
+    def set_extra_state(self, state: dict[str, list[str]]) -> None:
+        self.reached.update(state["reached"])
 
     def begin_step(self, batches: Sequence[TrackingBatch]) -> list[TrackingBatch]:
         """Count the step's predictions, as the loop's WholeStep asks."""
@@ -58,7 +66,9 @@ class Tracking(nn.Module):
                     for name, value in frame_losses(logits[known], predicted[known], score[known], target, self.weights).items():
                         sums[name] = sums[name] + value
                     own += len(target)
-                ious[index - group.frames[0]].append((mean_iou(out["pred_masks"][known, 0], target), len(target)))
+                if index == group.frames[0] or index not in group.frames:
+                    since = index - max(frame for frame in group.frames if frame <= index)
+                    ious[since].append((mean_iou(out["pred_masks"][known, 0], target), len(target)))
         # Zero times every trained tensor: processes that share gradients wait for all of them, whatever prompts were drawn here.
         unused = 0.0 * sum((p.float().sum() for p in self.sam2.parameters() if p.requires_grad), start=maps[0].new_zeros(()))
         curves = {f"loss_{name}": float(value.detach()) / own for name, value in sums.items()}
@@ -97,12 +107,12 @@ def set_dropout(sam2: Grounding, share: float) -> None:
 
 
 class GradientCheck:
-    """Watches which parameters get a gradient that is not zero, until each has had one."""
+    """Watches which parameters get a gradient that is not zero, until each has had one; `reached` holds their names."""
 
-    def __init__(self, sam2: Grounding, trained: dict[str, nn.Parameter]) -> None:
+    def __init__(self, sam2: Grounding, trained: dict[str, nn.Parameter], *, reached: set[str] | None = None) -> None:
         self._frozen = {name: p for name, p in sam2.named_parameters() if name not in trained}
         self._trained = list(trained)
-        self._reached: set[str] = set()
+        self._reached = set() if reached is None else reached
         self._watches = {name: p.register_post_accumulate_grad_hook(partial(self._note, name)) for name, p in trained.items()}
 
     def _note(self, name: str, p: Tensor) -> None:

@@ -81,6 +81,8 @@ def test_the_best_epoch_is_handed_on_and_a_killed_run_resumes_to_the_same_bits(i
     assert saved == [0, 1, 2]
     for name in ("delta.safetensors", "curves.csv"):
         assert (tmp_path / "again/resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    ended = run(tmp_path / "again", "ended", config(), inputs / "base")  # killed after the last step: no gradient is seen any more
+    assert ended == metrics
 
 
 def test_what_was_trained_reaches_both_decoders_of_a_base_and_no_base_of_another_hash(inputs: Path, tmp_path: Path, own_model: Sa2VA):

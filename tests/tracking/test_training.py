@@ -121,6 +121,16 @@ def test_objects_divided_among_passes_cost_what_they_cost_together(sam2: Groundi
     }  # a given mask is no prediction
 
 
+def test_distances_count_from_the_last_prompt_and_a_later_prompted_frame_is_none(sam2: Grounding):
+    open_modules(sam2, MEMORY)
+    batch = batch_of("box", frames=5, second_frame=1.0)
+    expected = set()
+    for first, second in (group.frames for group in batch.groups):
+        expected |= {index - (second if index > second else first) for index in range(first, 5) if index != second}
+    _, curves = Tracking(sam2, LossWeights())(batch)
+    assert {int(name.removeprefix("iou_at_")) for name in curves if name.startswith("iou_at_")} == expected != set(range(5))
+
+
 def test_frames_without_ground_truth_cost_nothing_and_an_all_unknown_batch_has_a_gradient_of_zero(sam2: Grounding):
     trained = open_modules(sam2, MEMORY)
     batch = batch_of("mask", count=1)
