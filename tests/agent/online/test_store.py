@@ -213,14 +213,14 @@ def test_nothing_acknowledged_is_lost_when_a_process_is_killed_while_it_adds(tmp
             cwd=Path(__file__).parents[3],
         )
         assert adds.stdout is not None
-        lines = [adds.stdout.readline()]
-        time.sleep(rng.uniform(0, 0.2))
+        lines = [adds.stdout.readline() for _ in range(rng.randint(1, 50))]
+        time.sleep(rng.uniform(0, 0.02))
         adds.kill()
         lines += adds.stdout.read().splitlines(keepends=True)
         adds.wait()
         acknowledged |= {int(n): int(k) for n, k in (line.split() for line in lines if line.endswith("\n"))}
     with opened(tmp_path) as store:
-        assert len(acknowledged) > 100
+        assert len(acknowledged) > 60
         known = {record["id"] for record in overview.records(store)}
         assert set(acknowledged.values()) <= known
         counts = overview.counts(store)
