@@ -283,6 +283,23 @@ def test_a_broken_file_is_named(tmp_path: Path):
         report({"evaluate/sft": tmp_path}, tmp_path)
 
 
+def test_a_trained_memory_has_curves_and_clips_before_sfts_and_one_passed_through_has_none(inputs: dict[str, Path], tmp_path: Path):
+    memory = tmp_path / "memory"
+    write_training(memory, ("memory/loss",), 3)
+    (memory / "clips").mkdir()
+    shots = [Image.new("RGB", (40, 20), colour) for colour in ("red", "blue")]
+    shots[0].save(memory / "clips/00-crossing_1.gif", save_all=True, append_images=shots[1:])
+    report(inputs | {"memory": memory}, tmp_path / "with")
+    text = (tmp_path / "with/report.html").read_text()
+    assert re.findall(r"<h3>(base|memory|sft|rl)</h3>", text) == ["base", "memory", "sft", "rl"]
+    assert "<figcaption>crossing_1</figcaption>" in text
+    shown = base64.b64encode((memory / "clips/00-crossing_1.gif").read_bytes()).decode()
+    assert f"data:image/gif;base64,{shown}" in text
+    (tmp_path / "passed").mkdir()
+    report(inputs | {"memory": tmp_path / "passed"}, tmp_path / "without")
+    assert "<h3>memory</h3>" not in (tmp_path / "without/report.html").read_text()
+
+
 def test_a_broken_line_of_curves_is_named(inputs: dict[str, Path], tmp_path: Path):
     (tmp_path / "curves.csv").write_text("step,name,value\n1,loss,0.5\n2,loss,high\n")
     with pytest.raises(ValueError, match=r"curves\.csv line 3"):
