@@ -15,6 +15,7 @@ from typing import Literal
 import av
 import numpy as np
 from av import VideoFrame
+from jaxtyping import Bool
 from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
@@ -57,7 +58,7 @@ def write_answer(
     overlay.check_fps(fps)
     old = former(out)
     with media.frames(source, scratch=out) as frames:
-        check(source, frames, old)
+        check([source, *frames], frames, old, earlier="an earlier question")
         regions = read_masks(masks, transforms.image_size(frames[0]))
         clicks = {
             "point_prompts": [coordinates("point", point) for point in points],
@@ -98,16 +99,32 @@ def read_masks(paths: Sequence[Path], size: tuple[int, int]) -> np.ndarray | Non
     mask."""
     regions = []
     for path in paths:
-        try:
-            mask = np.asarray(Image.open(path).convert("L")) > 0
-        except UnidentifiedImageError as error:
-            raise ValueError(f"--mask {path} is no picture") from error
+        mask = read_mask(path)
         if mask.shape[::-1] != size:
             raise ValueError(f"--mask {path} is {mask.shape[1]} x {mask.shape[0]}, the first frame {size[0]} x {size[1]}: bring it to that")
         if not mask.any():
             raise ValueError(f"--mask {path} is black all over: its region is what is not black")
         regions.append(mask)
     return np.stack(regions) if regions else None
+
+
+def read_mask(path: str | Path) -> Bool[np.ndarray, "H W"]:
+    """Read a mask: what is not black, or the one object of a PNG whose coloured palette numbers objects from 1 (0 is black). Raises
+    ValueError for several of them, and for no picture."""
+    try:
+        picture = Image.open(path)
+        numbered = picture.mode == "P" and _numbers_objects(picture)
+        labels = np.asarray(picture if numbered else picture.convert("L"))
+    except UnidentifiedImageError as error:
+        raise ValueError(f"--mask {path} is no picture") from error
+    if numbered and len(objects := np.unique(labels[labels > 0])) > 1:
+        raise ValueError(f"--mask {path} holds the objects {', '.join(map(str, objects))}; give one file an object")
+    return labels > 0
+
+
+def _numbers_objects(picture: Image.Image) -> bool:
+    palette = np.reshape(picture.getpalette() or [], (-1, 3))
+    return len(palette) > 0 and not palette[0].any() and bool((palette != palette[:, :1]).any())
 
 
 def coordinates(kind: str, value: str) -> tuple[float, ...]:
@@ -130,15 +147,16 @@ def former(out: Path) -> list[Path]:
     return [*masks, *(out / name for name in ("answer.json", *OVERLAYS) if (out / name).is_file()), *out.glob(f"{media.SCRATCH}*/")]
 
 
-def check(source: Path, frames: Sequence[Path], old: Sequence[Path]) -> None:
-    """Check the inputs before anything is computed or removed."""
+def check(read: Iterable[Path], frames: Sequence[Path], old: Sequence[Path], *, earlier: str) -> None:
+    """Check, before anything is computed or removed, that no file that is read is one of the `old` outputs, which are removed, and that
+    frames have one size. `earlier`: what left the old outputs, for the message."""
     removed = {path.resolve() for path in old}
-    for path in (source, *frames):
+    for path in read:
         if path.resolve() in removed:
-            raise ValueError(f"{path} is what an earlier question left there, and would be removed; give another --out")
-    first = transforms.image_size(frames[0])
-    for path in frames[1:]:
-        if (size := transforms.image_size(path)) != first:
+            raise ValueError(f"{path} is what {earlier} left there, and would be removed; give another --out")
+    sizes = {path: transforms.image_size(path) for path in frames}
+    for path, size in sizes.items():
+        if size != (first := sizes[frames[0]]):
             raise ValueError(f"{path} is {size[0]} x {size[1]}, {frames[0]} {first[0]} x {first[1]}; bring the frames to one size")
 
 

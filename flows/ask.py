@@ -51,7 +51,7 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
     device, out = present_device(arguments.device), Path(arguments.out or root / ".ans/episodes" / source.stem)
     old = former(out)
     with media.frames(source, scratch=out) as frames:
-        answer.check(source, frames, old)
+        answer.check([source, *frames], frames, old, earlier="an earlier question")
         policy = load_policy(base, trained, operations=OPERATIONS, device=device)
         with Toolbox(policy.model, adapters_off=policy.base, seconds=tools.SECONDS) as toolbox:
             answer.remove(old)

@@ -7,15 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from tqdm import tqdm
 
 from ans_core import dist, media, overlay, rle, transforms
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.model.masks import upsample_logits
 from ans_core.tracking.follow import ObjectPrompt, follow, label_map
-from flows.answer import coordinates, save_video
+from flows.answer import check, coordinates, read_mask, remove, save_video
 
 MOST = 255
 """Objects that a palette PNG tells apart; 0 is none of them."""
@@ -39,17 +38,17 @@ def write_track(
     frames = media.clip(source)
     width, height = transforms.image_size(frames[0])
     paths = [] if isinstance(frames, media.VideoFile) else [frame for frame in frames if isinstance(frame, Path)]
-    _check_sizes(paths)
     prompts = read_prompts(given)
     for number, (prompt, (kind, value, _)) in enumerate(zip(prompts, given, strict=True), start=1):
         prompt.check(width=width, height=height, frames=len(frames), where=f"object {number} (--{kind} {value})")
     folder = out / "masks"
     old = _former(out)
-    _check_place(folder, old, len(frames), [source, *paths, *(Path(value) for kind, value, _ in given if kind == "mask")])
+    check([source, *paths, *(Path(value) for kind, value, _ in given if kind == "mask")], paths, old, earlier="an earlier `ans track`")
+    if foreign := [path for index in range(len(frames)) if (path := folder / _name(index)).exists() and path not in old]:
+        raise ValueError(f"{foreign[0]} is not what an earlier `ans track` wrote, and would be replaced; give another --out")
     sam2 = sam2_files.load(checkpoint, image_size=image_size, device=dist.pick_device(device))
     folder.mkdir(parents=True, exist_ok=True)
-    for path in old:
-        path.unlink()
+    remove(old)
     (out / TOLD).write_text(json.dumps({"frames": len(frames)}))  # the masks of a killed run are this command's, too
     pixels = [0] * len(prompts)
 
@@ -92,23 +91,6 @@ def _former(out: Path) -> list[Path]:
     return [path for index in range(count) if (path := out / "masks" / _name(index)).is_file()]
 
 
-def _check_place(folder: Path, old: Sequence[Path], frames: int, read: Sequence[Path]) -> None:
-    """Refuse a folder of masks in which others' files, or what this run reads, would be replaced."""
-    foreign = [path for index in range(frames) if (path := folder / _name(index)).exists() and path not in old]
-    if foreign:
-        raise ValueError(f"{foreign[0]} is not what an earlier `ans track` wrote, and would be replaced; give another --out")
-    removed = {path.resolve() for path in old}
-    if lost := [path for path in read if path.resolve() in removed]:
-        raise ValueError(f"{lost[0]} is what an earlier `ans track` left there, and would be replaced; give another --out")
-
-
-def _check_sizes(frames: Sequence[Path]) -> None:
-    """Refuse pictures of several sizes; the frames of a video file have one."""
-    for path in frames:
-        if (size := transforms.image_size(path)) != (first := transforms.image_size(frames[0])):
-            raise ValueError(f"{path} is {size[0]} x {size[1]}, {frames[0]} {first[0]} x {first[1]}; bring the frames to one size")
-
-
 def read_prompts(given: Sequence[Given]) -> list[ObjectPrompt]:
     """Read the prompts. Raises ValueError for numbers that are none, unreadable masks, and more objects than a PNG can tell apart."""
     if not given:
@@ -120,25 +102,11 @@ def read_prompts(given: Sequence[Given]) -> list[ObjectPrompt]:
 
 def _prompt(kind: str, value: str, frame: int) -> ObjectPrompt:
     if kind == "mask":
-        return ObjectPrompt(mask=_mask(value), frame=frame)
+        return ObjectPrompt(mask=read_mask(value), frame=frame)
     numbers = coordinates(kind, value)
     if kind == "box":
         return ObjectPrompt.box(numbers, frame=frame)
     return ObjectPrompt(points=((numbers[0], numbers[1]),), labels=(1,), frame=frame)
-
-
-def _mask(value: str) -> Bool[np.ndarray, "H W"]:
-    """Read a mask: what is not black, or the one object of a palette PNG. Raises ValueError for several of them."""
-    try:
-        picture = Image.open(value)
-        if picture.mode != "P":
-            return np.asarray(picture.convert("L")) > 0
-        labels = np.asarray(picture)
-    except UnidentifiedImageError as error:
-        raise ValueError(f"--mask {value} is no picture") from error
-    if len(objects := np.unique(labels[labels > 0])) > 1:
-        raise ValueError(f"--mask {value} holds the objects {', '.join(map(str, objects))}; give one file an object")
-    return labels > 0
 
 
 def default_checkpoint(model: Path) -> str:

@@ -11,23 +11,21 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from ans_core import data, dist, loop
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config, load
-from ans_core.data import conversation
 from ans_core.data.collate import Batch, collate
-from ans_core.data.mixture import Mixture
 from ans_core.model import adapters
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised, layout_of
 from ans_core.stages import evaluate
 from ans_core.stages.launch import machine_of, schedule_of
+from ans_core.stages.sft import mixture_of
+from perf.bar import RESULTS, spread
 
-RESULTS = Path("perf/results")
 METRICS = (
     "referring/{split}/gIoU", "referring/{split}/gIoU_all", "referring/{split}/N_acc", "referring/{split}/T_acc",
     "referring/{split}/gIoU/relation", "region_caption/{split}/exact_match", "grounded_caption/{split}/mIoU_all_objects",
@@ -42,8 +40,7 @@ def trained(cfg: Config, inputs: dict[str, Path], scratch: Path) -> Sa2VA:
     modules = adapters.policy_modules(model, cfg.rl.loops)
     policies = adapters.Policies(model, adapters.rl_config(**cfg.rl.lora.model_dump(), modules=modules), seed=cfg.seed)
     seed = dist.seed_of(cfg.seed, "further sft")
-    sources = data.sources(inputs["data"], "train")
-    mixture = Mixture(sources, s.mixture, questions=s.questions_per_image, frames=s.frames, seed=seed, turn=conversation.turn)
+    mixture = mixture_of(cfg, data.sources(inputs["data"], "train"), seed=seed)
     layout = layout_of(model, mask_size=s.mask_size, max_length=s.max_length, objects=s.objects)
 
     def make(step: int, micro: int) -> Batch:
@@ -87,13 +84,10 @@ def table(profile: str, split: str) -> str:
     rows = [(json.loads(summary.read_text()), json.loads(path.read_text())) for summary, path in zip(summaries, paths, strict=True)]
     for metric in (name.format(split=split) for name in METRICS):
         start = statistics.fmean(summary["sft"][metric] for summary, _ in rows)
-        gains = spread([s["rl"][metric] - s["sft"][metric] for s, _ in rows]), spread([f[metric] - s["sft"][metric] for s, f in rows])
-        lines.append(f"| {metric} | {start:.3f} | {gains[0]} | {gains[1]} |")
+        of_rl = spread([summary["rl"][metric] - summary["sft"][metric] for summary, _ in rows], "+")
+        of_sft = spread([found[metric] - summary["sft"][metric] for summary, found in rows], "+")
+        lines.append(f"| {metric} | {start:.3f} | {of_rl} | {of_sft} |")
     return "\n".join(lines)
-
-
-def spread(values: Sequence[float]) -> str:
-    return f"{statistics.fmean(values):+.3f}" + (f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else "")
 
 
 if __name__ == "__main__":

@@ -78,6 +78,22 @@ def load(
     tensors in two half precisions, or in float64.
     """
     path = Path(path)
+    config, tokenizer, state = opened(path)
+    model = empty(config, tokenizer, where=path)
+    if quantize is not None:
+        divide = quantizer(model.vlm.model.language_model, quantize)
+    fill(model, state, where=str(path), dtype=dtype, device=device, divide=divide)
+    stored = {p.dtype for p in model.parameters()}
+    if torch.float64 in stored or stored >= set(HALF):
+        listed = ", ".join(sorted(str(one).removeprefix("torch.") for one in stored))
+        raise ValueError(f'{path} holds weights in {listed}, which no forward pass takes together; load it in one: dtype="bfloat16"')
+    model.norms_in_fp32()
+    return model.eval()
+
+
+def opened(path: Path) -> tuple[Sa2VAConfig, PreTrainedTokenizerBase, Iterable[tuple[str, Tensor]]]:
+    """Return configuration, tokenizer and, one at a time, the tensors by our names, of our folder or a release. Raises ValueError for a
+    damaged file and for a base."""
     values = read_config(path)
     if base := BASES.get(values["model_type"]):
         raise ValueError(
@@ -90,17 +106,8 @@ def load(
     config = described(path, values, tokenizer, keys=[key for key, _ in folders.tensors(files)])
     state = folders.tensors(files)
     if values["model_type"] == RELEASE_TYPE:
-        state = layouts.to_native(state, layouts.layout_of(config))
-    model = empty(config, tokenizer, where=path)
-    if quantize is not None:
-        divide = quantizer(model.vlm.model.language_model, quantize)
-    fill(model, state, where=str(path), dtype=dtype, device=device, divide=divide)
-    stored = {p.dtype for p in model.parameters()}
-    if torch.float64 in stored or stored >= set(HALF):
-        listed = ", ".join(sorted(str(one).removeprefix("torch.") for one in stored))
-        raise ValueError(f'{path} holds weights in {listed}, which no forward pass takes together; load it in one: dtype="bfloat16"')
-    model.norms_in_fp32()
-    return model.eval()
+        return config, tokenizer, layouts.to_native(state, layouts.layout_of(config))
+    return config, tokenizer, state
 
 
 def from_pretrained(

@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from ans_core import prompts
 from ans_core.checkpoints import bases, checkpoint, layouts, pickles, qwen_config, upstream_files
 from ans_core.checkpoints import folder as folders
+from ans_core.checkpoints.memory import DECODER, ORIGINAL
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.sa2va import Sa2VA
 from ans_core.written import written_whole
@@ -32,8 +33,6 @@ from ans_core.written import written_whole
 Kind = Literal["native", "upstream", "sa2va-i"]
 """Our layout; upstream's, with one mask decoder; kumuji's Sa2VA-i, with SAM2's original mask decoder beside the trained one."""
 KINDS = {checkpoint.OUR_TYPE: "native", checkpoint.RELEASE_TYPE: "upstream", **checkpoint.BASES}
-TRAINED, ORIGINAL = "sam2.sam_mask_decoder.", "sam2.original_mask_decoder."
-"""Our names of SAM2's mask decoder after and before Sa2VA's training."""
 
 LORA_ALPHA_PER_RANK = 2.0
 """Upstream trains with r = 128, alpha = 256; its state holds the rank alone."""
@@ -140,7 +139,7 @@ def convert(
         raise ValueError(f"{source} is a base ({told.kind}), half of a Sa2VA: import it together with SAM2 (base.internvl, base.sam2)")
     native = _to_native(reader.shapes, layouts.layout_of(config), told.kind)
     if sam2:
-        wanted = {name: _made(recipe, reader.shapes).shape for name, recipe in native.items() if name.startswith(TRAINED)}
+        wanted = {name: _made(recipe, reader.shapes).shape for name, recipe in native.items() if name.startswith(DECODER)}
         added = _original_decoder(bases.sam2_file(sam2), wanted, config, to)
         config = replace(config, grounding=replace(config.grounding, original_decoder=True))
         reader.add(added)
@@ -180,7 +179,7 @@ def _original_decoder(file: Path, wanted: Mapping[str, torch.Size], config: Sa2V
     if to == "upstream":
         raise ValueError("upstream's layout has one mask decoder; add SAM2's original one with --to native or --to sa2va-i")
     found = {k.removeprefix("sam_mask_decoder."): t for k, t in bases.sam2_tensors(file) if k.startswith("sam_mask_decoder.")}
-    if problems := checkpoint.misfits({k.removeprefix(TRAINED): s for k, s in wanted.items()}, found):
+    if problems := checkpoint.misfits({k.removeprefix(DECODER): s for k, s in wanted.items()}, found):
         raise ValueError(f"the mask decoder of {file} does not fit: {'; '.join(problems)}")
     return {ORIGINAL + name: tensor for name, tensor in found.items()}
 

@@ -12,6 +12,7 @@ from ans_core.checkpoints import checkpoint
 from ans_core.model.sa2va import Sa2VA
 
 DECODER, ORIGINAL = "sam2.sam_mask_decoder.", "sam2.original_mask_decoder."
+"""Our names of SAM2's mask decoder after and before Sa2VA's training."""
 PREFIX = "memory/"
 """Prefix of these tensors in SFT's delta, where a trained mask decoder has a tensor of the same name."""
 

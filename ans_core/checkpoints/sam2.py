@@ -28,6 +28,7 @@ WEIGHTS, STOCK = "sam2.pt", "sam2.yaml"
 PART = "sam2."
 """Prefix of SAM2's tensors in a Sa2VA."""
 DECODER, ORIGINAL = "sam_mask_decoder.", "original_mask_decoder."
+"""Prefixes of the mask decoder in a SAM2, after and before Sa2VA's training."""
 
 PUBLISHED: dict[tuple[int, int], dict[str, Any]] = {
     (96, 12): {"stages": (1, 2, 7, 2), "heads": 1, "global_blocks": (5, 7, 9), "windows": (8, 4, 14, 7)},
@@ -80,13 +81,7 @@ def load(source: str | Path, *, image_size: int = 0, device: torch.device | str 
 
 def of_sa2va(path: Path) -> tuple[GroundingConfig, dict[str, Tensor]]:
     """Read sizes and tensors of SAM2, in their own dtype, of a Sa2VA folder (ours or a release). No other tensor is held."""
-    values = checkpoint.read_config(path)
-    folders.verify(path)
-    files = folders.weight_files(path)
-    config = checkpoint.described(path, values, checkpoint.read_tokenizer(path), keys=[key for key, _ in folders.tensors(files)])
-    state = folders.tensors(files)
-    if values["model_type"] == checkpoint.RELEASE_TYPE:
-        state = layouts.to_native(state, layouts.layout_of(config))
+    config, _, state = checkpoint.opened(path)
     return config.grounding, {name.removeprefix(PART): tensor.clone() for name, tensor in state if name.startswith(PART)}
 
 

@@ -34,7 +34,7 @@ from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.pseudo import pseudo_clip
 from ans_core.tracking.training import GradientCheck, Tracking, epoch_order, open_modules, places, set_dropout
 from ans_core.tracking.validation import follow_clip, validate
-from ans_core.types import RLE, Log
+from ans_core.types import RLE, ImageRef, Log
 
 FPS = 4.0
 SHOWN_WIDTH, SHOWN_FRAMES = 960, 48
@@ -166,9 +166,13 @@ def _check_names(settings: Memory, names: Sequence[str]) -> None:
         raise ValueError(f"memory.data: no data set {unknown} with a split 'train' or 'val'; there are {sorted(set(names))}")
 
 
+def _chosen(settings: Memory, sources: Sequence[Source]) -> list[Source]:
+    return [source for source in sources if not settings.data or source.name in settings.data]
+
+
 def _pool(settings: Memory, sources: Sequence[Source]) -> Pool:
     """Collect what to train on. Raises ValueError if there is nothing of what the settings ask for."""
-    chosen = [source for source in sources if not settings.data or source.name in settings.data]
+    chosen = _chosen(settings, sources)
     clips = clips_of([sample for source in chosen for sample in source.samples])
     stills = [clip for clip in clips if len(clip.frames) == 1 and clip.visible.any()] if settings.image_share else []
     videos: list[Clip] = []
@@ -188,8 +192,7 @@ def _pool(settings: Memory, sources: Sequence[Source]) -> Pool:
 
 
 def _held_out(settings: Memory, sources: Sequence[Source]) -> list[Clip]:
-    chosen = [source for source in sources if not settings.data or source.name in settings.data]
-    clips = clips_of([sample for source in chosen for sample in source.samples])
+    clips = clips_of([sample for source in _chosen(settings, sources) for sample in source.samples])
     clips = [clip for clip in clips if len(clip.frames) > 1 and clip.followed(range(len(clip.frames)))]
     if not clips:
         raise ValueError(
@@ -231,18 +234,20 @@ def _write_gifs(sam2: Grounding, clips: Sequence[Clip], folder: Path, settings: 
     folder.mkdir()
     for number, clip in enumerate(clips):
         objects, predicted = follow_clip(sam2, clip, prompt=settings.val_prompt)
-
-        def shot(index: int, clip: Clip = clip, objects: list[int] = objects, predicted: list[list[RLE]] = predicted) -> Image.Image:
-            picture = transforms.open_image(clip.frames[index])
-            masks = [clip.masklets[n][index] for n in objects], [masks[index] for masks in predicted]
-            panels = [overlay.draw(picture, side) for side in masks]
-            both = Image.new("RGB", (2 * picture.width + 4, picture.height), "white")
-            both.paste(panels[0], (0, 0))
-            both.paste(panels[1], (picture.width + 4, 0))
-            both.thumbnail((SHOWN_WIDTH, SHOWN_WIDTH))
-            return both
-
-        frames = range(min(len(clip.frames), SHOWN_FRAMES))
+        pairs = [
+            ([clip.masklets[n][index] for n in objects], [masks[index] for masks in predicted])
+            for index in range(min(len(clip.frames), SHOWN_FRAMES))
+        ]
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", clip.name)[:80]
-        path = folder / f"{number:02d}-{name}.gif"
-        overlay.save_animation(map(shot, frames), path, sample=[shot(index) for index in frames[:4]], fps=FPS)
+        sample = [_side_by_side(frame, *pair) for frame, pair in zip(clip.frames, pairs[:4], strict=False)]
+        shots = (_side_by_side(frame, *pair) for frame, pair in zip(clip.frames, pairs, strict=False))
+        overlay.save_animation(shots, folder / f"{number:02d}-{name}.gif", sample=sample, fps=FPS)
+
+
+def _side_by_side(frame: ImageRef, true: Sequence[RLE | None], predicted: Sequence[RLE | None]) -> Image.Image:
+    picture = transforms.open_image(frame)
+    both = Image.new("RGB", (2 * picture.width + 4, picture.height), "white")
+    both.paste(overlay.draw(picture, true), (0, 0))
+    both.paste(overlay.draw(picture, predicted), (picture.width + 4, 0))
+    both.thumbnail((SHOWN_WIDTH, SHOWN_WIDTH))
+    return both

@@ -53,7 +53,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     lora = {**settings.lora.model_dump(), **_ranks(cfg, model)}
     adapters.prepare_sft(model, adapters.lora_config(**lora), seed=dist.seed_of(cfg.seed, "sft lora"))
     before = hashes(model)
-    mixture = _mixture(cfg, data.sources(inputs["data"], "train"), seed=cfg.seed)
+    mixture = mixture_of(cfg, data.sources(inputs["data"], "train"), seed=cfg.seed)
     show_mixture(mixture.table(settings.optim.steps * settings.optim.batch), log)
     layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length, objects=settings.objects)
     measure = partial(row_length, tokenizer=model.tokenizer, layout=layout)
@@ -92,7 +92,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     )  # fmt: skip
     moved, trained = check_moved(before, model), adapters.trained(model)
     if dist.rank() == 0:
-        config = {"stage": "sft", "lora": lora, "seed": cfg.seed, "seg_object_score": settings.object_weight > 0}
+        config = {"stage": "sft", "lora": lora, "seed": cfg.seed, "seg_object_score": model.config.seg_object_score}
         beside = memory.beside(of_memory, trained)
         checkpoint.save_delta(beside, out, base_hash=checkpoint.weights_hash(base), config=config)
         loop.write_curves(out / "curves.csv", {"sft": curves})
@@ -119,7 +119,8 @@ def _features(cfg: Config, hashes: Mapping[str, str]) -> FeatureCache | None:
     return FeatureCache(Path(cfg.launch.feature_cache), limit=round(cfg.launch.feature_cache_gb * 1e9), salt=salt)
 
 
-def _mixture(cfg: Config, sources: Sequence[Source], *, seed: int) -> Mixture:
+def mixture_of(cfg: Config, sources: Sequence[Source], *, seed: int) -> Mixture:
+    """Mix the sources as the settings of SFT say."""
     s = cfg.sft
     return Mixture(sources, s.mixture, questions=s.questions_per_image, frames=s.frames, seed=seed, turn=conversation.turn)
 
@@ -131,7 +132,7 @@ def _validation(cfg: Config, module: Supervised, machine: loop.Machine, layout: 
         raise ValueError("sft.val_every is set, and the data has no split 'val'; add one to prepare.sources, or set sft.val_every=0")
     held_out = ValidationSlice(
         module,
-        _mixture(cfg, sources, seed=dist.seed_of(cfg.seed, "validation")),
+        mixture_of(cfg, sources, seed=dist.seed_of(cfg.seed, "validation")),
         layout,
         rows=settings.val_rows,
         batch=max(dist.world_size(), settings.optim.batch // settings.optim.accumulate),

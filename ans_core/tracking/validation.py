@@ -59,8 +59,9 @@ def clip_scores(sam2: Grounding, clip: Clip, *, prompt: PromptKind) -> list[dict
 
 
 def follow_clip(sam2: Grounding, clip: Clip, *, prompt: PromptKind) -> tuple[list[int], list[list[RLE]]]:
-    """Return which objects of a clip are followed (those seen before its last frame), and their predicted masks in every frame."""
-    objects = [n for n in range(len(clip.masklets)) if clip.visible[n, :-1].any()]
+    """Return which objects of a clip are followed (those that a frame shows and a later one has ground truth for), and their predicted
+    masks in every frame."""
+    objects = clip.followed(range(len(clip.frames)))
     if not objects:
         return [], []
     prompts = [true_prompt(clip, n, prompt) for n in objects]

@@ -136,6 +136,12 @@ def test_a_palette_picture_of_several_objects_is_refused_and_a_dark_one_is_read(
     (prompt,) = track.read_prompts([("mask", str(tmp_path / "one.png"), 0)])
     assert prompt.mask is not None
     assert prompt.mask.sum() == 4
+    grey = Image.fromarray(labels, "P")
+    grey.putpalette([255, 255, 255, 0, 0, 0])  # a picture saved with few colours, whose first one is white
+    grey.save(tmp_path / "grey.png")
+    (prompt,) = track.read_prompts([("mask", str(tmp_path / "grey.png"), 0)])
+    assert prompt.mask is not None
+    assert prompt.mask.sum() == 60
     labels[6, 6] = 2
     overlay.index_picture(labels).save(tmp_path / "two.png")
     with pytest.raises(ValueError, match="holds the objects 1, 2; give one file an object"):
