@@ -114,11 +114,11 @@ def train(
     `loss_module.get_extra_state` keeps (saved and restored by name). With a validation the module ends with its best weights.
     """
     watch = watch or Watch()
-    accelerator = _accelerator(machine, schedule)
     if schedule.muon_lr and machine.deepspeed_stage:
         raise ValueError(
             "muon_lr: Muon needs whole matrices, and DeepSpeed divides the optimizer; set muon_lr=0, or launch.deepspeed_stage=0"
         )
+    accelerator = _accelerator(machine, schedule)
     optimizer = optimizer_of(loss_module, lr=schedule.lr, weight_decay=schedule.weight_decay, scales=scales or {}, muon_lr=schedule.muon_lr)
     loss_module.to(machine.device)
     wrapped, optimizer = accelerator.prepare(loss_module, optimizer)
