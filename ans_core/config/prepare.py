@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from pydantic import Field
+
 from ans_core.config.names import FormatName
 from ans_core.config.section import Count, Listed, Name, Positive, Section
 
@@ -32,6 +34,9 @@ class Prepare(Section):
     val_clips: Count = 60
     test_clips: Count = 60
     clip_frames: Positive = 8
+    caption_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the drawn training pictures whose captions (of regions and of the picture) are known. Of the others there are masks alone,
+    which the stage `rl` can practise captions on, if `rl.rewards_caption` compares with no true caption."""
     image_size: Positive = 128
     """Side of a drawn scene in pixels."""
     sources: Annotated[tuple[DataSource, ...], Listed] = ()

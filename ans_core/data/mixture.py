@@ -136,9 +136,11 @@ class Mixture:
         length = len(chosen[0].frames)
         if length > 1:
             frames = tuple(sorted(rng.sample(range(length), min(self.frames, length))))
-        refs = tuple(chosen[0].frames[f] for f in frames)
         where = f"{chosen[0].dataset}/{chosen[0].image_id}"
         turns = tuple(self.turn(s, rng) for s in chosen)
+        if any(turn.regions for turn in turns):
+            frames = (0, *frames[1:])  # regions are marked in the first frame
+        refs = tuple(chosen[0].frames[f] for f in frames)
         size = (chosen[0].height, chosen[0].width)
         return Row(name=where, frames=refs, turns=turns, mask_frames=frames, seed=seed_of(self.seed, "points", number), size=size)
 

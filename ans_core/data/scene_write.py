@@ -5,6 +5,7 @@ root/refcoco/{refs(unc).p,instances.json}         one thing per expression
 root/grefcoco/{grefs(unc).json,instances.json}    several things or none
 root/region_captions/<split>/             Hugging Face `datasets` folder: image, mask_rle, conversations
 root/grounded/<split>.json                GranD-f
+root/images/sa_<index>.json               SA-1B: training scenes without captions
 root/mevis/<split>/{meta_expressions.json,mask_dict.json,JPEGImages/<clip>/<frame>.png}
 Keys that the real sets lack (`kind`, the columns of attributes) only serve reports.
 """
@@ -39,8 +40,9 @@ EXPRESSIONS = {"train": 6, "val": 3, "test": 3}
 """Most single-object expressions per scene. Training has more per picture because encoding the picture is the costly part."""
 
 
-def write_scenes(root: Path, *, seed: int, counts: dict[str, int], image_size: int) -> None:
-    """Draw `counts[split]` still scenes per split and write them in the four still layouts."""
+def write_scenes(root: Path, *, seed: int, counts: dict[str, int], image_size: int, captioned: int | None = None) -> None:
+    """Draw `counts[split]` still scenes per split and write them in the four still layouts. Of the training scenes after the first
+    `captioned` (None: all), masks are written in place of captions of regions and of the picture."""
     (root / "images").mkdir(parents=True)
     coco = {"images": [], "annotations": [], "categories": [{"id": i, "name": name} for i, name in enumerate(SHAPES, start=1)]}
     refs: list[dict[str, Any]] = []
@@ -66,6 +68,9 @@ def write_scenes(root: Path, *, seed: int, counts: dict[str, int], image_size: i
             ]
             found = [e for share, e in others if rng.random() < share and e is not None]
             grefs += _refs(found, scene, image_id=image_id, first=first, split=split, file_name=file_name, ref_id=len(grefs), grouped=False)
+            if split == "train" and captioned is not None and index >= captioned:
+                _json(root / "images" / f"sa_{index:06d}.json", _masks_alone(coco["images"][-1], masks))
+                continue
             regions += [_region(scene, i, masks[i], image=f"../../images/{file_name}", order=rng) for i in range(len(masks))]
             grounded.append(_grounded(scene, masks, file_name))
         if counts[split]:
@@ -167,6 +172,11 @@ def _region(scene: Scene, i: int, mask: dict[str, Any], *, image: str, order: np
     question = ("Describe the region <Prompt0> in the picture.", "What is <Prompt0> in the picture?")[order.integers(2)]
     turns = [{"from": "human", "value": f"<image>\n{question}"}, {"from": "gpt", "value": say.region_caption(scene.things[i])}]
     return {"image": image, "mask_rle": mask, "conversations": turns, **say.attributes(scene.things[i])}
+
+
+def _masks_alone(picture: dict[str, Any], masks: list[dict[str, Any]]) -> dict[str, Any]:
+    size = {key: picture[key] for key in ("file_name", "height", "width")}
+    return {"image": {"image_id": picture["id"], **size}, "annotations": [{"id": i, "segmentation": m} for i, m in enumerate(masks)]}
 
 
 def _grounded(scene: Scene, masks: list[dict[str, Any]], file_name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from ans_core.rewards.iou import iou, soft
 from ans_core.rewards.kinds import Reward
 from ans_core.rewards.meteor import meteor_nltk, meteor_surface
 
-__all__ = ["CORPUS_REWARDS", "REWARDS", "Reward", "corpus_rewards"]
+__all__ = ["CORPUS_REWARDS", "REWARDS", "WORDLESS", "Reward", "corpus_rewards"]
 
 REWARDS: dict[str, Reward] = {
     "iou": iou,
@@ -19,6 +19,9 @@ REWARDS: dict[str, Reward] = {
     "format": well_formed,
     "confidence": confidence,
 }
+
+WORDLESS = frozenset({"iou", "soft_iou", "format", "confidence"})
+"""Rewards that do not read the true text."""
 
 CORPUS_REWARDS: dict[str, Callable[[Sequence[str]], Reward]] = {"cider": cider_of}
 """Rewards that weigh words by how rare they are among the true texts."""

@@ -55,7 +55,7 @@ class Phase:
     optim: Optim
 
 
-DRAWN = ("referring", "region_caption", "grounded_caption", "video")
+DRAWN = ("referring", "region_caption", "grounded_caption", "video", "masks")
 """Kinds of the drawn data sets; a user's own data are used from SFT on."""
 
 OBJECTS = 3
@@ -126,7 +126,7 @@ def _texts(sources: list[Source], *, seed: int) -> Iterator[str]:
     """Yield all training texts that the model will read and write, for the tokenizer."""
     rng = dist.rng_of(seed, "tokenizer")
     for source in sources:
-        for sample in source.samples:
+        for sample in source.samples if source.kind != "masks" else ():
             turns = [conversation.turn(sample, rng)]
             if len(sample.frames) == 1:
                 turns.append(conversation.pretraining_turn(sample, rng))
@@ -136,9 +136,9 @@ def _texts(sources: list[Source], *, seed: int) -> Iterator[str]:
 
 
 def _shown(sources: list[Source]) -> list[Shown]:
-    """Return every picture of the region captions with all things that they are about, each thing once."""
+    """Return every picture of the region captions, and of masks without words, with all things in it, each once."""
     found: dict[ImageRef, list[RLE]] = defaultdict(list)
-    for sample in data.of_kind(sources, "region_caption"):
+    for sample in (*data.of_kind(sources, "region_caption"), *data.of_kind(sources, "masks")):
         known = found[sample.frames[0]]
         known += [mask for mask, *_ in sample.masks if mask is not None and mask not in known]
     return list(found.items())

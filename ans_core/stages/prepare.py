@@ -4,6 +4,7 @@ report."""
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ DRAWN: tuple[tuple[str, str, str, Kind], ...] = (
     ("scenes_grounded", "grandf", "scenes/grounded", "grounded_caption"),
 )
 CLIPS: tuple[str, str, str, Kind] = ("scenes_clips", "mevis", "scenes/mevis", "video")
+MASKS: tuple[str, str, str, Kind] = ("scenes_masks", "sa1b", "scenes/images", "masks")
 """Name, format, path, kind."""
 
 
@@ -48,7 +50,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 def source_entries(sources: tuple[DataSource, ...]) -> list[DatasetEntry]:
     """Return the requested split and, if that is "train", also the set's own "val" and "test" for evaluation."""
     entries = []
-    names: set[str] = {name for name, *_ in (*DRAWN, CLIPS)}
+    names: set[str] = {name for name, *_ in (*DRAWN, CLIPS, MASKS)}
     for source in sources:
         if source.name in names:
             raise ValueError(f"prepare.sources: the name {source.name!r} is taken; give each data set a name of its own")
@@ -72,8 +74,11 @@ def _draw(cfg: Prepare, *, seed: int, out: Path) -> list[DatasetEntry]:
     entries = []
     if cfg.scenes:
         counts = {"train": cfg.scenes, "val": cfg.val_scenes, "test": cfg.test_scenes}
-        write_scenes(root, seed=seed, counts=counts, image_size=cfg.image_size)
+        captioned = math.ceil(cfg.caption_share * cfg.scenes)
+        write_scenes(root, seed=seed, counts=counts, image_size=cfg.image_size, captioned=captioned)
         entries += [_entry(drawn, split) for drawn in DRAWN for split, count in counts.items() if count]
+        if captioned < cfg.scenes:
+            entries.append(_entry(MASKS, "train"))
     if cfg.clips:
         counts = {"train": cfg.clips, "val": cfg.val_clips, "test": cfg.test_clips}
         write_clips(root, seed=seed, counts=counts, image_size=cfg.image_size, frames=cfg.clip_frames)

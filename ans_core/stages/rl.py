@@ -22,13 +22,13 @@ from ans_core import data, dist, loop
 from ans_core.benchmarks.loops import true_mask
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
-from ans_core.config import Config
+from ans_core.config import Config, Rl
 from ans_core.data.index import picture_key
-from ans_core.data.regions import is_region
+from ans_core.data.regions import is_region, wordless_regions
 from ans_core.model import adapters
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.sa2va import Sa2VA
-from ans_core.rewards import REWARDS, corpus_rewards
+from ans_core.rewards import REWARDS, WORDLESS, corpus_rewards
 from ans_core.rewards.judge.choose import judge_of
 from ans_core.rewards.judge.judging import Judging
 from ans_core.rewards.judge.questions import read_questions
@@ -72,7 +72,12 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
     if machine.deepspeed_stage == 3:
         raise ValueError("rl: launch.deepspeed_stage 3 divides weights that its three policies read whole; use 2, or 0")
     sources = data.sources(inputs["data"], "train")
-    practice = samples_by_loop([s for source in sources for s in source.samples], settings.loops, absent=settings.absent)
+    practice = samples_by_loop(
+        [s for source in sources for s in source.samples],
+        settings.loops,
+        absent=settings.absent,
+        wordless=not compares_words(settings),
+    )
     model = sft_model(inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(settings.dtype), device=machine.device)
     model.checkpointing = settings.checkpointing
     modules = adapters.policy_modules(model, settings.loops)
@@ -87,7 +92,7 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
         loss_weights=(cfg.sft.mask_weight, cfg.sft.dice_weight),
         rewards=REWARDS
         | corpus_rewards(
-            [s.text for samples in practice.samples for s in samples],
+            [s.text for samples in practice.samples for s in samples if s.text],
             needed=set().union(*(getattr(settings, f"rewards_{kind}") for kind in ("caption", "mask", "ground", "text"))),
         ),
         judging=judging,
@@ -120,19 +125,27 @@ class LoopSamples:
     of: dict[str, int]
 
 
-def samples_by_loop(samples: Sequence[Sample], loops: Collection[str], *, absent: float = 0.0) -> LoopSamples:
-    """Select each loop's samples; of the loop refer's, the share `absent` has nothing to draw. Raises ValueError for a loop without samples
-    in the data."""
-    chosen: dict[Callable[[Sample], bool], int] = {}
+def compares_words(settings: Rl) -> bool:
+    """Tell whether a reward of loop 1 reads the true caption."""
+    weighted = {name for name, weight in settings.rewards_caption.items() if weight}
+    return settings.use_llm_judge or not weighted <= WORDLESS
+
+
+def samples_by_loop(samples: Sequence[Sample], loops: Collection[str], *, absent: float = 0.0, wordless: bool = False) -> LoopSamples:
+    """Select each loop's samples; of the loop refer's, the share `absent` has nothing to draw. `wordless`: the loop caption also takes
+    masks that no caption is known for. Raises ValueError for a loop without samples in the data."""
+    chosen: dict[tuple[Callable[[Sample], bool], bool], int] = {}
+    unnamed = wordless_regions(samples) if wordless and "caption" in loops else []
     found = LoopSamples(samples=[], of={})
     for name in loops:
-        takes = LOOPS[name].takes
-        if takes not in chosen:
-            chosen[takes] = len(found.samples)
-            taken = [s for s in samples if takes(s)]
+        takes, more = LOOPS[name].takes, unnamed if name == "caption" else []
+        key = takes, bool(more)
+        if key not in chosen:
+            chosen[key] = len(found.samples)
+            taken = [s for s in samples if takes(s)] + more
             found.samples.append(with_absent(taken, absent) if name == "refer" else taken)
-        found.of[name] = chosen[takes]
-        if not found.samples[chosen[takes]]:
+        found.of[name] = chosen[key]
+        if not found.samples[chosen[key]]:
             raise ValueError(
                 f"rl.loops has {name!r}, which needs {LOOPS[name].wants}; prepare.sources or prepare.scenes give none for training"
             )

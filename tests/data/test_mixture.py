@@ -108,6 +108,15 @@ def test_the_frames_of_a_clip_are_drawn_sorted_and_go_with_their_masks():
     assert all(row.frames == tuple(tiny.clip(0).frames[f] for f in row.mask_frames) for row in rows)
 
 
+def test_regions_are_marked_in_the_first_frame_of_a_clip_which_is_then_always_among_the_chosen():
+    asked = tiny.clip(0, task="conversation", question="What is region1?", text="A square.")
+    one = mixture([Source(name="clips", kind="video", samples=[asked])], {"video": 1.0})
+    rows = [one.row(n) for n in range(20)]
+    assert {row.frames[0] for row in rows} == {asked.frames[0]}
+    assert all(row.turns[0].regions == (asked.masks[0][0],) for row in rows)
+    assert all(len(set(row.frames)) == 2 for row in rows)
+
+
 def test_a_users_data_set_that_is_named_has_its_own_share():
     """Drawn pictures 1.0, own data 3.0: three quarters of every block; repeats don't count beside it."""
     own = [tiny.sample(i, dataset="mine", text="mine") for i in (90, 91)]

@@ -55,6 +55,25 @@ def test_drawn_and_own_data_are_written_listed_and_loaded(tmp_path):
     assert "://" not in page  # nothing is fetched from elsewhere
 
 
+def test_of_a_share_of_the_pictures_captions_are_known_and_of_the_others_masks_alone(tmp_path: Path) -> None:
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    for folder, share in ((whole, 1.0), (part, 0.3)):
+        folder.mkdir()
+        run(SMALL.model_copy(update={"caption_share": share}), folder)
+    everything, found = load(whole, "train"), load(part, "train")
+    assert set(found) == {*everything, "scenes_masks"}
+    for name in ("scenes_single", "scenes_several", "scenes_clips"):
+        assert [s.text for s in found[name]] == [s.text for s in everything[name]]
+    captioned = {s.frames[0].name for s in found["scenes_regions"]}
+    assert captioned == {s.frames[0].name for s in found["scenes_grounded"]} == {f"train_{n:06d}.png" for n in range(3)}
+    silent = {s.frames[0].name: {m[0]["counts"] for m in s.masks} for s in found["scenes_masks"]}
+    assert set(silent) == {f"train_{n:06d}.png" for n in range(3, 8)}
+    known = {name: {s.masks[0][0]["counts"] for s in everything["scenes_regions"] if s.frames[0].name == name} for name in silent}
+    assert silent == known
+    assert {s.task for s in found["scenes_masks"]} == {"tracking"}
+    assert [s.text for s in load(part, "val")["scenes_regions"]] == [s.text for s in load(whole, "val")["scenes_regions"]]
+
+
 @pytest.mark.parametrize("linked", [False, True])
 def test_the_kinds_of_drawn_data_share_their_pictures_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool):
     """Stages read a relative folder, and each reader writes a picture's path in its own way; the folder may be a link into a cache."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import math
 import time
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ans_core import rle
 from ans_core.benchmarks import referring
+from ans_core.config import Rl
 from ans_core.model import Sa2VA, checkpointing
 from ans_core.rewards.judge.judging import Judging
 from ans_core.rewards.judge.rules import RuleJudge, questions_of
@@ -24,7 +26,7 @@ from ans_core.rl.dual_loop import LOOPS, DualLoop
 from ans_core.rl.mask_policy import MASK_POLICIES, steered
 from ans_core.rl.rollout import Segment
 from ans_core.rl.step import Experience, RolloutStep
-from ans_core.stages.rl import samples_by_loop
+from ans_core.stages.rl import compares_words, samples_by_loop
 from ans_core.types import RLE, Prediction, Sample
 from tests import tiny
 from tests.rl.test_dual_loop import SAMPLES, a_round, batch, compute, gradients, loops
@@ -596,3 +598,43 @@ def test_what_was_tried_is_drawn_for_people(own_model: Sa2VA, tmp_path: Path):
     ]  # fmt: skip
     with Image.open(module.pictures_to / "000000-loop1.png") as picture:
         assert picture.width > 3 * picture.height / 2
+
+
+def test_masks_without_words_are_practised_on_if_no_reward_reads_a_caption():
+    left, right, nothing = tiny.square(0, 0, 8, 8), tiny.square(8, 8, 16, 16), rle.empty(64, 64)
+    unnamed = tiny.sample(3, task="tracking", text="", masks=((left,), (nothing,), (right,)))
+    clip = tiny.clip(4, task="tracking", text="")
+    found = samples_by_loop([*SAMPLES, unnamed, clip], ("caption", "mask"), wordless=True)
+    assert found.of == {"caption": 0, "mask": 1}
+    assert found.samples[1] == list(SAMPLES)
+    added = found.samples[0][len(SAMPLES) :]
+    assert [(s.masks, s.text) for s in added] == [(((left,),), ""), (((right,),), "")]
+    assert len({s.sample_id for s in added}) == 2
+    assert all(LOOPS["caption"].takes(s) for s in added)
+    assert samples_by_loop(SAMPLES, ("caption", "mask"), wordless=True).of == {"caption": 0, "mask": 0}  # no such mask: encoded once
+
+
+@pytest.mark.parametrize(
+    ("rewards", "judged", "reads"),
+    [
+        ({"iou": 1.0}, False, False),
+        ({"iou": 1.0, "meteor": 0.0, "format": 0.1}, False, False),
+        ({"iou": 1.0, "meteor": 0.1}, False, True),
+        ({"iou": 1.0, "cider": 1.0}, False, True),
+        ({"iou": 1.0, "meteor": 0.0}, True, True),
+    ],
+)
+def test_which_rewards_of_loop_1_read_the_true_caption(rewards: dict[str, float], judged: bool, reads: bool):
+    assert compares_words(Rl(rewards_caption=rewards, use_llm_judge=judged)) == reads
+
+
+def test_a_mask_without_words_teaches_captions(own_model: Sa2VA):
+    unnamed = tiny.sample(3, task="tracking", text="")
+    samples = tuple(samples_by_loop([unnamed], ("caption",), wordless=True).samples[0])
+    module = loops(own_model, loops={"caption": 1.0}, kl=0.0, rewards_caption={"iou": 1.0, "meteor": 0.0})
+    turns = itertools.cycle((0.0, 1.0))
+    module.rewards = module.rewards | {"iou": lambda answer, truth: next(turns)}
+    loss, found = compute(module, batch(own_model, samples=samples * 2))
+    loss.backward()
+    assert found["loop1/reward/iou_std"] > 0
+    assert gradients(module)
