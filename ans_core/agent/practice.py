@@ -111,12 +111,8 @@ class AgentPractice:
         row = self._counts[list(self.use).index(question.family)]
         row += torch.tensor([called, called and right, not called, right and not called], dtype=row.dtype)
         self._coherences.append(made)
-        return PlayedRollout(
-            prefix=played.prefix,
-            rollout=played.rollout,
-            logps=played.logps,
-            observed=observed(played),
-            text=transcript(played),
+        return rollout_of(
+            played,
             rewards=dict.fromkeys(rewards, math.nan) if lost else rewards,
             measured=measured(question, played, right=right) | parts | {"coherence": made, **faults},
         )
@@ -187,6 +183,25 @@ def sample_of(question: Question) -> Sample:
     )
 
 
+def rollout_of(played: PlayedEpisode, *, rewards: dict[str, float], measured: dict[str, float]) -> PlayedRollout:
+    """Return an episode as the loop learns from it, with the numbers that every practice measures."""
+    return PlayedRollout(
+        prefix=played.prefix,
+        rollout=played.rollout,
+        logps=played.logps,
+        observed=observed(played),
+        text=transcript(played),
+        rewards=rewards,
+        measured={
+            "calls": float(len(played.episode.observations)),
+            "RaPR": float(played.successful_calls > 0),
+            "over_turn": float(played.over_turn),
+            "length": float(len(played.logps)),
+            **measured,
+        },
+    )
+
+
 def observed(played: PlayedEpisode) -> tuple[tuple[int, Box], ...]:
     """Return what came back as parts of the sample's frames, in the order of the text."""
     names = [name for turn in played.turns if turn.shown is not None for name in turn.shown.observation.pictures]
@@ -205,12 +220,8 @@ def measured(question: Question, played: PlayedEpisode, *, right: bool) -> dict[
     family, kind = question.family, "with_call" if called else "without_call"
     needs = "needed" if question.plan else "not_needed"
     return {
-        "calls": float(len(played.episode.observations)),
         "valid_calls": float(played.successful_calls),
-        "over_turn": float(played.over_turn),
-        "length": float(len(played.logps)),
         "accuracy": float(right),
-        "RaPR": float(called),
         f"accuracy_{kind}": float(right),
         f"{needs}/accuracy": float(right),
         f"{needs}/RaPR": float(called),

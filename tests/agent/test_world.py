@@ -15,6 +15,7 @@ from ans_core.agent.protocol import Call
 from ans_core.agent.workspace import Workspace
 from ans_core.agent.world import FAMILIES, TILE, Question, draw_question, evidence, oracle
 from ans_core.agent.world.drawing import DARKENED, PATTERNS, SHRINKS, paint_pattern
+from ans_core.data.conversation import BOX_STEP
 from ans_core.data.scenes import SPLITS
 from ans_core.model import Sa2VA
 
@@ -105,6 +106,18 @@ def test_the_shortest_plan_answers_with_masks_that_are_right(tiny_model: Sa2VA, 
     with Toolbox(tiny_model) as toolbox:
         runs = [oracle(question, toolbox) for question in questions(family, 6)]
     assert all(run.right and run.evidence for run in runs)
+
+
+@pytest.mark.parametrize("family", ["larger", "moves"])
+def test_plans_point_well_inside_of_things_with_numbers_that_models_write(family: str) -> None:
+    for question in questions(family, 20, "train"):
+        segments = [call for call in question.plan if call.name == "segment_object_at"]
+        for call, target in zip(segments, question.targets, strict=True):
+            mask = rle.decode(target.masks[0])
+            x, y = call.arguments["point_2d"]
+            assert (x % BOX_STEP, y % BOX_STEP) == (0, 0)
+            row, column = y * len(mask) // 1000, x * len(mask) // 1000
+            assert mask[row - 2 : row + 3, column - 2 : column + 3].all()
 
 
 def test_evidence_is_a_closer_look_at_the_thing_asked_about(toolbox: Toolbox) -> None:

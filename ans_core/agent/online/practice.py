@@ -20,7 +20,7 @@ from ans_core.agent.online.neighbours import Neighbours
 from ans_core.agent.online.store import Outcome, Store, Task, Verdict
 from ans_core.agent.online.voting import Decision, Strategy, Vote, decide, normal
 from ans_core.agent.play import Limits, PlayedEpisode, play
-from ans_core.agent.practice import observed, transcript
+from ans_core.agent.practice import rollout_of
 from ans_core.agent.workspace import Workspace
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.rl.grpo import Total
@@ -219,21 +219,7 @@ def _rollout(episode: PlayedEpisode, *, label: str | None, weight: float, measur
     """Score an episode: `weight` for the label, 0 for another answer; NaN without a label, and where it ran into a limit."""
     lost = label is None or episode.over_turn
     reward = math.nan if lost else weight * float(episode.answer is not None and normal(episode.answer) == label)
-    return PlayedRollout(
-        prefix=episode.prefix,
-        rollout=episode.rollout,
-        logps=episode.logps,
-        observed=observed(episode),
-        text=transcript(episode),
-        rewards={"task": reward, "shaping": math.nan if lost else 0.0},
-        measured={
-            **measured,
-            "calls": float(len(episode.episode.observations)),
-            "RaPR": float(episode.successful_calls > 0),
-            "over_turn": float(episode.over_turn),
-            "length": float(len(episode.logps)),
-        },
-    )
+    return rollout_of(episode, rewards={"task": reward, "shaping": math.nan if lost else 0.0}, measured=measured)
 
 
 def poisoned(decision: Decision, label: str) -> Decision:
