@@ -14,7 +14,7 @@ import torch
 from ans_core.checkpoints import checkpoint
 from ans_core.model import Sa2VA
 from ans_core.stages import evaluate
-from flows import checkpoint_eval, cli, doctor
+from flows import checkpoint_eval, cli, commands, doctor
 from flows.compare import table
 from tests.workspace import environment
 
@@ -148,7 +148,7 @@ def test_eval_never_goes_on_with_the_answers_of_another_model_or_of_other_settin
         return {}
 
     monkeypatch.setattr(evaluate, "run", run)
-    monkeypatch.setattr(cli, "root", lambda: tmp_path)
+    monkeypatch.setattr(commands, "root", lambda: tmp_path)
     monkeypatch.setattr(checkpoint_eval, "inputs_md5", lambda *_, **__: {})
     monkeypatch.setattr(checkpoint_eval, "stage_code", lambda *_: [])
     text = (ROOT / "params.yaml").read_text()
@@ -160,10 +160,10 @@ def test_eval_never_goes_on_with_the_answers_of_another_model_or_of_other_settin
         other.text_hidden_fcs[0].bias.add_(1)
     for folder, model in (("one", tiny_model), ("other", other)):
         checkpoint.save(model, tmp_path / folder / "model", metadata={})
-        assert cli.evaluate(eval_of(tmp_path / folder)) == 0
-    assert cli.evaluate(eval_of(tmp_path / "one")) == 0
+        assert commands.evaluate(eval_of(tmp_path / folder)) == 0
+    assert commands.evaluate(eval_of(tmp_path / "one")) == 0
     (tmp_path / "params.yaml").write_text(text.replace("loop_samples: ", "loop_samples: 1"))
-    assert cli.evaluate(eval_of(tmp_path / "one")) == 0
+    assert commands.evaluate(eval_of(tmp_path / "one")) == 0
     assert len(set(seen)) == len(seen) == 3
     assert not any(scratch.exists() for scratch in seen)
     assert re.findall(r"count +(\d)", capsys.readouterr().out) == ["1", "2", "1", "3"]

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from ans_core.config import Config, load
-from flows import cli
+from flows import cli, commands
 from flows.compare import table
 from flows.results import result, revision_of, stage_runs
 from tasks.tracking import client, experiment_id
@@ -94,7 +94,7 @@ def test_checkpoints_are_evaluated_on_the_settings_benchmarks_and_then_compared(
 
     monkeypatch.setattr("flows.checkpoint_eval.evaluated", evaluated)
     monkeypatch.setattr("ans_core.checkpoints.checkpoint.weights_hash", lambda path: path.parents[2].name)
-    monkeypatch.setattr(cli, "root", lambda: tmp_path)
+    monkeypatch.setattr(commands, "root", lambda: tmp_path)
     arguments = cli.parse(["compare", *(str(tmp_path / place / "runs/mini/model") for place in ("one", "two"))])
     assert arguments.function(arguments) == 0
     told = capsys.readouterr().out
