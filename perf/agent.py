@@ -1,0 +1,130 @@
+"""The agent's table: `make agent` for several seeds, then figures of every row (mean, deviation, gains of RFT paired by seed) and the bars.
+
+    python perf/agent.py --profile tiny --seeds 0 1 2      # makes the model of each seed first, if it is not there
+    python perf/agent.py --table                           # only the table, from perf/results/
+
+Every seed's metrics/agent.json is kept as perf/results/agent-<profile>-seed<N>.json. params.yaml is as before afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from perf.bar import spread
+
+RESULTS = Path("perf/results")
+ROWS = ("direct", "sft", "rft", "oracle")
+FAMILIES = ("easy", "pattern", "text", "larger", "moves")
+METRICS = (
+    "needed/accuracy", *(f"{family}/accuracy" for family in FAMILIES), "needed/RaPR", "easy/RaPR", "needed/evidence", "needed/valid_calls",
+    *(f"{control}/needed/accuracy" for control in ("forbidden", "random", "shuffled", "blank", "plan")), "referring/gIoU_all",
+)  # fmt: skip
+CONTROLS = ("forbidden", "random", "shuffled", "blank")
+Figures = Mapping[str, Mapping[str, float]]
+"""Row -> metric -> value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A figure that shall be `at least`, or `at most`, this in the mean over the seeds."""
+
+    name: str
+    of: Callable[[Figures], float]
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def line(self, runs: Mapping[int, Figures]) -> str:
+        try:
+            values: list[float | None] = [self.of(figures) for figures in runs.values()]
+        except KeyError as lacking:
+            return f"| {self.name} | not measured ({lacking.args[0]}) | {self._wanted} | |"
+        mean = statistics.mean(v for v in values if v is not None)
+        met = (self.at_least is None or mean >= self.at_least) and (self.at_most is None or mean <= self.at_most)
+        return f"| {self.name} | {spread(values)} | {self._wanted} | {'met' if met else 'missed'} |"
+
+    @property
+    def _wanted(self) -> str:
+        return f">= {self.at_least:g}" if self.at_least is not None else f"<= {self.at_most:g}"
+
+
+BARS = (
+    Bar(name="rft, needed/accuracy", of=lambda f: f["rft"]["needed/accuracy"], at_least=0.65),
+    Bar(name="rft - direct", of=lambda f: f["rft"]["needed/accuracy"] - f["direct"]["needed/accuracy"], at_least=0.20),
+    Bar(name="rft / oracle", of=lambda f: f["rft"]["needed/accuracy"] / f["oracle"]["needed/accuracy"], at_least=0.8),
+    Bar(name="sft, needed/accuracy", of=lambda f: f["sft"]["needed/accuracy"], at_least=0.55),
+    Bar(name="direct, needed/accuracy", of=lambda f: f["direct"]["needed/accuracy"], at_most=0.50),
+    Bar(name="sft, pattern/accuracy", of=lambda f: f["sft"]["pattern/accuracy"], at_least=0.75),
+    Bar(
+        name="direct, pattern/accuracy above the prior",
+        of=lambda f: f["direct"]["pattern/accuracy"] - f["direct"]["pattern/prior"],
+        at_most=0.08,
+    ),
+    *(
+        Bar(name=f"rft under {c}", of=lambda f, key=f"{c}/needed/accuracy": f["rft"][key], at_most=0.45)  # type: ignore[misc]
+        for c in CONTROLS
+    ),
+    Bar(name="rft - sft", of=lambda f: f["rft"]["needed/accuracy"] - f["sft"]["needed/accuracy"], at_least=0.0),
+    Bar(name="rft, needed/RaPR", of=lambda f: f["rft"]["needed/RaPR"], at_least=0.90),
+    Bar(name="rft, easy/RaPR", of=lambda f: f["rft"]["easy/RaPR"], at_most=0.25),
+    Bar(name="rft - direct, easy/accuracy", of=lambda f: f["rft"]["easy/accuracy"] - f["direct"]["easy/accuracy"], at_least=-0.03),
+    Bar(name="rft, evidence of right answers, pattern", of=lambda f: f["rft"]["pattern/evidence"], at_least=0.80),
+    Bar(name="rft, evidence of right answers, text", of=lambda f: f["rft"]["text/evidence"], at_least=0.80),
+    Bar(
+        name="rft, referring gIoU - its base's",
+        of=lambda f: f["rft"]["referring/gIoU_all"] - f["rft"]["referring/gIoU_all_base"],
+        at_least=-0.02,
+    ),
+)  # fmt: skip
+
+
+def run(profile: str, seed: int) -> None:
+    """One seed through DVC; what is cached is not done again."""
+    ans = str(Path(sys.executable).with_name("ans"))
+    before = Path("params.yaml").read_text()
+    try:
+        subprocess.run([ans, "profile", profile, f"seed={seed}", "--force"], check=True)
+        subprocess.run([ans, "run", "--agent"], check=True)
+        RESULTS.mkdir(exist_ok=True)
+        shutil.copyfile("metrics/agent.json", RESULTS / f"agent-{profile}-seed{seed}.json")
+    finally:
+        Path("params.yaml").write_text(before)
+
+
+def table(profile: str) -> str:
+    """Raises SystemExit where no seed was run."""
+    files = sorted(RESULTS.glob(f"agent-{profile}-seed*.json"))
+    runs: dict[int, Figures] = {int(file.stem.rpartition("seed")[2]): json.loads(file.read_text()) for file in files}
+    if not runs:
+        raise SystemExit(f"{RESULTS} has no agent-{profile}-seed*.json; run `python perf/agent.py --profile {profile}` first")
+    lines = [
+        f"{len(runs)} seeds: {sorted(runs)}",
+        "",
+        "| metric | " + " | ".join(ROWS) + " | rft - sft, paired |",
+        "|-" * (len(ROWS) + 2) + "|",
+    ]
+    for metric in METRICS:
+        cells = [spread([figures.get(row, {}).get(metric) for figures in runs.values()]) for row in ROWS]
+        both = [(f["rft"][metric], f["sft"][metric]) for f in runs.values() if metric in f.get("rft", {}) and metric in f.get("sft", {})]
+        lines.append(f"| {metric} | " + " | ".join(cells) + f" | {spread([after - before for after, before in both], sign='+')} |")
+    lines += ["", "| bar | measured | wanted | |", "|-|-|-|-|", *(bar.line(runs) for bar in BARS)]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--profile", default="tiny")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    if not arguments.table:
+        for seed in arguments.seeds:
+            run(arguments.profile, seed)
+    print(table(arguments.profile))
