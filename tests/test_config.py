@@ -249,6 +249,8 @@ DATA = {"name": "mine", "format": "regions", "path": "data/mine", "split": "trai
         ("launch", {"processes": 9}, "memory.optim.batch: 6 is less than a sample for each of 1 micro-batches (accumulate) on each of 9"),
         ("launch", {"deepspeed_stage": 2}, "memory.optim.muon_lr: Muon needs whole matrices, and DeepSpeed divides the optimizer"),
         ("rl", {"use_llm_judge": True, "rewards_caption": {"iou": 1.0}}, "rl.use_llm_judge: METEOR and judge pay together"),
+        ("agent", {"sft": {"optim": {"steps": 1, "batch": 8, "lr": 0.1, "accumulate": 7}}}, "6 traces a step can't be shared out to 7"),
+        ("agent", {"sft": {"whole": True, "lora_ranks_from": "full"}}, "agent.sft.whole: whole copies have no ranks to take from"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_is_refused_at_its_line_with_the_nearest_name(

@@ -1,4 +1,5 @@
-"""A frozen base that operations run on, and the agent's adapters on it: LoRA, projector, and rows of the tokens that it says.
+"""A frozen base that operations run on, and the agent's adapters on it: LoRA (or copies of the layers), projector, and rows of the tokens
+that it says.
 
 With the adapters off the model is the base, bit for bit, whatever is trained.
 """
@@ -21,7 +22,7 @@ from ans_core.agent.operations import Operation
 from ans_core.agent.protocol import call_tokens
 from ans_core.checkpoints import checkpoint
 from ans_core.model import Sa2VA
-from ans_core.model.adapters import Adapters, lora_config
+from ans_core.model.adapters import Adapters, copies_config, lora_config
 
 AGENT, BASE = "agent", "base"
 """The adapter's name, and what the model without it is called."""
@@ -88,11 +89,17 @@ def _grown(weight: Float[Tensor, "V D"], rows: Sequence[Float[Tensor, " D"]]) ->
 class AgentPolicy:
     """The base with the agent's adapter, which is active but inside of `base()`."""
 
-    def __init__(self, model: Sa2VA, *, lora: Mapping[str, Any], rows: Sequence[int], seed: int, names: Sequence[str] = (AGENT,)) -> None:
-        """`names`: adapters, of which the first is trained. All begin as the first."""
-        config = lora_config(**lora, modules_to_save=list(model.backbone.projectors), rows=rows)
+    def __init__(
+        self, model: Sa2VA, *, lora: Mapping[str, Any] | None, rows: Sequence[int], seed: int, names: Sequence[str] = (AGENT,)
+    ) -> None:
+        """`lora`: None = copies of the layers instead. `names`: adapters, of which the first is trained. All begin as the first."""
+        whole = list(model.backbone.projectors)
+        if lora is None:
+            config = copies_config(model, modules_to_save=whole, rows=rows)
+        else:
+            config = lora_config(**lora, modules_to_save=whole, rows=rows)
         self.adapters = Adapters(model, config, names=names, off=BASE, seed=seed)
-        self.lora, self.rows = dict(lora), list(rows)
+        self.lora, self.rows = None if lora is None else dict(lora), list(rows)
 
     @property
     def model(self) -> Sa2VA:

@@ -28,6 +28,9 @@ class AgentSft(Section):
     optim: Optim = Optim(steps=1200, batch=32, lr=1e-3)
     """`batch` counts traces and pictures with referring expressions together."""
     lora: Lora = Lora(rank=32, alpha=64)
+    whole: bool = False
+    """Train copies of the language model's linear layers in place of LoRA on them: for a small model, where the rank that is needed is
+    the layer's width and LoRA takes longer than the layer (LOG)."""
     lora_ranks_from: str = ""
     """Folder of the agent's base fine-tuned in full: each layer's rank is then what `lora_energy` of its change needs (4 to 128), and
     lora.alpha scales with it. Empty = lora.rank everywhere."""
@@ -46,12 +49,22 @@ class AgentSft(Section):
     dtype: Literal["fp32", "bf16"] = "fp32"
     checkpointing: Checkpointing = "none"
 
+    @property
+    def referring_rows(self) -> int:
+        """Of a step."""
+        return round(self.referring * self.optim.batch)
+
     @model_validator(mode="after")
     def _possible(self) -> AgentSft:
         if abs(sum(self.curriculum) - 1) > 1e-6:
             raise Impossible("curriculum", f"its shares add up to {sum(self.curriculum):g}; they must add up to 1")
         if not self.curriculum[-1]:
             raise Impossible("curriculum", "the last share is 0, so hard traces are never learned; raise it")
+        traces = self.optim.batch - self.referring_rows
+        if traces < self.optim.accumulate:
+            raise Impossible("optim.accumulate", f"{traces} traces a step can't be shared out to {self.optim.accumulate} micro-batches")
+        if self.whole and self.lora_ranks_from:
+            raise Impossible("whole", "whole copies have no ranks to take from lora_ranks_from; empty that, or set whole to false")
         if self.lora.dropout:
             raise Impossible("lora.dropout", f"{self.lora.dropout:g}: what samples would be another policy than what learns; it must be 0")
         return self

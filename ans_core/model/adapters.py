@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer, LoraModel
+from peft.utils.constants import DUMMY_TARGET_MODULES
 from torch import Tensor, nn
 
 from ans_core import sharding
@@ -39,8 +41,20 @@ def lora_config(
         modules_to_save=modules_to_save,
         rank_pattern=ranks,
         alpha_pattern={name: own * alpha / rank for name, own in ranks.items()},
-        trainable_token_indices={name: list(rows) for name in ("embed_tokens", "lm_head")} if rows else None,
+        trainable_token_indices=_trained_rows(rows),
     )
+
+
+def copies_config(model: Sa2VA, *, modules_to_save: Sequence[str], rows: Sequence[int] = ()) -> LoraConfig:
+    """Make PEFT's settings of an adapter without LoRA: each linear layer that LoRA would change is copied, and the copy trained."""
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and re.fullmatch(LORA_TARGETS, name)]
+    return LoraConfig(
+        target_modules=DUMMY_TARGET_MODULES, modules_to_save=[*modules_to_save, *layers], trainable_token_indices=_trained_rows(rows)
+    )
+
+
+def _trained_rows(rows: Sequence[int]) -> dict[str, list[int]] | None:
+    return {name: list(rows) for name in ("embed_tokens", "lm_head")} if rows else None
 
 
 def prepare_sft(model: Sa2VA, config: LoraConfig, *, seed: int) -> LoraModel:

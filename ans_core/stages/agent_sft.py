@@ -3,7 +3,8 @@
     dvc repro agent/dvc.yaml:agent_sft@tools
 
 `row` is tools (calls, then the answer) or direct (the same questions and steps, answered at once: what tools must beat). Trained: LoRA on
-the language model, projector, and rows of the tokens that are said. The rest is frozen, and with the adapter off the model is the base.
+the language model (or copies of its layers), projector, and rows of the tokens that are said. The rest is frozen, and with the adapter
+off the model is the base.
 """
 
 from __future__ import annotations
@@ -87,8 +88,10 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     return last_means(curves) | {"traces": float(len(traces)), "taken_back": float(sum(bool(j["taken_back"]) for j in judged))}
 
 
-def lora_of(settings: AgentSft, base: Sa2VA) -> dict[str, Any]:
-    """Return the adapter's ranks: `lora.rank`, or what each layer's change in full fine-tuning needs."""
+def lora_of(settings: AgentSft, base: Sa2VA) -> dict[str, Any] | None:
+    """Return the adapter's ranks: `lora.rank`, or what each layer's change in full fine-tuning needs. None = copies of the layers."""
+    if settings.whole:
+        return None
     lora = settings.lora.model_dump()
     if not settings.lora_ranks_from:
         return lora
@@ -132,7 +135,7 @@ class _Batches:
         settings = cfg.agent.sft
         self.model, self.batch, self.seed = policy.model, settings.optim.batch, cfg.seed
         self.micros = settings.optim.accumulate
-        self.referring = round(settings.referring * settings.optim.batch)
+        self.referring = settings.referring_rows
         self.folder, self.max_length = inputs["agent/cota"] / "train", cfg.agent.episode.tokens
         self.told = operations_told(toolbox, cfg.agent.episode.operations_told and row == "tools")
         self.layout = layout_of(self.model, mask_size=cfg.sft.mask_size, max_length=cfg.agent.episode.tokens)
@@ -149,16 +152,22 @@ class _Batches:
 
         def make(step: int, micro: int) -> Batch:
             read = []
-            if self.mixture is not None:
-                own = self.mixture.rows(part.first + step, micro, batch=self.referring, micros=self.micros)
-                read += [read_row(row, self.model.tokenizer, self.layout) for row in own]
-            for number in range(step * each + micro, (step + 1) * each, self.micros):
-                trace = order.number(number)
+            for trace in shared_out([order.number(number) for number in range(step * each, (step + 1) * each)], micro, self.micros):
                 question = tokens.first_question(trace.question, self.told)
                 read.append(rows.read_trace(self.model, trace, self.folder, question=question, max_length=self.max_length))
+            if self.mixture is not None and micro == self.micros - 1:  # several questions each: the longest rows
+                own = self.mixture.rows(part.first + step, 0, batch=self.referring, micros=1)
+                read += [read_row(row, self.model.tokenizer, self.layout) for row in own]
             return batch_of(read, self.model.tokenizer, self.layout)
 
         return make
+
+
+def shared_out(traces: Sequence[Trace], micro: int, micros: int) -> list[Trace]:
+    """Return the traces of a step that micro-batch `micro` of `micros` holds: the shortest in the first, the longest in the last, since all
+    rows of one are padded alike."""
+    ordered = sorted(traces, key=lambda trace: sum(len(turn.text) for turn in trace.turns))
+    return ordered[len(ordered) * micro // micros : len(ordered) * (micro + 1) // micros]
 
 
 def _accuracy(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, row: str, families: Sequence[str]) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,8 @@ def test_a_played_plan_is_read_as_its_trace_is(own_model: Sa2VA, traces: tuple[P
     assert torch.equal(torch.cat([crop.views(own_model).pixels for crop in played.crops]), read.views.pixels)
 
 
-def test_the_base_is_the_base_to_the_bit_and_an_adapter_comes_back_from_its_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "copies"])
+def test_the_base_is_the_base_to_the_bit_and_an_adapter_comes_back_from_its_file(tmp_path: Path, lora: dict[str, Any] | None) -> None:
     model = tiny.build()
     before = predict(model, ASKED, max_tokens=8, batch=3)
     checkpoint.save(model, tmp_path / "base", metadata={})
@@ -79,8 +81,9 @@ def test_the_base_is_the_base_to_the_bit_and_an_adapter_comes_back_from_its_file
     assert len(model.vlm.lm_head.weight) == model.config.backbone["text_config"]["vocab_size"] == model.vocabulary
     assert predict(model, ASKED, max_tokens=8, batch=3) == before
     taught = sorted({*new, *said_rows(model, ["red"])})
-    policy = AgentPolicy(model, lora=LORA, rows=taught, seed=1)
+    policy = AgentPolicy(model, lora=lora, rows=taught, seed=1)
     parameters = policy.adapters.parameters(AGENT)
+    assert sum("q_proj" in name and name.endswith("weight") for name in parameters) == len(model.vlm.model.language_model.layers) * (2 if lora else 1)
     assert {p for p in model.parameters() if p.requires_grad} == set(parameters.values())
     assert sum("trainable_tokens_delta" in name for name in parameters) == 2
     for number, p in enumerate(parameters.values()):

@@ -124,6 +124,16 @@ def test_the_curriculum_has_a_part_for_each_difficulty_that_is_there(runs: Path)
     assert [part.before for part in agent_sft.curriculum(traces, (0.3, 0.2, 0.5), 10)] == [(), ("easy", "pattern")]
 
 
+def test_micro_batches_hold_a_step_s_traces_once_and_those_of_like_length_together(runs: Path) -> None:
+    traces = read_traces(runs / "agent/cota/train")[:11]
+    parts = [agent_sft.shared_out(traces, micro, 4) for micro in range(4)]
+    assert sorted(t.trace_id for part in parts for t in part) == sorted(t.trace_id for t in traces)
+    assert all(parts)
+    lengths = [[sum(len(turn.text) for turn in t.turns) for t in part] for part in parts]
+    assert all(max(shorter) <= min(longer) for shorter, longer in zip(lengths, lengths[1:], strict=False))
+    assert agent_sft.shared_out(traces[:1], 0, 2) == []
+
+
 def test_figures_controls_and_episodes_reach_the_page(runs: Path) -> None:
     figures = json.loads((runs / "agent/report/agent.json").read_text())
     assert list(figures) == ["direct", "oracle", "rft", "sft"]
