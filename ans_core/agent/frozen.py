@@ -40,23 +40,33 @@ def _mask(model: Sa2VA, logits: Tensor, picture: Image.Image) -> Bool[np.ndarray
     return upsample(logits, size=model.sam2.image_size, height=picture.height, width=picture.width)
 
 
+class Clip:
+    """Pictures of a clip as SAM2 sees them. The AHEAD last ones that were encoded are kept: whoever goes back meets them first."""
+
+    def __init__(self, model: Sa2VA, pictures: Sequence[Image.Image]) -> None:
+        self.model, self.pictures = model, pictures
+        self._kept: dict[int, FrameFeatures] = {}
+
+    def along(self, frames: Sequence[int]) -> Iterator[tuple[int, FrameFeatures]]:
+        """Yield (place in `frames`, features of that frame), AHEAD frames encoded in one batch."""
+        for place, frame in enumerate(frames):
+            if frame not in self._kept:
+                new = [ahead for ahead in frames[place : place + AHEAD] if ahead not in self._kept]
+                features = self.model.sam2.encode(PredictOptions().pixels(self.model, [self.pictures[ahead] for ahead in new]))
+                self._kept |= {ahead: features[[number]] for number, ahead in enumerate(new)}
+                self._kept = dict(list(self._kept.items())[-AHEAD:])
+            yield place, self._kept[frame]
+
+
 @torch.no_grad()
-def follow(model: Sa2VA, pictures: Sequence[Image.Image], mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "F H W"]:
-    """An object's masks in the frames of a clip, the first of which is given. By SAM2 as it was before Sa2VA's training where the model
-    keeps it: that one was trained to go on from masks."""
-    masks = [mask]
-    original = model.sam2.config.original_decoder
-    with model.own_precision():
-        prompts = model.sam2.mask_prompts(torch.from_numpy(mask)[None, None].to(model.device), [0])
-        found = model.sam2.propagate(_shown(model, pictures), prompts, objects=1, frames=len(pictures), original=original)
-        for index, logits in found:
-            if index:
-                masks.append(upsample(logits[0], size=model.sam2.image_size, height=mask.shape[0], width=mask.shape[1]))
+def follow(clip: Clip, frames: Sequence[int], mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "F H W"]:
+    """An object's masks in frames of a clip, in their order; that of the first one is given. By SAM2 as it was before Sa2VA's training
+    where the model keeps it: that one was trained to go on from masks."""
+    masks, sam2 = [mask], clip.model.sam2
+    with clip.model.own_precision():
+        prompts = sam2.mask_prompts(torch.from_numpy(mask)[None, None].to(clip.model.device), [0])
+        original = sam2.config.original_decoder
+        for place, logits in sam2.propagate(clip.along(frames), prompts, objects=1, frames=len(frames), original=original):
+            if place:
+                masks.append(upsample(logits[0], size=sam2.image_size, height=mask.shape[0], width=mask.shape[1]))
     return np.stack(masks)
-
-
-def _shown(model: Sa2VA, pictures: Sequence[Image.Image]) -> Iterator[tuple[int, FrameFeatures]]:
-    for start in range(0, len(pictures), AHEAD):
-        chosen = pictures[start : start + AHEAD]
-        features = model.sam2.encode(PredictOptions().pixels(model, chosen))
-        yield from ((start + place, features[[place]]) for place in range(len(chosen)))

@@ -34,8 +34,9 @@ def colour_at(model: object, picture: Image.Image, points: list[tuple[float, flo
     return labels == labels[y, x], 1.0
 
 
-def follow_colour(model: object, pictures: Sequence[Image.Image], mask: np.ndarray) -> np.ndarray:
+def follow_colour(clip: frozen.Clip, frames: Sequence[int], mask: np.ndarray) -> np.ndarray:
     """The piece of the mask's colour that overlaps most with the frame before."""
+    pictures = [clip.pictures[frame] for frame in frames]
     colour = np.median(np.asarray(pictures[0], float)[mask], axis=0)
     masks = [mask]
     for picture in pictures[1:]:

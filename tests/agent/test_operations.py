@@ -16,9 +16,10 @@ from PIL import Image
 
 from ans_core import rle
 from ans_core.agent.episode import Episode, Toolbox
+from ans_core.agent.frozen import Clip, follow
 from ans_core.agent.operations.track_object import describe
 from ans_core.agent.protocol import Call, call_text
-from ans_core.agent.workspace import Workspace, box_of
+from ans_core.agent.workspace import Workspace, box_of, opened
 from ans_core.agent.world import draw_question
 from ans_core.agent.world.drawing import PATTERNS
 from ans_core.data.clips import draw_clip
@@ -231,6 +232,23 @@ def test_an_untrained_models_masks_and_tracks_go_through(tiny_model: Sa2VA, fram
         masks = [rle.decode(one) for one in after.masklet("track_1")]
         assert len(masks) == frames
         assert (masks[0] == mask).all()
+
+
+@pytest.mark.parametrize("count", [5, 20])
+def test_following_forth_and_back_encodes_few_frames_twice_and_gives_what_fresh_clips_give(
+    tiny_model: Sa2VA, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    pictures = [opened(tiny.picture(n)) for n in range(count)]
+    mask = rle.decode(tiny.square(8, 16, 24, 32))
+    orders = [range(2, -1, -1), range(2, count), range(count - 1, 1, -1)]
+    fresh = [follow(Clip(tiny_model, pictures), order, mask) for order in orders]
+    encoded: list[int] = []
+    encode = tiny_model.sam2.encode
+    monkeypatch.setattr(tiny_model.sam2, "encode", lambda pixels: encoded.append(len(pixels)) or encode(pixels))
+    clip = Clip(tiny_model, pictures)
+    for order, expected in zip(orders, fresh, strict=True):
+        assert (follow(clip, order, mask) == expected).all()
+    assert sum(encoded) == (count if count == 5 else 3 + (count - 3) + (count - 10))
 
 
 @pytest.mark.slow

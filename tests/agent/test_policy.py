@@ -83,7 +83,9 @@ def test_the_base_is_the_base_to_the_bit_and_an_adapter_comes_back_from_its_file
     taught = sorted({*new, *said_rows(model, ["red"])})
     policy = AgentPolicy(model, lora=lora, rows=taught, seed=1)
     parameters = policy.adapters.parameters(AGENT)
-    assert sum("q_proj" in name and name.endswith("weight") for name in parameters) == len(model.vlm.model.language_model.layers) * (2 if lora else 1)
+    assert sum("q_proj" in name and name.endswith("weight") for name in parameters) == len(model.vlm.model.language_model.layers) * (
+        2 if lora else 1
+    )
     assert {p for p in model.parameters() if p.requires_grad} == set(parameters.values())
     assert sum("trainable_tokens_delta" in name for name in parameters) == 2
     for number, p in enumerate(parameters.values()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -130,7 +131,7 @@ def test_micro_batches_hold_a_step_s_traces_once_and_those_of_like_length_togeth
     assert sorted(t.trace_id for part in parts for t in part) == sorted(t.trace_id for t in traces)
     assert all(parts)
     lengths = [[sum(len(turn.text) for turn in t.turns) for t in part] for part in parts]
-    assert all(max(shorter) <= min(longer) for shorter, longer in zip(lengths, lengths[1:], strict=False))
+    assert all(max(shorter) <= min(longer) for shorter, longer in pairwise(lengths))
     assert agent_sft.shared_out(traces[:1], 0, 2) == []
 
 

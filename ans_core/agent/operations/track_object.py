@@ -29,7 +29,7 @@ class TrackObject(Arguments):
 def run(workspace: Workspace, arguments: TrackObject, tools: Tools) -> Result:
     """Frames after the mask's are followed forwards, those before it backwards. `forward_backward_iou`: the mask of the last visible frame,
     followed back to the first one, against the mask given: low where the track went astray."""
-    from ans_core.agent.frozen import follow  # imports networks, which the process of operations without a model does not need
+    from ans_core.agent.frozen import Clip, follow  # imports networks, which the process of operations without a model does not need
 
     assert tools.model is not None
     given = workspace.mask(arguments.mask)
@@ -39,12 +39,12 @@ def run(workspace: Workspace, arguments: TrackObject, tools: Tools) -> Result:
         raise Refused("not_a_clip", f"the clip has {len(workspace.frames)} frames; at most {MOST_FRAMES} can be followed")
     start, mask = given.frame, workspace.pixels(arguments.mask)
     masks = np.zeros((len(workspace.frames), workspace.height, workspace.width), bool)
-    pictures = [opened(ref) for ref in workspace.frames]
-    masks[start:] = follow(tools.model, pictures[start:], mask)
-    masks[: start + 1] = follow(tools.model, pictures[start::-1], mask)[::-1]
+    clip = Clip(tools.model, [opened(ref) for ref in workspace.frames])
+    masks[: start + 1] = follow(clip, range(start, -1, -1), mask)[::-1]
+    masks[start:] = follow(clip, range(start, len(masks)), mask)
     end = int(np.flatnonzero(visible(masks))[-1])
-    way = pictures[start : end + 1] if end >= start else pictures[end : start + 1][::-1]
-    back = follow(tools.model, way[::-1], masks[end])[-1]
+    way = range(end, start - 1, -1) if end >= start else range(end, start + 1)
+    back = follow(clip, way, masks[end])[-1]
     made = TrackHandle(mask=arguments.mask, counts=tuple(rle.encode(one)["counts"] for one in masks))
     (name,) = workspace.next_names([made])
     values = describe(masks) | {"track": name, "forward_backward_iou": round(counts(back, mask).iou, 2)}
