@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from ans_core.agent.world.trace_file import SHARES, Trace, mix, read_traces
 from ans_core.checkpoints import checkpoint
@@ -47,11 +48,13 @@ def silent(metrics: dict[str, float], step: int) -> None:
     assert all(isinstance(value, int | float) for value in metrics.values())
 
 
-def run(stage, folder: Path, name: str, inputs: tuple[str, ...], *, log: Log = silent, **words: str) -> Path:  # type: ignore[no-untyped-def]
+def run(  # type: ignore[no-untyped-def]
+    stage, folder: Path, name: str, inputs: tuple[str, ...], *, log: Log = silent, cfg: Config = CONFIG, **words: str
+) -> Path:
     out = folder / name
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    stage.run(CONFIG, inputs={k: folder / k for k in inputs}, out=out, scratch=folder / "scratch" / name, log=log, **words)
+    stage.run(cfg, inputs={k: folder / k for k in inputs}, out=out, scratch=folder / "scratch" / name, log=log, **words)
     return out
 
 
@@ -106,6 +109,23 @@ def test_rft_trains_the_adapter_alone_keeps_its_boundaries_and_ends_killed_with_
     shutil.rmtree(runs / "scratch/agent/rft/rft/step-0000003")
     again = run(rft, runs, "agent/rft", RFT)
     assert {name: (again / name).read_bytes() for name in files} == first
+
+
+def test_copies_of_layers_are_trained_by_both_stages_in_place_of_lora(runs: Path, tmp_path: Path) -> None:
+    values = CONFIG.model_dump()
+    values["agent"]["sft"] |= {"whole": True, "dtype": "bf16"}
+    values["agent"]["sft"]["optim"] |= {"muon_lr": 1e-3, "accumulate": 2}
+    cfg = Config.model_validate(values)
+    for name in ("model", "data", "agent/cota"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to(runs / name)
+    made = run(agent_sft, tmp_path, "agent/sft/tools", SFT, cfg=cfg, row="tools"), run(rft, tmp_path, "agent/rft", RFT, cfg=cfg)
+    first, second = (checkpoint.load_delta(folder, base_hash=checkpoint.weights_hash(runs / "model")) for folder in made)
+    assert first[1]["lora"] is second[1]["lora"] is None
+    assert first[0].keys() == second[0].keys()
+    matrices = [name for name in first[0] if "language_model.layers" in name and name.endswith("weight")]
+    assert len(matrices) == 2 * 7  # two layers
+    assert not any(torch.equal(first[0][name], second[0][name]) for name in matrices)
 
 
 def test_the_curriculum_has_a_part_for_each_difficulty_that_is_there(runs: Path) -> None:
