@@ -43,7 +43,7 @@ class AgentSft(Section):
     curriculum: Annotated[tuple[Share, Share, Share], Listed] = (0.15, 0.25, 0.6)
     """Shares of the steps: simple traces alone, with medium ones, with hard ones."""
     allowed_loss: Share = 0.05
-    """A part of the curriculum is taken back if it costs more accuracy than this on what came before it."""
+    """A part of the curriculum is taken back if it costs more accuracy than this, and than chance, on what came before it."""
     checked: Count = 30
     """Held-out questions of every family that this is measured on; 0 = nothing is taken back."""
     dtype: Literal["fp32", "bf16"] = "fp32"

@@ -13,12 +13,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 from ans_core import data, dist, loop
 from ans_core.agent import rows, tokens
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.evaluation import accuracy, held_out, operations_told, outcome_of, request_of
+from ans_core.agent.evaluation import held_out, operations_told, outcome_of, request_of
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Limits, play
 from ans_core.agent.policy import AgentPolicy, add_call_tokens, load_base, said_rows
@@ -60,25 +61,27 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     policy = AgentPolicy(model, lora=lora_of(settings, model), rows=sorted(trained_rows), seed=seed)
     model.checkpointing = settings.checkpointing
     before = hashes(model)
-    module = Supervised(model, mask_weight=cfg.sft.mask_weight, dice_weight=cfg.sft.dice_weight, points=cfg.sft.mask_points)
+    share, masks = settings.referring, cfg.sft  # losses of masks are means over the rows that have some: by their share, over all rows
+    module = Supervised(model, mask_weight=share * masks.mask_weight, dice_weight=share * masks.dice_weight, points=masks.mask_points)
     schedule = schedule_of(settings.optim)
     curves: Curves = []
     judged: list[dict[str, object]] = []
     with Toolbox(model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s) as toolbox:
         maker = _Batches(cfg, policy, toolbox, inputs, row)
         for part in curriculum(traces, settings.curriculum, settings.optim.steps):
-            known = _accuracy(cfg, policy, toolbox, row, part.before)
+            known = _right(cfg, policy, toolbox, row, part.before)
             start = {name: tensor.clone() for name, tensor in policy.adapters.tensors(policy.adapters.names[0]).items()}
             found = loop.train(
                 module, maker.of(part), name=part.name, schedule=replace(schedule, steps=part.steps), machine=machine,
                 seed=cfg.seed, scratch=scratch, log=log,
             )  # fmt: skip
-            reached = _accuracy(cfg, policy, toolbox, row, part.before)
-            taken_back = known is not None and reached is not None and reached < known - settings.allowed_loss
+            reached = _right(cfg, policy, toolbox, row, part.before)
+            taken_back = costs(known, reached, settings.allowed_loss)
             if taken_back:
                 policy.adapters.load(policy.adapters.names[0], start)
             curves += [(part.first + step, name, value) for step, name, value in found]
-            judged.append({"part": part.name, "steps": part.steps, "before": known, "after": reached, "taken_back": taken_back})
+            shares = {"before": fmean(known) if known else None, "after": fmean(reached) if reached else None}
+            judged.append({"part": part.name, "steps": part.steps, **shares, "taken_back": taken_back})
     moved = check_moved(before, model)
     about = {"stage": "agent_sft", "row": row, "operations": list(OPERATIONS), "seed": cfg.seed}
     policy.save(out, base_hash=checkpoint.weights_hash(path), about=about)
@@ -170,11 +173,21 @@ def shared_out(traces: Sequence[Trace], micro: int, micros: int) -> list[Trace]:
     return ordered[len(ordered) * micro // micros : len(ordered) * (micro + 1) // micros]
 
 
-def _accuracy(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, row: str, families: Sequence[str]) -> float | None:
-    """Return the accuracy on held-out questions of these families; None without any."""
+def costs(before: Sequence[bool], after: Sequence[bool], allowed: float) -> bool:
+    """Return whether the same questions are answered worse by more than `allowed`, and by more than twice the standard error of the
+    difference: with few questions an accuracy at the level of guessing moves by more than that by itself."""
+    if not before:
+        return False
+    lost = [float(b) - float(a) for b, a in zip(before, after, strict=True)]
+    error = pstdev(lost) / len(lost) ** 0.5
+    return fmean(lost) > max(allowed, 2 * error)
+
+
+def _right(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, row: str, families: Sequence[str]) -> list[bool]:
+    """Return which held-out questions of these families are answered right, the same ones every time."""
     episode, each = cfg.agent.episode, cfg.agent.sft.checked
     if not families or not each:
-        return None
+        return []
     policy.model.eval()
     questions: list[Question] = held_out(families, each=each, split="val", seed=cfg.seed, tile=toolbox.tile, first=CHECKED_FROM)
     told = operations_told(toolbox, episode.operations_told and row == "tools")
@@ -183,4 +196,4 @@ def _accuracy(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, row: str, fami
         policy.model, toolbox, [request_of(q, told) for q in questions], limits=limits, batch=episode.batch,
         forbidden=tokens.call_openers(policy.model) if row == "direct" else (),
     )  # fmt: skip
-    return accuracy([outcome_of(question, own) for question, own in zip(questions, played, strict=True)])
+    return [outcome_of(question, own).right for question, own in zip(questions, played, strict=True)]

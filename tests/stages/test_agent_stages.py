@@ -145,6 +145,21 @@ def test_the_curriculum_has_a_part_for_each_difficulty_that_is_there(runs: Path)
     assert [part.before for part in agent_sft.curriculum(traces, (0.3, 0.2, 0.5), 10)] == [(), ("easy", "pattern")]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "costly"),
+    [
+        ([True] * 20, [True] * 10 + [False] * 10, True),
+        ([True] * 20, [True] * 19 + [False], False),  # exactly what is allowed
+        ([True, False] * 10, [False, True] * 10, False),  # others are right
+        ([True] * 12 + [False] * 8, [True] * 6 + [False] * 8 + [True] * 6, False),  # as many
+        ([True] * 12 + [False] * 8, [False] * 4 + [True] * 9 + [False] * 7, False),  # .15 less, two standard errors are .21
+        ([], [], False),
+    ],
+)
+def test_a_part_is_taken_back_for_a_loss_that_is_no_accident(before: list[bool], after: list[bool], costly: bool) -> None:
+    assert agent_sft.costs(before, after, 0.05) is costly
+
+
 def test_micro_batches_hold_a_step_s_traces_once_and_those_of_like_length_together(runs: Path) -> None:
     traces = read_traces(runs / "agent/cota/train")[:11]
     parts = [agent_sft.shared_out(traces, micro, 4) for micro in range(4)]
