@@ -27,11 +27,11 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     model = load_base(path, operations=OPERATIONS, device=machine_of(cfg.launch).device, tiles=cfg.agent.tiles)
     about = {"base": checkpoint.weights_hash(path), "ocr": ocr.reader()}
     found: dict[str, float] = {}
-    for split, each in (("train", cfg.agent.cota.train), ("val", cfg.agent.cota.val)):
+    families, settings = cfg.agent.families, cfg.agent.cota
+    numbers = {"train": {family: settings.questions(family) for family in families}, "val": dict.fromkeys(families, settings.val)}
+    for split, questions in numbers.items():
         with Toolbox(model, seconds=cfg.agent.episode.time_limit_s) as toolbox:
-            written = write_drawn_traces(
-                out / split, families=cfg.agent.families, each=each, split=split, seed=cfg.seed, toolbox=toolbox, provenance=about
-            )
+            written = write_drawn_traces(out / split, questions, split=split, seed=cfg.seed, toolbox=toolbox, provenance=about)
         found |= {f"{split}/{name}": value for name, value in counted(written).items()}
     log({f"cota/{name}": value for name, value in found.items()}, 0)
     return found

@@ -123,14 +123,15 @@ class Questions:
 
     def __init__(self, cfg: Config, *, tile: int) -> None:
         self.seed, self.settings, self.families, self.tile = cfg.seed, cfg.agent.rft, cfg.agent.families, tile
-        self.first = cfg.agent.cota.train
+        self.first = cfg.agent.cota.questions
         """Index of a family's first question: those before it are in the traces."""
         self.named = lru_cache(maxsize=256)(self._named)
 
     def number(self, number: int) -> Question:
         """Return question `number` of the run."""
         index, family = divmod(number, len(self.families))
-        return self.named(f"{self.families[family]}/train/{self.first + index}")
+        name = self.families[family]
+        return self.named(f"{name}/train/{self.first(name) + index}")
 
     def _named(self, question_id: str) -> Question:
         family, split, index = question_id.split("/")

@@ -34,7 +34,7 @@ ASKED = [Request(frames=(tiny.picture(i),), text="<image>\nPlease segment the re
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory, toolbox: Toolbox) -> tuple[Path, list[Trace]]:
     folder = tmp_path_factory.mktemp("traces")
-    write_drawn_traces(folder, families=["easy", "pattern", "text"], each=10, split="train", seed=3, toolbox=toolbox, provenance={})
+    write_drawn_traces(folder, dict.fromkeys(["easy", "pattern", "text"], 10), split="train", seed=3, toolbox=toolbox, provenance={})
     return folder, read_traces(folder)
 
 

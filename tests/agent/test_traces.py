@@ -25,7 +25,7 @@ from flows import cli
 def folder(tmp_path_factory: pytest.TempPathFactory, toolbox: Toolbox) -> Path:
     folder = tmp_path_factory.mktemp("traces")
     written = write_drawn_traces(
-        folder, families=["easy", "pattern", "text"], each=20, split="train", seed=2, toolbox=toolbox, provenance={"ocr": "template"}
+        folder, {"easy": 20, "pattern": 24, "text": 16}, split="train", seed=2, toolbox=toolbox, provenance={"ocr": "template"}
     )
     assert written.kinds.total() + written.dropped.total() == 60
     assert written.dropped.total() <= 4
@@ -58,7 +58,7 @@ def test_nothing_is_overwritten_and_an_empty_result_is_an_error(folder: Path, tm
     with Toolbox(tiny_model) as toolbox:  # untrained: its masks answer nothing
 
         def write(where: Path) -> object:
-            return write_drawn_traces(where, families=["larger"], each=2, split="train", seed=0, toolbox=toolbox, provenance={})
+            return write_drawn_traces(where, dict.fromkeys(["larger"], 2), split="train", seed=0, toolbox=toolbox, provenance={})
 
         with pytest.raises(ValueError, match="exists; write into another folder"):
             write(folder)

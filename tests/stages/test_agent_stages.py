@@ -27,7 +27,7 @@ CONFIG = Config.model_validate(
         "agent": {
             "families": ["easy", "pattern", "text"],
             "episode": {"turn_tokens": 4, "batch": 8},
-            "cota": {"train": 10, "val": 10},
+            "cota": {"train": 10, "more": {"text": 13}, "val": 10},
             "sft": {
                 "optim": {"steps": 4, "batch": 4, "lr": 1e-3, "save_every": 1}, "lora": {"rank": 2, "alpha": 4},
                 "curriculum": [0.5, 0.25, 0.25], "checked": 1, "referring": 0.5,
@@ -158,6 +158,13 @@ def test_the_curriculum_has_a_part_for_each_difficulty_that_is_there(runs: Path)
 )
 def test_a_part_is_taken_back_for_a_loss_that_is_no_accident(before: list[bool], after: list[bool], costly: bool) -> None:
     assert agent_sft.costs(before, after, 0.05) is costly
+
+
+def test_rft_asks_what_no_trace_has_answered(runs: Path) -> None:
+    asked = rft.Questions(CONFIG, tile=32)
+    found = [asked.number(number).question_id for number in range(6)]
+    assert found == [f"{family}/train/{first + i}" for i in (0, 1) for family, first in (("easy", 10), ("pattern", 10), ("text", 13))]
+    assert max(int(t.trace_id.rpartition("/")[2]) for t in read_traces(runs / "agent/cota/train") if t.family == "text") == 12
 
 
 def test_micro_batches_hold_a_step_s_traces_once_and_those_of_like_length_together(runs: Path) -> None:

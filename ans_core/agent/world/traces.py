@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -39,14 +39,15 @@ class Written:
 
 
 def write_drawn_traces(
-    folder: Path, *, families: Sequence[str], each: int, split: str, seed: int, toolbox: Toolbox, provenance: dict[str, Any]
+    folder: Path, numbers: Mapping[str, int], *, split: str, seed: int, toolbox: Toolbox, provenance: dict[str, Any]
 ) -> Written:
-    """`each` questions of every family as traces in a folder. `provenance`: what stands beside the source and the question's id in every
+    """Questions as traces in a folder, so many of every family. `provenance`: what stands beside the source and the question's id in every
     record (the weights' hash, the reader of READ_TEXT).
 
     Raises ValueError where the mix is off after the filter, or nothing is left."""
-    questions = (draw_question(f, seed=seed, split=split, index=i, tile=toolbox.tile) for f in families for i in range(each))
-    kinds = kinds_of([f for f in families for _ in range(each)])
+    asked = [(family, index) for family, number in numbers.items() for index in range(number)]
+    questions = (draw_question(family, seed=seed, split=split, index=index, tile=toolbox.tile) for family, index in asked)
+    kinds = kinds_of([family for family, _ in asked])
     written, records = Written(), []
 
     def made() -> Iterator[tuple[Trace, dict[str, bytes]]]:
