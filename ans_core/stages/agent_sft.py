@@ -61,8 +61,8 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     policy = AgentPolicy(model, lora=lora_of(settings, model), rows=sorted(trained_rows), seed=seed)
     model.checkpointing = settings.checkpointing
     before = hashes(model)
-    share, masks = settings.referring, cfg.sft  # losses of masks are means over the rows that have some: by their share, over all rows
-    module = Supervised(model, mask_weight=share * masks.mask_weight, dice_weight=share * masks.dice_weight, points=masks.mask_points)
+    share = settings.referring  # losses of masks are means over the rows that have some: by their share, over all rows
+    module = Supervised(model, mask_weight=share * cfg.sft.mask_weight, dice_weight=share * cfg.sft.dice_weight, points=cfg.sft.mask_points)
     schedule = schedule_of(settings.optim)
     curves: Curves = []
     judged: list[dict[str, object]] = []
