@@ -556,6 +556,8 @@ except ValueError as error:
 
 
 @pytest.mark.parametrize("name", ["/nowhere", "runs", "runs/tiny/model", "tests/nothing", ""])
-def test_a_folder_that_is_not_there_is_not_taken_for_a_hub_id(name: str):
+def test_a_folder_that_is_not_there_is_not_taken_for_a_hub_id(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "tests").mkdir()
+    monkeypatch.chdir(tmp_path)  # where no `runs` of one's own stands
     with pytest.raises(ValueError, match=f"no folder '{name}'; give a local folder or a hub id"):
         Sa2VA.from_pretrained(name)
