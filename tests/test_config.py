@@ -30,6 +30,7 @@ from ans_core.config import (
     resolve,
     yaml_file,
 )  # fmt: skip
+from ans_core.config.read import completed
 from ans_core.data import Kind
 from ans_core.data.formats import FORMATS
 from ans_core.rewards import CORPUS_REWARDS, REWARDS
@@ -59,6 +60,7 @@ def test_a_profile_resolves_to_a_complete_valid_config(path: Path) -> None:
     assert values["profile"] == path.stem
     assert set(values) == set(Config.model_fields)
     assert Config.model_validate(values).model_dump(mode="json") == values
+    assert completed(values, PROFILES.parent) == (values, []), "what a profile writes, the reader misses nothing in"
 
 
 @pytest.mark.parametrize("path", sorted(PROFILES.glob("sa2va-*.yaml")), ids=lambda path: path.stem)

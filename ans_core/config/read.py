@@ -17,7 +17,21 @@ from ans_core.config.whole import PROFILE_NAME, Config
 from ans_core.config.yaml_file import YamlFile, parse, read_yaml
 
 PROFILES = Path("profiles")
-FREE_TABLES = frozenset({"mixture", "kinds", "loops", "rewards_caption", "rewards_mask", "rewards_refer", "rewards_ground", "rewards_text"})
+
+
+def _free_tables(section: type[BaseModel]) -> frozenset[str]:
+    """Return the names of settings below `section` whose keys are the user's (a mixture, rewards)."""
+    names: set[str] = set()
+    for name, field in section.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if get_origin(kind) is dict:
+                names.add(name)
+            elif isinstance(kind, type) and issubclass(kind, BaseModel):
+                names |= _free_tables(kind)
+    return frozenset(names)
+
+
+FREE_TABLES = _free_tables(Config)
 
 
 def load(path: Path) -> Config:
