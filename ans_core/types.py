@@ -68,7 +68,7 @@ class VideoFrames(Sequence[VideoFrame]):
 Frames = tuple[ImageRef, ...] | VideoFrames
 """The frames of a picture or clip, hashable: pictures, or frames of one video file."""
 
-Task = Literal["referring", "region_caption", "grounded_caption", "conversation", "tracking"]
+Task = Literal["referring", "region_caption", "grounded_caption", "conversation", "tracking", "phrase"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,8 @@ class Sample:
     task: Task
     text: str
     """referring: the expression as the annotator wrote it. region_caption: the caption. grounded_caption: the plain caption.
-    conversation: the answer. tracking: empty; clicks, boxes or masks name the objects (DAVIS, MOSE, SA-V)."""
+    conversation: the answer. tracking: empty; clicks, boxes or masks name the objects (DAVIS, MOSE, SA-V). phrase: words for one thing of
+    the picture whose mask is not known."""
     masks: tuple[Masklet, ...] = ()
     """N masklets of F entries. referring: the objects meant (0 = nothing fits the expression); region_caption: the regions asked
     about (visual prompts); tracking: all objects of the clip; grounded_caption: all the objects of phrase i together, so N = number of

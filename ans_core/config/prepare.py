@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ans_core.config.names import FormatName
-from ans_core.config.section import Count, Listed, Name, Positive, Section
+from ans_core.config.section import Count, Impossible, Listed, Name, Positive, Section
 
 
 class DataSource(Section):
@@ -37,7 +37,17 @@ class Prepare(Section):
     caption_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the drawn training pictures whose captions (of regions and of the picture) are known. Of the others there are masks alone,
     which the stage `rl` can practise captions on, if `rl.rewards_caption` compares with no true caption."""
+    mask_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the drawn training pictures whose masks are known, from the last one on (captions: from the first one on). Of the others
+    there are captions alone, which the stage `rl` can practise masks on, if `rl.rewards_mask` compares with no true mask and
+    `rl.mask_weight` is 0."""
     image_size: Positive = 128
     """Side of a drawn scene in pixels."""
     sources: Annotated[tuple[DataSource, ...], Listed] = ()
     """Real data sets, in addition to or instead of the drawn ones: trained on together, evaluated separately."""
+
+    @model_validator(mode="after")
+    def _something_is_known(self) -> Prepare:
+        if (both := self.caption_share + self.mask_share) < 1:
+            raise Impossible("mask_share", f"with caption_share it makes {both:g}: neither captions nor masks would be known of the rest")
+        return self

@@ -14,9 +14,9 @@ from ans_core.data.index import open_index, stamp_of
 from ans_core.data.mixture import Source
 from ans_core.types import Sample
 
-Kind = Literal["referring", "region_caption", "grounded_caption", "video", "masks", "extra"]
-"""The role of a data set in the mixture; masks: drawn things without words, which have no share of it; extra: a user's own data set, with
-samples of any task."""
+Kind = Literal["referring", "region_caption", "grounded_caption", "video", "masks", "phrases", "extra"]
+"""The role of a data set in the mixture; masks: drawn things without words, and phrases: words for them without masks, which have
+no share of it; extra: a user's own data set, with samples of any task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

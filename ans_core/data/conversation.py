@@ -49,8 +49,8 @@ def turn(sample: Sample, rng: random.Random) -> Turn:
             assert sample.question is not None, f"{sample.sample_id}: a conversation without a question"
             past = tuple((prompts.plain_question(question), answer) for question, answer in sample.past)
             return Turn(question=prompts.plain_question(sample.question), answer=sample.text, past=past, regions=regions_of(sample))
-        case "tracking":
-            raise ValueError(f"{sample.dataset}/{sample.sample_id}: objects without a text; `Mixture` leaves such samples out")
+        case "tracking" | "phrase":
+            raise ValueError(f"{sample.dataset}/{sample.sample_id}: half of a pair; `Mixture` leaves such samples out")
 
 
 def referring_turn(sample: Sample, rng: random.Random) -> Turn:
@@ -81,7 +81,7 @@ def pretraining_turn(sample: Sample, rng: random.Random) -> Turn:
             else:
                 question, answer = prompts.BOX_QUESTION, box(target) if sample.masks else prompts.NO_TARGET_ANSWER
             return Turn(question=question.format(text=sample.text), answer=answer, target=target)
-        case "conversation" | "tracking":
+        case "conversation" | "tracking" | "phrase":
             return turn(sample, rng)
 
 

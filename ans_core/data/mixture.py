@@ -23,6 +23,8 @@ MakeTurn = Callable[[Sample, Random], Turn]
 
 BLOCK = 64
 """Number of rows within which the pools have their exact shares, in shuffled order."""
+UNPAIRED = (b"tracking", b"phrase")
+"""Tasks of masks without a text (SAM2's memory and loop 1 of RL learn from them), and of texts without a mask (loop 2 does)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,7 @@ class Mixture:
         for source in sources:
             own = source.kind == "extra"
             share = shares.get(source.name, shares.get(source.kind, 0.0))
-            asked = np.flatnonzero(tasks(source.samples) != b"tracking")  # the others have no text; SAM2's memory learns from them
+            asked = np.flatnonzero(~np.isin(tasks(source.samples), UNPAIRED))
             if not share or not len(asked):
                 continue
             pool = source.name if own else "clips" if source.kind == "video" else "images"

@@ -6,6 +6,7 @@ root/grefcoco/{grefs(unc).json,instances.json}    several things or none
 root/region_captions/<split>/             Hugging Face `datasets` folder: image, mask_rle, conversations
 root/grounded/<split>.json                GranD-f
 root/images/sa_<index>.json               SA-1B: training scenes without captions
+root/images/annotations.jsonl             plain annotations: phrases of training scenes without masks
 root/mevis/<split>/{meta_expressions.json,mask_dict.json,JPEGImages/<clip>/<frame>.png}
 Keys that the real sets lack (`kind`, the columns of attributes) only serve reports.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -40,13 +42,17 @@ EXPRESSIONS = {"train": 6, "val": 3, "test": 3}
 """Most single-object expressions per scene. Training has more per picture because encoding the picture is the costly part."""
 
 
-def write_scenes(root: Path, *, seed: int, counts: dict[str, int], image_size: int, captioned: int | None = None) -> None:
+def write_scenes(
+    root: Path, *, seed: int, counts: dict[str, int], image_size: int, captioned: int | None = None, masked: int | None = None
+) -> None:
     """Draw `counts[split]` still scenes per split and write them in the four still layouts. Of the training scenes after the first
-    `captioned` (None: all), masks are written in place of captions of regions and of the picture."""
+    `captioned` (None: all), masks are written in place of captions of regions and of the picture; of those before the last `masked` (None:
+    all), phrases in place of all that has masks."""
     (root / "images").mkdir(parents=True)
     coco = {"images": [], "annotations": [], "categories": [{"id": i, "name": name} for i, name in enumerate(SHAPES, start=1)]}
     refs: list[dict[str, Any]] = []
     grefs: list[dict[str, Any]] = []
+    phrases: list[dict[str, Any]] = []
     for split in SPLITS:
         regions: list[dict[str, Any]] = []
         grounded: list[dict[str, Any]] = []
@@ -54,6 +60,9 @@ def write_scenes(root: Path, *, seed: int, counts: dict[str, int], image_size: i
             scene = draw_scene(seed=seed, split=split, index=index, image_size=image_size)
             file_name = f"{split}_{index:06d}.png"
             Image.fromarray(scene.image).save(root / "images" / file_name, compress_level=PNG_LEVEL)
+            if split == "train" and masked is not None and index < counts[split] - masked:
+                phrases += _phrases(scene, file_name)
+                continue
             masks = [rle.encode(mask) for mask in scene.masks]
             image_id = len(coco["images"]) + 1
             coco["images"].append({"id": image_id, "file_name": file_name, "height": image_size, "width": image_size})
@@ -76,6 +85,8 @@ def write_scenes(root: Path, *, seed: int, counts: dict[str, int], image_size: i
         if counts[split]:
             Dataset.from_list(regions).save_to_disk(str(root / "region_captions" / split))
             _json(root / "grounded" / f"{split}.json", grounded)
+    if phrases:
+        (root / "images" / "annotations.jsonl").write_text("".join(f"{json.dumps(p)}\n" for p in phrases), encoding="utf-8")
     _number_sentences(refs)
     _number_sentences(grefs)
     _json(root / "refcoco" / "instances.json", coco)
@@ -177,6 +188,12 @@ def _region(scene: Scene, i: int, mask: dict[str, Any], *, image: str, order: np
 def _masks_alone(picture: dict[str, Any], masks: list[dict[str, Any]]) -> dict[str, Any]:
     size = {key: picture[key] for key in ("file_name", "height", "width")}
     return {"image": {"image_id": picture["id"], **size}, "annotations": [{"id": i, "segmentation": m} for i, m in enumerate(masks)]}
+
+
+def _phrases(scene: Scene, file_name: str) -> list[dict[str, Any]]:
+    """Return the captions of regions that mean one thing of the picture."""
+    times = Counter(say.region_caption(thing) for thing in scene.things)
+    return [{"image": file_name, "text": text, "task": "phrase", "split": "train"} for text, count in times.items() if count == 1]
 
 
 def _grounded(scene: Scene, masks: list[dict[str, Any]], file_name: str) -> dict[str, Any]:

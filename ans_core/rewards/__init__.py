@@ -9,7 +9,7 @@ from ans_core.rewards.iou import iou, soft
 from ans_core.rewards.kinds import Reward
 from ans_core.rewards.meteor import meteor_nltk, meteor_surface
 
-__all__ = ["CORPUS_REWARDS", "REWARDS", "WORDLESS", "Reward", "corpus_rewards"]
+__all__ = ["CORPUS_REWARDS", "MASKLESS", "REWARDS", "WORDLESS", "Reward", "corpus_rewards"]
 
 REWARDS: dict[str, Reward] = {
     "iou": iou,
@@ -22,6 +22,9 @@ REWARDS: dict[str, Reward] = {
 
 WORDLESS = frozenset({"iou", "soft_iou", "format", "confidence"})
 """Rewards that do not read the true text."""
+
+MASKLESS = frozenset({"meteor", "meteor_nltk", "cider", "confidence"})
+"""Rewards that do not read the true mask."""
 
 CORPUS_REWARDS: dict[str, Callable[[Sequence[str]], Reward]] = {"cider": cider_of}
 """Rewards that weigh words by how rare they are among the true texts."""

@@ -94,11 +94,9 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
     kl = policy.kl(output, reference, done.actions)
     words_kl = grpo.exact_kl(words, known["said"]) / len(done.groups)
     supervised = _supervised(step, output.logits) if s.mask_weight else loss.new_zeros(())
-    metrics |= {
-        "kl": float(kl.detach()),
-        "words_kl": float(words_kl.detach()),
-        "iou_mean": mean_iou(output.logits.detach(), batch.targets),
-    }
+    metrics |= {"kl": float(kl.detach()), "words_kl": float(words_kl.detach())}
+    if known_masks := [i for i, sample in enumerate(batch.samples) if sample.masks]:
+        metrics["iou_mean"] = mean_iou(output.logits.detach()[known_masks], batch.targets[known_masks])
     return loss + share * (s.kl * kl + s.kl_words * words_kl + s.mask_weight * supervised), metrics
 
 

@@ -391,7 +391,7 @@ class RolloutStep:
         size = self.settings.group
         with self.timer.part("reward"):
             drawn = bool(answers[0].masks)
-            truths = truths or [Prediction(text=s.text, masks=((true_mask(s),),) if drawn else ()) for s in self.batch.samples]
+            truths = truths or [Prediction(text=s.text, masks=((true_mask(s),),) if drawn and s.masks else ()) for s in self.batch.samples]
             judged = [replace(answer, text=answer.text.rstrip(".")) for answer in answers]
             return {
                 name: torch.tensor([self.rewards[name](a, truths[i // size]) for i, a in enumerate(judged)]).view(-1, size)

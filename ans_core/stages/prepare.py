@@ -28,6 +28,7 @@ DRAWN: tuple[tuple[str, str, str, Kind], ...] = (
 )
 CLIPS: tuple[str, str, str, Kind] = ("scenes_clips", "mevis", "scenes/mevis", "video")
 MASKS: tuple[str, str, str, Kind] = ("scenes_masks", "sa1b", "scenes/images", "masks")
+PHRASES: tuple[str, str, str, Kind] = ("scenes_phrases", "annotations", "scenes/images/annotations.jsonl", "phrases")
 """Name, format, path, kind."""
 
 
@@ -50,7 +51,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 def source_entries(sources: tuple[DataSource, ...]) -> list[DatasetEntry]:
     """Return the requested split and, if that is "train", also the set's own "val" and "test" for evaluation."""
     entries = []
-    names: set[str] = {name for name, *_ in (*DRAWN, CLIPS, MASKS)}
+    names: set[str] = {name for name, *_ in (*DRAWN, CLIPS, MASKS, PHRASES)}
     for source in sources:
         if source.name in names:
             raise ValueError(f"prepare.sources: the name {source.name!r} is taken; give each data set a name of its own")
@@ -74,11 +75,13 @@ def _draw(cfg: Prepare, *, seed: int, out: Path) -> list[DatasetEntry]:
     entries = []
     if cfg.scenes:
         counts = {"train": cfg.scenes, "val": cfg.val_scenes, "test": cfg.test_scenes}
-        captioned = math.ceil(cfg.caption_share * cfg.scenes)
-        write_scenes(root, seed=seed, counts=counts, image_size=cfg.image_size, captioned=captioned)
+        captioned, masked = math.ceil(cfg.caption_share * cfg.scenes), math.ceil(cfg.mask_share * cfg.scenes)
+        write_scenes(root, seed=seed, counts=counts, image_size=cfg.image_size, captioned=captioned, masked=masked)
         entries += [_entry(drawn, split) for drawn in DRAWN for split, count in counts.items() if count]
         if captioned < cfg.scenes:
             entries.append(_entry(MASKS, "train"))
+        if masked < cfg.scenes:
+            entries.append(_entry(PHRASES, "train"))
     if cfg.clips:
         counts = {"train": cfg.clips, "val": cfg.val_clips, "test": cfg.test_clips}
         write_clips(root, seed=seed, counts=counts, image_size=cfg.image_size, frames=cfg.clip_frames)

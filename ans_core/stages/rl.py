@@ -28,7 +28,7 @@ from ans_core.data.regions import is_region, wordless_regions
 from ans_core.model import adapters
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.sa2va import Sa2VA
-from ans_core.rewards import REWARDS, WORDLESS, corpus_rewards
+from ans_core.rewards import MASKLESS, REWARDS, WORDLESS, corpus_rewards
 from ans_core.rewards.judge.choose import judge_of
 from ans_core.rewards.judge.judging import Judging
 from ans_core.rewards.judge.questions import read_questions
@@ -77,6 +77,7 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
         settings.loops,
         absent=settings.absent,
         wordless=not compares_words(settings),
+        maskless=not compares_masks(settings),
     )
     model = sft_model(inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(settings.dtype), device=machine.device)
     model.checkpointing = settings.checkpointing
@@ -131,15 +132,27 @@ def compares_words(settings: Rl) -> bool:
     return settings.use_llm_judge or not weighted <= WORDLESS
 
 
-def samples_by_loop(samples: Sequence[Sample], loops: Collection[str], *, absent: float = 0.0, wordless: bool = False) -> LoopSamples:
+def compares_masks(settings: Rl) -> bool:
+    """Tell whether a reward or a loss of loop 2 reads the true mask. (The judge has questions about captions of known regions alone.)"""
+    weighted = {name for name, weight in settings.rewards_mask.items() if weight}
+    return settings.use_llm_judge_loop2 or settings.mask_weight > 0 or not weighted <= MASKLESS
+
+
+def samples_by_loop(
+    samples: Sequence[Sample], loops: Collection[str], *, absent: float = 0.0, wordless: bool = False, maskless: bool = False
+) -> LoopSamples:
     """Select each loop's samples; of the loop refer's, the share `absent` has nothing to draw. `wordless`: the loop caption also takes
-    masks that no caption is known for. Raises ValueError for a loop without samples in the data."""
-    chosen: dict[tuple[Callable[[Sample], bool], bool], int] = {}
-    unnamed = wordless_regions(samples) if wordless and "caption" in loops else []
+    masks that no caption is known for. `maskless`: the loop mask also takes captions that no mask is known for. Raises ValueError for a
+    loop without samples in the data."""
+    chosen: dict[tuple[Callable[[Sample], bool], str], int] = {}
+    unpaired = {
+        "caption": wordless_regions(samples) if wordless and "caption" in loops else [],
+        "mask": [s for s in samples if s.task == "phrase"] if maskless and "mask" in loops else [],
+    }
     found = LoopSamples(samples=[], of={})
     for name in loops:
-        takes, more = LOOPS[name].takes, unnamed if name == "caption" else []
-        key = takes, bool(more)
+        takes, more = LOOPS[name].takes, unpaired.get(name, [])
+        key = takes, name if more else ""
         if key not in chosen:
             chosen[key] = len(found.samples)
             taken = [s for s in samples if takes(s)] + more

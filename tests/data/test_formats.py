@@ -162,6 +162,17 @@ def test_plain_annotations_take_polygons_rle_and_no_object(tmp_path):
     assert all(rle.area(m[0]) == 6 for s in samples for m in s.masks)
 
 
+def test_a_phrase_is_a_text_without_a_mask(tmp_path: Path):
+    phrase = {"image": "a.png", "text": "the dog", "task": "phrase", "split": "train"}
+    folder = write_annotations(tmp_path, GOOD, phrase)
+    _, found = FORMATS["annotations"](folder, name="mine", split="train")
+    assert (found.task, found.text, found.masks) == ("phrase", "the dog", ())
+    with pytest.raises(ValueError, match=r"record 1: .*'masks'"):
+        list(FORMATS["annotations"](write_annotations(tmp_path, GOOD, phrase | {"masks": []}), name="mine", split="train"))
+    with pytest.raises(ValueError, match="record 2: same image and text as record 1"):
+        list(FORMATS["annotations"](write_annotations(tmp_path, GOOD, phrase, phrase), name="mine", split="train"))
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [

@@ -74,6 +74,30 @@ def test_of_a_share_of_the_pictures_captions_are_known_and_of_the_others_masks_a
     assert [s.text for s in load(part, "val")["scenes_regions"]] == [s.text for s in load(whole, "val")["scenes_regions"]]
 
 
+def test_of_a_share_of_the_pictures_masks_are_known_and_of_the_others_captions_alone(tmp_path: Path) -> None:
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    for folder, changes in ((whole, {}), (part, {"mask_share": 0.6, "caption_share": 0.7})):
+        folder.mkdir()
+        run(SMALL.model_copy(update=changes), folder)
+    everything, found = load(whole, "train"), load(part, "train")
+    assert set(found) == {*everything, "scenes_masks", "scenes_phrases"}
+
+    def pictures(name: str) -> set[int]:
+        return {int(s.frames[0].stem.removeprefix("train_")) for s in found[name]}
+
+    assert pictures("scenes_phrases") == {0, 1, 2}
+    assert pictures("scenes_regions") == pictures("scenes_grounded") == {3, 4, 5}
+    assert pictures("scenes_masks") == {6, 7}
+    assert pictures("scenes_single") == set(range(3, 8))
+    assert {(s.task, s.masks) for s in found["scenes_phrases"]} == {("phrase", ())}
+    known: dict[str, list[str]] = {}
+    for sample in everything["scenes_regions"]:
+        known.setdefault(sample.frames[0].name, []).append(sample.text)
+    phrases = [(s.frames[0].name, s.text) for s in found["scenes_phrases"]]
+    assert phrases == [(name, text) for name, texts in list(known.items())[:3] for text in texts if texts.count(text) == 1]
+    assert [s.text for s in load(part, "val")["scenes_single"]] == [s.text for s in load(whole, "val")["scenes_single"]]
+
+
 @pytest.mark.parametrize("linked", [False, True])
 def test_the_kinds_of_drawn_data_share_their_pictures_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool):
     """Stages read a relative folder, and each reader writes a picture's path in its own way; the folder may be a link into a cache."""

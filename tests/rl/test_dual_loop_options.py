@@ -9,6 +9,7 @@ import math
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from ans_core import rle
 from ans_core.benchmarks import referring
 from ans_core.config import Rl
 from ans_core.model import Sa2VA, checkpointing
+from ans_core.rewards import MASKLESS, REWARDS, corpus_rewards
 from ans_core.rewards.judge.judging import Judging
 from ans_core.rewards.judge.rules import RuleJudge, questions_of
 from ans_core.rl import curriculum
@@ -26,7 +28,7 @@ from ans_core.rl.dual_loop import LOOPS, DualLoop
 from ans_core.rl.mask_policy import MASK_POLICIES, steered
 from ans_core.rl.rollout import Segment
 from ans_core.rl.step import Experience, RolloutStep
-from ans_core.stages.rl import compares_words, samples_by_loop
+from ans_core.stages.rl import compares_masks, compares_words, samples_by_loop
 from ans_core.types import RLE, Prediction, Sample
 from tests import tiny
 from tests.rl.test_dual_loop import SAMPLES, a_round, batch, compute, gradients, loops
@@ -638,3 +640,52 @@ def test_a_mask_without_words_teaches_captions(own_model: Sa2VA):
     loss.backward()
     assert found["loop1/reward/iou_std"] > 0
     assert gradients(module)
+
+
+def test_captions_without_masks_are_practised_on_if_nothing_reads_a_mask():
+    phrase = tiny.sample(3, task="phrase", text="the small square", masks=())
+    found = samples_by_loop([*SAMPLES, phrase], ("caption", "mask"), maskless=True)
+    assert found.samples[found.of["mask"]] == [*SAMPLES, phrase]
+    assert found.samples[found.of["caption"]] == list(SAMPLES)
+    assert samples_by_loop([*SAMPLES, phrase], ("caption", "mask")).samples == [list(SAMPLES)]
+    with pytest.raises(ValueError, match="'mask', which needs region captions"):
+        samples_by_loop([phrase], ("mask",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reads"),
+    [
+        ({"rewards_mask": {"meteor": 1.0}, "mask_weight": 0.0}, False),
+        ({"rewards_mask": {"cider": 1.0, "iou": 0.0, "confidence": 0.1}, "mask_weight": 0.0}, False),
+        ({"rewards_mask": {"meteor": 1.0}, "mask_weight": 0.1}, True),
+        ({"rewards_mask": {"meteor": 1.0, "soft_iou": 0.1}, "mask_weight": 0.0}, True),
+        ({"rewards_mask": {"meteor": 1.0}, "mask_weight": 0.0, "use_llm_judge_loop2": True}, True),
+    ],
+)
+def test_what_of_loop_2_reads_the_true_mask(changes: dict[str, Any], reads: bool):
+    assert compares_masks(Rl(**changes)) == reads
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_reward_that_is_said_to_read_no_mask_reads_none(given: bool):
+    truth = Prediction(text="a red square", masks=((tiny.square(0, 0, 8, 8),),) if given else ())
+    answer = Prediction(text="a red circle", masks=((tiny.square(8, 8, 16, 16),),))
+    rewards = REWARDS | corpus_rewards(["a red square", "a dog"], needed=MASKLESS)
+    values = {name: rewards[name](answer, truth) for name in sorted(MASKLESS)}
+    assert values == {name: rewards[name](answer, dataclasses.replace(truth, masks=())) for name in values}
+
+
+def test_a_caption_without_a_mask_teaches_masks(own_model: Sa2VA, tmp_path: Path):
+    phrases = tuple(tiny.sample(i, task="phrase", text="the small square", masks=()) for i in (3, 4))
+    module = loops(own_model, loops={"mask": 1.0}, kl=0.0, kl_words=0.0, rewards_mask={"meteor": 1.0}, mask_weight=0.0, samples_every=1)
+    module.pictures_to = tmp_path
+    turns = itertools.cycle((0.0, 1.0))
+    module.rewards = module.rewards | {"meteor": lambda answer, truth: next(turns)}
+    loss, found = compute(module, batch(own_model, samples=phrases))
+    loss.backward()
+    assert found["loop2/reward/meteor_std"] > 0
+    assert "loop2/iou_mean" not in found
+    assert gradients(module)
+    assert list(tmp_path.glob("*.png"))
+    _, paired = compute(module, batch(own_model, samples=(SAMPLES[0], *phrases)))
+    assert 0 <= paired["loop2/iou_mean"] <= 1

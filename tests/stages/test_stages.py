@@ -176,6 +176,19 @@ def test_captions_of_a_few_pictures_and_masks_alone_of_the_others_are_enough_for
     assert run(rl, tmp_path, "rl", {k: tmp_path / k for k in ("data", "base", "sft")}, cfg)["train/loop1/length"] > 0
 
 
+def test_masks_of_a_few_pictures_and_captions_alone_of_the_others_are_enough_for_sft_and_rl(tmp_path: Path) -> None:
+    changed = CONFIG.model_dump()
+    changed["prepare"]["mask_share"] = 0.3
+    changed["memory"]["train"] = False
+    changed["rl"] |= {"loops": {"mask": 1.0}, "rewards_mask": {"meteor": 1.0}, "mask_weight": 0.0}
+    cfg = Config.model_validate(changed)
+    run(prepare, tmp_path, "data", {}, cfg)
+    run(base, tmp_path, "base", {"data": tmp_path / "data"}, cfg)
+    run(memory, tmp_path, "memory", {k: tmp_path / k for k in ("data", "base")}, cfg)
+    run(sft, tmp_path, "sft", {k: tmp_path / k for k in ("data", "base", "memory")}, cfg)
+    assert 0 <= run(rl, tmp_path, "rl", {k: tmp_path / k for k in ("data", "base", "sft")}, cfg)["train/loop2/reward/meteor"] <= 1
+
+
 def test_the_curves_have_a_row_per_step_and_name(runs: Path):
     for stage, phase in (("sft", "sft"), ("rl", "rl"), ("base", "language")):
         with (runs / stage / "curves.csv").open() as file:

@@ -1,8 +1,9 @@
-"""Our own plain `annotations.json` (a list of records) or `annotations.jsonl` (one per line) -> referring, region_caption and conversation
-samples.
+"""Our own plain `annotations.json` (a list of records) or `annotations.jsonl` (one per line) -> referring, region_caption, phrase
+and conversation samples.
 
 {image, text, masks}: each object in `masks` is a polygon [x1, y1, x2, y2, ...], a list of polygons, or an RLE. `masks: []` says that
 nothing in the image fits the text. `task` is "referring" (the default) or "region_caption".
+{image, text, task: "phrase"}: words for one thing of the picture whose mask is not known.
 {image, question, answer, regions}: regions (optional) are masks that the question calls region1, region2, ...
 Optional in both: `split`; without it, one image in five is "val", by a hash of its path.
 Records of upstream's file of the same name (finetune.py) are read beside these.
@@ -50,11 +51,19 @@ class Expression(Annotation):
     task: Literal["referring", "region_caption"] = "referring"
 
 
+class Phrase(Annotation):
+    text: str
+    task: Literal["phrase"]
+
+
 class Conversation(Annotation):
     question: str
     answer: str
     regions: list[Any] = Field(default=[])
     task: Literal["conversation"] = "conversation"
+
+
+Record = Expression | Phrase | Conversation
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
@@ -111,7 +120,7 @@ def _file(path: Path) -> Path:
     return next((path / name for name in FILES if (path / name).is_file()), path / FILES[0]) if path.is_dir() else path
 
 
-def _records(file: Path, faults: checks.Faults) -> Iterator[tuple[str, str, Expression | Conversation]]:
+def _records(file: Path, faults: checks.Faults) -> Iterator[tuple[str, str, Record]]:
     """Yield (place, id, record) of the well-formed records; `faults` gets those of the others."""
     lines = file.suffix == ".jsonl"
     for number, value in checks.load_json_lines(file) if lines else enumerate(_list(file)):
@@ -122,7 +131,8 @@ def _records(file: Path, faults: checks.Faults) -> Iterator[tuple[str, str, Expr
                 yield from [(at, f"{number}_{n}", checks.record(Expression, own, where=at)) for n, (at, own) in enumerate(texts)]
                 continue
             asks = isinstance(value, dict) and not {"question", "answer"}.isdisjoint(value)
-            form: type[Expression] | type[Conversation] = Conversation if asks else Expression
+            phrase = isinstance(value, dict) and value.get("task") == "phrase"
+            form: type[Record] = Conversation if asks else Phrase if phrase else Expression
             yield where, str(number), checks.record(form, value, where=where)
 
 
@@ -138,9 +148,9 @@ def _list(file: Path) -> list[Any]:
     return found
 
 
-def _texts(record: Expression | Conversation, *, where: str) -> tuple[str, ...]:
+def _texts(record: Record, *, where: str) -> tuple[str, ...]:
     """Return the text, or question and answer."""
-    if isinstance(record, Expression):
+    if not isinstance(record, Conversation):
         return (checks.text(record.text, where=where),)
     asked = checks.text(record.question, where=f"{where}, question")
     for number in REGION.findall(asked):
@@ -159,7 +169,9 @@ def _once(key: tuple[object, ...], seen: dict[int, str], *, where: str) -> None:
         raise checks.DataError(f"{where}: same image and text as {first}; put the masks of all objects meant into one record")
 
 
-def _masks(record: Expression | Conversation, *, height: int, width: int, where: str) -> tuple[Masklet, ...]:
+def _masks(record: Record, *, height: int, width: int, where: str) -> tuple[Masklet, ...]:
+    if isinstance(record, Phrase):
+        return ()
     noun, found = ("mask", record.masks) if isinstance(record, Expression) else ("region", record.regions)
     if not found and record.task == "region_caption":
         raise checks.DataError(f"{where}: masks is empty; a region caption needs at least one")
