@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -10,16 +11,18 @@ from ans_core.data.index import picture_key
 from ans_core.types import Sample
 
 Difficulty = Callable[[Sequence[Sample]], list[float]]
+"""NaN where it is not known."""
 
 
 def _area(samples: Sequence[Sample]) -> list[float]:
-    """Score small masks as hard; a sample without a mask counts as one that covers the whole picture."""
+    """Score small masks as hard; where nothing is meant, it counts as a mask that covers the whole picture."""
     shares = [sum(rle.area(m[0]) for m in s.masks if m[0] is not None) / (s.height * s.width) for s in samples]
-    return [-share if sample.masks else -1.0 for share, sample in zip(shares, samples, strict=True)]
+    nothing = [math.nan if s.task == "phrase" else -1.0 for s in samples]
+    return [-share if sample.masks else none for share, sample, none in zip(shares, samples, nothing, strict=True)]
 
 
 def _length(samples: Sequence[Sample]) -> list[float]:
-    return [float(len(s.text.split())) for s in samples]
+    return [float(len(s.text.split())) if s.text else math.nan for s in samples]
 
 
 def _objects(samples: Sequence[Sample]) -> list[float]:
@@ -32,9 +35,13 @@ CURRICULA: dict[str, Difficulty] = {"area": _area, "length": _length, "objects":
 
 
 def easiest_first(samples: Sequence[Sample], by: str) -> list[int]:
-    """Return the samples' indices, easiest first; equally hard samples keep their order."""
+    """Return the samples' indices, easiest first; equally hard samples keep their order. Those of unknown difficulty are spread evenly
+    among the others."""
     difficulty = CURRICULA[by](samples)
-    return sorted(range(len(samples)), key=lambda i: difficulty[i])
+    unknown = [i for i, value in enumerate(difficulty) if math.isnan(value)]
+    known = sorted((i for i, value in enumerate(difficulty) if not math.isnan(value)), key=lambda i: difficulty[i])
+    place = {i: (n + 0.5) / len(some) for some in (known, unknown) for n, i in enumerate(some)}
+    return sorted(place, key=lambda i: place[i])
 
 
 def taking_part(count: int, *, progress: float, start: float, until: float) -> int:

@@ -539,6 +539,9 @@ def test_easy_samples_come_first_and_all_take_part_in_the_end():
     assert curriculum.easiest_first(samples, "area") == [1, 2, 0]
     assert curriculum.easiest_first(samples, "length") == [1, 2, 0]
     assert curriculum.easiest_first(samples, "objects") == [0, 1, 2]
+    phrase, wordless = tiny.sample(7, task="phrase", text="a big dog", masks=()), tiny.sample(8, task="tracking", text="")
+    assert curriculum.easiest_first([*samples, phrase], "area") == [1, 2, 3, 0]
+    assert curriculum.easiest_first([wordless, *samples], "length") == [2, 3, 0, 1]
     shares = [curriculum.taking_part(100, progress=p / 10, start=0.3, until=0.5) for p in range(11)]
     assert shares == [30, 44, 58, 72, 86, 100, 100, 100, 100, 100, 100]
     assert curriculum.taking_part(3, progress=0.0, start=0.1, until=0.5) == 1
