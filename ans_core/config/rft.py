@@ -29,7 +29,7 @@ class RewardPhases(Section):
     every: Positive = 10
     """Steps between evaluations."""
     allowed_loss: Share = 0.05
-    """A phase is taken back, with the weights of its beginning, if it costs more accuracy than this."""
+    """A phase is taken back, with the weights of its beginning, if it costs more accuracy than this, and than chance."""
 
 
 class Rft(Section):

@@ -1,13 +1,14 @@
 """Which reward parts count when: `base` (the task, curiosity), then `coherence`, then `full` (penalties, too).
 
-A phase ends where its measure reaches a threshold, stops rising, or after so many steps. If the next one costs too much accuracy, the run
-goes back to the boundary's weights and waits twice as long before it tries again.
+A phase ends where its measure reaches a threshold, stops rising, or after so many steps. If the next one costs too much accuracy, and more
+than chance, the run goes back to the boundary's weights and waits twice as long before it tries again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from statistics import fmean, linear_regression
+from math import hypot
+from statistics import fmean, linear_regression, stdev
 from typing import Any, Literal
 
 Phase = Literal["base", "coherence", "full"]
@@ -43,7 +44,7 @@ class Rules:
     every: int
     """Steps between evaluations, each of the mean over them."""
     allowed_loss: float
-    """Accuracy that a phase may cost."""
+    """Accuracy that a phase may cost; and twice the standard error of the difference, which a few questions a step leave large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +56,10 @@ class Curriculum:
     """In this phase."""
     recent: tuple[tuple[float, float], ...] = ()
     """(accuracy, coherence) of the steps since the last evaluation."""
-    evaluated: tuple[tuple[float, float], ...] = ()
-    """Their means at the last evaluations of this phase."""
-    boundary: tuple[str, float] | None = None
-    """File of the weights with which the phase began, and the accuracy then; None in `base`, and after a roll-back."""
+    evaluated: tuple[tuple[float, float, float], ...] = ()
+    """Their means at the last evaluations of this phase, and the accuracy's standard error."""
+    boundary: tuple[str, float, float] | None = None
+    """File of the weights with which the phase began, the accuracy then, and its standard error; None in `base`, and after a roll-back."""
     roll_backs: int = 0
 
     def after(self, accuracy: float, coherence: float, rules: Rules) -> Curriculum:
@@ -67,16 +68,20 @@ class Curriculum:
         grown = replace(self, steps=self.steps + 1, recent=recent)
         if len(recent) < rules.every:
             return grown
-        means = (fmean(a for a, _ in recent), fmean(c for _, c in recent))
-        return replace(grown, recent=(), evaluated=(*self.evaluated, means)[-PLATEAU:])
+        accuracies = [a for a, _ in recent]
+        error = stdev(accuracies) / len(recent) ** 0.5 if len(recent) > 1 else 0.0
+        found = (fmean(accuracies), fmean(c for _, c in recent), error)
+        return replace(grown, recent=(), evaluated=(*self.evaluated, found)[-PLATEAU:])
 
     def move(self, rules: Rules) -> Move:
         """Return what an evaluation that has just been made leads to; between evaluations the run stays."""
         if self.recent or not self.evaluated:
             return "stay"
-        accuracy = self.evaluated[-1][0]
-        if self.boundary is not None and accuracy < self.boundary[1] - rules.allowed_loss:
-            return "roll_back"
+        accuracy, _, error = self.evaluated[-1]
+        if self.boundary is not None:
+            _, before, error_before = self.boundary
+            if accuracy < before - max(rules.allowed_loss, 2 * hypot(error, error_before)):
+                return "roll_back"
         if self.phase == "full" or self.steps < rules.every * 2**self.roll_backs:
             return "stay"
         ends = rules.base if self.phase == "base" else rules.coherence
@@ -90,7 +95,8 @@ class Curriculum:
             return self
         step = 1 if move == "advance" else -1
         phase = PHASES[PHASES.index(self.phase) + step]
-        boundary = (file, self.evaluated[-1][0]) if move == "advance" else None
+        accuracy, _, error = self.evaluated[-1]
+        boundary = (file, accuracy, error) if move == "advance" else None
         return Curriculum(phase=phase, boundary=boundary, roll_backs=self.roll_backs + (move == "roll_back"))
 
     def state(self) -> dict[str, Any]:
