@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks import BENCHMARKS
+from ans_core.metrics.caption import same_text
 from ans_core.report import panels
 from ans_core.report.changes import Answers, Key, keyed_lines, paired
 from ans_core.report.files import data_uri, read_json
@@ -16,7 +17,9 @@ from ans_core.report.metrics import parse
 from ans_core.types import Prediction, Sample
 
 RIGHT = 0.5
-"""Scores from here on count as right in `evaluate`."""
+"""Scores from here on count as right in `evaluate`, except for captions of regions, which are right word for word."""
+WORD_FOR_WORD = 0.95
+"""About the METEOR from which on a caption is: one with every attribute wrong has 0.47."""
 DRAWN_TASKS = ("referring", "video")
 """Tasks whose answer is masks; none if nothing is meant."""
 UNCHECKED = "No mask was due and none was drawn, which counts as right. The words are not the denial that was trained; no score reads them."
@@ -36,10 +39,11 @@ def choose(before: Answers, after: Answers, limit: int) -> list[Chosen]:
         new = {key: answer.score for key, answer in after[benchmark].items()}
         then = before.get(benchmark, {})
         old = {key: then[key].score for key in paired(then, after[benchmark])}
-        changed = sorted((key for key in old if old[key] != new[key]), key=lambda key: (*_how_much(old[key], new[key]), key))
+        least = WORD_FOR_WORD if parse(benchmark).task == "region_caption" else RIGHT
+        changed = sorted((key for key in old if old[key] != new[key]), key=lambda key: (*_how_much(old[key], new[key], least), key))
         chosen = changed[: share // 2]
         order = sorted(new.keys() - set(chosen), key=lambda key: (-new[key], key))
-        verdicts = [[key for key in order if (new[key] >= RIGHT) is right] for right in (True, False)]
+        verdicts = [[key for key in order if (new[key] >= least) is right] for right in (True, False)]
         rest = share - len(chosen)
         chosen += spread(verdicts[0], rest - min(rest // 2, len(verdicts[1])))
         chosen += spread(verdicts[1], share - len(chosen))
@@ -47,9 +51,9 @@ def choose(before: Answers, after: Answers, limit: int) -> list[Chosen]:
     return found
 
 
-def _how_much(before: float, after: float) -> tuple[bool, float]:
+def _how_much(before: float, after: float, least: float) -> tuple[bool, float]:
     """Sort key: changed verdicts first, then by the size of the change."""
-    return (before >= RIGHT) == (after >= RIGHT), -abs(after - before)
+    return (before >= least) == (after >= least), -abs(after - before)
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:
@@ -79,13 +83,12 @@ def picture(benchmark: str, sample: Sample, records: Mapping[str, Mapping[str, A
     """Draw a sample and return it with what the page says of it."""
     truth = BENCHMARKS[parse(benchmark).task].truth(sample)
     scores = [float(record["score"]) for record in records.values()]
-    text = str(list(records.values())[-1]["text"])
-    rights = [score >= RIGHT for score in scores]
-    note = ""
-    if unchecked := text_unchecked(benchmark, truth, text) and rights[-1]:
-        note = UNCHECKED
-    elif parse(benchmark).task == "region_caption":
-        note = "Word for word." if _words(text) == _words(truth.text) else "Not word for word."
+    texts = [str(record["text"]) for record in records.values()]
+    if parse(benchmark).task == "region_caption":
+        rights = [same_text(text, truth.text) for text in texts]
+    else:
+        rights = [score >= RIGHT for score in scores]
+    unchecked = text_unchecked(benchmark, truth, texts[-1]) and rights[-1]
     return {
         "benchmark": benchmark,
         "title": parse(benchmark).title,
@@ -96,7 +99,7 @@ def picture(benchmark: str, sample: Sample, records: Mapping[str, Mapping[str, A
         "verdict": "unchecked" if unchecked else "right" if rights[-1] else "wrong",
         "flipped": "" if len(rights) < 2 or rights[-1] == rights[-2] else "better" if rights[-1] else "worse",
         "gain": scores[-1] - scores[-2] if len(scores) > 1 else None,
-        "note": note,
+        "note": UNCHECKED if unchecked else "",
         **panels.draw(sample, truth.masks, list(records.values())),
     }
 

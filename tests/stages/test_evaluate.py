@@ -10,6 +10,7 @@ from PIL import Image
 
 from ans_core import rle
 from ans_core.benchmarks import BENCHMARKS
+from ans_core.benchmarks.score import Score
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.data import DatasetEntry, write_entries
@@ -209,7 +210,14 @@ def test_garbage_is_no_denial():
     told = [Prediction(text="square square"), Prediction(text="There is no such object."), Prediction(text="[SEG]", masks=samples[2].masks)]
     score = REFERRING.score(samples, told)
     assert score.per_sample == [1, 1, 1]
-    assert [is_right(sample, score, i) for i, sample in enumerate(samples)] == [False, True, True]
+    assert [is_right(sample, told[i], score, i) for i, sample in enumerate(samples)] == [False, True, True]
+
+
+def test_a_caption_counts_as_right_word_for_word():
+    samples = [tiny.region(0, "a red square"), tiny.region(1, "a red square")]
+    told = [Prediction(text="A red square."), Prediction(text="a blue square")]
+    score = Score(metrics={}, per_sample=[0.9, 0.9])
+    assert [is_right(sample, told[i], score, i) for i, sample in enumerate(samples)] == [True, False]
 
 
 def test_public_benchmarks_are_scored_logged_by_split_and_compared(tmp_path: Path, tiny_model: Sa2VA):

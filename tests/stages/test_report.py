@@ -379,6 +379,19 @@ def test_other_words_than_a_denial_are_not_called_right_where_nothing_is_meant(t
     assert (shown["verdict"], shown["note"] == gallery.UNCHECKED) == (verdict, verdict == "unchecked")
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [("A dog.", "a cat", ("wrong", "worse")), ("a cat", "a dog", ("right", "better")), ("a dog", "A dog.", ("right", ""))],
+)
+def test_a_regions_caption_is_right_word_for_word_whatever_its_score(tmp_path: Path, before: str, after: str, told: tuple[str, str]):
+    Image.new("RGB", (W, H)).save(tmp_path / "a.png")
+    region = {"frames": (tmp_path / "a.png",), "height": H, "width": W, "task": "region_caption", "masks": ((rle.empty(H, W),),)}
+    asked = Sample(sample_id="1", dataset="d", image_id="a", text="a dog", **region)
+    records = {name: {"score": 0.6, "text": text, "masks": []} for name, text in (("sft", before), ("rl", after))}
+    shown = gallery.picture("region_caption/val", asked, records)
+    assert (shown["verdict"], shown["flipped"]) == told
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium")
 def test_a_page_of_400_pixels_clips_nothing_and_its_filters_hide_pictures(written: Written, tmp_path: Path):
