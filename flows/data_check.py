@@ -16,7 +16,8 @@ from ans_core.data import DatasetEntry
 from ans_core.data.facts import Facts, facts
 from ans_core.data.formats import FORMATS, NO_VAL, SPLITS, checks, infer
 from ans_core.data.formats.checks import DataError
-from ans_core.data.index import SampleIndex, nameless_index, picture_keys
+from ans_core.data.index import SampleIndex, nameless_index, picture_keys, tasks
+from ans_core.data.mixture import UNPAIRED
 from ans_core.data.near_duplicates import near_duplicates
 from ans_core.data.pictures import check_pictures
 from ans_core.data.report import write_report
@@ -122,7 +123,8 @@ def summary(split: str, of: Facts) -> list[str]:
 
 def warnings(read: Mapping[str, Sequence[Sample]], present: Sequence[str]) -> list[str]:
     """Return warnings about things that may be intended but mostly are not."""
-    lines = [NO_VAL] if "train" in present and "val" not in present else []
+    paired = "train" not in read or not np.isin(tasks(read["train"]), UNPAIRED).all()
+    lines = [NO_VAL] if paired and "train" in present and "val" not in present else []
     pictures = {split: picture_keys(samples) for split, samples in read.items()}
     for one, other in combinations(pictures, 2):
         shared, first, _ = np.intersect1d(pictures[one], pictures[other], return_indices=True)

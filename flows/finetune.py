@@ -75,11 +75,14 @@ def prepared(arguments: argparse.Namespace) -> Asked:
     from ans_core.checkpoints.folder import local_folder
     from ans_core.data.formats import infer
     from ans_core.data.formats.checks import DataError
+    from ans_core.data.mixture import UNPAIRED
     from ans_core.model.sa2va import Sa2VA
 
     source = Path(arguments.folder).resolve()
     form = arguments.format or infer(source)
-    train = data.read_samples(format=form, path=source, name=source.name, split="train")
+    train = [s for s in data.read_samples(format=form, path=source, name=source.name, split="train") if s.task.encode() not in UNPAIRED]
+    if not train:
+        raise ValueError(f"{source}: no record of its split 'train' has both a text and what it is about: there is nothing to fine-tune on")
     try:
         held_out = data.read_samples(format=form, path=source, name=source.name, split="val")
     except DataError as error:
@@ -87,8 +90,8 @@ def prepared(arguments: argparse.Namespace) -> Asked:
     benchmarks = sorted({benchmark_of(sample) for sample in held_out} & BENCHMARKS.keys())
     if not benchmarks:
         raise ValueError(
-            f"{source}: its held-out samples are questions and answers alone, which no benchmark compares: give it some records of objects "
-            'or regions with "split": "val", or run the pipeline on it (`ans run --add-data`)'
+            f"{source}: its held-out samples are questions and answers, or half of a pair, which no benchmark compares: give it records"
+            ' of objects or regions with "split": "val", or run the pipeline on it (`ans run --add-data`)'
         )
     out = Path(arguments.out or root() / "runs" / f"finetune-{source.name}").resolve()
     whole = {

@@ -230,7 +230,7 @@ DATA = {"name": "mine", "format": "regions", "path": "data/mine", "split": "trai
         ("prepare", {"test_scenes": 0}, "evaluate.benchmarks.0: 'referring' has no samples: prepare draws no scenes of split 'test'"),
         ("prepare", {"test_clips": 0}, "evaluate.benchmarks.3: 'video' has no samples: prepare draws no clips of split 'test'"),
         ("prepare", {"val_clips": 0}, "memory.train: nothing to follow: prepare.val_clips = 0, and prepare.sources names no data set"),
-        ("prepare", {"caption_share": 0.3, "mask_share": 0.5}, "prepare.mask_share: with caption_share it makes 0.8: neither captions nor"),
+        ("prepare", {"caption_share": 0.3, "mask_share": 0.7}, "prepare.mask_share: with caption_share it makes 1: no picture has both"),
         ("sft", {"mixture": {"vidoe": 1.0}}, "sft.mixture.vidoe: no kind of data and no name in prepare.sources (did you mean 'video'?)"),
         ("sft", {"mixture": {"video": 0.0}}, "sft.mixture: mixture: all weights are 0, so nothing is trained on"),
         ("base", {"mixture": {"refering": 1.0}}, "base.mixture.refering = 'refering': no such name (did you mean 'referring'?)"),

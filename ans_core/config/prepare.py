@@ -39,15 +39,17 @@ class Prepare(Section):
     which the stage `rl` can practise captions on, if `rl.rewards_caption` compares with no true caption."""
     mask_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the drawn training pictures whose masks are known, from the last one on (captions: from the first one on). Of the others
-    there are captions alone, which the stage `rl` can practise masks on, if `rl.rewards_mask` compares with no true mask and
-    `rl.mask_weight` is 0."""
+    there are captions of things alone, no expressions and no caption of the picture. The stage `rl` can practise masks on them, if
+    `rl.rewards_mask` compares with no true mask and `rl.mask_weight` is 0; otherwise they serve nothing."""
     image_size: Positive = 128
     """Side of a drawn scene in pixels."""
     sources: Annotated[tuple[DataSource, ...], Listed] = ()
     """Real data sets, in addition to or instead of the drawn ones: trained on together, evaluated separately."""
 
     @model_validator(mode="after")
-    def _something_is_known(self) -> Prepare:
-        if (both := self.caption_share + self.mask_share) < 1:
-            raise Impossible("mask_share", f"with caption_share it makes {both:g}: neither captions nor masks would be known of the rest")
+    def _some_have_both(self) -> Prepare:
+        if (both := self.caption_share + self.mask_share) <= 1:
+            raise Impossible(
+                "mask_share", f"with caption_share it makes {both:g}: no picture has both captions and masks, which `base` needs"
+            )
         return self

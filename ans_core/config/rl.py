@@ -26,8 +26,8 @@ class Rl(Section):
     loops: Annotated[dict[LoopName, Rate], Field(min_length=1)] = {"caption": 1.0, "mask": 1.0}
     """Weights. caption: mask -> caption -> mask' (loop 1); masks without a caption (SA-1B) take part, if none of its rewards reads one.
     mask: caption -> mask -> caption' (loop 2), whose gradient is noisier: at equal weight it makes a tiny model lose what SFT learned of
-    expressions (LOG). refer: expression -> a mask, or "there is no such object". ground: picture -> a caption with masks. describe:
-    picture -> caption. vqa: question -> answer."""
+    expressions (LOG); texts without a mask take part, if nothing reads a mask. refer: expression -> a mask, or "there is no such object".
+    ground: picture -> a caption with masks. describe: picture -> caption. vqa: question -> answer."""
     adaptive_loops: Weight = 0.0
     """Loop weights are proportional to what a loop lacks of its best reward, to this power; 0 = fixed weights."""
     absent: Annotated[float, Field(ge=0, lt=1)] = 0.25

@@ -96,6 +96,8 @@ class Mixture:
             own = source.kind == "extra"
             share = shares.get(source.name, shares.get(source.kind, 0.0))
             asked = np.flatnonzero(~np.isin(tasks(source.samples), UNPAIRED))
+            if share and not len(asked) and source.name in shares:
+                raise ValueError(f"{source.name!r} has a share of the mixture, and no sample of it has both a text and what it is about")
             if not share or not len(asked):
                 continue
             pool = source.name if own else "clips" if source.kind == "video" else "images"

@@ -44,6 +44,8 @@ class Answer:
     asked: str
     objects: int | None = None
     """How many are meant; None: not written down."""
+    text: str = ""
+    """Of a region's caption."""
 
 
 Answers = dict[str, dict[Key, Answer]]
@@ -77,7 +79,10 @@ def read_answers(folder: Path | None) -> Answers:
     """Read a row's predictions.jsonl; empty if there is none."""
     answers: Answers = defaultdict(dict)
     for benchmark, key, record in keyed_lines(folder / "predictions.jsonl") if folder else ():
-        answers[benchmark][key] = Answer(score=float(record["score"]), asked=str(record["asked"]), objects=record.get("n_targets"))
+        text = str(record.get("text", "")) if parse(benchmark).task == "region_caption" else ""
+        answers[benchmark][key] = Answer(
+            score=float(record["score"]), asked=str(record["asked"]), objects=record.get("n_targets"), text=text
+        )
     return dict(answers)
 
 

@@ -10,16 +10,15 @@ from typing import Any
 from ans_core.benchmarks import BENCHMARKS
 from ans_core.metrics.caption import same_text
 from ans_core.report import panels
-from ans_core.report.changes import Answers, Key, keyed_lines, paired
+from ans_core.report.changes import Answer, Answers, Key, keyed_lines, paired
 from ans_core.report.files import data_uri, read_json
 from ans_core.report.lookup import Wanted
 from ans_core.report.metrics import parse
 from ans_core.types import Prediction, Sample
 
 RIGHT = 0.5
-"""Scores from here on count as right in `evaluate`, except for captions of regions, which are right word for word."""
-WORD_FOR_WORD = 0.95
-"""About the METEOR from which on a caption is: one with every attribute wrong has 0.47."""
+"""Scores from here on count as right in `evaluate`, except for captions of regions, which are right word for word: METEOR gives 0.47 to one
+of which every attribute is wrong."""
 DRAWN_TASKS = ("referring", "video")
 """Tasks whose answer is masks; none if nothing is meant."""
 UNCHECKED = "No mask was due and none was drawn, which counts as right. The words are not the denial that was trained; no score reads them."
@@ -39,11 +38,13 @@ def choose(before: Answers, after: Answers, limit: int) -> list[Chosen]:
         new = {key: answer.score for key, answer in after[benchmark].items()}
         then = before.get(benchmark, {})
         old = {key: then[key].score for key in paired(then, after[benchmark])}
-        least = WORD_FOR_WORD if parse(benchmark).task == "region_caption" else RIGHT
-        changed = sorted((key for key in old if old[key] != new[key]), key=lambda key: (*_how_much(old[key], new[key], least), key))
+        right, was = ({key: is_right(benchmark, a) for key, a in some.items()} for some in (after[benchmark], then))
+        changed = sorted(
+            (key for key in old if old[key] != new[key]), key=lambda key: (right[key] == was[key], -abs(new[key] - old[key]), key)
+        )
         chosen = changed[: share // 2]
         order = sorted(new.keys() - set(chosen), key=lambda key: (-new[key], key))
-        verdicts = [[key for key in order if (new[key] >= least) is right] for right in (True, False)]
+        verdicts = [[key for key in order if right[key] is verdict] for verdict in (True, False)]
         rest = share - len(chosen)
         chosen += spread(verdicts[0], rest - min(rest // 2, len(verdicts[1])))
         chosen += spread(verdicts[1], share - len(chosen))
@@ -51,9 +52,9 @@ def choose(before: Answers, after: Answers, limit: int) -> list[Chosen]:
     return found
 
 
-def _how_much(before: float, after: float, least: float) -> tuple[bool, float]:
-    """Sort key: changed verdicts first, then by the size of the change."""
-    return (before >= least) == (after >= least), -abs(after - before)
+def is_right(benchmark: str, answer: Answer) -> bool:
+    """Tell whether an answer counts as right. What was `asked` about a region is its caption."""
+    return same_text(answer.text, answer.asked) if parse(benchmark).task == "region_caption" else answer.score >= RIGHT
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:
@@ -84,10 +85,7 @@ def picture(benchmark: str, sample: Sample, records: Mapping[str, Mapping[str, A
     truth = BENCHMARKS[parse(benchmark).task].truth(sample)
     scores = [float(record["score"]) for record in records.values()]
     texts = [str(record["text"]) for record in records.values()]
-    if parse(benchmark).task == "region_caption":
-        rights = [same_text(text, truth.text) for text in texts]
-    else:
-        rights = [score >= RIGHT for score in scores]
+    rights = [is_right(benchmark, Answer(score=s, asked=truth.text, text=text)) for s, text in zip(scores, texts, strict=True)]
     unchecked = text_unchecked(benchmark, truth, texts[-1]) and rights[-1]
     return {
         "benchmark": benchmark,

@@ -118,6 +118,9 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
     return last_means(curves)
 
 
+PHRASES_NEED = "rl.loops must have 'mask', rl.rewards_mask nothing that reads a mask, rl.mask_weight 0, and no judge for loop 2"
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoopSamples:
     """Samples by loop; loops that take the same samples share them."""
@@ -127,15 +130,14 @@ class LoopSamples:
 
 
 def compares_words(settings: Rl) -> bool:
-    """Tell whether a reward of loop 1 reads the true caption."""
-    weighted = {name for name, weight in settings.rewards_caption.items() if weight}
-    return settings.use_llm_judge or not weighted <= WORDLESS
+    """Tell whether a reward of loop 1, be its weight 0, reads the true caption."""
+    return settings.use_llm_judge or not set(settings.rewards_caption) <= WORDLESS
 
 
 def compares_masks(settings: Rl) -> bool:
-    """Tell whether a reward or a loss of loop 2 reads the true mask. (The judge has questions about captions of known regions alone.)"""
-    weighted = {name for name, weight in settings.rewards_mask.items() if weight}
-    return settings.use_llm_judge_loop2 or settings.mask_weight > 0 or not weighted <= MASKLESS
+    """Tell whether a reward of loop 2, be its weight 0, or its loss reads the true mask. (The judge has questions about captions of known
+    regions alone.)"""
+    return settings.use_llm_judge_loop2 or settings.mask_weight > 0 or not set(settings.rewards_mask) <= MASKLESS
 
 
 def samples_by_loop(
@@ -145,10 +147,13 @@ def samples_by_loop(
     masks that no caption is known for. `maskless`: the loop mask also takes captions that no mask is known for. Raises ValueError for a
     loop without samples in the data."""
     chosen: dict[tuple[Callable[[Sample], bool], str], int] = {}
+    phrases = [s for s in samples if s.task == "phrase"]
     unpaired = {
         "caption": wordless_regions(samples) if wordless and "caption" in loops else [],
-        "mask": [s for s in samples if s.task == "phrase"] if maskless and "mask" in loops else [],
+        "mask": phrases if maskless and "mask" in loops else [],
     }
+    if phrases and not unpaired["mask"]:
+        logging.warning("%d texts without masks are not used: %s", len(phrases), PHRASES_NEED)
     found = LoopSamples(samples=[], of={})
     for name in loops:
         takes, more = LOOPS[name].takes, unpaired.get(name, [])

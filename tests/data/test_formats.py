@@ -162,6 +162,11 @@ def test_plain_annotations_take_polygons_rle_and_no_object(tmp_path):
     assert all(rle.area(m[0]) == 6 for s in samples for m in s.masks)
 
 
+def test_a_task_that_there_is_not_is_told_the_nearest(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"record 1: task 'phrases' is not one of .*'conversation'\] \(did you mean 'phrase'\?\)"):
+        list(FORMATS["annotations"](write_annotations(tmp_path, GOOD, GOOD | {"task": "phrases"}), name="mine", split="train"))
+
+
 def test_a_phrase_is_a_text_without_a_mask(tmp_path: Path):
     phrase = {"image": "a.png", "text": "the dog", "task": "phrase", "split": "train"}
     folder = write_annotations(tmp_path, GOOD, phrase)
@@ -169,7 +174,7 @@ def test_a_phrase_is_a_text_without_a_mask(tmp_path: Path):
     assert (found.task, found.text, found.masks) == ("phrase", "the dog", ())
     with pytest.raises(ValueError, match=r"record 1: .*'masks'"):
         list(FORMATS["annotations"](write_annotations(tmp_path, GOOD, phrase | {"masks": []}), name="mine", split="train"))
-    with pytest.raises(ValueError, match="record 2: same image and text as record 1"):
+    with pytest.raises(ValueError, match="record 2: same image and text as record 1; leave one of them out"):
         list(FORMATS["annotations"](write_annotations(tmp_path, GOOD, phrase, phrase), name="mine", split="train"))
 
 

@@ -126,6 +126,9 @@ def test_a_users_data_set_that_is_named_has_its_own_share():
 
 
 def test_a_mixture_that_gives_nothing_a_share_is_refused():
+    phrases = Source(name="mine", kind="extra", samples=[tiny.sample(1, task="phrase", masks=())])
+    with pytest.raises(ValueError, match="'mine' has a share of the mixture, and no sample of it has both a text and what it is about"):
+        mixture([phrases], {"mine": 1.0, "extra": 1.0})
     with pytest.raises(ValueError, match=r"gives no share to any of the data sets \[\('one', 'referring'\)\]"):
         mixture([Source(name="one", kind="referring", samples=referring(1))], {"video": 1.0})
     with pytest.raises(ValueError, match="gives no share"):

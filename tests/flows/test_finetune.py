@@ -37,7 +37,11 @@ def test_what_can_not_be_fine_tuned_is_refused_before_a_model_is_loaded(tmp_path
     asked = {"image": "images/1.png", "question": "How many?", "answer": "Two.", "split": "val"}
     records = json.loads((folder / "annotations.json").read_text())[:1]
     (folder / "annotations.json").write_text(json.dumps([*records, asked]))
-    with pytest.raises(ValueError, match="held-out samples are questions and answers alone, which no benchmark compares"):
+    with pytest.raises(ValueError, match="held-out samples are questions and answers, or half of a pair, which no benchmark compares"):
+        ans(folder, "--model", "nothing", "--out", tmp_path / "out")
+    phrase = {"image": "images/0.png", "text": "the red square", "task": "phrase"}
+    (folder / "annotations.json").write_text(json.dumps([phrase, records[0] | {"split": "val"}]))
+    with pytest.raises(ValueError, match="no record of its split 'train' has both a text and what it is about"):
         ans(folder, "--model", "nothing", "--out", tmp_path / "out")
     folder = pictures(tmp_path / "other", ("train", "val"))
     (tmp_path / "full").mkdir()

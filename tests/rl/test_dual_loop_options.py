@@ -28,7 +28,7 @@ from ans_core.rl.dual_loop import LOOPS, DualLoop
 from ans_core.rl.mask_policy import MASK_POLICIES, steered
 from ans_core.rl.rollout import Segment
 from ans_core.rl.step import Experience, RolloutStep
-from ans_core.stages.rl import compares_masks, compares_words, samples_by_loop
+from ans_core.stages.rl import PHRASES_NEED, compares_masks, compares_words, samples_by_loop
 from ans_core.types import RLE, Prediction, Sample
 from tests import tiny
 from tests.rl.test_dual_loop import SAMPLES, a_round, batch, compute, gradients, loops
@@ -623,7 +623,8 @@ def test_masks_without_words_are_practised_on_if_no_reward_reads_a_caption():
     ("rewards", "judged", "reads"),
     [
         ({"iou": 1.0}, False, False),
-        ({"iou": 1.0, "meteor": 0.0, "format": 0.1}, False, False),
+        ({"iou": 1.0, "format": 0.1}, False, False),
+        ({"iou": 1.0, "meteor": 0.0}, False, True),  # its curve would count no caption as a wrong one
         ({"iou": 1.0, "meteor": 0.1}, False, True),
         ({"iou": 1.0, "cider": 1.0}, False, True),
         ({"iou": 1.0, "meteor": 0.0}, True, True),
@@ -645,12 +646,14 @@ def test_a_mask_without_words_teaches_captions(own_model: Sa2VA):
     assert gradients(module)
 
 
-def test_captions_without_masks_are_practised_on_if_nothing_reads_a_mask():
+def test_captions_without_masks_are_practised_on_if_nothing_reads_a_mask(caplog: pytest.LogCaptureFixture):
     phrase = tiny.sample(3, task="phrase", text="the small square", masks=())
     found = samples_by_loop([*SAMPLES, phrase], ("caption", "mask"), maskless=True)
     assert found.samples[found.of["mask"]] == [*SAMPLES, phrase]
     assert found.samples[found.of["caption"]] == list(SAMPLES)
+    assert not caplog.messages
     assert samples_by_loop([*SAMPLES, phrase], ("caption", "mask")).samples == [list(SAMPLES)]
+    assert caplog.messages == [f"1 texts without masks are not used: {PHRASES_NEED}"]
     with pytest.raises(ValueError, match="'mask', which needs region captions"):
         samples_by_loop([phrase], ("mask",))
 
@@ -659,7 +662,8 @@ def test_captions_without_masks_are_practised_on_if_nothing_reads_a_mask():
     ("changes", "reads"),
     [
         ({"rewards_mask": {"meteor": 1.0}, "mask_weight": 0.0}, False),
-        ({"rewards_mask": {"cider": 1.0, "iou": 0.0, "confidence": 0.1}, "mask_weight": 0.0}, False),
+        ({"rewards_mask": {"cider": 1.0, "confidence": 0.1}, "mask_weight": 0.0}, False),
+        ({"rewards_mask": {"meteor": 1.0, "iou": 0.0}, "mask_weight": 0.0}, True),  # its curve would count no mask as a wrong one
         ({"rewards_mask": {"meteor": 1.0}, "mask_weight": 0.1}, True),
         ({"rewards_mask": {"meteor": 1.0, "soft_iou": 0.1}, "mask_weight": 0.0}, True),
         ({"rewards_mask": {"meteor": 1.0}, "mask_weight": 0.0, "use_llm_judge_loop2": True}, True),

@@ -367,6 +367,16 @@ def test_samples_are_chosen_of_every_benchmark_the_most_changed_and_right_and_wr
     assert len(gallery.choose({}, of([0.9, 0.9, 0.9]), 8)) == 6  # all there are
 
 
+def test_a_caption_that_became_right_word_for_word_is_among_the_first_that_are_shown():
+    def of(*texts: str) -> Answers:
+        scores = {"dog": 0.5, "cat": 0.0}  # METEOR of a single word
+        return {"region_caption/val": {("d", str(i), 0): Answer(score=scores[t], asked="dog", text=t) for i, t in enumerate(texts)}}
+
+    chosen = gallery.choose(of("cat", "dog", "dog", "cat"), of("cat", "dog", "cat", "dog"), 4)
+    assert {key[1] for _, key in chosen[:2]} == {"2", "3"}
+    assert [gallery.is_right(benchmark, of("dog")[benchmark]["d", "0", 0]) for benchmark in ("region_caption/val",)] == [True]
+
+
 @pytest.mark.parametrize(
     ("answer", "verdict"), [("There is no such object.", "right"), ("the the the", "unchecked"), ("Sure, [SEG].", "unchecked")]
 )

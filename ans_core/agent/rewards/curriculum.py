@@ -44,7 +44,7 @@ class Rules:
     every: int
     """Steps between evaluations, each of the mean over them."""
     allowed_loss: float
-    """Accuracy that a phase may cost; and twice the standard error of the difference, which a few questions a step leave large."""
+    """Accuracy that a phase may cost; or twice the standard error of the difference, if that is more."""
 
 
 @dataclass(frozen=True, kw_only=True)

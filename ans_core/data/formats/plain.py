@@ -20,11 +20,13 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from ans_core import rle
+from ans_core.config.section import nearest
 from ans_core.data.formats import checks, finetune
 from ans_core.types import Masklet, Sample, Task
 
 FILES = ("annotations.json", "annotations.jsonl")
 MEANT = {"validation": "val", "valid": "val", "dev": "val", "training": "train", "testing": "test"}
+TASKS = ("referring", "region_caption", "phrase", "conversation")
 REGION = re.compile(r"\bregion(\d+)\b")
 
 
@@ -54,6 +56,10 @@ class Expression(Annotation):
 class Phrase(Annotation):
     text: str
     task: Literal["phrase"]
+
+    @property
+    def part(self) -> str:
+        return self.split or "train"  # nothing is measured on them
 
 
 class Conversation(Annotation):
@@ -131,7 +137,10 @@ def _records(file: Path, faults: checks.Faults) -> Iterator[tuple[str, str, Reco
                 yield from [(at, f"{number}_{n}", checks.record(Expression, own, where=at)) for n, (at, own) in enumerate(texts)]
                 continue
             asks = isinstance(value, dict) and not {"question", "answer"}.isdisjoint(value)
-            phrase = isinstance(value, dict) and value.get("task") == "phrase"
+            task = value.get("task") if isinstance(value, dict) else None
+            if isinstance(task, str) and task not in TASKS:
+                raise checks.DataError(f"{where}: task {task!r} is not one of {list(TASKS)}{nearest(task, TASKS)}")
+            phrase = task == "phrase"
             form: type[Record] = Conversation if asks else Phrase if phrase else Expression
             yield where, str(number), checks.record(form, value, where=where)
 
@@ -166,7 +175,8 @@ def _once(key: tuple[object, ...], seen: dict[int, str], *, where: str) -> None:
     digest = int.from_bytes(hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest())
     place = where.rpartition(": ")[2]
     if (first := seen.setdefault(digest, place)) != place:
-        raise checks.DataError(f"{where}: same image and text as {first}; put the masks of all objects meant into one record")
+        remedy = "leave one of them out" if key[1:2] == ("phrase",) else "put the masks of all objects meant into one record"
+        raise checks.DataError(f"{where}: same image and text as {first}; {remedy}")
 
 
 def _masks(record: Record, *, height: int, width: int, where: str) -> tuple[Masklet, ...]:
