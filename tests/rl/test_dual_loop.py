@@ -334,7 +334,7 @@ def test_the_gradient_is_the_weighted_sum_of_the_loops(own_model: Sa2VA) -> None
     caption, mask = gradient(caption=1.0), gradient(mask=1.0)
     assert caption.abs().max() > 1e-6
     assert mask.abs().max() > 1e-6
-    assert torch.allclose(gradient(caption=0.5, mask=3.0), 0.5 * caption + 3.0 * mask, rtol=1e-3, atol=1e-7)
+    assert torch.allclose(gradient(caption=0.5, mask=3.0), 0.5 * caption + 3.0 * mask, rtol=1e-3, atol=1e-6)  # of some 4e-3
 
 
 # The loops as measurements
