@@ -71,7 +71,7 @@ BARS = (
         Bar(name=f"rft under {c}", of=lambda f, key=f"{c}/needed/accuracy": f["rft"][key], at_most=0.45)  # type: ignore[misc]
         for c in CONTROLS
     ),
-    Bar(name="rft - sft", of=lambda f: f["rft"]["needed/accuracy"] - f["sft"]["needed/accuracy"], at_least=0.0),
+    Bar(name="rft - sft", of=lambda f: f["rft"]["needed/accuracy"] - f["sft"]["needed/accuracy"], at_least=0.01),
     Bar(name="rft, needed/RaPR", of=lambda f: f["rft"]["needed/RaPR"], at_least=0.90),
     Bar(name="rft, easy/RaPR", of=lambda f: f["rft"]["easy/RaPR"], at_most=0.25),
     Bar(name="rft - direct, easy/accuracy", of=lambda f: f["rft"]["easy/accuracy"] - f["direct"]["easy/accuracy"], at_least=-0.03),
