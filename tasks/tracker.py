@@ -10,6 +10,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.managers import BaseManager
@@ -57,6 +58,8 @@ class TrackedRun:
             raise self._fault
 
     def _hand_over(self) -> None:
+        # A stopped process that goes on gives its signals to any thread, and Python's main thread would sleep on (LOG).
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         try:
             remote = self._open_remote()
             while call := self._calls.get():
@@ -155,6 +158,8 @@ def watch(opened: Opened, gone: Event, parent: int) -> None:
         ending = gone.wait(LOOK_EVERY_S) or os.getppid() != parent
         if not opened.close_killed() and ending:
             return
+        if ending:  # then nothing above waits
+            time.sleep(LOOK_EVERY_S)
 
 
 def main() -> None:
