@@ -16,8 +16,8 @@ from ans_core.data import DatasetEntry
 from ans_core.data.facts import Facts, facts
 from ans_core.data.formats import FORMATS, NO_VAL, SPLITS, checks, infer
 from ans_core.data.formats.checks import DataError
-from ans_core.data.index import SampleIndex, nameless_index, picture_keys, tasks
-from ans_core.data.mixture import UNPAIRED
+from ans_core.data.index import SampleIndex, nameless_index, picture_keys
+from ans_core.data.mixture import paired
 from ans_core.data.near_duplicates import near_duplicates
 from ans_core.data.pictures import check_pictures
 from ans_core.data.report import write_report
@@ -123,8 +123,8 @@ def summary(split: str, of: Facts) -> list[str]:
 
 def warnings(read: Mapping[str, Sequence[Sample]], present: Sequence[str]) -> list[str]:
     """Return warnings about things that may be intended but mostly are not."""
-    paired = "train" not in read or not np.isin(tasks(read["train"]), UNPAIRED).all()
-    lines = [NO_VAL] if paired and "train" in present and "val" not in present else []
+    learned = "train" in present and ("train" not in read or paired(read["train"]).any())
+    lines = [NO_VAL] if learned and "val" not in present else []
     pictures = {split: picture_keys(samples) for split, samples in read.items()}
     for one, other in combinations(pictures, 2):
         shared, first, _ = np.intersect1d(pictures[one], pictures[other], return_indices=True)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +76,13 @@ def prepared(arguments: argparse.Namespace) -> Asked:
     from ans_core.checkpoints.folder import local_folder
     from ans_core.data.formats import infer
     from ans_core.data.formats.checks import DataError
-    from ans_core.data.mixture import UNPAIRED
+    from ans_core.data.mixture import paired
     from ans_core.model.sa2va import Sa2VA
 
     source = Path(arguments.folder).resolve()
     form = arguments.format or infer(source)
-    train = [s for s in data.read_samples(format=form, path=source, name=source.name, split="train") if s.task.encode() not in UNPAIRED]
+    read = data.read_samples(format=form, path=source, name=source.name, split="train")
+    train = list(compress(read, paired(read)))
     if not train:
         raise ValueError(f"{source}: no record of its split 'train' has both a text and what it is about: there is nothing to fine-tune on")
     try:

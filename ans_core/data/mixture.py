@@ -11,7 +11,7 @@ from fractions import Fraction
 from random import Random
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from ans_core.data.collate import Row
 from ans_core.data.conversation import Turn
@@ -25,6 +25,11 @@ BLOCK = 64
 """Number of rows within which the pools have their exact shares, in shuffled order."""
 UNPAIRED = (b"tracking", b"phrase")
 """Tasks of masks without a text (SAM2's memory and loop 1 of RL learn from them), and of texts without a mask (loop 2 does)."""
+
+
+def paired(samples: Sequence[Sample]) -> Bool[np.ndarray, " samples"]:
+    """Tell which samples have both a text and what it is about, so that SFT can learn from them."""
+    return ~np.isin(tasks(samples), UNPAIRED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +100,7 @@ class Mixture:
         for source in sources:
             own = source.kind == "extra"
             share = shares.get(source.name, shares.get(source.kind, 0.0))
-            asked = np.flatnonzero(~np.isin(tasks(source.samples), UNPAIRED))
+            asked = np.flatnonzero(paired(source.samples))
             if share and not len(asked) and source.name in shares:
                 raise ValueError(f"{source.name!r} has a share of the mixture, and no sample of it has both a text and what it is about")
             if not share or not len(asked):

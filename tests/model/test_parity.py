@@ -192,8 +192,8 @@ def test_memory_features_equal_upstreams():
         ("infer_image_logits", 1, 1, 1, 1, 1e-5),
         ("infer_clip3_allcond_logits_ds2", 3, 1, 3, 2, 1e-4),
         ("infer_clip3_1cond_logits_ds2", 3, 1, 1, 2, 1e-4),
-        ("infer_clip8_2cond_logits_ds4", 8, 1, 2, 4, 1e-3),  # rounding grows through six frames of memory: 2.3e-4 on one processor
-        ("infer_clip8_5cond_2obj_logits_ds4", 8, 2, 5, 4, 1e-3),
+        ("infer_clip8_2cond_logits_ds4", 8, 1, 2, 4, 5e-4),  # rounding grows through six frames of memory: 2.3e-4 on one processor
+        ("infer_clip8_5cond_2obj_logits_ds4", 8, 2, 5, 4, 1e-4),
     ],
 )
 def test_tracked_mask_logits_equal_upstreams(name: str, frames: int, objects: int, conditioning: int, stride: int, tolerance: float):

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -163,30 +164,31 @@ def test_rl_of_captions_alone_leaves_what_draws_frozen(runs: Path, tmp_path: Pat
     assert {k for k in merged if k.startswith("sam2.") and not torch.equal(merged[k], before[k])} == set()
 
 
-def test_captions_of_a_few_pictures_and_masks_alone_of_the_others_are_enough_for_sft_and_rl(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("share", "settings", "name", "holds"),
+    [
+        ("caption_share", {"loops": {"caption": 1.0}, "rewards_caption": {"iou": 1.0}}, "train/loop1/length", lambda words: words > 0),
+        (
+            "mask_share",
+            {"loops": {"mask": 1.0}, "rewards_mask": {"meteor": 1.0}, "mask_weight": 0.0},
+            "train/loop2/reward/meteor",
+            lambda meteor: 0 <= meteor <= 1,
+        ),
+    ],
+)
+def test_pairs_of_a_few_pictures_and_one_half_of_the_others_are_enough_for_sft_and_rl(
+    tmp_path: Path, share: str, settings: dict[str, Any], name: str, holds: Callable[[float], bool]
+) -> None:
     changed = CONFIG.model_dump()
-    changed["prepare"]["caption_share"] = 0.3
+    changed["prepare"][share] = 0.3
     changed["memory"]["train"] = False
-    changed["rl"] |= {"loops": {"caption": 1.0}, "rewards_caption": {"iou": 1.0}}
+    changed["rl"] |= settings
     cfg = Config.model_validate(changed)
     run(prepare, tmp_path, "data", {}, cfg)
     run(base, tmp_path, "base", {"data": tmp_path / "data"}, cfg)
     run(memory, tmp_path, "memory", {k: tmp_path / k for k in ("data", "base")}, cfg)
     run(sft, tmp_path, "sft", {k: tmp_path / k for k in ("data", "base", "memory")}, cfg)
-    assert run(rl, tmp_path, "rl", {k: tmp_path / k for k in ("data", "base", "sft")}, cfg)["train/loop1/length"] > 0
-
-
-def test_masks_of_a_few_pictures_and_captions_alone_of_the_others_are_enough_for_sft_and_rl(tmp_path: Path) -> None:
-    changed = CONFIG.model_dump()
-    changed["prepare"]["mask_share"] = 0.3
-    changed["memory"]["train"] = False
-    changed["rl"] |= {"loops": {"mask": 1.0}, "rewards_mask": {"meteor": 1.0}, "mask_weight": 0.0}
-    cfg = Config.model_validate(changed)
-    run(prepare, tmp_path, "data", {}, cfg)
-    run(base, tmp_path, "base", {"data": tmp_path / "data"}, cfg)
-    run(memory, tmp_path, "memory", {k: tmp_path / k for k in ("data", "base")}, cfg)
-    run(sft, tmp_path, "sft", {k: tmp_path / k for k in ("data", "base", "memory")}, cfg)
-    assert 0 <= run(rl, tmp_path, "rl", {k: tmp_path / k for k in ("data", "base", "sft")}, cfg)["train/loop2/reward/meteor"] <= 1
+    assert holds(run(rl, tmp_path, "rl", {k: tmp_path / k for k in ("data", "base", "sft")}, cfg)[name])
 
 
 def test_the_curves_have_a_row_per_step_and_name(runs: Path):

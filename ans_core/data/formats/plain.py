@@ -5,7 +5,7 @@ and conversation samples.
 nothing in the image fits the text. `task` is "referring" (the default) or "region_caption".
 {image, text, task: "phrase"}: words for one thing of the picture whose mask is not known.
 {image, question, answer, regions}: regions (optional) are masks that the question calls region1, region2, ...
-Optional in both: `split`; without it, one image in five is "val", by a hash of its path.
+Optional in all: `split`; without it, one image in five is "val", by a hash of its path, and a phrase is "train".
 Records of upstream's file of the same name (finetune.py) are read beside these.
 """
 
