@@ -97,7 +97,7 @@ class AgentPractice:
         observations = played.episode.observations
         right = played.answer is not None and is_right(played.answer, question)
         called, shortest = played.successful_calls > 0, len(question.plan)
-        made = coherence(observations)
+        made = coherence(observations, plan=question.plan)
         faults = penalties(observations, answer=played.answer)
         curious = bonus(successful=played.successful_calls, shortest=shortest, use=self.use[question.family])
         parts = {

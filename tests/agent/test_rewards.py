@@ -69,15 +69,25 @@ def test_a_familys_tool_use_decays_and_the_bonus_ends_once_calls_pay() -> None:
 def test_coherence_is_the_mean_over_neighbouring_steps() -> None:
     segment, other = told("segment_object_at", text="a"), told("segment_object_at", text="b")
     measure, zoom, read = told("get_properties", masks=["mask_1"]), told("zoom_in", mask="mask_1"), told("read_text", image="image_2")
-    assert coherence([]) == 0
-    assert coherence([zoom]) == 0
-    assert coherence([zoom, read]) == pytest.approx(0.2)
-    assert coherence([segment, other, measure]) == pytest.approx((0 + 0.2 + 0.2) / 3)
-    assert coherence([segment, segment]) == pytest.approx(-0.25)
-    assert coherence([zoom, told("zoom_in", mask="mask_2")]) == pytest.approx(-0.15)
-    assert coherence([measure, segment]) == pytest.approx(-0.15)
-    assert coherence([segment, told("get_properties", "unknown_handle")]) == 0
-    assert coherence([Observation(call=None, text="", error="broken_call"), zoom]) == 0
+    plan = [Call(name=name, arguments={}) for name in ("zoom_in", "read_text")]  # .2
+    assert coherence([], plan=plan) == 0
+    assert coherence([zoom], plan=plan) == 0
+    assert coherence([zoom, read], plan=plan) == pytest.approx(0.2)
+    assert coherence([segment, other, measure], plan=plan) == pytest.approx((0 + 0.2 + 0.2) / 3)
+    assert coherence([segment, segment], plan=plan) == pytest.approx(-0.25)
+    assert coherence([zoom, told("zoom_in", mask="mask_2")], plan=plan) == pytest.approx(-0.15)
+    assert coherence([measure, segment], plan=plan) == pytest.approx(-0.15)
+    assert coherence([segment, told("get_properties", "unknown_handle")], plan=plan) == 0
+    assert coherence([Observation(call=None, text="", error="broken_call"), zoom], plan=plan) == 0
+
+
+def test_good_pairs_that_a_question_does_not_need_earn_nothing() -> None:
+    """One look answers: reading the crop, too, is a good pair, and would be paid for a needless call."""
+    zoom, read = told("zoom_in", mask="mask_1"), told("read_text", image="image_2")
+    look = [Call(name="zoom_in", arguments={})]
+    assert coherence([zoom, read], plan=look) == coherence([zoom], plan=look) == 0
+    assert coherence([zoom, read], plan=[]) == coherence([], plan=[]) == 0
+    assert coherence([zoom, zoom], plan=look) < 0
 
 
 def test_penalties_are_counted_by_name() -> None:

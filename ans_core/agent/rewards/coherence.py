@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ans_core.agent.episode import Observation
+from ans_core.agent.protocol import Call
 
 ANSWER = "answer"
 GOOD = {
@@ -18,15 +20,30 @@ BAD = {("track_object", "track_object"), ("zoom_in", "zoom_in"), ("get_propertie
 REPEATED, LEADS_ON, LEADS_NOWHERE = -0.5, 0.2, -0.3
 
 
-def coherence(observations: Sequence[Observation]) -> float:
+@dataclass(frozen=True)
+class _Step:
+    """A turn: the call (None for a malformed one), and whether it worked."""
+
+    call: Call | None
+    ok: bool
+
+
+def coherence(observations: Sequence[Observation], *, plan: Sequence[Call]) -> float:
     """Return the mean score of neighbouring steps, 0 for an answer at once: an exact repetition costs, then good and bad pairs count. A
-    pair is good only if its calls worked. Turns without a well-formed call are neither."""
-    if not observations:
+    pair is good only if its calls worked. Turns without a well-formed call are neither.
+
+    At most what the shortest plan has: good pairs that a question does not need would otherwise pay for calls that it does not need."""
+    best = _mean([_Step(call, True) for call in plan])
+    return min(best, _mean([_Step(observation.call, observation.ok) for observation in observations]))
+
+
+def _mean(steps: Sequence[_Step]) -> float:
+    if not steps:
         return 0.0
-    return sum(_score(*pair) for pair in zip(observations, [*observations[1:], None], strict=True)) / len(observations)
+    return sum(_score(*pair) for pair in zip(steps, [*steps[1:], None], strict=True)) / len(steps)
 
 
-def _score(first: Observation, second: Observation | None) -> float:
+def _score(first: _Step, second: _Step | None) -> float:
     if first.call is None or (second is not None and second.call is None):
         return 0.0
     if second is not None and first.call == second.call:
