@@ -33,6 +33,8 @@ DARK = 115.0
 """Brightness of a colour (0..255, Rec. 601) below which its writing is white."""
 DARKENED = 0.45
 """Brightness of a pattern's dark half."""
+MARGIN = 0.75
+"""Around a thing in the crop of it, in steps of BOX_STEP: a box that is one step off still holds the thing."""
 PATTERNS = ("horizontal", "vertical", "diagonal", "checked")
 """Period 4 pixels and equal mean: at a fourth of the size nothing of it is left."""
 
@@ -134,12 +136,12 @@ def png(image: UInt8[np.ndarray, "H W 3"]) -> bytes:
 
 
 def zoom(mask: RLE) -> Call:
-    """On a thing, rounded outwards to the numbers that models write boxes in."""
+    """On a thing and MARGIN around it, inside the picture, rounded outwards to the numbers that models write boxes in."""
     decoded = rle.decode(mask)
     sides = (decoded.shape[1], decoded.shape[0]) * 2
     x1, y1, x2, y2 = (THOUSAND * v / side / BOX_STEP for v, side in zip(box_of(decoded), sides, strict=True))
-    box = [int(np.floor(x1)), int(np.floor(y1)), int(np.ceil(x2)), int(np.ceil(y2))]
-    return Call(name="zoom_in", arguments={"bbox_2d": [v * BOX_STEP for v in box]})
+    box = [np.floor(x1 - MARGIN), np.floor(y1 - MARGIN), np.ceil(x2 + MARGIN), np.ceil(y2 + MARGIN)]
+    return Call(name="zoom_in", arguments={"bbox_2d": [int(v) * BOX_STEP for v in np.clip(box, 0, THOUSAND // BOX_STEP)]})
 
 
 def segment(mask: RLE) -> Call:
