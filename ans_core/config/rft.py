@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from ans_core.config.names import FamilyName
 from ans_core.config.section import Count, Impossible, Positive, Rate, Section, Share, Weight
 from ans_core.config.training import Checkpointing, Optim
 
@@ -37,6 +38,9 @@ class Rft(Section):
 
     optim: Optim = Optim(steps=200, batch=8, lr=2e-4, weight_decay=0.0, save_every=25)
     """`batch` counts questions."""
+    often: dict[FamilyName, Positive] = {}
+    """Questions of a family in every turn of all families, 1 where it is not named. Groups about what the agent answers anyway tie, and
+    teach nothing."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     checkpointing: Checkpointing = "none"
     group: Annotated[int, Field(ge=6)] = 6

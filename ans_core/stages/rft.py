@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -119,18 +119,20 @@ def grpo_settings(cfg: Config) -> Rl:
 
 
 class Questions:
-    """Fresh training questions, families in turn; decided by (seed, number) alone."""
+    """Fresh training questions, families in turn, some more often; decided by (seed, number) alone."""
 
     def __init__(self, cfg: Config, *, tile: int) -> None:
-        self.seed, self.settings, self.families, self.tile = cfg.seed, cfg.agent.rft, cfg.agent.families, tile
+        self.seed, self.settings, self.tile = cfg.seed, cfg.agent.rft, tile
+        self.turn = turn_of(cfg.agent.families, cfg.agent.rft.often)
         self.first = cfg.agent.cota.questions
         """Index of a family's first question: those before it are in the traces."""
         self.named = lru_cache(maxsize=256)(self._named)
 
     def number(self, number: int) -> Question:
         """Return question `number` of the run."""
-        index, family = divmod(number, len(self.families))
-        name = self.families[family]
+        turns, place = divmod(number, len(self.turn))
+        name = self.turn[place]
+        index = turns * self.turn.count(name) + self.turn[:place].count(name)
         return self.named(f"{name}/train/{self.first(name) + index}")
 
     def _named(self, question_id: str) -> Question:
@@ -139,6 +141,12 @@ class Questions:
 
     def batches(self, model: Sa2VA) -> RftBatches:
         return RftBatches(self, model)
+
+
+def turn_of(families: Sequence[str], often: Mapping[str, int]) -> list[str]:
+    """Return one turn: every family as often as wanted, its questions spread over the turn."""
+    places = [((i + 0.5) / often.get(family, 1), family) for family in families for i in range(often.get(family, 1))]
+    return [family for _, family in sorted(places, key=lambda place: place[0])]
 
 
 class RftBatches:

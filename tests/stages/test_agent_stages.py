@@ -33,7 +33,7 @@ CONFIG = Config.model_validate(
                 "curriculum": [0.5, 0.25, 0.25], "checked": 1, "referring": 0.5,
             },
             "rft": {
-                "optim": {"steps": 3, "batch": 2, "lr": 1e-3, "save_every": 1}, "samples_every": 2,
+                "often": {"text": 2}, "optim": {"steps": 3, "batch": 2, "lr": 1e-3, "save_every": 1}, "samples_every": 2,
                 "phases": {"every": 1, "base": {"threshold": 0.0, "steps": 9}},
             },
             "evaluate": {"each": 2, "control_each": 1, "referring": 2, "shown": 1},
@@ -162,8 +162,9 @@ def test_a_part_is_taken_back_for_a_loss_that_is_no_accident(before: list[bool],
 
 def test_rft_asks_what_no_trace_has_answered(runs: Path) -> None:
     asked = rft.Questions(CONFIG, tile=32)
-    found = [asked.number(number).question_id for number in range(6)]
-    assert found == [f"{family}/train/{first + i}" for i in (0, 1) for family, first in (("easy", 10), ("pattern", 10), ("text", 13))]
+    found = [asked.number(number).question_id for number in range(8)]
+    turns = [("text", 13), ("easy", 10), ("pattern", 10), ("text", 14)], [("text", 15), ("easy", 11), ("pattern", 11), ("text", 16)]
+    assert found == [f"{family}/train/{index}" for turn in turns for family, index in turn]
     assert max(int(t.trace_id.rpartition("/")[2]) for t in read_traces(runs / "agent/cota/train") if t.family == "text") == 12
 
 
