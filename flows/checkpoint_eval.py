@@ -15,7 +15,7 @@ from ans_core.config import Config, ConfigError, load
 from ans_core.written import written_whole
 from flows.child import StageFailedError, run_once
 from flows.dvc_state import check_out
-from tasks.launcher import one_node_words, processes_here, thread_variables
+from tasks.launcher import inference_processes_here, one_node_words, thread_variables
 from tasks.process import held
 from tasks.registry import Version
 from tasks.runner import inputs_md5, settings_of, stage_code, stage_function
@@ -84,7 +84,7 @@ def in_child(checkpoint: Path, content: str, here: Path, changes: dict[str, Any]
     out = result_folder(checkpoint, content, here, config)
     if not (out / METRICS).exists():
         command = [*one_node_words(config.launch, os.environ), "-m", "flows.checkpoint_eval", str(checkpoint), content, json.dumps(changes)]
-        here_now = processes_here(config.launch, os.environ)
+        here_now = inference_processes_here(config.launch, os.environ)
         variables = thread_variables(config.launch.threads, processes=here_now, environment=os.environ)
         if status := run_once(command, root=here, timeout_s=stage_named(STAGE).timeout_s, extra_environment=variables):
             raise StageFailedError(f"the evaluation of {checkpoint} failed (status {status}); its message is above")

@@ -62,7 +62,7 @@ def published_needs(config: Config, root: Path) -> Needs | None:
 
 def gpu_count(config: Config, gpus: list[str]) -> Finding:
     nodes = int(os.environ.get("PET_NNODES", "1"))
-    wanted = config.launch.processes // nodes if config.launch.device == "cuda" else 0
+    wanted = max(config.launch.processes // nodes, config.launch.inference_processes) if config.launch.device == "cuda" else 0
     if config.base.source == "published" and config.launch.device == "auto":
         wanted = max(wanted, 1)
     counted = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "none"
@@ -70,7 +70,9 @@ def gpu_count(config: Config, gpus: list[str]) -> Finding:
     return Finding(
         ok=len(gpus) >= wanted,
         what=f"GPUs: {counted}{asked}",
-        remedy=f"set launch.processes to {len(gpus)}" if gpus else "run on a machine with GPUs whose driver `nvidia-smi` shows",
+        remedy=f"set launch.processes and launch.inference_processes to {len(gpus)}"
+        if gpus
+        else "run on a machine with GPUs whose driver `nvidia-smi` shows",
     )
 
 

@@ -70,7 +70,7 @@ def ranks_command(stage: Stage, launch: Launch, environment: Mapping[str, str], 
 
 def one_node_words(launch: Launch, environment: Mapping[str, str]) -> list[str]:
     """Return what comes between Python and a module that this node's processes share; nothing for one process."""
-    here = processes_here(launch, environment)
+    here = inference_processes_here(launch, environment)
     return shared_words(here) if here > 1 else []
 
 
@@ -97,8 +97,18 @@ def processes_here(launch: Launch, environment: Mapping[str, str]) -> int:
     """Return how many of the processes are this node's. How many of a hostfile's, or of a job that is yet to be submitted, is not known:
     one."""
     nodes = int(environment.get("PET_NNODES") or environment.get("SLURM_NNODES", "1"))
-    elsewhere = launch.hostfile or (launch.launcher in {"slurm", "ray"} and IN_JOB not in environment)
-    return 1 if elsewhere else launch.processes // nodes
+    return 1 if launch.hostfile or _awaits_job(launch, environment) else launch.processes // nodes
+
+
+def inference_processes_here(launch: Launch, environment: Mapping[str, str]) -> int:
+    """Return how many processes of this node share a stage that trains nothing; of a job that is yet to be submitted, one."""
+    if launch.inference_processes and not _awaits_job(launch, environment):
+        return launch.inference_processes
+    return processes_here(launch, environment)
+
+
+def _awaits_job(launch: Launch, environment: Mapping[str, str]) -> bool:
+    return launch.launcher in {"slurm", "ray"} and IN_JOB not in environment
 
 
 def torchrun_options(processes: int, environment: Mapping[str, str]) -> list[str]:
@@ -117,7 +127,7 @@ def free_port() -> int:
 
 def is_job(stage: Stage, launch: Launch, environment: Mapping[str, str]) -> bool:
     """Tell whether the stage is to be submitted: those that want no GPU stay here."""
-    return launch.launcher in {"slurm", "ray"} and stage.gpu and IN_JOB not in environment
+    return _awaits_job(launch, environment) and stage.gpu
 
 
 def job_command(stage: Stage, launch: Launch, environment: Mapping[str, str], root: Path, *, name: str) -> list[str]:
@@ -126,9 +136,10 @@ def job_command(stage: Stage, launch: Launch, environment: Mapping[str, str], ro
     if launch.launcher == "ray":
         there = [f"--address={launch.ray_address}"] if launch.ray_address else []
         variables = {key: environment[key] for key in PASSED if key in environment} | {IN_JOB: "1"}
-        gpus = (
-            [f"--entrypoint-num-gpus={launch.processes if stage.distributed or stage.one_node else 1}"] if launch.device == "cuda" else []
-        )
+        wanted = launch.processes if stage.distributed or stage.one_node else 1
+        if stage.one_node:
+            wanted = launch.inference_processes or wanted
+        gpus = [f"--entrypoint-num-gpus={wanted}"] if launch.device == "cuda" else []
         told = [f"--submission-id={name}", f"--runtime-env-json={json.dumps({'env_vars': variables})}", *gpus]
         return ["ray", "job", "submit", *there, *told, "--", "sh", "-c", f"cd {shlex.quote(str(root))} && exec {words}"]
     script = NODES + shlex.quote(f"PET_NODE_RANK=$SLURM_NODEID exec {words}") if stage.distributed else f"exec {words}"

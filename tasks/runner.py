@@ -21,7 +21,16 @@ import yaml
 
 from ans_core.config import Config, ConfigError, load
 from tasks import deps, provenance
-from tasks.launcher import check_sharding, free_port, is_job, processes_here, ranks_command, run_job, thread_variables
+from tasks.launcher import (
+    check_sharding,
+    free_port,
+    inference_processes_here,
+    is_job,
+    processes_here,
+    ranks_command,
+    run_job,
+    thread_variables,
+)
 from tasks.process import die_with_parent, exit_on_term, held, leave_note
 from tasks.stages import GROUPS, STAGES, TABLE, Stage, dvc_file, stage_named
 from tasks.tracker import TrackedRun, stage_run
@@ -173,7 +182,8 @@ def main(name: str, root: Path = Path()) -> None:
         leave_note(status=USER_ERROR, message=str(error))
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
-    many = processes_here(config.launch, os.environ) if ranks else 1
+    counted = inference_processes_here if stage.one_node else processes_here
+    many = counted(config.launch, os.environ) if ranks else 1
     os.environ |= thread_variables(config.launch.threads, processes=many, environment=os.environ)
     rank = os.environ.get("RANK")
     partial = stage.out_path(config.profile, root).with_name(Path(stage.out).name + ".partial")
