@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from ans_core.model import adapters, attention
+from ans_core.model import adapters
 from ans_core.model.packing import Packed
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
 from perf.peak import watched
@@ -26,7 +26,6 @@ ROWS = 2
 
 def measure(kind: str, tokens: int) -> tuple[float, float]:
     """Return (MB above the model's own memory, seconds)."""
-    attention.DENSE = 0 if kind == "branches" else 2**62
     words = build_tokenizer(TEXTS * 5, vocabulary=300)
     config = tiny_config(
         vision={"image_size": 16, "patch_size": 8, "hidden": 32, "layers": 1, "heads": 2, "mlp": 64},
@@ -37,6 +36,8 @@ def measure(kind: str, tokens: int) -> tuple[float, float]:
         video_frames=2,
     )
     model = build_tiny(config, words, seed=0)
+    if kind == "dense":
+        model.internvl.set_attn_implementation("sdpa")
     adapters.prepare_sft(model, adapters.lora_config(rank=16, alpha=16, dropout=0.0), seed=0)
 
     def step(length: int) -> None:

@@ -189,7 +189,7 @@ def crossings(arguments: argparse.Namespace) -> str:
 
 
 def starts(arguments: argparse.Namespace) -> str:
-    config = load("params.yaml")
+    config = load(Path("params.yaml"))
     optim = config.memory.optim.model_copy(update={"steps": arguments.steps})
     memory = config.memory.model_copy(update={"train": True, "optim": optim, "limit_train_batches": arguments.steps})
     lines = ["| seed | J&F before | after |", "|---|---|---|"]

@@ -1,11 +1,12 @@
-"""Attention of packed rows (packing.py) in memory that grows with their length, not with its square.
+"""Attention of packed rows (packing.py): branches don't pay for each other's tokens, nor long rows for the square of their length.
 
-Short batches keep the dense mask. Long ones go without: on a GPU as a block mask of torch's FlexAttention, elsewhere branch by branch with
-scaled_dot_product_attention. transformers' models find all three under one name, beside their own "sdpa" and "eager".
+A GPU reads short batches by a dense mask, long ones by a block mask of torch's FlexAttention. A CPU reads each branch after its prefix
+with scaled_dot_product_attention. transformers' models find all three under one name, beside their own "sdpa" and "eager".
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,8 +25,8 @@ NAME = "branches"
 """transformers' name of this attention. With masks of any other kind it is "sdpa", bit for bit."""
 
 DENSE = 2**24
-"""Elements of a batch's dense mask up to which it is used (16 MB; its copy in fp32, made in every layer, takes four times as much): one row
-of 4,096 tokens or 16 of 1,024. Below, splitting a row costs more time than it saves (docs/full-size.md)."""
+"""Elements of a mask up to which one is made (16 MB; its copy in fp32, made in every layer, takes four times as much): one row of 4,096
+tokens or 16 of 1,024."""
 
 
 def use_branches(language_model: nn.Module) -> None:
@@ -40,11 +41,11 @@ def packed_mask(language_model: nn.Module, branch: Int[Tensor, "B L"]) -> Any:
     rows, length = branch.shape
     if config._attn_implementation == "eager":  # adds its mask to the scores
         return torch.zeros(rows, 1, length, length, device=branch.device).masked_fill(~branch_attention(branch)[:, None], -torch.inf)
-    if config._attn_implementation != NAME or rows * length**2 <= DENSE:
+    if config._attn_implementation != NAME:
         return branch_attention(branch)[:, None]
-    if branch.device.type == "cuda":
-        return block_mask(branch)
-    return branch[:, None, None]
+    if branch.device.type != "cuda":
+        return branch[:, None, None]
+    return branch_attention(branch)[:, None] if rows * length**2 <= DENSE else block_mask(branch)
 
 
 def block_mask(branch: Int[Tensor, "B L"]) -> BlockMask:
@@ -71,29 +72,75 @@ def attend(
     if attention_mask is None or attention_mask.is_floating_point() or attention_mask.dtype == torch.bool:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     settings = {"scale": options.get("scaling"), "dropout_p": options.get("dropout", 0.0)}
-    rows = zip(query, key, value, attention_mask[:, 0, 0], strict=True)
-    return torch.stack([_by_branch(q, k, v, branch, **settings) for q, k, v, branch in rows]).transpose(1, 2).contiguous(), None
+    return _by_branch(query, key, value, attention_mask[:, 0, 0], **settings), None
 
 
 def _by_branch(
-    query: Float[Tensor, "H L d"], key: Float[Tensor, "K L d"], value: Float[Tensor, "K L d"], branch: Int[Tensor, " L"], **settings: Any
-) -> Float[Tensor, "H L d"]:
-    """Compute one row. The prefix and the first branch together are plainly causal; only the branches after them need a mask. Padding gets
-    zeros."""
-    groups = len(query) // len(key)
-    key, value = key.repeat_interleave(groups, dim=0), value.repeat_interleave(groups, dim=0)
-    length = int((branch >= 0).sum())
-    later = torch.nonzero(branch > max(1, int(branch[0])))
-    begun = int(later[0]) if len(later) else length
-    found = [_attention(query[:, :begun], key[:, :begun], value[:, :begun], is_causal=True, **settings)]
-    if begun < length:
-        allowed = branch_attention(branch[None, :length], first=begun)[0]
-        found.append(_attention(query[:, begun:length], key[:, :length], value[:, :length], attn_mask=allowed, **settings))
-    return torch.cat([*found, torch.zeros_like(query[:, length:])], dim=1)
+    query: Float[Tensor, "B H L d"],
+    key: Float[Tensor, "B K L d"],
+    value: Float[Tensor, "B K L d"],
+    branch: Int[Tensor, "B L"],
+    **settings: Any,
+) -> Float[Tensor, "B L H d"]:
+    """Compute the rows of a batch together: what comes before their second branches is plainly causal, and every later branch is a row of
+    its own, with the prefix before it. Padding gets zeros."""
+    places = _places(branch)
+    groups = query.shape[1] // key.shape[1]
+    flat = [x.transpose(1, 2).flatten(0, 1) for x in (query, key, value)]  # (B*L, H, d)
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # (N, H, Q, d)
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+        return F.scaled_dot_product_attention(query, key, value, **options, **settings).transpose(1, 2)  # (N, Q, H, d)
+
+    begun = attention(*(x[places.begun.clamp(min=0)] for x in flat), is_causal=True)
+    found, where = [begun[places.begun >= 0]], [places.begun[places.begun >= 0]]
+    prefixes = [x[places.prefix.clamp(min=0)] for x in flat[1:]]  # (B, P, K, d)
+    most = max(1, DENSE // max(1, places.later.shape[1] * (places.later.shape[1] + places.prefix.shape[1])))
+    for rows, later in zip(places.rows.split(most), places.later.split(most), strict=True) if len(places.rows) else ():
+        queries, *own = (x[later.clamp(min=0)] for x in flat)
+        keys = [torch.cat([prefix[rows], x], dim=1) for prefix, x in zip(prefixes, own, strict=True)]
+        known = torch.cat([places.prefix[rows] >= 0, later >= 0], dim=1)
+        allowed = known[:, None] & later.new_ones(later.shape[1], keys[0].shape[1], dtype=torch.bool).tril(places.prefix.shape[1])
+        allowed |= (later < 0)[:, :, None]  # what is read by nobody must not be NaN
+        found.append(attention(queries, *keys, attn_mask=allowed[:, None])[later >= 0])
+        where.append(later[later >= 0])
+    out = torch.zeros_like(flat[0], dtype=begun.dtype).index_copy(0, torch.cat(where), torch.cat(found))
+    return out.unflatten(0, branch.shape)
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    return F.scaled_dot_product_attention(query[None], key[None], value[None], **options)[0]
+@dataclass(frozen=True, kw_only=True)
+class _Places:
+    """Where tokens stand in the flattened batch; -1: nothing."""
+
+    begun: Int[Tensor, "B J"]
+    """Of every row the prefix and the first branch."""
+    prefix: Int[Tensor, "B P"]
+    later: Int[Tensor, "N Q"]
+    """Every branch after a row's first one."""
+    rows: Int[Tensor, " N"]
+    """Its row."""
+
+
+def _places(branch: Int[Tensor, "B L"]) -> _Places:
+    """Find the parts of rows: prefix, branches one after another, padding."""
+    count, length = branch.shape
+    runs, lengths = torch.unique_consecutive(
+        (torch.arange(count, device=branch.device)[:, None] * (length + 2) + branch + 1).flatten(), return_counts=True
+    )
+    rows, numbers, starts = runs // (length + 2), runs % (length + 2) - 1, lengths.cumsum(0) - lengths
+    said = numbers > 0
+    later = said & torch.cat([said.new_zeros(1), said[:-1] & (rows[1:] == rows[:-1])])
+    begun = lengths.new_zeros(count).index_add(0, rows[(numbers >= 0) & ~later], lengths[(numbers >= 0) & ~later])
+    prefix = lengths.new_zeros(count).index_add(0, rows[numbers == 0], lengths[numbers == 0])
+    first = torch.arange(count, device=branch.device) * length
+    return _Places(begun=_spans(first, begun), prefix=_spans(first, prefix), later=_spans(starts[later], lengths[later]), rows=rows[later])
+
+
+def _spans(starts: Int[Tensor, " N"], lengths: Int[Tensor, " N"]) -> Int[Tensor, "N M"]:
+    """Count on from every start, -1 after its length."""
+    offsets = torch.arange(int(lengths.max()) if len(lengths) else 0, device=starts.device)
+    return torch.where(offsets < lengths[:, None], starts[:, None] + offsets, -1)
 
 
 AttentionInterface.register(NAME, attend)

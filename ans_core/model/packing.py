@@ -27,11 +27,10 @@ class Packed:
     """Visual prompts of each row, in the order of their `<vp>` tokens."""
 
 
-def branch_attention(branch: Int[Tensor, "B L"], *, first: int = 0) -> Bool[Tensor, "B Q L"]:
-    """Say whether query q may attend to key k: k is not after q and lies in the prefix or in q's branch. Padding attends to itself only.
-    Queries begin with the token `first`."""
-    query, key = branch[:, first:, None], branch[:, None, :]
+def branch_attention(branch: Int[Tensor, "B L"]) -> Bool[Tensor, "B L L"]:
+    """Say whether query q may attend to key k: k is not after q and lies in the prefix or in q's branch. Padding attends to itself only."""
+    query, key = branch[:, :, None], branch[:, None, :]
     length = branch.shape[1]
-    causal = torch.ones(length - first, length, dtype=torch.bool, device=branch.device).tril(first)
+    causal = torch.ones(length, length, dtype=torch.bool, device=branch.device).tril()
     allowed = causal & ((key == 0) | (key == query)) & (key >= 0)
-    return torch.where(query >= 0, allowed, torch.eye(length, dtype=torch.bool, device=branch.device)[first:])
+    return torch.where(query >= 0, allowed, torch.eye(length, dtype=torch.bool, device=branch.device))

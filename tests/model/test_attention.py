@@ -31,20 +31,37 @@ def last_states(model: Sa2VA) -> tuple[Tensor, Tensor]:
     return hidden.detach(), table.grad
 
 
-def test_rows_read_branch_by_branch_have_the_states_and_gradients_of_the_dense_mask(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("most", [0, 100, attention.DENSE])
+def test_rows_read_branch_by_branch_have_the_states_and_gradients_of_the_dense_mask(
+    own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """`most`: elements of a mask; later branches are read one by one, two together, and all."""
     shapes: list[torch.Size] = []
     first = own_model.internvl.model.language_model.layers[0].self_attn
     first.register_forward_pre_hook(lambda module, args, given: shapes.append(given["attention_mask"].shape), with_kwargs=True)
-    dense = last_states(own_model)
-    monkeypatch.setattr(attention, "DENSE", 0)
+    monkeypatch.setattr(attention, "DENSE", most)
     apart = last_states(own_model)
-    assert shapes == [(4, 1, 13, 13), (4, 1, 1, 13)]
+    with monkeypatch.context() as patched:
+        patched.setattr("ans_core.model.sa2va.packed_mask", lambda language_model, branch: branch_attention(branch)[:, None])
+        dense = last_states(own_model)
+    assert shapes == [(4, 1, 1, 13), (4, 1, 13, 13)]
     for found, wanted in zip(apart, dense, strict=True):
         assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
     own_model.internvl.set_attn_implementation("eager")  # a user's choice stays: it reads dense masks alone
     eager = last_states(own_model)
     assert shapes[2] == (4, 1, 13, 13)
     assert (eager[0] - dense[0]).abs().max() <= 1e-5 * dense[0].abs().max()
+
+
+def test_a_batch_without_a_second_branch_is_plainly_causal() -> None:
+    branch = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, -1, -1]])
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 5, 8, generator=generator) for heads in (4, 2, 2))
+    found, _ = attention.attend(torch.nn.Module(), query, key, value, branch[:, None, None])
+    repeated = (x.repeat_interleave(2, dim=1) for x in (key, value))
+    wanted = torch.nn.functional.scaled_dot_product_attention(query, *repeated, attn_mask=branch_attention(branch)[:, None]).transpose(1, 2)
+    assert (found - wanted)[branch >= 0].abs().max() <= 1e-6
+    assert (found[branch < 0] == 0).all()
 
 
 def test_a_block_mask_allows_what_the_dense_mask_does():
@@ -59,7 +76,7 @@ def test_a_block_mask_allows_what_the_dense_mask_does():
     assert blocks.kv_num_blocks[1, 0].tolist() == [1, 1, 1]  # padding reads itself
 
 
-def test_a_model_reads_the_block_mask_as_the_dense_one(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_a_model_reads_the_block_mask_as_it_reads_branches(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
     """What a GPU runs, but for the compiled kernel: torch's FlexAttention has no backward pass on a CPU, and compiles for half a minute."""
     ids = torch.randint(5, 100, ROWS.shape, generator=torch.Generator().manual_seed(0))
     places = torch.arange(ROWS.shape[1]).expand_as(ROWS)
@@ -68,9 +85,9 @@ def test_a_model_reads_the_block_mask_as_the_dense_one(own_model: Sa2VA, monkeyp
     first = own_model.internvl.model.language_model.layers[0].self_attn
     first.register_forward_pre_hook(lambda module, args, given: kinds.append(type(given["attention_mask"])), with_kwargs=True)
     with torch.no_grad():
-        dense = own_model.hidden_states(packed, [None] * len(ROWS))
+        apart = own_model.hidden_states(packed, [None] * len(ROWS))
         monkeypatch.setattr("ans_core.model.sa2va.packed_mask", lambda language_model, branch: attention.block_mask(branch))
         with torch.compiler.set_stance("force_eager"):
             blocks = own_model.hidden_states(packed, [None] * len(ROWS))
     assert kinds == [Tensor, BlockMask]
-    assert (blocks - dense)[ROWS >= 0].abs().max() <= 1e-5 * dense.abs().max()
+    assert (blocks - apart)[ROWS >= 0].abs().max() <= 1e-5 * apart.abs().max()
