@@ -1,7 +1,8 @@
 """Attention of packed rows (packing.py): branches don't pay for each other's tokens, nor long rows for the square of their length.
 
-A GPU reads short batches by a dense mask, long ones by a block mask of torch's FlexAttention. A CPU reads each branch after its prefix
-with scaled_dot_product_attention. transformers' models find all three under one name, beside their own "sdpa" and "eager".
+Short batches have a dense mask. Long ones go without: on a GPU as a block mask of torch's FlexAttention, elsewhere with each branch read
+after its prefix by scaled_dot_product_attention, which short ones do, too, where it halves the scores. transformers' models find all three
+under one name, beside their own "sdpa" and "eager".
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ def packed_mask(language_model: nn.Module, branch: Int[Tensor, "B L"]) -> Any:
         return torch.zeros(rows, 1, length, length, device=branch.device).masked_fill(~branch_attention(branch)[:, None], -torch.inf)
     if config._attn_implementation != NAME:
         return branch_attention(branch)[:, None]
-    if branch.device.type != "cuda":
-        return branch[:, None, None]
-    return branch_attention(branch)[:, None] if rows * length**2 <= DENSE else block_mask(branch)
+    on_gpu, dense = branch.device.type == "cuda", rows * length**2
+    if dense <= DENSE and (on_gpu or 2 * _places(branch).scores > dense):
+        return branch_attention(branch)[:, None]
+    return block_mask(branch) if on_gpu else branch[:, None, None]
 
 
 def block_mask(branch: Int[Tensor, "B L"]) -> BlockMask:
@@ -120,6 +122,12 @@ class _Places:
     """Every branch after a row's first one."""
     rows: Int[Tensor, " N"]
     """Its row."""
+
+    @property
+    def scores(self) -> int:
+        """Return how many scores are computed, those of padding included."""
+        (rows, begun), (branches, later), prefix = self.begun.shape, self.later.shape, self.prefix.shape[1]
+        return rows * begun**2 + branches * later * (prefix + later)
 
 
 def _places(branch: Int[Tensor, "B L"]) -> _Places:

@@ -31,11 +31,11 @@ def last_states(model: Sa2VA) -> tuple[Tensor, Tensor]:
     return hidden.detach(), table.grad
 
 
-@pytest.mark.parametrize("most", [0, 100, attention.DENSE])
+@pytest.mark.parametrize("most", [0, 100, 500])
 def test_rows_read_branch_by_branch_have_the_states_and_gradients_of_the_dense_mask(
     own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """`most`: elements of a mask; later branches are read one by one, two together, and all."""
+    """`most`: elements of a mask; later branches are read one by one, and all together."""
     shapes: list[torch.Size] = []
     first = own_model.internvl.model.language_model.layers[0].self_attn
     first.register_forward_pre_hook(lambda module, args, given: shapes.append(given["attention_mask"].shape), with_kwargs=True)
@@ -51,6 +51,13 @@ def test_rows_read_branch_by_branch_have_the_states_and_gradients_of_the_dense_m
     eager = last_states(own_model)
     assert shapes[2] == (4, 1, 13, 13)
     assert (eager[0] - dense[0]).abs().max() <= 1e-5 * dense[0].abs().max()
+
+
+def test_short_rows_are_read_by_branch_where_that_halves_the_scores(own_model: Sa2VA) -> None:
+    many = torch.tensor([[0] * 4 + [number for number in range(1, 9) for _ in range(4)]] * 2)  # 8 x 8 and 7 times 4 x 8 of 36 x 36 scores
+    assert attention.packed_mask(own_model.internvl.model.language_model, many).shape == (2, 1, 1, 36)
+    unlike = torch.tensor([[0] * 32 + [1, 1, 2, 2], [0, 0] + [1] * 17 + [2] * 17])  # padded as if both had both
+    assert attention.packed_mask(own_model.internvl.model.language_model, unlike).shape == (2, 1, 36, 36)
 
 
 def test_a_batch_without_a_second_branch_is_plainly_causal() -> None:
