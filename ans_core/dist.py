@@ -6,7 +6,7 @@ import hashlib
 import os
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+S = TypeVar("S")
 T = TypeVar("T")
 LONGEST_WAIT = timedelta(days=7)
 """Of the first process that is done for the last."""
@@ -80,6 +81,19 @@ def union(values: Mapping[int, T]) -> dict[int, T]:
     if world_size() > 1:
         torch.distributed.all_gather_object(found, values)
     return {key: value for own in found for key, value in own.items()}
+
+
+def by_turns(items: Sequence[S], batch: int, make: Callable[[Sequence[S]], Iterable[T]]) -> list[T]:
+    """Return what `make` makes of each item, in their order. It is called on `batch` items at a time; this process calls it on every n-th
+    batch and gets the rest from the others. Which items share a batch does not depend on the number of processes. All processes must call
+    it with the same items; each gets the same results, which must pickle."""
+    own: dict[int, T] = {}
+    for turn, start in enumerate(range(0, len(items), batch)):
+        if turn % world_size() == rank():
+            some = items[start : start + batch]
+            own.update(zip(range(start, start + len(some)), make(some), strict=True))
+    found = union(own)
+    return [found[number] for number in range(len(items))]
 
 
 @contextmanager

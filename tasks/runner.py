@@ -115,7 +115,7 @@ def stage_function(stage: Stage) -> Callable[..., dict[str, float]]:
 def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> dict[str, float]:
     """Run the function into `<out>.partial` and rename it. `scratch` stays, marked done: DVC still has to record the output.
 
-    With several processes only the first writes to `out`; the others wait for it inside the stage's function.
+    With several processes only the first writes to `out` (and of `cota` all write pictures); the others wait inside the stage's function.
     """
     out = stage.out_path(config.profile, root)
     scratch = root / ".ans/scratch" / config.profile / stage.name / key

@@ -107,7 +107,7 @@ def _agent_evaluate(row: str, folder: str) -> Stage:
             "agent.base", "agent.tiles", "agent.families", "agent.episode", "agent.evaluate", "evaluate.max_tokens", "evaluate.batch",
             "seed",
         ),
-        timeout_s=2 * DAY_S, item=folder,
+        timeout_s=2 * DAY_S, item=folder, one_node=True,
     )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ TABLE: tuple[Stage, ...] = (
     ),
     Stage(
         name="cota", version="1", inputs=("model",), out="agent/cota", group=AGENT, retries=0,
-        sections=("agent.base", "agent.tiles", "agent.families", "agent.episode", "agent.cota", "seed"),
+        sections=("agent.base", "agent.tiles", "agent.families", "agent.episode", "agent.cota", "seed"), one_node=True,
     ),
     *(_agent_sft(row) for row in ("tools", "direct")),
     Stage(

@@ -1,9 +1,11 @@
-"""Episodes -> a folder that a page is made of: episodes.json and the pictures that were shown."""
+"""Episodes -> entries -> a folder that a page is made of: episodes.json and the pictures that were shown."""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,21 @@ WIDTH = 240
 """Pixels on the longer side of a picture on the page."""
 
 
-def write_album(folder: Path, episodes: Sequence[tuple[Outcome, PlayedEpisode]]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class AlbumEntry:
+    """An episode as the page shows it. (Unlike a PlayedEpisode, which holds its model, it can be sent to another process.)"""
+
+    record: dict[str, Any]
+    pictures: Mapping[str, bytes]
+    """File -> PNG."""
+
+
+def write_album(folder: Path, entries: Sequence[AlbumEntry]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    records = [_record(folder, number, outcome, played) for number, (outcome, played) in enumerate(episodes)]
-    (folder / FILE).write_text(json.dumps(records, indent=1), encoding="utf-8")
+    for entry in entries:
+        for name, encoded in entry.pictures.items():
+            (folder / name).write_bytes(encoded)
+    (folder / FILE).write_text(json.dumps([entry.record for entry in entries], indent=1), encoding="utf-8")
 
 
 def chosen(outcomes: Sequence[Outcome], *, each: int) -> list[int]:
@@ -36,10 +49,18 @@ def chosen(outcomes: Sequence[Outcome], *, each: int) -> list[int]:
     return found
 
 
-def _record(folder: Path, number: int, outcome: Outcome, played: PlayedEpisode) -> dict[str, Any]:
+def album_entry(number: int, outcome: Outcome, played: PlayedEpisode) -> AlbumEntry:
+    """Return the entry of an episode; its pictures are named by `number`, its place in the album."""
     name = f"{number:03d}"
     workspace = played.episode.workspace
-    return {
+    pictures = {f"{name}.png": _first_frame(workspace)}
+    turns = []
+    for place, turn in enumerate(played.turns):
+        crops = [] if turn.shown is None else [crop.picture(least=WIDTH) for crop in turn.shown.crops]
+        shown = {f"{name}-{place}-{i}.png": crop for i, crop in enumerate(crops)}
+        pictures |= shown
+        turns.append(_turn(turn, list(shown)))
+    record = {
         "question_id": outcome.question.question_id,
         "family": outcome.question.family,
         "question": outcome.question.text,
@@ -48,9 +69,10 @@ def _record(folder: Path, number: int, outcome: Outcome, played: PlayedEpisode) 
         "right": outcome.right,
         "evidence": outcome.evidence,
         "ended": played.ended,
-        "picture": _saved(_first_frame(workspace), folder / f"{name}.png"),
-        "turns": [_turn(folder, f"{name}-{place}", turn) for place, turn in enumerate(played.turns)],
+        "picture": f"{name}.png",
+        "turns": turns,
     }
+    return AlbumEntry(record=record, pictures={file: _png(picture) for file, picture in pictures.items()})
 
 
 def _first_frame(workspace: Workspace) -> Image.Image:
@@ -59,19 +81,19 @@ def _first_frame(workspace: Workspace) -> Image.Image:
     return overlay.draw(opened(workspace.frames[0]), [workspace.rle(name) for name in masks])
 
 
-def _turn(folder: Path, name: str, turn: PlayedTurn) -> dict[str, Any]:
+def _turn(turn: PlayedTurn, files: Sequence[str]) -> dict[str, Any]:
     record: dict[str, Any] = {"said": turn.text, "given": turn.given}
     if turn.shown is not None:
-        crops = [crop.picture(least=WIDTH) for crop in turn.shown.crops]
         record["shown"] = turn.shown.text.replace("<image>\n", "")
         record["error"] = turn.shown.observation.error
-        record["pictures"] = [_saved(crop, folder / f"{name}-{place}.png") for place, crop in enumerate(crops)]
+        record["pictures"] = list(files)
     return record
 
 
-def _saved(picture: Image.Image, path: Path) -> str:
+def _png(picture: Image.Image) -> bytes:
     scale = WIDTH / max(picture.size)
     if scale < 1:
         picture = picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))), Image.Resampling.LANCZOS)
-    picture.save(path)
-    return path.name
+    encoded = io.BytesIO()
+    picture.save(encoded, "PNG")
+    return encoded.getvalue()

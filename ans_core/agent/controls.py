@@ -6,6 +6,7 @@ import io
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 from PIL import Image
@@ -14,7 +15,7 @@ from ans_core.agent.crops import Crop
 from ans_core.agent.episode import Observation, Toolbox
 from ans_core.agent.play import Shown
 from ans_core.agent.protocol import Call
-from ans_core.agent.workspace import THOUSAND, Workspace
+from ans_core.agent.workspace import FIRST, THOUSAND, Workspace
 from ans_core.dist import rng_of
 from ans_core.model import Sa2VA
 
@@ -22,24 +23,29 @@ GREY = 127
 
 
 class RandomCalls(Toolbox):
-    """Runs every call at a random place: boxes keep their size, points and words become a random point."""
+    """Runs every call at a random place: boxes keep their size, points and words become a random point.
+
+    The place is a function of the seed, the first frame and the call, so it does not depend on other episodes nor on their order. The same
+    call about the same picture runs at the same place."""
 
     def __init__(self, model: Sa2VA | None, *, seed: int, **options: Any) -> None:
         super().__init__(model, **options)
-        self._rng = rng_of(seed, "random calls")
+        self._seed = seed
 
     def call(self, workspace: Workspace, call: Call) -> tuple[Observation, Workspace]:
-        return super().call(workspace, Call(name=call.name, arguments=self._moved(call.arguments)))
+        rng = rng_of(self._seed, "random calls", workspace.digest(FIRST), call)
+        return super().call(workspace, Call(name=call.name, arguments=_moved(call.arguments, rng)))
 
-    def _moved(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        box = arguments.get("bbox_2d")
-        if isinstance(box, list) and len(box) == 4 and all(isinstance(v, int) and 0 <= v <= THOUSAND for v in box):
-            x, y = (self._rng.randint(0, THOUSAND - abs(box[i + 2] - box[i])) for i in (0, 1))
-            return arguments | {"bbox_2d": [x, y, x + abs(box[2] - box[0]), y + abs(box[3] - box[1])]}
-        if arguments.keys() & {"point_2d", "text"}:
-            kept = {name: value for name, value in arguments.items() if name not in ("point_2d", "text")}
-            return kept | {"point_2d": [self._rng.randint(0, THOUSAND) for _ in range(2)]}
-        return arguments
+
+def _moved(arguments: dict[str, Any], rng: Random) -> dict[str, Any]:
+    box = arguments.get("bbox_2d")
+    if isinstance(box, list) and len(box) == 4 and all(isinstance(v, int) and 0 <= v <= THOUSAND for v in box):
+        x, y = (rng.randint(0, THOUSAND - abs(box[i + 2] - box[i])) for i in (0, 1))
+        return arguments | {"bbox_2d": [x, y, x + abs(box[2] - box[0]), y + abs(box[3] - box[1])]}
+    if arguments.keys() & {"point_2d", "text"}:
+        kept = {name: value for name, value in arguments.items() if name not in ("point_2d", "text")}
+        return kept | {"point_2d": [rng.randint(0, THOUSAND) for _ in range(2)]}
+    return arguments
 
 
 def shuffled(shown: Sequence[Shown]) -> list[Shown]:

@@ -49,9 +49,16 @@ def outcome_of(question: Question, played: PlayedEpisode) -> Outcome:
     )
 
 
+def held_out_names(families: Sequence[str], *, each: int, first: int = 0) -> list[tuple[str, int]]:
+    """Return (family, index) of `each` questions of every family, from index `first`; families take turns, so that a batch has some of
+    each."""
+    return [(family, first + i) for i in range(each) for family in families]
+
+
 def held_out(families: Sequence[str], *, each: int, split: str, seed: int, tile: int, first: int = 0) -> list[Question]:
-    """Draw `each` questions of every family, from index `first`; families take turns, so that a batch has some of each."""
-    return [draw_question(f, seed=seed, split=split, index=first + i, tile=tile) for i in range(each) for f in families]
+    """Draw the questions of `held_out_names`."""
+    names = held_out_names(families, each=each, first=first)
+    return [draw_question(family, seed=seed, split=split, index=index, tile=tile) for family, index in names]
 
 
 def request_of(question: Question, operations: Mapping[str, Operation] | None = None) -> Request:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
 
-from ans_core import rle
+from ans_core import dist, rle
 from ans_core.model.config import VideoMode
 from ans_core.model.generation import generate, seg_embeddings_of, spoken_ids, text_of
 from ans_core.model.masks import decode_stills, upsample
@@ -22,7 +23,7 @@ from ans_core.model.options import PredictOptions
 from ans_core.model.prefill import prompt
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.video import stream_masks, track
-from ans_core.types import Frames, ImageRef, Prediction, Request
+from ans_core.types import Frames, ImageRef, Predict, Prediction, Request
 
 Found = TypeVar("Found")
 
@@ -70,6 +71,22 @@ def in_batches(requests: Sequence[Request], batch: int, ask: Callable[[list[Requ
         chosen = order[start : start + batch]
         found.update(zip(chosen, ask([requests[i] for i in chosen]), strict=True))
     return [found[i] for i in range(len(requests))]
+
+
+def on_all_processes(ask: Callable[..., list[Prediction]], batch: int) -> Predict:
+    """Return what answers requests in batches, of which this process has `ask` answer every n-th. Which requests share a batch does not
+    depend on the number of processes, so neither does an answer. All processes must ask the same."""
+
+    def answer(requests: Sequence[Request]) -> list[Prediction]:
+        turns = itertools.cycle(range(dist.world_size()))
+
+        def own(some: list[Request]) -> list[Prediction | None]:
+            return list(ask(some, batch=batch)) if next(turns) == dist.rank() else [None] * len(some)
+
+        found = dist.union({number: one for number, one in enumerate(in_batches(requests, batch, own)) if one is not None})
+        return [found[number] for number in range(len(requests))]
+
+    return answer
 
 
 @torch.no_grad()

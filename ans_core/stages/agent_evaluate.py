@@ -2,31 +2,33 @@
 
     dvc repro agent/dvc.yaml:agent_evaluate@sft
 
-`row` is direct (taught to answer at once), oracle (the shortest plans on the real operations: the ceiling), sft or rft.
+`row` is direct (taught to answer at once), oracle (the shortest plans on the real operations: the ceiling), sft or rft. Several processes
+play a batch each in turn, and all know all outcomes: the figures are those of one process.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
-from ans_core import data
+from ans_core import data, dist
 from ans_core.agent import controls, tokens
-from ans_core.agent.album import chosen, write_album
+from ans_core.agent.album import album_entry, chosen, write_album
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.evaluation import Outcome, held_out, metrics, operations_told, outcome_of, request_of
+from ans_core.agent.evaluation import Outcome, held_out_names, metrics, operations_told, outcome_of, request_of
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Change, Limits, PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, load_base, load_policy
 from ans_core.agent.protocol import call_text
-from ans_core.agent.world import Question, oracle
+from ans_core.agent.world import Question, draw_question, oracle
 from ans_core.benchmarks import BENCHMARKS
 from ans_core.config import Config
-from ans_core.model.predict import predict
+from ans_core.model.predict import on_all_processes, predict
 from ans_core.stages.launch import machine_of
 from ans_core.types import Log, Sample
 
@@ -39,18 +41,34 @@ plan given, so that only the answer is the model's."""
 
 def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: data, model, the row's adapter. Writes metrics.json, and episodes.json with pictures in `episodes`."""
+    with dist.process_group():
+        found = measure(cfg, row=row, inputs=inputs, out=out)
+    if dist.rank() == 0:
+        (out / "metrics.json").write_text(json.dumps(found, indent=1, sort_keys=True))
+    log({f"{row}/{name}": value for name, value in found.items()}, 0)
+    return found
+
+
+def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path) -> dict[str, float]:
     settings, path = cfg.agent.evaluate, Path(cfg.agent.base or inputs["model"])
     device = machine_of(cfg.launch).device
     if row == "oracle":
-        found = ceiling(cfg, path, device)
-    else:
-        policy = load_policy(path, inputs[POLICIES[row]], operations=OPERATIONS, device=device)
-        found = _of_policy(cfg, policy, row, out)
-        if settings.referring and row != "direct":
-            found |= referring(cfg, policy, inputs["data"])
-    (out / "metrics.json").write_text(json.dumps(found, indent=1, sort_keys=True))
-    log({f"{row}/{name}": value for name, value in found.items()}, 0)
+        return ceiling(cfg, path, device)
+    policy = load_policy(path, inputs[POLICIES[row]], operations=OPERATIONS, device=device)
+    found = _of_policy(cfg, policy, row, out)
+    if settings.referring and row != "direct":
+        found |= referring(cfg, policy, inputs["data"])
     return found
+
+
+def drawing(cfg: Config, toolbox: Toolbox) -> Callable[[str, int], Question]:
+    """Return what draws a held-out question by family and index, each one once. A process draws only those that it plays."""
+
+    @cache
+    def draw(family: str, index: int) -> Question:
+        return draw_question(family, seed=cfg.seed, split=cfg.agent.evaluate.split, index=index, tile=toolbox.tile)
+
+    return draw
 
 
 def ceiling(cfg: Config, path: Path, device: torch.device) -> dict[str, float]:
@@ -58,31 +76,45 @@ def ceiling(cfg: Config, path: Path, device: torch.device) -> dict[str, float]:
     settings = cfg.agent.evaluate
     model = load_base(path, operations=OPERATIONS, device=device, tiles=cfg.agent.tiles)
     with Toolbox(model, seconds=cfg.agent.episode.time_limit_s) as toolbox:
-        questions = held_out(cfg.agent.families, each=settings.each, split=settings.split, seed=cfg.seed, tile=toolbox.tile)
-        outcomes = []
-        for question in questions:
-            ran = oracle(question, toolbox)
-            counts = ran.episode.counts
-            outcomes.append(
-                Outcome(
-                    question=question, answer=ran.answer, right=ran.right, used=counts["ok"] > 0, evidence=ran.evidence,
-                    calls=counts["calls"], valid_calls=counts["ok"],
-                )
-            )  # fmt: skip
-    return metrics(outcomes)
+        draw = drawing(cfg, toolbox)
+
+        def made(names: Sequence[tuple[str, int]]) -> list[Outcome]:
+            return [outcome_of_plan(draw(*name), toolbox) for name in names]
+
+        return metrics(dist.by_turns(held_out_names(cfg.agent.families, each=settings.each), 1, made))
+
+
+def outcome_of_plan(question: Question, toolbox: Toolbox) -> Outcome:
+    ran = oracle(question, toolbox)
+    counts = ran.episode.counts
+    return without_frames(
+        Outcome(
+            question=question, answer=ran.answer, right=ran.right, used=counts["ok"] > 0, evidence=ran.evidence,
+            calls=counts["calls"], valid_calls=counts["ok"],
+        )
+    )  # fmt: skip
+
+
+def without_frames(outcome: Outcome) -> Outcome:
+    """Return what figures need. It is sent to the other processes, and the frames of a clip have 700 KB."""
+    return replace(outcome, question=replace(outcome.question, frames=()))
 
 
 def _of_policy(cfg: Config, policy: AgentPolicy, row: str, out: Path) -> dict[str, float]:
     settings, episode = cfg.agent.evaluate, cfg.agent.episode
     with Toolbox(policy.model, adapters_off=policy.base, seconds=episode.time_limit_s) as toolbox:
-        ask = _Asking(cfg=cfg, policy=policy, toolbox=toolbox, told=episode.operations_told and row != "direct")
-        questions = held_out(cfg.agent.families, each=settings.each, split=settings.split, seed=cfg.seed, tile=toolbox.tile)
-        outcomes, played = ask.about(questions, forbid_calls=row == "direct")
+        told = episode.operations_told and row != "direct"
+        ask = _Asking(cfg=cfg, policy=policy, toolbox=toolbox, draw=drawing(cfg, toolbox), told=told)
+        names = held_out_names(cfg.agent.families, each=settings.each)
+        outcomes, played = ask.about(names, forbid_calls=row == "direct")
         found = metrics(outcomes)
-        places = chosen(outcomes, each=settings.shown)
-        write_album(out / "episodes", [(outcomes[i], played[i]) for i in places])
+        shown = [outcomes[place] for place in chosen(outcomes, each=settings.shown)]
+        own = {number: played.get(outcome.question.question_id) for number, outcome in enumerate(shown)}
+        entries = dist.union({number: album_entry(number, shown[number], one) for number, one in own.items() if one is not None})
+        if dist.rank() == 0:
+            write_album(out / "episodes", [entries[number] for number in range(len(shown))])
         if settings.controls and row != "direct":
-            some = questions[: settings.control_each * len(cfg.agent.families)]
+            some = names[: settings.control_each * len(cfg.agent.families)]
             for name in CONTROLS:
                 found |= {f"{name}/{key}": value for key, value in metrics(ask.under(name, some)).items()}
     return found
@@ -95,46 +127,57 @@ class _Asking:
     cfg: Config
     policy: AgentPolicy
     toolbox: Toolbox
+    draw: Callable[[str, int], Question]
     told: bool
 
-    def under(self, control: str, questions: Sequence[Question]) -> list[Outcome]:
+    def under(self, control: str, names: Sequence[tuple[str, int]]) -> list[Outcome]:
         match control:
             case "forbidden":
-                return self.about(questions, forbid_calls=True)[0]
+                return self.about(names, forbid_calls=True)[0]
             case "random":
                 seconds = self.cfg.agent.episode.time_limit_s
                 with controls.RandomCalls(
                     self.policy.model, seed=self.cfg.seed, adapters_off=self.policy.base, seconds=seconds
                 ) as elsewhere:
-                    return self.about(questions, toolbox=elsewhere)[0]
+                    return self.about(names, toolbox=elsewhere)[0]
             case "shuffled":
-                return self.about(questions, change=controls.shuffled)[0]
+                return self.about(names, change=controls.shuffled)[0]
             case "blank":
-                return self.about(questions, change=controls.blank)[0]
-        return self.about(questions, plans=[[call_text(call) for call in question.plan] for question in questions])[0]
+                return self.about(names, change=controls.blank)[0]
+        return self.about(names, plan=True)[0]
 
     def about(
         self,
-        questions: Sequence[Question],
+        names: Sequence[tuple[str, int]],
         *,
         forbid_calls: bool = False,
         toolbox: Toolbox | None = None,
         change: Change | None = None,
-        plans: Sequence[Sequence[str]] | None = None,
-    ) -> tuple[list[Outcome], list[PlayedEpisode]]:
-        episode, toolbox = self.cfg.agent.episode, toolbox or self.toolbox
-        told = operations_told(toolbox, self.told)
-        played = play(
-            self.policy.model,
-            toolbox,
-            [request_of(question, told) for question in questions],
-            limits=Limits.of(episode),
-            forbidden=tokens.call_openers(self.policy.model) if forbid_calls else (),
-            plans=plans,
-            change=change,
-            batch=episode.batch,
-        )
-        return [outcome_of(question, own) for question, own in zip(questions, played, strict=True)], played
+        plan: bool = False,
+    ) -> tuple[list[Outcome], dict[str, PlayedEpisode]]:
+        """Return the outcomes of all questions, without frames, and the episodes that this process played, by question_id."""
+        episode, used = self.cfg.agent.episode, toolbox or self.toolbox
+        told = operations_told(used, self.told)
+        forbidden = tokens.call_openers(self.policy.model) if forbid_calls else ()
+        kept: dict[str, PlayedEpisode] = {}
+
+        def made(batch: Sequence[tuple[str, int]]) -> list[Outcome]:
+            questions = [self.draw(*name) for name in batch]
+            plans = [[call_text(call) for call in question.plan] for question in questions] if plan else None
+            played = play(
+                self.policy.model,
+                used,
+                [request_of(question, told) for question in questions],
+                limits=Limits.of(episode),
+                forbidden=forbidden,
+                plans=plans,
+                change=change,
+                batch=len(questions),
+            )
+            kept.update({question.question_id: own for question, own in zip(questions, played, strict=True)})
+            return [without_frames(outcome_of(question, own)) for question, own in zip(questions, played, strict=True)]
+
+        return dist.by_turns(names, episode.batch, made), kept
 
 
 def referring(cfg: Config, policy: AgentPolicy, prepared: Path) -> dict[str, float]:
@@ -145,10 +188,10 @@ def referring(cfg: Config, policy: AgentPolicy, prepared: Path) -> dict[str, flo
     if not samples:
         return {}
 
+    ask = on_all_processes(partial(predict, policy.model, max_tokens=cfg.evaluate.max_tokens), cfg.evaluate.batch)
+
     def score() -> float:
-        requests = [benchmark.request(sample) for sample in samples]
-        answers = predict(policy.model, requests, max_tokens=cfg.evaluate.max_tokens, batch=cfg.evaluate.batch)
-        return benchmark.score(samples, answers).metrics["gIoU_all"]
+        return benchmark.score(samples, ask([benchmark.request(sample) for sample in samples])).metrics["gIoU_all"]
 
     own = score()
     with policy.base():

@@ -3,13 +3,15 @@
     dvc repro agent/dvc.yaml:cota
 
 Writes `train` and `val`, each a folder of traces (traces.jsonl + pictures). Held-out questions are functions of (seed, family, split,
-index), so none are stored: stages draw them again.
+index), so none are stored: stages draw them again. Several processes make the trace of a question each in turn; the files are those of one
+process.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from ans_core import dist
 from ans_core.agent import ocr
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.operations import OPERATIONS
@@ -29,10 +31,11 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     found: dict[str, float] = {}
     families, settings = cfg.agent.families, cfg.agent.cota
     numbers = {"train": {family: settings.questions(family) for family in families}, "val": dict.fromkeys(families, settings.val)}
-    for split, questions in numbers.items():
-        with Toolbox(model, seconds=cfg.agent.episode.time_limit_s) as toolbox:
-            written = write_drawn_traces(out / split, questions, split=split, seed=cfg.seed, toolbox=toolbox, provenance=about)
-        found |= {f"{split}/{name}": value for name, value in counted(written).items()}
+    with dist.process_group():
+        for split, questions in numbers.items():
+            with Toolbox(model, seconds=cfg.agent.episode.time_limit_s) as toolbox:
+                written = write_drawn_traces(out / split, questions, split=split, seed=cfg.seed, toolbox=toolbox, provenance=about)
+            found |= {f"{split}/{name}": value for name, value in counted(written).items()}
     log({f"cota/{name}": value for name, value in found.items()}, 0)
     return found
 

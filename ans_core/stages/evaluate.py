@@ -9,11 +9,10 @@ Several processes answer a batch each in turn, and all know all answers: the fig
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ from ans_core.config import Config, require_samples
 from ans_core.data.regions import is_region
 from ans_core.loop import bar_interval_s
 from ans_core.metrics.caption import same_text
-from ans_core.model.predict import in_batches, predict
+from ans_core.model.predict import on_all_processes, predict
 from ans_core.model.sa2va import Sa2VA
 from ans_core.stages.launch import machine_of
 from ans_core.tracking import answering
@@ -120,22 +119,6 @@ def public_results(cfg: Config, model: Sa2VA, *, out: Path, scratch: Path) -> It
         if found.reason:
             logging.warning("evaluate.public: %s: %s", found.title, found.reason)
         yield found
-
-
-def on_all_processes(ask: Callable[..., list[Prediction]], batch: int) -> Predict:
-    """Return what answers requests in batches, of which this process has `ask` answer every n-th. Which requests share a batch does not
-    depend on the number of processes, so neither does an answer. All processes must ask the same."""
-
-    def answer(requests: Sequence[Request]) -> list[Prediction]:
-        turns = itertools.cycle(range(dist.world_size()))
-
-        def own(some: list[Request]) -> list[Prediction | None]:
-            return list(ask(some, batch=batch)) if next(turns) == dist.rank() else [None] * len(some)
-
-        found = dist.union({number: one for number, one in enumerate(in_batches(requests, batch, own)) if one is not None})
-        return [found[number] for number in range(len(requests))]
-
-    return answer
 
 
 def remembering(ask: Predict) -> Predict:

@@ -64,8 +64,12 @@ def test_controls_exchange_blank_and_move_what_calls_give(own_model: Sa2VA) -> N
             assert (box[2] - box[0], box[3] - box[1]) == (x2 - x1, y2 - y1)
             assert box != [x1, y1, x2, y2]
     with RandomCalls(own_model, seed=0) as toolbox:
-        assert toolbox._moved({"text": "it", "image": "image_1"}).keys() == {"point_2d", "image"}
-        assert toolbox._moved({"mask": "mask_1"}) == {"mask": "mask_1"}
+        for given, kept in (({"text": "it", "image": "image_1"}, {"point_2d", "image"}), ({"mask": "mask_1"}, {"mask"})):
+            call = toolbox.call(questions[0].workspace(), Call(name="segment_object_at", arguments=given))[0].call
+            assert call is not None
+            assert call.arguments.keys() == kept
+        again = play(own_model, toolbox, requests[1:], limits=Limits(turn_tokens=2), plans=plans[1:])  # without the first episode
+        assert again[0].episode.observations[0].call == moved[1].episode.observations[0].call
         swapped = play(own_model, toolbox, requests, limits=Limits(turn_tokens=2), plans=plans, change=controls.shuffled)
         grey = play(own_model, toolbox, requests, limits=Limits(turn_tokens=2), plans=plans, change=controls.blank)
     assert [e.crops[1].frame for e in swapped] == [questions[1].frames[0], questions[0].frames[0]]

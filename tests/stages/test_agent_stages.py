@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from ans_core import dist
+from ans_core.agent.world import traces
 from ans_core.agent.world.trace_file import SHARES, Trace, mix, read_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.stages import agent_evaluate, agent_report, agent_sft, cota, prepare, rft
 from ans_core.types import Log
 from tests import tiny
+from tests.workspace import launch
 
 pytestmark = pytest.mark.slow
 CONFIG = Config.model_validate(
@@ -126,6 +133,96 @@ def test_copies_of_layers_are_trained_by_both_stages_in_place_of_lora(runs: Path
     matrices = [name for name in first[0] if "language_model.layers" in name and name.endswith("weight")]
     assert len(matrices) == 2 * 7  # two layers
     assert not any(torch.equal(first[0][name], second[0][name]) for name in matrices)
+
+
+SHARED = """
+import sys
+from pathlib import Path
+from tests.stages import test_agent_stages as stages
+if __name__ == "__main__":  # the process for operations imports this file
+    stages.run_shared(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def run_shared(runs: Path, folder: Path) -> None:
+    """Run what several processes share, so that two have unlike shares: an odd number of questions, one process alone has `easy` of the
+    traces, and one alone has `text` of the controls; notes how much this process does."""
+    values = CONFIG.model_dump()
+    values["agent"]["cota"]["more"] = {"easy": 1, "text": 14}
+    values["agent"]["episode"]["batch"] = 2
+    values["agent"]["evaluate"] |= {"each": 3, "referring": 5}
+    values["evaluate"]["batch"] = 2
+    cfg = Config.model_validate(values)
+    done: Counter[str] = Counter()
+    traces.trace = counting(traces.trace, done, "traces")  # type: ignore[assignment]
+    agent_evaluate.play = counting(agent_evaluate.play, done, "batches")  # type: ignore[assignment]
+    agent_evaluate.oracle = counting(agent_evaluate.oracle, done, "plans")  # type: ignore[assignment]
+    agent_evaluate.predict = counting(agent_evaluate.predict, done, "referring")  # type: ignore[assignment]
+    for name in ("model", "data", "agent/sft/tools"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            (folder / name).symlink_to(runs / name)
+    with dist.process_group():
+        dist.process_group = counting(nullcontext, done, "groups")  # a second one would look for the first one's addresses
+        for stage, name, needed, row in (
+            (cota, "cota", ("model",), {}),
+            (agent_evaluate, "evaluate/sft", ("data", "model", "agent/sft/tools"), {"row": "sft"}),
+            (agent_evaluate, "evaluate/oracle", ("data", "model"), {"row": "oracle"}),
+        ):
+            out = folder / "made" / name
+            out.mkdir(parents=True, exist_ok=True)
+            stage.run(cfg, inputs={k: folder / k for k in needed}, out=out, scratch=folder / "scratch", log=silent, **row)  # type: ignore[attr-defined]
+    (folder / f"done-{dist.rank()}.json").write_text(json.dumps(done))
+
+
+def counting(function: Callable[..., Any], done: Counter[str], name: str) -> Callable[..., Any]:
+    def counted(*arguments: Any, **words: Any) -> Any:
+        done[name] += 1
+        return function(*arguments, **words)
+
+    return counted
+
+
+def test_two_processes_make_traces_and_evaluate_agents_to_the_bits_of_one(runs: Path, tmp_path: Path) -> None:
+    script = tmp_path / "shared.py"
+    script.write_text(SHARED)
+    for processes in (1, 2):
+        launch(script, str(runs), str(tmp_path / str(processes)), processes=processes)
+    one, two = (
+        {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in (tmp_path / "1/made", tmp_path / "2/made")
+    )
+    named = {"cota/train/traces.jsonl", "evaluate/sft/metrics.json", "evaluate/sft/episodes/episodes.json", "evaluate/oracle/metrics.json"}
+    assert named <= one.keys()
+    assert one.keys() == two.keys()
+    assert [file for file in one if one[file] != two[file]] == []
+    alone, *shares = (json.loads((tmp_path / name).read_text()) for name in ("1/done-0.json", "2/done-0.json", "2/done-1.json"))
+    assert alone == {"groups": 3, "traces": 25 + 30, "batches": 5 + 5 * 2, "plans": 9, "referring": 2 * 3}
+    assert shares[0] == {"groups": 3, "traces": 13 + 15, "batches": 3 + 5 * 1, "plans": 5, "referring": 2 * 2}
+    assert shares[1] == {"groups": 3, "traces": 12 + 15, "batches": 2 + 5 * 1, "plans": 4, "referring": 2 * 1}
+
+
+BROKEN = """
+import sys
+from pathlib import Path
+from ans_core import dist
+from ans_core.agent.world import traces
+from tests.stages import test_agent_stages as stages
+def broken(*arguments, **words):
+    raise RuntimeError("this process is broken")
+if __name__ == "__main__":
+    if dist.rank() == 1:
+        traces.trace = broken
+    stages.run_shared(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def test_a_process_that_fails_ends_the_others_and_no_traces_have_their_name(runs: Path, tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN)
+    with pytest.raises(AssertionError, match="this process is broken"):
+        launch(script, str(runs), str(tmp_path), processes=2)
+    assert not list(tmp_path.rglob("traces.jsonl"))
 
 
 def test_the_curriculum_has_a_part_for_each_difficulty_that_is_there(runs: Path) -> None:

@@ -30,6 +30,8 @@ HERE = ["--standalone", "--nproc-per-node=2"]
         ("evaluate@rl", {"processes": 8}, SEVERAL, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.evaluate", "rl"]),  # of this node
         ("evaluate@rl", {"processes": 2, "launcher": "slurm"}, {"SLURM_NNODES": "2", "ANS_JOB": "1"}, None),
         ("evaluate@rl", {"inference_processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.evaluate", "rl"]),
+        ("cota", {"inference_processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.cota"]),
+        ("agent_evaluate@sft", {"processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.agent_evaluate", "sft"]),
         ("evaluate@rl", {"processes": 2, "inference_processes": 1}, {}, None),
         ("evaluate@rl", {"inference_processes": 2, "launcher": "slurm"}, {}, None),  # the job starts them
         ("sft", {"inference_processes": 2}, {}, None),  # trains

@@ -72,22 +72,26 @@ class Trace(Record):
         return self.turns[-1].text
 
 
-def write_traces(folder: Path, traces: Iterable[tuple[Trace, Mapping[str, bytes]]]) -> int:
-    """Records and their pictures (file -> encoded picture); returns how many. The folder must not hold traces yet."""
-    file = folder / FILE
-    if file.exists():
-        raise ValueError(f"{file} exists; write into another folder, or remove it")
+def check_new(folder: Path) -> None:
+    """Raise ValueError for a folder that holds traces."""
+    if (folder / FILE).exists():
+        raise ValueError(f"{folder / FILE} exists; write into another folder, or remove it")
+
+
+def write_pictures(folder: Path, pictures: Mapping[str, bytes]) -> None:
+    """Write pictures (file -> encoded picture) that records are going to name."""
+    for name, encoded in pictures.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(encoded)
+
+
+def write_traces(folder: Path, traces: Iterable[Trace]) -> None:
+    """Write records whose pictures are there. The file gets its name when it is whole; the folder must not hold traces yet."""
+    check_new(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    partial, count = folder / f"{FILE}.partial", 0
-    with partial.open("w", encoding="utf-8") as lines:
-        for trace, pictures in traces:
-            for name, encoded in pictures.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes(encoded)
-            lines.write(trace.model_dump_json(exclude_defaults=True) + "\n")
-            count += 1
-    partial.rename(file)
-    return count
+    partial = folder / f"{FILE}.partial"
+    partial.write_text("".join(trace.model_dump_json(exclude_defaults=True) + "\n" for trace in traces), encoding="utf-8")
+    partial.rename(folder / FILE)
 
 
 def read_traces(folder: Path) -> list[Trace]:

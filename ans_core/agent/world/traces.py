@@ -19,7 +19,7 @@ from ans_core import dist, media
 from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.world import FAMILIES, Question, draw_question, evidence, is_right
-from ans_core.agent.world.trace_file import SHARES, Fault, Kind, Trace, Turn, check_mix, write_traces
+from ans_core.agent.world.trace_file import SHARES, Fault, Kind, Trace, Turn, check_mix, check_new, write_pictures, write_traces
 
 Dropped = Literal["call_failed", "wrong_conclusion", "no_evidence", "repeated_call"]
 """Rules of the filter: a call of the plan failed, its observations don't give the answer, a thing asked about was not looked at, the
@@ -42,28 +42,36 @@ def write_drawn_traces(
     folder: Path, numbers: Mapping[str, int], *, split: str, seed: int, toolbox: Toolbox, provenance: dict[str, Any]
 ) -> Written:
     """Questions as traces in a folder, so many of every family. `provenance`: what stands beside the source and the question's id in every
-    record (the weights' hash, the reader of READ_TEXT).
+    record (the weights' hash, the reader of READ_TEXT). Several processes make the trace of a question each in turn and write its
+    pictures; the first one writes the records.
 
     Raises ValueError where the mix is off after the filter, or nothing is left."""
+    check_new(folder)
     asked = [(family, index) for family, number in numbers.items() for index in range(number)]
-    questions = (draw_question(family, seed=seed, split=split, index=index, tile=toolbox.tile) for family, index in asked)
     kinds = kinds_of([family for family, _ in asked])
-    written, records = Written(), []
 
-    def made() -> Iterator[tuple[Trace, dict[str, bytes]]]:
-        for question, kind in zip(questions, kinds, strict=True):
+    def made(some: Sequence[tuple[tuple[str, int], Kind]]) -> Iterator[Trace | Dropped]:
+        for (family, index), kind in some:
+            question = draw_question(family, seed=seed, split=split, index=index, tile=toolbox.tile)
             found = trace(question, kind, toolbox, seed=seed, provenance=provenance)
             if isinstance(found, str):
-                written.dropped[f"{question.family}/{found}"] += 1
-            else:
-                written.kinds[kind] += 1
-                records.append(found[0])
                 yield found
-        if not records:
-            raise ValueError(f"no trace is left of {len(kinds)} questions; dropped: {dict(written.dropped)}")
-        check_mix(records)  # before the file has its name
+            else:
+                write_pictures(folder, found[1])  # at once: pictures of all questions would not fit into memory
+                yield found[0]
 
-    write_traces(folder, made())
+    written, records = Written(), []
+    for (family, _), found in zip(asked, dist.by_turns(list(zip(asked, kinds, strict=True)), 1, made), strict=True):
+        if isinstance(found, str):
+            written.dropped[f"{family}/{found}"] += 1
+        else:
+            written.kinds[found.kind] += 1
+            records.append(found)
+    if not records:
+        raise ValueError(f"no trace is left of {len(kinds)} questions; dropped: {dict(written.dropped)}")
+    check_mix(records)  # before the file has its name
+    if dist.rank() == 0:
+        write_traces(folder, records)
     return written
 
 
