@@ -4,6 +4,7 @@
     python perf/memory_training.py real --base runs/tiny/base/base --videos FOLDER [--seeds 0 1 2] [--steps 400]
     python perf/memory_training.py starts --base runs/tiny/base --data runs/tiny/data [--seeds 0 1 2 3 4 5 6 7 8 9] [--steps 150]
     python perf/memory_training.py activations [--model large] [--side 512] [--frames 5] [--objects 1] [--ways plain again]
+    python perf/memory_training.py peak [--model large] [--side 1024] [--frames 16] [--objects 3] [--clips 1] [--dtype bf16] [--modules all]
     python perf/memory_training.py speed --model runs/tiny/base/base [--objects 1 5 16] [--frames 24]
 
 crossings: J&F on held-out clips of look-alikes that cross, of a SAM2 before memory training, after it, after training with a detached
@@ -11,7 +12,9 @@ memory bank, and, of each, without memory (every frame decoded from its own feat
 real: J&F on the second half of each clip of a folder in the format `videos`, before and after training on the first halves.
 starts: the stage `memory` with the settings of params.yaml, from one base by many seeds: J&F of the validation clips before and after.
 activations: bytes that autograd keeps for the backward pass of a clip with SAM2.1's sizes, the time, with and without recomputing,
-and the program's most memory so far. speed: frames per second against the stock video predictor on the same weights and clip, and how far
+and the program's most memory so far.
+peak: the most bytes that a whole training step with SAM2.1's sizes takes at once, computed with fake tensors (perf/training_peak.py).
+speed: frames per second against the stock video predictor on the same weights and clip, and how far
 the masks agree.
 """
 
@@ -23,7 +26,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -31,10 +34,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import init_empty_weights
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from PIL import Image
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ans_core import loop, media, rle, transforms
 from ans_core.checkpoints import sam2 as sam2_files
@@ -43,6 +48,7 @@ from ans_core.data.formats import videos
 from ans_core.data.scenes import background, outline, random_thing, render
 from ans_core.dist import rng_of
 from ans_core.model.grounding import Grounding, GroundingConfig
+from ans_core.optim import optimizer_of
 from ans_core.stages import memory as stage
 from ans_core.tracking.batch import ClipTensors, PromptOptions, TrackingBatch, make_batch
 from ans_core.tracking.clips import Clip, choose_window, clips_of, load_window
@@ -51,10 +57,15 @@ from ans_core.tracking.forward import remembered
 from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.training import GradientCheck, Tracking, open_modules
 from ans_core.tracking.validation import validate
+from perf.peak import watched
+from perf.training_peak import as_on_gpu, faked, fakes, step_peak
 
 MODULES = (
     "memory_attention", "memory_encoder", "sam_mask_decoder", "sam_prompt_encoder", "maskmem_tpos_enc", "obj_ptr_proj", "no_obj_ptr",
 )  # fmt: skip
+
+DEFAULT = ("memory_attention", "memory_encoder")
+"""What the stage `memory` trains if nothing else is asked for."""
 
 
 def crossing_clip(*, seed: int, index: int, size: int, frames: int) -> Clip:
@@ -210,21 +221,64 @@ SIZES = {"tiny": (96, 12), "large": (144, 48)}
 WAYS = {"plain": "plain back-propagation through time", "again": "frames computed again"}
 
 
+def sized(model: str, side: int) -> GroundingConfig:
+    """Return the sizes of a SAM2.1."""
+    embed, blocks = SIZES[model]
+    sizes: dict[str, Any] = sam2_files.PUBLISHED[embed, blocks] | {"embed": embed, "image_size": side, "temporal_pointers": True}
+    return GroundingConfig(**sizes)
+
+
+def square(*, side: int, frames: int, objects: int, clips: int = 1) -> TrackingBatch:
+    """Return clips of noise in which every object is the same square, given as a mask in the first frame."""
+    masks = torch.zeros(objects, frames, side, side, dtype=torch.bool)
+    masks[..., side // 4 : side // 2, side // 4 : side // 2] = True
+    clip = ClipTensors(pixels=torch.randn(frames, 3, side, side), masks=masks, known=torch.ones(objects, frames, dtype=torch.bool))
+    return make_batch([clip] * clips, PromptOptions(kinds={"mask": 1.0}), rngs=[Random(0)] * clips)
+
+
+def peak(arguments: argparse.Namespace) -> str:
+    """Compute the most bytes of a step on a GPU; with --measure those of a step on this CPU, and run it to compare."""
+    size = {"side": arguments.side, "objects": arguments.objects, "clips": arguments.clips}
+    lines = ["| frames | | weights | optimizer | inputs | gradients | activations | peak, MB | in | |", "|" + "---|" * 10]
+    for frames in arguments.frames:
+        batch = square(frames=frames, **size)
+        for way in arguments.ways:
+            with init_empty_weights():
+                sam2 = Grounding(sized(arguments.model, arguments.side))
+            with fakes() as mode, nullcontext() if arguments.measure else as_on_gpu():
+                module, optimizer = trainee(sam2.to_empty(device="cpu"), way, arguments)
+                found = step_peak(module, optimizer, faked(batch, mode), half=arguments.dtype == "bf16")
+            measured = ""
+            if arguments.measure:
+                torch.manual_seed(0)
+                module, optimizer = trainee(Grounding(sized(arguments.model, arguments.side)), way, arguments)
+                with watched() as grown:
+                    real = step_peak(module, optimizer, batch, half=arguments.dtype == "bf16")
+                own = real.total - real.weights - real.inputs  # made in the step
+                measured = f"real tensors {real.total / 1e6:,.0f}; of it new {own / 1e6:,.0f}, process grown by {grown.grown / 1e6:,.0f}"
+            parts = (found.weights, found.optimizer, found.inputs, found.gradients, found.activations, found.total)
+            cells = " | ".join(f"{part / 1e6:,.0f}" for part in parts)
+            lines.append(f"| {frames} | {WAYS[way]} | {cells} | {found.phase} | {measured} |")
+            print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+def trainee(sam2: Grounding, way: str, arguments: argparse.Namespace) -> tuple[Tracking, Optimizer]:
+    """Return the loss module and the optimizer of the stage `memory`."""
+    every = {name.split(".")[0] for name, _ in sam2.named_parameters()}
+    open_modules(sam2, every if arguments.modules == ["all"] else arguments.modules)
+    sam2.train()
+    sam2.blank_absent = True
+    module = Tracking(sam2, LossWeights(), recompute=way == "again")
+    return module, optimizer_of(module, lr=1e-4, weight_decay=0.01, scales={})
+
+
 def activations(arguments: argparse.Namespace) -> str:
     """Count what autograd saves and what the memory bank holds: every storage once, parameters left out."""
-    config: dict[str, Any] = sam2_files.PUBLISHED[SIZES[arguments.model]] | {
-        "embed": SIZES[arguments.model][0],
-        "image_size": arguments.side,
-        "temporal_pointers": True,
-    }
     torch.manual_seed(0)
-    sam2 = Grounding(GroundingConfig(**config)).train()
-    open_modules(sam2, ("memory_attention", "memory_encoder"))
-    masks = torch.zeros(arguments.objects, arguments.frames, arguments.side, arguments.side, dtype=torch.bool)
-    masks[..., arguments.side // 4 : arguments.side // 2, arguments.side // 4 : arguments.side // 2] = True
-    pixels = torch.randn(arguments.frames, 3, arguments.side, arguments.side)
-    clip = ClipTensors(pixels=pixels, masks=masks, known=torch.ones(arguments.objects, arguments.frames, dtype=torch.bool))
-    batch = make_batch([clip], PromptOptions(kinds={"mask": 1.0}), rngs=[Random(0)])
+    sam2 = Grounding(sized(arguments.model, arguments.side)).train()
+    open_modules(sam2, DEFAULT)
+    batch = square(side=arguments.side, frames=arguments.frames, objects=arguments.objects)
     lines = ["| | activations kept | forward and backward | most memory |", "|---|---|---|---|"]
     for way in arguments.ways:
         held: dict[int, int] = {}
@@ -328,13 +382,24 @@ def main() -> None:
     it.add_argument("--ways", choices=list(WAYS), nargs="+", default=list(WAYS))
     for name, value in (("side", 512), ("frames", 5), ("objects", 1), ("repeats", 3)):
         it.add_argument(f"--{name}", type=int, default=value)
+    it = commands.add_parser("peak")
+    it.add_argument("--model", choices=list(SIZES), default="large")
+    it.add_argument("--ways", choices=list(WAYS), nargs="+", default=list(WAYS))
+    it.add_argument("--frames", type=int, nargs="+", default=[16])
+    for name, value in (("side", 1024), ("objects", 3), ("clips", 1)):
+        it.add_argument(f"--{name}", type=int, default=value)
+    it.add_argument("--dtype", choices=["fp32", "bf16"], default="bf16")
+    it.add_argument("--modules", nargs="+", default=list(DEFAULT), help="those that are trained; all = the whole SAM2")
+    it.add_argument("--measure", action="store_true", help="compute a CPU's step, and run it")
     it = commands.add_parser("speed")
     it.add_argument("--model", required=True)
     it.add_argument("--objects", type=int, nargs="+", default=[1, 5, 16])
     for name, value in (("frames", 24), ("picture", 128), ("repeats", 2)):
         it.add_argument(f"--{name}", type=int, default=value)
     arguments = parser.parse_args()
-    run = {"crossings": crossings, "real": real, "starts": starts, "activations": activations, "speed": speed}
+    if arguments.command == "peak" and arguments.measure and len(arguments.frames) * len(arguments.ways) > 1:
+        parser.error("--measure takes one way and one number of frames: a process grows little by what it has freed before")
+    run = {"crossings": crossings, "real": real, "starts": starts, "activations": activations, "peak": peak, "speed": speed}
     print(run[arguments.command](arguments))
 
 

@@ -71,8 +71,11 @@ def _correct(prompt: dict[str, Tensor], logits: Tensor, *, target: Tensor) -> di
 
 
 def encode(sam2: Grounding, frames: Tensor, *, at_once: int, recompute: bool) -> FrameFeatures:
-    """Run the image encoder on so many frames at a time; its gradient, if it is trained, is computed anew for each of these chunks."""
+    """Run the image encoder on so many frames at a time. If it is trained, `recompute` computes each frame again by itself in the backward
+    pass."""
     trained = any(p.requires_grad for p in sam2.image_encoder.parameters())
+    if trained and recompute:
+        at_once = 1  # what is computed again is held at once: 5.8 GB a frame of 1024 pixels in SAM2's large size (docs/video.md)
     chunks = []
     with torch.set_grad_enabled(torch.is_grad_enabled() and trained):
         for chosen in frames.split(at_once):

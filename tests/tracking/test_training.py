@@ -36,6 +36,24 @@ def test_frames_computed_again_give_the_gradients_of_plain_back_propagation(sam2
     assert all(plain[name].any() for name in plain if name.startswith(MEMORY))
 
 
+@pytest.mark.parametrize(("trained", "recompute", "at_once"), [(True, True, 1), (True, False, 4), (False, True, 4)])
+def test_a_trained_image_encoder_is_computed_again_frame_by_frame(
+    sam2: Grounding, monkeypatch: pytest.MonkeyPatch, *, trained: bool, recompute: bool, at_once: int
+):
+    """What is computed again is held at once; four frames of SAM2's large size would be 22 GB."""
+    open_modules(sam2, (*MEMORY, "image_encoder") if trained else MEMORY)
+    seen: list[int] = []
+    encode = sam2.encode
+
+    def counted(pixels: Tensor) -> FrameFeatures:
+        seen.append(len(pixels))
+        return encode(pixels)
+
+    monkeypatch.setattr(sam2, "encode", counted)
+    gradients(sam2, batch_of("mask", count=1), recompute=recompute)
+    assert set(seen) == {at_once}
+
+
 def test_a_frame_computed_again_reads_its_own_features_and_the_bank_of_its_time(sam2: Grounding):
     """The gradient of every frame's features by itself, where an index bound too late would show; the bank grows meanwhile."""
     sam2.requires_grad_(False)
