@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -119,12 +118,19 @@ def as_on_gpu() -> Iterator[None]:
         result: Tensor = aten._scaled_dot_product_efficient_attention(query, key, value, attn_mask, True, dropout_p)[0]
         return result
 
-    with (
-        mock.patch.object(F, "scaled_dot_product_attention", attention),
-        mock.patch.object(F, "layer_norm", lambda x, *rest: norm(wide(x), *rest)),
-        mock.patch.object(Tensor, "pow", lambda x, exponent: power(wide(x), exponent)),
-    ):
+    replaced: list[tuple[Any, str, Any]] = [
+        (F, "scaled_dot_product_attention", attention),
+        (F, "layer_norm", lambda x, *rest: norm(wide(x), *rest)),
+        (Tensor, "pow", lambda x, exponent: power(wide(x), exponent)),
+    ]
+    before = [getattr(owner, name) for owner, name, _ in replaced]
+    for owner, name, own in replaced:
+        setattr(owner, name, own)
+    try:
         yield
+    finally:
+        for (owner, name, _), theirs in zip(replaced, before, strict=True):
+            setattr(owner, name, theirs)
 
 
 def faked(batch: Any, mode: FakeTensorMode) -> Any:
