@@ -11,7 +11,7 @@ from ans_core.agent.online.voting import Decision
 from ans_core.dist import rng_of
 
 MEMORY = 0.98
-"""Decay of the running marginal of labels, per label."""
+"""Decay of the counts of labels, per label."""
 WEIGHT_LIMITS = (0.2, 2.0)
 
 
@@ -50,30 +50,30 @@ class Gate:
 class Marginal:
     """How common each label is among those that were learned, by form of question."""
 
-    shares: dict[str, dict[str, float]] = field(default_factory=dict)
+    counts: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Form -> label -> how often it came; older ones count less."""
 
     def weight(self, form: str, label: str) -> float:
         """Return clip(1 / (K m(label)), .2, 2) for K known labels: a label that becomes the only one loses its weight."""
-        known = self.shares.get(form, {})
+        known = self.counts.get(form, {})
         if label not in known:
             return 1.0
         low, high = WEIGHT_LIMITS
-        return min(high, max(low, 1 / (len(known) * known[label])))
+        return min(high, max(low, sum(known.values()) / (len(known) * known[label])))
 
     def add(self, form: str, label: str) -> None:
-        known = self.shares.setdefault(form, {})
-        total = sum(known.values())
+        known = self.counts.setdefault(form, {})
         for other in known:
             known[other] *= MEMORY
-        known[label] = known.get(label, 0.0) + (1 - MEMORY if total else 1.0)
+        known[label] = known.get(label, 0.0) + 1.0
 
     def largest(self) -> float:
         """Return the share of the most common label of any form with several; 0 without any."""
-        return max((max(known.values()) for known in self.shares.values() if len(known) > 1), default=0.0)
+        return max((max(known.values()) / sum(known.values()) for known in self.counts.values() if len(known) > 1), default=0.0)
 
     def state(self) -> dict[str, Any]:
-        return {form: dict(known) for form, known in self.shares.items()}
+        return {form: dict(known) for form, known in self.counts.items()}
 
     @classmethod
     def of(cls, state: Mapping[str, Mapping[str, float]]) -> Marginal:
-        return cls(shares={form: dict(known) for form, known in state.items()})
+        return cls(counts={form: dict(known) for form, known in state.items()})

@@ -14,7 +14,7 @@ OMEGA = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Vote:
-    """One voice. None = no answer: it counts for nobody, but against every share."""
+    """One voice. None = no answer: it counts for nobody, but against every share, as one unverified voice without doubt."""
 
     source: str
     """`rollout 3` or `experience 17`."""
@@ -65,7 +65,7 @@ def shares(votes: Sequence[Vote], strategy: Strategy) -> dict[str, float]:
     for vote in votes:
         if vote.answer is not None:
             weights[normal(vote.answer)] += weigh(vote)
-    total = sum(weigh(vote) for vote in votes)
+    total = sum(1.0 if vote.answer is None else weigh(vote) for vote in votes)
     return {answer: weight / total if total else 0.0 for answer, weight in weights.items()}
 
 
