@@ -124,7 +124,10 @@ def train(
     wrapped, optimizer = accelerator.prepare(loss_module, optimizer)
     folder, stage = scratch / name, machine.deepspeed_stage
     start, curves = states.resume(folder, loss_module, optimizer, wrapped, deepspeed_stage=stage, device=machine.device)
-    loader = DataLoader(_Steps(make_batch, start, schedule), batch_size=None, num_workers=machine.workers, shuffle=False)
+    fork = "fork" if machine.workers else None  # `make_batch` is a closure, which no other way of starting takes along
+    loader = DataLoader(
+        _Steps(make_batch, start, schedule), batch_size=None, num_workers=machine.workers, shuffle=False, multiprocessing_context=fork
+    )
     batches = iter(loader)
     skipped, speed, validation = 0, Speed(watch), watch.validation
     bar = tqdm(
