@@ -76,8 +76,9 @@ def serve(arguments: argparse.Namespace) -> int:
     with opened(cfg, base=base, start=start, folder=folder, machine=machine, families=cfg.agent.families, names=ADAPTERS[3:]) as parts:
         engine = parts.engine(read_only=arguments.read_only)
         with Server(engine, host=arguments.host, port=arguments.port) as server:
-            host, port = server.server_address[:2]
-            print(f"version {engine.version} of {folder} answers on http://{host!s}:{port}/ask", flush=True)
+            host = str(server.server_address[0])
+            address = f"{f'[{host}]' if ':' in host else host}:{server.server_port}"
+            print(f"version {engine.version} of {folder} answers on http://{address}/ask", flush=True)
             server.serve_forever()
     return 0
 

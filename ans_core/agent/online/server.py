@@ -78,7 +78,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, engine: Engine, *, host: str, port: int) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), Handler)
-        self.host, self.port = host.lower(), int(self.server_address[1])
+        self.host = host.lower()
         self.engine, self.turn = engine, threading.Lock()
         self.room = threading.Semaphore(MOST_WAITING)
 
@@ -86,7 +86,7 @@ class Server(ThreadingHTTPServer):
         """Return what a request may name as its host, if it reached the server at this address of the machine."""
         names = {*LOOPBACK, self.host, reached.removeprefix("::ffff:")}
         bare = {f"[{name}]" if ":" in name else name for name in names}
-        return {f"{name}:{self.port}" for name in bare} | (bare if self.port == 80 else set())  # browsers leave :80 out
+        return {f"{name}:{self.server_port}" for name in bare} | (bare if self.server_port == 80 else set())  # browsers leave :80 out
 
     def status(self) -> dict[str, Any]:
         engine = self.engine

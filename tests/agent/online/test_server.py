@@ -41,9 +41,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def reply(server: Server, method: str = "POST", body: str = BODY, **headers: str) -> tuple[int, dict[str, Any]]:
     """Send a request with the server's own address as its host, unless `headers` (of which _ is -) name another."""
-    told = {"Content-Type": "application/json", "Host": f"127.0.0.1:{server.port}"}
+    told = {"Content-Type": "application/json", "Host": f"127.0.0.1:{server.server_port}"}
     told |= {name.replace("_", "-"): value for name, value in headers.items()}
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
     connection.request(method, "/ask" if method == "POST" else "/status", body if method == "POST" else None, told)
     found = connection.getresponse()
     values: dict[str, Any] = json.loads(found.read())
@@ -54,29 +54,35 @@ def reply(server: Server, method: str = "POST", body: str = BODY, **headers: str
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_only_who_names_the_servers_own_address_is_answered(server: Server, method: str) -> None:
     for name in ("127.0.0.1", "LocalHost", "[::1]"):
-        assert reply(server, method, Host=f"{name}:{server.port}")[0] == 200
-    for host in (f"evil.example:{server.port}", "127.0.0.1", f"127.0.0.1:{server.port + 1}", f"127.0.0.1:{server.port}@evil.example", ""):
+        assert reply(server, method, Host=f"{name}:{server.server_port}")[0] == 200
+    for host in (
+        f"evil.example:{server.server_port}",
+        "127.0.0.1",
+        f"127.0.0.1:{server.server_port + 1}",
+        f"127.0.0.1:{server.server_port}@evil.example",
+        "",
+    ):
         status, values = reply(server, method, Host=host)
-        assert (status, f"ask 127.0.0.1:{server.port}" in values["error"]) == (403, True)
+        assert (status, f"ask 127.0.0.1:{server.server_port}" in values["error"]) == (403, True)
     assert server.room._value == servers.MOST_WAITING
 
 
 def test_a_page_of_another_site_is_not_answered(server: Server) -> None:
-    assert reply(server, Origin=f"http://localhost:{server.port}")[0] == 200
-    for origin in ("http://evil.example", "null", f"https://localhost:{server.port}"):
+    assert reply(server, Origin=f"http://localhost:{server.server_port}")[0] == 200
+    for origin in ("http://evil.example", "null", f"https://localhost:{server.server_port}"):
         status, values = reply(server, Origin=origin)
         assert (status, "page of another site" in values["error"]) == (403, True)
 
 
 def test_a_named_host_may_be_asked_for_and_at_port_80_without_the_port(server: Server) -> None:
-    server.host, server.port = "gpu.lan", 80
+    server.host, server.server_port = "gpu.lan", 80
     assert {"gpu.lan", "gpu.lan:80", "10.0.0.7", "[::1]:80"} <= server.hosts("::ffff:10.0.0.7")
     assert "evil.example" not in server.hosts("10.0.0.7")
 
 
 def test_a_request_is_counted_before_its_body_is_read(server: Server) -> None:
     server.room = threading.Semaphore(1)
-    waiting = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    waiting = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
     waiting.putrequest("POST", "/ask")
     waiting.putheader("Content-Type", "application/json")
     waiting.putheader("Content-Length", str(len(BODY)))
