@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ALERTS = 5
 """Newest ones that are told."""
+MOST_ID = 2**63 - 1
+"""Of SQLite's."""
 
 
 def add_arguments(it: argparse.ArgumentParser) -> None:
@@ -34,7 +36,7 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
     of = action("serve", serve)
     of.add_argument("--port", type=int, default=7870, help="(default: 7870)")
     of.add_argument("--host", default="127.0.0.1", help="another address opens it to the network: it asks nobody for a password")
-    of.add_argument("--read-only", action="store_true", help="answer, and keep nothing")
+    of.add_argument("--read-only", action="store_true", help="answer, and keep nothing; needs a store that is there")
     of.add_argument("--model", metavar="FOLDER", help="the base (default: agent.base, or runs/<profile>/model)")
     of.add_argument("--adapter", metavar="FOLDER", help="what a new store begins with (default: runs/<profile>/agent/rft)")
     of = action("worker", worker)
@@ -66,16 +68,32 @@ def serve(arguments: argparse.Namespace) -> int:
     cfg = load(root() / "params.yaml")
     base, adapter = base_of(arguments), Path(arguments.adapter or root() / "runs" / cfg.profile / "agent/rft")
     folder = folder_of(arguments)
+    if arguments.read_only:
+        _check_begun(folder)
     exit_on_term()
     machine = machine_of(cfg.launch)
     start = adapter if adapter.is_dir() else None
     with opened(cfg, base=base, start=start, folder=folder, machine=machine, families=cfg.agent.families, names=ADAPTERS[3:]) as parts:
         engine = parts.engine(read_only=arguments.read_only)
         with Server(engine, host=arguments.host, port=arguments.port) as server:
-            host, port = server.server_address[:2]
-            print(f"version {engine.version} of {folder} answers on http://{host!s}:{port}/ask", flush=True)
+            host = str(server.server_address[0])
+            address = f"{f'[{host}]' if ':' in host else host}:{server.server_port}"
+            print(f"version {engine.version} of {folder} answers on http://{address}/ask", flush=True)
             server.serve_forever()
     return 0
+
+
+def _check_begun(folder: Path) -> None:
+    """Raise ValueError for a store without a snapshot, which somebody who keeps nothing can't make."""
+    from ans_core.agent.online.store import FILE, Store
+
+    if (folder / FILE).exists():
+        with Store(folder) as store:
+            if store.meta("served") is not None:
+                return
+    raise ValueError(
+        f"{folder} has no snapshot to answer from; run `ans agent serve` once without --read-only, or name its store (--store)"
+    )
 
 
 def worker(arguments: argparse.Namespace) -> int:
@@ -167,6 +185,8 @@ def forget(arguments: argparse.Namespace) -> int:
     from ans_core.agent.online import retention
 
     with open_store(arguments) as (store, _):
+        if not 0 < arguments.id <= MOST_ID:
+            raise ValueError(f"there is no experience {arguments.id} in {store.file}; `ans agent export` lists them")
         retention.forget(store, arguments.id)
     print(f"experience {arguments.id} is gone; versions published after it came may have learned from it (`ans agent rollback`)")
     return 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ans_core import media
-from ans_core.agent import tokens
+from ans_core.agent import asking
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told
 from ans_core.agent.operations import OPERATIONS
@@ -39,11 +39,7 @@ LIMITS: dict[Ended, str] = {
 
 def ask(arguments: argparse.Namespace, root: Path) -> int:
     """Return 1 where the episode ended without an answer. Raises ValueError for what can't be asked, before a model is loaded."""
-    question = arguments.text.strip()
-    if not question:
-        raise ValueError("the question is empty; ask something, as in: ans ask photo.jpg 'What is written on the door?'")
-    if tokens.IMAGE in question:
-        raise ValueError(f"the question holds {tokens.IMAGE}; leave it out, the agent sees the picture before the question")
+    question = asking.checked(arguments.text)
     config = load(root / "params.yaml")
     source, run = Path(arguments.source), root / "runs" / config.profile
     base = folder.local_folder(arguments.model or config.agent.base or run / "model")
@@ -57,7 +53,7 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
             answer.remove(old)
             diary = Diary(out=out, frames=frames, tile=toolbox.tile, told={"source": str(source), "asked": question, "agent": str(trained)})
             told = operations_told(toolbox, config.agent.episode.operations_told)
-            request = Request(frames=frames, text=tokens.first_question(question, told))
+            request = Request(frames=frames, text=asking.first_turn(question, told))
             (played,) = play(policy.model, toolbox, [request], limits=Limits.of(config.agent.episode), watch=diary.add)
         diary.end(played.answer, played.ended)
     return 0 if played.answer is not None else 1

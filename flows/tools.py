@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from ans_core import media
+from ans_core import media, transforms
 from ans_core.agent import protocol
 from ans_core.agent.episode import Observation, Toolbox
 from ans_core.agent.operations import OPERATIONS
@@ -43,6 +43,8 @@ def run_operation(arguments: argparse.Namespace, *, out: Path, newest_model: Cal
         raise ValueError(f"ans tools {arguments.name} IMAGE key=value ...: IMAGE is missing")
     call = protocol.Call(name=arguments.name, arguments=parse_settings(arguments.settings))
     check(call)
+    for path in arguments.mask or ():
+        transforms.check_image(Path(path))
     folder = Path(arguments.out or out / arguments.name)
     folder.mkdir(parents=True, exist_ok=True)
     masks = [np.asarray(Image.open(path).convert("L")) > 0 for path in arguments.mask or ()]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ans_core.agent import tokens
+from ans_core.agent import asking
 from ans_core.agent.crops import CropFeatures
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told
@@ -76,7 +76,7 @@ class Parts:
     def ask(self, question: str, frames: Sequence[ImageRef], clip: bool) -> Request:
         """Return a question as the agent was taught to be asked."""
         told = operations_told(self.toolbox, self.cfg.agent.episode.operations_told)
-        return Request(frames=tuple(frames), text=tokens.first_question(question, told), clip=clip or len(frames) > 1)
+        return Request(frames=tuple(frames), text=asking.first_turn(question, told), clip=clip or len(frames) > 1)
 
     def drawn(self, *, split: str, first: int) -> Drawn:
         """Return questions of the agent's own world."""

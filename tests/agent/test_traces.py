@@ -174,6 +174,16 @@ def test_a_trace_written_by_hand_is_read(tmp_path: Path) -> None:
         (lambda r: r.update(kind="silver"), "kind: Input should be 'golden'"),
         (lambda r: r.update(provenance={}), 'provenance needs a "source"'),
         (lambda r: r.update(frames=["3.png"]), "3.png does not exist"),
+        (lambda r: r.update(frames=["../1.png"]), "'../1.png' is no file inside"),
+        (lambda r: r["turns"][2].update(pictures=["/1.png"]), "turn 2: '/1.png' is no file inside"),
+        (lambda r: r.update(family="patern"), "no family named 'patern'; there are easy, pattern"),
+        (lambda r: r.update(family="patern"), "did you mean 'pattern'?"),
+        (lambda r: r.update(family="nonsense"), "or leave it out"),
+        (lambda r: r.update(question="Which colour?"), "turn 0 asks 'Which pattern is on the red square?'"),
+        (
+            lambda r: [turn.pop("trainable", None) for turn in r["turns"]],
+            "nothing of it is trainable, so nothing can be learned; mark turns (of 1, 3)",
+        ),
         (lambda r: r["turns"][2].update(pictures=[]), "turn 2 has 1 <image> and 0 pictures"),
         (lambda r: r["turns"][2].update(trainable=True), "turn 2 is the user's and trainable"),
         (lambda r: r["turns"].pop(1), "turn 1 is the user's; turns alternate"),
@@ -195,6 +205,11 @@ def test_what_is_wrong_with_a_trace_is_said_with_its_line(tmp_path: Path, change
     with pytest.raises(ValueError, match=r"traces.jsonl: line 2") as error:
         read(tmp_path, GOLDEN, wrong)
     assert told in str(error.value)
+
+
+def test_an_answer_with_a_full_stop_is_the_answer(tmp_path: Path) -> None:
+    for answer in ("Checked.", "checked", " CHECKED. "):
+        assert len(read(tmp_path, GOLDEN | {"answer": answer})) == 1
 
 
 def test_a_failed_call_may_stand_in_a_trace_if_it_is_no_target(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def test_what_cannot_be_asked_is_refused_before_a_model_is_loaded(workspace: Pat
     monkeypatch.setattr(ask, "load_policy", loaded)
     with pytest.raises(ValueError, match="the question is empty; ask something"):
         ask.ask(cli.parse(["ask", str(workspace / "photo.png"), "  "]), workspace)
+    with pytest.raises(ValueError, match="the question is no text: character 1 is half of one, or a byte that is not UTF-8"):
+        ask.ask(cli.parse(["ask", str(workspace / "photo.png"), "\udcff red?"]), workspace)
     with pytest.raises(ValueError, match="the question holds <image>; leave it out"):
         ask.ask(cli.parse(["ask", str(workspace / "photo.png"), "<image> What?"]), workspace)
     with pytest.raises(FileNotFoundError, match=r"gone\.png"):

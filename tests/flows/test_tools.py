@@ -85,6 +85,12 @@ def test_a_track_of_a_clip_is_written_as_an_animation(tmp_path: Path, tiny_model
         assert getattr(drawn, "n_frames", 1) == 4
 
 
+def test_a_mask_that_is_cut_short_is_named(picture: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.png").write_bytes(picture.read_bytes()[:2000])
+    with pytest.raises(ValueError, match=r"cannot read the image .*cut\.png"):
+        tools("get_properties", str(picture), "masks=[mask_1]", "--mask", str(tmp_path / "cut.png"), "--out", str(tmp_path / "out"))
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

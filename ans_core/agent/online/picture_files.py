@@ -27,7 +27,7 @@ def path_of(folder: Path, digest: str) -> Path:
 
 
 def put(folder: Path, encoded: bytes) -> str:
-    """Write a picture unless it is there; return its digest."""
+    """Write a picture unless it is there; return its digest once file and name are on disk."""
     digest = digest_of(encoded)
     path = path_of(folder, digest)
     if not path.exists():
@@ -38,7 +38,18 @@ def put(folder: Path, encoded: bytes) -> str:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+    for entry in (path, path.parent, folder):  # also where it is there: another process may not have come so far yet
+        _keep_entry(entry)
     return digest
+
+
+def _keep_entry(path: Path) -> None:
+    """Bring the name of a file or folder to the disk."""
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove(folder: Path, digests: Collection[str]) -> None:

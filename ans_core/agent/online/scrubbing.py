@@ -7,8 +7,9 @@ import re
 REMOVED = "[removed]"
 PRIVATE = (
     re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"),  # e-mail
-    re.compile(r"https?://\S+"),
-    re.compile(r"(?<![\w-])\+?\d(?:[ ()./-]{0,2}\d){8,}(?!\w)"),  # nine digits or more: telephone, card, account
+    re.compile(r"(?:https?://|\bwww\.)\S+", re.IGNORECASE),
+    # nine digits or more: telephone, card, account, also with letters before them (IBAN) or after them
+    re.compile(r"\+?[^\W\d]{0,9}\d(?:[\s()./_\u2010-\u2015-]{0,3}\d){8,}\w*"),
 )
 
 

@@ -3,29 +3,38 @@
     POST /ask     {"question": "...", "image": "<base64>"}  (or "frames": ["<base64>", ...] of a clip; "request": a name of your own)
     GET  /status
 
-Pictures come in the request, never as paths of this machine. A request must say that it is JSON: pages of other sites can't send one.
+Pictures come in the request, never as paths of this machine. A request must name one of the server's own addresses as its host, and no
+other site's page as its origin: a page of another site can neither send one nor have its own name point here. A question must say that it
+is JSON.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
+import re
+import socket
 import threading
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from ans_core.agent import asking
 from ans_core.agent.online import overview
 from ans_core.agent.online.engine import Asked, Engine
 
 LARGEST = 64 * 2**20
 """Bytes of a request."""
 MOST_WAITING = 32
-"""Requests that wait for the model; further ones are turned away with 503."""
-LONGEST_QUESTION = 4000
+"""Requests that are read or wait for the model; further ones are turned away with 503."""
+CHUNK = 2**16
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+REQUEST = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""Names of requests. They are kept as they come, so there is no room for an address or a sentence in them."""
 
 
 class BadRequest(Exception):
@@ -36,10 +45,14 @@ def asked_of(body: bytes) -> Asked:
     """Read a request. Raises BadRequest."""
     try:
         values = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"the request is no JSON ({error})") from None
-    if not isinstance(values, dict) or not isinstance(values.get("question"), str) or not 0 < len(values["question"]) <= LONGEST_QUESTION:
-        raise BadRequest(f'"question" is a text of 1 to {LONGEST_QUESTION} characters')
+    if not isinstance(values, dict) or not isinstance(values.get("question"), str):
+        raise BadRequest('"question" is a text of an object')
+    try:
+        question = asking.checked(values["question"])
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
     if unknown := values.keys() - {"question", "image", "frames", "request"}:
         raise BadRequest(f"unknown: {', '.join(sorted(unknown))}; there are question, image, frames, request")
     if ("image" in values) == ("frames" in values):
@@ -49,12 +62,12 @@ def asked_of(body: bytes) -> Asked:
         raise BadRequest('"image" is a text in base64, "frames" a list of such texts')
     try:
         frames = tuple(base64.b64decode(one, validate=True) for one in encoded)
-    except binascii.Error as error:
+    except ValueError as error:  # also of texts that are not ASCII
         raise BadRequest(f"a picture is no base64 ({error})") from None
     request = values.get("request", str(uuid.uuid4()))
-    if not isinstance(request, str) or not 0 < len(request) <= 200:
-        raise BadRequest('"request" is a text of 1 to 200 characters')
-    return Asked(request=request, question=values["question"], frames=frames, clip="frames" in values)
+    if not isinstance(request, str) or not REQUEST.fullmatch(request):
+        raise BadRequest('"request" is a name of 1 to 128 letters, digits and . _ : -, since it is kept as it comes')
+    return Asked(request=request, question=question, frames=frames, clip="frames" in values)
 
 
 class Server(ThreadingHTTPServer):
@@ -63,9 +76,17 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, engine: Engine, *, host: str, port: int) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), Handler)
+        self.host = host.lower()
         self.engine, self.turn = engine, threading.Lock()
         self.room = threading.Semaphore(MOST_WAITING)
+
+    def hosts(self, reached: str) -> set[str]:
+        """Return what a request may name as its host, if it reached the server at this address of the machine."""
+        names = {*LOOPBACK, self.host, reached.removeprefix("::ffff:")}
+        bare = {f"[{name}]" if ":" in name else name for name in names}
+        return {f"{name}:{self.server_port}" for name in bare} | (bare if self.server_port == 80 else set())  # browsers leave :80 out
 
     def status(self) -> dict[str, Any]:
         engine = self.engine
@@ -79,38 +100,73 @@ class Handler(BaseHTTPRequestHandler):
     """Seconds for a request to arrive."""
 
     def do_GET(self) -> None:
-        if self.path != "/status":
-            self._tell(HTTPStatus.NOT_FOUND, {"error": "there are POST /ask and GET /status"})
-            return
-        self._tell(HTTPStatus.OK, self.server.status())
+        with self._admitted() as admitted:
+            if not admitted:
+                return
+            if self.path != "/status":
+                self._tell(HTTPStatus.NOT_FOUND, {"error": "there are POST /ask and GET /status"})
+                return
+            self._tell(HTTPStatus.OK, self.server.status())
 
     def do_POST(self) -> None:
-        try:
-            asked = asked_of(self._body())
-        except BadRequest as error:
-            self._tell(HTTPStatus.BAD_REQUEST, {"error": str(error)})
-            return
-        if not self.server.room.acquire(blocking=False):
-            self._tell(HTTPStatus.SERVICE_UNAVAILABLE, {"error": f"{MOST_WAITING} requests wait; ask again later"})
-            return
-        try:
-            with self.server.turn:
-                (reply,) = self.server.engine.answer([asked])
-            self._tell(HTTPStatus.OK, asdict(reply))
-        except ValueError as error:  # a picture that can't be read
-            self._tell(HTTPStatus.BAD_REQUEST, {"error": str(error)})
-        finally:
-            self.server.room.release()
+        with self._admitted() as admitted:
+            if not admitted:
+                return
+            try:
+                asked = asked_of(self._body())
+                with self.server.turn:
+                    (reply,) = self.server.engine.answer([asked])
+                self._tell(HTTPStatus.OK, asdict(reply))
+            except (BadRequest, ValueError) as error:  # ValueError: a picture that can't be read
+                self._tell(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+
+    @contextmanager
+    def _admitted(self) -> Iterator[bool]:
+        """Count a request while it is read and answered. One that may not be made, or finds no room, is told so; its body is not kept."""
+        if error := self._foreign():
+            self._turn_away(HTTPStatus.FORBIDDEN, error)
+            yield False
+        elif not self.server.room.acquire(blocking=False):
+            self._turn_away(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_WAITING} requests wait; ask again later")
+            yield False
+        else:
+            try:
+                yield True
+            finally:
+                self.server.room.release()
+
+    def _foreign(self) -> str:
+        """Say why a request is not for this server; empty if it is. A site's name may point here (DNS rebinding), its page may send."""
+        hosts = self.server.hosts(str(self.connection.getsockname()[0]))
+        named = [name.lower() for name in self.headers.get_all("Host", [])]
+        if len(named) != 1 or named[0] not in hosts:
+            return f"the request's Host is none of this server's addresses; ask {' or '.join(sorted(hosts))}"
+        origins = [origin.lower() for origin in self.headers.get_all("Origin", [])]
+        if any(origin not in {f"http://{host}" for host in hosts} for origin in origins):
+            return "the request's Origin is a page of another site; this server answers its own address and programs alone"
+        return ""
+
+    def _length(self) -> int | None:
+        """Return how long the body is said to be; None if that is missing, no number or too much."""
+        told = self.headers.get("Content-Length", "")
+        return int(told) if re.fullmatch(r"[0-9]{1,12}", told) and int(told) <= LARGEST else None
+
+    def _turn_away(self, status: HTTPStatus, error: str) -> None:
+        """Tell an error, and read past the body: who is still sending when the connection closes never reads the reply."""
+        self._tell(status, {"error": error})
+        left = self._length() or 0
+        while left > 0 and (read := self.rfile.read(min(left, CHUNK))):
+            left -= len(read)
 
     def _body(self) -> bytes:
         if self.path != "/ask":
             raise BadRequest("there are POST /ask and GET /status")
         if self.headers.get_content_type() != "application/json":
             raise BadRequest("send Content-Type: application/json")
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > LARGEST:
+        length = self._length()
+        if length is None:
             raise BadRequest(f"send Content-Length, at most {LARGEST}")
-        return self.rfile.read(int(length))
+        return self.rfile.read(length)
 
     def _tell(self, status: HTTPStatus, values: dict[str, Any]) -> None:
         body = json.dumps(values).encode()

@@ -95,6 +95,10 @@ class Store:
         Raises ValueError for a file that is foreign, damaged or of another encoder."""
         self.folder, self.limits = folder, limits or Limits()
         self.file, self.pictures = folder / FILE, folder / PICTURES
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is no folder; name another one (--store)")
+        if self.file.exists() and not self.file.is_file():
+            raise ValueError(f"{self.file} is no file; name another folder (--store)")
         if not self.file.exists():
             if encoder is None:
                 raise ValueError(f"{folder} holds no {FILE}; start `ans agent serve` first, or name its folder (--store)")

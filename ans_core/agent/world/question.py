@@ -11,7 +11,6 @@ from ans_core import rle
 from ans_core.agent.episode import Observation
 from ans_core.agent.protocol import Call
 from ans_core.agent.workspace import FIRST, MaskHandle, Workspace, box_of
-from ans_core.agent.world.trace_file import same_answer
 from ans_core.metrics.mask import counts
 from ans_core.types import RLE
 
@@ -70,6 +69,12 @@ class Family:
     """draw(rng, pixels on a side, question_id)."""
     conclude: Conclude
     needs_operation: bool = True
+
+
+def same_answer(said: str, answer: str) -> bool:
+    """Compare two answers apart from case, spaces around them and a full stop."""
+    left, right = (text.strip().removesuffix(".").strip().lower() for text in (said, answer))
+    return left == right
 
 
 def is_right(said: str, question: Question) -> bool:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ans_core.agent import protocol
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.refusal import ErrorKind, Refused
+from ans_core.agent.world.families import FAMILIES
+from ans_core.agent.world.question import same_answer
 from ans_core.data.formats import checks
 
 FILE = "traces.jsonl"
@@ -95,8 +98,9 @@ def write_traces(folder: Path, traces: Iterable[Trace]) -> None:
 
 
 def read_traces(folder: Path) -> list[Trace]:
-    """Checked: fields and types, that ids are unique, pictures are there and as many as `<image>`s, turns alternate, calls are well-formed
-    where they are targets, and that nothing wrong is a target. Raises ValueError naming file and line."""
+    """Checked: fields and types, that ids are unique, pictures are in the folder and as many as `<image>`s, turns alternate and begin with
+    the question, calls are well-formed where they are targets, and that something is a target and nothing wrong is. A family is one of
+    FAMILIES, or empty. Raises ValueError naming file and line."""
     file = folder / FILE
     traces: dict[str, Trace] = {}
     for line, values in checks.load_json_lines(file):
@@ -119,7 +123,11 @@ def read_traces(folder: Path) -> list[Trace]:
 def _check(trace: Trace, folder: Path, where: str) -> None:
     if "source" not in trace.provenance:
         raise ValueError(f'{where}: provenance needs a "source": where the trace is from')
-    sizes = {checks.image_size(folder / name, where=where) for name in trace.frames}
+    if trace.family and trace.family not in FAMILIES:
+        near = difflib.get_close_matches(trace.family[:40].lower(), FAMILIES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{where}: no family named {trace.family!r}; there are {', '.join(FAMILIES)}, or leave it out{hint}")
+    sizes = {checks.image_size(checks.inside(folder, name, where=where), where=where) for name in trace.frames}
     if len(sizes) != 1:
         raise ValueError(f"{where}: frames of sizes {sorted(sizes)}; bring them to one size")
     for number, turn in enumerate(trace.turns):
@@ -129,9 +137,11 @@ def _check(trace: Trace, folder: Path, where: str) -> None:
         if (marks := turn.text.count("<image>")) != len(turn.pictures):
             raise ValueError(f"{here} has {marks} <image> and {len(turn.pictures)} pictures; write one for each")
         for name in turn.pictures:
-            checks.image_size(folder / name, where=here)
+            checks.image_size(checks.inside(folder, name, where=here), where=here)
         if turn.role == "user" and turn.trainable:
             raise ValueError(f"{here} is the user's and trainable; only what the model says is a target")
+        if number == 0 and (asked := turn.text.replace("<image>", "").strip()) != trace.question.strip():
+            raise ValueError(f"{here} asks {asked!r}, the trace's question is {trace.question!r}; write the same")
         if turn.role == "assistant":
             failed = number + 1 < len(trace.turns) and trace.turns[number + 1].error is not None
             _check_said(turn, last=number == len(trace.turns) - 1, failed=failed, where=here)
@@ -165,13 +175,11 @@ def _check_targets(trace: Trace, where: str) -> None:
         raise ValueError(f"{where}: a trap ends in a wrong answer and nothing of it is trainable")
     if trace.kind != "trap" and not right:
         raise ValueError(f"{where}: ends in {trace.said!r}, the answer is {trace.answer!r}; only a trap may end wrong")
+    if trace.kind != "trap" and not any(turn.trainable for turn in said):
+        numbers = ", ".join(str(number) for number in range(1, len(trace.turns), 2))
+        raise ValueError(f"{where}: nothing of it is trainable, so nothing can be learned; mark turns (of {numbers}), or leave it out")
     if trace.kind == "self_correction" and (len(said) < 3 or any(turn.trainable for turn in said[:-2])):
         raise ValueError(f"{where}: of a self-correction (two calls at least) only the last call and the answer are trainable")
-
-
-def same_answer(said: str, answer: str) -> bool:
-    """Apart from case, spaces around it and a full stop."""
-    return said.strip().removesuffix(".").strip().lower() == answer.strip().lower()
 
 
 def mix(traces: Iterable[Trace]) -> dict[str, float]:

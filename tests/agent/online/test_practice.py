@@ -166,8 +166,14 @@ PICTURE = base64.b64encode(tiny.picture(0)).decode()
         ({"question": "q", "image": "/etc/passwd"}, "no base64"),
         ({"question": "q", "frames": []}, "a list of such texts"),
         ({"question": "q", "image": PICTURE, "path": "x"}, "unknown: path"),
-        ({"question": "q", "image": PICTURE, "request": ""}, "1 to 200 characters"),
-        ({"question": "q" * 5000, "image": PICTURE}, "1 to 4000 characters"),
+        ({"question": "q", "image": PICTURE, "request": ""}, "1 to 128 letters"),
+        ({"question": "q", "image": PICTURE, "request": "ann.lee@mail.example.org"}, "1 to 128 letters"),
+        ({"question": "q", "image": PICTURE, "request": "\ud800"}, "1 to 128 letters"),
+        ({"question": "q" * 5000, "image": PICTURE}, "5000 characters; at most 4000"),
+        ({"question": "   ", "image": PICTURE}, "the question is empty"),
+        ({"question": "\ud800 red?", "image": PICTURE}, "the question is no text: character 1 is half"),
+        ({"question": "q", "image": "éééééééé"}, "no base64"),
+        (b"[" * 100_000, "no JSON"),
     ],
 )
 def test_a_bad_request_is_told_what_is_wrong(sent: object, told: str) -> None:

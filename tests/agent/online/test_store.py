@@ -126,6 +126,18 @@ def test_forget_removes_row_vector_and_picture_and_leaves_no_trace_in_the_files(
 def test_what_tells_who_somebody_is_is_not_kept(tmp_path: Path) -> None:
     assert scrub("Call +49 (171) 555-1234 or ann.lee@mail.example.org, see https://a.b/c?d") == "Call [removed] or [removed], see [removed]"
     assert scrub("Is 24 left of 1234567 in 2026-11-2?") == "Is 24 left of 1234567 in 2026-11-2?"
+    for told in (
+        "DE89370400440532013000",
+        "A123456789",
+        "www.example.com/x",
+        "1234 5678 9012 3456",
+        "123-456\u2013789",
+        "HTTPS://a.b",
+        "123456789X",
+    ):
+        assert scrub(f"Is it {told} on the card?") == "Is it [removed] on the card?"
+    for told in ("640x480", "12345678", "A12345678", "room 1234, 5678 seats, 90 doors", "awww.nice"):
+        assert scrub(f"Is it {told}?") == f"Is it {told}?"
     file = io.BytesIO()
     exif = Image.Exif()
     exif[0x010E] = "at Ann Lee's"
@@ -136,6 +148,20 @@ def test_what_tells_who_somebody_is_is_not_kept(tmp_path: Path) -> None:
         assert b"Ann" in file.getvalue()
         assert b"Ann" not in kept.read_bytes()
         assert not Image.open(kept).getexif()
+
+
+def test_the_name_of_a_picture_is_on_disk_before_its_digest_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[Path, list[str]]] = []
+
+    def fsync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append((path, sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    digest = picture_files.put(tmp_path / "pictures", b"pixels")
+    assert synced[1:] == [
+        (tmp_path / "pictures" / digest[:2], [f"{digest}.png"]), (tmp_path / "pictures", [digest[:2]]), (tmp_path, ["pictures"]),
+    ]  # fmt: skip
 
 
 def test_foreign_cut_and_empty_files_and_another_encoder_are_refused_with_a_sentence(tmp_path: Path) -> None:
@@ -158,6 +184,12 @@ def test_foreign_cut_and_empty_files_and_another_encoder_are_refused_with_a_sent
         Store(tmp_path / "b", encoder="e")
     with pytest.raises(ValueError, match=r"holds no experiences.sqlite; start `ans agent serve`"):
         Store(tmp_path / "c")
+    (tmp_path / "d" / FILE).mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"experiences.sqlite is no file; name another folder"):
+        Store(tmp_path / "d", encoder="e")
+    (tmp_path / "note.txt").touch()
+    with pytest.raises(ValueError, match=r"note.txt is no folder; name another one"):
+        Store(tmp_path / "note.txt", encoder="e")
 
 
 def test_a_store_has_one_worker(tmp_path: Path) -> None:

@@ -263,6 +263,8 @@ def test_status_rollback_export_and_forget(tmp_path: Path, capsys: pytest.Captur
     assert all((out / name).is_file() for record in records for name in record["pictures"])
     with pytest.raises(ValueError, match="exists; name a new folder"):
         agent("export", str(out), *where)
+    with pytest.raises(ValueError, match=r"there is no experience 10{30} in"):
+        agent("forget", "1" + "0" * 30, *where)
     assert agent("forget", "2", *where) == 0
     with Store(folder) as store:
         assert (store.ids(), len(store.vectors()[0])) == ({1, 3}, 2)
@@ -275,3 +277,14 @@ def test_status_rollback_export_and_forget(tmp_path: Path, capsys: pytest.Captur
     (folder / FILE).write_bytes(b"")
     with pytest.raises(ValueError, match="is no store of the agent's experiences"):
         agent("status", *where)
+
+
+def test_a_server_that_keeps_nothing_needs_a_store_that_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ans_core.stages.online_parts.opened", lambda *args, **kwargs: pytest.fail("a store was opened"))
+    where = ("--read-only", "--model", str(tmp_path), "--store", str(tmp_path / "store"))
+    with pytest.raises(ValueError, match=r"has no snapshot to answer from; run `ans agent serve` once without --read-only"):
+        agent("serve", *where)
+    assert not (tmp_path / "store").exists()
+    Store(tmp_path / "store", encoder="b: kind").close()
+    with pytest.raises(ValueError, match="has no snapshot to answer from"):
+        agent("serve", *where)

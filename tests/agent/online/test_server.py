@@ -1,0 +1,105 @@
+"""The server over real connections: whom it answers, and what it reads before it does."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from ans_core.agent.online import server as servers
+from ans_core.agent.online.engine import Asked, Engine, Reply
+from ans_core.agent.online.server import LARGEST, Server
+from tests.agent.online.test_practice import PICTURE
+
+BODY = json.dumps({"question": "Which pattern?", "image": PICTURE})
+
+
+class Answers(Engine):
+    """Has one answer, and no store."""
+
+    def __init__(self) -> None:
+        self.version, self.trouble, self.read_only, self.store = 0, "", True, None  # type: ignore[assignment]
+
+    def answer(self, asked: Sequence[Asked]) -> list[Reply]:
+        return [Reply(answer="checked", version=0, confidence=None, experience=None) for _ in asked]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(servers.overview, "counts", lambda store: {})
+    with Server(Answers(), host="127.0.0.1", port=0) as made:
+        thread = threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def reply(server: Server, method: str = "POST", body: str = BODY, **headers: str) -> tuple[int, dict[str, Any]]:
+    """Send a request with the server's own address as its host, unless `headers` (of which _ is -) name another."""
+    told = {"Content-Type": "application/json", "Host": f"127.0.0.1:{server.server_port}"}
+    told |= {name.replace("_", "-"): value for name, value in headers.items()}
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection.request(method, "/ask" if method == "POST" else "/status", body if method == "POST" else None, told)
+    found = connection.getresponse()
+    values: dict[str, Any] = json.loads(found.read())
+    connection.close()
+    return found.status, values
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_only_who_names_the_servers_own_address_is_answered(server: Server, method: str) -> None:
+    for name in ("127.0.0.1", "LocalHost", "[::1]"):
+        assert reply(server, method, Host=f"{name}:{server.server_port}")[0] == 200
+    for host in (
+        f"evil.example:{server.server_port}",
+        "127.0.0.1",
+        f"127.0.0.1:{server.server_port + 1}",
+        f"127.0.0.1:{server.server_port}@evil.example",
+        "",
+    ):
+        status, values = reply(server, method, Host=host)
+        assert (status, f"ask 127.0.0.1:{server.server_port}" in values["error"]) == (403, True)
+    assert server.room._value == servers.MOST_WAITING
+
+
+def test_a_page_of_another_site_is_not_answered(server: Server) -> None:
+    assert reply(server, Origin=f"http://localhost:{server.server_port}")[0] == 200
+    for origin in ("http://evil.example", "null", f"https://localhost:{server.server_port}"):
+        status, values = reply(server, Origin=origin)
+        assert (status, "page of another site" in values["error"]) == (403, True)
+
+
+def test_a_named_host_may_be_asked_for_and_at_port_80_without_the_port(server: Server) -> None:
+    server.host, server.server_port = "gpu.lan", 80
+    assert {"gpu.lan", "gpu.lan:80", "10.0.0.7", "[::1]:80"} <= server.hosts("::ffff:10.0.0.7")
+    assert "evil.example" not in server.hosts("10.0.0.7")
+
+
+def test_a_request_is_counted_before_its_body_is_read(server: Server) -> None:
+    server.room = threading.Semaphore(1)
+    waiting = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    waiting.putrequest("POST", "/ask")
+    waiting.putheader("Content-Type", "application/json")
+    waiting.putheader("Content-Length", str(len(BODY)))
+    waiting.endheaders()
+    while server.room._value:  # the server has read the head alone
+        threading.Event().wait(0.001)
+    assert reply(server, "GET")[0] == 503
+    status, values = reply(server, body=" " * 2**22 + BODY)
+    assert (status, "requests wait; ask again later" in values["error"]) == (503, True)
+    waiting.send(BODY.encode())
+    assert waiting.getresponse().status == 200
+    waiting.close()
+
+
+def test_every_bad_request_has_a_reply(server: Server) -> None:
+    for body in ("[" * 100_000, json.dumps({"question": "q", "image": "éééééééé"}), '{"question": "\\ud800", "image": ""}'):
+        assert reply(server, body=body)[0] == 400
+    for length in ("9" * 5000, "-1", str(LARGEST + 1), "²"):
+        status, values = reply(server, body="", Content_Length=length)
+        assert (status, "send Content-Length" in values["error"]) == (400, True)
