@@ -8,7 +8,6 @@ import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,7 +88,7 @@ def worker(arguments: argparse.Namespace) -> int:
     cfg, folder = load(root() / "params.yaml"), folder_of(arguments)
     Store(folder).close()  # a damaged or missing one is refused before the model is loaded
     exit_on_term()
-    machine = replace(machine_of(cfg.launch), deepspeed_stage=0)
+    machine = machine_of(cfg.launch)
     with worker_lock(folder):
         families, base = cfg.agent.families, base_of(arguments)
         with opened(cfg, base=base, start=None, folder=folder, machine=machine, families=families) as parts:

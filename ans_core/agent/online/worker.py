@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,7 @@ class Worker:
     def run(self, module: OnlineLoop, *, schedule: Schedule, machine: Machine, scratch: Path, log: Log) -> bool:
         """Learn until the schedule's steps are done; False if there was nothing more to do before."""
         self.module, self._begun = module, False
+        machine = replace(machine, workers=0, deepspeed_stage=0)  # batches come from the open store and the lessons of this one process
         try:
             loop.train(
                 module, self.batch, name="online", schedule=schedule, machine=machine, seed=self.seed, scratch=scratch, log=log,

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from ans_core.agent.online.engine import Asked
 from ans_core.agent.online.learning import KlControl
 from ans_core.agent.online.worker import Stopped, Worker
 from ans_core.checkpoints import checkpoint
+from ans_core.loop import Machine
 from ans_core.stages.online_parts import Guard, Parts, loop_of, opened, schedule, worker_of
 from ans_core.types import Log
 from tests import tiny
@@ -41,11 +43,13 @@ def asked(first: int, count: int) -> list[Asked]:
     return [Asked(request=f"r{i}", question=QUESTION, frames=(tiny.picture(i),)) for i in range(first, first + count)]
 
 
-def learned(parts: Parts, scratch: Path, *, steps: int, guard: Guard | None = None, log: Log = silent) -> tuple[bool, Worker]:
+def learned(
+    parts: Parts, scratch: Path, *, steps: int, guard: Guard | None = None, log: Log = silent, machine: Machine = MACHINE
+) -> tuple[bool, Worker]:
     """Run a worker until there is nothing to do."""
     worker = worker_of(parts, waits=False, guard=guard)
     module = loop_of(parts, worker, guard=guard, log=log)
-    return worker.run(module, schedule=schedule(parts.cfg, steps=steps), machine=MACHINE, scratch=scratch, log=log), worker
+    return worker.run(module, schedule=schedule(parts.cfg, steps=steps), machine=machine, scratch=scratch, log=log), worker
 
 
 def bits(parts: Parts, version: int) -> dict[str, bytes]:
@@ -239,3 +243,12 @@ def test_neither_a_damaged_snapshot_nor_a_full_disk_keeps_an_answer_back(
         quiet = parts.engine(read_only=True)
         assert quiet.answer(asked(2, 1))[0].why_not_kept == "read-only"
         assert parts.store.ids() == {1, 2}
+
+
+@pytest.mark.slow
+def test_the_worker_makes_its_batches_itself_whatever_the_machine_says(start: Start, tmp_path: Path) -> None:
+    """`launch.workers` is for stages that read files: another process has neither the lessons nor the store's connection."""
+    with online(start, tmp_path / "store") as parts:
+        parts.engine().answer(asked(0, 2))
+        done, worker = learned(parts, tmp_path / "scratch", steps=1, machine=replace(MACHINE, workers=1, deepspeed_stage=2))
+        assert (done, worker.update) == (True, 1)
