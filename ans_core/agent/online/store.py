@@ -105,6 +105,9 @@ class Store:
         schema.check(self._db, self.file)
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "secure_delete = ON"):
             self._db.execute(f"PRAGMA {pragma}")
+        if not self.rows("SELECT 1 FROM sqlite_master WHERE name = 'before'"):
+            with self.writing() as db:
+                db.execute(schema.BEFORE)
         known = self.meta("encoder")
         if encoder is not None and encoder != known:
             raise ValueError(
@@ -255,6 +258,10 @@ class Store:
         """Write down what update number `update` made of its tasks. They leave the queue with `settle`."""
         with self.writing() as db:
             for outcome in outcomes:
+                db.execute(
+                    f"INSERT OR IGNORE INTO before SELECT ?, id, {', '.join(schema.FOUND)} FROM experiences WHERE id = ?",
+                    (update, outcome.experience),
+                )
                 _write_outcome(db, outcome)
                 db.execute("UPDATE queue SET learned = ? WHERE experience = ?", (update, outcome.experience))
             told = [[o.experience, o.verdict] for o in outcomes]
@@ -272,10 +279,17 @@ class Store:
         """Take the tasks of updates up to this one out of the queue: its weights are on disk."""
         with self.writing() as db:
             db.execute("DELETE FROM queue WHERE learned <= ?", (update,))
+            db.execute("DELETE FROM before WHERE learned <= ?", (update,))
 
     def reopen(self, after: int) -> None:
-        """Put the tasks of later updates back: a killed worker goes on from the weights of update `after`."""
+        """Put the tasks of later updates back, and what these updates found out as it was before: a killed worker goes on from the weights
+        of update `after`."""
+        columns = ", ".join(schema.FOUND)
         with self.writing() as db:
+            rows = db.execute(f"SELECT {columns}, experience FROM before WHERE learned > ? ORDER BY learned DESC", (after,)).fetchall()
+            marks = ", ".join("?" * len(schema.FOUND))
+            db.executemany(f"UPDATE experiences SET ({columns}) = ({marks}) WHERE id = ?", rows)
+            db.execute("DELETE FROM before WHERE learned > ?", (after,))
             db.execute("UPDATE queue SET learned = NULL WHERE learned > ?", (after,))
 
 
