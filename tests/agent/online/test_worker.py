@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,8 @@ import torch
 from ans_core.agent.online import overview, picture_files
 from ans_core.agent.online import worker as workers
 from ans_core.agent.online.engine import Asked
-from ans_core.agent.online.learning import KlControl
+from ans_core.agent.online.learning import KlControl, OnlineLoop
+from ans_core.agent.online.store import Store
 from ans_core.agent.online.worker import Stopped, Worker
 from ans_core.checkpoints import checkpoint
 from ans_core.loop import Machine
@@ -252,3 +255,112 @@ def test_the_worker_makes_its_batches_itself_whatever_the_machine_says(start: St
         parts.engine().answer(asked(0, 2))
         done, worker = learned(parts, tmp_path / "scratch", steps=1, machine=replace(MACHINE, workers=1, deepspeed_stage=2))
         assert (done, worker.update) == (True, 1)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_that_visits_tasks_again_ends_with_the_same_bits_and_rows(start: Start, tmp_path: Path) -> None:
+    """Killed after update 5 of 6 with a state of update 3: what updates 4 and 5 said of earlier tasks is taken back, too."""
+    results = []
+    update = {"revisit": 0.25, "optim": {"steps": 6, "batch": 4, "lr": 1e-2, "weight_decay": 0.0, "warmup": 0.0, "save_every": 3}}
+    for name in ("whole", "killed"):
+        scratch = tmp_path / f"scratch {name}"
+        if name == "killed":
+            with online(start, tmp_path / name, update=update) as parts:
+                parts.engine().answer(asked(0, 12))
+                learned(parts, scratch, steps=6, log=_killing(5))
+                assert any(record["visits"] > 1 for record in overview.records(parts.store))
+        with online(start, tmp_path / name, update=update) as parts:
+            if name == "whole":
+                parts.engine().answer(asked(0, 12))
+            done, _ = learned(parts, scratch, steps=6)
+            assert done
+            rows = [{key: value for key, value in r.items() if key not in ("time_s", "pictures")} for r in overview.records(parts.store)]
+            results.append((bits(parts, parts.snapshots.served()), rows))
+    assert results[0] == results[1]
+
+
+def lasting(parts: Parts, scratch: Path, *, segments: int = 99) -> Worker:
+    """Run a worker in segments of two updates until there is nothing to do; killed before it begins segment number `segments`."""
+    worker = worker_of(parts, waits=False)
+    begun = iter(range(segments))
+
+    def make() -> OnlineLoop:
+        if next(begun, None) is None:
+            raise KeyboardInterrupt("as if by kill -9")
+        return loop_of(parts, worker, log=silent)
+
+    with suppress(KeyboardInterrupt):
+        worker.run_for_ever(make, schedule=schedule(parts.cfg, steps=2), machine=MACHINE, scratch=scratch, log=silent)
+    return worker
+
+
+@pytest.mark.slow
+def test_a_worker_killed_before_it_writes_a_segment_down_counts_on(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*given: object, **named: object) -> bool:
+        if named["event"] == "segment":
+            raise KeyboardInterrupt("as if by kill -9")
+        return real(*given, **named)  # type: ignore[arg-type]
+
+    real = Store.set_meta
+    with online(start, tmp_path / "store") as parts:
+        parts.engine().answer(asked(0, 6))
+        monkeypatch.setattr(Store, "set_meta", killed)
+        lasting(parts, tmp_path / "scratch")
+        assert parts.store.meta("segment") is None
+    monkeypatch.undo()
+    with online(start, tmp_path / "store") as parts:
+        assert lasting(parts, tmp_path / "scratch").update == 3
+        assert parts.store.meta("segment") == "3"
+        assert {record["visits"] for record in overview.records(parts.store)} == {1}
+
+
+@pytest.mark.slow
+def test_refused_releases_are_counted_on_by_a_worker_that_was_killed_between_segments(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "refused", lambda *a, **k: "it lost everything")
+    with online(start, tmp_path / "store", release={"roll_backs": 2}) as parts:
+        parts.engine().answer(asked(0, 12))
+        first = lasting(parts, tmp_path / "scratch", segments=1).practice.progress
+        assert (first.roll_backs, len(first.recent), list((tmp_path / "scratch").iterdir())) == (1, 4, [])
+    with online(start, tmp_path / "store", release={"roll_backs": 2}) as parts:
+        second = lasting(parts, tmp_path / "scratch").practice.progress
+        assert (second.roll_backs, len(second.recent)) == (2, 8)
+        assert (parts.snapshots.frozen() or "").startswith("2 releases were refused")
+
+
+@pytest.mark.slow
+def test_a_persons_roll_back_during_a_refused_release_stands(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with online(start, tmp_path / "store", release={"roll_backs": 1}) as parts:
+
+        def measured(*given: object, **named: object) -> str | None:
+            if parts.snapshots.served() == 0:
+                return None
+            parts.snapshots.roll_back(0, why="by hand")
+            return "it lost everything"
+
+        monkeypatch.setattr(workers, "refused", measured)
+        parts.engine().answer(asked(0, 8))
+        done, worker = learned(parts, tmp_path / "scratch", steps=4)
+        assert (done, parts.snapshots.served(), parts.snapshots.frozen()) == (True, 0, None)
+        assert (worker.practice.progress.version, worker.practice.progress.roll_backs) == (0, 0)
+        own = parts.policy.adapters.tensors("policy")
+        assert {name: tensor.numpy().tobytes() for name, tensor in own.items()} == bits(parts, 0)
+
+
+@pytest.mark.slow
+def test_a_step_that_was_skipped_leaves_nothing_to_the_next_one(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first loss is not finite: its tasks are learned in the second step, and count once."""
+    real, calls = OnlineLoop.forward, iter(range(99))
+
+    def forward(self: OnlineLoop, *given: Any) -> Any:
+        loss, metrics = real(self, *given)
+        return (loss * math.nan if next(calls) == 0 else loss), metrics
+
+    monkeypatch.setattr(OnlineLoop, "forward", forward)
+    with online(start, tmp_path / "store") as parts:
+        parts.engine().answer(asked(0, 2))
+        done, worker = learned(parts, tmp_path / "scratch", steps=2)
+        assert done
+        assert [record["visits"] for record in overview.records(parts.store)] == [1, 1]
+        assert len(worker.practice.progress.recent) == 2
