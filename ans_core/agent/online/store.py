@@ -86,6 +86,10 @@ class Outcome:
     provenance: tuple[Mapping[str, Any], ...] = ()
 
 
+class NameTaken(Exception):
+    """Another question has this request's name."""
+
+
 class Store:
     """An open store. Methods may be called from several threads."""
 
@@ -128,25 +132,38 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Open a transaction, which is written as a whole when the context ends, or not at all."""
+        """Open a transaction, which is written as a whole when the context ends, or not at all. Raises OSError for a file that can't be
+        written, or is damaged."""
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 try:
                     yield self._db
+                    self._db.execute("COMMIT")
                 except BaseException:
-                    self._db.execute("ROLLBACK")
+                    if self._db.in_transaction:  # SQLite ends some by itself, as on a full disk
+                        self._db.execute("ROLLBACK")
                     raise
-                self._db.execute("COMMIT")
             except sqlite3.OperationalError as error:
                 raise OSError(
                     f"{self.file} can't be written ({error}); free space on its disk, or end the process that holds it"
                 ) from error
+            except sqlite3.DatabaseError as error:
+                raise self._damaged(error) from error
 
     def rows(self, question: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return what a SELECT finds."""
+        """Return what a SELECT finds. Raises OSError for a file that can't be read."""
         with self._lock:
-            return self._db.execute(question, values).fetchall()
+            try:
+                return self._db.execute(question, values).fetchall()
+            except sqlite3.DatabaseError as error:
+                raise self._damaged(error) from error
+
+    def _damaged(self, error: sqlite3.DatabaseError) -> Exception:
+        """Return what to raise: a sentence about the file, or what only a bug can cause as it is."""
+        if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
+            return error
+        return OSError(f"{self.file} can't be read ({error}); put a backup in its place, or name another folder (--store)")
 
     def note(self, event: str, **body: Any) -> None:
         """Add to the audit chain."""
@@ -176,11 +193,13 @@ class Store:
 
     def add(self, experience: Experience, vector: Float[np.ndarray, " D"]) -> int | None:
         """Keep an experience, scrubbed, with its vector and its place in the queue; return its id once it is on disk. None if the queue is
-        full. A request that is known already gets its id."""
+        full. A request that is known already gets its id. Raises NameTaken if it was another question."""
         frames = [picture_files.scrubbed(frame) for frame in experience.frames]
         with self.writing() as db:
             known = db.execute("SELECT id FROM experiences WHERE request = ?", (experience.request,)).fetchone()
             if known:
+                if not _is_same(db, int(known[0]), experience, frames):
+                    raise NameTaken(f"the request {experience.request!r} is another question of the store; give this one a name of its own")
                 return int(known[0])
             (waiting,) = db.execute("SELECT COUNT(*) FROM queue WHERE learned IS NULL").fetchone()
             if waiting >= self.limits.queue:
@@ -291,6 +310,14 @@ class Store:
             db.executemany(f"UPDATE experiences SET ({columns}) = ({marks}) WHERE id = ?", rows)
             db.execute("DELETE FROM before WHERE learned > ?", (after,))
             db.execute("UPDATE queue SET learned = NULL WHERE learned > ?", (after,))
+
+
+def _is_same(db: sqlite3.Connection, number: int, experience: Experience, frames: Sequence[bytes]) -> bool:
+    """Tell whether an experience has this question and these pictures, both scrubbed."""
+    (question, clip) = db.execute("SELECT question, clip FROM experiences WHERE id = ?", (number,)).fetchone()
+    digests = [digest for (digest,) in db.execute("SELECT digest FROM pictures WHERE experience = ? ORDER BY place", (number,))]
+    asked = (scrub(experience.question), experience.clip, [picture_files.digest_of(frame) for frame in frames])
+    return (question, bool(clip), digests) == asked
 
 
 def note(db: sqlite3.Connection, event: str, body: Mapping[str, Any]) -> None:

@@ -364,3 +364,31 @@ def test_a_step_that_was_skipped_leaves_nothing_to_the_next_one(start: Start, tm
         assert done
         assert [record["visits"] for record in overview.records(parts.store)] == [1, 1]
         assert len(worker.practice.progress.recent) == 2
+
+
+@pytest.mark.slow
+def test_a_damaged_store_keeps_no_answer_back_and_says_what_is_wrong(start: Start, tmp_path: Path) -> None:
+    with online(start, tmp_path / "store") as parts:
+        engine = parts.engine()
+        engine.answer(asked(0, 4))
+        parts.store.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+        with parts.store.file.open("r+b") as file:
+            file.write(b"no database" * 20_000)
+        parts.store.rows("PRAGMA shrink_memory")  # what SQLite has in memory is whole
+        (reply,) = engine.answer(asked(4, 1))
+        assert (reply.version, reply.experience, reply.confidence) == (0, None, None)
+        assert "put a backup in its place" in reply.why_not_kept or "can't be written" in reply.why_not_kept
+        assert "put a backup in its place" in engine.trouble
+        with pytest.raises(OSError, match="put a backup in its place"):
+            overview.counts(parts.store)
+
+
+@pytest.mark.slow
+def test_a_request_with_the_name_of_another_question_is_answered_and_told_so(start: Start, tmp_path: Path) -> None:
+    with online(start, tmp_path / "store") as parts:
+        engine = parts.engine()
+        assert engine.answer(asked(0, 1))[0].experience == engine.answer(asked(0, 1))[0].experience == 1
+        for other in ({"question": "Where is it?"}, {"frames": (tiny.picture(7),)}, {"clip": True}):
+            (reply,) = engine.answer([replace(asked(0, 1)[0], **other)])  # type: ignore[arg-type]
+            assert (reply.experience, parts.store.size()) == (None, 1)
+            assert reply.why_not_kept == "the request 'r0' is another question of the store; give this one a name of its own"
