@@ -162,13 +162,16 @@ def export(arguments: argparse.Namespace) -> int:
 
 
 def forget(arguments: argparse.Namespace) -> int:
-    """Removes an experience with its vector and pictures. What the weights learned from it, only a roll-back takes back."""
+    """Removes an experience with its vector and pictures (exit code 1 if its text stays in the WAL for now). What the weights learned from
+    it, only a roll-back takes back."""
     from ans_core.agent.online import retention
 
     with open_store(arguments) as (store, _):
-        retention.forget(store, arguments.id)
+        left = retention.forget(store, arguments.id)
     print(f"experience {arguments.id} is gone; versions published after it came may have learned from it (`ans agent rollback`)")
-    return 0
+    if left:
+        print(left)
+    return int(bool(left))
 
 
 # Where things are

@@ -170,6 +170,17 @@ class Store:
         with self.writing() as db:
             note(db, event, body)
 
+    def empty_wal(self, wait_s: float) -> bool:
+        """Move the WAL into the file and cut it to nothing, so that neither has what was deleted. False if somebody still reads an earlier
+        state of the store after `wait_s`."""
+        with self._lock:
+            self.rows(f"PRAGMA busy_timeout = {round(1000 * wait_s)}")
+            try:
+                ((busy, *_),) = self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                self.rows(f"PRAGMA busy_timeout = {round(1000 * BUSY_S)}")
+        return not busy
+
     def meta(self, key: str) -> str | None:
         found = self.rows("SELECT value FROM meta WHERE key = ?", key)
         return str(found[0][0]) if found else None
@@ -258,11 +269,14 @@ class Store:
         asked = "SELECT id FROM experiences WHERE verdict = ? ORDER BY id DESC LIMIT ?"
         return [number for (number,) in self.rows(asked, verdict, most)]
 
-    def votes(self, numbers: Sequence[int]) -> dict[int, tuple[str, float, str, bool]]:
-        """Return (label, share, question, verified) of those of these experiences that have a label."""
+    def votes(self, numbers: Sequence[int], *, verdict: Verdict | None = None) -> dict[int, tuple[str, float, str, bool]]:
+        """Return (label, share, question, verified) of those of these experiences that have a label, and this verdict if one is named."""
         marks = ",".join("?" * len(numbers))
         rows = self.rows(
-            f"SELECT id, label, share, question, verified FROM experiences WHERE label IS NOT NULL AND id IN ({marks})", *numbers
+            f"SELECT id, label, share, question, verified FROM experiences WHERE label IS NOT NULL AND id IN ({marks})"
+            " AND verdict = COALESCE(?, verdict)",
+            *numbers,
+            verdict,
         )
         return {number: (label, share, question, bool(verified)) for number, label, share, question, verified in rows}
 

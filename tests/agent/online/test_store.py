@@ -152,6 +152,27 @@ def test_forget_removes_row_vector_and_picture_and_leaves_no_trace_in_the_files(
         assert audit.fault(overview.audit_rows(store)) is None
 
 
+def test_forget_and_evict_say_or_empty_what_a_reader_keeps_in_the_wal(tmp_path: Path) -> None:
+    def left() -> bool:
+        return any(b"Goldwater" in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+
+    with opened(tmp_path, experiences=1) as store:
+        for i in range(2):
+            store.add(experience(i, question="Where is Mr Goldwater's boat?"), VECTOR)
+        with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            assert reader.execute("SELECT COUNT(*) FROM experiences").fetchone() == (2,)
+            told = forget(store, 1, wait_s=0.1)
+            assert left()
+            assert "experiences.sqlite-wal, because another process reads the store; it goes once that has ended" in told
+        store.add(experience(3), VECTOR)
+        store.finish(1, [outcome(3)])
+        store.drop([2], "stale")
+        assert evict(store) == 1
+        assert not left()
+        assert store.ids() == {3}
+
+
 def test_what_tells_who_somebody_is_is_not_kept(tmp_path: Path) -> None:
     assert scrub("Call +49 (171) 555-1234 or ann.lee@mail.example.org, see https://a.b/c?d") == "Call [removed] or [removed], see [removed]"
     assert scrub("Is 24 left of 1234567 in 2026-11-2?") == "Is 24 left of 1234567 in 2026-11-2?"
