@@ -27,8 +27,9 @@ FILE, PICTURES, LOCK = "experiences.sqlite", "pictures", "worker.lock"
 BUSY_S = 30.0
 """How long a transaction waits for another process's."""
 
-Verdict = Literal["admitted", "below_gate", "not_verified", "flipped", "no_answer", "cold_start", "review", "canary", "stale"]
-"""What became of a task. admitted: it was learned from. canary: kept to measure on. review: waits for a person."""
+Verdict = Literal["admitted", "below_gate", "not_verified", "flipped", "no_answer", "cold_start", "review", "canary", "stale", "unreadable"]
+"""What became of a task. admitted: it was learned from. canary: kept to measure on. review: waits for a person. unreadable: the file of a
+picture is missing or damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,6 +262,7 @@ class Store:
                 policy=row[5], label=row[6], verdict=row[7], visits=row[8], flips=row[9],
             )
             for row in rows
+            if row[0] in pictures  # else it was forgotten between the two questions
         }  # fmt: skip
         return [found[number] for number in numbers if number in found]
 

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from ans_core import loop
-from ans_core.agent.online import overview
+from ans_core.agent.online import overview, picture_files
 from ans_core.agent.online.alerts import alerts
 from ans_core.agent.online.canary import Asked, Canary, refused
 from ans_core.agent.online.learning import LOOP, OnlineLoop
@@ -161,8 +161,7 @@ class Worker:
             self._before = None
         self.before_batch(step)
         self._adopt()
-        tasks = self._await_tasks(step)
-        lessons = [self._lesson(task) for task in tasks]
+        lessons = self._lessons(step)
         first = (self.base + step) * self.pace.replay
         for number in range(first, first + self.pace.replay):
             request, answer, form = self.replayed(number)
@@ -242,9 +241,30 @@ class Worker:
         known = [number for number in self.store.labelled("admitted", 50 * max(1, self.pace.revisit)) if number not in without]
         return rng_of(self.seed, "revisit", self.base + step).sample(known, min(self.pace.revisit, len(known)))
 
-    def _lesson(self, task: Task) -> Lesson:
-        request = self.ask(task.question, task.frames, task.clip)
+    def _lessons(self, step: int) -> list[Lesson]:
+        while True:
+            tasks = self._await_tasks(step)
+            pictures = self._pictures(tasks)
+            if tasks and len(pictures) == len(tasks):
+                return [self._lesson(task, pictures[task.experience]) for task in tasks]
+
+    def _lesson(self, task: Task, frames: Sequence[bytes]) -> Lesson:
+        request = self.ask(task.question, frames, task.clip)
         return Lesson(name=f"experience {task.experience}", request=request, form=task.form, task=task, truth=self.truth(task))
+
+    def _pictures(self, tasks: Sequence[Task]) -> dict[int, tuple[bytes, ...]]:
+        """Read the tasks' pictures, so that a step that has begun needs no files. A task whose pictures can't be read leaves the queue with
+        a verdict of its own; one that was forgotten meanwhile is left out."""
+        found: dict[int, tuple[bytes, ...]] = {}
+        for task in tasks:
+            try:
+                found[task.experience] = tuple(picture_files.read(path) for path in task.frames)
+            except ValueError:
+                if self.store.tasks([task.experience]):
+                    self.store.drop([task.experience], "unreadable")
+                    told = f"a picture of experience {task.experience} is missing or damaged: it is not learned from"
+                    self.store.note("alert", kind="unreadable", told=told)
+        return found
 
     # After an update
 
@@ -264,10 +284,12 @@ class Worker:
     def release(self, update: int) -> dict[str, float]:
         """Measure the moving average; serve it, or go back to what is served. Too many refusals freeze the worker."""
         progress = self.practice.progress
+        kept = self.store.tasks(self.store.labelled("canary", self.pace.target_canary))
+        pictures = self._pictures(kept)
         target = [
-            (self.ask(task.question, task.frames, task.clip), task.label)
-            for task in self.store.tasks(self.store.labelled("canary", self.pace.target_canary))
-            if task.label is not None
+            (self.ask(task.question, pictures[task.experience], task.clip), task.label)
+            for task in kept
+            if task.label is not None and task.experience in pictures
         ]
         new = self._measured("teacher", self.source, target)
         floor = self._source_floor() | self._measured("served", [], target)

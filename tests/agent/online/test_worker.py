@@ -18,10 +18,13 @@ from ans_core.agent.online import overview, picture_files
 from ans_core.agent.online import worker as workers
 from ans_core.agent.online.engine import Asked
 from ans_core.agent.online.learning import KlControl, OnlineLoop
+from ans_core.agent.online.retention import forget
 from ans_core.agent.online.store import Store
 from ans_core.agent.online.worker import Stopped, Worker
 from ans_core.checkpoints import checkpoint
 from ans_core.loop import Machine
+from ans_core.rl.practice import PlayedRollout
+from ans_core.rl.step import RolloutStep
 from ans_core.stages.online_parts import Guard, Parts, loop_of, opened, schedule, worker_of
 from ans_core.types import Log
 from tests import tiny
@@ -392,3 +395,32 @@ def test_a_request_with_the_name_of_another_question_is_answered_and_told_so(sta
             (reply,) = engine.answer([replace(asked(0, 1)[0], **other)])  # type: ignore[arg-type]
             assert (reply.experience, parts.store.size()) == (None, 1)
             assert reply.why_not_kept == "the request 'r0' is another question of the store; give this one a name of its own"
+
+
+@pytest.mark.slow
+def test_pictures_that_are_missing_or_cut_or_forgotten_in_a_step_do_not_stop_the_worker(start: Start, tmp_path: Path) -> None:
+    """Of eight tasks, 1 has lost its picture and 4 half of it; 3 is forgotten after the worker took it."""
+    with online(start, tmp_path / "store") as parts:
+        parts.engine().answer(asked(0, 8))
+        lost, cut = (parts.store.tasks([number])[0].frames[0] for number in (1, 4))
+        lost.unlink()
+        cut.write_bytes(cut.read_bytes()[:60])
+        worker = worker_of(parts, waits=False)
+        real = worker.practice.play
+
+        def play(step: RolloutStep) -> list[PlayedRollout]:
+            if 3 in parts.store.ids():
+                forget(parts.store, 3)
+            return real(step)
+
+        worker.practice.play = play  # type: ignore[method-assign]
+        module = loop_of(parts, worker, log=silent)
+        assert worker.run(module, schedule=schedule(parts.cfg, steps=3), machine=MACHINE, scratch=tmp_path / "scratch", log=silent)
+        rows = {record["id"]: (record["verdict"], record["visits"]) for record in overview.records(parts.store)}
+        assert rows.keys() == {1, 2, 4, 5, 6, 7, 8}
+        assert rows[1] == rows[4] == ("unreadable", 0)
+        assert {visits for number, (_, visits) in rows.items() if number not in (1, 4)} == {1}
+        assert overview.counts(parts.store)["unreadable"] == 2
+        told = [row.body for row in overview.audit_rows(parts.store) if row.event == "alert" and "unreadable" in row.body]
+        assert len(told) == 2
+        assert "a picture of experience 1 is missing or damaged" in told[0]
