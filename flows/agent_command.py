@@ -6,11 +6,10 @@ import argparse
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flows.paths import root
 
@@ -107,7 +106,7 @@ def worker(arguments: argparse.Namespace) -> int:
     cfg, folder = load(root() / "params.yaml"), folder_of(arguments)
     Store(folder).close()  # a damaged or missing one is refused before the model is loaded
     exit_on_term()
-    machine = replace(machine_of(cfg.launch), deepspeed_stage=0)
+    machine = machine_of(cfg.launch)
     with worker_lock(folder):
         families, base = cfg.agent.families, base_of(arguments)
         with opened(cfg, base=base, start=None, folder=folder, machine=machine, families=families) as parts:
@@ -165,31 +164,52 @@ def export(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.folder)
     if folder.exists():
         raise ValueError(f"{folder} exists; name a new folder")
-    with open_store(arguments) as (store, _):
-        (folder / "pictures").mkdir(parents=True)
-        records = list(overview.records(store))
-        with (folder / "experiences.jsonl").open("w", encoding="utf-8") as file:
-            for record in records:
-                for picture in record["pictures"]:
-                    shutil.copyfile(picture, folder / "pictures" / picture.name)
-                told = record | {"pictures": [f"pictures/{picture.name}" for picture in record["pictures"]]}
-                file.write(json.dumps(told) + "\n")
-        with (folder / "audit.jsonl").open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(vars(row)) + "\n" for row in overview.audit_rows(store))
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with open_store(arguments) as (store, _):
+            records = list(overview.records(store))
+            _write_records(partial, records)
+            with (partial / "audit.jsonl").open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(vars(row)) + "\n" for row in overview.audit_rows(store))
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     print(f"wrote {len(records)} experiences to {folder}")
     return 0
 
 
+def _write_records(folder: Path, records: Sequence[dict[str, Any]]) -> None:
+    """Write experiences.jsonl and the pictures. Raises ValueError for a picture that is missing."""
+    (folder / "pictures").mkdir(parents=True)
+    with (folder / "experiences.jsonl").open("w", encoding="utf-8") as file:
+        for record in records:
+            for picture in record["pictures"]:
+                try:
+                    shutil.copyfile(picture, folder / "pictures" / picture.name)
+                except FileNotFoundError:
+                    number = record["id"]
+                    raise ValueError(
+                        f"experience {number} has lost its picture {picture}; put it back from a backup, or remove the experience"
+                        f" (`ans agent forget {number}`), and export again"
+                    ) from None
+            told = record | {"pictures": [f"pictures/{picture.name}" for picture in record["pictures"]]}
+            file.write(json.dumps(told) + "\n")
+
+
 def forget(arguments: argparse.Namespace) -> int:
-    """Removes an experience with its vector and pictures. What the weights learned from it, only a roll-back takes back."""
+    """Removes an experience with its vector and pictures (exit code 1 if its text stays in the WAL for now). What the weights learned from
+    it, only a roll-back takes back."""
     from ans_core.agent.online import retention
 
     with open_store(arguments) as (store, _):
         if not 0 < arguments.id <= MOST_ID:
             raise ValueError(f"there is no experience {arguments.id} in {store.file}; `ans agent export` lists them")
-        retention.forget(store, arguments.id)
+        left = retention.forget(store, arguments.id)
     print(f"experience {arguments.id} is gone; versions published after it came may have learned from it (`ans agent rollback`)")
-    return 0
+    if left:
+        print(left)
+    return int(bool(left))
 
 
 # Where things are

@@ -58,7 +58,7 @@ ARMS: dict[str, Arm | None] = {
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: model, agent/rft. Writes online.json (arm -> figures at the end) and curves.csv (by arm and update)."""
-    machine = replace(machine_of(cfg.launch), deepspeed_stage=0)  # one process learns online
+    machine = machine_of(cfg.launch)
     base = Path(cfg.agent.base or inputs["model"])
     found: dict[str, dict[str, float]] = {}
     curves: dict[str, Curves] = {}

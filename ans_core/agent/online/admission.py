@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ans_core.agent.online.store import Task, Verdict
-from ans_core.agent.online.voting import Decision
+from ans_core.agent.online.voting import Decision, normal
 from ans_core.dist import rng_of
 
 MEMORY = 0.98
@@ -28,7 +28,8 @@ class Gate:
     seed: int = 0
 
     def verdict(self, task: Task, decision: Decision) -> Verdict:
-        """Decide about a task. What was once kept for a person or to measure on is never learned from."""
+        """Decide about a task. What was once kept for a person or to measure on is never learned from; which tasks are kept, their words
+        and pictures decide, so that copies of a question are all kept or all learned from."""
         if task.verdict in ("review", "canary"):
             return "review" if task.verdict == "review" else "canary"
         if decision.label is None:
@@ -40,7 +41,8 @@ class Gate:
         flips = task.flips + (task.label is not None and task.label != decision.label)
         if task.visits and flips / (task.visits + 1) > self.flips:
             return "flipped"
-        chance = rng_of(self.seed, "kept apart", task.experience).random()
+        pictures = [path.stem for path in task.frames]  # named by their content
+        chance = rng_of(self.seed, "kept apart", normal(task.question), *pictures).random()
         if chance < self.review:
             return "review"
         return "canary" if chance < self.review + self.canary else "admitted"

@@ -15,7 +15,7 @@ from ans_core.agent.online.embedding import Encoder
 from ans_core.agent.online.neighbours import Neighbours
 from ans_core.agent.online.scrubbing import scrub
 from ans_core.agent.online.snapshots import Snapshots
-from ans_core.agent.online.store import Experience, Store
+from ans_core.agent.online.store import Experience, NameTaken, Store
 from ans_core.agent.online.verifiers import form_of
 from ans_core.agent.play import Limits, PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy
@@ -72,18 +72,18 @@ class Engine:
         self.encoder, self.neighbours = Encoder(policy, features), Neighbours()
         self.version = -1
         self.trouble = ""
-        """Why the served snapshot could not be loaded; the one before is used."""
+        """Why what is served could not be read; the snapshot before is used."""
         self.refresh()
 
     def refresh(self) -> None:
-        """Load what is served now. A snapshot that can't be read leaves the one before in place; the first must be readable."""
-        served = self.snapshots.served()
-        if served == self.version:
-            self.trouble = ""
-            return
+        """Load what is served now. A store or snapshot that can't be read leaves the one before in place; the first must be readable."""
         try:
+            served = self.snapshots.served()
+            if served == self.version:
+                self.trouble = ""
+                return
             tensors = self.snapshots.load(served).tensors
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             if self.version < 0:
                 raise
             self.trouble = str(error)
@@ -104,23 +104,25 @@ class Engine:
 
     def _kept(self, asked: Asked, played: PlayedEpisode) -> Reply:
         vector = self.encoder.vector(scrub(asked.question), played.overview)
+        shares: list[float] = []
         experience, why = None, "read-only"
-        self.neighbours.follow(self.store)
-        known = self.store.votes([number for number, _ in self.neighbours.search(vector, NEAREST)])
-        if not self.read_only:
-            new = Experience(
-                request=asked.request, question=asked.question, frames=asked.frames, clip=asked.clip, form=form_of(asked.question),
-                answer=played.answer, policy=self.version,
-            )  # fmt: skip
-            try:
+        try:
+            self.neighbours.follow(self.store)
+            nearest = self.store.votes([number for number, _ in self.neighbours.search(vector, NEAREST)])
+            shares = [share for _, share, _, _ in nearest.values()]
+            if not self.read_only:
+                new = Experience(
+                    request=asked.request, question=asked.question, frames=asked.frames, clip=asked.clip, form=form_of(asked.question),
+                    answer=played.answer, policy=self.version,
+                )  # fmt: skip
                 experience = self.store.add(new, vector)
                 why = "" if experience is not None else "the queue is full"
-            except OSError as error:  # a full disk takes no experience, but the answer is there
-                why = str(error)
+        except (OSError, NameTaken) as error:  # a full disk or a damaged store takes no experience, but the answer is there
+            why = str(error)
         return Reply(
             answer=played.answer,
             version=self.version,
-            confidence=fmean(share for _, share, _, _ in known.values()) if known else None,
+            confidence=fmean(shares) if shares else None,
             experience=experience,
             why_not_kept=why,
             turns=tuple(turn.text for turn in played.turns),

@@ -26,6 +26,18 @@ def path_of(folder: Path, digest: str) -> Path:
     return folder / digest[:2] / f"{digest}.png"
 
 
+def read(path: Path) -> bytes:
+    """Return a picture's bytes. Raises ValueError, naming the file, if it is missing or damaged."""
+    try:
+        encoded = path.read_bytes()
+        transforms.open_image(encoded)
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error})") from None
+    return encoded
+
+
 def put(folder: Path, encoded: bytes) -> str:
     """Write a picture unless it is there; return its digest once file and name are on disk."""
     digest = digest_of(encoded)

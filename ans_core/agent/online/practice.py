@@ -179,7 +179,8 @@ class OnlinePractice:
         return votes
 
     def _near_votes(self, task: Task) -> list[Vote]:
-        """Return the votes of experiences with (nearly) the same picture and the same words."""
+        """Return the votes of experiences with (nearly) the same picture and the same words. Only admitted labels vote: what is kept to
+        measure on, or for a person, must not leak into what is learned, and what the gate holds back is not trusted."""
         vector = self.neighbours.vector(task.experience)
         if vector is None:
             return []
@@ -187,7 +188,7 @@ class OnlinePractice:
         near = [number for number, similar in found if similar >= NEAR and number != task.experience]
         return [
             Vote(source=f"experience {number}", answer=label, confidence=share, verified=verified)
-            for number, (label, share, question, verified) in self.store.votes(near).items()
+            for number, (label, share, question, verified) in self.store.votes(near, verdict="admitted").items()
             if normal(question) == normal(task.question)
         ]
 

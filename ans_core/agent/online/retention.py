@@ -10,17 +10,26 @@ from ans_core.agent.online import picture_files
 from ans_core.agent.online.store import Store, count, note
 
 DAY_S = 24 * 3600.0
+READERS_S, EVICT_READERS_S = 10.0, 0.5
+"""How long `forget` and `evict` wait for those who still read what was there."""
 
 
-def forget(store: Store, number: int) -> None:
-    """Remove an experience with vector and pictures, also from the file's free pages. Raises ValueError for an unknown id."""
+def forget(store: Store, number: int, *, wait_s: float = READERS_S) -> str:
+    """Remove an experience with vector and pictures, also from the file's free pages and its WAL. Raises ValueError for an unknown id.
+
+    Return an empty text, or a sentence on what is left because somebody reads the store for longer than `wait_s`."""
     with store.writing() as db:
         if not db.execute("SELECT 1 FROM experiences WHERE id = ?", (number,)).fetchone():
             raise ValueError(f"there is no experience {number} in {store.file}; `ans agent export` lists them")
         gone = _delete(db, [number])
         note(db, "forgotten", {"experience": number})
     _remove(store, gone)
-    store.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    if store.empty_wal(wait_s):
+        return ""
+    return (
+        f"its text is still in {store.file}-wal, because another process reads the store; it goes once that has ended, with the next"
+        " experience that is forgotten or evicted, or when engine and worker have ended"
+    )
 
 
 def evict(store: Store) -> int:
@@ -41,6 +50,7 @@ def evict(store: Store) -> int:
         count(db, "evicted", len(gone))
         note(db, "evicted", {"experiences": gone})
     _remove(store, digests)
+    store.empty_wal(EVICT_READERS_S)  # where somebody reads, the next one does it
     return len(gone)
 
 

@@ -56,6 +56,23 @@ CREATE TABLE audit (
 """
 """label, share, verified, verdict, provenance: what the worker found (voting.py, admission.py). learned: the update that used a task; its
 row goes when that update's weights are safe."""
+BEFORE = """
+CREATE TABLE IF NOT EXISTS before (
+    learned INTEGER NOT NULL,
+    experience INTEGER NOT NULL REFERENCES experiences (id) ON DELETE CASCADE,
+    label TEXT,
+    share REAL,
+    verified INTEGER NOT NULL,
+    verdict TEXT,
+    provenance TEXT NOT NULL,
+    visits INTEGER NOT NULL,
+    flips INTEGER NOT NULL,
+    PRIMARY KEY (learned, experience)
+);
+"""
+"""What an experience's row was before update `learned` changed it, until that update's weights are safe. A file without it gets it."""
+FOUND = ("label", "share", "verified", "verdict", "provenance", "visits", "flips")
+"""The columns that an update changes."""
 
 
 def create(file: Path, meta: dict[str, str]) -> None:
@@ -63,7 +80,7 @@ def create(file: Path, meta: dict[str, str]) -> None:
     partial = file.with_suffix(f".{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     with closing(sqlite3.connect(partial)) as db:
-        db.executescript(f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; BEGIN; {TABLES} COMMIT;")
+        db.executescript(f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; BEGIN; {TABLES} {BEFORE} COMMIT;")
         with db:
             db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
     try:

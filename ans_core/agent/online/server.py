@@ -106,7 +106,10 @@ class Handler(BaseHTTPRequestHandler):
             if self.path != "/status":
                 self._tell(HTTPStatus.NOT_FOUND, {"error": "there are POST /ask and GET /status"})
                 return
-            self._tell(HTTPStatus.OK, self.server.status())
+            try:
+                self._tell(HTTPStatus.OK, self.server.status())
+            except OSError as error:  # the store can't be read
+                self._tell(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": str(error)})
 
     def do_POST(self) -> None:
         with self._admitted() as admitted:

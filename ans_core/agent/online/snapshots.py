@@ -90,10 +90,14 @@ class Snapshots:
         tensors, about = checkpoint.load_delta(path, base_hash=self.base_hash)
         return Snapshot(version=version, tensors=tensors, about=about)
 
-    def roll_back(self, version: int, *, why: str, frozen: str | None = None) -> None:
-        """Serve an earlier version again. frozen: why nothing is to be learned from now on; None: learning may go on."""
+    def roll_back(self, version: int, *, why: str, frozen: str | None = None, instead_of: int | None = None) -> bool:
+        """Serve an earlier version again. frozen: why nothing is to be learned from now on; None: learning may go on. Changes nothing and
+        returns False if `instead_of` is given and another version is served by now: somebody rolled back meanwhile."""
         self.load(version)  # before anything changes
-        self.store.set_meta({SERVED: str(version), FROZEN: frozen}, event="rolled_back", version=version, why=why, frozen=frozen)
+        only_if = None if instead_of is None else {SERVED: str(instead_of)}
+        return self.store.set_meta(
+            {SERVED: str(version), FROZEN: frozen}, event="rolled_back", only_if=only_if, version=version, why=why, frozen=frozen
+        )
 
     def frozen(self) -> str | None:
         """Return why nothing is learned any more; None if it is."""

@@ -27,8 +27,9 @@ FILE, PICTURES, LOCK = "experiences.sqlite", "pictures", "worker.lock"
 BUSY_S = 30.0
 """How long a transaction waits for another process's."""
 
-Verdict = Literal["admitted", "below_gate", "not_verified", "flipped", "no_answer", "cold_start", "review", "canary", "stale"]
-"""What became of a task. admitted: it was learned from. canary: kept to measure on. review: waits for a person."""
+Verdict = Literal["admitted", "below_gate", "not_verified", "flipped", "no_answer", "cold_start", "review", "canary", "stale", "unreadable"]
+"""What became of a task. admitted: it was learned from. canary: kept to measure on. review: waits for a person. unreadable: the file of a
+picture is missing or damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,10 @@ class Outcome:
     provenance: tuple[Mapping[str, Any], ...] = ()
 
 
+class NameTaken(Exception):
+    """Another question has this request's name."""
+
+
 class Store:
     """An open store. Methods may be called from several threads."""
 
@@ -109,6 +114,9 @@ class Store:
         schema.check(self._db, self.file)
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "secure_delete = ON"):
             self._db.execute(f"PRAGMA {pragma}")
+        if not self.rows("SELECT 1 FROM sqlite_master WHERE name = 'before'"):
+            with self.writing() as db:
+                db.execute(schema.BEFORE)
         known = self.meta("encoder")
         if encoder is not None and encoder != known:
             raise ValueError(
@@ -129,30 +137,54 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Open a transaction, which is written as a whole when the context ends, or not at all."""
+        """Open a transaction, which is written as a whole when the context ends, or not at all. Raises OSError for a file that can't be
+        written, or is damaged."""
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 try:
                     yield self._db
+                    self._db.execute("COMMIT")
                 except BaseException:
-                    self._db.execute("ROLLBACK")
+                    if self._db.in_transaction:  # SQLite ends some by itself, as on a full disk
+                        self._db.execute("ROLLBACK")
                     raise
-                self._db.execute("COMMIT")
             except sqlite3.OperationalError as error:
                 raise OSError(
                     f"{self.file} can't be written ({error}); free space on its disk, or end the process that holds it"
                 ) from error
+            except sqlite3.DatabaseError as error:
+                raise self._damaged(error) from error
 
     def rows(self, question: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return what a SELECT finds."""
+        """Return what a SELECT finds. Raises OSError for a file that can't be read."""
         with self._lock:
-            return self._db.execute(question, values).fetchall()
+            try:
+                return self._db.execute(question, values).fetchall()
+            except sqlite3.DatabaseError as error:
+                raise self._damaged(error) from error
+
+    def _damaged(self, error: sqlite3.DatabaseError) -> Exception:
+        """Return what to raise: a sentence about the file, or what only a bug can cause as it is."""
+        if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
+            return error
+        return OSError(f"{self.file} can't be read ({error}); put a backup in its place, or name another folder (--store)")
 
     def note(self, event: str, **body: Any) -> None:
         """Add to the audit chain."""
         with self.writing() as db:
             note(db, event, body)
+
+    def empty_wal(self, wait_s: float) -> bool:
+        """Move the WAL into the file and cut it to nothing, so that neither has what was deleted. False if somebody still reads an earlier
+        state of the store after `wait_s`."""
+        with self._lock:
+            self.rows(f"PRAGMA busy_timeout = {round(1000 * wait_s)}")
+            try:
+                ((busy, *_),) = self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                self.rows(f"PRAGMA busy_timeout = {round(1000 * BUSY_S)}")
+        return not busy
 
     def meta(self, key: str) -> str | None:
         found = self.rows("SELECT value FROM meta WHERE key = ?", key)
@@ -177,11 +209,13 @@ class Store:
 
     def add(self, experience: Experience, vector: Float[np.ndarray, " D"]) -> int | None:
         """Keep an experience, scrubbed, with its vector and its place in the queue; return its id once it is on disk. None if the queue is
-        full. A request that is known already gets its id."""
+        full. A request that is known already gets its id. Raises NameTaken if it was another question."""
         frames = [picture_files.scrubbed(frame) for frame in experience.frames]
         with self.writing() as db:
             known = db.execute("SELECT id FROM experiences WHERE request = ?", (experience.request,)).fetchone()
             if known:
+                if not _is_same(db, int(known[0]), experience, frames):
+                    raise NameTaken(f"the request {experience.request!r} is another question of the store; give this one a name of its own")
                 return int(known[0])
             (waiting,) = db.execute("SELECT COUNT(*) FROM queue WHERE learned IS NULL").fetchone()
             if waiting >= self.limits.queue:
@@ -232,6 +266,7 @@ class Store:
                 policy=row[5], label=row[6], verdict=row[7], visits=row[8], flips=row[9],
             )
             for row in rows
+            if row[0] in pictures  # else it was forgotten between the two questions
         }  # fmt: skip
         return [found[number] for number in numbers if number in found]
 
@@ -240,11 +275,14 @@ class Store:
         asked = "SELECT id FROM experiences WHERE verdict = ? ORDER BY id DESC LIMIT ?"
         return [number for (number,) in self.rows(asked, verdict, most)]
 
-    def votes(self, numbers: Sequence[int]) -> dict[int, tuple[str, float, str, bool]]:
-        """Return (label, share, question, verified) of those of these experiences that have a label."""
+    def votes(self, numbers: Sequence[int], *, verdict: Verdict | None = None) -> dict[int, tuple[str, float, str, bool]]:
+        """Return (label, share, question, verified) of those of these experiences that have a label, and this verdict if one is named."""
         marks = ",".join("?" * len(numbers))
         rows = self.rows(
-            f"SELECT id, label, share, question, verified FROM experiences WHERE label IS NOT NULL AND id IN ({marks})", *numbers
+            f"SELECT id, label, share, question, verified FROM experiences WHERE label IS NOT NULL AND id IN ({marks})"
+            " AND verdict = COALESCE(?, verdict)",
+            *numbers,
+            verdict,
         )
         return {number: (label, share, question, bool(verified)) for number, label, share, question, verified in rows}
 
@@ -259,6 +297,10 @@ class Store:
         """Write down what update number `update` made of its tasks. They leave the queue with `settle`."""
         with self.writing() as db:
             for outcome in outcomes:
+                db.execute(
+                    f"INSERT OR IGNORE INTO before SELECT ?, id, {', '.join(schema.FOUND)} FROM experiences WHERE id = ?",
+                    (update, outcome.experience),
+                )
                 _write_outcome(db, outcome)
                 db.execute("UPDATE queue SET learned = ? WHERE experience = ?", (update, outcome.experience))
             told = [[o.experience, o.verdict] for o in outcomes]
@@ -276,11 +318,26 @@ class Store:
         """Take the tasks of updates up to this one out of the queue: its weights are on disk."""
         with self.writing() as db:
             db.execute("DELETE FROM queue WHERE learned <= ?", (update,))
+            db.execute("DELETE FROM before WHERE learned <= ?", (update,))
 
     def reopen(self, after: int) -> None:
-        """Put the tasks of later updates back: a killed worker goes on from the weights of update `after`."""
+        """Put the tasks of later updates back, and what these updates found out as it was before: a killed worker goes on from the weights
+        of update `after`."""
+        columns = ", ".join(schema.FOUND)
         with self.writing() as db:
+            rows = db.execute(f"SELECT {columns}, experience FROM before WHERE learned > ? ORDER BY learned DESC", (after,)).fetchall()
+            marks = ", ".join("?" * len(schema.FOUND))
+            db.executemany(f"UPDATE experiences SET ({columns}) = ({marks}) WHERE id = ?", rows)
+            db.execute("DELETE FROM before WHERE learned > ?", (after,))
             db.execute("UPDATE queue SET learned = NULL WHERE learned > ?", (after,))
+
+
+def _is_same(db: sqlite3.Connection, number: int, experience: Experience, frames: Sequence[bytes]) -> bool:
+    """Tell whether an experience has this question and these pictures, both scrubbed."""
+    (question, clip) = db.execute("SELECT question, clip FROM experiences WHERE id = ?", (number,)).fetchone()
+    digests = [digest for (digest,) in db.execute("SELECT digest FROM pictures WHERE experience = ? ORDER BY place", (number,))]
+    asked = (scrub(experience.question), experience.clip, [picture_files.digest_of(frame) for frame in frames])
+    return (question, bool(clip), digests) == asked
 
 
 def note(db: sqlite3.Connection, event: str, body: Mapping[str, Any]) -> None:

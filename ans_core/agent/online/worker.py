@@ -6,17 +6,18 @@ A killed worker goes on from its last training state: tasks that later updates h
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from ans_core import loop
-from ans_core.agent.online import overview
+from ans_core.agent.online import overview, picture_files
 from ans_core.agent.online.alerts import alerts
 from ans_core.agent.online.canary import Asked, Canary, refused
 from ans_core.agent.online.learning import LOOP, OnlineLoop
@@ -37,6 +38,8 @@ POLL_S = 0.2
 ALERT_EVERY_S = 3600.0
 SEGMENT = "segment"
 """The store's key for the number of updates before the present segment."""
+PROGRESS = "progress"
+"""The store's key for the practice's progress at the end of the segment before."""
 
 
 class Stopped(Exception):
@@ -101,6 +104,8 @@ class Worker:
         self.update = 0
         """All updates so far."""
         self._begun = False
+        self._before: dict[str, Any] | None = None
+        """The practice's progress before the step that is made; None between steps."""
         self._last_update_s = 0.0
         self._alerted: dict[str, float] = {}
         self._counts = overview.counts(store)
@@ -109,7 +114,9 @@ class Worker:
 
     def run(self, module: OnlineLoop, *, schedule: Schedule, machine: Machine, scratch: Path, log: Log) -> bool:
         """Learn until the schedule's steps are done; False if there was nothing more to do before."""
-        self.module, self._begun = module, False
+        self.module, self._begun, self._before = module, False, None
+        self.practice.outcomes.clear()
+        machine = replace(machine, workers=0, deepspeed_stage=0)  # batches come from the open store and the lessons of this one process
         try:
             loop.train(
                 module, self.batch, name="online", schedule=schedule, machine=machine, seed=self.seed, scratch=scratch, log=log,
@@ -117,20 +124,25 @@ class Worker:
             )  # fmt: skip
         except Stopped:
             return False
+        if not self._begun:  # killed after the last state of all: no batch was asked for
+            self._begin(schedule.steps)
         self.store.settle(self.base + schedule.steps)
         return True
 
     def run_for_ever(self, make: Callable[[], OnlineLoop], *, schedule: Schedule, machine: Machine, scratch: Path, log: Log) -> None:
         """Learn in segments of the schedule's steps, so that curves and training states stay small. A segment begins with the served
-        weights and new moments of the optimizer. Returns where there is nothing more to do."""
+        weights, new moments of the optimizer and the progress of the one before. Returns where there is nothing more to do."""
         while True:
             self.base = int(self.store.meta(SEGMENT) or 0)
             folder = scratch / f"{self.base:09d}"
+            for old in set(scratch.glob("[0-9]*")) - {folder}:  # of a worker that was killed before it could
+                shutil.rmtree(old, ignore_errors=True)
             done = self.run(make(), schedule=schedule, machine=machine, scratch=folder, log=log)
             if (self.update - self.base) % self.pace.publish_every and self.snapshots.frozen() is None:
                 self.release(self.update)  # the segment ends early: what it learned is not to be lost
             self.store.settle(self.update)
-            self.store.set_meta({SEGMENT: str(self.update)}, event="segment", updates=self.update)
+            progress = json.dumps(self.practice.state())  # the training state, which has it too, goes with its folder
+            self.store.set_meta({SEGMENT: str(self.update), PROGRESS: progress}, event="segment", updates=self.update)
             shutil.rmtree(folder, ignore_errors=True)
             if not done:
                 return
@@ -143,15 +155,18 @@ class Worker:
             self._begin(step)
         elif step % self.pace.publish_every == 0:
             self.store.settle(self.base + step)  # the training loop has written the state by now
+        if self._before is not None:  # the loop skipped the last step, which was not finite: its tasks still wait
+            self.practice.load(self._before)
+            self.practice.outcomes.clear()
+            self._before = None
         self.before_batch(step)
         self._adopt()
-        tasks = self._await_tasks(step)
-        lessons = [self._lesson(task) for task in tasks]
+        lessons = self._lessons(step)
         first = (self.base + step) * self.pace.replay
         for number in range(first, first + self.pace.replay):
             request, answer, form = self.replayed(number)
             lessons.append(Lesson(name=f"replay {number}", request=request, form=form, truth=answer))
-        self._last_update_s = time.monotonic()
+        self._last_update_s, self._before = time.monotonic(), self.practice.state()
         self.practice.lessons = {lesson.name: lesson for lesson in lessons}
         samples = [_sample(lesson) for lesson in lessons]
         made = rl_batch(samples, [s.question or "" for s in samples], self.policy.model, mask_size=1)
@@ -163,12 +178,17 @@ class Worker:
         sweep(self.store)
         self.store.reopen(self.base + step)
         self.store.settle(self.base + step)
+        if step == 0 and (kept := self.store.meta(PROGRESS)) is not None:
+            self.practice.load(json.loads(kept))
         progress, served = self.practice.progress, self.snapshots.served()
         if step == 0:
             self._take(served)
         elif served > progress.version and progress.version in self.snapshots.versions():
             self.snapshots.roll_back(
-                progress.version, why="the worker goes on from an earlier training state", frozen=self.snapshots.frozen()
+                progress.version,
+                why="the worker goes on from an earlier training state",
+                frozen=self.snapshots.frozen(),
+                instead_of=served,
             )
         self._load("served", self.snapshots.load(self.snapshots.served()).tensors)
 
@@ -221,9 +241,30 @@ class Worker:
         known = [number for number in self.store.labelled("admitted", 50 * max(1, self.pace.revisit)) if number not in without]
         return rng_of(self.seed, "revisit", self.base + step).sample(known, min(self.pace.revisit, len(known)))
 
-    def _lesson(self, task: Task) -> Lesson:
-        request = self.ask(task.question, task.frames, task.clip)
+    def _lessons(self, step: int) -> list[Lesson]:
+        while True:
+            tasks = self._await_tasks(step)
+            pictures = self._pictures(tasks)
+            if tasks and len(pictures) == len(tasks):
+                return [self._lesson(task, pictures[task.experience]) for task in tasks]
+
+    def _lesson(self, task: Task, frames: Sequence[bytes]) -> Lesson:
+        request = self.ask(task.question, frames, task.clip)
         return Lesson(name=f"experience {task.experience}", request=request, form=task.form, task=task, truth=self.truth(task))
+
+    def _pictures(self, tasks: Sequence[Task]) -> dict[int, tuple[bytes, ...]]:
+        """Read the tasks' pictures, so that a step that has begun needs no files. A task whose pictures can't be read leaves the queue with
+        a verdict of its own; one that was forgotten meanwhile is left out."""
+        found: dict[int, tuple[bytes, ...]] = {}
+        for task in tasks:
+            try:
+                found[task.experience] = tuple(picture_files.read(path) for path in task.frames)
+            except ValueError:
+                if self.store.tasks([task.experience]):
+                    self.store.drop([task.experience], "unreadable")
+                    told = f"a picture of experience {task.experience} is missing or damaged: it is not learned from"
+                    self.store.note("alert", kind="unreadable", told=told)
+        return found
 
     # After an update
 
@@ -231,6 +272,7 @@ class Worker:
         """Write down what became of the tasks, and release every so many updates."""
         assert self.module is not None, "run sets it"
         metrics = self.module.after_step(step)
+        self._before = None
         self.update = self.base + step + 1
         self.store.finish(self.update, self.practice.outcomes)
         self.practice.outcomes.clear()
@@ -242,10 +284,12 @@ class Worker:
     def release(self, update: int) -> dict[str, float]:
         """Measure the moving average; serve it, or go back to what is served. Too many refusals freeze the worker."""
         progress = self.practice.progress
+        kept = self.store.tasks(self.store.labelled("canary", self.pace.target_canary))
+        pictures = self._pictures(kept)
         target = [
-            (self.ask(task.question, task.frames, task.clip), task.label)
-            for task in self.store.tasks(self.store.labelled("canary", self.pace.target_canary))
-            if task.label is not None
+            (self.ask(task.question, pictures[task.experience], task.clip), task.label)
+            for task in kept
+            if task.label is not None and task.experience in pictures
         ]
         new = self._measured("teacher", self.source, target)
         floor = self._source_floor() | self._measured("served", [], target)
@@ -258,12 +302,11 @@ class Worker:
                 self._load("served", teacher)
                 progress.version = version
             return {**new, "refused": 0.0}
-        progress.roll_backs += 1
-        frozen = (
-            f"{progress.roll_backs} releases were refused, the last one for {why}" if progress.roll_backs >= self.pace.roll_backs else None
-        )
-        self.snapshots.roll_back(progress.version, why=why, frozen=frozen)
-        self._take(progress.version)
+        refusals = progress.roll_backs + 1
+        frozen = f"{refusals} releases were refused, the last one for {why}" if refusals >= self.pace.roll_backs else None
+        if self.snapshots.roll_back(progress.version, why=why, frozen=frozen, instead_of=progress.version):
+            progress.roll_backs = refusals
+        self._take(self.snapshots.served())  # somebody else's roll-back stands
         return {**new, "refused": 1.0}
 
     def _measured(self, adapter: str, source: Sequence[Asked], target: Sequence[Asked]) -> dict[str, float]:

@@ -119,10 +119,21 @@ def test_the_gate_admits_what_is_agreed_on_verified_and_stays() -> None:
     assert gate.verdict(task(label="b", visits=1), decision()) == "flipped"
     assert gate.verdict(task(label="b", visits=2), decision()) == "admitted"  # one flip in three visits
     assert gate.verdict(task(label="a", visits=2, flips=2), decision()) == "flipped"
-    kept = [Gate(review=0.02, canary=0.1).verdict(task(experience=n), decision()) for n in range(2000)]
+    kept = [Gate(review=0.02, canary=0.1).verdict(task(question=f"q{n}"), decision()) for n in range(2000)]
     assert kept.count("review") / 2000 == pytest.approx(0.02, abs=0.01)
     assert kept.count("canary") / 2000 == pytest.approx(0.1, abs=0.02)
     assert gate.verdict(task(verdict="canary", label="a", visits=1), decision()) == "canary"
+
+
+def test_copies_of_a_question_are_all_kept_apart_or_all_learned_from() -> None:
+    """Of 200 questions, each asked twice under other names; another picture makes another question."""
+    gate = Gate(review=0.2, canary=0.3)
+    pictures = (Path("aa/aa1.png"), Path("bb/bb2.png"))
+    first = [gate.verdict(task(experience=n, question=f"Which is q{n}?", frames=pictures[:1]), decision()) for n in range(200)]
+    copies = [gate.verdict(task(experience=n + 999, question=f"which is Q{n}?", frames=pictures[:1]), decision()) for n in range(200)]
+    others = [gate.verdict(task(experience=n, question=f"Which is q{n}?", frames=pictures[1:]), decision()) for n in range(200)]
+    assert set(first) == {"review", "canary", "admitted"}
+    assert first == copies != others
 
 
 def test_a_label_that_becomes_the_only_one_loses_its_weight() -> None:

@@ -87,6 +87,19 @@ def test_votes_come_from_the_same_question_alone(tmp_path: Path, tiny_model: Sa2
         assert own.outcomes[0].label == "checked"  # a verified vote of 6 against 2
 
 
+def test_what_is_kept_apart_or_not_trusted_does_not_vote(tmp_path: Path, tiny_model: Sa2VA, toolbox: Toolbox) -> None:
+    with opened(tmp_path) as store:
+        for number in range(2):
+            store.add(experience(number, question=QUESTION), np.ones(4, np.float32) / 2)
+        for verdict, voices in {"canary": 2, "review": 2, "below_gate": 2, "flipped": 2, "admitted": 3}.items():
+            store.finish(1, [outcome(2, "checked", verdict=verdict)])
+            own = practised(store, tiny_model, toolbox, "checked")
+            own.neighbours.follow(store)
+            own._scored(lesson(), said(tiny_model, toolbox, "vertical", "vertical"))
+            assert len(own.outcomes[0].provenance) == voices, verdict
+        assert len(store.votes([2])) == 1
+
+
 def test_progress_survives_its_state() -> None:
     made = Progress(version=3, roll_backs=1, beta=0.02)
     made.marginal.add("pattern", "checked")

@@ -81,11 +81,40 @@ def test_tasks_of_updates_whose_weights_are_lost_come_back(tmp_path: Path) -> No
         assert store.waiting(9) == [2, 3, 4]
         store.settle(9)
         assert store.waiting(9) == [2, 3, 4]
-        assert store.labelled("admitted", 9) == [2, 1]
+        assert store.labelled("admitted", 9) == [1]
         asked = "Which pattern is on the red square?"
-        assert store.votes([1, 2, 4]) == {1: ("vertical", 1.0, asked, True), 2: ("diagonal", 1.0, asked, True)}
+        assert store.votes([1, 2, 4]) == {1: ("vertical", 1.0, asked, True)}
         store.drop([4], "stale")
         assert (store.waiting(9), overview.counts(store)["stale"]) == ([2, 3], 1)
+
+
+def test_what_lost_updates_found_out_is_as_it_was_before_them(tmp_path: Path) -> None:
+    """Experience 1 is learned in update 1, whose weights are kept, and visited again in the lost updates 2 and 3."""
+    with opened(tmp_path) as store:
+        for i in range(3):
+            store.add(experience(i), VECTOR)
+        store.finish(1, [outcome(1)])
+        store.settle(1)
+        before = list(overview.records(store))
+        store.finish(2, [outcome(2), outcome(1, "diagonal", share=0.8, verdict="flipped", flipped=True)])
+        store.finish(3, [outcome(3, verdict="canary"), outcome(1, "checked", flipped=True)])
+        store.reopen(after=1)
+        assert list(overview.records(store)) == before
+        store.finish(2, [outcome(2)])
+        store.settle(2)
+        store.reopen(after=1)
+        assert store.labelled("admitted", 9) == [2, 1]  # of an update whose weights are safe nothing is taken back
+
+
+def test_a_store_of_an_earlier_program_keeps_what_was_before_updates_too(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.add(experience(0), VECTOR)
+    with closing(sqlite3.connect(tmp_path / FILE)) as db:
+        db.execute("DROP TABLE before")
+    with opened(tmp_path) as store:
+        store.finish(1, [outcome(1)])
+        store.reopen(after=0)
+        assert (store.labelled("admitted", 9), store.waiting(9)) == ([], [1])
 
 
 def test_what_is_evicted_was_least_useful_and_its_id_never_comes_back(tmp_path: Path) -> None:
@@ -121,6 +150,27 @@ def test_forget_removes_row_vector_and_picture_and_leaves_no_trace_in_the_files(
         with pytest.raises(ValueError, match=r"there is no experience 1 in .*`ans agent export` lists them"):
             forget(store, 1)
         assert audit.fault(overview.audit_rows(store)) is None
+
+
+def test_forget_and_evict_say_or_empty_what_a_reader_keeps_in_the_wal(tmp_path: Path) -> None:
+    def left() -> bool:
+        return any(b"Goldwater" in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+
+    with opened(tmp_path, experiences=1) as store:
+        for i in range(2):
+            store.add(experience(i, question="Where is Mr Goldwater's boat?"), VECTOR)
+        with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            assert reader.execute("SELECT COUNT(*) FROM experiences").fetchone() == (2,)
+            told = forget(store, 1, wait_s=0.1)
+            assert left()
+            assert "experiences.sqlite-wal, because another process reads the store; it goes once that has ended" in told
+        store.add(experience(3), VECTOR)
+        store.finish(1, [outcome(3)])
+        store.drop([2], "stale")
+        assert evict(store) == 1
+        assert not left()
+        assert store.ids() == {3}
 
 
 def test_what_tells_who_somebody_is_is_not_kept(tmp_path: Path) -> None:

@@ -265,6 +265,14 @@ def test_status_rollback_export_and_forget(tmp_path: Path, capsys: pytest.Captur
         agent("export", str(out), *where)
     with pytest.raises(ValueError, match=r"there is no experience 10{30} in"):
         agent("forget", "1" + "0" * 30, *where)
+    with Store(folder) as store:
+        picture = store.tasks([2])[0].frames[0]
+    picture.rename(tmp_path / "away")
+    with pytest.raises(ValueError, match=r"experience 2 has lost its picture .*`ans agent forget 2`\), and export again"):
+        agent("export", str(tmp_path / "second"), *where)
+    assert not list(tmp_path.glob("second*"))
+    (tmp_path / "away").rename(picture)
+    assert agent("export", str(tmp_path / "second"), *where) == 0
     assert agent("forget", "2", *where) == 0
     with Store(folder) as store:
         assert (store.ids(), len(store.vectors()[0])) == ({1, 3}, 2)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +17,14 @@ import torch
 from ans_core.agent.online import overview, picture_files
 from ans_core.agent.online import worker as workers
 from ans_core.agent.online.engine import Asked
-from ans_core.agent.online.learning import KlControl
+from ans_core.agent.online.learning import KlControl, OnlineLoop
+from ans_core.agent.online.retention import forget
+from ans_core.agent.online.store import Store
 from ans_core.agent.online.worker import Stopped, Worker
 from ans_core.checkpoints import checkpoint
+from ans_core.loop import Machine
+from ans_core.rl.practice import PlayedRollout
+from ans_core.rl.step import RolloutStep
 from ans_core.stages.online_parts import Guard, Parts, loop_of, opened, schedule, worker_of
 from ans_core.types import Log
 from tests import tiny
@@ -41,11 +49,13 @@ def asked(first: int, count: int) -> list[Asked]:
     return [Asked(request=f"r{i}", question=QUESTION, frames=(tiny.picture(i),)) for i in range(first, first + count)]
 
 
-def learned(parts: Parts, scratch: Path, *, steps: int, guard: Guard | None = None, log: Log = silent) -> tuple[bool, Worker]:
+def learned(
+    parts: Parts, scratch: Path, *, steps: int, guard: Guard | None = None, log: Log = silent, machine: Machine = MACHINE
+) -> tuple[bool, Worker]:
     """Run a worker until there is nothing to do."""
     worker = worker_of(parts, waits=False, guard=guard)
     module = loop_of(parts, worker, guard=guard, log=log)
-    return worker.run(module, schedule=schedule(parts.cfg, steps=steps), machine=MACHINE, scratch=scratch, log=log), worker
+    return worker.run(module, schedule=schedule(parts.cfg, steps=steps), machine=machine, scratch=scratch, log=log), worker
 
 
 def bits(parts: Parts, version: int) -> dict[str, bytes]:
@@ -239,3 +249,178 @@ def test_neither_a_damaged_snapshot_nor_a_full_disk_keeps_an_answer_back(
         quiet = parts.engine(read_only=True)
         assert quiet.answer(asked(2, 1))[0].why_not_kept == "read-only"
         assert parts.store.ids() == {1, 2}
+
+
+@pytest.mark.slow
+def test_the_worker_makes_its_batches_itself_whatever_the_machine_says(start: Start, tmp_path: Path) -> None:
+    """`launch.workers` is for stages that read files: another process has neither the lessons nor the store's connection."""
+    with online(start, tmp_path / "store") as parts:
+        parts.engine().answer(asked(0, 2))
+        done, worker = learned(parts, tmp_path / "scratch", steps=1, machine=replace(MACHINE, workers=1, deepspeed_stage=2))
+        assert (done, worker.update) == (True, 1)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_that_visits_tasks_again_ends_with_the_same_bits_and_rows(start: Start, tmp_path: Path) -> None:
+    """Killed after update 5 of 6 with a state of update 3: what updates 4 and 5 said of earlier tasks is taken back, too."""
+    results = []
+    update = {"revisit": 0.25, "optim": {"steps": 6, "batch": 4, "lr": 1e-2, "weight_decay": 0.0, "warmup": 0.0, "save_every": 3}}
+    for name in ("whole", "killed"):
+        scratch = tmp_path / f"scratch {name}"
+        if name == "killed":
+            with online(start, tmp_path / name, update=update) as parts:
+                parts.engine().answer(asked(0, 12))
+                learned(parts, scratch, steps=6, log=_killing(5))
+                assert any(record["visits"] > 1 for record in overview.records(parts.store))
+        with online(start, tmp_path / name, update=update) as parts:
+            if name == "whole":
+                parts.engine().answer(asked(0, 12))
+            done, _ = learned(parts, scratch, steps=6)
+            assert done
+            rows = [{key: value for key, value in r.items() if key not in ("time_s", "pictures")} for r in overview.records(parts.store)]
+            results.append((bits(parts, parts.snapshots.served()), rows))
+    assert results[0] == results[1]
+
+
+def lasting(parts: Parts, scratch: Path, *, segments: int = 99) -> Worker:
+    """Run a worker in segments of two updates until there is nothing to do; killed before it begins segment number `segments`."""
+    worker = worker_of(parts, waits=False)
+    begun = iter(range(segments))
+
+    def make() -> OnlineLoop:
+        if next(begun, None) is None:
+            raise KeyboardInterrupt("as if by kill -9")
+        return loop_of(parts, worker, log=silent)
+
+    with suppress(KeyboardInterrupt):
+        worker.run_for_ever(make, schedule=schedule(parts.cfg, steps=2), machine=MACHINE, scratch=scratch, log=silent)
+    return worker
+
+
+@pytest.mark.slow
+def test_a_worker_killed_before_it_writes_a_segment_down_counts_on(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*given: object, **named: object) -> bool:
+        if named["event"] == "segment":
+            raise KeyboardInterrupt("as if by kill -9")
+        return real(*given, **named)  # type: ignore[arg-type]
+
+    real = Store.set_meta
+    with online(start, tmp_path / "store") as parts:
+        parts.engine().answer(asked(0, 6))
+        monkeypatch.setattr(Store, "set_meta", killed)
+        lasting(parts, tmp_path / "scratch")
+        assert parts.store.meta("segment") is None
+    monkeypatch.undo()
+    with online(start, tmp_path / "store") as parts:
+        assert lasting(parts, tmp_path / "scratch").update == 3
+        assert parts.store.meta("segment") == "3"
+        assert {record["visits"] for record in overview.records(parts.store)} == {1}
+
+
+@pytest.mark.slow
+def test_refused_releases_are_counted_on_by_a_worker_that_was_killed_between_segments(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "refused", lambda *a, **k: "it lost everything")
+    with online(start, tmp_path / "store", release={"roll_backs": 2}) as parts:
+        parts.engine().answer(asked(0, 12))
+        first = lasting(parts, tmp_path / "scratch", segments=1).practice.progress
+        assert (first.roll_backs, len(first.recent), list((tmp_path / "scratch").iterdir())) == (1, 4, [])
+    with online(start, tmp_path / "store", release={"roll_backs": 2}) as parts:
+        second = lasting(parts, tmp_path / "scratch").practice.progress
+        assert (second.roll_backs, len(second.recent)) == (2, 8)
+        assert (parts.snapshots.frozen() or "").startswith("2 releases were refused")
+
+
+@pytest.mark.slow
+def test_a_persons_roll_back_during_a_refused_release_stands(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with online(start, tmp_path / "store", release={"roll_backs": 1}) as parts:
+
+        def measured(*given: object, **named: object) -> str | None:
+            if parts.snapshots.served() == 0:
+                return None
+            parts.snapshots.roll_back(0, why="by hand")
+            return "it lost everything"
+
+        monkeypatch.setattr(workers, "refused", measured)
+        parts.engine().answer(asked(0, 8))
+        done, worker = learned(parts, tmp_path / "scratch", steps=4)
+        assert (done, parts.snapshots.served(), parts.snapshots.frozen()) == (True, 0, None)
+        assert (worker.practice.progress.version, worker.practice.progress.roll_backs) == (0, 0)
+        own = parts.policy.adapters.tensors("policy")
+        assert {name: tensor.numpy().tobytes() for name, tensor in own.items()} == bits(parts, 0)
+
+
+@pytest.mark.slow
+def test_a_step_that_was_skipped_leaves_nothing_to_the_next_one(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first loss is not finite: its tasks are learned in the second step, and count once."""
+    real, calls = OnlineLoop.forward, iter(range(99))
+
+    def forward(self: OnlineLoop, *given: Any) -> Any:
+        loss, metrics = real(self, *given)
+        return (loss * math.nan if next(calls) == 0 else loss), metrics
+
+    monkeypatch.setattr(OnlineLoop, "forward", forward)
+    with online(start, tmp_path / "store") as parts:
+        parts.engine().answer(asked(0, 2))
+        done, worker = learned(parts, tmp_path / "scratch", steps=2)
+        assert done
+        assert [record["visits"] for record in overview.records(parts.store)] == [1, 1]
+        assert len(worker.practice.progress.recent) == 2
+
+
+@pytest.mark.slow
+def test_a_damaged_store_keeps_no_answer_back_and_says_what_is_wrong(start: Start, tmp_path: Path) -> None:
+    with online(start, tmp_path / "store") as parts:
+        engine = parts.engine()
+        engine.answer(asked(0, 4))
+        parts.store.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+        with parts.store.file.open("r+b") as file:
+            file.write(b"no database" * 20_000)
+        parts.store.rows("PRAGMA shrink_memory")  # what SQLite has in memory is whole
+        (reply,) = engine.answer(asked(4, 1))
+        assert (reply.version, reply.experience, reply.confidence) == (0, None, None)
+        assert "put a backup in its place" in reply.why_not_kept or "can't be written" in reply.why_not_kept
+        assert "put a backup in its place" in engine.trouble
+        with pytest.raises(OSError, match="put a backup in its place"):
+            overview.counts(parts.store)
+
+
+@pytest.mark.slow
+def test_a_request_with_the_name_of_another_question_is_answered_and_told_so(start: Start, tmp_path: Path) -> None:
+    with online(start, tmp_path / "store") as parts:
+        engine = parts.engine()
+        assert engine.answer(asked(0, 1))[0].experience == engine.answer(asked(0, 1))[0].experience == 1
+        for other in ({"question": "Where is it?"}, {"frames": (tiny.picture(7),)}, {"clip": True}):
+            (reply,) = engine.answer([replace(asked(0, 1)[0], **other)])  # type: ignore[arg-type]
+            assert (reply.experience, parts.store.size()) == (None, 1)
+            assert reply.why_not_kept == "the request 'r0' is another question of the store; give this one a name of its own"
+
+
+@pytest.mark.slow
+def test_pictures_that_are_missing_or_cut_or_forgotten_in_a_step_do_not_stop_the_worker(start: Start, tmp_path: Path) -> None:
+    """Of eight tasks, 1 has lost its picture and 4 half of it; 3 is forgotten after the worker took it."""
+    with online(start, tmp_path / "store") as parts:
+        parts.engine().answer(asked(0, 8))
+        lost, cut = (parts.store.tasks([number])[0].frames[0] for number in (1, 4))
+        lost.unlink()
+        cut.write_bytes(cut.read_bytes()[:60])
+        worker = worker_of(parts, waits=False)
+        real = worker.practice.play
+
+        def play(step: RolloutStep) -> list[PlayedRollout]:
+            if 3 in parts.store.ids():
+                forget(parts.store, 3)
+            return real(step)
+
+        worker.practice.play = play  # type: ignore[method-assign]
+        module = loop_of(parts, worker, log=silent)
+        assert worker.run(module, schedule=schedule(parts.cfg, steps=3), machine=MACHINE, scratch=tmp_path / "scratch", log=silent)
+        rows = {record["id"]: (record["verdict"], record["visits"]) for record in overview.records(parts.store)}
+        assert rows.keys() == {1, 2, 4, 5, 6, 7, 8}
+        assert rows[1] == rows[4] == ("unreadable", 0)
+        assert {visits for number, (_, visits) in rows.items() if number not in (1, 4)} == {1}
+        assert overview.counts(parts.store)["unreadable"] == 2
+        told = [row.body for row in overview.audit_rows(parts.store) if row.event == "alert" and "unreadable" in row.body]
+        assert len(told) == 2
+        assert "a picture of experience 1 is missing or damaged" in told[0]
