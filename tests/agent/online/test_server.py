@@ -51,6 +51,14 @@ def reply(server: Server, method: str = "POST", body: str = BODY, **headers: str
     return found.status, values
 
 
+def test_a_store_that_cannot_be_read_is_told_in_a_status(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(store: object) -> dict[str, int]:
+        raise OSError("the store is damaged; put a backup in its place")
+
+    monkeypatch.setattr(servers.overview, "counts", damaged)
+    assert reply(server, "GET") == (500, {"error": "the store is damaged; put a backup in its place"})
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_only_who_names_the_servers_own_address_is_answered(server: Server, method: str) -> None:
     for name in ("127.0.0.1", "LocalHost", "[::1]"):
