@@ -60,8 +60,8 @@ class AgentPractice:
         curious_steps: int,
         rules: Rules,
     ) -> None:
-        """question: id -> question. ask: as the model was taught to be asked. weights: of the shaping parts curiosity, coherence, penalty.
-        curious_steps: the curiosity's bonus falls to 0 over these."""
+        """question: id -> question. ask: as the model was taught to be asked. weights: of the shaping parts curiosity, evidence, coherence,
+        penalty. curious_steps: the curiosity's bonus falls to 0 over these."""
         self.toolbox, self.question, self.ask, self.limits = toolbox, question, ask, limits
         self.weights, self.curious_steps, self.rules = dict(weights), curious_steps, rules
         self.features = CropFeatures(model, most=KEPT_CROPS)
@@ -102,6 +102,7 @@ class AgentPractice:
         curious = bonus(successful=played.successful_calls, shortest=shortest, use=self.use[question.family])
         parts = {
             "curiosity": self._curiosity() * curious + price(calls=len(observations), shortest=shortest),
+            "evidence": float(bool(question.plan) and evidence(question, played.episode.workspace)),
             "coherence": self.norm(made),
             "penalty": sum(faults.values()),
         }

@@ -20,7 +20,6 @@ from ans_core.agent.online.engine import Engine
 from ans_core.agent.online.learning import KlControl, OnlineLoop
 from ans_core.agent.online.neighbours import Neighbours
 from ans_core.agent.online.practice import Confirm, Lesson, OnlinePractice, Relabel
-from ans_core.agent.online.retention import evict
 from ans_core.agent.online.simulation import CANARY_FROM, REPLAY_FROM, Drawn
 from ans_core.agent.online.snapshots import Snapshots
 from ans_core.agent.online.store import Store, Task
@@ -88,8 +87,6 @@ class Parts:
         return self.ask(question.text, question.frames, len(question.frames) > 1), question.answer, question.family
 
     def engine(self, *, read_only: bool = False) -> Engine:
-        if not read_only:
-            evict(self.store)
         return Engine(
             self.policy, self.toolbox, self.store, self.snapshots, self.features, adapter=SERVED, limits=self.limits, ask=self.ask,
             batch=self.cfg.agent.episode.batch, read_only=read_only,

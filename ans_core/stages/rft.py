@@ -23,7 +23,7 @@ from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Limits
 from ans_core.agent.policy import AgentPolicy, load_policy
 from ans_core.agent.practice import AgentPractice, boundary_name, sample_of, save_weights
-from ans_core.agent.rewards.curriculum import PHASES, Exit, Rules
+from ans_core.agent.rewards.curriculum import PARTS, PHASES, Exit, Rules
 from ans_core.agent.world import Question, draw_question
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, Lora, Rl
@@ -97,7 +97,7 @@ def practice_of(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, questions: Q
         ask=lambda question: request_of(question, told),
         families=cfg.agent.families,
         limits=Limits.of(episode),
-        weights={"curiosity": settings.curiosity, "coherence": settings.coherence, "penalty": settings.penalty},
+        weights={part: getattr(settings, part) for part in PARTS[PHASES[-1]]},
         curious_steps=max(1, round(settings.curious_share * settings.optim.steps / settings.inner_steps)),
         rules=Rules(base=_exit(phases.base), coherence=_exit(phases.coherence), every=phases.every, allowed_loss=phases.allowed_loss),
     )

@@ -62,7 +62,7 @@ def practice(model: Sa2VA, toolbox: Toolbox, rules: Rules = RULES) -> AgentPract
     def ask(asked: Question) -> Request:
         return Request(frames=asked.frames, text=tokens.first_question(asked.text))
 
-    weights = {"curiosity": 1.0, "coherence": 0.1, "penalty": 1.0}
+    weights = {"curiosity": 1.0, "evidence": 0.2, "coherence": 0.1, "penalty": 1.0}
     limits = Limits(calls=4, pictures=16, turn_tokens=4)
     families = ("easy", "pattern")
     return AgentPractice(
@@ -207,3 +207,16 @@ def test_a_tool_that_crashed_is_no_lesson_and_a_phase_decides_what_counts(toolbo
     assert called.rewards["shaping"] == pytest.approx(-0.05)  # easy needs no call
     assert at_once.rewards["shaping"] == 0.0
     assert (called.measured["not_needed/RaPR"], at_once.measured["RaPR"]) == (1.0, 0.0)
+
+
+def test_a_look_at_the_thing_is_paid_right_or_wrong_and_only_where_one_is_needed(toolbox: Toolbox) -> None:
+    model = tiny.build()
+    own = practice(model, toolbox)
+    for name, paid in zip(NAMES, (0.2, 0.0), strict=True):
+        asked = question(name)
+        looked = [call_text(call) for call in question(NAMES[0]).plan]
+        elsewhere = [call_text(call) for call in question(NAMES[0]).distraction]
+        played = practices.play(model, toolbox, [own.ask(asked)] * 2, limits=own.limits, plans=[looked, elsewhere])
+        first, second = (own._rewarded(asked, episode) for episode in played)
+        assert first.rewards["task"] == second.rewards["task"] == 0.0
+        assert first.rewards["shaping"] - second.rewards["shaping"] == pytest.approx(paid)

@@ -5,6 +5,7 @@ Nothing that happens to the worker or to the store keeps an answer back.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -13,6 +14,7 @@ from ans_core.agent.crops import CropFeatures
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.online.embedding import Encoder
 from ans_core.agent.online.neighbours import Neighbours
+from ans_core.agent.online.retention import evict
 from ans_core.agent.online.scrubbing import scrub
 from ans_core.agent.online.snapshots import Snapshots
 from ans_core.agent.online.store import Experience, NameTaken, Store
@@ -23,6 +25,8 @@ from ans_core.types import ImageRef, Request
 
 NEAREST = 5
 """Neighbours that calibrate the confidence."""
+EVICT_EVERY_S = 3600.0
+"""The worker evicts before each update; where none runs, what is too old still goes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,7 @@ class Engine:
         self.version = -1
         self.trouble = ""
         """Why what is served could not be read; the snapshot before is used."""
+        self._evicted_s: float | None = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -111,6 +116,7 @@ class Engine:
             nearest = self.store.votes([number for number, _ in self.neighbours.search(vector, NEAREST)])
             shares = [share for _, share, _, _ in nearest.values()]
             if not self.read_only:
+                self._evict()
                 new = Experience(
                     request=asked.request, question=asked.question, frames=asked.frames, clip=asked.clip, form=form_of(asked.question),
                     answer=played.answer, policy=self.version,
@@ -127,3 +133,8 @@ class Engine:
             why_not_kept=why,
             turns=tuple(turn.text for turn in played.turns),
         )
+
+    def _evict(self) -> None:
+        if self._evicted_s is None or time.monotonic() - self._evicted_s >= EVICT_EVERY_S:
+            evict(self.store)
+            self._evicted_s = time.monotonic()

@@ -100,6 +100,8 @@ class OnlinePractice:
         self.outcomes: list[Outcome] = []
         """Of the tasks of this step."""
         self.progress = Progress()
+        self._before: dict[str, Any] | None = None
+        """The progress before the step that is being made; None between steps."""
 
     # Episodes
 
@@ -194,6 +196,21 @@ class OnlinePractice:
 
     # From step to step
 
+    def begin(self, lessons: Sequence[Lesson]) -> None:
+        """Begin a step about these lessons."""
+        self.lessons = {lesson.name: lesson for lesson in lessons}
+        self._before = self.progress.state()
+
+    def finish(self) -> list[Outcome]:
+        """End the step; return what became of its tasks."""
+        done, self.outcomes, self._before = self.outcomes, [], None
+        return done
+
+    def take_back(self) -> None:
+        """Undo a step that was begun and not finished; between steps nothing changes."""
+        if self._before is not None:
+            self.load(self._before)
+
     def end_rollouts(self, total: Total) -> None:
         """Nothing to sum up: one process learns online."""
 
@@ -210,10 +227,11 @@ class OnlinePractice:
         }
 
     def state(self) -> dict[str, Any]:
-        return self.progress.state()
+        """Return the progress of all finished steps: a training state that is written after a skipped step has nothing of it."""
+        return self.progress.state() if self._before is None else self._before
 
     def load(self, state: dict[str, Any]) -> None:
-        self.progress = Progress.of(state)
+        self.progress, self.outcomes, self._before = Progress.of(state), [], None
 
 
 def _rollout(episode: PlayedEpisode, *, label: str | None, weight: float, measured: dict[str, float]) -> PlayedRollout:

@@ -33,12 +33,13 @@ def forget(store: Store, number: int, *, wait_s: float = READERS_S) -> str:
 
 
 def evict(store: Store) -> int:
-    """Remove experiences that are too old, then the least useful beyond the limit (unlearned and oldest first), but none that waits. Return
-    how many."""
+    """Remove experiences that are too old, also those that wait, then the least useful beyond the limit (unlearned and oldest first), but
+    none that waits; and none whose update's weights are not safe yet. Return how many."""
+    safe = "id NOT IN (SELECT experience FROM queue WHERE learned IS NOT NULL)"
     idle = "id NOT IN (SELECT experience FROM queue)"
     with store.writing() as db:
         oldest_s = time.time() - store.limits.days * DAY_S
-        old = [number for (number,) in db.execute(f"SELECT id FROM experiences WHERE time_s < ? AND {idle}", (oldest_s,))]
+        old = [number for (number,) in db.execute(f"SELECT id FROM experiences WHERE time_s < ? AND {safe}", (oldest_s,))]
         (there,) = db.execute("SELECT COUNT(*) FROM experiences").fetchone()
         over = max(0, there - len(old) - store.limits.experiences)
         order = "verdict IN ('admitted', 'canary', 'review'), id"

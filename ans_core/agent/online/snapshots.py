@@ -99,6 +99,11 @@ class Snapshots:
             {SERVED: str(version), FROZEN: frozen}, event="rolled_back", only_if=only_if, version=version, why=why, frozen=frozen
         )
 
+    def rolled_back(self) -> bool:
+        """Whether what is served was named by a roll-back, and not published since."""
+        last = self.store.rows("SELECT event FROM audit WHERE event IN ('published', 'rolled_back') ORDER BY number DESC LIMIT 1")
+        return last == [("rolled_back",)]
+
     def frozen(self) -> str | None:
         """Return why nothing is learned any more; None if it is."""
         return self.store.meta(FROZEN)

@@ -104,8 +104,6 @@ class Worker:
         self.update = 0
         """All updates so far."""
         self._begun = False
-        self._before: dict[str, Any] | None = None
-        """The practice's progress before the step that is made; None between steps."""
         self._last_update_s = 0.0
         self._alerted: dict[str, float] = {}
         self._counts = overview.counts(store)
@@ -114,8 +112,8 @@ class Worker:
 
     def run(self, module: OnlineLoop, *, schedule: Schedule, machine: Machine, scratch: Path, log: Log) -> bool:
         """Learn until the schedule's steps are done; False if there was nothing more to do before."""
-        self.module, self._begun, self._before = module, False, None
-        self.practice.outcomes.clear()
+        self.module, self._begun = module, False
+        self.practice.take_back()
         machine = replace(machine, workers=0, deepspeed_stage=0)  # batches come from the open store and the lessons of this one process
         try:
             loop.train(
@@ -155,10 +153,7 @@ class Worker:
             self._begin(step)
         elif step % self.pace.publish_every == 0:
             self.store.settle(self.base + step)  # the training loop has written the state by now
-        if self._before is not None:  # the loop skipped the last step, which was not finite: its tasks still wait
-            self.practice.load(self._before)
-            self.practice.outcomes.clear()
-            self._before = None
+        self.practice.take_back()  # the loop skips a step that is not finite: its tasks still wait
         self.before_batch(step)
         self._adopt()
         lessons = self._lessons(step)
@@ -166,8 +161,8 @@ class Worker:
         for number in range(first, first + self.pace.replay):
             request, answer, form = self.replayed(number)
             lessons.append(Lesson(name=f"replay {number}", request=request, form=form, truth=answer))
-        self._last_update_s, self._before = time.monotonic(), self.practice.state()
-        self.practice.lessons = {lesson.name: lesson for lesson in lessons}
+        self._last_update_s = time.monotonic()
+        self.practice.begin(lessons)
         samples = [_sample(lesson) for lesson in lessons]
         made = rl_batch(samples, [s.question or "" for s in samples], self.policy.model, mask_size=1)
         return Batches(batches=[made], of={LOOP: 0}, learned=len(samples), rollout=self.base + step, micro=micro, inner=0, step=step)
@@ -183,7 +178,7 @@ class Worker:
         progress, served = self.practice.progress, self.snapshots.served()
         if step == 0:
             self._take(served)
-        elif served > progress.version and progress.version in self.snapshots.versions():
+        elif served > progress.version and not self.snapshots.rolled_back() and progress.version in self.snapshots.versions():
             self.snapshots.roll_back(
                 progress.version,
                 why="the worker goes on from an earlier training state",
@@ -272,10 +267,8 @@ class Worker:
         """Write down what became of the tasks, and release every so many updates."""
         assert self.module is not None, "run sets it"
         metrics = self.module.after_step(step)
-        self._before = None
         self.update = self.base + step + 1
-        self.store.finish(self.update, self.practice.outcomes)
-        self.practice.outcomes.clear()
+        self.store.finish(self.update, self.practice.finish())
         if (step + 1) % self.pace.publish_every == 0:
             metrics |= {f"canary/{name}": value for name, value in self.release(self.update).items()}
         self._alert(metrics)

@@ -1,4 +1,4 @@
-"""Which reward parts count when: `base` (the task, curiosity), then `coherence`, then `full` (penalties, too).
+"""Which reward parts count when: `base` (the task, curiosity, evidence), then `coherence`, then `full` (penalties, too).
 
 A phase ends where its measure reaches a threshold, stops rising, or after so many steps. If the next one costs too much accuracy, and more
 than chance, the run goes back to the boundary's weights and waits twice as long before it tries again.
@@ -14,9 +14,9 @@ from typing import Any, Literal
 Phase = Literal["base", "coherence", "full"]
 PHASES: tuple[Phase, ...] = ("base", "coherence", "full")
 PARTS: dict[Phase, tuple[str, ...]] = {
-    "base": ("curiosity",),
-    "coherence": ("curiosity", "coherence"),
-    "full": ("curiosity", "coherence", "penalty"),
+    "base": ("curiosity", "evidence"),
+    "coherence": ("curiosity", "evidence", "coherence"),
+    "full": ("curiosity", "evidence", "coherence", "penalty"),
 }
 """Shaping parts that count; the task always does."""
 PLATEAU = 5

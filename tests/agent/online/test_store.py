@@ -130,8 +130,12 @@ def test_what_is_evicted_was_least_useful_and_its_id_never_comes_back(tmp_path: 
         forget(store, 3)
         assert store.add(experience(7), VECTOR) == 5
     with opened(tmp_path, days=0.0) as store:
-        store.drop([5], "stale")
+        store.add(experience(8), VECTOR)
+        store.finish(2, [outcome(6)])
         time.sleep(0.01)
+        assert evict(store) == 1  # 5 still waits, but is too old; 6 was learned, and the weights are not on disk
+        assert store.ids() == {6}
+        store.settle(2)
         assert evict(store) == 1
         assert (store.ids(), files(store)) == (set(), 0)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from ans_core.agent.online import engine as engines
 from ans_core.agent.online import overview, picture_files
 from ans_core.agent.online import worker as workers
 from ans_core.agent.online.engine import Asked
@@ -153,6 +154,36 @@ def test_a_person_rolls_back_while_the_worker_learns(start: Start, tmp_path: Pat
         assert bits(parts, parts.snapshots.served()) == before
         with pytest.raises(ValueError, match=r"there is no version 9 in .*; there are \[0, 1, 2, 3\]"):
             parts.snapshots.roll_back(9, why="by hand")
+
+
+@pytest.mark.slow
+def test_what_is_too_old_goes_where_only_an_engine_runs(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with online(start, tmp_path / "store", keeping={"days": 1e-9}) as parts:
+        engine = parts.engine()
+        assert [engine.answer(asked(i, 1))[0].experience for i in range(2)] == [1, 2]
+        assert parts.store.ids() == {1, 2}
+        monkeypatch.setattr(engines, "EVICT_EVERY_S", 0.0)
+        assert engine.answer(asked(2, 1))[0].experience == 3
+        assert parts.store.ids() == {3}
+
+
+@pytest.mark.slow
+def test_a_person_names_a_later_version_while_no_worker_runs(start: Start, tmp_path: Path) -> None:
+    """The worker went back to version 1 with a person, who then has second thoughts. What it published itself and has no state of goes."""
+    update = {"optim": {"steps": 4, "batch": 4, "lr": 1e-2, "weight_decay": 0.0, "warmup": 0.0, "save_every": 2}}
+    with online(start, tmp_path / "store", update=update) as parts:
+        parts.engine().answer(asked(0, 16))
+        learned(parts, tmp_path / "scratch", steps=4)
+        parts.snapshots.roll_back(1, why="by hand")
+        worker = worker_of(parts, waits=False)
+        worker.practice.progress.version = 1
+        worker._begin(4)
+        assert parts.snapshots.served() == 1
+        parts.snapshots.roll_back(2, why="by hand")
+        worker = worker_of(parts, waits=False)
+        worker.practice.progress.version = 1
+        worker._begin(4)
+        assert parts.snapshots.served() == 2
 
 
 @pytest.mark.slow
@@ -352,7 +383,10 @@ def test_a_persons_roll_back_during_a_refused_release_stands(start: Start, tmp_p
 
 
 @pytest.mark.slow
-def test_a_step_that_was_skipped_leaves_nothing_to_the_next_one(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("killed", [False, True], ids=["in one process", "from a training state of the skipped step"])
+def test_a_step_that_was_skipped_leaves_nothing_to_the_next_one(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
     """The first loss is not finite: its tasks are learned in the second step, and count once."""
     real, calls = OnlineLoop.forward, iter(range(99))
 
@@ -363,6 +397,8 @@ def test_a_step_that_was_skipped_leaves_nothing_to_the_next_one(start: Start, tm
     monkeypatch.setattr(OnlineLoop, "forward", forward)
     with online(start, tmp_path / "store") as parts:
         parts.engine().answer(asked(0, 2))
+        if killed:
+            learned(parts, tmp_path / "scratch", steps=1)
         done, worker = learned(parts, tmp_path / "scratch", steps=2)
         assert done
         assert [record["visits"] for record in overview.records(parts.store)] == [1, 1]
