@@ -24,7 +24,10 @@ from ans_core.config import Config, load
 from ans_core.dist import rng_of
 from ans_core.stages import agent_sft, rft
 
-ARMS: dict[str, dict[str, Any]] = {"with curiosity": {}, "task alone": {"curiosity": 0.0, "coherence": 0.0, "penalty": 0.0}}
+ARMS: dict[str, dict[str, Any]] = {
+    "with curiosity": {},
+    "task alone": {"curiosity": 0.0, "evidence": 0.0, "coherence": 0.0, "penalty": 0.0},
+}
 """Name -> what differs from the profile's `agent.rft`."""
 MEAN = 10
 

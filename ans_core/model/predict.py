@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -61,32 +60,26 @@ def predict(
     return in_batches(requests, batch, lambda some: [a.prediction() for a in answers(model, some, options, max_tokens=max_tokens)])
 
 
-def in_batches(requests: Sequence[Request], batch: int, ask: Callable[[list[Request]], list[Found]]) -> list[Found]:
+def in_batches(
+    requests: Sequence[Request], batch: int, ask: Callable[[list[Request]], list[Found]], *, shared: bool = False
+) -> list[Found]:
     """Call `ask` on `batch` requests at a time and return all results in the order of the requests. Requests about one picture or clip are
-    put into one batch where possible, since a batch encodes each picture once."""
+    put into one batch where possible, since a batch encodes each picture once. shared: the batches are divided among all processes."""
     place = {frames: number for number, frames in enumerate(dict.fromkeys(r.frames for r in requests))}
     order = sorted(range(len(requests)), key=lambda i: (len(requests[i].frames), place[requests[i].frames], len(requests[i].text)))
-    found: dict[int, Found] = {}
-    for start in range(0, len(order), batch):
-        chosen = order[start : start + batch]
-        found.update(zip(chosen, ask([requests[i] for i in chosen]), strict=True))
+    ordered = [requests[i] for i in order]
+    if shared:
+        results = dist.by_turns(ordered, batch, lambda some: ask(list(some)))
+    else:
+        results = [one for start in range(0, len(ordered), batch) for one in ask(ordered[start : start + batch])]
+    found = dict(zip(order, results, strict=True))
     return [found[i] for i in range(len(requests))]
 
 
 def on_all_processes(ask: Callable[..., list[Prediction]], batch: int) -> Predict:
     """Return what answers requests in batches, of which this process has `ask` answer every n-th. Which requests share a batch does not
     depend on the number of processes, so neither does an answer. All processes must ask the same."""
-
-    def answer(requests: Sequence[Request]) -> list[Prediction]:
-        turns = itertools.cycle(range(dist.world_size()))
-
-        def own(some: list[Request]) -> list[Prediction | None]:
-            return list(ask(some, batch=batch)) if next(turns) == dist.rank() else [None] * len(some)
-
-        found = dist.union({number: one for number, one in enumerate(in_batches(requests, batch, own)) if one is not None})
-        return [found[number] for number in range(len(requests))]
-
-    return answer
+    return lambda requests: in_batches(requests, batch, lambda some: list(ask(some, batch=batch)), shared=True)
 
 
 @torch.no_grad()
