@@ -109,6 +109,20 @@ def process_group() -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
+OF_MANY = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that tell a process, accelerate and DeepSpeed that there are others."""
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let this process work as the only one: what it trains is its own. Not inside `process_group`."""
+    taken = {name: os.environ.pop(name) for name in OF_MANY if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ |= taken
+
+
 def wait_for_all() -> None:
     """Return once every process is here. All of them must call it."""
     if world_size() > 1:

@@ -165,7 +165,7 @@ TABLE: tuple[Stage, ...] = (
     ),
     Stage(
         name="online", version="1", inputs=("model", "agent/rft"), out="agent/online", group=ONLINE, timeout_s=7 * DAY_S, curves=True,
-        sections=("agent.base", "agent.episode", "agent.online", "seed"), copies=(("online.json", ONLINE_FIGURES),),
+        sections=("agent.base", "agent.episode", "agent.online", "seed"), copies=(("online.json", ONLINE_FIGURES),), one_node=True,
     ),
 )
 # fmt: on

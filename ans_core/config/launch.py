@@ -14,8 +14,9 @@ class Launch(Section):
 
     processes: Positive = 1
     inference_processes: Count = 0
-    """Processes on one node of stages that divide their samples and train nothing (evaluate, cota, agent_evaluate); 0 = as many as
-    `processes` has there. A CPU answers fastest with one for each core, and trains a small model fastest with one alone."""
+    """Processes on one node of stages that divide their samples and train nothing (evaluate, cota, agent_evaluate), or whose arms each
+    train by themselves (online); 0 = as many as `processes` has there. A CPU answers fastest with one for each core, and trains a small
+    model fastest with one alone."""
     launcher: Literal["torchrun", "deepspeed", "slurm", "ray"] = "torchrun"
     """torchrun: this machine, or several by torchrun's own PET_NNODES ...; one process needs none. deepspeed: the nodes of `hostfile`.
     slurm: each GPU stage is a job (`sbatch --wait`). ray: the same (`ray job submit`)."""

@@ -3,18 +3,21 @@
     dvc repro online/dvc.yaml:online
 
 Every arm begins with the same weights and gets the same stream through the real engine, store and worker. Measured is on questions of their
-own, never on the stream: `target` has its shift, `source` has none.
+own, never on the stream: `target` has its shift, `source` has none. Several processes run an arm each in turn, every one by itself.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ans_core import loop
+import torch
+
+from ans_core import dist, loop
 from ans_core.agent.evaluation import accuracy, outcome_of
 from ans_core.agent.online import overview
 from ans_core.agent.online.engine import Asked, Engine
@@ -59,21 +62,39 @@ ARMS: dict[str, Arm | None] = {
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: model, agent/rft. Writes online.json (arm -> figures at the end) and curves.csv (by arm and update)."""
     machine = machine_of(cfg.launch)
-    base = Path(cfg.agent.base or inputs["model"])
+    if machine.device.type == "cuda":
+        torch.cuda.set_device(machine.device)  # an arm's training takes the current one
+    base, arms = Path(cfg.agent.base or inputs["model"]), cfg.agent.online.simulation.arms
+    own = arms[dist.rank() :: dist.world_size()]
+    with dist.alone():
+        for name in own:
+            folder = scratch / name
+            if not (folder / RESULT).exists():
+                made = run_arm(cfg, ARMS[name], base=base, start=inputs["agent/rft"], folder=folder, machine=machine, log=named(log, name))
+                (folder / f"{RESULT}.partial").write_text(json.dumps(made))
+                (folder / f"{RESULT}.partial").replace(folder / RESULT)
+    with dist.process_group():
+        dist.wait_for_all()
     found: dict[str, dict[str, float]] = {}
     curves: dict[str, Curves] = {}
-    for name in cfg.agent.online.simulation.arms:
-        folder = scratch / name
-        if not (folder / RESULT).exists():
-            made = run_arm(cfg, ARMS[name], base=base, start=inputs["agent/rft"], folder=folder, machine=machine, log=named(log, name))
-            (folder / f"{RESULT}.partial").write_text(json.dumps(made))
-            (folder / f"{RESULT}.partial").replace(folder / RESULT)
-        figures, rows = json.loads((folder / RESULT).read_text())
+    for name in arms:
+        figures, rows = json.loads((scratch / name / RESULT).read_text())
         found[name], curves[name] = figures, [(int(step), str(key), float(value)) for step, key, value in rows]
+        for step, metrics in by_step(curves[name] if name not in own else []).items():
+            log({f"{name}/online/{key}": value for key, value in metrics.items()}, step)
         log({f"{name}/{key}": value for key, value in figures.items()}, 0)
-    loop.write_curves(out / "curves.csv", curves)
-    (out / "online.json").write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
-    return {f"{name}/{key}": value for name, own in found.items() for key, value in own.items()}
+    if dist.rank() == 0:
+        loop.write_curves(out / "curves.csv", curves)
+        (out / "online.json").write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
+    return {f"{name}/{key}": value for name, own_figures in found.items() for key, value in own_figures.items()}
+
+
+def by_step(curves: Curves) -> dict[int, dict[str, float]]:
+    """Return the metrics of every update: those of an arm that another process ran are logged at the end."""
+    steps: defaultdict[int, dict[str, float]] = defaultdict(dict)
+    for step, name, value in curves:
+        steps[step][name] = value
+    return steps
 
 
 def named(log: Log, arm: str) -> Log:

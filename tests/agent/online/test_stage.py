@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ans_core import transforms
+from ans_core import dist, transforms
 from ans_core.agent.online.simulation import Drawn, Shift
 from ans_core.stages import online
 from tests.agent.online.conftest import config
 from tests.agent.online.test_worker import Start, silent
+from tests.workspace import launch
 
 CONFIG = config(simulation={"arms": ["frozen", "guard_verified", "naive_canary", "poisoned"], "poison": 1.0})
 
@@ -40,9 +43,23 @@ def stage(start: Start, folder: Path) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def whole(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a stage that one process ran."""
+    folder = tmp_path_factory.mktemp("whole")
+    stage(start, folder)
+    return folder
+
+
+def curves(out: Path) -> list[str]:
+    """Return the curves without those of time and memory."""
+    return [line for line in (out / "curves.csv").read_text().splitlines() if not re.search("/speed/|/peak_memory_mb", line)]
+
+
 @pytest.mark.slow
-def test_every_arm_has_its_figures_and_a_killed_stage_gives_the_same(start: Start, tmp_path: Path) -> None:
-    out = stage(start, tmp_path)
+def test_every_arm_has_its_figures_and_a_killed_stage_gives_the_same(start: Start, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    out = tmp_path / "out"
     first = {name: (out / name).read_bytes() for name in ("online.json", "curves.csv")}
     figures = json.loads(first["online.json"])
     assert list(figures) == sorted(CONFIG.agent.online.simulation.arms)
@@ -59,3 +76,39 @@ def test_every_arm_has_its_figures_and_a_killed_stage_gives_the_same(start: Star
         shutil.rmtree(state)
     again = stage(start, tmp_path)
     assert json.loads((again / "online.json").read_text()) == figures
+
+
+SHARED = """
+import sys
+from pathlib import Path
+from tests.agent.online import test_stage
+if __name__ == "__main__":
+    model, adapter, folder = map(Path, sys.argv[1:])
+    test_stage.run_shared((model, adapter), folder)
+"""
+
+
+def run_shared(start: Start, folder: Path) -> None:
+    """Run the stage as one of several processes; note what this one logged."""
+    told: list[str] = []
+    out = folder / "out"
+    out.mkdir(parents=True, exist_ok=True)
+    base, adapter = start
+    inputs = {"model": base, "agent/rft": adapter}
+    online.run(CONFIG, inputs=inputs, out=out, scratch=folder / "scratch", log=lambda metrics, step: told.extend(metrics))
+    assert (dist.rank(), dist.world_size()) == (int(os.environ["RANK"]), 2)  # as before the arms
+    (folder / f"told-{dist.rank()}.json").write_text(json.dumps(told))
+
+
+@pytest.mark.slow
+def test_two_processes_run_an_arm_each_to_the_bits_of_one(start: Start, whole: Path, tmp_path: Path) -> None:
+    one, two = whole / "out", tmp_path / "out"
+    script = tmp_path / "shared.py"
+    script.write_text(SHARED)
+    launch(script, *map(str, start), str(tmp_path), processes=2)
+    assert (two / "online.json").read_bytes() == (one / "online.json").read_bytes()
+    assert curves(two) == curves(one)
+    told = json.loads((tmp_path / "told-0.json").read_text())
+    for arm in CONFIG.agent.online.simulation.arms[1:]:  # live, or at the end what the other process logged
+        assert f"{arm}/online/agent/share" in told
+        assert f"{arm}/target" in told
