@@ -32,7 +32,7 @@ online: setup  ## learning online, simulated; makes what it needs of the agent: 
 
 test: setup  ## every test, also the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 -q
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadscope
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 3 --dist loadscope  # one more than the cores: many of these wait
 
 check: setup  ## lint, types, import contracts, fast tests (< 2 minutes)
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -26,7 +27,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, s
     """A workspace after `ans run`, and what that printed."""
     folder = make(tmp_path_factory.mktemp("finished"))
     shutil.rmtree(folder / ".ans")  # as a new checkout, which has no databases yet
-    yield folder, ans(folder, "run")
+    yield folder, ans(folder, "run", FAKE_BAR="prepare")
     end_all(folder)
 
 
@@ -94,6 +95,7 @@ def test_the_flow_and_dvc_share_one_cache_and_mlflow_shows_a_parent_with_nested_
     now_s = os.times()
     assert (now_s.children_user + now_s.children_system) - (used_s.children_user + used_s.children_system) < 8  # of processor time; was 25
     assert again.count("cached") == len(NAMES)
+    assert not re.search(r"^stage \d", again, flags=re.MULTILINE)
     assert len(mlflow_runs(workspace)) == len(runs)
     assert executed(workspace) == []
 
@@ -105,6 +107,13 @@ def test_the_flow_and_dvc_share_one_cache_and_mlflow_shows_a_parent_with_nested_
     assert {key.removeprefix("cached.").replace("/", "@"): value for key, value in newest.items() if key.startswith("cached.")} == by_stage
     assert logged(workspace, newest["id"]) == (params, metrics)  # the pipelines can be compared, whichever ran the stages
     assert newest["mlflow.note.content"].count(": cached, ") == len(NAMES)
+
+
+def test_a_file_gets_a_line_of_a_bar_each_half_minute_and_one_of_each_stage(finished: tuple[Path, str]) -> None:
+    _, shown = finished
+    assert 1 <= shown.count("a bar:") <= 3  # 400 steps of a millisecond or two
+    stages = [re.match(r"stage (\d+) of (\d+)", line) for line in shown.splitlines() if line.startswith("stage ")]
+    assert [found and found.groups() for found in stages] == [(str(i), str(len(NAMES))) for i in range(1, len(NAMES) + 1)]
 
 
 def test_a_fresh_clone_beside_the_checkout_pulls_what_it_pushed_and_runs_nothing(finished: tuple[Path, str]) -> None:
@@ -123,10 +132,9 @@ def test_a_bare_dvc_repro_has_one_mlflow_parent_and_switching_profiles_back_exec
     known = {run["id"] for run in mlflow_runs(workspace)}
     first = (workspace / "dvc.lock").read_text()
     executed(workspace)
-    ans(workspace, "profile", "tiny")
+    ans(workspace, "profile", "tiny", "launch.inference_processes=1")
     dvc(workspace, "repro")
-    twice = [name for name in NAMES for _ in range(2 if name.startswith("evaluate") else 1)]  # a line from each of tiny's two processes
-    assert [line.split()[0] for line in executed(workspace)] == twice
+    assert [line.split()[0] for line in executed(workspace)] == NAMES
     runs = [run for run in mlflow_runs(workspace) if run["id"] not in known]
     assert [run["ans.kind"] for run in runs].count("pipeline") == 1
     assert {run["status"] for run in runs} == {"FINISHED"}

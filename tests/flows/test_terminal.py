@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tasks.stages import STAGES
-from tests.workspace import LIMIT_S, ans, dvc, end_all, environment, living, make
+from tests.workspace import LIMIT_S, end_all, environment, living, make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 
@@ -77,14 +77,3 @@ def test_a_terminal_shows_bars_as_bars_the_place_of_the_stage_and_no_traceback_a
     assert "Traceback" not in shown
     assert shown[shown.index(f"stage 2 of {COUNT}") :].count("\n") < 8, shown
     assert [process.cmdline() for process in living(workspace)] == []
-
-
-def test_a_file_gets_a_line_of_a_bar_each_half_minute(workspace: Path) -> None:
-    shown = ans(workspace, "run", FAKE_BAR="prepare")
-    assert 1 <= shown.count("a bar:") <= 3  # 400 steps of a millisecond or two
-    assert [re.search(rf"stage (\d+) of {COUNT}", line)[1] for line in shown.splitlines() if line.startswith("stage ")] == [
-        str(i) for i in range(1, COUNT + 1)
-    ]
-    dvc(workspace, "repro", "--single-item", "--force", "report")
-    again = ans(workspace, "run")
-    assert not re.search(r"^stage \d", again, flags=re.MULTILINE)
