@@ -104,7 +104,8 @@ def promptable_loss(
 ) -> Float[Tensor, ""]:
     """Compute SAM2's training loss: 20 focal + dice of the best of M masks, L1 of every predicted IoU, BCE of the object score.
 
-    Mask and IoU terms count only if the object is present (video facts, A1); mean over N.
+    Mask and IoU terms count only if the object is present (video facts, A1), the latter only if it has a pixel at the decoder's resolution,
+    for its IoU would be 0 whatever is drawn; mean over N.
     """
     count, masks = logits.shape[:2]
     size = logits.shape[-2:]
@@ -115,7 +116,7 @@ def promptable_loss(
     with torch.no_grad():
         drawn, true = flat > 0, target[:, None] > 0.5
         actual = (drawn & true).sum(2) / (drawn | true).sum(2).clamp(min=1)
-    iou_error = (ious - actual).abs().mean(1)
+    iou_error = (ious - actual).abs().mean(1) * (target > 0.5).any(1)
     shape_loss = ((cost.min(1).values + iou_error) * present).sum() / present.sum().clamp(min=1)
     return shape_loss + F.binary_cross_entropy_with_logits(object_score, present.float())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ Picture = str | Path | bytes | Image.Image | np.ndarray
 Video = str | Path | Sequence[Picture] | np.ndarray | Tensor
 """A file, a folder of frames, the frames themselves, or one (F, H, W, 3) array of uint8."""
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-VIDEOS = (".mp4", ".mov", ".mkv", ".avi", ".webm", ".gif")
+VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm", ".mpg", ".mpeg", ".ts", ".ogv", ".wmv", ".flv", ".gif")
 
 
 SCRATCH = ".frames-"
@@ -30,7 +31,7 @@ SCRATCH = ".frames-"
 
 @contextmanager
 def frames(source: Path, *, scratch: Path) -> Iterator[tuple[Path, ...]]:
-    """Yield one frame for a picture, all frames of a video, or a folder's pictures in the order of their names.
+    """Yield one frame for a picture, all frames of a video, or a folder's pictures in the order of their names (`place_in_time`).
 
     A video's frames are lossless PNG files in a folder of their own in `scratch`, removed at the end: none is held in memory. Raises
     FileNotFoundError, and ValueError for any other or undecodable file.
@@ -100,10 +101,16 @@ def clip(video: Video) -> Sequence[ImageRef]:
     return found
 
 
+def place_in_time(name: str) -> tuple[list[str | int], str]:
+    """Return what frames of a clip are sorted by: numbers in their names by value, whether or not zeros stand before them."""
+    parts: list[str | int] = re.split(r"([0-9]+)", name)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)], name
+
+
 def _files(source: Path) -> tuple[Path, ...] | None:
     """Return a picture, or the pictures of a folder; None for a video."""
     if source.is_dir():
-        pictures = tuple(sorted(p for p in source.iterdir() if p.suffix.lower() in PICTURES))
+        pictures = tuple(sorted((p for p in source.iterdir() if p.suffix.lower() in PICTURES), key=lambda p: place_in_time(p.stem)))
         if not pictures:
             raise ValueError(f"{source} holds no pictures ({', '.join(PICTURES)})")
         return pictures

@@ -17,6 +17,8 @@ from ans_core.types import VideoFrame, VideoFrames
 
 CODEC_ERRORS = (av.FFmpegError, OSError, ValueError, IndexError, EOFError)
 """Errors that PyAV raises for a broken file."""
+FEW = 2
+"""Frames that a whole file may lack: those before the first key frame can't be decoded."""
 
 
 def frames_of(file: Path) -> VideoFrames:
@@ -26,12 +28,23 @@ def frames_of(file: Path) -> VideoFrames:
 
 def shots(file: Path) -> Iterator[Image.Image]:
     """Decode a video from its first frame to its last, upright, in one pass. Raises FFmpegError, an OSError or a ValueError by cause, or
-    IndexError where the file has no video."""
+    IndexError where the file has no video; a ValueError also at the end of a file that holds clearly less than it says."""
     with av.open(str(file)) as container:
         stream = container.streams.video[0]
-        stream.thread_type = "AUTO"
-        for shot in container.decode(stream):
-            yield _upright(shot)
+        stream.thread_type = "SLICE"  # threads of a frame each end at a broken one without an error
+        count, end_s = 0, 0.0
+        for packet in container.demux(stream):
+            count += packet.is_discard
+            for shot in packet.decode():
+                count, end_s = count + 1, max(end_s, _end_s(shot))
+                yield _upright(shot)
+        if count < stream.frames - max(FEW, stream.frames // 50):
+            raise ValueError(f"it says that it has {stream.frames} frames, and ends after {count}")
+        alone = len(container.streams) == 1  # another stream, as sound, may well be longer
+        if not stream.frames and alone and container.duration and end_s:
+            whole_s = container.duration / av.time_base
+            if end_s < whole_s - max(1.0, whole_s / 20):
+                raise ValueError(f"it says that it lasts {whole_s:.1f} s, and ends after {end_s:.1f} s")
 
 
 def size(file: Path) -> tuple[int, int]:
@@ -69,6 +82,11 @@ def check(frames: VideoFrames) -> None:
     for frame in frames:
         if (found := read(frame).size) != expected:
             raise ValueError(f"the video {frame.file}: frame {frame.index} is of {found}, the first of {expected} (width, height)")
+
+
+def _end_s(shot: Shot) -> float:
+    """Return when a frame's time is over, in seconds; 0 where it has none."""
+    return 0.0 if shot.pts is None or shot.time_base is None else float((shot.pts + (shot.duration or 0)) * shot.time_base)
 
 
 def _changed(file: Path) -> int:

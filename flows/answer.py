@@ -110,14 +110,19 @@ def read_masks(paths: Sequence[Path], size: tuple[int, int]) -> np.ndarray | Non
 
 def read_mask(path: str | Path) -> Bool[np.ndarray, "H W"]:
     """Read a mask: what is not black, or the one object of a PNG whose coloured palette numbers objects from 1 (0 is black). Raises
-    ValueError for several of them, and for no picture."""
+    ValueError for several of them, in grey values, too, for a picture with transparent parts, and for no picture."""
     try:
         picture = Image.open(path)
         numbered = picture.mode == "P" and _numbers_objects(picture)
         labels = np.asarray(picture if numbered else picture.convert("L"))
+        clear = picture.has_transparency_data and bool((np.asarray(picture.convert("RGBA"))[..., 3] < 255).any())
     except UnidentifiedImageError as error:
         raise ValueError(f"--mask {path} is no picture") from error
-    if numbered and len(objects := np.unique(labels[labels > 0])) > 1:
+    if clear:
+        raise ValueError(f"--mask {path} has transparent parts; save it in black and white, the object white")
+    objects = np.unique(labels[labels > 0])
+    grey = picture.mode == "L" and len(objects) == objects.max(initial=0)  # 1, 2, ... n, as tools for VOS write; no shades
+    if (numbered or grey) and len(objects) > 1:
         raise ValueError(f"--mask {path} holds the objects {', '.join(map(str, objects))}; give one file an object")
     return labels > 0
 

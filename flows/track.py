@@ -21,6 +21,7 @@ MOST = 255
 SIDE = 32
 """SAM2's image encoder halves a picture five times."""
 TOLD = "track.json"
+SHOWN = ("overlay.mp4", "overlay.gif")
 Given = tuple[str, str, int]
 """A prompt as written: kind, value, frame."""
 
@@ -44,7 +45,8 @@ def write_track(
     folder = out / "masks"
     old = _former(out)
     check([source, *paths, *(Path(value) for kind, value, _ in given if kind == "mask")], paths, old, earlier="an earlier `ans track`")
-    if foreign := [path for index in range(len(frames)) if (path := folder / _name(index)).exists() and path not in old]:
+    written = [*(folder / _name(index) for index in range(len(frames))), *(out / name for name in (TOLD, *SHOWN))]
+    if foreign := [path for path in written if path.exists() and path not in old]:
         raise ValueError(f"{foreign[0]} is not what an earlier `ans track` wrote, and would be replaced; give another --out")
     sam2 = sam2_files.load(checkpoint, image_size=image_size, device=dist.pick_device(device))
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +64,7 @@ def write_track(
                 pixels[n] += int(mask.sum())
             yield overlay.draw(transforms.open_image(frames[index]), [rle.encode(mask) for mask in masks])
 
-    shown = out / ("overlay.gif" if gif else "overlay.mp4")
+    shown = out / SHOWN[gif]
     if gif:
         overlay.save_animation(drawn(), shown, sample=[transforms.open_image(frames[0])], fps=fps)
     else:
@@ -83,12 +85,14 @@ def _name(index: int) -> str:
 
 
 def _former(out: Path) -> list[Path]:
-    """List the masks that an earlier run left in this folder, by its track.json."""
+    """List what an earlier run left in this folder, by its track.json."""
     try:
-        count = int(json.loads((out / TOLD).read_text())["frames"])
+        told = json.loads((out / TOLD).read_text())
+        count = int(told["frames"])
     except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, ValueError):
         return []
-    return [path for index in range(count) if (path := out / "masks" / _name(index)).is_file()]
+    masks = (out / "masks" / _name(index) for index in range(count))
+    return [path for path in (*masks, *(out / name for name in (*SHOWN, TOLD))) if path.is_file()]
 
 
 def read_prompts(given: Sequence[Given]) -> list[ObjectPrompt]:

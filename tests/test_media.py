@@ -3,6 +3,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from PIL import Image
@@ -108,3 +109,28 @@ def test_a_video_that_lies_on_its_side_stands_upright(tmp_path: Path) -> None:
     upright = np.asarray(transforms.open_image(media.clip(tmp_path / "clip.mp4")[1]))
     assert upright.shape == (64, 48, 3)
     assert [upright[y, x].mean() > 128 for y, x in ((16, 36), (16, 12), (48, 36), (48, 12))] == [True, False, False, False]
+
+
+def test_frames_are_in_order_of_time_with_zeros_before_their_numbers_or_without(tmp_path: Path) -> None:
+    for name in ("10.jpg", "2.JPG", "1.png", "011.jpg", "cat_10.png", "cat_9.png"):
+        (tmp_path / name).touch()
+    with media.frames(tmp_path, scratch=tmp_path / "scratch") as frames:
+        assert [path.name for path in frames] == ["1.png", "2.JPG", "10.jpg", "011.jpg", "cat_9.png", "cat_10.png"]
+
+
+@pytest.mark.parametrize("name", ["clip.mp4", "clip.avi", "clip.mkv", "clip.webm"])
+def test_a_video_that_is_cut_short_is_refused_and_not_followed_to_where_it_ends(tmp_path: Path, name: str) -> None:
+    """The index stands first, as in files for the web, so that what is left of the pictures can be decoded."""
+    noise = np.random.default_rng(0).integers(0, 256, (48, 64, 64, 3), np.uint8)
+    codec, options = ("libvpx", {}) if name.endswith("webm") else ("libx264", {})
+    with av.open(str(tmp_path / name), "w", options={"movflags": "faststart"} if name.endswith("mp4") else options) as file:
+        stream = file.add_stream(codec, rate=8)
+        stream.width = stream.height = 64
+        for picture in noise:
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
+        file.mux(stream.encode())
+    assert len(media.clip(tmp_path / name)) == 48
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[: len(whole) * 6 // 10])
+    with pytest.raises(ValueError, match=rf"cannot read the video .*{name}: .*; is it cut short\?"):
+        media.clip(tmp_path / name)

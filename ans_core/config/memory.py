@@ -78,7 +78,7 @@ class Memory(Section):
     dropout: Share = 0.1
     """In the memory attention. SAM2's training: as here; an attention that learns from nothing in few steps learns more without."""
     recompute: bool = True
-    """Compute every frame again in the backward pass: 15 times less activation memory, 1.5 times the time."""
+    """Compute every frame again in the backward pass: a tenth of the activation memory and less, 1.13 times the time (docs/video.md)."""
     limit_train_batches: Count = 0
     """Batches of an epoch; 0: as many as show every clip once. J&F is measured after every epoch."""
     limit_val_batches: Count = 0

@@ -32,7 +32,7 @@ from ans_core.tracking.clips import Clip, choose_window, clips_of, load_window, 
 from ans_core.tracking.kept import Kept
 from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.pseudo import pseudo_clip
-from ans_core.tracking.training import GradientCheck, Tracking, epoch_order, open_modules, places, set_dropout
+from ans_core.tracking.training import PATIENCE, GradientCheck, Tracking, epoch_order, open_modules, places, set_dropout
 from ans_core.tracking.validation import follow_clip, validate
 from ans_core.types import RLE, ImageRef, Log
 
@@ -110,19 +110,24 @@ def _train(
     module = Tracking(sam2, LossWeights(**settings.loss.model_dump()), recompute=settings.recompute)
     check = GradientCheck(sam2, trained, reached=module.reached)
     steps_per_epoch = math.ceil(pool.epoch(settings) / batch)
-    checked = False
+    steps, first, judged = settings.optim.steps, -1, 0
+
+    def validated(epoch: int) -> dict[str, float]:
+        nonlocal judged
+        found = validate(sam2, held_out, prompt=settings.val_prompt)
+        kept.add(epoch, found["J&F"], trained)
+        judged = epoch
+        return {f"val_{name}": value for name, value in found.items()}
 
     def after(step: int) -> dict[str, float]:
-        nonlocal checked
-        if not checked:
-            check.after_first_step()
-            checked = True
-        done = step + 1
-        if done % steps_per_epoch and done < settings.optim.steps:
-            return {}
-        found = validate(sam2, held_out, prompt=settings.val_prompt)
-        kept.add(math.ceil(done / steps_per_epoch), found["J&F"], trained)
-        return {f"val_{name}": value for name, value in found.items()}
+        """Check and validate. It is not called after a step that is skipped: what was due then is done after the next one."""
+        nonlocal first, judged
+        if first < 0:  # of this process; what a run before it judged up to here stands
+            first, judged = step, max(epoch for epoch in kept.scores() if epoch * steps_per_epoch <= step)
+        if step in (first, first + PATIENCE - 1):
+            check.judge(step - first + 1)
+        epoch = math.ceil((step + 1) / steps_per_epoch) if step + 1 == steps else (step + 1) // steps_per_epoch
+        return validated(epoch) if epoch > judged else {}
 
     sam2.train()
     set_dropout(sam2, settings.dropout)
@@ -131,6 +136,8 @@ def _train(
         module, _batches(cfg, pool, sam2.image_size), name="memory", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed,
         scratch=scratch, log=log, after_step=after,
     )  # fmt: skip
+    if first >= 0 and judged < (last := math.ceil(steps / steps_per_epoch)):  # the last step was skipped
+        validated(last)
     return curves, len(check.missing)
 
 

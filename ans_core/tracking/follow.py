@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ans_core import transforms
 from ans_core.model.grounding import FrameFeatures, Grounding
-from ans_core.tracking.simulator import BOTTOM_RIGHT, TOP_LEFT
+from ans_core.tracking.simulator import BOTTOM_RIGHT, TOP_LEFT, center
 
 AT_ONCE = 32
 """Most objects of one pass: the memory of a frame is a few megabytes an object."""
@@ -107,8 +107,13 @@ def _alike(prompts: Sequence[ObjectPrompt]) -> dict[tuple[int, int], list[int]]:
 def _inputs(sam2: Grounding, prompts: Sequence[ObjectPrompt], size: tuple[int, int]) -> dict[str, Any]:
     """Return the arguments of `Grounding.step` for prompts of one kind in one frame."""
     if prompts[0].mask is not None:
-        masks = torch.from_numpy(np.stack([prompt.mask for prompt in prompts if prompt.mask is not None]))
-        return sam2.mask_prompts(masks[:, None].to(sam2.device), [0])[0]
+        given = [prompt.mask for prompt in prompts if prompt.mask is not None]
+        masks = sam2.mask_prompts(torch.from_numpy(np.stack(given))[:, None].to(sam2.device), [0])[0]["masks"]
+        for mask, shown in zip(given, masks[:, 0], strict=True):
+            if not shown.any():  # too small for SAM2's size: its middle, as in training (clips.py)
+                x, y = center(mask)
+                shown[int(y * sam2.image_size / size[1]), int(x * sam2.image_size / size[0])] = 1
+        return {"masks": masks}
     scale = torch.tensor(sam2.image_size) / torch.tensor(size)
     points = torch.tensor([prompt.points for prompt in prompts]) * scale
     labels = torch.tensor([prompt.labels for prompt in prompts], dtype=torch.int32)

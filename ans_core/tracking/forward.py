@@ -1,7 +1,10 @@
 """Features of clips and prompted objects in, SAM2's outputs frame by frame out, each from the memory of those before it.
 
 Gradients reach back through the memory over the whole clip. With `recompute`, a frame keeps nothing but its inputs and outputs for the
-backward pass, which computes it again: 15 times less activation memory at half as much time again.
+backward pass, which computes it again: a tenth of the activation memory and less (docs/video.md), at 1.13 times the time on a CPU.
+
+What draws random numbers (dropout, corrective clicks) must draw the same ones again. torch keeps the state of a GPU's generator for GPUs
+that it sees among `checkpoint`'s arguments: a closure over tensors would lose it without a word.
 """
 
 from __future__ import annotations
@@ -46,8 +49,9 @@ def track(
     for index in (*group.frames, *later):
         seen = {kind: dict(outs) for kind, outs in bank.items()}  # as it is now: a frame may be computed again when there are later ones
         keep = bool(later) and index != later[-1]
-        step = partial(sam2.step, maps, rows[:, index], index, seen, frames=length, remember=keep, **_prompt(batch, group, index))
-        out: dict[str, Any] = checkpoint(step, use_reentrant=False) if recompute else step()
+        step: Callable[..., dict[str, Any]] = partial(sam2.step, frames=length, remember=keep, **_prompt(batch, group, index))
+        read = (maps, rows[:, index], index, seen)
+        out = checkpoint(step, *read, use_reentrant=False) if recompute else step(*read)
         if keep:
             kind = "cond_frame_outputs" if index in group.frames else "non_cond_frame_outputs"
             bank[kind][index] = remember(out)
@@ -79,7 +83,6 @@ def encode(sam2: Grounding, frames: Tensor, *, at_once: int, recompute: bool) ->
     chunks = []
     with torch.set_grad_enabled(torch.is_grad_enabled() and trained):
         for chosen in frames.split(at_once):
-            again = partial(sam2.encode, chosen)
-            chunks.append(checkpoint(again, use_reentrant=False) if trained and recompute else again())
+            chunks.append(checkpoint(sam2.encode, chosen, use_reentrant=False) if trained and recompute else sam2.encode(chosen))
     fine, middle, coarse = (torch.cat([getattr(chunk, name) for chunk in chunks]) for name in ("fine", "middle", "coarse"))
     return FrameFeatures(fine=fine, middle=middle, coarse=coarse)

@@ -38,11 +38,12 @@ class Kept:
 
     def add(self, epoch: int, score: float, tensors: Mapping[str, Tensor]) -> None:
         """Keep an epoch's tensors; remove those that are neither the best nor among the last. An epoch that is trained again after a
-        restart replaces itself."""
+        restart replaces itself, and all later ones go: they were of the run before, and need not come out alike (another number of
+        processes, a GPU)."""
         if dist.rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write(epoch, tensors)
-            scores = self.scores() | {epoch: score}
+            scores = {earlier: found for earlier, found in self.scores().items() if earlier < epoch} | {epoch: score}
             partial = self.folder / "scores.json.partial"
             partial.write_text(json.dumps(scores))
             partial.replace(self.folder / "scores.json")

@@ -36,7 +36,8 @@ def frame_losses(
     """Return the parts `mask`, `dice`, `iou` and `object`, weights not applied, each a sum over the N objects.
 
     Of M masks the one with the lowest weighted mask + dice loss learns; every predicted IoU learns the IoU of its mask. Both count where
-    the object is present; its score counts everywhere. Masks are compared at the decoder's resolution, with soft targets.
+    the object is present; its score counts everywhere. Masks are compared at the decoder's resolution, with soft targets; an object too
+    small to have a pixel there teaches no IoU, which would be 0 whatever is drawn.
     """
     count, masks = logits.shape[:2]
     present = target.flatten(1).any(1)
@@ -51,7 +52,7 @@ def frame_losses(
     return {
         "mask": (pixels.gather(1, best)[:, 0] * present).sum(),
         "dice": (overlap.gather(1, best)[:, 0] * present).sum(),
-        "iou": ((ious.float() - actual).abs().mean(1) * present).sum(),
+        "iou": ((ious.float() - actual).abs().mean(1) * (soft > 0.5).any(1)).sum(),
         "object": F.binary_cross_entropy_with_logits(object_score.float(), present.float(), reduction="sum"),
     }
 

@@ -22,6 +22,8 @@ from ans_core.tracking.loss import LossWeights, frame_losses, total
 WHOLE, PARTLY = ("memory_attention", "memory_encoder", "image_encoder"), ("sam_prompt_encoder", "sam_mask_decoder")
 """Modules of which every step gives every parameter a gradient, and those of which it gives some one: the embeddings of prompts that were
 not drawn, and the masks that were not the best, get none. Object pointers get one where the object is predicted to be there."""
+PATIENCE = 20
+"""Steps after which a module of PARTLY that was never used is a mistake in the settings, and no chance of the prompts."""
 
 
 ORIGINAL = "original_mask_decoder"
@@ -125,16 +127,19 @@ class GradientCheck:
         """Trained parameters that have had no gradient so far."""
         return [name for name in self._trained if name not in self._reached]
 
-    def after_first_step(self) -> None:
-        """Raise RuntimeError if a parameter of WHOLE got no gradient, a module of PARTLY none at all, or a frozen parameter one."""
-        missing = [name for name in self.missing if name.split(".")[0] in WHOLE]
-        for module in PARTLY:
+    def judge(self, steps: int) -> None:
+        """Raise RuntimeError if, after so many steps, a parameter of WHOLE got no gradient, a frozen parameter one, or, once PATIENCE steps
+        are done, a module of PARTLY none at all: which prompts were drawn decides what of it is used. All processes must call it."""
+        reached = {name for own in dist.union({dist.rank(): sorted(self._reached)}).values() for name in own}
+        missing = [name for name in self.missing if name.split(".")[0] in WHOLE and name not in reached]
+        for module in PARTLY if steps >= PATIENCE else ():
             own = [name for name in self._trained if name.split(".")[0] == module]
-            missing += [module] if own and not set(own) & self._reached else []
+            missing += [module] if own and not set(own) & reached else []
         if missing:
             raise RuntimeError(
-                f"after the first step trained tensors have no gradient: {', '.join(missing[:8])} ({len(missing)}); take them out of"
-                " memory.trainable_modules, or train on clips whose later frames have ground truth"
+                f"after {steps} steps trained tensors have no gradient: {', '.join(missing[:8])} ({len(missing)}); take them out of"
+                " memory.trainable_modules, prompt with what they read (memory.prompts.kinds), or train on clips whose later frames have"
+                " ground truth"
             )
         if stray := [name for name, p in self._frozen.items() if p.grad is not None]:
             raise RuntimeError(f"{len(stray)} frozen tensors have a gradient: {', '.join(stray[:8])}")

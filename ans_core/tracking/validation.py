@@ -24,8 +24,9 @@ DISTANCES = (1, 2, 4, 8, 16, 32, 64)
 def validate(sam2: Grounding, clips: Sequence[Clip], *, prompt: PromptKind) -> dict[str, float]:
     """Return J, F and J&F of all objects, divided among the processes, each of which gets the result; and J at DISTANCES.
 
-    J and F count frames with ground truth after the prompted one, mean over an object's frames, then over objects (as SA-V; DAVIS would
-    leave out each clip's last frame, too). An object that is seen in no frame before the last is not followed and does not count.
+    J and F count frames with ground truth after the prompted one, mean over an object's frames, then over objects. (The benchmarks of
+    DAVIS, MOSE and SA-V leave out each clip's last annotated frame, too: `ans_core/benchmarks/public/vos.py`.) An object that is seen in
+    no frame before the last is not followed and does not count.
     """
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for clip in clips[dist.rank() :: dist.world_size()]:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from ans_core import rle, transforms
 from ans_core.data.conversation import turn
-from ans_core.data.formats import FORMATS, SPLITS, checks, infer
+from ans_core.data.formats import FORMATS, SPLITS, checks, clip_files, infer
 from ans_core.data.formats.checks import DataError
 from ans_core.data.pictures import check_pictures
 from ans_core.types import Masklet, Sample, VideoFrames
@@ -144,6 +144,35 @@ def test_coco_video_frames_are_ordered_and_those_without_annotation_unknown(tmp_
     clip_sets.write_json(file, content | {"annotations": without})
     (persons,) = read("coco_video", root)  # no identities: the category is one object
     assert [pixels(m) for m in persons.masks] == [[0, 36, 72, None, 72, 72]]
+    numbered = [a | {"id": 900 + a["id"]} for a in content["annotations"] if a["instance_id"] == 2]
+    clip_sets.write_json(file, content | {"annotations": [*numbered, *without]})  # instance 2 is not what has no identity, category 2
+    (persons,) = read("coco_video", root)
+    assert [pixels(m) for m in persons.masks] == [pixels(person.masks[0]), [0, 36, 72, None, 72, 72]]
+    assert persons.meta["object_ids"] == [2, "category 2"]
+    mixed = [a | {"instance_id": "2" if place % 2 else 2} for place, a in enumerate(numbered)]
+    clip_sets.write_json(file, content | {"annotations": mixed})
+    with pytest.raises(checks.DataError, match=r"instance '?2'? of .* comes as a number and as a text; write all of them alike"):
+        read("coco_video", root)
+
+
+def test_frames_of_a_folder_are_in_order_of_time_whatever_their_suffixes(tmp_path):
+    """Numbers without zeros before them, and what a camera calls .JPG."""
+    names = ["0.jpg", "1.JPG", "2.jpeg", "9.jpg", "10.jpg", "11.PNG"]
+    for name in names:
+        (tmp_path / name).touch()
+    listed = clip_files.listed(tmp_path, where="here")
+    assert listed == ["0", "1", "2", "9", "10", "11"]
+    assert [path.name for path in clip_files.frames_of(tmp_path, listed, where="here")] == names
+    labels = np.zeros((4, 4), np.uint8)
+    labels[1, 1] = 1
+    palettes = tmp_path / "palettes"
+    palettes.mkdir()
+    Image.fromarray(labels).save(palettes / "1.PNG", "PNG")
+    (masklet,) = clip_files.palette_masklets(palettes, listed, height=4, width=4, where="here").values()
+    assert pixels(masklet) == [None, 1, None, None, None, None]
+    Image.fromarray(labels).save(palettes / "12.PNG", "PNG")
+    with pytest.raises(checks.DataError, match=r"12\.PNG annotates a frame that the clip doesn't have"):
+        clip_files.palette_masklets(palettes, listed, height=4, width=4, where="here")
 
 
 @needs_reference

@@ -124,7 +124,20 @@ def test_masks_of_others_and_what_is_read_stay_where_they_are(tmp_path: Path, vi
     assert sorted(path.name for path in written.parent.iterdir()) == ["00000.png", "00001.png", "00002.png", "00003.png", "0001.png"]
     with pytest.raises(ValueError, match=r"00000\.png is what an earlier `ans track` left there"):
         track.write_track(video, [("mask", str(written), 0)], out=tmp_path / "dog", **options)
-    track.write_track(video, [("mask", str(other), 0)], out=tmp_path / "dog", **options)  # its own are replaced
+    shown = tmp_path / "dog/overlay.gif"
+    before = shown.read_bytes()
+    with pytest.raises(ValueError, match=r"overlay\.gif is what an earlier `ans track` left there"):
+        track.write_track(shown, [("point", "3,3", 0)], out=tmp_path / "dog", **options)
+    assert shown.read_bytes() == before
+    track.write_track(video, [("mask", str(other), 0)], out=tmp_path / "dog", **options | {"gif": False})  # its own are replaced
+    assert not shown.exists()
+    for name in ("overlay.mp4", "overlay.gif", "track.json"):
+        folder = tmp_path / f"beside {name}"
+        folder.mkdir()
+        (folder / name).write_text("[1]")
+        with pytest.raises(ValueError, match=f"{name} is not what an earlier `ans track` wrote"):
+            track.write_track(video, [("point", "3,3", 0)], out=folder, **options)
+        assert (folder / name).read_text() == "[1]"
 
 
 def test_a_palette_picture_of_several_objects_is_refused_and_a_dark_one_is_read(tmp_path: Path) -> None:
@@ -144,8 +157,17 @@ def test_a_palette_picture_of_several_objects_is_refused_and_a_dark_one_is_read(
     assert prompt.mask.sum() == 60
     labels[6, 6] = 2
     overlay.index_picture(labels).save(tmp_path / "two.png")
-    with pytest.raises(ValueError, match="holds the objects 1, 2; give one file an object"):
-        track.read_prompts([("mask", str(tmp_path / "two.png"), 0)])
+    Image.fromarray(labels, "L").save(tmp_path / "two of grey.png")
+    for name in ("two.png", "two of grey.png"):
+        with pytest.raises(ValueError, match="holds the objects 1, 2; give one file an object"):
+            track.read_prompts([("mask", str(tmp_path / name), 0)])
+    shades = Image.fromarray(np.linspace(0, 255, 64).astype(np.uint8).reshape(8, 8))
+    shades.save(tmp_path / "shades.png")
+    assert track.read_prompts([("mask", str(tmp_path / "shades.png"), 0)])[0].mask is not None
+    shades.putalpha(Image.fromarray(255 * labels))
+    shades.save(tmp_path / "clear.png")
+    with pytest.raises(ValueError, match=r"clear\.png has transparent parts; save it in black and white"):
+        track.read_prompts([("mask", str(tmp_path / "clear.png"), 0)])
 
 
 @pytest.mark.slow

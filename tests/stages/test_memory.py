@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,20 @@ def test_the_best_epoch_is_handed_on_and_a_killed_run_resumes_to_the_same_bits(i
         assert (tmp_path / "again/resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     ended = run(tmp_path / "again", "ended", config(), inputs / "base")  # killed after the last step: no gradient is seen any more
     assert ended == metrics
+
+
+@pytest.mark.slow
+def test_epochs_whose_last_step_is_skipped_are_judged_after_the_next_one(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Epochs of two steps; the losses at the ends of both are not finite."""
+    forward, calls = memory.Tracking.forward, itertools.count()
+
+    def broken(self: torch.nn.Module, batch: object) -> tuple[torch.Tensor, dict[str, float]]:
+        loss, metrics = forward(self, batch)
+        return (loss * math.nan if next(calls) in (1, 3) else loss), metrics
+
+    monkeypatch.setattr(memory.Tracking, "forward", broken)
+    run(tmp_path, "out", config(), inputs / "base")
+    assert list(json.loads((tmp_path / "scratch/kept/scores.json").read_text())) == ["0", "1", "2"]
 
 
 def test_what_was_trained_reaches_both_decoders_of_a_base_and_no_base_of_another_hash(inputs: Path, tmp_path: Path, own_model: Sa2VA):

@@ -7,7 +7,7 @@ import torch
 from ans_core import transforms
 from ans_core.model.grounding import Grounding
 from ans_core.tracking.clips import clips_of
-from ans_core.tracking.follow import ObjectPrompt, follow
+from ans_core.tracking.follow import ObjectPrompt, _inputs, follow
 from ans_core.tracking.kept import Kept
 from ans_core.tracking.validation import clip_scores, follow_clip, true_prompt, validate
 from tests import tiny
@@ -107,6 +107,29 @@ def test_every_kind_of_true_prompt_is_valid_and_the_prompted_mask_is_followed(sa
     assert objects == [0]
     assert len(masks[0]) == 3
     assert tiny.rle.area(masks[0][0]) == pytest.approx(256, abs=40)  # the prompt as it comes back from a quarter of the size
+
+
+def test_a_mask_too_small_for_sam2s_size_keeps_its_middle_pixel(sam2: Grounding):
+    mask = np.zeros((512, 512), bool)
+    mask[301:303, 40:42] = True
+    large = np.zeros((512, 512), bool)
+    large[:256] = True
+    given = _inputs(sam2, [ObjectPrompt(mask=mask), ObjectPrompt(mask=large)], (512, 512))["masks"]
+    side = sam2.image_size
+    assert given[0, 0].nonzero().tolist() == [[302 * side // 512, 41 * side // 512]]
+    assert int(given[1].sum()) == side * side // 2
+
+
+def test_epochs_of_the_run_before_that_are_not_reached_again_yet_are_forgotten(tmp_path):  # type: ignore[no-untyped-def]
+    """A run that resumes on another number of processes need not score the same: what is best must be there."""
+    kept = Kept(folder=tmp_path, last=1)
+    for epoch, score in enumerate((0.1, 0.2, 0.5, 0.4)):
+        kept.add(epoch, score, {"w": torch.full((2,), float(epoch))})
+    kept.add(2, 0.35, {"w": torch.full((2,), 2.5)})  # killed after epoch 3, resumed from a state of epoch 1
+    assert kept.scores() == {0: 0.1, 1: 0.2, 2: 0.35}
+    assert sorted(f.name for f in tmp_path.glob("*.safetensors")) == ["epoch-0002.safetensors"]
+    kept.add(3, 0.3, {"w": torch.full((2,), 3.5)})
+    assert kept.load(kept.best())["w"].tolist() == [2.5, 2.5]
 
 
 def test_the_best_and_the_last_epochs_are_kept(tmp_path):  # type: ignore[no-untyped-def]

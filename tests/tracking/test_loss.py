@@ -37,3 +37,16 @@ def test_weighted_parts_are_the_loss_that_pictures_are_trained_with():
     logits, ious, score, target = torch.randn(3, 3, 8, 8), torch.rand(3, 3), torch.randn(3), torch.rand(3, 16, 16) > 0.6
     parts = frame_losses(logits, ious, score, target, LossWeights())
     assert float(total(parts, LossWeights())) / 3 == pytest.approx(float(promptable_loss(logits, ious, score, target)), rel=1e-5)
+
+
+def test_an_object_too_small_for_the_decoder_teaches_no_iou():
+    """A pixel of 4 x 4 is a sixteenth of a cell: whatever is drawn there, its IoU would be 0."""
+    target = torch.zeros(2, 8, 8, dtype=torch.bool)
+    target[0, 1, 1], target[1, 0:4, 0:4] = True, True
+    logits, ious, score = torch.full((2, 1, 2, 2), -2.0), torch.full((2, 1), 0.7), torch.zeros(2)
+    logits[:, 0, 0, 0] = 2.0
+    parts = frame_losses(logits, ious, score, target, LossWeights())
+    assert float(parts["iou"]) == pytest.approx(0.3)  # of the second alone
+    assert float(parts["dice"]) > 0
+    one, both = (promptable_loss(logits[chosen], ious[chosen], score[chosen], target[chosen]) for chosen in ([1], [0, 1]))
+    assert float(both) != pytest.approx(float(one), abs=1e-3)  # the mask of the small one still counts

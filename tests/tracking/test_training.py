@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from sam2.modeling.sam.transformer import RoPEAttention
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from ans_core.model.grounding import FrameFeatures, Grounding
+from ans_core.tracking import forward
 from ans_core.tracking.batch import TrackingBatch
 from ans_core.tracking.forward import remembered, track
 from ans_core.tracking.loss import LossWeights
-from ans_core.tracking.training import GradientCheck, Tracking, open_modules, places, set_dropout
+from ans_core.tracking.training import PATIENCE, GradientCheck, Tracking, open_modules, places, set_dropout
 from tests.tracking.conftest import batch_of
 
 MEMORY = ("memory_attention", "memory_encoder")
@@ -34,6 +38,32 @@ def test_frames_computed_again_give_the_gradients_of_plain_back_propagation(sam2
     assert plain.keys() == again.keys()
     assert {name for name in plain if not torch.allclose(plain[name], again[name], rtol=1e-4, atol=1e-6)} == set()
     assert all(plain[name].any() for name in plain if name.startswith(MEMORY))
+
+
+def test_torch_sees_the_device_whose_random_state_a_frame_computed_again_needs(sam2: Grounding, monkeypatch: pytest.MonkeyPatch):
+    """It keeps a GPU's state for tensors among the arguments alone; of a closure over them it sees none, and dropout differs silently."""
+    seen: list[set[str]] = []
+
+    def recorded(function: Callable[..., object], *arguments: object, **options: bool) -> object:
+        seen.append({leaf.device.type for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)})
+        return checkpoint(function, *arguments, **options)
+
+    monkeypatch.setattr(forward, "checkpoint", recorded)
+    open_modules(sam2, (*MEMORY, "image_encoder"))
+    gradients(sam2, batch_of("box", frames=3, clicks=2), recompute=True)
+    assert len(seen) >= 6  # frames of the encoder and of the memory
+    assert all(devices == {"cpu"} for devices in seen)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_too_frames_computed_again_draw_the_same_dropout_and_clicks(sam2: Grounding):
+    sam2.cuda()
+    open_modules(sam2, MEMORY)
+    set_dropout(sam2, 0.1)
+    batch = batch_of("box", frames=4, clicks=2).to("cuda")
+    plain, again = (gradients(sam2, batch, recompute=recompute) for recompute in (False, True))
+    assert {name for name in plain if not torch.allclose(plain[name], again[name], rtol=1e-3, atol=1e-5)} == set()
 
 
 @pytest.mark.parametrize(("trained", "recompute", "at_once"), [(True, True, 1), (True, False, 4), (False, True, 4)])
@@ -86,7 +116,7 @@ def test_gradients_reach_the_memory_encoder_through_the_bank_and_stop_where_the_
     trained = open_modules(sam2, MEMORY)
     check = GradientCheck(sam2, trained)
     assert len(gradients(sam2, batch_of("mask"))) == len(trained)
-    check.after_first_step()
+    check.judge(1)
     assert check.missing == []
     detached = Tracking(sam2, LossWeights())
     detached.remember = lambda out: {
@@ -96,7 +126,7 @@ def test_gradients_reach_the_memory_encoder_through_the_bank_and_stop_where_the_
     sam2.zero_grad()
     detached(batch_of("mask"))[0].backward()
     with pytest.raises(RuntimeError, match=r"no gradient: memory_encoder.*take them out of memory.trainable_modules"):
-        check.after_first_step()
+        check.judge(1)
 
 
 def test_inner_modules_are_trained_by_their_names(sam2: Grounding):
@@ -118,7 +148,18 @@ def test_only_the_named_modules_are_trained_and_unknown_names_are_refused(sam2: 
     gradients(sam2, batch_of("mask"))
     sam2.no_mem_embed.grad = torch.zeros_like(sam2.no_mem_embed)
     with pytest.raises(RuntimeError, match="1 frozen tensors have a gradient: no_mem_embed"):
-        check.after_first_step()
+        check.judge(1)
+
+
+def test_a_module_that_some_prompts_leave_out_is_judged_after_many_steps(sam2: Grounding):
+    """Boxes alone do not reach the downscaling of masks, which a later step may draw."""
+    check = GradientCheck(sam2, open_modules(sam2, ("sam_prompt_encoder.mask_downscaling",)))
+    gradients(sam2, batch_of("box"))
+    check.judge(1)
+    with pytest.raises(RuntimeError, match=rf"after {PATIENCE} steps .* no gradient: sam_prompt_encoder .*memory\.prompts\.kinds"):
+        check.judge(PATIENCE)
+    gradients(sam2, batch_of("mask"))
+    check.judge(PATIENCE)
 
 
 def test_objects_divided_among_passes_cost_what_they_cost_together(sam2: Grounding):

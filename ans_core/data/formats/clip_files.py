@@ -14,6 +14,7 @@ from PIL import Image
 
 from ans_core import rle, transforms, video_file
 from ans_core.data.formats import checks
+from ans_core.media import place_in_time
 from ans_core.types import RLE, Frames, Masklet, Sample, VideoFrames
 
 SUFFIXES = (".jpg", ".png", ".jpeg")
@@ -23,8 +24,9 @@ VOID = 255
 
 
 def listed(folder: Path, *, where: str) -> list[str]:
-    """Return the names of a folder's pictures without their suffix, in order."""
-    names = sorted(p.stem for p in folder.iterdir() if p.suffix in SUFFIXES) if folder.is_dir() else []
+    """Return the names of a folder's pictures without their suffix, in order of time."""
+    found = (p.stem for p in folder.iterdir() if p.suffix.lower() in SUFFIXES) if folder.is_dir() else ()
+    names = sorted(found, key=place_in_time)
     if not names:
         raise checks.DataError(f"{where}: {folder} holds no frames ({', '.join(SUFFIXES)})")
     if len(set(names)) != len(names):
@@ -39,8 +41,19 @@ def frames_of(folder: Path, names: Sequence[str], *, where: str) -> Frames:
     video = folder.parent / f"{folder.name}{VIDEO}"
     if not folder.is_dir() and video.is_file():
         return _numbered(video, names, where=where)
-    suffix = next((s for s in SUFFIXES if checks.inside(folder, f"{names[0]}{s}", where=where).is_file()), SUFFIXES[0])
-    return tuple(checks.inside(folder, f"{frame}{suffix}", where=where) for frame in names)
+    endings = (*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES))
+
+    def file(frame: str) -> Path:
+        nonlocal endings
+        tried = (checks.inside(folder, f"{frame}{ending}", where=where) for ending in endings)
+        found = next((path for path in tried if path.is_file()), None)
+        if found is None:
+            return checks.inside(folder, f"{frame}{endings[0]}", where=where)
+        if found.suffix != endings[0]:
+            endings = (found.suffix, *(ending for ending in endings if ending != found.suffix))  # most frames end alike
+        return found
+
+    return tuple(map(file, names))
 
 
 def find_video(folders: Iterable[Path], names: Sequence[str], *, where: str) -> Path:
@@ -96,9 +109,13 @@ def palette_masklets(folder: Path, names: Sequence[str], *, height: int, width: 
     """
     if not folder.is_dir():
         raise checks.DataError(f"{where}: there is no folder {folder} of annotations")
-    if unknown := sorted({p.stem for p in folder.glob("*.png")} - set(names)):
-        raise checks.DataError(f"{where}: {folder / unknown[0]}.png annotates a frame that the clip doesn't have; correct its name")
-    files = [folder / f"{name}.png" for name in names]
+    there: dict[str, Path] = {}
+    for path in folder.iterdir():
+        if path.suffix.lower() == ".png" and there.setdefault(path.stem, path) != path:
+            raise checks.DataError(f"{where}: {folder} holds {path.stem} twice, as .png and .PNG; keep one")
+    if unknown := sorted(there.keys() - set(names)):
+        raise checks.DataError(f"{where}: {there[unknown[0]]} annotates a frame that the clip doesn't have; correct its name")
+    files = [there.get(name, folder / f"{name}.png") for name in names]
     with ThreadPoolExecutor() as threads:  # Pillow decodes outside of Python's lock
         found = list(threads.map(lambda file: _objects(file, height=height, width=width, where=where), files))
     absent = rle.empty(height, width)

@@ -264,6 +264,10 @@ def _add_masklet(annotation: MaskletAnnotation, clip: Clip, *, where: str) -> No
 
 def _add_mask(annotation: FrameAnnotation, clip: Clip, place: int, *, where: str) -> None:
     kind, number = identity = annotation.identity
+    if identity not in clip.category and any(kind == other[0] and str(number) == str(other[1]) for other in clip.category):
+        raise checks.DataError(
+            f"{where}: {kind} {rle.short(number)} of {clip.name} comes as a number and as a text; write all of them alike"
+        )
     if clip.category.setdefault(identity, annotation.category_id) != annotation.category_id:
         raise checks.DataError(f"{where}: {kind} {rle.short(number)} of {clip.name} had another category_id before")
     mask = checks.some_mask(annotation.segmentation, height=clip.height, width=clip.width, where=where)
@@ -278,7 +282,7 @@ def _add_mask(annotation: FrameAnnotation, clip: Clip, place: int, *, where: str
 def _samples(clip: Clip, words: dict[Any, str], *, file: Path, name: str) -> list[Sample]:
     by_category: dict[Any, dict[Any, Masklet]] = defaultdict(dict)
     for identity, category in clip.category.items():
-        number = identity[1] if isinstance(identity, tuple) else identity
+        number = identity if not isinstance(identity, tuple) else identity[1] if identity[0] == "instance" else f"category {identity[1]}"
         where = f"{file}: video {rle.short(clip.name)}, object {rle.short(number)}"
         by_category[category][number] = clip_files.visible(clip.masklet(identity), where=where)
     return [
