@@ -25,6 +25,7 @@ from ans_core.model.config import VideoMode
 from ans_core.types import RLE
 
 MASK = re.compile(r"object\d+_frame\d{5,}\.png")
+ANSWER = "answer.json"
 OVERLAYS = ("overlay.png", "overlay.gif", "overlay.mp4")
 SAMPLED_FRAMES = 32
 """Number of frames, evenly spread over a clip, from which the colours of its GIF come."""
@@ -52,13 +53,15 @@ def write_answer(
 
     If no question has `<image>`, it is put before the first one. masks: pictures as large as the first frame, whose regions (all that is
     not black) are called region1, region2, ...; points ("X,Y"), then boxes ("X0,Y0,X1,Y1") in pixels of that frame count on from them.
-    Raises ValueError for frames that differ in size, a source that would be removed, masks that don't fit, points and boxes that are none,
-    and a rate that a GIF can't have.
+    Raises ValueError for frames that differ in size, a source or others' files that would be removed, masks that don't fit, points and
+    boxes that are none, and a rate that a GIF can't have.
     """
     overlay.check_fps(fps)
     old = former(out)
     with media.frames(source, scratch=out) as frames:
         check([source, *frames], frames, old, earlier="an earlier question")
+        if foreign := [path for name in (ANSWER, *OVERLAYS) if (path := out / name).exists() and path not in old]:
+            raise ValueError(f"{foreign[0]} is not what an earlier question left there, and would be replaced; give another --out")
         regions = read_masks(masks, transforms.image_size(frames[0]))
         clicks = {
             "point_prompts": [coordinates("point", point) for point in points],
@@ -81,9 +84,9 @@ def write_answer(
         remove(old)
         found = write_masks(drawn, out / "masks")
         told |= {"text": said, "masks": found} | ({"video_mode": mode} if len(frames) > 1 else {})
-        (out / "answer.json").write_text(json.dumps(told))
+        (out / ANSWER).write_text(json.dumps(told))
         shown = write_overlay(frames, found, out, fps=fps)
-    return f"{said}\n{len(found)} masks; {', '.join(map(str, [*shown, out / 'answer.json', out / 'masks']))}"
+    return f"{said}\n{len(found)} masks; {', '.join(map(str, [*shown, out / ANSWER, out / 'masks']))}"
 
 
 def with_image(text: str, past: Sequence[tuple[str, str]]) -> tuple[str, list[tuple[str, str]]]:
@@ -145,11 +148,21 @@ def coordinates(kind: str, value: str) -> tuple[float, ...]:
 
 
 def former(out: Path) -> list[Path]:
-    """List the outputs of earlier questions in a folder, by their names, including what a killed run had unpacked."""
+    """List the outputs of earlier questions in a folder, including what a killed run had unpacked."""
     if not out.is_dir():
         return []
     masks = [path for path in out.glob("masks/*.png") if MASK.fullmatch(path.name)]
-    return [*masks, *(out / name for name in ("answer.json", *OVERLAYS) if (out / name).is_file()), *out.glob(f"{media.SCRATCH}*/")]
+    told = [path for name in (ANSWER, *OVERLAYS) if (path := out / name).is_file()] if _answered(out) else []
+    return [*masks, *told, *out.glob(f"{media.SCRATCH}*/")]
+
+
+def _answered(out: Path) -> bool:
+    """Tell whether the folder's answer.json is of an earlier question: it is written before the overlays."""
+    try:
+        told = json.loads((out / ANSWER).read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(told, dict) and {"asked", "text", "masks"} <= told.keys()
 
 
 def check(read: Iterable[Path], frames: Sequence[Path], old: Sequence[Path], *, earlier: str) -> None:

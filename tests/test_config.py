@@ -344,6 +344,12 @@ def test_values_are_read_as_dvc_reads_them_and_come_back_as_they_were_written(tm
     assert read_yaml(path).values["i"] == "1e-4"
 
 
+def test_a_number_that_is_written_is_a_number_to_readers_of_older_yaml_too() -> None:
+    numbers = {"a": 3e-5, "b": 1.5e-7, "c": 1e20, "d": 1e-4, "e": -2e-9}
+    assert yaml.safe_load(dump(numbers)) == numbers
+    assert yaml_file.parse(dump(numbers), source="")[0] == numbers
+
+
 TINY = dump(resolve(PROFILES / "tiny.yaml", ("prepare.sources=[{name: mine, format: regions, path: x}]",)))
 EVERYWHERE = ("null", "{a: 1}", "[[]]", "2020-01-01", "*x", "!!binary aGk=")
 WRONG = {

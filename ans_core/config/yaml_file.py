@@ -10,7 +10,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import Node
+from ruamel.yaml.nodes import Node, ScalarNode
+from ruamel.yaml.representer import SafeRepresenter
 
 from ans_core.config.section import ConfigError
 
@@ -60,9 +61,23 @@ def parse(text: str, *, source: str) -> tuple[Any, dict[Keys, int]]:
         raise ConfigError(f"{source}: nested too deeply for settings") from None
 
 
+class _Representer(SafeRepresenter):
+    """Writes 3.0e-05, which is a number in every version of YAML: 3e-05 is a text for readers of 1.1 (PyYAML)."""
+
+    def represent_float(self, data: float) -> ScalarNode:
+        node: ScalarNode = super().represent_float(data)
+        if "e" in node.value and "." not in node.value:
+            node.value = node.value.replace("e", ".0e", 1)
+        return node
+
+
+_Representer.add_representer(float, _Representer.represent_float)
+
+
 def dump(values: dict[str, Any]) -> str:
     """Return text that `parse` turns into the same values."""
     yaml = YAML(typ="safe", pure=True)
+    yaml.Representer = _Representer
     yaml.default_flow_style, yaml.sort_base_mapping_type_on_output = False, False  # type: ignore[assignment]
     yaml.width = 132
     yaml.representer.ignore_aliases = lambda data: True

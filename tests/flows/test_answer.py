@@ -157,6 +157,9 @@ def test_an_earlier_answer_in_the_folder_is_removed_and_nothing_else(tmp_path: P
     for name in (*own, "overlay.gif", "masks/object3_frame00000.png", "masks/object1_frame00123.png", of_killed):
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_text("earlier")
+    with pytest.raises(ValueError, match=r"overlay\.gif is not what an earlier question left there, and would be replaced"):
+        predict(clip / "000.png", model, out)  # nothing says whose it is
+    (out / "answer.json").write_text(json.dumps({"asked": "?", "text": "", "masks": []}))
     predict(clip / "000.png", model, out)
     assert files(out) == own | {"answer.json", "overlay.png", "masks/object1_frame00000.png"}
     assert all((out / name).read_text() == "earlier" for name in own)

@@ -18,6 +18,7 @@ from ans_core import rle, transforms
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Objects, Runner, UnscoredError
 from ans_core.benchmarks.public.vos_files import VOID, annotated_frames, folders, masks_folder, split_folder, videos_of
+from ans_core.media import place_in_time
 from ans_core.metrics.mask import counts
 from ans_core.types import RLE, Prediction, Request
 
@@ -36,7 +37,8 @@ def items(root: Path, split: str) -> Iterator[Item]:
         for folder in (pictures / video, masks / video):
             if not folder.is_dir():
                 raise ValueError(f"{folder} is not there, a video of split {split}")
-        frames = sorted(path for path in (pictures / video).iterdir() if path.suffix in files.PICTURES)
+        found = (path for path in (pictures / video).iterdir() if path.suffix.lower() in files.PICTURES)
+        frames = sorted(found, key=lambda path: place_in_time(path.stem))
         if not frames:
             raise ValueError(f"{pictures / video}: no pictures ({', '.join(files.PICTURES)})")
         width, height = transforms.image_size(frames[0])
