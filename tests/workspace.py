@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from ans_core.config import PROFILES, dump, resolve
 from tasks.stages import TABLE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -143,6 +144,13 @@ def template() -> Path:
     for words in TABLES:
         run(folder, *words, PREFECT_HOME=str(folder / ".ans/prefect"))
     return folder
+
+
+def tiny_params(folder: Path) -> Path:
+    """Write params.yaml of `tiny` into a folder. The checkout's own is its user's, and may be of any profile."""
+    path = folder / "params.yaml"
+    path.write_text(dump(resolve(ROOT / PROFILES / "tiny.yaml")))
+    return path
 
 
 def environment(folder: Path, **extra: str) -> dict[str, str]:

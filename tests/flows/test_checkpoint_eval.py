@@ -9,7 +9,7 @@ import pytest
 from ans_core.config import load
 from flows import checkpoint_eval
 from tasks.process import held
-from tests.workspace import ROOT
+from tests.workspace import tiny_params
 
 
 def test_a_killed_evaluation_leaves_its_answers_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +24,7 @@ def test_a_killed_evaluation_leaves_its_answers_and_nothing_else(tmp_path: Path,
         return {}
 
     monkeypatch.setattr(checkpoint_eval, "stage_function", lambda _: stage)
-    out, config = tmp_path / ".ans/eval/model-1", load(ROOT / "params.yaml")
+    out, config = tmp_path / ".ans/eval/model-1", load(tiny_params(tmp_path))
     with pytest.raises(KeyboardInterrupt):
         checkpoint_eval.evaluate_into(out, tmp_path / "model", tmp_path, config)
     assert not out.exists()
@@ -38,7 +38,7 @@ def test_a_killed_evaluation_leaves_its_answers_and_nothing_else(tmp_path: Path,
 
 
 def test_several_processes_share_an_evaluation_and_the_first_alone_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load(ROOT / "params.yaml")
+    config = load(tiny_params(tmp_path))
     several = config.model_copy(update={"launch": config.launch.model_copy(update={"processes": 2})})
     started: list[str] = []
     monkeypatch.setattr(checkpoint_eval, "settings", lambda *_: several)

@@ -16,7 +16,7 @@ from ans_core.model import Sa2VA
 from ans_core.stages import evaluate
 from flows import checkpoint_eval, cli, commands, doctor
 from flows.compare import table
-from tests.workspace import environment
+from tests.workspace import environment, tiny_params
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -151,8 +151,7 @@ def test_eval_never_goes_on_with_the_answers_of_another_model_or_of_other_settin
     monkeypatch.setattr(commands, "root", lambda: tmp_path)
     monkeypatch.setattr(checkpoint_eval, "inputs_md5", lambda *_, **__: {})
     monkeypatch.setattr(checkpoint_eval, "stage_code", lambda *_: [])
-    text = (ROOT / "params.yaml").read_text()
-    (tmp_path / "params.yaml").write_text(text)
+    text = tiny_params(tmp_path).read_text()
     for name in ("data", "sft", "base"):
         (tmp_path / "runs/tiny" / name).mkdir(parents=True)
     other = copy.deepcopy(tiny_model)

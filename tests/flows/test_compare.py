@@ -13,7 +13,7 @@ from flows.compare import table
 from flows.results import result, revision_of, stage_runs
 from tasks.tracking import client, experiment_id
 from tests.stages.test_report import write_data, write_evaluation, write_training
-from tests.workspace import ROOT, environment
+from tests.workspace import environment, tiny_params
 
 
 def cells(text: str) -> dict[str, list[str]]:
@@ -83,8 +83,7 @@ def test_checkpoints_are_evaluated_on_the_settings_benchmarks_and_then_compared(
     """Two of one name, as two checkouts have: the second one scores 0.2 more in everything but videos."""
     for place in ("one", "two"):
         write(tmp_path / place / "runs/mini/model/config.json", {})
-    text = (ROOT / "params.yaml").read_text()
-    (tmp_path / "params.yaml").write_text(text)
+    tiny_params(tmp_path)
 
     def evaluated(checkpoint: Path, content: str, here: Path, config: Config) -> Path:
         assert (here, config) == (tmp_path, load(tmp_path / "params.yaml"))
@@ -178,7 +177,7 @@ def test_two_experiments_that_dvc_ran_are_compared_from_its_cache(
     (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"evaluate": stage | {"metrics": ["metrics/summary.json"]}}}))
     (tmp_path / "score.py").write_text(SCORE)
     (tmp_path / "profiles").mkdir()
-    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    tiny_params(tmp_path)
     quiet = {"env": environment(tmp_path), "cwd": tmp_path, "check": True, "stdout": subprocess.DEVNULL}
     for words in (["git", "init", "-q"], ["dvc", "init", "-q"], ["git", "add", "-A"],
                   ["git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "start"]):  # fmt: skip
