@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,8 @@ import torch
 from ans_core.agent.rewards import curriculum
 from ans_core.config import Config, load
 from ans_core.stages import agent_evaluate, rft
+from perf.agent_learning_trap import trained
+from perf.bar import spread
 
 AT_ONCE = {"threshold": -9.0, "steps": 1}
 RUNS: dict[str, dict[str, Any]] = {
@@ -76,12 +77,11 @@ def table(paths: Sequence[Path]) -> str:
     """Gains over SFT; of several seeds their mean +- deviation."""
     seeds = [json.loads(path.read_text())["runs"] for path in paths]
     lines = [f"| run | {' | '.join(NAMES)} |", "|-" * (len(NAMES) + 1) + "|"]
-    lines.append("| SFT | " + " | ".join(f"{statistics.fmean(runs['SFT'][name] for runs in seeds):.3f}" for name in NAMES) + " |")
+    lines.append(f"| SFT | {' | '.join(spread([runs['SFT'][name] for runs in seeds]) for name in NAMES)} |")
     for run in RUNS:
         if all(run in runs for runs in seeds):
-            gains = {name: [runs[run][name] - runs["SFT"][name] for runs in seeds] for name in NAMES}
-            spread = {name: f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else "" for name, values in gains.items()}
-            lines.append(f"| {run} | " + " | ".join(f"{statistics.fmean(gains[n]):+.3f}{spread[n]}" for n in NAMES) + " |")
+            gains = (spread([runs[run][name] - runs["SFT"][name] for runs in seeds], "+") for name in NAMES)
+            lines.append(f"| {run} | {' | '.join(gains)} |")
     return "\n".join(lines)
 
 
@@ -105,9 +105,7 @@ def main() -> None:
     for name in arguments.only:
         began, changed = time.perf_counter(), configured(cfg, RUNS[name], steps=arguments.steps, each=arguments.each)
         with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(), parts_of(name):
-            out = Path(folder, "out")
-            out.mkdir()
-            rft.run(changed, inputs=inputs, out=out, scratch=Path(folder, "scratch"), log=lambda metrics, step: None)
+            out = trained(rft, changed, inputs, Path(folder))
             found["runs"][name] = judged(changed, "rft", {**inputs, "agent/rft": out})
         path.write_text(json.dumps(found, indent=1) + "\n")
         print(f"{name}: {time.perf_counter() - began:.0f} s\n{table([path])}", flush=True)

@@ -16,7 +16,7 @@ from ans_core import rle, transforms
 from ans_core.data.collate import resize_mask
 from ans_core.data.index import picture_key
 from ans_core.tracking.batch import ClipTensors
-from ans_core.tracking.simulator import center
+from ans_core.tracking.simulator import center_at
 from ans_core.types import RLE, ImageRef, Masklet, Sample
 
 
@@ -126,6 +126,5 @@ def _resized(coded: RLE, picture: tuple[int, int], size: int, where: str) -> Boo
     whole = rle.decode(coded)
     mask = resize_mask(whole, size)
     if whole.any() and not mask.any():
-        x, y = center(whole)
-        mask[int(y * size / picture[0]), int(x * size / picture[1])] = True
+        mask[center_at(whole, size)] = True
     return mask

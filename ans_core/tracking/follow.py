@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ans_core import transforms
 from ans_core.model.grounding import FrameFeatures, Grounding
-from ans_core.tracking.simulator import BOTTOM_RIGHT, TOP_LEFT, center
+from ans_core.tracking.simulator import BOTTOM_RIGHT, TOP_LEFT, center_at
 
 AT_ONCE = 32
 """Most objects of one pass: the memory of a frame is a few megabytes an object."""
@@ -110,9 +110,8 @@ def _inputs(sam2: Grounding, prompts: Sequence[ObjectPrompt], size: tuple[int, i
         given = [prompt.mask for prompt in prompts if prompt.mask is not None]
         masks = sam2.mask_prompts(torch.from_numpy(np.stack(given))[:, None].to(sam2.device), [0])[0]["masks"]
         for mask, shown in zip(given, masks[:, 0], strict=True):
-            if not shown.any():  # too small for SAM2's size: its middle, as in training (clips.py)
-                x, y = center(mask)
-                shown[int(y * sam2.image_size / size[1]), int(x * sam2.image_size / size[0])] = 1
+            if not shown.any():  # too small for SAM2's size, as in training (clips.py)
+                shown[center_at(mask, sam2.image_size)] = 1
         return {"masks": masks}
     scale = torch.tensor(sam2.image_size) / torch.tensor(size)
     points = torch.tensor([prompt.points for prompt in prompts]) * scale

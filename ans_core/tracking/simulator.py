@@ -45,6 +45,12 @@ def center(mask: Bool[np.ndarray, "H W"]) -> list[float]:
     return [float(x), float(y)]
 
 
+def center_at(mask: Bool[np.ndarray, "H W"], size: int) -> tuple[int, int]:
+    """Return (row, column) of the centre once the mask is resized to a square: what is left of a mask that is too small for it."""
+    x, y = center(mask)
+    return int(y * size / mask.shape[0]), int(x * size / mask.shape[1])
+
+
 def noisy_box(mask: Bool[np.ndarray, "H W"], *, rng: Random) -> Points:
     """Return the corners of the box around a mask that is not empty, moved by BOX_NOISE and kept within the picture."""
     ys, xs = np.nonzero(mask)

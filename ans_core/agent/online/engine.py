@@ -5,6 +5,7 @@ Nothing that happens to the worker or to the store keeps an answer back.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ class Engine:
         self.version = -1
         self.trouble = ""
         """Why what is served could not be read; the snapshot before is used."""
-        self._evicted_s: float | None = None
+        self._evicted_s = -math.inf
         self.refresh()
 
     def refresh(self) -> None:
@@ -135,6 +136,6 @@ class Engine:
         )
 
     def _evict(self) -> None:
-        if self._evicted_s is None or time.monotonic() - self._evicted_s >= EVICT_EVERY_S:
+        if time.monotonic() - self._evicted_s >= EVICT_EVERY_S:
             evict(self.store)
             self._evicted_s = time.monotonic()

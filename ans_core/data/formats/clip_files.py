@@ -41,17 +41,12 @@ def frames_of(folder: Path, names: Sequence[str], *, where: str) -> Frames:
     video = folder.parent / f"{folder.name}{VIDEO}"
     if not folder.is_dir() and video.is_file():
         return _numbered(video, names, where=where)
-    endings = (*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES))
+    endings = [*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES)]
+    endings.sort(key=lambda ending: not checks.inside(folder, f"{names[0]}{ending}", where=where).is_file())  # most end as the first does
 
     def file(frame: str) -> Path:
-        nonlocal endings
         tried = (checks.inside(folder, f"{frame}{ending}", where=where) for ending in endings)
-        found = next((path for path in tried if path.is_file()), None)
-        if found is None:
-            return checks.inside(folder, f"{frame}{endings[0]}", where=where)
-        if found.suffix != endings[0]:
-            endings = (found.suffix, *(ending for ending in endings if ending != found.suffix))  # most frames end alike
-        return found
+        return next((path for path in tried if path.is_file()), checks.inside(folder, f"{frame}{endings[0]}", where=where))
 
     return tuple(map(file, names))
 
