@@ -17,6 +17,7 @@ import psutil
 
 from ans_core.config import PROFILES, dump, resolve
 from tasks.stages import TABLE
+from tests import forks
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 3000.0
@@ -202,12 +203,8 @@ def end_all(folder: Path) -> None:
 
 def launch(script: Path, *words: str, processes: int = 2) -> None:
     """`python SCRIPT WORDS` on the CPU in so many processes that know of each other."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
-    done = subprocess.run(
-        [sys.executable, *launcher, str(script), *words], env=os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=LIMIT_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    ended = forks.run(script, *words, processes=processes)
+    assert not any(one.status for one in ended), "\n".join(f"exit status {one.status}: {one.said[-3000:]}" for one in ended)
 
 
 def ans(folder: Path, *words: str, status: int | None = 0, **extra: str) -> str:

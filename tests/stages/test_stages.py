@@ -29,7 +29,7 @@ from ans_core.model.predict import predict
 from ans_core.stages import base, convert, evaluate, judge_questions, launch, memory, prepare, rl, sft
 from ans_core.types import Prediction, Request
 from flows import cli
-from tests import workspace
+from tests import forks, workspace
 from tests.workspace import ROOT
 from tests.workspace import launch as launched
 
@@ -280,9 +280,10 @@ def run_named(name: str, runs: Path, folder: Path) -> None:
 @pytest.mark.parametrize(("name", "moment"), [("base", 10), ("sft", 2), ("rl", 2), ("evaluate", 3)])
 def test_a_killed_stage_started_again_ends_with_the_same_bits(runs: Path, tmp_path: Path, name: str, moment: int) -> None:
     """SIGKILL before the `moment`-th file or folder is moved to its place. Base: the language side's first state, after all of SAM2's."""
-    words = [sys.executable, "-c", KILLED, str(runs), str(tmp_path), name, str(moment)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    (done,) = forks.run(script, str(runs), str(tmp_path), name, str(moment))
+    assert done.status == -signal.SIGKILL, done.said[-3000:]
     run_named(name, runs, tmp_path)
     whole = runs / name
     if name == "evaluate":

@@ -54,18 +54,23 @@ def lines(path: Path) -> Iterator[Any]:
 
 def _parsed(text: str, *, where: str) -> Any:
     """Raises JSONDecodeError, and ValueError for JSON that can be read in two ways or not at all."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(key for n, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:n]))
-            raise ValueError(f"{where}: key {twice!r} comes twice in one object; leave one")
-        return found
-
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        return json.loads(text, object_pairs_hook=_unique)
+    except _TwiceError as error:
+        raise ValueError(f"{where}: key {error.args[0]!r} comes twice in one object; leave one") from None
     except RecursionError:
         raise ValueError(f"{where}: nested too deep") from None
+
+
+class _TwiceError(Exception):
+    """Its argument is the key."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _TwiceError(next(key for n, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:n])))
+    return found
 
 
 def records(path: Path) -> list[dict[str, Any]]:

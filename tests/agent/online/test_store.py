@@ -6,10 +6,9 @@ import io
 import os
 import random
 import sqlite3
-import subprocess
-import sys
 import time
 from contextlib import closing
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -277,14 +276,10 @@ def test_an_edited_a_removed_and_a_cut_off_audit_row_are_found(tmp_path: Path) -
             db.executemany("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)", [tuple(vars(row).values()) for row in rows])
 
 
-ADDS = """
-import sys
-from pathlib import Path
-from tests.agent.online.test_store import VECTOR, experience, opened
-store, first = opened(Path(sys.argv[1]), queue=10**6), int(sys.argv[2])  # else full after a thousand
-for number in range(first, first + 10_000):
-    print(number, store.add(experience(number), VECTOR), flush=True)
-"""
+def adds(folder: Path, first: int, told: int) -> None:
+    with opened(folder, queue=10**6) as store:  # else full after a thousand
+        for number in range(first, first + 10_000):
+            os.write(told, f"{number} {store.add(experience(number), VECTOR)}\n".encode())
 
 
 @pytest.mark.slow
@@ -292,18 +287,16 @@ def test_nothing_acknowledged_is_lost_when_a_process_is_killed_while_it_adds(tmp
     rng, acknowledged = random.Random(0), {}
     for _ in range(6):
         first = max(acknowledged, default=-1)  # the last one again: it is known already
-        adds = subprocess.Popen(
-            [sys.executable, "-c", ADDS, str(tmp_path), str(max(first, 0))],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[3],
-        )
-        assert adds.stdout is not None
-        lines = [adds.stdout.readline() for _ in range(rng.randint(1, 50))]
-        time.sleep(rng.uniform(0, 0.02))
-        adds.kill()
-        lines += adds.stdout.read().splitlines(keepends=True)
-        adds.wait()
+        reads, writes = os.pipe()
+        process = get_context("fork").Process(target=adds, args=(tmp_path, max(first, 0), writes))
+        process.start()
+        os.close(writes)
+        with os.fdopen(reads) as told:
+            lines = [told.readline() for _ in range(rng.randint(1, 50))]
+            time.sleep(rng.uniform(0, 0.02))
+            process.kill()
+            lines += told.read().splitlines(keepends=True)
+        process.join()
         acknowledged |= {int(n): int(k) for n, k in (line.split() for line in lines if line.endswith("\n"))}
     with opened(tmp_path) as store:
         assert len(acknowledged) > 60
