@@ -1,8 +1,9 @@
 """What as many further steps of SFT give in RL's place: the same start, trained parts, learning rates and steps, SFT's rows and losses.
 
 ans run                              # makes runs/tiny: sft, and rl to compare with
-python perf/further_sft.py           # 2 cores: some 8 minutes; writes perf/results/<profile>-<split>-further-seed<N>.json
-python perf/further_sft.py --table   # of all seeds whose results, and those of perf/bar.py, are there
+python perf/further_sft.py               # 2 cores: some 8 minutes; writes perf/results/<profile>-<split>-further-seed<N>.json
+python perf/further_sft.py --name other  # other settings than the profile's: other-<split>-further-seed<N>.json
+python perf/further_sft.py --table       # of all seeds whose results, and those of perf/bar.py, are there
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def trained(cfg: Config, inputs: dict[str, Path], scratch: Path) -> Sa2VA:
     return policies.merged("policy").requires_grad_(False).eval()
 
 
-def run(cfg: Config) -> None:
+def run(cfg: Config, name: str) -> None:
     runs = Path("runs") / cfg.profile
     inputs = {name: runs / name for name in ("data", "base", "sft")}
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +67,7 @@ def run(cfg: Config) -> None:
         for name in ("out", "scratch"):
             (here / name).mkdir()
         found = evaluate.run(cfg, row="rl", inputs=inputs, out=here / "out", scratch=here / "scratch", log=lambda metrics, step: None)
-    (RESULTS / f"{cfg.profile}-{cfg.evaluate.split}-further-seed{cfg.seed}.json").write_text(json.dumps(found, indent=1, sort_keys=True))
+    (RESULTS / f"{name}-{cfg.evaluate.split}-further-seed{cfg.seed}.json").write_text(json.dumps(found, indent=1, sort_keys=True))
 
 
 def table(profile: str, split: str) -> str:
@@ -93,8 +94,10 @@ def table(profile: str, split: str) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--name", default="", help="of the files, in place of the profile's")
     arguments = parser.parse_args()
     config = load(Path("params.yaml"))
+    name = arguments.name or config.profile
     if not arguments.table:
-        run(config)
-    print(table(config.profile, config.evaluate.split) if arguments.table else "done")
+        run(config, name)
+    print(table(name, config.evaluate.split) if arguments.table else "done")

@@ -132,7 +132,7 @@ TABLE: tuple[Stage, ...] = (
     # Not the whole section: how the endpoint is asked does not decide what is written.
     Stage(
         name="judge_questions", version="1", inputs=("data",), out="questions", gpu=False,
-        sections=("judge.model", "judge.positives", "judge.negatives"),
+        sections=("judge.model", "judge.positives", "judge.negatives", "rl.loops", "rl.use_llm_judge", "rl.use_llm_judge_loop2"),
     ),
     Stage(
         name="rl", version="2", inputs=("data", "base", "sft", "questions"), out="rl",

@@ -113,6 +113,8 @@ class Rl(Section):
         for name in ("rewards_caption", "rewards_mask", "rewards_refer", "rewards_ground", "rewards_text"):
             some_weight(getattr(self, name).values(), key=name, why="nothing is rewarded")
         for flag, rewards in (("use_llm_judge", self.rewards_caption), ("use_llm_judge_loop2", self.rewards_mask)):
-            if getattr(self, flag) and "meteor" not in rewards:
+            if getattr(self, flag) and not rewards.get("meteor"):
                 raise Impossible(flag, "METEOR and judge pay together, in the part `meteor`, which the loop's rewards lack: add it")
+        if self.max_grad_norm and not self.monitor_every:
+            raise Impossible("max_grad_norm", "max_grad_norm is looked at every monitor_every steps, which is 0: set it, or no limit")
         return self

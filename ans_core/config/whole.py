@@ -44,6 +44,7 @@ class Config(Section):
         self._check_data_names()
         self._check_evaluation()
         self._check_memory()
+        self._check_loops()
         self._check_processes()
         return self
 
@@ -96,6 +97,14 @@ class Config(Section):
             raise Impossible(
                 "memory.train",
                 f"nothing to follow: {' = '.join(lacking)} = 0, and prepare.sources names no data set; draw some, or set it to false",
+            )
+
+    def _check_loops(self) -> None:
+        if "agent" in self.rl.loops:
+            raise Impossible("rl.loops", "'agent' is the loop of the stage `rft` (`make agent`, settings agent.rft); leave it out here")
+        if "vqa" in self.rl.loops and self.prepare.scenes and not self.prepare.sources:
+            raise Impossible(
+                "rl.loops", "'vqa' wants questions about pictures, which drawn scenes have none of: add data (prepare.sources)"
             )
 
     def _check_processes(self) -> None:

@@ -196,15 +196,25 @@ def encode_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, 
 def branch_ids(turn: Turn, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, grid: Grid) -> list[list[int]]:
     """Tokenize a conversation: question, answer, question, answer, ..., ending with the turn's own. `grid` is of the view that shows its
     regions."""
-    template = prompts.TEMPLATES[layout.template]
     cells = [int(r.sum()) for r in region_cells(turn, grid)]
-    (first, answer), *rest = (*turn.past, (turn.question, turn.answer))
-    parts = [
-        question_ids(tokenizer, first, template=layout.template, cells=cells, marks=layout.marks),
-        _ids(tokenizer, answer + template.suffix),
-    ]
+    turns = (*turn.past, (turn.question, turn.answer))
+    return conversation_ids(tokenizer, turns, template=layout.template, cells=cells, marks=layout.marks)
+
+
+def conversation_ids(
+    tokenizer: PreTrainedTokenizerBase,
+    turns: Sequence[tuple[str, str]],
+    *,
+    template: str,
+    cells: Sequence[int],
+    marks: prompts.ImageMarks = prompts.INTERNVL_IMAGE,
+) -> list[list[int]]:
+    """Tokenize (question, answer) pairs about what `prefix_ids` shows: question, answer, question, answer, ..."""
+    form = prompts.TEMPLATES[template]
+    (first, answer), *rest = turns
+    parts = [question_ids(tokenizer, first, template=template, cells=cells, marks=marks), _ids(tokenizer, answer + form.suffix)]
     for question, answer in rest:
-        parts += [_ids(tokenizer, template.separator + template.user.format(input=question)), _ids(tokenizer, answer + template.suffix)]
+        parts += [_ids(tokenizer, form.separator + form.user.format(input=question)), _ids(tokenizer, answer + form.suffix)]
     return parts
 
 

@@ -15,10 +15,10 @@ Difficulty = Callable[[Sequence[Sample]], list[float]]
 
 
 def _area(samples: Sequence[Sample]) -> list[float]:
-    """Score small masks as hard; where nothing is meant, it counts as a mask that covers the whole picture."""
+    """Score small masks as hard. Nothing is known where nothing is meant: a share of such samples that grows or shrinks with the size of
+    masks would practise another answer than `rl.absent` says."""
     shares = [sum(rle.area(m[0]) for m in s.masks if m[0] is not None) / (s.height * s.width) for s in samples]
-    nothing = [math.nan if s.task == "phrase" else -1.0 for s in samples]
-    return [-share if sample.masks else none for share, sample, none in zip(shares, samples, nothing, strict=True)]
+    return [-share if sample.masks else math.nan for share, sample in zip(shares, samples, strict=True)]
 
 
 def _length(samples: Sequence[Sample]) -> list[float]:

@@ -117,6 +117,7 @@ class DualLoop(nn.Module):
             "teacher": self.policies.tensors("teacher"),
             "exploration": dict(vars(self.exploration)),
             "updates": self.updates,
+            "nonfinite": self.reader.nonfinite,
             "record": dict(self.record),
             "mean_reward": dict(self.mean_reward),
             "practice": None if self.practice is None else self.practice.state(),
@@ -126,6 +127,7 @@ class DualLoop(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.policies.load("teacher", state["teacher"])
         self.exploration, self.updates = Exploration(**state["exploration"]), state["updates"]
+        self.reader.nonfinite = state["nonfinite"]
         self.record, self.mean_reward = defaultdict(list, state["record"]), dict(state["mean_reward"])
         if self.practice is not None:
             self.practice.load(state["practice"])

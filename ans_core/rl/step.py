@@ -19,7 +19,7 @@ from torch import Tensor
 from ans_core import prompts, rle, transforms
 from ans_core.benchmarks.loops import caption_request, expression_of, true_mask
 from ans_core.config.rl import Rl
-from ans_core.data.collate import TensorBatch, prefix_ids, question_ids, resize_mask
+from ans_core.data.collate import TensorBatch, conversation_ids, prefix_ids, resize_mask
 from ans_core.data.views import Views
 from ans_core.dist import seed_of
 from ans_core.metrics.mask import soft_iou
@@ -297,11 +297,11 @@ class RolloutStep:
         last = replace(question, ids=question.ids[-1:])
         return Group(prefix=picture.prefix + question.ids[:-1], rollouts=tuple((last, answer) for answer in answers))
 
-    def question(self, text: str, cells: Sequence[int] = ()) -> Segment:
-        """Return the question as a given segment; `text` comes without `<image>`."""
-        marks = self.model.backbone.marks
-        ids = question_ids(self.model.tokenizer, text, template=self.model.config.template, cells=cells, marks=marks)
-        return Segment(ids=tuple(ids), trainable=False)
+    def question(self, text: str, cells: Sequence[int] = (), past: Sequence[tuple[str, str]] = ()) -> Segment:
+        """Return the question, after earlier questions and answers, as a given segment. The first question comes without `<image>`."""
+        turns, model = (*past, (text, "")), self.model
+        *asked, _ = conversation_ids(model.tokenizer, turns, template=model.config.template, cells=cells, marks=model.backbone.marks)
+        return Segment(ids=tuple(token for part in asked for token in part), trainable=False)
 
     def referring_rollout(self, text: str) -> Rollout:
         """Return the question for the object that `text` means, and the answer that draws it."""
@@ -367,8 +367,10 @@ class RolloutStep:
 
     @torch.no_grad()
     def drawn(self, groups: Sequence[Group]) -> list[list[RLE]]:
-        """Return the masks that the active adapter draws for the `[SEG]` tokens of each of B x G sampled answers, in order."""
+        """Return the masks that the active adapter draws for the `[SEG]` tokens of each of B x G sampled answers, in order; also of
+        answers that are cut off and that nothing is learned from."""
         found: list[list[RLE]] = [[] for group in groups for _ in group.rollouts]
+        groups = [replace(g, rollouts=tuple((*asked, replace(answer, trainable=True)) for *asked, answer in g.rollouts)) for g in groups]
         with self.timer.part("draw"):
             packed, hidden, rollout = self.hidden(groups, [[] for _ in groups])
             drawing = rollout[packed.input_ids[packed.loss_mask] == self.model.seg_token_id].tolist()

@@ -1,4 +1,5 @@
-"""judge_questions: the true captions that RL trains on in, the judge's questions about them out (questions.jsonl)."""
+"""judge_questions: the true captions that RL trains on in, the judge's questions about them out (questions.jsonl). None if `rl` judges
+nothing: an endpoint may cost money for every caption."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ class _Written:
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: data. Equal captions share their questions. After a failure the judge's cache has what was done, so `scratch`
     stays empty. Raises RuntimeError if the endpoint fails."""
-    samples = [s for source in data.sources(inputs["data"], "train") for s in source.samples if is_region(s)]
+    judged = (cfg.rl.use_llm_judge and "caption" in cfg.rl.loops) or (cfg.rl.use_llm_judge_loop2 and "mask" in cfg.rl.loops)
+    sources = data.sources(inputs["data"], "train") if judged else ()
+    samples = [s for source in sources for s in source.samples if is_region(s)]
     captions = list(dict.fromkeys(sample.text for sample in samples))
     written: dict[str, _Written] = {}
     with closing(judge_of(cfg, deadline_s=CHUNK_DEADLINE_S)) as judge, tqdm(total=len(captions), desc="questions") as bar:

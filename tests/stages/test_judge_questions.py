@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ans_core import data
-from ans_core.config import Config, ConfigError, resolve
+from ans_core.config import Config, ConfigError, Rl, resolve
 from ans_core.rewards.judge.choose import judge_of
 from ans_core.rewards.judge.endpoint import EndpointJudge
 from ans_core.rewards.judge.questions import read_questions
@@ -23,7 +23,7 @@ STILLS = {"benchmarks": ["region_caption"]}
 
 
 def config(**judge: object) -> Config:
-    return Config.model_validate({"profile": "tiny", "evaluate": STILLS, "prepare": WORLD, "judge": judge})
+    return Config.model_validate({"profile": "tiny", "evaluate": STILLS, "prepare": WORLD, "rl": {"use_llm_judge": True}, "judge": judge})
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,14 @@ def regions(prepared: Path) -> list[Sample]:
 def run(cfg: Config, prepared: Path, out: Path) -> dict[str, float]:
     out.mkdir(exist_ok=True)
     return judge_questions.run(cfg, inputs={"data": prepared}, out=out, scratch=out / "scratch", log=lambda metrics, step: None)
+
+
+@pytest.mark.parametrize("rl", [{"use_llm_judge": False}, {"loops": {"refer": 1.0}}], ids=str)
+def test_nothing_is_asked_where_rl_judges_nothing(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rl: dict[str, object]):
+    """An endpoint may cost money for every caption."""
+    monkeypatch.setattr(RuleJudge, "write", lambda *_, **__: pytest.fail("the judge was asked"))
+    assert run(config().model_copy(update={"rl": Rl(**rl)}), prepared, tmp_path)["captions"] == 0
+    assert read_questions(tmp_path / "questions.jsonl") == {}
 
 
 def test_every_region_of_the_training_split_gets_questions_by_which_its_caption_earns_one(prepared: Path, tmp_path: Path):
@@ -62,7 +70,12 @@ def test_every_region_of_the_training_split_gets_questions_by_which_its_caption_
 def test_region_captions_of_another_data_set_are_asked_about_too(prepared: Path, tmp_path: Path):
     source = {"name": "mine", "format": "region_arrow", "path": str(prepared / "scenes/region_captions")}
     cfg = Config.model_validate(
-        {"profile": "tiny", "evaluate": STILLS, "prepare": WORLD | {"scenes": 0, "val_scenes": 0, "sources": [source]}}
+        {
+            "profile": "tiny",
+            "rl": {"use_llm_judge": True},
+            "evaluate": STILLS,
+            "prepare": WORLD | {"scenes": 0, "val_scenes": 0, "sources": [source]},
+        }
     )
     others = tmp_path / "data"
     others.mkdir()
