@@ -7,6 +7,7 @@ What differs between processes in life and is equal here: the order of sets of t
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import runpy
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -49,8 +51,13 @@ def run(script: Path, *words: str, processes: int = 1) -> list[Ended]:
         server = _server()
         assert server.stdin is not None
         assert server.stdout is not None
-        print(json.dumps(asked), file=server.stdin, flush=True)
-        statuses = json.loads(server.stdout.readline())
+        try:
+            print(json.dumps(asked), file=server.stdin, flush=True)
+            statuses = json.loads(server.stdout.readline())
+        except BaseException:  # also where the test is ended: the next one must not get this one's answer
+            server.kill()
+            _server.cache_clear()
+            raise
         return [Ended(status, path.read_text(errors="replace")) for status, path in zip(statuses, told, strict=True)]
 
 
@@ -104,9 +111,6 @@ def _fork(asked: dict[str, Any], rank: int) -> int:
 
 
 if __name__ == "__main__":
-    import gc
-    import traceback
-
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # DeepSpeed talks while it is imported
     gc.disable()

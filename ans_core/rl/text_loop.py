@@ -20,9 +20,8 @@ def experience_of(step: RolloutStep, requests: Sequence[Request], answers: Seque
     groups, regions = [], []
     for i, request in enumerate(requests):
         cells = [step.cells(i, mask) for mask in request.mask_prompts]
-        (first, answer), *rest = (*request.past, (request.text, ""))  # the first question shows the picture
-        turns = [(first.removeprefix("<image>").removeprefix("\n"), answer), *rest]
-        question = step.question(turns[-1][0], [int(c.sum()) for c in cells], past=turns[:-1])
+        *past, (asked, _) = [(q.removeprefix("<image>").removeprefix("\n"), a) for q, a in (*request.past, (request.text, ""))]
+        question = step.question(asked, [int(c.sum()) for c in cells], past)
         own = answers[i * size : (i + 1) * size]
         learned = [Segment(ids=a.ids, trainable=a.complete or not s.mask_truncated) for a in own]
         groups.append(step.answers_of(i, question, learned))
