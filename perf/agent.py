@@ -1,6 +1,7 @@
 """The agent's table: `make agent` for several seeds, then figures of every row (mean, deviation, gains of RFT paired by seed) and the bars.
 
     python perf/agent.py --profile tiny --seeds 0 1 2      # makes the model of each seed first, if it is not there
+    python perf/agent.py --seeds 1 --on runs/tiny          # the stages alone, on the data and the model of this folder, whatever their seed
     python perf/agent.py --table                           # only the table, from perf/results/
 
 Every seed's metrics/agent.json is kept as perf/results/agent-<profile>-seed<N>.json. params.yaml is as before afterwards.
@@ -9,16 +10,21 @@ Every seed's metrics/agent.json is kept as perf/results/agent-<profile>-seed<N>.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ans_core.config import load
 from perf.bar import spread
+from tasks.stages import AGENT, TABLE
 
 RESULTS = Path("perf/results")
 ROWS = ("direct", "sft", "rft", "oracle")
@@ -98,6 +104,29 @@ def run(profile: str, seed: int) -> None:
         Path("params.yaml").write_text(before)
 
 
+def run_on(profile: str, seed: int, made: Path) -> None:
+    """One seed of the agent's stages in this process, without DVC and MLflow, on the data and the model of a folder like runs/tiny."""
+    cfg = load(Path("params.yaml"))
+    if cfg.profile != profile:
+        raise SystemExit(f"params.yaml is of the profile {cfg.profile}; run `ans profile {profile} --force` first")
+    cfg = cfg.model_copy(update={"seed": seed})
+    with tempfile.TemporaryDirectory() as folder:
+        own = Path(folder)
+        places = {name: made / name for name in ("data", "model")}
+        for stage in (stage for stage in TABLE if stage.group == AGENT):
+            began, out = time.perf_counter(), own / stage.out
+            out.mkdir(parents=True)
+            inputs = {name: places[name] for name in stage.inputs}
+            scratch = own / "scratch" / stage.out
+            scratch.mkdir(parents=True)
+            words = {"row": stage.row} if stage.row else {}
+            module = importlib.import_module(f"ans_core.stages.{stage.task}")
+            module.run(cfg, inputs=inputs, out=out, scratch=scratch, log=lambda metrics, step: None, **words)
+            places[stage.out] = out
+            print(f"{stage.name}: {time.perf_counter() - began:.0f} s", flush=True)
+        shutil.copyfile(own / "agent/report/agent.json", RESULTS / f"agent-{profile}-seed{seed}.json")
+
+
 def table(profile: str) -> str:
     """Raises SystemExit where no seed was run."""
     files = sorted(RESULTS.glob(f"agent-{profile}-seed*.json"))
@@ -122,9 +151,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", default="tiny")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--on", type=Path, help="folder with `data` and `model` of one pipeline run")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     if not arguments.table:
         for seed in arguments.seeds:
-            run(arguments.profile, seed)
+            if arguments.on:
+                run_on(arguments.profile, seed, arguments.on)
+            else:
+                run(arguments.profile, seed)
     print(table(arguments.profile))

@@ -51,7 +51,7 @@ from ans_core.model.grounding import Grounding, GroundingConfig
 from ans_core.optim import optimizer_of
 from ans_core.stages import memory as stage
 from ans_core.tracking.batch import ClipTensors, PromptOptions, TrackingBatch, make_batch
-from ans_core.tracking.clips import Clip, choose_window, clips_of, load_window
+from ans_core.tracking.clips import Clip, Clips, choose_window, load_window
 from ans_core.tracking.follow import ObjectPrompt, follow
 from ans_core.tracking.forward import remembered
 from ans_core.tracking.loss import LossWeights
@@ -157,7 +157,7 @@ def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def real(arguments: argparse.Namespace) -> str:
     """Train on the first half of every clip's frames and follow its objects through the second half."""
     start = sam2_files.load(arguments.base)
-    clips = clips_of(list(videos.read(arguments.videos, name="real", split=videos.splits(arguments.videos)[0])))
+    clips = Clips([list(videos.read(arguments.videos, name="real", split=videos.splits(arguments.videos)[0]))])
     halves = [(_part(clip, first=True), _part(clip, first=False)) for clip in clips]
     lines = [f"| seed | prompt | before, of {len(clips)} clips | trained | trained, read without memory |", "|---|---|---|---|---|"]
     for seed in arguments.seeds:

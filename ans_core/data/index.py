@@ -134,6 +134,16 @@ def tasks(samples: Sequence[Sample]) -> np.ndarray:
     return samples.tasks if isinstance(samples, SampleIndex) else np.array([sample.task for sample in samples], dtype="S")
 
 
+def by_picture(keys: np.ndarray) -> tuple[Int[np.ndarray, " samples"], Int[np.ndarray, " bounds"]]:
+    """Group samples by their pictures' keys: return (order, starts) such that picture i has the samples `order[starts[i] : starts[i + 1]]`.
+    Pictures are in the order of their first samples, a picture's samples in their own order."""
+    _, firsts, groups = np.unique(keys, return_index=True, return_inverse=True)
+    places = np.empty(len(firsts), dtype=np.int64)
+    places[np.argsort(firsts)] = np.arange(len(firsts))
+    pictures = places[groups]
+    return np.argsort(pictures, kind="stable"), np.concatenate([[0], np.cumsum(np.bincount(pictures, minlength=len(firsts)))])
+
+
 def picture_digest(sample: Sample) -> bytes:
     """Return the 16 bytes that stand for `picture_key`."""
     return _digest(repr(picture_key(sample)).encode())

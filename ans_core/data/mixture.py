@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 
 from ans_core.data.collate import Row
 from ans_core.data.conversation import Turn
-from ans_core.data.index import picture_keys, tasks
+from ans_core.data.index import by_picture, picture_keys, tasks
 from ans_core.dist import rank, rng_of, seed_of, world_size
 from ans_core.types import Sample
 
@@ -207,13 +207,8 @@ class Mixture:
 
 
 def _pool(names: Sequence[str], numbers: Int[np.ndarray, " samples"], keys: np.ndarray) -> Pool:
-    """Group samples by picture: pictures in the order of their first samples, a picture's samples in their own order."""
-    _, firsts, groups = np.unique(keys, return_index=True, return_inverse=True)
-    places = np.empty(len(firsts), dtype=np.int64)
-    places[np.argsort(firsts)] = np.arange(len(firsts))
-    images = places[groups]
-    starts = np.concatenate([[0], np.cumsum(np.bincount(images))])
-    return Pool(datasets=tuple(names), samples=numbers[np.argsort(images, kind="stable")], starts=starts)
+    order, starts = by_picture(keys)
+    return Pool(datasets=tuple(names), samples=numbers[order], starts=starts)
 
 
 def apportion(shares: Sequence[Fraction], rows: int) -> list[int]:

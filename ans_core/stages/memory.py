@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 import re
 import shutil
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -28,7 +30,7 @@ from ans_core.data.mixture import Source
 from ans_core.model.grounding import Grounding
 from ans_core.stages.launch import last_means, machine_of, schedule_of
 from ans_core.tracking.batch import PromptOptions, TrackingBatch, make_batch
-from ans_core.tracking.clips import Clip, choose_window, clips_of, load_window, trainable
+from ans_core.tracking.clips import Clip, Clips, choose_window, load_window, why_left_out
 from ans_core.tracking.kept import Kept
 from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.pseudo import pseudo_clip
@@ -45,8 +47,8 @@ SHOWN_WIDTH, SHOWN_FRAMES = 960, 48
 class Pool:
     """Clips to train on."""
 
-    videos: list[Clip]
-    stills: list[Clip]
+    videos: Clips
+    stills: Clips
     left_out: list[str]
 
     def epoch(self, settings: Memory) -> int:
@@ -68,7 +70,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     loop.let_processes_talk(machine)  # they validate together
     train, val = (data.sources(inputs["data"], split) for split in ("train", "val"))
     _check_names(settings, [source.name for source in (*train, *val)])
-    pool = _pool(settings, train) if settings.train else Pool(videos=[], stills=[], left_out=[])
+    pool = _pool(settings, train) if settings.train else Pool(videos=Clips([]), stills=Clips([]), left_out=[])
     held_out = _held_out(settings, val)
     sam2 = _load(base, settings, machine.device)
     curves: loop.Curves = []
@@ -100,7 +102,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 
 def _train(
-    cfg: Config, sam2: Grounding, pool: Pool, held_out: list[Clip], kept: Kept, *, machine: loop.Machine, scratch: Path, log: Log
+    cfg: Config, sam2: Grounding, pool: Pool, held_out: Clips, kept: Kept, *, machine: loop.Machine, scratch: Path, log: Log
 ) -> tuple[loop.Curves, int]:
     """Train and keep the epochs' tensors; return the curves, and how many trained tensors never had a gradient."""
     settings, batch = cfg.memory, cfg.memory.optim.batch
@@ -178,15 +180,25 @@ def _chosen(settings: Memory, sources: Sequence[Source]) -> list[Source]:
 
 
 def _pool(settings: Memory, sources: Sequence[Source]) -> Pool:
-    """Collect what to train on. Raises ValueError if there is nothing of what the settings ask for."""
+    """Sort out what to train on. Raises ValueError if there is nothing of what the settings ask for."""
     chosen = _chosen(settings, sources)
-    clips = clips_of([sample for source in chosen for sample in source.samples])
-    stills = [clip for clip in clips if len(clip.frames) == 1 and clip.visible.any()] if settings.image_share else []
-    videos: list[Clip] = []
-    left_out: list[str] = []
-    if settings.image_share < 1:
-        videos, left_out = trainable([clip for clip in clips if len(clip.frames) > 1], length=settings.frames)
+    clips = Clips([source.samples for source in chosen])
+    videos, stills, left_out = array("q"), array("q"), list[str]()
+    for number, clip in enumerate(clips):
+        if len(clip.frames) == 1:
+            if settings.image_share and clip.visible.any():
+                stills.append(number)
+        elif clip.masklets and settings.image_share < 1:
+            if why := why_left_out(clip, length=settings.frames):
+                left_out.append(why)
+            else:
+                videos.append(number)
     if settings.image_share < 1 and not videos:
+        if left_out:
+            raise ValueError(
+                f"all {len(left_out)} clips are left out, the first is {left_out[0]}; lower memory.frames (prepare.clip_frames for"
+                " drawn clips)"
+            )
         raise ValueError(
             f"no videos with masks in {[s.name for s in chosen]}; add some to prepare.sources, or set memory.image_share=1 or"
             " memory.train=false"
@@ -195,19 +207,20 @@ def _pool(settings: Memory, sources: Sequence[Source]) -> Pool:
         raise ValueError(f"memory.image_share is {settings.image_share:g}, and {[s.name for s in chosen]} hold no stills with masks")
     if left_out and dist.rank() == 0:
         print(f"{len(left_out)} of {len(videos) + len(left_out)} videos are left out: {left_out[0]} ...")
-    return Pool(videos=videos, stills=stills, left_out=left_out)
+    return Pool(videos=clips.at(videos), stills=clips.at(stills), left_out=left_out)
 
 
-def _held_out(settings: Memory, sources: Sequence[Source]) -> list[Clip]:
-    clips = clips_of([sample for source in _chosen(settings, sources) for sample in source.samples])
-    clips = [clip for clip in clips if len(clip.frames) > 1 and clip.followed(range(len(clip.frames)))]
-    if not clips:
+def _held_out(settings: Memory, sources: Sequence[Source]) -> Clips:
+    clips = Clips([source.samples for source in _chosen(settings, sources)])
+    videos = (n for n, clip in enumerate(clips) if len(clip.frames) > 1 and clip.followed(range(len(clip.frames))))
+    chosen = list(islice(videos, settings.limit_val_batches * settings.optim.batch or None))
+    if not chosen:
         raise ValueError(
             f"no {'data set' if not settings.data else f'data set of memory.data {list(settings.data)}'} has a split 'val' with videos in"
             " which an object can be followed: J&F on them chooses the best epoch; give about one video in ten to it, or set"
             " memory.train=false"
         )
-    return clips[: settings.limit_val_batches * settings.optim.batch] if settings.limit_val_batches else clips
+    return clips.at(chosen)
 
 
 def _load(base: Path, settings: Memory, device: torch.device) -> Grounding:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
+from typing import overload
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from ans_core import rle, transforms
 from ans_core.data.collate import resize_mask
-from ans_core.data.index import picture_key
+from ans_core.data.index import by_picture, picture_keys
 from ans_core.tracking.batch import ClipTensors
 from ans_core.tracking.simulator import center_at
 from ans_core.types import RLE, ImageRef, Masklet, Sample
@@ -46,37 +48,54 @@ class Clip:
         return np.flatnonzero((self.visible[:, chosen][:, :-1] & known_later).any(1)).tolist()
 
 
-def clips_of(samples: Sequence[Sample]) -> list[Clip]:
-    """Return every video or still of the samples with all its objects, in the order of the samples; those without objects are no clips."""
-    found: dict[tuple[object, ...], tuple[Sample, list[Masklet]]] = {}
-    for sample in samples:
-        _, known = found.setdefault(picture_key(sample), (sample, []))
-        known += [masklet for masklet in sample.masks if masklet not in known]
-    return [
-        Clip(name=f"{sample.dataset}/{sample.image_id}", frames=sample.frames, masklets=tuple(masklets))
-        for sample, masklets in found.values()
-        if masklets
-    ]
+class Clips(Sequence[Clip]):
+    """Every video and still of some sequences of samples with all its objects (those without any included), in the order of the samples.
 
-
-def trainable(clips: Sequence[Clip], *, length: int) -> tuple[list[Clip], list[str]]:
-    """Divide videos into those to train on and (as lines of text) those left out: too short, or no object to be followed.
-
-    Raises ValueError if all are left out.
+    A clip is put together each time it is asked for, so what is kept in memory is numbers: 25 bytes a sample.
     """
-    kept, left_out = [], []
-    for clip in clips:
-        if len(clip.frames) < length:
-            left_out.append(f"{clip.name}: {len(clip.frames)} frames, fewer than memory.frames = {length}")
-        elif not _starts(clip, length=length, gap=1):
-            left_out.append(f"{clip.name}: in no {length} frames an object is seen that a later one has ground truth for")
-        else:
-            kept.append(clip)
-    if clips and not kept:
-        raise ValueError(
-            f"all {len(clips)} clips are left out, the first is {left_out[0]}; lower memory.frames (prepare.clip_frames for drawn clips)"
-        )
-    return kept, left_out
+
+    def __init__(self, sources: Sequence[Sequence[Sample]]) -> None:
+        self._sources = sources
+        self._firsts = np.cumsum([0, *map(len, sources)])
+        self._samples, self._bounds = by_picture(np.concatenate([np.array([], "S16"), *map(picture_keys, sources)]))
+        self._pictures = np.arange(len(self._bounds) - 1)
+
+    def at(self, numbers: Sequence[int]) -> Clips:
+        """Return these clips alone."""
+        chosen = copy(self)
+        chosen._pictures = self._pictures[np.array(numbers, np.int64)]
+        return chosen
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    @overload
+    def __getitem__(self, index: int) -> Clip: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Clip]: ...
+    def __getitem__(self, index: int | slice) -> Clip | list[Clip]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        picture = self._pictures[range(len(self))[index]]
+        samples = [self._sample(int(number)) for number in self._samples[self._bounds[picture] : self._bounds[picture + 1]]]
+        masklets: list[Masklet] = []
+        for sample in samples:
+            masklets += [masklet for masklet in sample.masks if masklet not in masklets]
+        shown = samples[0]
+        return Clip(name=f"{shown.dataset}/{shown.image_id}", frames=shown.frames, masklets=tuple(masklets))
+
+    def _sample(self, number: int) -> Sample:
+        source = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        return self._sources[source][number - int(self._firsts[source])]
+
+
+def why_left_out(clip: Clip, *, length: int) -> str:
+    """Say why a video can't be trained on: too short, or no object to be followed; empty if it can."""
+    if len(clip.frames) < length:
+        return f"{clip.name}: {len(clip.frames)} frames, fewer than memory.frames = {length}"
+    if not _starts(clip, length=length, gap=1):
+        return f"{clip.name}: in no {length} frames an object is seen that a later one has ground truth for"
+    return ""
 
 
 def _starts(clip: Clip, *, length: int, gap: int) -> list[int]:

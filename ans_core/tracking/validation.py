@@ -29,8 +29,8 @@ def validate(sam2: Grounding, clips: Sequence[Clip], *, prompt: PromptKind) -> d
     no frame before the last is not followed and does not count.
     """
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for clip in clips[dist.rank() :: dist.world_size()]:
-        for scores in clip_scores(sam2, clip, prompt=prompt):
+    for number in range(dist.rank(), len(clips), dist.world_size()):
+        for scores in clip_scores(sam2, clips[number], prompt=prompt):
             for name, value in _of_object(scores).items():
                 sums[name][0] += value
                 sums[name][1] += 1

@@ -8,7 +8,7 @@ import torch
 
 from ans_core.model.grounding import Grounding
 from ans_core.tracking.batch import ClipTensors, PromptOptions, TrackingBatch, make_batch
-from ans_core.tracking.clips import clips_of, load_window
+from ans_core.tracking.clips import Clips, load_window
 from tests import tiny
 
 
@@ -25,7 +25,7 @@ def sam2() -> Grounding:
 
 def clip_tensors(number: int = 0, frames: int = 4) -> ClipTensors:
     """A square that moves to the right."""
-    [clip] = clips_of([tiny.clip(number, frames)])
+    [clip] = Clips([[tiny.clip(number, frames)]])
     return load_window(clip, range(frames), size=64, max_objects=0, rng=random.Random(0))
 
 

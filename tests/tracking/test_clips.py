@@ -10,7 +10,7 @@ import torch
 
 from ans_core import media, rle, transforms
 from ans_core.tracking.batch import PromptOptions, make_batch
-from ans_core.tracking.clips import Clip, choose_window, clips_of, load_window, trainable
+from ans_core.tracking.clips import Clip, Clips, choose_window, load_window, why_left_out
 from ans_core.tracking.pseudo import pseudo_clip
 from ans_core.types import VideoFrames
 from tests import tiny
@@ -29,26 +29,28 @@ def test_samples_about_one_video_become_one_clip_with_each_object_once():
     one = tiny.clip(1)
     other = replace(one, sample_id="other", text="the same square, and another", masks=(*one.masks, (HERE,) * 4))
     nothing = replace(tiny.clip(2), masks=())
-    found = clips_of([one, other, nothing, tiny.sample(3)])
-    assert [(clip.name, len(clip.frames), len(clip.masklets)) for clip in found] == [("drawn/i1", 4, 2), ("drawn/i3", 1, 1)]
+    found = Clips([[one, nothing], [], [tiny.sample(3), other]])
+    expected = [("drawn/i1", 4, 2), ("drawn/i2", 4, 0), ("drawn/i3", 1, 1)]
+    assert [(clip.name, len(clip.frames), len(clip.masklets)) for clip in found] == expected
+    assert [clip.name for clip in found.at([2, 0])] == ["drawn/i3", "drawn/i1"]
+    assert found.at([2, 0])[-1:] == [found[0]]
+    assert list(Clips([])) == []
 
 
 def test_videos_that_are_too_short_or_show_nothing_to_follow_are_left_out_with_a_reason():
     good, late = clip_with((HERE, GONE, None)), clip_with((GONE, None, HERE), name="late")
     short = clip_with((HERE, HERE), name="short")
-    kept, left_out = trainable([good, late, short], length=3)
-    assert kept == [good]
-    why = "in no 3 frames an object is seen that a later one has ground truth for"
-    assert left_out == [f"late: {why}", "short: 2 frames, fewer than memory.frames = 3"]
-    with pytest.raises(ValueError, match=r"all 2 clips are left out, the first is late: .*; lower memory.frames"):
-        trainable([late, short], length=3)
+    assert why_left_out(good, length=3) == ""
+    assert why_left_out(late, length=3) == "late: in no 3 frames an object is seen that a later one has ground truth for"
+    assert why_left_out(short, length=3) == "short: 2 frames, fewer than memory.frames = 3"
 
 
 def test_an_object_without_later_ground_truth_is_not_followed():
     clip = clip_with((HERE, None, None), (GONE, HERE, GONE), (HERE, None, HERE))
     assert clip.followed(range(3)) == [1, 2]
     assert clip.followed((0, 1)) == []
-    assert trainable([clip_with((HERE, None, None)), clip], length=3)[0] == [clip]
+    assert why_left_out(clip, length=3) == ""
+    assert why_left_out(clip_with((HERE, None, None)), length=3)
     assert len(load_window(clip, range(3), size=32, max_objects=1, rng=random.Random(0)).masks) == 1
 
 
@@ -126,7 +128,7 @@ def test_frames_of_a_video_file_are_a_clip_too(tmp_path: Path):
     pixels = np.stack([np.asarray(transforms.open_image(frame)) for frame in tiny.clip(0, 4).frames])
     write_video(tmp_path / "v.mp4", pixels)
     sample = replace(tiny.clip(0, 4), frames=VideoFrames(tmp_path / "v.mp4", range(4)))
-    [clip] = clips_of([sample])
+    [clip] = Clips([[sample]])
     found = load_window(clip, (1, 2, 3), size=64, max_objects=0, rng=random.Random(0))
     assert found.pixels.shape == (3, 3, 64, 64)
     assert found.masks.any(2).int().argmax(2).tolist() == [[8, 16, 24]]

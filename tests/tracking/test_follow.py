@@ -6,7 +6,7 @@ import torch
 
 from ans_core import transforms
 from ans_core.model.grounding import Grounding
-from ans_core.tracking.clips import clips_of
+from ans_core.tracking.clips import Clips
 from ans_core.tracking.follow import ObjectPrompt, _inputs, follow
 from ans_core.tracking.kept import Kept
 from ans_core.tracking.validation import clip_scores, follow_clip, true_prompt, validate
@@ -79,7 +79,7 @@ def test_scores_count_the_frames_after_the_prompt_that_have_ground_truth(sam2: G
     """Predictions made by hand: right in the frame after the prompt, empty in the last; the one between has no truth. J is 1 and 0."""
     square, gone = tiny.square(8, 8, 24, 24), tiny.rle.empty(64, 64)
     sample = tiny.sample(0, frames=tuple(tiny.picture(n) for n in range(5)), masks=((gone, square, square, None, square),))
-    [clip] = clips_of([sample])
+    [clip] = Clips([[sample]])
 
     def predicted(sam2, pictures, prompts, *, frames):  # type: ignore[no-untyped-def]
         assert [p.frame for p in prompts] == [1]
@@ -99,7 +99,7 @@ def test_scores_count_the_frames_after_the_prompt_that_have_ground_truth(sam2: G
 
 
 def test_every_kind_of_true_prompt_is_valid_and_the_prompted_mask_is_followed(sam2: Grounding):
-    [clip] = clips_of([tiny.clip(0, 3)])
+    [clip] = Clips([[tiny.clip(0, 3)]])
     for kind in ("mask", "box", "point"):
         prompt = true_prompt(clip, 0, kind)  # type: ignore[arg-type]
         prompt.check(width=64, height=64, frames=3, where=kind)
