@@ -97,6 +97,8 @@ class DualLoop(nn.Module):
         """Reward part -> the values of every rollout step, for the report."""
         self.mean_reward: dict[str, float] = {}
         """Loop -> share of its best possible reward, averaged over the last steps."""
+        self.earned: dict[str, tuple[float, float]] = {}
+        """Loop -> sum and number of the rewards of this step's rollouts so far, over all processes."""
         self.updates = 0
         self.waiting: dict[int, dict[str, Experience]] = {}
         """Micro-batch -> loop -> what is still to be learned from."""
@@ -180,6 +182,7 @@ class DualLoop(nn.Module):
             self.acted[batch.micro] = steps
         if moved[0].inner == 0:
             self._set_advantages(moved)
+            self._set_mean_rewards()
             if self.practice is not None:
                 self.practice.end_rollouts(partial(shared_sum, device=self.model.device))
         self._set_totals(moved)
@@ -203,6 +206,12 @@ class DualLoop(nn.Module):
             if self.pictures_to is not None and self._is_shown(batches[0]):
                 first = batches[0]
                 pictures.save(self.pictures_to, f"{first.rollout:06d}-{LOOPS[name].prefix}", self.acted[first.micro][name], own[0])
+
+    def _set_mean_rewards(self) -> None:
+        """Move the running means by the rewards of all micro-batches and processes."""
+        for name, (summed, count) in self.earned.items():
+            share = summed / count / (sum(weight for weight in LOOPS[name].rewards(self.settings).values() if weight > 0) or 1.0)
+            self.mean_reward[name] = REWARD_MEMORY * self.mean_reward.get(name, share) + (1 - REWARD_MEMORY) * share
 
     def _set_totals(self, batches: Sequence[Batches]) -> None:
         """Give every loop's step the counts over all micro-batches and processes."""
@@ -250,6 +259,7 @@ class DualLoop(nn.Module):
         self.monitor.squares.clear()
         self.alike.clear()
         self.identical.clear()
+        self.earned.clear()
 
     def _check_active(self, gradient: Tensor) -> None:
         """Assert that the policy's adapter is active. With gradient checkpointing, layers run again in the backward pass: under another
@@ -318,7 +328,7 @@ class DualLoop(nn.Module):
         return grpo.weighted_sum(experience.rewards, LOOPS[name].rewards(self.settings))
 
     def _record_rewards(self, name: str, experience: Experience, judged: Future[list[float | None]] | None) -> None:
-        """Add the judgements to the rewards, and write the rewards to metrics, record and running means."""
+        """Add the judgements to the rewards, and write the rewards to metrics and record, and to what this step earned."""
         if judged is not None:
             assert self.judging is not None, "judgements without a judge"
             with self.timer.part("judge"):
@@ -335,11 +345,9 @@ class DualLoop(nn.Module):
         experience.metrics |= {"failed": 1 - len(known) / rewards.numel(), "zero_spread": grpo.zero_spread(rewards)}
         if not count:  # every rollout of every process failed: this step has no mean reward
             return
-        best = sum(weight for weight in LOOPS[name].rewards(self.settings).values() if weight > 0) or 1.0
-        mean = summed / count
-        before = self.mean_reward.get(name, mean / best)
-        self.mean_reward[name] = REWARD_MEMORY * before + (1 - REWARD_MEMORY) * mean / best
-        experience.metrics["reward"] = mean
+        before = self.earned.get(name, (0.0, 0.0))
+        self.earned[name] = (before[0] + summed, before[1] + count)
+        experience.metrics["reward"] = summed / count
 
     def _is_shown(self, batch: Batches) -> bool:
         every = self.settings.samples_every

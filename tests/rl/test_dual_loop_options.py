@@ -185,6 +185,17 @@ def test_adaptive_weights_go_to_the_loop_that_misses_more(own_model: Sa2VA):
     assert loops(tiny.build())._weights() == {"caption": 1.0, "mask": 0.5}
 
 
+def test_the_running_rewards_of_the_weights_move_once_a_step_however_it_is_divided(own_model: Sa2VA):
+    found = []
+    module = loops(own_model, loops={"caption": 1.0}, adaptive_loops=1.0)
+    for micros in (1, 3):
+        module.mean_reward = {"caption": 0.9}
+        compute(module, *(dataclasses.replace(batch(own_model), micro=micro) for micro in range(micros)))  # thrice the same samples
+        found.append(module.mean_reward["caption"])
+    assert found[0] == pytest.approx(found[1])
+    assert found[0] < 0.9
+
+
 @pytest.mark.parametrize("inverse", ["teacher", "policy", "reference"])
 def test_the_loops_are_closed_by_the_inverse_model_that_is_set(own_model: Sa2VA, inverse: str, monkeypatch: pytest.MonkeyPatch):
     module, drew = loops(own_model, inverse=inverse), []
