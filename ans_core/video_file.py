@@ -28,14 +28,17 @@ def frames_of(file: Path) -> VideoFrames:
 
 def shots(file: Path) -> Iterator[Image.Image]:
     """Decode a video from its first frame to its last, upright, in one pass. Raises FFmpegError, an OSError or a ValueError by cause, or
-    IndexError where the file has no video; a ValueError also at the end of a file that holds clearly less than it says."""
+    IndexError where the file has no video; a ValueError also at a frame that the decoder says is damaged (those of H.264 and MPEG-4 do; of
+    VP9 and H.265 damage may pass), and at the end of a file that holds clearly less than it says."""
     with av.open(str(file)) as container:
         stream = container.streams.video[0]
-        stream.thread_type = "SLICE"  # threads of a frame each end at a broken one without an error
+        stream.codec_context.thread_count = 1  # several end at a broken frame without an error, or don't say that it is damaged
         count, end_s = 0, 0.0
         for packet in container.demux(stream):
             count += packet.is_discard
             for shot in packet.decode():
+                if shot.is_corrupt:
+                    raise ValueError(f"frame {count} is damaged")
                 count, end_s = count + 1, max(end_s, _end_s(shot))
                 yield _upright(shot)
         if count < stream.frames - max(FEW, stream.frames // 50):
@@ -134,6 +137,8 @@ class _Decoder:
         self.times = _times(file)
         self.keys = [n for n, entry in enumerate(self.stream.index_entries) if entry.is_keyframe]
         self.shots: Iterator[Shot] = self.container.decode(self.stream)
+        self.settled = False
+        """Whether a key frame was decoded since the file was opened or sought in: what comes before may lack what it is made from."""
         self.due = 0
         """At most the index of the frame that `shots` yields next; exact where the file has no times."""
 
@@ -145,7 +150,11 @@ class _Decoder:
         if index < self.due or (key_between and time is not None):
             self._seek(0 if time is None else time)
         for shot in self.shots:
-            if shot.pts == time if time is not None else self.due == index:
+            asked = shot.pts == time if time is not None else self.due == index
+            self.settled = self.settled or shot.key_frame
+            if shot.is_corrupt and (asked or self.settled):  # the frames after it are made from it
+                raise ValueError(f"the file is damaged {'there' if asked else 'before'}")
+            if asked:
                 self.due = index + 1
                 return _upright(shot)
             if time is not None and shot.pts is not None and shot.pts > time:
@@ -155,7 +164,7 @@ class _Decoder:
 
     def _seek(self, time: int) -> None:
         self.container.seek(time, stream=self.stream)
-        self.shots, self.due = self.container.decode(self.stream), 0
+        self.shots, self.due, self.settled = self.container.decode(self.stream), 0, False
 
 
 _open = threading.local()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core import media, transforms
+from ans_core import media, transforms, video_file
 from tests.data.clip_sets import write_gif, write_video
 
 
@@ -134,3 +134,45 @@ def test_a_video_that_is_cut_short_is_refused_and_not_followed_to_where_it_ends(
     (tmp_path / name).write_bytes(whole[: len(whole) * 6 // 10])
     with pytest.raises(ValueError, match=rf"cannot read the video .*{name}: .*; is it cut short\?"):
         media.clip(tmp_path / name)
+
+
+def write_moving(file: Path, codec: str, **options: str) -> None:
+    """40 frames of a texture that moves to the left."""
+    texture = np.random.default_rng(0).integers(0, 256, (128, 168, 3), np.uint8)
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream(codec, rate=10, options=options)
+        stream.width = stream.height = 128
+        for n in range(40):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(texture[:, n : n + 128]))))
+        container.mux(stream.encode())
+
+
+@pytest.mark.parametrize("codec", ["libx264", "mpeg4"])
+def test_a_video_with_damaged_bytes_inside_is_refused_where_its_decoder_sees_them(tmp_path: Path, codec: str) -> None:
+    file = tmp_path / "clip.mkv"
+    write_moving(file, codec)
+    video_file.check(video_file.frames_of(file))
+    assert len(list(video_file.shots(file))) == 40
+    content = bytearray(file.read_bytes())
+    at = len(content) * 5 // 8
+    content[at : at + 60] = np.random.default_rng(1).bytes(60)
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"frame \d+ is damaged"):
+        list(video_file.shots(file))
+    with pytest.raises(ValueError, match=r"cannot read frame \d+ of the video .*clip\.mkv: the file is damaged"):
+        video_file.check(video_file.frames_of(file))
+
+
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [("libx264", {"x264-params": "open-gop=1:keyint=8:bframes=3"}), ("libx265", {"x265-params": "keyint=8:log-level=none"})],
+)
+def test_frames_that_are_sought_from_a_key_frame_inside_an_open_group_are_not_taken_for_damaged(
+    tmp_path: Path, codec: str, options: dict[str, str]
+) -> None:
+    file = tmp_path / "clip.mkv"
+    write_moving(file, codec, **options)
+    whole = [np.asarray(shot) for shot in video_file.shots(file)]
+    frames = video_file.frames_of(file)
+    for index in np.random.default_rng(0).permutation(40).tolist():
+        np.testing.assert_array_equal(np.asarray(video_file.read(frames[index])), whole[index])
