@@ -75,6 +75,11 @@ def shared_means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(some) / len(some) for name, some in every.items()}
 
 
+def own_share(items: Sequence[S], *, micro: int, micros: int) -> Sequence[S]:
+    """Return this process's part, in one micro-batch, of what all processes and micro-batches do together."""
+    return items[micro * world_size() + rank() :: micros * world_size()]
+
+
 def union(values: Mapping[int, T]) -> dict[int, T]:
     """Return what all processes have, by key; each gets the same. All processes must call it."""
     found = [values] * world_size()

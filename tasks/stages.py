@@ -95,7 +95,7 @@ def _agent_sft(row: str) -> Stage:
             "agent.base", "agent.tiles", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size", "sft.mask_weight",
             "sft.dice_weight", "sft.questions_per_image", "seed",
         ),
-        timeout_s=7 * DAY_S, curves=True,
+        distributed=True, timeout_s=7 * DAY_S, curves=True,
     )  # fmt: skip
 
 
@@ -155,7 +155,8 @@ TABLE: tuple[Stage, ...] = (
     ),
     *(_agent_sft(row) for row in ("tools", "direct")),
     Stage(
-        name="rft", version="1", inputs=("model", "agent/sft/tools"), out="agent/rft", group=AGENT, timeout_s=7 * DAY_S, curves=True,
+        name="rft", version="1", inputs=("model", "agent/sft/tools"), out="agent/rft", group=AGENT, distributed=True, timeout_s=7 * DAY_S,
+        curves=True,
         sections=("agent.base", "agent.families", "agent.episode", "agent.cota", "agent.rft", "seed"),
     ),
     *(_agent_evaluate(row, folder) for row, folder in AGENT_ROWS.items()),

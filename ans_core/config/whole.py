@@ -121,9 +121,10 @@ class Config(Section):
                     f"{section}.optim.muon_lr",
                     "Muon needs whole matrices, and DeepSpeed divides the optimizer; set it to 0, or launch.deepspeed_stage to 0",
                 )
-        if self.rl.inner_steps > 1 and self.launch.processes > 1 and self.rl.optim.save_every % self.rl.inner_steps:
-            raise Impossible(
-                "rl.optim.save_every",
-                f"{self.rl.optim.save_every} must be a multiple of rl.inner_steps {self.rl.inner_steps} on several processes: rollouts "
-                "that are still to be learned from are saved for the first process alone",
-            )
+        for section, loops in (("rl", self.rl), ("agent.rft", self.agent.rft)):
+            if loops.inner_steps > 1 and self.launch.processes > 1 and loops.optim.save_every % loops.inner_steps:
+                raise Impossible(
+                    f"{section}.optim.save_every",
+                    f"{loops.optim.save_every} must be a multiple of {section}.inner_steps {loops.inner_steps} on several processes: "
+                    "rollouts that are still to be learned from are saved for the first process alone",
+                )

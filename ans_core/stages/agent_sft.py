@@ -4,7 +4,7 @@
 
 `row` is tools (calls, then the answer) or direct (the same questions and steps, answered at once: what tools must beat). Trained: LoRA on
 the language model (or copies of its layers), projector, and rows of the tokens that are said. The rest is frozen, and with the adapter
-off the model is the base.
+off the model is the base. Several processes share a step's rows, and the questions that parts are checked on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ans_core.model import Sa2VA
 from ans_core.model.lora_ranks import rank_pattern
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.supervised import Supervised, layout_of
-from ans_core.stages.launch import last_means, machine_of, schedule_of
+from ans_core.stages.launch import check_shares, last_means, machine_of, schedule_of
 from ans_core.types import Log
 
 DIFFICULTIES = ("simple", "medium", "hard")
@@ -48,7 +48,9 @@ CHECKED_FROM = 1_000_000
 def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: data, model, agent/cota. Writes the trained tensors (delta), curves.csv, moved.json and curriculum.json."""
     settings = cfg.agent.sft
-    machine = replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0)  # one process trains here
+    check_shares("agent.sft", settings.optim.batch - settings.referring_rows, "traces", settings.optim)
+    machine = replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0)  # an adapter's optimizer is small
+    loop.let_processes_talk(machine)  # they check parts together
     path = Path(cfg.agent.base or inputs["model"])
     traces = rows.lessons(read_traces(inputs["agent/cota"] / "train"))
     if row == "direct":
@@ -83,11 +85,13 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
             shares = {"before": fmean(known) if known else None, "after": fmean(reached) if reached else None}
             judged.append({"part": part.name, "steps": part.steps, **shares, "taken_back": taken_back})
     moved = check_moved(before, model)
-    about = {"stage": "agent_sft", "row": row, "operations": list(OPERATIONS), "seed": cfg.seed}
-    policy.save(out, base_hash=checkpoint.weights_hash(path), about=about)
-    loop.write_curves(out / "curves.csv", {"agent_sft": curves})
-    (out / "moved.json").write_text(json.dumps(moved, indent=1))
-    (out / "curriculum.json").write_text(json.dumps(judged, indent=1))
+    if dist.rank() == 0:
+        about = {"stage": "agent_sft", "row": row, "operations": list(OPERATIONS), "seed": cfg.seed}
+        policy.save(out, base_hash=checkpoint.weights_hash(path), about=about)
+        loop.write_curves(out / "curves.csv", {"agent_sft": curves})
+        (out / "moved.json").write_text(json.dumps(moved, indent=1))
+        (out / "curriculum.json").write_text(json.dumps(judged, indent=1))
+    dist.wait_for_all()
     return last_means(curves) | {"traces": float(len(traces)), "taken_back": float(sum(bool(j["taken_back"]) for j in judged))}
 
 
@@ -155,7 +159,9 @@ class _Batches:
 
         def make(step: int, micro: int) -> Batch:
             read = []
-            for trace in shared_out([order.number(number) for number in range(step * each, (step + 1) * each)], micro, self.micros):
+            of_step = [order.number(number) for number in range(step * each, (step + 1) * each)]
+            place, places = micro * dist.world_size() + dist.rank(), self.micros * dist.world_size()
+            for trace in shared_out(of_step, place, places):
                 question = tokens.first_question(trace.question, self.told)
                 read.append(rows.read_trace(self.model, trace, self.folder, question=question, max_length=self.max_length))
             if self.mixture is not None and micro == self.micros - 1:  # several questions each: the longest rows
@@ -166,11 +172,11 @@ class _Batches:
         return make
 
 
-def shared_out(traces: Sequence[Trace], micro: int, micros: int) -> list[Trace]:
-    """Return the traces of a step that micro-batch `micro` of `micros` holds: the shortest in the first, the longest in the last, since all
-    rows of one are padded alike."""
+def shared_out(traces: Sequence[Trace], part: int, parts: int) -> list[Trace]:
+    """Return the traces of a step that micro-batch `part` of `parts`, on all processes, holds: the shortest in the first, the longest in
+    the last, since all rows of one are padded alike."""
     ordered = sorted(traces, key=lambda trace: sum(len(turn.text) for turn in trace.turns))
-    return ordered[len(ordered) * micro // micros : len(ordered) * (micro + 1) // micros]
+    return ordered[len(ordered) * part // parts : len(ordered) * (part + 1) // parts]
 
 
 def costs(before: Sequence[bool], after: Sequence[bool], allowed: float) -> bool:
@@ -191,9 +197,11 @@ def _right(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, row: str, familie
     policy.model.eval()
     questions: list[Question] = held_out(families, each=each, split="val", seed=cfg.seed, tile=toolbox.tile, first=CHECKED_FROM)
     told = operations_told(toolbox, episode.operations_told and row == "tools")
-    limits = Limits.of(episode)
-    played = play(
-        policy.model, toolbox, [request_of(q, told) for q in questions], limits=limits, batch=episode.batch,
-        forbidden=tokens.call_openers(policy.model) if row == "direct" else (),
-    )  # fmt: skip
-    return [outcome_of(question, own).right for question, own in zip(questions, played, strict=True)]
+    forbidden = tokens.call_openers(policy.model) if row == "direct" else ()
+
+    def right(some: Sequence[Question]) -> Iterator[bool]:
+        asked = [request_of(question, told) for question in some]
+        played = play(policy.model, toolbox, asked, limits=Limits.of(episode), batch=episode.batch, forbidden=forbidden)
+        return (outcome_of(question, own).right for question, own in zip(some, played, strict=True))
+
+    return dist.by_turns(questions, episode.batch, right)

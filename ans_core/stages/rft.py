@@ -3,7 +3,7 @@
     dvc repro agent/dvc.yaml:rft
 
 Policy, teacher and reference are three adapters over the frozen base, on which operations run. Questions are drawn, behind those of
-`cota`, so none was seen before.
+`cota`, so none was seen before. Several processes share a step's questions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from ans_core import loop
+from ans_core import dist, loop
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told, request_of
 from ans_core.agent.operations import OPERATIONS
@@ -32,7 +32,7 @@ from ans_core.model.parts import check_moved, hashes
 from ans_core.model.sa2va import Sa2VA
 from ans_core.rl.dual_loop import Batches, DualLoop
 from ans_core.rl.step import rl_batch
-from ans_core.stages.launch import last_means, machine_of, schedule_of
+from ans_core.stages.launch import check_shares, last_means, machine_of, schedule_of
 from ans_core.types import Log
 
 ADAPTERS = ("policy", "teacher", "reference")
@@ -44,7 +44,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     """Run the stage. inputs: model, agent/sft/tools. Writes the policy's tensors (delta), `boundaries` (policy and teacher at the end of
     each phase of the rewards), curves.csv, rewards.json, moved.json and `samples` (episodes with their rewards)."""
     settings = cfg.agent.rft
-    machine = replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0)  # one process trains here
+    check_shares("agent.rft", settings.optim.batch, "questions", settings.optim)
+    machine = replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0)  # an adapter's optimizer is small
     base = Path(cfg.agent.base or inputs["model"])
     policy = load_policy(base, inputs["agent/sft/tools"], operations=OPERATIONS, device=machine.device, names=ADAPTERS)
     policy.model.checkpointing = settings.checkpointing
@@ -75,14 +76,16 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         )  # fmt: skip
     save_weights(boundaries / boundary_name(practice.curriculum.phase, settings.optim.steps), policy.adapters)
     moved = check_moved(before, policy.model)
-    base_hash = checkpoint.weights_hash(base)
-    policy.save(out, base_hash=base_hash, about={"stage": "rft", "operations": list(OPERATIONS), "seed": cfg.seed})
-    keep_boundaries(boundaries, out / "boundaries")
-    loop.write_curves(out / "curves.csv", {"rft": curves})
-    (out / "rewards.json").write_text(json.dumps(module.record))
-    (out / "moved.json").write_text(json.dumps(moved, indent=1))
-    if (scratch / "samples").is_dir():
-        shutil.copytree(scratch / "samples", out / "samples")
+    if dist.rank() == 0:
+        base_hash = checkpoint.weights_hash(base)
+        policy.save(out, base_hash=base_hash, about={"stage": "rft", "operations": list(OPERATIONS), "seed": cfg.seed})
+        keep_boundaries(boundaries, out / "boundaries")
+        loop.write_curves(out / "curves.csv", {"rft": curves})
+        (out / "rewards.json").write_text(json.dumps(module.record))
+        (out / "moved.json").write_text(json.dumps(moved, indent=1))
+        if (scratch / "samples").is_dir():
+            shutil.copytree(scratch / "samples", out / "samples")
+    dist.wait_for_all()
     return last_means(curves)
 
 
@@ -150,7 +153,7 @@ def turn_of(families: Sequence[str], often: Mapping[str, int]) -> list[str]:
 
 
 class RftBatches:
-    """(step, micro-batch) -> its questions."""
+    """(step, micro-batch) -> this process's questions."""
 
     def __init__(self, questions: Questions, model: Sa2VA) -> None:
         self.questions, self.model, self.settings = questions, model, questions.settings
@@ -158,9 +161,8 @@ class RftBatches:
     def __call__(self, step: int, micro: int) -> Batches:
         s = self.settings
         rollout, inner = divmod(step, s.inner_steps)
-        chosen = [
-            self.questions.number(n) for n in range(rollout * s.optim.batch + micro, (rollout + 1) * s.optim.batch, s.optim.accumulate)
-        ]
+        numbers = range(rollout * s.optim.batch, (rollout + 1) * s.optim.batch)
+        chosen = [self.questions.number(n) for n in dist.own_share(numbers, micro=micro, micros=s.optim.accumulate)]
         batch = rl_batch([sample_of(q) for q in chosen], [q.text for q in chosen], self.model, mask_size=1)
         return Batches(
             batches=[batch], of={LOOP: 0}, learned=len(chosen), rollout=rollout, micro=micro, inner=inner, step=step

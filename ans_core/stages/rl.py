@@ -194,7 +194,7 @@ class RolloutBatches:
         return Batches(
             batches=[self._batch(kind, rollout, share) for kind in range(len(self.practice.samples))],
             of=self.practice.of,
-            learned=len(own_share(range(s.optim.batch), **share)),
+            learned=len(dist.own_share(range(s.optim.batch), **share)),
             rollout=rollout,
             micro=micro,
             inner=step % s.inner_steps,
@@ -214,18 +214,13 @@ class RolloutBatches:
             rows = [
                 order[i] for i in (rng.sample(range(pool), candidates) if pool >= candidates else rng.choices(range(pool), k=candidates))
             ]
-        own = own_share(rows, **share)
+        own = dist.own_share(rows, **share)
         asked = []
         for i in own:
             rng = dist.rng_of(cfg.seed, "rl asked", rollout, samples[i].dataset, samples[i].sample_id)
             others = self.expressions[kind][i]
             asked.append(rng.choice(others) if others and rng.random() < s.expressions else samples[i].text)
         return rl_batch([samples[i] for i in own], asked, self.model, mask_size=cfg.sft.mask_size)
-
-
-def own_share(numbers: Sequence[int], *, micro: int, micros: int) -> Sequence[int]:
-    """Return this process's part, in one micro-batch, of what all processes and micro-batches do together."""
-    return numbers[micro * dist.world_size() + dist.rank() :: micros * dist.world_size()]
 
 
 def expressions_of(samples: Sequence[Sample], referring: Sequence[Sample]) -> list[list[str]]:

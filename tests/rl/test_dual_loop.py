@@ -9,6 +9,7 @@ from torch import Tensor
 from ans_core import prompts
 from ans_core.benchmarks.loops import caption_request, expression_of, mask_request, score_loops, score_loops_of_truth, true_mask
 from ans_core.config import Rl
+from ans_core.dist import own_share
 from ans_core.model import Sa2VA, adapters, parts
 from ans_core.model.prefill import prompt
 from ans_core.rewards import REWARDS
@@ -17,7 +18,7 @@ from ans_core.rewards.judge.judging import Judging
 from ans_core.rl import dual_loop, grpo, rollout, text_loop
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop
 from ans_core.rl.step import RolloutStep, rl_batch
-from ans_core.stages.rl import expressions_of, own_share, rows_of
+from ans_core.stages.rl import expressions_of, rows_of
 from ans_core.types import Prediction, Request, Sample
 from tests import tiny
 

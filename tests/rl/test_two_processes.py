@@ -20,7 +20,7 @@ from ans_core import dist, loop
 from ans_core.rl import dual_loop
 from ans_core.rl.dual_loop import LOOPS, Batches
 from ans_core.rl.step import rl_batch
-from ans_core.stages.rl import own_share
+from ans_core.dist import own_share
 from tests import tiny
 from tests.rl.test_dual_loop import loops
 

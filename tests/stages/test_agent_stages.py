@@ -202,6 +202,69 @@ def test_two_processes_make_traces_and_evaluate_agents_to_the_bits_of_one(runs: 
     assert shares[1] == {"groups": 3, "traces": 12 + 15, "batches": 2 + 5 * 1, "plans": 4, "referring": 2 * 1}
 
 
+TRAINED = """
+import sys
+from pathlib import Path
+from tests.stages import test_agent_stages as stages
+if __name__ == "__main__":  # the process for operations imports this file
+    stages.run_training(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def run_training(runs: Path, folder: Path) -> None:
+    """Train with tools and by episodes, so that two processes have unlike shares: three traces, three questions, one referring row. A step
+    for each of two parts, so that no difference is carried far."""
+    values = CONFIG.model_dump()
+    values["agent"]["sft"] |= {"referring": 0.25, "checked": 3}
+    values["agent"]["sft"]["optim"] |= {"steps": 2, "warmup": 0.0}
+    values["agent"]["rft"] |= {"inner_steps": 1, "samples_every": 1}
+    values["agent"]["rft"]["optim"] |= {"steps": 1, "batch": 3, "warmup": 0.0}
+    cfg = Config.model_validate(values)
+    asked: list[str] = []
+    play, agent_sft.play = agent_sft.play, lambda *given, **words: asked.extend(r.text for r in given[2]) or play(*given, **words)  # type: ignore[assignment,func-returns-value]
+    for stage, name, needed, row in (
+        (agent_sft, "agent/sft/tools", ("data", "model", "agent/cota"), {"row": "tools"}),
+        (rft, "agent/rft", ("model", "agent/sft/tools"), {}),
+    ):
+        out = folder / name
+        out.mkdir(parents=True, exist_ok=True)
+        inputs = {k: (folder if k == "agent/sft/tools" else runs) / k for k in needed}
+        stage.run(cfg, inputs=inputs, out=out, scratch=folder / "scratch" / name, log=silent, **row)  # type: ignore[attr-defined]
+    (folder / f"asked-{dist.rank()}.json").write_text(json.dumps(asked))
+
+
+def test_two_processes_train_agents_as_one_does(runs: Path, tmp_path: Path) -> None:
+    script = tmp_path / "trained.py"
+    script.write_text(TRAINED)
+    folders = [tmp_path / "1", tmp_path / "2"]
+    for processes, folder in enumerate(folders, start=1):
+        launch(script, str(runs), str(folder), processes=processes)
+    base = checkpoint.weights_hash(runs / "model")
+    for stage in ("agent/sft/tools", "agent/rft"):
+        found = [sorted(p.relative_to(folder / stage).as_posix() for p in (folder / stage).rglob("*")) for folder in folders]
+        assert found[0] == found[1]
+        one, two = (checkpoint.load_delta(folder / stage, base_hash=base)[0] for folder in folders)
+        assert one.keys() == two.keys()
+        for name in one:
+            torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-5, msg=lambda said, name=name: f"{name}: {said}")
+    parts = [(folder / "agent/sft/tools/curriculum.json").read_text() for folder in folders]
+    assert parts[0] == parts[1]
+    asked = [json.loads(path.read_text()) for path in (tmp_path / "1/asked-0.json", *sorted(tmp_path.glob("2/asked-*.json")))]
+    assert sorted(asked[0]) == sorted(asked[1])  # one batch: the first process plays it, and both know
+    assert asked[2] == []
+
+
+def test_an_agents_step_that_has_not_a_row_for_every_process_is_refused(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    inputs = {name: runs / name for name in (*SFT, *RFT)}
+    with pytest.raises(ValueError, match=r"agent\.sft\.optim\.batch: 2 traces a step are less than one .* on each of 4 processes"):
+        agent_sft.run(CONFIG, row="tools", inputs=inputs, out=tmp_path, scratch=tmp_path, log=silent)
+    with pytest.raises(ValueError, match=r"agent\.rft\.optim\.batch: 2 questions a step"):
+        rft.run(CONFIG, inputs=inputs, out=tmp_path, scratch=tmp_path, log=silent)
+
+
 BROKEN = """
 import sys
 from pathlib import Path
