@@ -30,6 +30,7 @@ FILE = "episode.json"
 TRAINED = ("rft", "sft/tools")
 """Folders of trained agents under runs/<profile>/agent, the last stage first."""
 LIMITS: dict[Ended, str] = {
+    "turn_tokens": "its answer came to no end within a turn's tokens (agent.episode.turn_tokens)",
     "calls": "it went on calling after its last call (agent.episode.calls)",
     "pictures": "it has seen as many pictures as it may (agent.episode.pictures)",
     "tokens": "it has no tokens left (agent.episode.tokens)",
@@ -52,7 +53,8 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
         with Toolbox(policy.model, adapters_off=policy.base, seconds=tools.SECONDS) as toolbox:
             answer.remove(old)
             diary = Diary(out=out, frames=frames, tile=toolbox.tile, told={"source": str(source), "asked": question, "agent": str(trained)})
-            told = operations_told(toolbox, config.agent.episode.operations_told)
+            as_trained = policy.operations_told
+            told = operations_told(toolbox, config.agent.episode.operations_told if as_trained is None else as_trained)
             request = Request(frames=frames, text=asking.first_turn(question, told))
             (played,) = play(policy.model, toolbox, [request], limits=Limits.of(config.agent.episode), watch=diary.add)
         diary.end(played.answer, played.ended)

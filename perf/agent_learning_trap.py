@@ -3,9 +3,10 @@
     ans run --agent                                        # makes runs/tiny, up to `cota` is enough
     python perf/agent_learning_trap.py                     # 2 cores: about half an hour; writes perf/results/agent-trap-seed<N>.json
 
-The weak start is the agent's SFT on the profile's traces, of which `--direct` are answered at once, for `--sft-steps` steps. Both arms go
-on from it with the profile's `rft` for `--steps` steps: as it is, and with the task's reward alone. Printed: RaPR (share of sampled
-episodes with a successful call) and accuracy over families that need an operation, as means of 10 steps.
+The weak start is the agent's SFT on the profile's traces, of which `--direct` are answered at once, for `--sft-steps` steps. All arms go on
+from it with the profile's `rft` for `--steps` steps: with the task's reward alone, with curiosity beside it, and as it is, where looks are
+paid, too. Printed: RaPR (share of sampled episodes with a successful call) and accuracy over families that need an operation, as means of
+10 steps.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from ans_core.config import Config, load
 from ans_core.dist import rng_of
 from ans_core.stages import agent_sft, rft
 
+ALONE = {"curiosity": 0.0, "evidence": 0.0, "coherence": 0.0, "penalty": 0.0}
 ARMS: dict[str, dict[str, Any]] = {
-    "with curiosity": {},
-    "task alone": {"curiosity": 0.0, "evidence": 0.0, "coherence": 0.0, "penalty": 0.0},
+    "task alone": ALONE,
+    "with curiosity": ALONE | {"curiosity": 1.0},
+    "as in the profile": {},
 }
 """Name -> what differs from the profile's `agent.rft`."""
 MEAN = 10

@@ -49,7 +49,8 @@ def _moved(arguments: dict[str, Any], rng: Random) -> dict[str, Any]:
 
 
 def shuffled(shown: Sequence[Shown]) -> list[Shown]:
-    """Show every episode what the next one got by the same operation. Errors stay where they are."""
+    """Show every episode what the next one got by the same operation; all are of one family, or it would be told by what is shown. Errors
+    stay where they are."""
     alike: dict[str, list[int]] = defaultdict(list)
     for place, own in enumerate(shown):
         if own.observation.ok and own.observation.call is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ans_core.agent import tokens
 from ans_core.agent.episode import Toolbox
@@ -32,6 +32,10 @@ class Outcome:
     over_turn: bool = False
     said: int = 0
     """Tokens."""
+    ended: str = "answer"
+    """See `play.Ended`."""
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Calls that were refused or failed, by kind (`refusal.ErrorKind`)."""
 
 
 def outcome_of(question: Question, played: PlayedEpisode) -> Outcome:
@@ -41,12 +45,19 @@ def outcome_of(question: Question, played: PlayedEpisode) -> Outcome:
         answer=played.answer,
         right=played.answer is not None and is_right(played.answer, question),
         used=counts["ok"] > 0,
-        evidence=evidence(question, played.episode.workspace),
+        evidence=looked(question, played),
         calls=counts["calls"],
         valid_calls=counts["ok"],
         over_turn=played.over_turn,
         said=sum(len(turn.ids) for turn in played.turns),
+        ended=played.ended,
+        errors={kind: number for kind, number in counts.items() if kind not in ("calls", "ok")},
     )
+
+
+def looked(question: Question, played: PlayedEpisode) -> bool:
+    """Return the episode's `evidence`."""
+    return evidence(question, played.episode.workspace, played.episode.observations)
 
 
 def held_out_names(families: Sequence[str], *, each: int, first: int = 0) -> list[tuple[str, int]]:
@@ -74,8 +85,9 @@ def metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Return figures by family, and their means over the families that need an operation (`needed/`), a family without a figure left out.
 
     RaPR: share of episodes with a call that gave something (Pixel-Reasoner's rate of pixel-space reasoning). accuracy_tool and
-    accuracy_no_tool: over episodes with and without one. evidence: share of right answers whose question was looked at; prior: share of
-    questions whose answer is what the words suggest.
+    accuracy_no_tool: over episodes with and without one. evidence: share of right answers whose question was looked at; prior: what
+    guessing by the words alone gets. Over all episodes: `errors/<kind>`, failed calls an episode, and `ended/<limit>`, the share that ran
+    into it.
     """
     by_family = {name: [o for o in outcomes if o.question.family == name] for name in FAMILIES}
     found = {name: _of_family(own) for name, own in by_family.items() if own}
@@ -84,18 +96,22 @@ def metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     for key in dict.fromkeys(key for own in needing for key in own):
         values = [own[key] for own in needing if key in own]
         flat[f"{NEEDED}/{key}"] = sum(values) / len(values)
+    for kind in sorted({kind for o in outcomes for kind in o.errors}):
+        flat[f"errors/{kind}"] = sum(o.errors.get(kind, 0) for o in outcomes) / len(outcomes)
+    for limit in sorted({o.ended for o in outcomes} - {"answer"}):
+        flat[f"ended/{limit}"] = sum(o.ended == limit for o in outcomes) / len(outcomes)
     return flat
 
 
 def _of_family(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    parts: dict[str, list[bool]] = {
+    parts: dict[str, Sequence[float]] = {
         "accuracy": [o.right for o in outcomes],
         "RaPR": [o.used for o in outcomes],
         "accuracy_tool": [o.right for o in outcomes if o.used],
         "accuracy_no_tool": [o.right for o in outcomes if not o.used],
         "evidence": [o.evidence for o in outcomes if o.right],
         "over_turn": [o.over_turn for o in outcomes],
-        "prior": [o.question.prior == o.question.answer for o in outcomes if o.question.prior is not None],
+        "prior": [guessed(o.question) for o in outcomes],
     }
     found = {name: sum(values) / len(values) for name, values in parts.items() if values}
     calls = sum(o.calls for o in outcomes)
@@ -106,6 +122,14 @@ def _of_family(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "tokens": sum(o.said for o in outcomes) / len(outcomes),
         "questions": float(len(outcomes)),
     }
+
+
+def guessed(question: Question) -> float:
+    """Return how often the question's answer is guessed right without looking: whether it is what the words suggest, or one of the
+    choices."""
+    if question.prior is not None:
+        return float(question.prior == question.answer)
+    return 1 / len(question.choices) if question.choices else 0.0
 
 
 def accuracy(outcomes: Sequence[Outcome]) -> float:

@@ -7,6 +7,7 @@ log-probabilities as they were sampled: enough to read it again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -26,8 +27,10 @@ from ans_core.model.prefill import PrefilledBatch, left_padded, prompt, read_ahe
 from ans_core.rl.rollout import Reader, Rollout, SampledAnswer, Segment, sample
 from ans_core.types import Request
 
-Ended = Literal["answer", "calls", "pictures", "tokens"]
+Ended = Literal["answer", "turn_tokens", "calls", "pictures", "tokens"]
 """What ended an episode: its answer, or a limit that it ran into."""
+OF_EPISODE = ("calls", "pictures", "tokens")
+"""Limits of the whole episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +105,14 @@ class PlayedEpisode:
 
     @property
     def over_turn(self) -> bool:
-        """Whether a limit ended it: such an episode is no lesson."""
+        """Whether a limit ended it: it has no answer."""
         return self.ended != "answer"
+
+    @property
+    def is_lesson(self) -> bool:
+        """Whether RL may learn from it. One that a limit of the episode ended could have gone on to anything; an answer that is cut off at
+        `turn_tokens` is a wrong one."""
+        return self.ended not in OF_EPISODE
 
     @property
     def successful_calls(self) -> int:
@@ -177,6 +186,7 @@ def play(
     change: Change | None = None,
     watch: Watch | None = None,
     batch: int = 48,
+    precision: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> list[PlayedEpisode]:
     """Play an episode for each request, `batch` at a time; of a clip only the first frame is seen, operations see all.
 
@@ -185,25 +195,33 @@ def play(
     forbidden: tokens that are never said (greedy alone; a reader has its own).
     plans: what is said in the first turns of each episode, in the model's place.
     watch: is told the turns of all episodes, as they are made.
+    precision: of the language model; None is the model's own. Where episodes are to be learned from, it must be that of learning.
     Raises ValueError for requests that make no sense (see `prompt`).
     """
     assert reader is None or (len(seeds) == len(requests) and not forbidden), "a reader needs a seed for each episode, and forbids itself"
     features = features or CropFeatures(model)
+    precision = precision or model.own_precision
     played: list[PlayedEpisode] = []
     for start in range(0, len(requests), batch):
         numbers = range(start, min(start + batch, len(requests)))
-        begun, prompted = _begun(model, toolbox, [requests[i] for i in numbers], features, limits, watch)
+        begun, prompted = _begun(model, toolbox, [requests[i] for i in numbers], features, limits, watch, precision)
         for running, i in zip(begun, numbers, strict=True):
             running.seed = seeds[i] if reader is not None else 0
             running.plan = plans[i] if plans is not None else ()
-        _to_the_end(model, begun, prompted, features, limits, reader, forbidden, change)
+        _to_the_end(model, begun, prompted, features, limits, reader, forbidden, change, precision)
         played += [running.played() for running in begun]
     return played
 
 
 @torch.no_grad()
 def _begun(
-    model: Sa2VA, toolbox: Toolbox, requests: Sequence[Request], features: CropFeatures, limits: Limits, watch: Watch | None
+    model: Sa2VA,
+    toolbox: Toolbox,
+    requests: Sequence[Request],
+    features: CropFeatures,
+    limits: Limits,
+    watch: Watch | None,
+    precision: Callable[[], AbstractContextManager[object]],
 ) -> tuple[list[_Running], PrefilledBatch]:
     workspaces = [Workspace.of(request.frames, clip=request.clip) for request in requests]
     overviews = [Crop.of(workspace, FIRST) for workspace in workspaces]
@@ -219,7 +237,7 @@ def _begun(
         )
         for request, workspace, overview, image in zip(requests, workspaces, overviews, seen, strict=True)
     ]
-    with model.own_precision():
+    with precision():
         first = [replace(request, frames=tuple(request.frames[:1]), clip=False) for request in requests]
         return begun, prompt(model, first, seen)
 
@@ -234,11 +252,12 @@ def _to_the_end(
     reader: Reader | None,
     forbidden: Sequence[int],
     change: Change | None,
+    precision: Callable[[], AbstractContextManager[object]],
 ) -> None:
     """Play turns until every episode has its end. The rows of `prompted` are the episodes that go on."""
     active = list(begun)
     while active:
-        with model.own_precision():
+        with precision():
             prompted = read_ahead(model, prompted)
             said = _said(model, prompted, active, limits, reader, forbidden)
         shown = {place: _came_back(active[place], turn, limits) for place, turn in enumerate(said)}
@@ -263,7 +282,7 @@ def _to_the_end(
         for place in shown.keys() - set(going):
             active[place].add(said[place])
         if ongoing:
-            with model.own_precision():
+            with precision():
                 prompted = _continued(model, prompted, ongoing, rows)
         active = [active[place] for place in ongoing]
 
@@ -298,6 +317,8 @@ def _came_back(running: _Running, turn: PlayedTurn, limits: Limits) -> Shown | N
     episode = running.episode
     observation = episode.turn(turn.text)
     if observation is None:
+        if not turn.complete:
+            running.ended, episode.answer = "turn_tokens", None
         return None
     if len(episode.observations) > limits.calls + 1:
         running.ended = "calls"

@@ -29,10 +29,17 @@ AGENT, BASE = "agent", "base"
 TILE_PIXELS = 448 * 448
 
 
-def load_base(path: Path, *, operations: Mapping[str, Operation], device: torch.device | str = "cpu", tiles: Sequence[int] = ()) -> Sa2VA:
+def load_base(
+    path: Path,
+    *,
+    operations: Mapping[str, Operation],
+    device: torch.device | str = "cpu",
+    tiles: Sequence[int] = (),
+    dtype: torch.dtype | None = None,
+) -> Sa2VA:
     """Load the model that the agent starts from, with tokens for calls. Raises ValueError for one that has no `[SEG]`. `tiles`: see
-    `set_tiles`."""
-    model = checkpoint.load(path, device=device)
+    `set_tiles`. `dtype`: None keeps the stored one."""
+    model = checkpoint.load(path, device=device, dtype=dtype)
     if prompts.SEG not in model.tokenizer.get_vocab():
         raise ValueError(
             f"{path} has no {prompts.SEG}: operations draw masks with it; take a Sa2VA as agent.base (`ans convert` makes one)"
@@ -100,6 +107,8 @@ class AgentPolicy:
             config = lora_config(**lora, modules_to_save=whole, rows=rows)
         self.adapters = Adapters(model, config, names=names, off=BASE, seed=seed)
         self.lora, self.rows = None if lora is None else dict(lora), list(rows)
+        self.operations_told: bool | None = None
+        """Whether operations stood before the questions that it was trained on; None where nobody wrote that down."""
 
     @property
     def model(self) -> Sa2VA:
@@ -123,14 +132,16 @@ def load_policy(
     operations: Mapping[str, Operation],
     device: torch.device | str = "cpu",
     names: Sequence[str] = (AGENT,),
+    dtype: torch.dtype | None = None,
 ) -> AgentPolicy:
     """Load a trained agent; all adapters begin as what was trained. Raises ValueError where it was trained on another base, and for what
     another stage wrote."""
     tensors, config = checkpoint.load_delta(folder, base_hash=checkpoint.weights_hash(base))
     if "rows" not in config:
         raise ValueError(f"{folder} is of stage {config.get('stage')!r}, not an agent's; give what `agent_sft` or `rft` wrote")
-    model = load_base(base, operations=operations, device=device, tiles=config.get("tiles", ()))
+    model = load_base(base, operations=operations, device=device, tiles=config.get("tiles", ()), dtype=dtype)
     policy = AgentPolicy(model, lora=config["lora"], rows=config["rows"], seed=0, names=names)
+    policy.operations_told = config.get("operations_told")
     for name in names:
         policy.adapters.load(name, {key: tensor.to(model.device) for key, tensor in tensors.items()})
     policy.model.eval()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from ans_core.agent.crops import Crop, CropFeatures
 from ans_core.agent.episode import Toolbox
+from ans_core.agent.evaluation import looked
 from ans_core.agent.play import Limits, PlayedEpisode, play
 from ans_core.agent.rewards.coherence import coherence
 from ans_core.agent.rewards.curiosity import ToolUse, bonus, price
@@ -20,7 +22,7 @@ from ans_core.agent.rewards.curriculum import PARTS, PHASES, Curriculum, Rules
 from ans_core.agent.rewards.penalties import penalties
 from ans_core.agent.rewards.running import RunningNorm
 from ans_core.agent.rewards.total import shaping, task
-from ans_core.agent.world import Question, evidence, is_right
+from ans_core.agent.world import Question, is_right
 from ans_core.dist import rank, wait_for_all
 from ans_core.model import Sa2VA
 from ans_core.model.backbones.base import ImageFeatures
@@ -70,8 +72,8 @@ class AgentPractice:
         self.curriculum = Curriculum()
         self.steps = 0
         """Rollout steps so far."""
-        self._counts = torch.zeros(len(families), 4, dtype=torch.float64)
-        """Of this step: episodes with a successful call, right ones of these, episodes without, right ones of these."""
+        self._counts = torch.zeros(len(families), 3, dtype=torch.float64)
+        """Of this step: episodes with a successful call, episodes without, right ones."""
         self._coherences: list[float] = []
 
     # Episodes
@@ -87,6 +89,7 @@ class AgentPractice:
             reader=step.reader,
             seeds=[step.seed("episode", i // size, i % size) for i in range(len(questions))],
             features=self.features,
+            precision=nullcontext,  # this is inside the training loop's own, in which episodes are learned
         )
         return [self._rewarded(question, episode) for question, episode in zip(questions, played, strict=True)]
 
@@ -102,15 +105,15 @@ class AgentPractice:
         curious = bonus(successful=played.successful_calls, shortest=shortest, use=self.use[question.family])
         parts = {
             "curiosity": self._curiosity() * curious + price(calls=len(observations), shortest=shortest),
-            "evidence": float(bool(question.plan) and evidence(question, played.episode.workspace)),
+            "evidence": float(bool(question.plan) and looked(question, played)),
             "coherence": self.norm(made),
             "penalty": sum(faults.values()),
         }
         active = {name: self.weights[name] for name in PARTS[self.curriculum.phase]}
-        lost = played.over_turn or any(observation.error in BROKEN for observation in observations)
+        lost = not played.is_lesson or any(observation.error in BROKEN for observation in observations)
         rewards = {"task": task(right), "shaping": shaping(parts, active)}
         row = self._counts[list(self.use).index(question.family)]
-        row += torch.tensor([called, called and right, not called, right and not called], dtype=row.dtype)
+        row += torch.tensor([called, not called, right], dtype=row.dtype)
         self._coherences.append(made)
         return rollout_of(
             played,
@@ -127,11 +130,10 @@ class AgentPractice:
         own = torch.tensor(self._coherences, dtype=torch.float64)
         sums = torch.stack([torch.tensor(float(len(own)), dtype=own.dtype), own.sum(), own.pow(2).sum()])
         counts, (episodes, summed, squares) = total(self._counts), total(sums).tolist()
-        for family, (with_call, right_with_call, without, right_without) in zip(self.use, counts.tolist(), strict=True):
-            new = ToolUse(with_call=with_call, right_with_call=right_with_call, without=without, right_without=right_without)
-            self.use[family] = self.use[family].after(new)
+        for family, (with_call, without, _) in zip(self.use, counts.tolist(), strict=True):
+            self.use[family] = self.use[family].after(ToolUse(with_call=with_call, without=without))
         self.norm = self.norm.after(episodes, summed, squares)
-        accuracy = float(counts[:, 1].sum() + counts[:, 3].sum()) / max(episodes, 1.0)
+        accuracy = float(counts[:, 2].sum()) / max(episodes, 1.0)
         self.curriculum = self.curriculum.after(accuracy, summed / max(episodes, 1.0), self.rules)
         self.steps += 1
         self._counts.zero_()
@@ -228,7 +230,7 @@ def measured(question: Question, played: PlayedEpisode, *, right: bool) -> dict[
         f"{needs}/RaPR": float(called),
         f"{family}/accuracy": float(right),
         f"{family}/RaPR": float(called),
-    } | ({f"{needs}/evidence": float(evidence(question, played.episode.workspace))} if right else {})
+    } | ({f"{needs}/evidence": float(looked(question, played))} if right else {})
 
 
 def boundary_name(phase: str, steps: int) -> str:

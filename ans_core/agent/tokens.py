@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ans_core import prompts
 from ans_core.agent import protocol
@@ -45,6 +45,12 @@ def call_openers(model: Sa2VA) -> list[int]:
     """Return the tokens that begin a call: without them none can be said, but letter by letter."""
     vocabulary = model.tokenizer.get_vocab()
     return sorted(number for token, number in vocabulary.items() if token.startswith(protocol.OPEN))
+
+
+def all_but(model: Sa2VA, texts: Iterable[str]) -> list[int]:
+    """Return the tokens that none of these turns is said with. Without them nothing but their words is said."""
+    kept = {number for text in texts for number in said_ids(model, text)}
+    return [number for number in range(model.vlm.lm_head.out_features) if number not in kept]
 
 
 def _cells(grids: Sequence[Grid]) -> int:

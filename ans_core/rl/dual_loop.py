@@ -19,10 +19,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ans_core import transforms
 from ans_core.config.rl import Rl
 from ans_core.data.collate import TensorBatch
 from ans_core.dist import rank, shared_sum, world_size
 from ans_core.model.adapters import Adapters
+from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.parts import part_of
 from ans_core.rewards import Reward
 from ans_core.rewards.judge.judging import Judging
@@ -271,7 +273,7 @@ class DualLoop(nn.Module):
         with torch.no_grad(), self.timer.part("encode"):
             seen = [
                 EncodedImages(
-                    vision=self.model.vision_features(b.views).split(b.views),
+                    vision=self._looked_at(b),
                     frames=self.model.sam2.encode(b.pixels) if i in with_masks else None,
                 )
                 for i, b in enumerate(batch.batches)
@@ -294,6 +296,13 @@ class DualLoop(nn.Module):
             )
             for name in self.settings.loops
         }
+
+    def _looked_at(self, batch: RlBatch) -> list[ImageFeatures]:
+        """Return the vision tower's features of every sample's picture. What a practice shows of it, the practice says: it enlarges small
+        ones."""
+        if self.practice is None:
+            return self.model.vision_features(batch.views).split(batch.views)
+        return self.practice.encode([(s.frames[0], (0, 0, *transforms.image_size(s.frames[0]))) for s in batch.samples])
 
     @torch.no_grad()
     def _act(self, batch: Batches, steps: dict[str, RolloutStep]) -> tuple[dict[str, Experience], dict[str, RolloutStep]]:

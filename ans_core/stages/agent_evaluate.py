@@ -35,8 +35,9 @@ from ans_core.types import Log, Sample
 POLICIES = {"direct": "agent/sft/direct", "sft": "agent/sft/tools", "rft": "agent/rft"}
 """Row -> the input folder of its adapter."""
 CONTROLS = ("forbidden", "random", "shuffled", "blank", "plan")
-"""What rows that call are also asked under: no calls; calls at random places; observations of other questions; blank ones; the shortest
-plan given, so that only the answer is the model's."""
+"""What rows that call are also asked under: no calls (only words of answers can be said, or an agent that always calls would say parts
+of calls); calls at random places; observations of other questions of the family; blank ones; the shortest plan given, so that only the
+answer is the model's."""
 
 
 def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
@@ -133,7 +134,7 @@ class _Asking:
     def under(self, control: str, names: Sequence[tuple[str, int]]) -> list[Outcome]:
         match control:
             case "forbidden":
-                return self.about(names, forbid_calls=True)[0]
+                return self.about(names, answers_alone=True)[0]
             case "random":
                 seconds = self.cfg.agent.episode.time_limit_s
                 with controls.RandomCalls(
@@ -141,7 +142,8 @@ class _Asking:
                 ) as elsewhere:
                     return self.about(names, toolbox=elsewhere)[0]
             case "shuffled":
-                return self.about(names, change=controls.shuffled)[0]
+                families = dict.fromkeys(family for family, _ in names)
+                return [o for own in families for o in self.about([n for n in names if n[0] == own], change=controls.shuffled)[0]]
             case "blank":
                 return self.about(names, change=controls.blank)[0]
         return self.about(names, plan=True)[0]
@@ -151,6 +153,7 @@ class _Asking:
         names: Sequence[tuple[str, int]],
         *,
         forbid_calls: bool = False,
+        answers_alone: bool = False,
         toolbox: Toolbox | None = None,
         change: Change | None = None,
         plan: bool = False,
@@ -158,12 +161,14 @@ class _Asking:
         """Return the outcomes of all questions, without frames, and the episodes that this process played, by question_id."""
         episode, used = self.cfg.agent.episode, toolbox or self.toolbox
         told = operations_told(used, self.told)
-        forbidden = tokens.call_openers(self.policy.model) if forbid_calls else ()
+        openers = tokens.call_openers(self.policy.model) if forbid_calls else ()
         kept: dict[str, PlayedEpisode] = {}
 
         def made(batch: Sequence[tuple[str, int]]) -> list[Outcome]:
             questions = [self.draw(*name) for name in batch]
             plans = [[call_text(call) for call in question.plan] for question in questions] if plan else None
+            said = [text for question in questions for text in (question.answer, *question.choices)] if answers_alone else []
+            forbidden = tokens.all_but(self.policy.model, said) if answers_alone else openers
             played = play(
                 self.policy.model,
                 used,

@@ -36,7 +36,7 @@ from ans_core.model import Sa2VA
 from ans_core.model.lora_ranks import rank_pattern
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.supervised import Supervised, layout_of
-from ans_core.stages.launch import check_shares, last_means, machine_of, schedule_of
+from ans_core.stages.launch import check_shares, last_means, machine_of, schedule_of, weights_dtype
 from ans_core.types import Log
 
 DIFFICULTIES = ("simple", "medium", "hard")
@@ -55,7 +55,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     traces = rows.lessons(read_traces(inputs["agent/cota"] / "train"))
     if row == "direct":
         traces = [rows.direct(trace) for trace in traces]
-    model = load_base(path, operations=OPERATIONS, device=machine.device, tiles=cfg.agent.tiles)
+    model = load_base(path, operations=OPERATIONS, device=machine.device, tiles=cfg.agent.tiles, dtype=weights_dtype(settings.dtype))
     trained_rows = set(add_call_tokens(model, OPERATIONS))
     if settings.rows == "said":
         trained_rows |= set(said_rows(model, (turn.text for trace in traces for turn in trace.turns if turn.trainable)))
@@ -86,7 +86,8 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
             judged.append({"part": part.name, "steps": part.steps, **shares, "taken_back": taken_back})
     moved = check_moved(before, model)
     if dist.rank() == 0:
-        about = {"stage": "agent_sft", "row": row, "operations": list(OPERATIONS), "seed": cfg.seed}
+        told = cfg.agent.episode.operations_told and row == "tools"
+        about = {"stage": "agent_sft", "row": row, "operations": list(OPERATIONS), "operations_told": told, "seed": cfg.seed}
         policy.save(out, base_hash=checkpoint.weights_hash(path), about=about)
         loop.write_curves(out / "curves.csv", {"agent_sft": curves})
         (out / "moved.json").write_text(json.dumps(moved, indent=1))

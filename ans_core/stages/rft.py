@@ -32,7 +32,7 @@ from ans_core.model.parts import check_moved, hashes
 from ans_core.model.sa2va import Sa2VA
 from ans_core.rl.dual_loop import Batches, DualLoop
 from ans_core.rl.step import rl_batch
-from ans_core.stages.launch import check_shares, last_means, machine_of, schedule_of
+from ans_core.stages.launch import check_shares, last_means, machine_of, schedule_of, weights_dtype
 from ans_core.types import Log
 
 ADAPTERS = ("policy", "teacher", "reference")
@@ -47,7 +47,9 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     check_shares("agent.rft", settings.optim.batch, "questions", settings.optim)
     machine = replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0)  # an adapter's optimizer is small
     base = Path(cfg.agent.base or inputs["model"])
-    policy = load_policy(base, inputs["agent/sft/tools"], operations=OPERATIONS, device=machine.device, names=ADAPTERS)
+    policy = load_policy(
+        base, inputs["agent/sft/tools"], operations=OPERATIONS, device=machine.device, names=ADAPTERS, dtype=weights_dtype(settings.dtype)
+    )
     policy.model.checkpointing = settings.checkpointing
     before, boundaries = hashes(policy.model), scratch / "boundaries"
     with Toolbox(policy.model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s) as toolbox:
@@ -78,7 +80,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     moved = check_moved(before, policy.model)
     if dist.rank() == 0:
         base_hash = checkpoint.weights_hash(base)
-        policy.save(out, base_hash=base_hash, about={"stage": "rft", "operations": list(OPERATIONS), "seed": cfg.seed})
+        about = {"operations": list(OPERATIONS), "operations_told": cfg.agent.episode.operations_told}
+        policy.save(out, base_hash=base_hash, about={"stage": "rft", **about, "seed": cfg.seed})
         keep_boundaries(boundaries, out / "boundaries")
         loop.write_curves(out / "curves.csv", {"rft": curves})
         (out / "rewards.json").write_text(json.dumps(module.record))

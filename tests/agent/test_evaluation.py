@@ -84,3 +84,7 @@ def test_controls_exchange_blank_and_move_what_calls_give(own_model: Sa2VA) -> N
     (silent,) = play(own_model, toolbox, requests[:1], limits=Limits(turn_tokens=8), forbidden=openers)
     assert len(openers) > 5
     assert not set(openers) & {number for turn in silent.turns for number in turn.ids}
+    words = tokens.all_but(own_model, ["red", "dark blue"])
+    (silent,) = play(own_model, toolbox, requests[:1], limits=Limits(turn_tokens=8), forbidden=words)
+    spelled = {number for text in ("red", "dark blue") for number in tokens.said_ids(own_model, text)}
+    assert {number for turn in silent.turns for number in turn.ids} <= spelled

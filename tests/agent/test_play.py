@@ -105,8 +105,9 @@ def test_errors_come_back_and_limits_end_an_episode(tiny_model: Sa2VA, toolbox: 
     assert mended.turns[0].shown is not None
     assert mended.turns[0].shown.text.startswith("Error: ")
     assert mended.episode.counts == {"calls": 2, "ok": 1, "broken_call": 1}
-    assert right.ended == "answer"
     assert right.successful_calls == 2
+    assert (right.ended, right.answer, right.turns[-1].complete) == ("turn_tokens", None, False)  # it knows no end within 4 tokens
+    assert (right.over_turn, right.is_lesson, over.is_lesson) == (True, True, False)
     (crowded,) = play(tiny_model, toolbox, [asked(0)], limits=Limits(pictures=2, turn_tokens=4), plans=[[zoom(FIRST)] * 2])
     assert crowded.ended == "pictures"
     assert len(crowded.crops) == 2

@@ -12,7 +12,7 @@ from PIL import Image
 from ans_core import rle
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.protocol import Call
-from ans_core.agent.workspace import Workspace
+from ans_core.agent.workspace import TrackHandle, Workspace
 from ans_core.agent.world import FAMILIES, TILE, Question, draw_question, evidence, oracle
 from ans_core.agent.world.drawing import DARKENED, PATTERNS, SHRINKS, paint_pattern
 from ans_core.data.conversation import BOX_STEP
@@ -126,12 +126,27 @@ def test_evidence_is_a_closer_look_at_the_thing_asked_about(toolbox: Toolbox) ->
     def looked(call: Call) -> bool:
         observation, workspace = toolbox.call(question.workspace(), call)
         assert observation.ok
-        return evidence(question, workspace)
+        return evidence(question, workspace, [observation])
 
     assert looked(question.plan[0])
     assert not looked(question.distraction[0])
-    assert not evidence(question, question.workspace())
+    assert not evidence(question, question.workspace(), [])
     assert not looked(Call(name="zoom_in", arguments={"bbox_2d": [0, 0, 1000, 1000]}))
     mask = rle.decode(question.targets[0].masks[0])
-    assert evidence(question, Workspace.of(question.frames, masks=[mask]))
-    assert not evidence(question, Workspace.of(question.frames, masks=[~mask]))
+    for shown, right in ((mask, True), (~mask, False)):
+        marked = Workspace.of(question.frames, masks=[shown])
+        measured, after = toolbox.call(marked, Call(name="get_properties", arguments={"masks": ["mask_1"], "properties": ["texture"]}))
+        assert measured.ok
+        assert not evidence(question, marked, [])  # a mask shows no pattern
+        assert evidence(question, after, [measured]) is right
+
+
+def test_what_is_compared_is_found_and_what_moves_is_followed() -> None:
+    compared, moved = questions("larger", 1)[0], questions("moves", 1)[0]
+    first, second = (rle.decode(target.masks[0]) for target in compared.targets)
+    assert evidence(compared, Workspace.of(compared.frames, masks=[first, second]), [])
+    assert not evidence(compared, Workspace.of(compared.frames, masks=[first]), [])
+    found = Workspace.of(moved.frames, masks=[rle.decode(moved.targets[0].masks[0])])
+    assert not evidence(moved, found, [])
+    track = TrackHandle(mask="mask_1", counts=tuple(mask["counts"] for mask in moved.targets[0].masks))
+    assert evidence(moved, found.add([track]), [])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -116,6 +117,7 @@ class OnlinePractice:
             reader=step.reader,
             seeds=[step.seed("episode", i, g) for i in range(len(lessons)) for g in range(size)],
             features=self.features,
+            precision=nullcontext,  # this is inside the training loop's own, in which episodes are learned
         )
         found = []
         for i, lesson in enumerate(lessons):

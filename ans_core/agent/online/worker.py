@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ans_core import loop
@@ -114,7 +115,9 @@ class Worker:
         """Learn until the schedule's steps are done; False if there was nothing more to do before."""
         self.module, self._begun = module, False
         self.practice.take_back()
-        machine = replace(machine, workers=0, deepspeed_stage=0)  # batches come from the open store and the lessons of this one process
+        dtype = "bf16" if self.policy.model.dtype == torch.bfloat16 else machine.dtype  # the base's weights are as they are served
+        # Batches come from the open store and the lessons of this one process.
+        machine = replace(machine, workers=0, deepspeed_stage=0, dtype=dtype)
         try:
             loop.train(
                 module, self.batch, name="online", schedule=schedule, machine=machine, seed=self.seed, scratch=scratch, log=log,

@@ -18,39 +18,26 @@ BETA = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class ToolUse:
-    """What a family's episodes came to, by whether a call succeeded: decaying counts."""
+    """A family's episodes with a successful call and without: decaying counts."""
 
     with_call: float = 0.0
-    right_with_call: float = 0.0
     without: float = 0.0
-    right_without: float = 0.0
-    learned: bool = False
-    """Whether calls paid off once: the bonus is then over."""
 
     @property
     def rapr(self) -> float:
         """Rate of pixel-space reasoning: the share of episodes with a successful call; 0 before the first."""
         return self.with_call / max(self.with_call + self.without, 1e-9)
 
-    @property
-    def pays(self) -> bool:
-        """Whether episodes with a successful call are right more often. One kind alone does not tell."""
-        if not self.with_call or not self.without:
-            return False
-        return self.right_with_call / self.with_call > self.right_without / self.without
-
     def after(self, counts: ToolUse) -> ToolUse:
         """Return what is known after a step with these counts; without episodes of the family nothing changes."""
         if not counts.with_call + counts.without:
             return self
-        names = ("with_call", "right_with_call", "without", "right_without")
-        new = ToolUse(**{name: DECAY * getattr(self, name) + getattr(counts, name) for name in names}, learned=self.learned)
-        return ToolUse(**{**vars(new), "learned": self.learned or (new.rapr > WANTED and new.pays)})
+        return ToolUse(with_call=DECAY * self.with_call + counts.with_call, without=DECAY * self.without + counts.without)
 
 
 def bonus(*, successful: int, shortest: int, use: ToolUse) -> float:
     """Return alpha * max(H - RaPR, 0) for an episode with a successful call. H is 0 where the shortest plan has no call."""
-    if not successful or not shortest or use.learned:
+    if not successful or not shortest:
         return 0.0
     return ALPHA * max(WANTED - use.rapr, 0.0)
 

@@ -53,7 +53,7 @@ def oracle(question: Question, toolbox: Toolbox) -> OracleRun:
     return OracleRun(
         answer=answer,
         right=answer is not None and is_right(answer, question),
-        evidence=evidence(question, episode.workspace),
+        evidence=evidence(question, episode.workspace, episode.observations),
         episode=episode,
     )
 

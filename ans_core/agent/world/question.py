@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from ans_core import rle
 from ans_core.agent.episode import Observation
 from ans_core.agent.protocol import Call
-from ans_core.agent.workspace import FIRST, MaskHandle, Workspace, box_of
+from ans_core.agent.workspace import FIRST, MaskHandle, TrackHandle, Workspace, box_of
 from ans_core.metrics.mask import counts
 from ans_core.types import RLE
 
@@ -18,6 +19,9 @@ COVERED = 0.95
 """Share of a thing's box that a crop must hold to show it."""
 FILLED = 0.15
 """Share of a crop that the thing must fill: less is no closer look."""
+Look = Literal["crop", "mask", "track"]
+READERS = ("get_properties", "read_text")
+"""Operations that look at a mask's pixels."""
 HIT = 0.5
 """IoU from which a mask is that of a thing."""
 
@@ -49,6 +53,9 @@ class Question:
     targets: tuple[Target, ...]
     plan: tuple[Call, ...]
     """The shortest one."""
+    look: Look = "crop"
+    """What counts as having looked at a thing: a crop that shows it (or its mask, read or measured by an operation), its mask alone, or a
+    track from it."""
     distraction: tuple[Call, ...] = ()
     """The plan's first call, about another thing. Empty where there is none."""
 
@@ -81,17 +88,27 @@ def is_right(said: str, question: Question) -> bool:
     return same_answer(said, question.answer)
 
 
-def evidence(question: Question, workspace: Workspace) -> bool:
-    """Whether every target was looked at: a crop that shows it, or a mask that is its own. True where no operation is needed."""
-    return not question.plan or all(_looked_at(target, workspace) for target in question.targets)
+def evidence(question: Question, workspace: Workspace, observations: Sequence[Observation]) -> bool:
+    """Whether every target was looked at, as the question wants it (`look`). True where no operation is needed."""
+    read = {
+        name
+        for observation in observations
+        if observation.ok and observation.call is not None and observation.call.name in READERS
+        for name in (observation.call.arguments.get("mask"), *observation.call.arguments.get("masks", ()))
+    }
+    followed = {handle.mask for _, handle in workspace.handles if isinstance(handle, TrackHandle)}
+    masks = {"crop": read, "mask": set(workspace.names("mask")), "track": followed}[question.look]
+    crops = question.look == "crop"
+    return not question.plan or all(_looked_at(target, workspace, masks=masks, crops=crops) for target in question.targets)
 
 
-def _looked_at(target: Target, workspace: Workspace) -> bool:
+def _looked_at(target: Target, workspace: Workspace, *, masks: Collection[str | None], crops: bool) -> bool:
+    """Tell whether one of these masks is the target's, or a crop shows it."""
     for name, handle in workspace.handles:
         if isinstance(handle, MaskHandle):
-            if counts(workspace.rle(name), target.masks[handle.frame]).iou >= HIT:
+            if name in masks and counts(workspace.rle(name), target.masks[handle.frame]).iou >= HIT:
                 return True
-        elif name in workspace.names("image") and name != FIRST:
+        elif crops and name in workspace.names("image") and name != FIRST:
             image = workspace.image(name)
             mask = rle.decode(target.masks[image.frame])
             if not mask.any():

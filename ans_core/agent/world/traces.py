@@ -112,7 +112,7 @@ def trace(
     concluded = FAMILIES[question.family].conclude(question, episode.observations)
     if concluded is None or not is_right(concluded, question):
         return "wrong_conclusion"
-    if not evidence(question, episode.workspace):
+    if not evidence(question, episode.workspace, episode.observations):
         return "no_evidence"
     answer = wrong_answer(question, seed=seed) if kind == "trap" else question.answer
     turns.append(Turn(role="assistant", text=answer, trainable=kind != "trap"))

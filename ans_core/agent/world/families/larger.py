@@ -49,6 +49,7 @@ def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
         prior=None,
         targets=(first, second),
         plan=(*segments, compare),
+        look="mask",
         distraction=(drawing.zoom(first.masks[0]),),
     )
 

@@ -42,6 +42,7 @@ def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
         prior=None,
         targets=(target,),
         plan=(drawing.segment(target.masks[0]), Call(name="track_object", arguments={"mask": "mask_1"})),
+        look="track",
         distraction=(drawing.segment(rle.encode(shots[0][1][other])),),
     )
 
