@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,8 +165,9 @@ def export(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.folder)
     if folder.exists():
         raise ValueError(f"{folder} exists; name a new folder")
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    partial.chmod(0o755)
     try:
         with open_store(arguments) as (store, _):
             records = list(overview.records(store))

@@ -118,10 +118,15 @@ class AgentPolicy:
         """Return the context in which the model is the base: what operations run in (`Toolbox(adapters_off=...)`)."""
         return self.adapters.using(BASE)
 
+    def about(self) -> dict[str, Any]:
+        """Return what `load_policy` needs beside the tensors, and how it is to be asked."""
+        tiles = [count for count in (self.model.config.min_tiles, self.model.config.max_tiles) if count is not None]
+        told = {} if self.operations_told is None else {"operations_told": self.operations_told}
+        return {"lora": self.lora, "rows": self.rows, "tiles": tiles if len(tiles) == 2 else [], **told}
+
     def save(self, out: Path, *, base_hash: str, about: Mapping[str, Any]) -> None:
         """Write the trained adapter with the hash of its base. `about` (JSON): how it was trained."""
-        tiles = [count for count in (self.model.config.min_tiles, self.model.config.max_tiles) if count is not None]
-        config = {"lora": self.lora, "rows": self.rows, "tiles": tiles if len(tiles) == 2 else [], **about}
+        config = self.about() | dict(about)
         checkpoint.save_delta(self.adapters.tensors(self.adapters.names[0]), out, base_hash=base_hash, config=config)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ans_core import transforms
 from ans_core.config.rl import Rl
@@ -386,11 +387,18 @@ class GradientMonitor:
         self.parts: set[str] = set()
         self.squares: dict[str, dict[str, float]] = defaultdict(dict)
         """Part -> parameter -> squared norm of its gradient, so far."""
+        self._hooks: list[RemovableHandle] = []
         for name, p in model.named_parameters():
             if ".policy." in f"{name}.":
                 part = part_of(name.replace("base_model.model.", ""))
                 self.parts.add(part)
-                p.register_post_accumulate_grad_hook(partial(self._note, part, name))
+                self._hooks.append(p.register_post_accumulate_grad_hook(partial(self._note, part, name)))
+
+    def close(self) -> None:
+        """Take the hooks off, where the model goes on without this monitor."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     def _note(self, part: str, name: str, p: Tensor) -> None:
         if self.on and p.grad is not None:

@@ -124,6 +124,8 @@ def _in_fp32(kind: type[nn.Module]) -> type[nn.Module]:
     """Return the class of a head that PEFT has wrapped, computing in fp32."""
 
     class Fp32(kind):  # type: ignore[misc, valid-type]
+        exact = True
+
         def forward(self, input: Tensor, *given: Any, **named: Any) -> Tensor:
             with torch.autocast(input.device.type, enabled=False):
                 found = super().forward(input.float(), *given, **named)
@@ -137,6 +139,8 @@ def exact_head(model: Sa2VA) -> None:
     """Make the model's head compute in fp32 under autocast, for sampling and learning alike: logits rounded to bf16 change a
     log-probability by 0.1. SFT keeps the head in fp32, so nothing is copied; a head that PEFT has wrapped is cast."""
     head = model.vlm.lm_head
+    if isinstance(head, _Fp32Head) or getattr(type(head), "exact", False):  # it is one: another class around it would be called, too
+        return
     head.__class__ = _Fp32Head if isinstance(head, nn.Linear) else _in_fp32(type(head.float()))  # type: ignore[arg-type]
 
 

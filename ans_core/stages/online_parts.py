@@ -114,9 +114,8 @@ def opened(
         check_room(folder, source)
         policy = load_policy(base, source, operations=OPERATIONS, device=machine.device, names=names)
         if store.meta("served") is None:
-            about = {"lora": policy.lora, "rows": policy.rows}
             tensors = {name: tensor.cpu() for name, tensor in policy.adapters.tensors(names[0]).items()}
-            snapshots.publish(tensors, after=None, update=0, about=about, told={})
+            snapshots.publish(tensors, after=None, update=0, about=policy.about(), told={})
         with Toolbox(policy.model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s) as toolbox:
             features = CropFeatures(policy.model, most=CROPS)
             yield Parts(

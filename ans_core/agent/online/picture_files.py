@@ -12,9 +12,10 @@ from ans_core import transforms
 
 
 def scrubbed(encoded: bytes) -> bytes:
-    """Return the pixels as PNG: EXIF (places, names, thumbnails) and comments are gone. Raises ValueError for what is no picture."""
+    """Return the pixels as PNG: EXIF (places, names, thumbnails), colour profiles and comments are gone. Raises ValueError for what is no
+    picture."""
     file = io.BytesIO()
-    transforms.open_image(encoded).save(file, "PNG", compress_level=1)
+    transforms.open_image(encoded).save(file, "PNG", compress_level=1, icc_profile=None)
     return file.getvalue()
 
 
@@ -45,11 +46,15 @@ def put(folder: Path, encoded: bytes) -> str:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.partial")
-        with partial.open("wb") as file:
-            file.write(encoded)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        try:
+            with partial.open("wb") as file:
+                file.write(encoded)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise OSError(f"{path} can't be written ({error.strerror}); free space on its disk, or mend its rights") from None
     for entry in (path, path.parent, folder):  # also where it is there: another process may not have come so far yet
         _keep_entry(entry)
     return digest

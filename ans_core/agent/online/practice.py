@@ -21,7 +21,7 @@ from ans_core.agent.online.neighbours import Neighbours
 from ans_core.agent.online.store import Outcome, Store, Task, Verdict
 from ans_core.agent.online.voting import Decision, Strategy, Vote, decide, normal
 from ans_core.agent.play import Limits, PlayedEpisode, play
-from ans_core.agent.practice import rollout_of
+from ans_core.agent.practice import BROKEN, rollout_of
 from ans_core.agent.workspace import Workspace
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.rl.grpo import Total
@@ -170,7 +170,7 @@ class OnlinePractice:
         by = "words" if confirmed is not None else "place"
         votes = []
         for number, episode in enumerate(group):
-            answer = None if episode.over_turn else episode.answer or None
+            answer = None if _is_lost(episode) else episode.answer or None
             told = confirmed
             if told is None and answer is not None and self.confirm is not None:
                 told = self.confirm(lesson, episode.episode.workspace)
@@ -184,15 +184,16 @@ class OnlinePractice:
 
     def _near_votes(self, task: Task) -> list[Vote]:
         """Return the votes of experiences with (nearly) the same picture and the same words. Only admitted labels vote: what is kept to
-        measure on, or for a person, must not leak into what is learned, and what the gate holds back is not trusted."""
+        measure on, or for a person, must not leak into what is learned, and what the gate holds back is not trusted. That they were
+        verified says nothing of this picture: coarse features call pictures equal that differ in what is asked."""
         vector = self.neighbours.vector(task.experience)
         if vector is None:
             return []
         found = self.neighbours.search(vector, MOST_NEAR + 1)
         near = [number for number, similar in found if similar >= NEAR and number != task.experience]
         return [
-            Vote(source=f"experience {number}", answer=label, confidence=share, verified=verified)
-            for number, (label, share, question, verified) in self.store.votes(near, verdict="admitted").items()
+            Vote(source=f"experience {number}", answer=label, confidence=share)
+            for number, (label, share, question, _) in self.store.votes(near, verdict="admitted").items()
             if normal(question) == normal(task.question)
         ]
 
@@ -237,10 +238,15 @@ class OnlinePractice:
 
 
 def _rollout(episode: PlayedEpisode, *, label: str | None, weight: float, measured: dict[str, float]) -> PlayedRollout:
-    """Score an episode: `weight` for the label, 0 for another answer; NaN without a label, and where it ran into a limit."""
-    lost = label is None or episode.over_turn
+    """Score an episode: `weight` for the label, 0 for another answer; NaN without a label, and where it is no lesson."""
+    lost = label is None or _is_lost(episode)
     reward = math.nan if lost else weight * float(episode.answer is not None and normal(episode.answer) == label)
     return rollout_of(episode, rewards={"task": reward, "shaping": math.nan if lost else 0.0}, measured=measured)
+
+
+def _is_lost(episode: PlayedEpisode) -> bool:
+    """Tell whether a limit ended it, or an operation crashed in it: it has no vote and is no lesson."""
+    return episode.over_turn or any(observation.error in BROKEN for observation in episode.episode.observations)
 
 
 def poisoned(decision: Decision, label: str) -> Decision:

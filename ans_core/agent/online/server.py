@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,12 +25,17 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from ans_core import transforms
 from ans_core.agent import asking
 from ans_core.agent.online import overview
 from ans_core.agent.online.engine import Asked, Engine
 
 LARGEST = 64 * 2**20
 """Bytes of a request."""
+MOST_FRAMES = 128
+"""Of a clip, as many as TRACK_OBJECT follows."""
+MOST_PIXELS = 128_000_000
+"""Of all pictures of a request: they are decoded, and written anew."""
 MOST_WAITING = 32
 """Requests that are read or wait for the model; further ones are turned away with 503."""
 CHUNK = 2**16
@@ -60,10 +67,20 @@ def asked_of(body: bytes) -> Asked:
     encoded = [values["image"]] if "image" in values else values["frames"]
     if not isinstance(encoded, list) or not encoded or not all(isinstance(one, str) for one in encoded):
         raise BadRequest('"image" is a text in base64, "frames" a list of such texts')
+    if len(encoded) > MOST_FRAMES:
+        raise BadRequest(f"{len(encoded)} frames; a clip has at most {MOST_FRAMES}, so leave some out")
     try:
         frames = tuple(base64.b64decode(one, validate=True) for one in encoded)
     except ValueError as error:  # also of texts that are not ASCII
         raise BadRequest(f"a picture is no base64 ({error})") from None
+    try:
+        pixels = sum(math.prod(transforms.image_size(frame)) for frame in frames)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    if pixels > MOST_PIXELS:
+        raise BadRequest(
+            f"the pictures have {pixels / 1e6:.0f} million pixels, at most {MOST_PIXELS / 1e6:.0f} are taken; make them smaller"
+        )
     request = values.get("request", str(uuid.uuid4()))
     if not isinstance(request, str) or not REQUEST.fullmatch(request):
         raise BadRequest('"request" is a name of 1 to 128 letters, digits and . _ : -, since it is kept as it comes')
@@ -115,6 +132,9 @@ class Handler(BaseHTTPRequestHandler):
         with self._admitted() as admitted:
             if not admitted:
                 return
+            if error := self._unreadable():
+                self._turn_away(HTTPStatus.BAD_REQUEST, error)
+                return
             try:
                 asked = asked_of(self._body())
                 with self.server.turn:
@@ -161,15 +181,22 @@ class Handler(BaseHTTPRequestHandler):
         while left > 0 and (read := self.rfile.read(min(left, CHUNK))):
             left -= len(read)
 
-    def _body(self) -> bytes:
+    def _unreadable(self) -> str:
+        """Say why a question's body is not even read; empty if it is."""
         if self.path != "/ask":
-            raise BadRequest("there are POST /ask and GET /status")
+            return "there are POST /ask and GET /status"
         if self.headers.get_content_type() != "application/json":
-            raise BadRequest("send Content-Type: application/json")
-        length = self._length()
-        if length is None:
-            raise BadRequest(f"send Content-Length, at most {LARGEST}")
-        return self.rfile.read(length)
+            return "send Content-Type: application/json"
+        return f"send Content-Length, at most {LARGEST}" if self._length() is None else ""
+
+    def _body(self) -> bytes:
+        """Read the body. Raises BadRequest for one that takes too long: each of its parts may come in time and all of them never."""
+        end, read = time.monotonic() + self.timeout, bytearray()
+        while (left := (self._length() or 0) - len(read)) > 0 and (part := self.rfile.read1(min(left, CHUNK))):
+            read += part
+            if time.monotonic() > end and len(read) < (self._length() or 0):
+                raise BadRequest(f"the request took more than {self.timeout:g} s to arrive")
+        return bytes(read)
 
     def _tell(self, status: HTTPStatus, values: dict[str, Any]) -> None:
         body = json.dumps(values).encode()

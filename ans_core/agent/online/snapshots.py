@@ -118,7 +118,7 @@ class Snapshots:
         return audit.fault(overview.audit_rows(self.store), marks=self.marks())
 
     def _drop_old(self, served: int) -> None:
-        kept = {0, served, *self.versions()[-self.keep :]}
+        kept = {0, served, self.served(), *self.versions()[-self.keep :]}  # served by now: somebody may have rolled back
         for version in self.versions():
             if version not in kept:
                 shutil.rmtree(self.path(version))

@@ -110,7 +110,10 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             schema.create(self.file, {"encoder": encoder})
         self._lock = threading.RLock()
-        self._db = sqlite3.connect(self.file, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            self._db = sqlite3.connect(self.file, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        except sqlite3.OperationalError as error:
+            raise self._damaged(error) from error
         schema.check(self._db, self.file)
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "secure_delete = ON"):
             self._db.execute(f"PRAGMA {pragma}")
@@ -168,7 +171,11 @@ class Store:
         """Return what to raise: a sentence about the file, or what only a bug can cause as it is."""
         if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
             return error
-        return OSError(f"{self.file} can't be read ({error}); put a backup in its place, or name another folder (--store)")
+        if isinstance(error, sqlite3.OperationalError):  # its rights, its disk, another process: what it holds is as good as before
+            return OSError(f"{self.file} can't be read or written ({error}); mend its rights, or end the process that holds it")
+        return OSError(
+            f"{self.file} can't be read ({error}); end engine and worker and put a backup in its place, or name another folder (--store)"
+        )
 
     def note(self, event: str, **body: Any) -> None:
         """Add to the audit chain."""

@@ -31,12 +31,13 @@ class _Path:
         observation, self.workspace = self.toolbox.call(self.workspace, Call(name=name, arguments=arguments))
         return observation.values if observation.ok else None
 
-    def mask(self, words: str, *, place: int = 0) -> dict[str, Any] | None:
-        """Draw the mask of a thing in the first frame: of what words mean, or in the box of the episode's look number `place`."""
+    def mask(self, words: str) -> dict[str, Any] | None:
+        """Draw the mask of a thing in the first frame: of what words mean, or in the box of the episode's last look (an earlier one may
+        have been a mistake)."""
         if self.looked is None:
             return self("segment_object_at", text=words)
         boxes = _boxes(self.looked)
-        return self("segment_object_at", bbox_2d=self.workspace.thousandths(boxes[place])) if place < len(boxes) else None
+        return self("segment_object_at", bbox_2d=self.workspace.thousandths(boxes[-1])) if boxes else None
 
 
 def _boxes(looked: Workspace) -> list[Box]:
@@ -87,10 +88,11 @@ def _text(path: _Path, asked: re.Match[str]) -> str | None:
 
 
 def _larger(path: _Path, asked: re.Match[str]) -> str | None:
-    """By masks of words or of boxes, and the areas told with them; the plan measures masks at points."""
+    """By masks of words, and the areas told with them; the plan measures masks at points. Of two looks nobody knows which thing is which,
+    so where words find nothing there is no answer."""
     sizes = {}
-    for place, words in enumerate((asked["thing"], asked["other"])):
-        found = path.mask(words, place=place)
+    for words in (asked["thing"], asked["other"]):
+        found = path.mask(words) if path.looked is None else None
         if found is None:
             return None
         sizes[words] = found["area"]

@@ -42,6 +42,9 @@ SEGMENT = "segment"
 PROGRESS = "progress"
 """The store's key for the practice's progress at the end of the segment before."""
 
+BEGUN = "begun"
+"""The store's key for the segment that was begun last, and the version that was served then."""
+
 
 class Stopped(Exception):
     """There is nothing more to do: the tasks are at their end, or learning is frozen."""
@@ -138,7 +141,9 @@ class Worker:
             folder = scratch / f"{self.base:09d}"
             for old in set(scratch.glob("[0-9]*")) - {folder}:  # of a worker that was killed before it could
                 shutil.rmtree(old, ignore_errors=True)
-            done = self.run(make(), schedule=schedule, machine=machine, scratch=folder, log=log)
+            module = make()
+            done = self.run(module, schedule=schedule, machine=machine, scratch=folder, log=log)
+            module.monitor.close()
             if (self.update - self.base) % self.pace.publish_every and self.snapshots.frozen() is None:
                 self.release(self.update)  # the segment ends early: what it learned is not to be lost
             self.store.settle(self.update)
@@ -180,7 +185,7 @@ class Worker:
             self.practice.load(json.loads(kept))
         progress, served = self.practice.progress, self.snapshots.served()
         if step == 0:
-            self._take(served)
+            self._take(self._served_at_begin(served))
         elif served > progress.version and not self.snapshots.rolled_back() and progress.version in self.snapshots.versions():
             self.snapshots.roll_back(
                 progress.version,
@@ -189,6 +194,17 @@ class Worker:
                 instead_of=served,
             )
         self._load("served", self.snapshots.load(self.snapshots.served()).tensors)
+
+    def _served_at_begin(self, served: int) -> int:
+        """Return the version with which this segment begins. One that a killed worker has published since is taken back: the tasks that it
+        learned from wait again. What somebody rolled back to by hand stands."""
+        base, version = json.loads(self.store.meta(BEGUN) or "[-1, -1]")
+        if base == self.base and version != served and not self.snapshots.rolled_back() and version in self.snapshots.versions():
+            why = "the worker begins its segment again"
+            self.snapshots.roll_back(version, why=why, frozen=self.snapshots.frozen(), instead_of=served)
+            return int(version)
+        self.store.set_meta({BEGUN: json.dumps([self.base, served])}, event="begun", update=self.base, version=served)
+        return served
 
     def _adopt(self) -> None:
         """Go on from another version if somebody rolled back to it."""
@@ -292,7 +308,7 @@ class Worker:
         why = refused(new, floor, allowed=self.pace.allowed_loss)
         if why is None:
             teacher = {name: tensor.cpu() for name, tensor in self.policy.adapters.tensors("teacher").items()}
-            about = {"lora": self.policy.lora, "rows": self.policy.rows}
+            about = self.policy.about()
             version = self.snapshots.publish(teacher, after=progress.version, update=update, about=about, told={"canary": new})
             if version is not None:
                 self._load("served", teacher)

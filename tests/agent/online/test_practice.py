@@ -84,7 +84,7 @@ def test_votes_come_from_the_same_question_alone(tmp_path: Path, tiny_model: Sa2
         own.neighbours.follow(store)
         own._scored(lesson(), said(tiny_model, toolbox, "vertical", "vertical"))
         assert [vote["source"] for vote in own.outcomes[0].provenance] == ["rollout 0", "rollout 1", "experience 2"]
-        assert own.outcomes[0].label == "checked"  # a verified vote of 6 against 2
+        assert own.outcomes[0].label == "vertical"  # two voices against one, verified of another picture
 
 
 def test_what_is_kept_apart_or_not_trusted_does_not_vote(tmp_path: Path, tiny_model: Sa2VA, toolbox: Toolbox) -> None:
