@@ -50,7 +50,7 @@ def call_openers(model: Sa2VA) -> list[int]:
 def all_but(model: Sa2VA, texts: Iterable[str]) -> list[int]:
     """Return the tokens that none of these turns is said with. Without them nothing but their words is said."""
     kept = {number for text in texts for number in said_ids(model, text)}
-    return [number for number in range(model.vlm.lm_head.out_features) if number not in kept]
+    return [number for number in range(model.vocabulary) if number not in kept]
 
 
 def _cells(grids: Sequence[Grid]) -> int:

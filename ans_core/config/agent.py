@@ -21,7 +21,7 @@ class Cota(Section):
     more: dict[FamilyName, Positive] = {}
     """Families with a number of their own: of few questions a small model learns the answers by heart (`larger`: LOG)."""
     val: Positive = 40
-    """Of every family, for the loss on held-out traces."""
+    """Of every family, held out; no stage learns from them."""
 
     def questions(self, family: str) -> int:
         """For training."""

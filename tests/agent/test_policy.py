@@ -14,7 +14,7 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import request_of
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Limits, play
-from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, load_base, load_policy, said_rows
+from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, load_base, load_policy, said_rows, set_tiles
 from ans_core.agent.protocol import call_tokens
 from ans_core.agent.world import draw_question
 from ans_core.agent.world.trace_file import Trace, read_traces
@@ -23,6 +23,7 @@ from ans_core.checkpoints import checkpoint
 from ans_core.data.views import Patches
 from ans_core.model import Sa2VA
 from ans_core.model.predict import predict
+from ans_core.rl.rollout import exact_head
 from ans_core.types import Request
 from tests import tiny
 from tests.golden import GOLDEN
@@ -117,3 +118,16 @@ def test_an_agent_on_qwen_is_its_base_with_the_adapter_off(kind: str) -> None:
     assert predict(model, ASKED[:1], max_tokens=4, batch=1) != before
     with policy.base():
         assert predict(model, ASKED[:1], max_tokens=4, batch=1) == before
+
+
+def test_what_is_known_of_an_agent_beside_its_tensors_goes_to_every_place_that_it_is_kept_in(own_model: Sa2VA) -> None:
+    """The tiling that it was trained with, and how it was asked; a head that computes in fp32 is not wrapped twice."""
+    policy = AgentPolicy(own_model, lora={"rank": 2, "alpha": 4, "dropout": 0.0}, rows=[3], seed=0)
+    assert policy.about()["tiles"] == []
+    set_tiles(policy.model, (2, 4))
+    policy.operations_told = True
+    assert policy.about() == {"lora": policy.lora, "rows": [3], "tiles": [2, 4], "operations_told": True}
+    exact_head(policy.model)
+    kind = type(policy.model.vlm.lm_head)
+    exact_head(policy.model)
+    assert type(policy.model.vlm.lm_head) is kind

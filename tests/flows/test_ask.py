@@ -46,7 +46,7 @@ def test_an_episode_is_told_turn_by_turn_and_its_pictures_are_written(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = [zoom([0, 0, 500, 500]), zoom([500, 500, 400, 900])]
-    monkeypatch.setattr(ask, "play", partial(play, plans=[plan]))
+    monkeypatch.setattr(ask, "play", partial(play, plans=[[*plan, "18"]]))
     assert asked(workspace) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == f"turn 1: {plan[0]}"
@@ -54,14 +54,15 @@ def test_an_episode_is_told_turn_by_turn_and_its_pictures_are_written(
     assert "turn_1/image_2.png" in "".join(shown[2:4])
     second = shown.index(f"turn 2: {plan[1]}")
     assert shown[second + 1].startswith("  Error: bbox_2d [500, 500, 400, 900] is empty")
-    assert shown[-2].startswith("answer: ")
+    assert shown[-2] == "answer: 18"
     with Image.open(workspace / "out/turn_1/image_2.png") as crop:
         assert crop.size == (64, 48)  # 40 x 30 pixels, enlarged to the tile
     told = json.loads((workspace / "out/episode.json").read_text())
     assert (told["ended"], told["turns"][1]["error"], told["turns"][1]["files"]) == ("answer", "bad_box", [])
     assert told["answer"] == told["turns"][2]["said"].strip()
-    monkeypatch.setattr(ask, "play", partial(play, plans=[[]]))
-    assert asked(workspace) == 0
+    monkeypatch.setattr(ask, "play", play)
+    assert asked(workspace) == 1  # this model ends no turn by itself
+    assert "no answer: its answer came to no end within a turn's tokens" in capsys.readouterr().out
     assert not (workspace / "out/turn_1/image_2.png").exists()
 
 
@@ -113,7 +114,7 @@ def test_a_clip_is_asked_about_and_its_frames_are_written(workspace: Path, monke
         assert isinstance(frame, bytes)
         (clip / f"{number}.png").write_bytes(frame)
     plan = [call_text(Call(name="select_frames", arguments={"frames": [1, 3]}))]
-    monkeypatch.setattr(ask, "play", partial(play, plans=[plan]))
+    monkeypatch.setattr(ask, "play", partial(play, plans=[[*plan, "left"]]))
     assert ask.ask(cli.parse(["ask", str(clip), "Where does it go?", "--out", str(workspace / "out")]), workspace) == 0
     told = json.loads((workspace / "out/episode.json").read_text())
     assert [Path(name).name for name in told["turns"][0]["files"]] == ["observation.json", "image_2.png", "image_3.png"]

@@ -87,7 +87,7 @@ def test_what_an_agent_cannot_be_asked_is_refused_before_it_is_loaded(workspace:
         ans("eval", "vstar", "--model", workspace / "base", "--agent", workspace, "--data", workspace / "vstar")
     with pytest.raises(ValueError, match="on a plain base; davis17 has none"):
         ans("eval", "davis17", "--model", workspace / "base", "--agent", workspace / "agent")
-    with pytest.raises(ValueError, match="leave --video-mode and --dtype out"):
+    with pytest.raises(ValueError, match="leave --video-mode, --dtype and --quantize out"):
         ans("eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--dtype", "bfloat16")
     gone = ["eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--data", workspace / "nowhere"]
     assert ans(*gone, "--out", workspace / "gone") == eval_run.SKIPPED

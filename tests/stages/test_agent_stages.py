@@ -197,9 +197,9 @@ def test_two_processes_make_traces_and_evaluate_agents_to_the_bits_of_one(runs: 
     assert one.keys() == two.keys()
     assert [file for file in one if one[file] != two[file]] == []
     alone, *shares = (json.loads((tmp_path / name).read_text()) for name in ("1/done-0.json", "2/done-0.json", "2/done-1.json"))
-    assert alone == {"groups": 3, "traces": 25 + 30, "batches": 5 + 5 * 2, "plans": 9, "referring": 2 * 3}
-    assert shares[0] == {"groups": 3, "traces": 13 + 15, "batches": 3 + 5 * 1, "plans": 5, "referring": 2 * 2}
-    assert shares[1] == {"groups": 3, "traces": 12 + 15, "batches": 2 + 5 * 1, "plans": 4, "referring": 2 * 1}
+    assert alone == {"groups": 3, "traces": 25 + 30, "batches": 5 + 4 * 2 + 3, "plans": 9, "referring": 2 * 3}
+    assert shares[0] == {"groups": 3, "traces": 13 + 15, "batches": 3 + 4 * 1 + 3, "plans": 5, "referring": 2 * 2}
+    assert shares[1] == {"groups": 3, "traces": 12 + 15, "batches": 2 + 4 * 1, "plans": 4, "referring": 2 * 1}
 
 
 TRAINED = """

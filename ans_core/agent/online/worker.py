@@ -130,7 +130,7 @@ class Worker:
             return False
         if not self._begun:  # killed after the last state of all: no batch was asked for
             self._begin(schedule.steps)
-        self.store.settle(self.base + schedule.steps)
+        self._settle(self.base + schedule.steps)
         return True
 
     def run_for_ever(self, make: Callable[[], OnlineLoop], *, schedule: Schedule, machine: Machine, scratch: Path, log: Log) -> None:
@@ -146,7 +146,7 @@ class Worker:
             module.monitor.close()
             if (self.update - self.base) % self.pace.publish_every and self.snapshots.frozen() is None:
                 self.release(self.update)  # the segment ends early: what it learned is not to be lost
-            self.store.settle(self.update)
+            self._settle(self.update)
             progress = json.dumps(self.practice.state())  # the training state, which has it too, goes with its folder
             self.store.set_meta({SEGMENT: str(self.update), PROGRESS: progress}, event="segment", updates=self.update)
             shutil.rmtree(folder, ignore_errors=True)
@@ -160,7 +160,7 @@ class Worker:
         if not self._begun:
             self._begin(step)
         elif step % self.pace.publish_every == 0:
-            self.store.settle(self.base + step)  # the training loop has written the state by now
+            self._settle(self.base + step)  # the training loop has written the state by now
         self.practice.take_back()  # the loop skips a step that is not finite: its tasks still wait
         self.before_batch(step)
         self._adopt()
@@ -180,7 +180,7 @@ class Worker:
         self._begun, self.update = True, self.base + step
         sweep(self.store)
         self.store.reopen(self.base + step)
-        self.store.settle(self.base + step)
+        self._settle(self.base + step)
         if step == 0 and (kept := self.store.meta(PROGRESS)) is not None:
             self.practice.load(json.loads(kept))
         progress, served = self.practice.progress, self.snapshots.served()
@@ -194,6 +194,12 @@ class Worker:
                 instead_of=served,
             )
         self._load("served", self.snapshots.load(self.snapshots.served()).tensors)
+
+    def _settle(self, update: int) -> None:
+        """Take tasks of updates whose weights are on disk out of the queue."""
+        self.store.settle(update)
+        if update > self.base and self.store.meta(BEGUN) is not None:  # from here on, the training state says how to go on
+            self.store.set_meta({BEGUN: None}, event="state", update=update)
 
     def _served_at_begin(self, served: int) -> int:
         """Return the version with which this segment begins. One that a killed worker has published since is taken back: the tasks that it

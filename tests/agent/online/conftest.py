@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from ans_core.agent import play
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.policy import AgentPolicy, add_call_tokens, load_base
 from ans_core.checkpoints import checkpoint
@@ -13,6 +15,14 @@ from ans_core.loop import Machine
 from tests import tiny
 
 MACHINE = Machine(device=torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def cut_answers_are_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that knows nothing ends no turn by itself, and what is cut off is no answer: here it is one."""
+    sample, cut = play.sample, play.cut_at_stop
+    monkeypatch.setattr(play, "sample", lambda *given, **words: [replace(answer, complete=True) for answer in sample(*given, **words)])
+    monkeypatch.setattr(play, "cut_at_stop", lambda *given: (cut(*given)[0], True))
 
 
 @pytest.fixture(scope="session")

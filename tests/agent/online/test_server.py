@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
+import io
 import json
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from ans_core.agent.online import server as servers
 from ans_core.agent.online.engine import Asked, Engine, Reply
@@ -106,8 +109,19 @@ def test_a_request_is_counted_before_its_body_is_read(server: Server) -> None:
 
 
 def test_every_bad_request_has_a_reply(server: Server) -> None:
+    file = io.BytesIO()
+    Image.new("L", (7000, 7000)).save(file, "PNG")
+    large = base64.b64encode(file.getvalue()).decode()
     for body in ("[" * 100_000, json.dumps({"question": "q", "image": "éééééééé"}), '{"question": "\\ud800", "image": ""}'):
         assert reply(server, body=body)[0] == 400
+    for field, value, said in (
+        ("frames", [PICTURE] * 129, "129 frames; a clip has at most 128"),
+        ("frames", [large] * 3, "the pictures have 147 million pixels, at most 128 are taken"),
+    ):
+        status, values = reply(server, body=json.dumps({"question": "q", field: value}))
+        assert (status, said in values["error"]) == (400, True), values
+    status, values = reply(server, body=" " * 2**23 + BODY, Content_Type="text/plain")  # told although much is still to come
+    assert (status, values["error"]) == (400, "send Content-Type: application/json")
     for length in ("9" * 5000, "-1", str(LARGEST + 1), "²"):
         status, values = reply(server, body="", Content_Length=length)
         assert (status, "send Content-Length" in values["error"]) == (400, True)

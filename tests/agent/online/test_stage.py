@@ -21,6 +21,11 @@ from tests.workspace import launch
 CONFIG = config(simulation={"arms": ["frozen", "guard_verified", "naive_canary", "poisoned"], "poison": 1.0})
 
 
+@pytest.fixture
+def cut_answers_are_answers() -> None:
+    """Not here: what one process does is held against two others. So no arm has votes, but the one whose labels are given."""
+
+
 def test_a_shift_lowers_contrast_adds_noise_and_is_decided_by_the_question() -> None:
     shift = Shift(contrast=0.5, noise=8.0, blur=0.0)
     plain = Drawn(["pattern", "easy"], split="val", seed=0, tile=32, first=7)
@@ -67,7 +72,7 @@ def test_every_arm_has_its_figures_and_a_killed_stage_gives_the_same(start: Star
     verified, naive, poisoned = (figures[name] for name in ("guard_verified", "naive_canary", "poisoned"))
     assert verified["updates"] == naive["updates"] == 4.0
     assert verified["store/experiences"] == verified["store/vectors"] >= 8
-    assert naive["admitted"] == 1.0 or naive["labels_right"] <= 1.0
+    assert naive["admitted"] == 0.0
     assert poisoned["majority"] == 1.0
     assert b"guard_verified,target" in first["curves.csv"] or b"guard_verified/target" in first["curves.csv"]
     shutil.rmtree(tmp_path / "scratch/poisoned")  # killed before this arm, and in the middle of the one before it

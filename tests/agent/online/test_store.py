@@ -194,13 +194,14 @@ def test_what_tells_who_somebody_is_is_not_kept(tmp_path: Path) -> None:
     file = io.BytesIO()
     exif = Image.Exif()
     exif[0x010E] = "at Ann Lee's"
-    Image.open(io.BytesIO(tiny.picture(3))).save(file, "JPEG", exif=exif)
+    Image.open(io.BytesIO(tiny.picture(3))).save(file, "JPEG", exif=exif, icc_profile=b"profile of Ann Lee's camera")
     with opened(tmp_path) as store:
         store.add(experience(0, frames=(file.getvalue(),)), VECTOR)
         (kept,) = store.pictures.rglob("*.png")
         assert b"Ann" in file.getvalue()
         assert b"Ann" not in kept.read_bytes()
         assert not Image.open(kept).getexif()
+        assert "icc_profile" not in Image.open(kept).info
 
 
 def test_the_name_of_a_picture_is_on_disk_before_its_digest_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -257,7 +257,10 @@ def test_status_rollback_export_and_forget(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().out == "version 1 is served instead of 2\n"
     with pytest.raises(ValueError, match=r"there is no version 7 in .*; there are \[0, 1, 2\]"):
         agent("rollback", "7", *where)
+    own = out.with_name(f"{out.name}.partial")
+    own.mkdir()  # somebody's own
     assert agent("export", str(out), *where) == 0
+    assert own.is_dir()
     records = [json.loads(line) for line in (out / "experiences.jsonl").read_text().splitlines()]
     assert [record["id"] for record in records] == [1, 2, 3]
     assert all((out / name).is_file() for record in records for name in record["pictures"])
