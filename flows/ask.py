@@ -53,8 +53,7 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
         with Toolbox(policy.model, adapters_off=policy.base, seconds=tools.SECONDS) as toolbox:
             answer.remove(old)
             diary = Diary(out=out, frames=frames, tile=toolbox.tile, told={"source": str(source), "asked": question, "agent": str(trained)})
-            as_trained = policy.operations_told
-            told = operations_told(toolbox, config.agent.episode.operations_told if as_trained is None else as_trained)
+            told = operations_told(toolbox, policy.is_told(config.agent.episode.operations_told))
             request = Request(frames=frames, text=asking.first_turn(question, told))
             (played,) = play(policy.model, toolbox, [request], limits=Limits.of(config.agent.episode), watch=diary.add)
         diary.end(played.answer, played.ended)

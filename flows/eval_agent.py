@@ -82,8 +82,7 @@ class Loaded:
         base, device = folder.local_folder(arguments.model), present_device(arguments.device or "auto")
         self.policy = load_policy(base, Path(arguments.agent), operations=OPERATIONS, device=device)
         self.toolbox = Toolbox(self.policy.model, adapters_off=self.policy.base, seconds=episode.time_limit_s)
-        as_trained = self.policy.operations_told
-        self.told = episode.operations_told if as_trained is None else as_trained
+        self.told = self.policy.is_told(episode.operations_told)
         self.limits = replace(Limits.of(episode), turn_tokens=arguments.max_tokens or episode.turn_tokens)
 
     def __call__(self, tools: bool) -> Callable[..., Any]:

@@ -31,6 +31,8 @@ Ended = Literal["answer", "turn_tokens", "calls", "pictures", "tokens"]
 """What ended an episode: its answer, or a limit that it ran into."""
 OF_EPISODE = ("calls", "pictures", "tokens")
 """Limits of the whole episode."""
+BROKEN = ("crashed", "time_limit")
+"""Errors that are the machine's fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,11 @@ class PlayedEpisode:
         """Whether RL may learn from it. One that a limit of the episode ended could have gone on to anything; an answer that is cut off at
         `turn_tokens` is a wrong one."""
         return self.ended not in OF_EPISODE
+
+    @property
+    def broke(self) -> bool:
+        """Whether an operation failed by the machine's fault: such an episode is no lesson."""
+        return any(observation.error in BROKEN for observation in self.episode.observations)
 
     @property
     def successful_calls(self) -> int:

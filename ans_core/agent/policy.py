@@ -110,6 +110,10 @@ class AgentPolicy:
         self.operations_told: bool | None = None
         """Whether operations stood before the questions that it was trained on; None where nobody wrote that down."""
 
+    def is_told(self, otherwise: bool) -> bool:
+        """Return whether it is to be told the operations: as it was trained, else as the settings say."""
+        return otherwise if self.operations_told is None else self.operations_told
+
     @property
     def model(self) -> Sa2VA:
         return self.adapters.model

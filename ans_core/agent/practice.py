@@ -31,8 +31,6 @@ from ans_core.rl.practice import PlayedRollout
 from ans_core.rl.step import Box, RolloutStep
 from ans_core.types import ImageRef, Request, Sample
 
-BROKEN = ("crashed", "time_limit")
-"""Errors that are the machine's fault: an episode with one is no lesson."""
 KEPT_CROPS = 512
 DATASET = "drawn world"
 """What RL's batches call the data set of questions."""
@@ -110,7 +108,7 @@ class AgentPractice:
             "penalty": sum(faults.values()),
         }
         active = {name: self.weights[name] for name in PARTS[self.curriculum.phase]}
-        lost = not played.is_lesson or any(observation.error in BROKEN for observation in observations)
+        lost = not played.is_lesson or played.broke
         rewards = {"task": task(right), "shaping": shaping(parts, active)}
         row = self._counts[list(self.use).index(question.family)]
         row += torch.tensor([called, not called, right], dtype=row.dtype)

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Int
 from ans_core.data.collate import Row
 from ans_core.data.conversation import Turn
 from ans_core.data.index import by_picture, picture_keys, tasks
-from ans_core.dist import rank, rng_of, seed_of, world_size
+from ans_core.dist import own_share, rng_of, seed_of
 from ans_core.types import Sample
 
 MakeTurn = Callable[[Sample, Random], Turn]
@@ -129,8 +129,7 @@ class Mixture:
     def rows(self, step: int, micro: int, *, batch: int, micros: int) -> list[Row]:
         """Return this process's rows of micro-batch `micro` of `micros` of optimizer step `step`; `batch` counts rows over all processes
         and micro-batches."""
-        first = step * batch
-        mine = range(first, first + batch)[micro * world_size() + rank() :: micros * world_size()]
+        mine = own_share(range(step * batch, (step + 1) * batch), micro=micro, micros=micros)
         return [self.row(number) for number in mine]
 
     def row(self, number: int) -> Row:

@@ -86,8 +86,8 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
             judged.append({"part": part.name, "steps": part.steps, **shares, "taken_back": taken_back})
     moved = check_moved(before, model)
     if dist.rank() == 0:
-        told = cfg.agent.episode.operations_told and row == "tools"
-        about = {"stage": "agent_sft", "row": row, "operations": list(OPERATIONS), "operations_told": told, "seed": cfg.seed}
+        policy.operations_told = cfg.agent.episode.operations_told and row == "tools"
+        about = {"stage": "agent_sft", "row": row, "operations": list(OPERATIONS), "seed": cfg.seed}
         policy.save(out, base_hash=checkpoint.weights_hash(path), about=about)
         loop.write_curves(out / "curves.csv", {"agent_sft": curves})
         (out / "moved.json").write_text(json.dumps(moved, indent=1))

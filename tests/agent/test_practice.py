@@ -214,7 +214,7 @@ def test_a_phase_that_costs_accuracy_gives_the_weights_of_its_beginning_back(too
 
 
 def test_a_tool_that_crashed_is_no_lesson_and_a_phase_decides_what_counts(toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(practices, "BROKEN", ("bad_box",))
+    monkeypatch.setattr("ans_core.agent.play.BROKEN", ("bad_box",))
     model = tiny.build()
     own = practice(model, toolbox)
     asked = question(NAMES[1])

@@ -21,7 +21,7 @@ from ans_core.agent.online.neighbours import Neighbours
 from ans_core.agent.online.store import Outcome, Store, Task, Verdict
 from ans_core.agent.online.voting import Decision, Strategy, Vote, decide, normal
 from ans_core.agent.play import Limits, PlayedEpisode, play
-from ans_core.agent.practice import BROKEN, rollout_of
+from ans_core.agent.practice import rollout_of
 from ans_core.agent.workspace import Workspace
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.rl.grpo import Total
@@ -246,7 +246,7 @@ def _rollout(episode: PlayedEpisode, *, label: str | None, weight: float, measur
 
 def _is_lost(episode: PlayedEpisode) -> bool:
     """Tell whether a limit ended it, or an operation crashed in it: it has no vote and is no lesson."""
-    return episode.over_turn or any(observation.error in BROKEN for observation in episode.episode.observations)
+    return episode.over_turn or episode.broke
 
 
 def poisoned(decision: Decision, label: str) -> Decision:

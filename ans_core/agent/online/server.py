@@ -191,10 +191,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes:
         """Read the body. Raises BadRequest for one that takes too long: each of its parts may come in time and all of them never."""
-        end, read = time.monotonic() + self.timeout, bytearray()
-        while (left := (self._length() or 0) - len(read)) > 0 and (part := self.rfile.read1(min(left, CHUNK))):
+        end, length, read = time.monotonic() + self.timeout, self._length() or 0, bytearray()
+        while len(read) < length and (part := self.rfile.read1(min(length - len(read), CHUNK))):
             read += part
-            if time.monotonic() > end and len(read) < (self._length() or 0):
+            if time.monotonic() > end and len(read) < length:
                 raise BadRequest(f"the request took more than {self.timeout:g} s to arrive")
         return bytes(read)
 
