@@ -31,8 +31,7 @@ online: setup  ## learning online, simulated; makes what it needs of the agent: 
 	$(BIN)/ans run --online
 
 test: setup  ## every test, also the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 -q
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 3 --dist loadscope  # one more than the cores: many of these wait
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder  # two more than the cores: many tests wait
 
 check: setup  ## lint, types, import contracts, fast tests (< 2 minutes)
 	$(BIN)/ruff check .

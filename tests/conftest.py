@@ -1,22 +1,32 @@
 from __future__ import annotations
 
-# ruff: noqa: I001, F401, E402
 import gc
-
-gc.disable()  # imports make a million objects that stay; to walk through them again and again takes 5 of 18 seconds
-
-# Third parties first: what ours import under jaxtyping's hook is looked up in a bytecode cache of its own and compiled anew (11 s).
-import datasets
-import nltk
-import openai
-import peft
-import torch._dynamo
-import transformers.models.internvl.modeling_internvl
+from typing import TYPE_CHECKING
 
 import pytest
 
-from ans_core.model import Sa2VA
-from tests import tiny
+if TYPE_CHECKING:
+    from ans_core.model import Sa2VA
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Import what most tests need, where tests are run: with `-n` not in the process that shares them out."""
+    if session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput"):
+        return
+    gc.disable()  # imports make a million objects that stay; to walk through them again and again takes 5 of 18 seconds
+    # Third parties first: what ours import under jaxtyping's hook is looked up in a bytecode cache of its own and compiled anew (11 s).
+    import datasets  # noqa: F401
+    import nltk  # noqa: F401
+    import openai  # noqa: F401
+    import peft  # noqa: F401
+    import torch._dynamo  # noqa: F401
+    import transformers.models.internvl.modeling_internvl  # noqa: F401
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put modules with slow tests first: the many short ones then fill what is left of all workers' time."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_collection_finish() -> None:
@@ -27,9 +37,13 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def tiny_model() -> Sa2VA:
     """Shared: a test that changes weights takes `own_model`."""
+    from tests import tiny
+
     return tiny.build()
 
 
 @pytest.fixture
 def own_model() -> Sa2VA:
+    from tests import tiny
+
     return tiny.build()

@@ -404,6 +404,7 @@ def test_no_setting_takes_a_value_that_it_can_not_have(tmp_path: Path, data: st.
     assert any(f"{place}: {'.'.join(keys)}" in line or f"{place} is no YAML" in line for line in str(refused.value).splitlines())
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(
     at=st.integers(0, len(TINY)),

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from ans_core import transforms
-from ans_core.agent.workspace import Box, Workspace, content, cut
-from ans_core.data.views import Views
+from ans_core.agent.workspace import Box, Workspace, content, cut, enlarged
+from ans_core.data.views import Grid, Views
 from ans_core.model import Sa2VA
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.prefill import encoded, visible
@@ -44,6 +44,10 @@ class Crop:
     def views(self, model: Sa2VA) -> Views:
         """Return what the vision tower of `model` gets of it."""
         return visible(model, [self.picture(least=model.backbone.crop_side)])
+
+    def grids(self, model: Sa2VA) -> tuple[Grid, ...]:
+        """Return the grids of its views, which its size decides."""
+        return model.backbone.cutter.grids(*enlarged(self.box, least=model.backbone.crop_side))
 
     def state(self) -> dict[str, Any]:
         """Return plain values for a training state; `Crop(**state)` reads them."""

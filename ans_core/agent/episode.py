@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +23,8 @@ from ans_core.model import Sa2VA
 
 TILE = 96
 """Of tools without a model: that of the `tiny` profile."""
+REMEMBERED = 1024
+"""Results of operations with a model that a toolbox keeps; one of a long clip has some 60 KB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,8 @@ class Observation:
 
 class Toolbox:
     """Operations ready to run. Those without a model run in a process of their own, started when first needed and killed at the limit; the
-    others run here, on frozen weights, and stop at the next module of the network after the limit. For one thread."""
+    others run here, on frozen weights, and stop at the next module of the network after the limit. The last results of these are kept: the
+    rollouts of a group make many calls alike, and the same call on the same workspace gives the same. For one thread."""
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class Toolbox:
         self.operations = {name: o for name, o in operations.items() if model is not None or not o.needs_model}
         self.seconds = seconds
         self._model, self._adapters_off, self._worker = model, adapters_off, Worker()
+        self._results: dict[Hashable, Result] = {}
         self.tile = TILE if model is None else model.backbone.crop_side
 
     def __enter__(self) -> Toolbox:
@@ -94,8 +98,13 @@ class Toolbox:
             found = self._worker.call(operation.run, workspace, arguments, tools, seconds=self.seconds)
             assert isinstance(found, Result)
             return found
-        with stopped_after(self.seconds), self._adapters_off():
-            return operation.run(workspace, arguments, replace(tools, model=self._model))
+        asked = (operation.name, arguments.model_dump_json(), workspace.fingerprint())
+        if asked not in self._results:
+            with stopped_after(self.seconds), self._adapters_off():
+                self._results[asked] = operation.run(workspace, arguments, replace(tools, model=self._model))
+            for old in list(self._results)[:-REMEMBERED]:
+                del self._results[old]
+        return self._results[asked]
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from ans_core.dist import rng_of
 from ans_core.model import Sa2VA
 from ans_core.rl.rollout import Rollout, Segment
 
+SHOWN = 3
+"""Faulty traces that an error names."""
+
 
 def direct(trace: Trace) -> Trace:
     """Return the same question, answered at once: what the row `direct` is taught."""
@@ -26,6 +29,23 @@ def direct(trace: Trace) -> Trace:
 def lessons(traces: Sequence[Trace]) -> list[Trace]:
     """Return the traces that teach something. Traps do not: they end in a wrong answer."""
     return [trace for trace in traces if trace.kind != "trap"]
+
+
+def check_lengths(model: Sa2VA, traces: Sequence[Trace], folder: Path, *, question: Callable[[Trace], str], max_length: int) -> None:
+    """Raise ValueError where a trace is longer than the context, or lacks a picture; only the sizes of pictures are read. `question`: see
+    `read_trace`."""
+    too_long = []
+    for trace in traces:
+        grids = [Crop.whole(folder / name).grids(model) for turn in trace.turns for name in turn.pictures]
+        length = len(packed(model, trace, question(trace), grids).ids)
+        if length > max_length:
+            too_long.append(f"{trace.trace_id} ({length} tokens)")
+    if too_long:
+        named = ", ".join(too_long[:SHOWN]) + (", ..." if len(too_long) > SHOWN else "")
+        raise ValueError(
+            f"{folder}: {len(too_long)} of {len(traces)} traces are longer than agent.episode.tokens, {max_length}: {named}; raise it, or"
+            " leave them out, or use fewer tiles"
+        )
 
 
 def read_trace(model: Sa2VA, trace: Trace, folder: Path, *, question: str, max_length: int) -> ReadRow:

@@ -146,6 +146,11 @@ class Workspace:
         """Of the whole frame."""
         return [round(THOUSAND * v / side) for v, side in zip(box, (self.width, self.height) * 2, strict=True)]
 
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that an operation can depend on: the frames' contents, and the handles with their names."""
+        told = [[hashlib.sha256(content(ref)).hexdigest() for ref in self.frames], self.clip, [(n, asdict(h)) for n, h in self.handles]]
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
     def digest(self, name: str) -> str:
         """SHA-256 of what a handle shows: equal for equal content, whatever its name."""
         handle = dict(self.handles)[name]
@@ -167,11 +172,15 @@ def box_of(mask: Bool[np.ndarray, "H W"]) -> Box:
 
 def cut(frame: ImageRef, box: Box, *, least: int = 0) -> Image.Image:
     """A part of a frame, enlarged as `Workspace.picture` says."""
-    part = opened(frame).crop(box)
-    scale = least / max(part.size)
-    if scale <= 1:
-        return part
-    return part.resize((max(1, round(part.width * scale)), max(1, round(part.height * scale))), Image.Resampling.BICUBIC)
+    part, size = opened(frame).crop(box), enlarged(box, least=least)
+    return part if part.size == size else part.resize(size, Image.Resampling.BICUBIC)
+
+
+def enlarged(box: Box, *, least: int) -> tuple[int, int]:
+    """Width and height of a box enlarged until its longer side has `least`."""
+    width, height = box[2] - box[0], box[3] - box[1]
+    scale = max(1.0, least / max(width, height))
+    return max(1, round(width * scale)), max(1, round(height * scale))
 
 
 def content(ref: ImageRef) -> bytes:

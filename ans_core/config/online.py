@@ -55,7 +55,7 @@ class Update(Section):
     per_minute: Weight = 60.0
     """Most updates; 0 = no limit. The stage has none."""
     max_lag: Positive = 10
-    """Tasks that a version so much older than the served one answered are dropped."""
+    """Tasks that are answered by a version after which more others than these were served are dropped."""
     patience_s: Rate = 5.0
     """After so long an update begins with fewer tasks."""
 
@@ -63,14 +63,14 @@ class Update(Section):
 class Release(Section):
     """When the moving average is served."""
 
-    canary: Positive = 60
+    canary: Positive = 200
     """Labelled questions of the agent's own training world, each family's share."""
     target_canary: Count = 50
     """Newest verified experiences that were kept apart."""
     allowed_loss: Share = 0.02
-    """Of accuracy: on the first against the start, on the second against what is served."""
+    """Of accuracy: on the first against the start, on the second against what is served. A loss that chance explains is none."""
     roll_backs: Positive = 3
-    """So many refused releases end learning, until somebody rolls back by hand."""
+    """So many refused releases of the last ten end learning, until somebody rolls back by hand."""
     keep: Positive = 3
     """Newest versions that stay on disk."""
 

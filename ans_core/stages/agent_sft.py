@@ -70,6 +70,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     judged: list[dict[str, object]] = []
     with Toolbox(model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s) as toolbox:
         maker = _Batches(cfg, policy, toolbox, inputs, row)
+        maker.check(traces)
         for part in curriculum(traces, settings.curriculum, settings.optim.steps):
             known = _right(cfg, policy, toolbox, row, part.before)
             start = {name: tensor.clone() for name, tensor in policy.adapters.tensors(policy.adapters.names[0]).items()}
@@ -154,6 +155,13 @@ class _Batches:
             asked = cfg.sft.questions_per_image
             self.mixture = Mixture(sources, shares, questions=asked, frames=1, seed=cfg.seed, turn=conversation.turn)
 
+    def check(self, traces: Sequence[Trace]) -> None:
+        """Raise ValueError where a trace can't be learned from, before work is spent."""
+        rows.check_lengths(self.model, traces, self.folder, question=self._asked, max_length=self.max_length)
+
+    def _asked(self, trace: Trace) -> str:
+        return tokens.first_question(trace.question, self.told)
+
     def of(self, part: Part) -> Callable[[int, int], Batch]:
         order = rows.TraceOrder(part.traces, seed=dist.seed_of(self.seed, part.name))
         each = self.batch - self.referring
@@ -163,8 +171,7 @@ class _Batches:
             of_step = [order.number(number) for number in range(step * each, (step + 1) * each)]
             place, places = micro * dist.world_size() + dist.rank(), self.micros * dist.world_size()
             for trace in shared_out(of_step, place, places):
-                question = tokens.first_question(trace.question, self.told)
-                read.append(rows.read_trace(self.model, trace, self.folder, question=question, max_length=self.max_length))
+                read.append(rows.read_trace(self.model, trace, self.folder, question=self._asked(trace), max_length=self.max_length))
             if self.mixture is not None and micro == self.micros - 1:  # several questions each: the longest rows
                 own = self.mixture.rows(part.first + step, 0, batch=self.referring, micros=1)
                 read += [read_row(row, self.model.tokenizer, self.layout) for row in own]

@@ -215,10 +215,10 @@ CURVES = {
     "agent/label_right": "labels_right",
     "agent/reward_right": "rewards_right",
     "agent/admitted": "admitted",
-    "agent/share": "majority",
+    "agent/share": "vote_share",
     "online/flip_rate": "flip_rate",
     "online/roll_backs": "roll_backs",
-    "online/kl": "kl",
+    "online/kl": "last_kl",
     "online/beta": "beta",
 }
 """Curve -> figure."""
@@ -230,6 +230,6 @@ def of_curves(curves: Curves) -> dict[str, float]:
     for name, figure in CURVES.items():
         values = [value for _, own, value in curves if own == name]
         if values:
-            last = figure in ("roll_backs", "kl", "beta")
+            last = figure in ("roll_backs", "last_kl", "beta")
             found[figure] = values[-1] if last else sum(values) / len(values)
     return found

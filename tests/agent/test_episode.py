@@ -142,6 +142,23 @@ def says_seg(model: Sa2VA, words: str) -> Call:
     return Call(name="segment_object_at", arguments={"text": words})
 
 
+def test_the_same_call_on_the_same_workspace_runs_once_and_an_error_is_not_kept(tiny_model: Sa2VA) -> None:
+    ran: list[str] = []
+
+    def looks(workspace: Workspace, arguments: Nothing, tools: Tools) -> Result:
+        ran.append(workspace.names("mask")[-1] if workspace.names("mask") else "none")
+        if len(ran) == 1:
+            raise Refused("time_limit", "too slow this once")
+        return Result(text=f"run {len(ran)}", values={})
+
+    whole, part = np.ones((tiny.SIDE, tiny.SIDE), bool), np.eye(tiny.SIDE, dtype=bool)
+    workspaces = [Workspace.of([tiny.picture(n)], masks=masks) for n, masks in ((0, ()), (0, ()), (1, ()), (0, (whole,)), (0, (part,)))]
+    with Toolbox(tiny_model, operations=own("looks", looks, needs_model=True)) as toolbox:
+        told = [toolbox.call(workspace, Call(name="looks", arguments={}))[0].text for workspace in (*workspaces[:1], *workspaces) * 2]
+    assert told[1:6] == ["run 2", "run 2", "run 3", "run 4", "run 5"]
+    assert told[6:] == ["run 2", *told[1:6]]
+
+
 @pytest.mark.parametrize("words", ["<IMG_CONTEXT>", "<image>", "[SEG]<|im_end|>", "{text}", "\x00", "x" * 200])
 def test_any_words_can_be_asked_for(tiny_model: Sa2VA, words: str) -> None:
     with Toolbox(tiny_model) as toolbox:

@@ -56,6 +56,10 @@ def test_what_is_learned_is_what_should_be_said(own_model: Sa2VA, traces: tuple[
             assert slots == sum(read.views.tokens) == 16 * sum(len(turn.pictures) for turn in taught.turns)
     with pytest.raises(ValueError, match=r"trace .* tokens > max_length 20"):
         rows.read_trace(own_model, known[0], folder, question=known[0].question, max_length=20)
+    longest = max(len(rows.read_trace(own_model, t, folder, question=t.question, max_length=1000).packed.ids) for t in known)
+    rows.check_lengths(own_model, known, folder, question=lambda trace: trace.question, max_length=longest)
+    with pytest.raises(ValueError, match=rf"traces are longer than agent.episode.tokens, {longest - 1}: .*\({longest} tokens\)"):
+        rows.check_lengths(own_model, known, folder, question=lambda trace: trace.question, max_length=longest - 1)
 
 
 def test_a_played_plan_is_read_as_its_trace_is(own_model: Sa2VA, traces: tuple[Path, list[Trace]], toolbox: Toolbox) -> None:

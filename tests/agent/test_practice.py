@@ -192,6 +192,7 @@ def test_what_is_kept_of_an_experience_keeps_its_pictures() -> None:
     assert done.take([0]).observed == [[(0, (0, 0, 8, 8))]]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("planned")
 def test_a_phase_that_costs_accuracy_gives_the_weights_of_its_beginning_back(toolbox: Toolbox, tmp_path: Path) -> None:
     rules = Rules(

@@ -108,6 +108,7 @@ def test_the_shortest_plan_answers_with_masks_that_are_right(tiny_model: Sa2VA, 
     assert all(run.right and run.evidence for run in runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["larger", "moves"])
 def test_plans_point_well_inside_of_things_with_numbers_that_models_write(family: str) -> None:
     for question in questions(family, 20, "train"):

@@ -210,6 +210,7 @@ def test_whole_numbers_are_no_weights(tmp_path: Path):
 # Beside the weights
 
 
+@pytest.mark.slow
 @needs_golden
 def test_a_release_keeps_its_files_in_upstreams_layout(tmp_path: Path):
     """Byte by byte, but for weights, their index, config.json and the manifest. Code that reads one layout does not go into the other."""

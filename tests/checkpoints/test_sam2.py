@@ -92,6 +92,7 @@ def test_the_stock_predictor_builds_our_folder_and_draws_the_same_masks(tmp_path
     assert float((mine - theirs).abs().max()) < 2e-3 * float(theirs.abs().max())  # memories are kept in bf16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temporal", [False, True], ids=["SAM 2", "SAM 2.1"])
 def test_transformers_loads_the_weights_and_draws_the_same_masks(tmp_path: Path, frames: Path, temporal: bool):
     with pytest.raises(ValueError, match="has memories of width 64 only, this SAM2's have 16"):
@@ -118,6 +119,7 @@ def test_transformers_loads_the_weights_and_draws_the_same_masks(tmp_path: Path,
         assert float((mine - theirs).abs().max()) < 5e-3 * float(theirs.abs().max()), kind
 
 
+@pytest.mark.slow
 def test_files_of_every_origin_give_the_same_sam2(tmp_path: Path, own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
     sam2 = drawn(temporal=True, **WIDE)
     sam2_files.save(sam2, tmp_path / "own", metadata={})

@@ -40,6 +40,7 @@ def test_every_format_is_damaged():
     assert {FORMAT_OF.get(which, which) for which in ALL} == set(FORMATS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ALL)
 def test_a_damaged_set_is_read_or_refused_by_name(which: str, sets: tuple[Path, Path]) -> None:
     valid, root = sets

@@ -36,6 +36,7 @@ def own_data(root: Path) -> DataSource:
     return DataSource(name="mine", format="annotations", path=str(root), repeats=3)
 
 
+@pytest.mark.slow
 def test_drawn_and_own_data_are_written_listed_and_loaded(tmp_path):
     out = tmp_path / "prepared"
     out.mkdir()
@@ -55,6 +56,7 @@ def test_drawn_and_own_data_are_written_listed_and_loaded(tmp_path):
     assert "://" not in page  # nothing is fetched from elsewhere
 
 
+@pytest.mark.slow
 def test_of_a_share_of_the_pictures_captions_are_known_and_of_the_others_masks_alone(tmp_path: Path) -> None:
     whole, part = tmp_path / "whole", tmp_path / "part"
     for folder, share in ((whole, 1.0), (part, 0.3)):
@@ -74,6 +76,7 @@ def test_of_a_share_of_the_pictures_captions_are_known_and_of_the_others_masks_a
     assert [s.text for s in load(part, "val")["scenes_regions"]] == [s.text for s in load(whole, "val")["scenes_regions"]]
 
 
+@pytest.mark.slow
 def test_of_a_share_of_the_pictures_masks_are_known_and_of_the_others_captions_alone(tmp_path: Path) -> None:
     whole, part = tmp_path / "whole", tmp_path / "part"
     for folder, changes in ((whole, {}), (part, {"mask_share": 0.6, "caption_share": 0.7})):
@@ -98,6 +101,7 @@ def test_of_a_share_of_the_pictures_masks_are_known_and_of_the_others_captions_a
     assert [s.text for s in load(part, "val")["scenes_single"]] == [s.text for s in load(whole, "val")["scenes_single"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linked", [False, True])
 def test_the_kinds_of_drawn_data_share_their_pictures_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool):
     """Stages read a relative folder, and each reader writes a picture's path in its own way; the folder may be a link into a cache."""

@@ -62,6 +62,7 @@ def ans(*words: object) -> int:
     return arguments.function(arguments)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_shown_sent_with_its_card_and_got_back_in_every_byte(
     served: Hub, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

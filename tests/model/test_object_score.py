@@ -82,6 +82,7 @@ def test_a_mask_with_a_positive_score_stays_as_it_is(own_model: Sa2VA):
     assert (shown[1] == -1024).all()
 
 
+@pytest.mark.slow
 def test_a_folder_says_so_in_both_layouts(tmp_path: Path, own_model: Sa2VA):
     own_model.use_seg_object_score()
     checkpoint.save(own_model, tmp_path / "own", metadata={})

@@ -119,6 +119,7 @@ def test_a_batch_of_everything_is_answered_as_one_by_one():
         assert all((a != b).mean() < 1e-3 for a, b in zip(one.masks, alone.masks, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sa2va", "sa2va-i"])
 def test_a_clip_is_followed_frame_by_frame_with_the_same_masks(mode: VideoMode):
     """Every frame is encoded once; between two frames the model answers other questions as ever."""

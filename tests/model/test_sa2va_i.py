@@ -142,6 +142,7 @@ def test_the_original_decoder_is_added_from_sam2s_own_file(tmp_path: Path, relea
     assert all(torch.equal(p, expected.state_dict()[n]) for n, p in model.state_dict().items())
 
 
+@pytest.mark.slow
 @needs_golden
 def test_upstreams_layout_leaves_the_original_decoder_out(tmp_path: Path, released: Path):
     conversion.convert(released, tmp_path / "out", to="upstream", metadata={})

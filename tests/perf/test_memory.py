@@ -59,6 +59,7 @@ def test_what_a_layer_keeps_is_what_the_formula_says(half: bool, dropout: float,
     assert formula + copies == (three - one) // 2
 
 
+@pytest.mark.slow
 def test_operations_of_a_step_are_those_of_its_parts():
     """Text alone without masks: 2 a weight and token forward, 2 backward for inputs, 2 more for LoRA; the head 6 a learned token."""
     model = build_meta("sa2va-1b")

@@ -36,6 +36,7 @@ def test_the_peak_of_a_step_worked_out_by_hand():
     assert found.phase == "backward"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [True, False])
 def test_fake_tensors_take_what_the_same_step_takes(recompute: bool):
     """All of SAM2 trained, in bf16, with dropout: forward, backward, update."""

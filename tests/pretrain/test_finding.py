@@ -111,6 +111,7 @@ def test_what_is_not_there_takes_no_attention_from_the_text_and_has_no_box(tiny_
         assert module(module.begin_step([both])[0])[1][name] == pytest.approx(module(alone)[1][name], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_training_it_moves_attention_to_what_is_meant(own_model: Sa2VA) -> None:
     own_model.internvl.requires_grad_(True)
     module = Finding(own_model, attention_weight=1.0, box_weight=1.0, click_weight=1.0)

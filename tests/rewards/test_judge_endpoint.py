@@ -72,6 +72,7 @@ def test_a_caption_is_judged_by_one_call_with_a_schema_of_its_questions(make: Ma
     assert set(judge.stats().values()) == {0.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first", [fails(500), fails(503), fails(408), fails(409), fails(429), cuts_off], ids=["500", "503", "408", "409", "429", "cut"]
 )
@@ -81,6 +82,7 @@ def test_what_passes_is_tried_again(make: Make, first: Callable[[Handler], None]
         assert len(server.seen) == 3
 
 
+@pytest.mark.slow
 def test_retry_after_is_waited_for(make: Make):
     with serving(lambda h: h.send(429, "{}", headers={"Retry-After": "1"}), says(RIGHT)) as server:
         assert make(server.url).submit(DOG).result() == [1.0]
@@ -104,6 +106,7 @@ def test_after_the_last_retry_there_is_no_judgement_and_nothing_in_the_cache(mak
         assert judge.submit(DOG).result() == [1.0]
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_costs_a_timeout(make: Make):
     with serving(hangs, says(RIGHT)) as server:
         assert make(server.url, timeout_s=0.2).submit(DOG).result() == [1.0]
@@ -197,6 +200,7 @@ def test_a_server_without_schemas_is_asked_without_from_then_on(make: Make):
         assert all("temperature" in seen.body for seen in server.seen)
 
 
+@pytest.mark.slow
 def test_the_breaker_opens_after_failures_in_a_row_and_closes_after_a_success(make: Make):
     with serving(fails(500), fails(500), fails(500), says(RIGHT)) as server:
         judge = make(server.url, retries=0, concurrency=1, breaker_failures=2, breaker_pause_s=0.3)
@@ -271,6 +275,7 @@ def test_submitting_returns_before_the_server_answers(make: Make):
         assert server.most_busy == 2  # side by side
 
 
+@pytest.mark.slow
 def test_several_threads_share_a_judge_and_several_judges_a_cache(make: Make):
     with serving(says(RIGHT)) as server, ThreadPoolExecutor(4) as pool:
         judges = [make(server.url), make(server.url)]

@@ -188,6 +188,7 @@ def test_the_log_probabilities_are_those_of_the_distribution_that_was_sampled_fr
     assert compute(module, batch(own_model))[1]["loop1/sampling_gap"] < 1e-4
 
 
+@pytest.mark.slow
 def test_a_sampled_image_token_does_not_stop_the_training(own_model: Sa2VA):
     """Its slot would have no picture to be filled with: such tokens are not sampled at all, however likely the model finds them."""
     with torch.no_grad():
@@ -387,6 +388,7 @@ def test_the_truth_is_what_the_inverse_makes_of_true_captions_and_masks():
     assert meteor > 0.9
 
 
+@pytest.mark.slow
 def test_the_words_around_a_mask_are_held_to_the_reference(own_model: Sa2VA):
     """A policy that has come to deny what is asked for: the words' KL is above zero, and its gradient alone leads back."""
     module = loops(own_model, loops={"mask": 1.0}, kl_words=1.0, kl=0.0, mask_weight=0.0)

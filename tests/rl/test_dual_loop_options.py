@@ -49,6 +49,7 @@ def one_step(module: DualLoop, optimizer: torch.optim.Optimizer, step: int, inne
 # Several updates on the same rollouts
 
 
+@pytest.mark.slow
 def test_inner_steps_learn_from_the_same_rollouts_against_the_policy_that_acted(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
     module, acted = loops(own_model, inner_steps=3), []
     act = LOOPS["mask"].act
@@ -227,6 +228,7 @@ def test_every_mask_policy_but_token_has_a_gradient_of_its_own(own_model: Sa2VA,
     assert found["loop2/identical"] == float(name == "token") or name == "multimask"
 
 
+@pytest.mark.slow
 def test_a_run_without_two_different_masks_stops_and_says_why(own_model: Sa2VA):
     module = loops(own_model, mask_policy="token", stop_identical=3)
     for step in range(2):
@@ -249,6 +251,7 @@ def test_every_mask_policy_learns_under_autocast(own_model: Sa2VA, name: str):
     assert found["loop2/identical"] == 1.0 or name != "token"
 
 
+@pytest.mark.slow
 def test_exploration_moves_once_an_update_by_all_its_micro_batches(own_model: Sa2VA):
     module = loops(own_model, loops={"mask": 1.0}, mask_policy="grid_gaussian", mask_sigma=1e-6, stop_identical=0)
     compute(module, *(dataclasses.replace(batch(own_model), micro=micro) for micro in range(3)))
@@ -353,6 +356,7 @@ def test_gradient_checkpointing_changes_no_rollout_and_no_gradient(own_model: Sa
     assert plain.abs().max() > 0
 
 
+@pytest.mark.slow
 def test_gradient_norms_are_told_by_part_and_an_exploding_one_stops_the_run(own_model: Sa2VA):
     module = loops(own_model, monitor_every=2)
     for step in range(2):
@@ -645,6 +649,7 @@ def test_a_judge_that_fails_for_one_caption_leaves_its_group_to_meteor(own_model
 # Pictures
 
 
+@pytest.mark.slow
 def test_what_was_tried_is_drawn_for_people(own_model: Sa2VA, tmp_path: Path):
     module = loops(own_model, samples_every=2)
     module.pictures_to = tmp_path / "samples"

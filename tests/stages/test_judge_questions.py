@@ -97,6 +97,7 @@ def drafts_and_answers(handler: Handler) -> None:
     return says(json.dumps([next(option[0] for option in options if option[3:] in wanted) for options in blocks]))(handler)
 
 
+@pytest.mark.slow
 def test_a_model_writes_the_questions_and_loses_those_that_the_truth_does_not_answer(prepared: Path, tmp_path: Path):
     with serving(drafts_and_answers) as server:
         cfg = config(model="m", base_url=server.url, cache=str(tmp_path / "judge.sqlite"), api_key_env="NO_KEY")
@@ -111,6 +112,7 @@ def test_a_model_writes_the_questions_and_loses_those_that_the_truth_does_not_an
     assert metrics["dropped_by_self_check"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.slow
 def test_a_failing_endpoint_stops_the_stage_and_what_was_done_is_not_asked_again(prepared: Path, tmp_path: Path):
     with serving(drafts_and_answers, fails(401), fails(401), drafts_and_answers) as server:
         cfg = config(model="m", base_url=server.url, cache=str(tmp_path / "judge.sqlite"), api_key_env="NO_KEY", concurrency=1, retries=0)

@@ -125,6 +125,7 @@ def test_a_stage_that_does_not_train_passes_the_base_through(inputs: Path, tmp_p
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
+@pytest.mark.slow
 def test_validation_alone_gives_the_score_that_training_starts_from(inputs: Path, tmp_path: Path):
     found = run(tmp_path, "memory", config(train=False, validate_only=True, val_prompt="point"), inputs / "base")
     assert found["J&F"] == pytest.approx((found["J"] + found["F"]) / 2)

@@ -283,6 +283,7 @@ def test_a_broken_file_is_named(tmp_path: Path):
         report({"evaluate/sft": tmp_path}, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_trained_memory_has_curves_and_clips_before_sfts_and_one_passed_through_has_none(inputs: dict[str, Path], tmp_path: Path):
     memory = tmp_path / "memory"
     write_training(memory, ("memory/loss",), 3)

@@ -29,6 +29,7 @@ def gradients(sam2: Grounding, batch: TrackingBatch, **options: bool) -> dict[st
     return {name: p.grad.clone() for name, p in sam2.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "options"), [("mask", {}), ("box", {"clicks": 2, "second_frame": 1.0})])
 def test_frames_computed_again_give_the_gradients_of_plain_back_propagation(sam2: Grounding, kind: str, options: dict[str, float]):
     """A frame that is computed again with another frame's features, bank, dropout or clicks has the same loss and other gradients."""

@@ -3,8 +3,10 @@ independent path confirmed, which were kept apart (target)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from ans_core.agent.crops import CropFeatures
 from ans_core.agent.episode import Toolbox
@@ -15,6 +17,8 @@ from ans_core.types import Request
 
 Asked = tuple[Request, str]
 """A question and its answer."""
+CHANCE = 1.64
+"""Standard errors of a paired difference: chance alone goes so far down once in twenty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +31,8 @@ class Canary:
     features: CropFeatures
     batch: int
 
-    def accuracy(self, adapter: str, asked: Sequence[Asked]) -> float | None:
-        """Return the share of right answers; None without questions."""
-        if not asked:
-            return None
+    def right(self, adapter: str, asked: Sequence[Asked]) -> list[bool]:
+        """Tell of each question whether its answer is right."""
         with self.adapters.using(adapter):
             played = play(
                 self.adapters.model,
@@ -40,14 +42,19 @@ class Canary:
                 features=self.features,
                 batch=self.batch,
             )
-        right = [own.answer is not None and normal(own.answer) == normal(answer) for own, (_, answer) in zip(played, asked, strict=True)]
-        return sum(right) / len(right)
+        return [own.answer is not None and normal(own.answer) == normal(answer) for own, (_, answer) in zip(played, asked, strict=True)]
 
 
-def refused(new: Mapping[str, float], floor: Mapping[str, float], *, allowed: float) -> str | None:
-    """Say what new weights lost; None if they may be served. floor: the first version's accuracy on `source`, so that small losses can't
-    add up, and the served one's on `target`."""
-    for name, least in floor.items():
-        if name in new and new[name] < least - allowed:
-            return f"accuracy on the {name} canary {new[name]:.3f}, {least - new[name]:.3f} below {least:.3f}"
+def refused(new: Mapping[str, Sequence[bool]], floor: Mapping[str, Sequence[bool]], *, allowed: float) -> str | None:
+    """Say what new weights lost; None if they may be served: they lost no more than `allowed`, or than chance takes from as good ones.
+
+    new, floor: what is right of the same questions; floor: by the first version on `source`, so that small losses can't add up, and by the
+    served one on `target`."""
+    for name, before in floor.items():
+        if not before:
+            continue
+        lost = [float(was) - float(now) for was, now in zip(before, new[name], strict=True)]
+        loss = fmean(lost)
+        if loss > max(allowed, CHANCE * math.sqrt(fmean(each * each for each in lost) - loss * loss) / math.sqrt(len(lost))):
+            return f"accuracy on the {name} canary {fmean(new[name]):.3f}, {loss:.3f} below {fmean(before):.3f}"
     return None

@@ -35,6 +35,8 @@ MOST_NEAR = 2
 """Votes of near-duplicates: never as many as a group has rollouts."""
 RECENT = 100
 """Tasks that alerts look back on."""
+RELEASES = 10
+"""Releases of which too many refused ones freeze the worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +59,26 @@ class Progress:
     version: int = 0
     """The snapshot that the weights come from."""
     roll_backs: int = 0
+    """Releases that were refused, of all."""
+    refusals: deque[bool] = field(default_factory=lambda: deque(maxlen=RELEASES))
+    """Whether each of the last ones was refused."""
+    at_once: int = 0
+    """Most new tasks of the next update, after one that was not finite; 0: as many as ever."""
     beta: float = 0.01
     marginal: Marginal = field(default_factory=Marginal)
     recent: deque[tuple[str, bool, bool]] = field(default_factory=lambda: deque(maxlen=RECENT))
     """(verdict, visited before, flipped) of the last tasks."""
 
     def state(self) -> dict[str, Any]:
-        return {**vars(self), "marginal": self.marginal.state(), "recent": [list(row) for row in self.recent]}
+        kept = {"marginal": self.marginal.state(), "recent": [list(row) for row in self.recent], "refusals": list(self.refusals)}
+        return {**vars(self), **kept}
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Progress:
         rows: list[tuple[str, bool, bool]] = [(str(v), bool(visited), bool(flipped)) for v, visited, flipped in state["recent"]]
-        return cls(**{**state, "marginal": Marginal.of(state["marginal"]), "recent": deque(rows, maxlen=RECENT)})
+        refusals = deque(state.get("refusals", ()), maxlen=RELEASES)
+        kept = {"marginal": Marginal.of(state["marginal"]), "recent": deque(rows, maxlen=RECENT), "refusals": refusals}
+        return cls(**{**state, **kept})
 
 
 Confirm = Callable[[Lesson, Workspace | None], str | None]
@@ -207,12 +217,21 @@ class OnlinePractice:
     def finish(self) -> list[Outcome]:
         """End the step; return what became of its tasks."""
         done, self.outcomes, self._before = self.outcomes, [], None
+        self.progress.at_once = 0
         return done
 
     def take_back(self) -> None:
         """Undo a step that was begun and not finished; between steps nothing changes."""
         if self._before is not None:
-            self.load(self._before)
+            self.load(self.state())
+
+    def at_fault(self) -> int | None:
+        """Return the experience whose step was begun alone and not finished."""
+        tasks = self._tasks()
+        return tasks[0] if self._before is not None and len(tasks) == 1 else None
+
+    def _tasks(self) -> list[int]:
+        return [lesson.task.experience for lesson in self.lessons.values() if lesson.task is not None]
 
     def end_rollouts(self, total: Total) -> None:
         """Nothing to sum up: one process learns online."""
@@ -230,8 +249,9 @@ class OnlinePractice:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return the progress of all finished steps: a training state that is written after a skipped step has nothing of it."""
-        return self.progress.state() if self._before is None else self._before
+        """Return the progress of all finished steps: a training state that is written after a skipped step has nothing of it, but that the
+        next one is to take half as many tasks, down to the one at fault."""
+        return self.progress.state() if self._before is None else {**self._before, "at_once": max(1, len(self._tasks()) // 2)}
 
     def load(self, state: dict[str, Any]) -> None:
         self.progress, self.outcomes, self._before = Progress.of(state), [], None

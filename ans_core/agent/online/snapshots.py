@@ -6,6 +6,7 @@ Version numbers only rise; rolling back names an earlier one again, whose bits n
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -98,6 +99,12 @@ class Snapshots:
         return self.store.set_meta(
             {SERVED: str(version), FROZEN: frozen}, event="rolled_back", only_if=only_if, version=version, why=why, frozen=frozen
         )
+
+    def recently_served(self, most: int) -> set[int]:
+        """Return what was served last, the present version and up to `most` - 1 changes back. Numbers alone don't tell: after a roll-back
+        by hand the next one is far from what it follows."""
+        asked = "SELECT body FROM audit WHERE event IN ('published', 'rolled_back') ORDER BY number DESC LIMIT ?"
+        return {int(json.loads(body)["version"]) for (body,) in self.store.rows(asked, most)}
 
     def rolled_back(self) -> bool:
         """Whether what is served was named by a roll-back, and not published since."""

@@ -27,9 +27,11 @@ FILE, PICTURES, LOCK = "experiences.sqlite", "pictures", "worker.lock"
 BUSY_S = 30.0
 """How long a transaction waits for another process's."""
 
-Verdict = Literal["admitted", "below_gate", "not_verified", "flipped", "no_answer", "cold_start", "review", "canary", "stale", "unreadable"]
+Verdict = Literal[
+    "admitted", "below_gate", "not_verified", "flipped", "no_answer", "cold_start", "review", "canary", "stale", "unreadable", "not_finite"
+]  # fmt: skip
 """What became of a task. admitted: it was learned from. canary: kept to measure on. review: waits for a person. unreadable: the file of a
-picture is missing or damaged."""
+picture is missing or damaged. not_finite: its loss or gradient is no number."""
 
 
 @dataclass(frozen=True, kw_only=True)

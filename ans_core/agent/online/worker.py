@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -65,13 +66,13 @@ class Pace:
     per_minute: float
     """Most updates; 0 = no limit."""
     max_lag: int
-    """Tasks answered by a version so much older than the served one are dropped."""
+    """Tasks answered by a version after which more others than these were served are dropped."""
     patience_s: float
     """After so long an update begins with fewer tasks."""
     publish_every: int
     allowed_loss: float
     roll_backs: int
-    """So many refused releases freeze the worker."""
+    """So many refused releases of the last ones freeze the worker."""
     target_canary: int
     """Newest verified experiences on which releases are measured."""
     waits: bool
@@ -111,8 +112,8 @@ class Worker:
         self._last_update_s = 0.0
         self._alerted: dict[str, float] = {}
         self._counts = overview.counts(store)
-        self._start: float | None = None
-        """The start's accuracy on the source canary, once it is known."""
+        self._start: list[bool] | None = None
+        """What the start has right of the source canary, once it is known."""
 
     def run(self, module: OnlineLoop, *, schedule: Schedule, machine: Machine, scratch: Path, log: Log) -> bool:
         """Learn until the schedule's steps are done; False if there was nothing more to do before."""
@@ -161,6 +162,9 @@ class Worker:
             self._begin(step)
         elif step % self.pace.publish_every == 0:
             self._settle(self.base + step)  # the training loop has written the state by now
+        if (task := self.practice.at_fault()) is not None:
+            self.store.drop([task], "not_finite")
+            self.store.note("alert", kind="not_finite", told=f"loss or gradient of experience {task} is not finite: it is not learned from")
         self.practice.take_back()  # the loop skips a step that is not finite: its tasks still wait
         self.before_batch(step)
         self._adopt()
@@ -229,13 +233,13 @@ class Worker:
         self.policy.adapters.load(adapter, {name: tensor.to(device) for name, tensor in tensors.items()})
 
     def _await_tasks(self, step: int) -> list[Task]:
-        start_s = time.monotonic()
+        start_s, most = time.monotonic(), self.practice.progress.at_once or self.pace.tasks
         while True:
             self._drop_stale()
-            frozen, waiting = self.snapshots.frozen(), self.store.waiting(self.pace.tasks)
-            if frozen is None and self.practice.progress.roll_backs >= self.pace.roll_backs:
-                self.practice.progress.roll_backs = 0  # somebody let it go on
-            enough = len(waiting) == self.pace.tasks or (waiting and time.monotonic() - start_s >= self.pace.patience_s)
+            frozen, waiting = self.snapshots.frozen(), self.store.waiting(most)
+            if frozen is None and sum(self.practice.progress.refusals) >= self.pace.roll_backs:
+                self.practice.progress.refusals.clear()  # somebody let it go on
+            enough = len(waiting) == most or (waiting and time.monotonic() - start_s >= self.pace.patience_s)
             early = self.pace.per_minute and time.monotonic() - self._last_update_s < 60 / self.pace.per_minute
             warm = len(self.practice.neighbours) >= self.pace.cold_start or self._is_warm()
             if enough and warm and not early and frozen is None:
@@ -252,12 +256,14 @@ class Worker:
         return len(self.practice.neighbours) >= self.pace.cold_start
 
     def _drop_stale(self) -> None:
-        oldest = self.snapshots.served() - self.pace.max_lag
         waiting = self.store.tasks(self.store.waiting(self.store.limits.queue))
-        if stale := [task.experience for task in waiting if task.policy < oldest]:
+        recent = self.snapshots.recently_served(self.pace.max_lag + 1) if waiting else set()
+        if stale := [task.experience for task in waiting if task.policy not in recent]:
             self.store.drop(stale, "stale")
 
     def _revisited(self, step: int, without: set[int]) -> list[int]:
+        if self.practice.progress.at_once:
+            return []
         known = [number for number in self.store.labelled("admitted", 50 * max(1, self.pace.revisit)) if number not in without]
         return rng_of(self.seed, "revisit", self.base + step).sample(known, min(self.pace.revisit, len(known)))
 
@@ -309,33 +315,33 @@ class Worker:
             for task in kept
             if task.label is not None and task.experience in pictures
         ]
-        new = self._measured("teacher", self.source, target)
-        floor = self._source_floor() | self._measured("served", [], target)
+        new = {name: self.canary.right("teacher", asked) for name, asked in (("source", self.source), ("target", target))}
+        floor = {"source": self._source_floor(), "target": self.canary.right("served", target)}
         why = refused(new, floor, allowed=self.pace.allowed_loss)
+        told = {name: fmean(right) for name, right in new.items() if right}
         if why is None:
             teacher = {name: tensor.cpu() for name, tensor in self.policy.adapters.tensors("teacher").items()}
             about = self.policy.about()
-            version = self.snapshots.publish(teacher, after=progress.version, update=update, about=about, told={"canary": new})
+            version = self.snapshots.publish(teacher, after=progress.version, update=update, about=about, told={"canary": told})
             if version is not None:
                 self._load("served", teacher)
                 progress.version = version
-            return {**new, "refused": 0.0}
-        refusals = progress.roll_backs + 1
-        frozen = f"{refusals} releases were refused, the last one for {why}" if refusals >= self.pace.roll_backs else None
+                progress.refusals.append(False)
+            return {**told, "refused": 0.0}
+        refusals = sum(progress.refusals) + 1
+        of = f"{refusals} of the last {len(progress.refusals) + 1} releases were refused"
+        frozen = f"{of}, this one for {why}" if refusals >= self.pace.roll_backs else None
         if self.snapshots.roll_back(progress.version, why=why, frozen=frozen, instead_of=progress.version):
-            progress.roll_backs = refusals
+            progress.roll_backs += 1
+            progress.refusals.append(True)
         self._take(self.snapshots.served())  # somebody else's roll-back stands
-        return {**new, "refused": 1.0}
+        return {**told, "refused": 1.0}
 
-    def _measured(self, adapter: str, source: Sequence[Asked], target: Sequence[Asked]) -> dict[str, float]:
-        found = {name: self.canary.accuracy(adapter, asked) for name, asked in (("source", source), ("target", target))}
-        return {name: value for name, value in found.items() if value is not None}
-
-    def _source_floor(self) -> dict[str, float]:
-        """Return the start's accuracy on the source canary."""
+    def _source_floor(self) -> list[bool]:
+        """Tell what the start has right of the source canary."""
         if self._start is None:
-            self._start = self.canary.accuracy("reference", self.source)
-        return {} if self._start is None else {"source": self._start}
+            self._start = self.canary.right("reference", self.source)
+        return self._start
 
     def _alert(self, metrics: dict[str, float]) -> None:
         now, counts = time.monotonic(), overview.counts(self.store)

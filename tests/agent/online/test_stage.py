@@ -73,7 +73,7 @@ def test_every_arm_has_its_figures_and_a_killed_stage_gives_the_same(start: Star
     assert verified["updates"] == naive["updates"] == 4.0
     assert verified["store/experiences"] == verified["store/vectors"] >= 8
     assert naive["admitted"] == 0.0
-    assert poisoned["majority"] == 1.0
+    assert poisoned["vote_share"] == 1.0
     assert b"guard_verified,target" in first["curves.csv"] or b"guard_verified/target" in first["curves.csv"]
     shutil.rmtree(tmp_path / "scratch/poisoned")  # killed before this arm, and in the middle of the one before it
     (tmp_path / "scratch/guard_verified/result.json").unlink()

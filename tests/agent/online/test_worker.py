@@ -128,7 +128,7 @@ def test_a_refused_release_gives_the_served_bits_back_and_too_many_freeze(
         assert not done
         assert parts.snapshots.versions() == [0]
         assert worker.practice.progress.roll_backs == 2
-        assert (parts.snapshots.frozen() or "").startswith("2 releases were refused, the last one for it lost everything")
+        assert (parts.snapshots.frozen() or "").startswith("2 of the last 2 releases were refused, this one for it lost everything")
         for adapter in ("policy", "teacher", "served"):
             own = parts.policy.adapters.tensors(adapter)
             assert {name: t.numpy().tobytes() for name, t in own.items()} == bits(parts, 0)
@@ -362,7 +362,7 @@ def test_refused_releases_are_counted_on_by_a_worker_that_was_killed_between_seg
     with online(start, tmp_path / "store", release={"roll_backs": 2}) as parts:
         second = lasting(parts, tmp_path / "scratch").practice.progress
         assert (second.roll_backs, len(second.recent)) == (2, 8)
-        assert (parts.snapshots.frozen() or "").startswith("2 releases were refused")
+        assert (parts.snapshots.frozen() or "").startswith("2 of the last 2 releases were refused")
 
 
 @pytest.mark.slow
@@ -389,7 +389,7 @@ def test_a_persons_roll_back_during_a_refused_release_stands(start: Start, tmp_p
 def test_a_step_that_was_skipped_leaves_nothing_to_the_next_one(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
-    """The first loss is not finite: its tasks are learned in the second step, and count once."""
+    """The first loss is not finite: its tasks are learned one by one after it, and count once."""
     real, calls = OnlineLoop.forward, iter(range(99))
 
     def forward(self: OnlineLoop, *given: Any) -> Any:
@@ -401,10 +401,43 @@ def test_a_step_that_was_skipped_leaves_nothing_to_the_next_one(
         parts.engine().answer(asked(0, 2))
         if killed:
             learned(parts, tmp_path / "scratch", steps=1)
-        done, worker = learned(parts, tmp_path / "scratch", steps=2)
+        done, worker = learned(parts, tmp_path / "scratch", steps=3)
         assert done
         assert [record["visits"] for record in overview.records(parts.store)] == [1, 1]
         assert len(worker.practice.progress.recent) == 2
+
+
+@pytest.mark.slow
+def test_a_task_whose_steps_are_never_finite_is_found_and_left_out(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = OnlineLoop.forward
+
+    def forward(self: OnlineLoop, batch: Any) -> Any:
+        loss, metrics = real(self, batch)
+        return (loss * math.nan if "experience 3" in self.online.lessons else loss), metrics
+
+    monkeypatch.setattr(OnlineLoop, "forward", forward)
+    with online(start, tmp_path / "store") as parts:
+        parts.engine().answer(asked(0, 6))
+        learned(parts, tmp_path / "scratch", steps=8)
+        rows = {record["id"]: (record["verdict"], record["visits"]) for record in overview.records(parts.store)}
+        assert rows.pop(3) == ("not_finite", 0)
+        assert {visits for _, visits in rows.values()} == {1}
+        told = [row.body for row in overview.audit_rows(parts.store) if row.event == "alert" and "not_finite" in row.body]
+        assert len(told) == 1
+
+
+@pytest.mark.slow
+def test_after_a_roll_back_by_hand_new_tasks_are_not_stale(start: Start, tmp_path: Path) -> None:
+    """Version numbers jump from 1 to 5 then, and what version 1 answered is one release old."""
+    with online(start, tmp_path / "store", update={"max_lag": 1}) as parts:
+        about, tensors = parts.snapshots.load(0).about, parts.snapshots.load(0).tensors
+        for before in range(4):
+            parts.snapshots.publish(tensors, after=before, update=0, about=about, told={})
+        assert parts.snapshots.recently_served(2) == {3, 4}
+        parts.snapshots.roll_back(2, why="by hand")
+        assert parts.snapshots.recently_served(2) == {4, 2}
+        parts.snapshots.publish(tensors, after=2, update=0, about=about, told={})
+        assert (parts.snapshots.served(), parts.snapshots.recently_served(2)) == (5, {2, 5})
 
 
 @pytest.mark.slow
