@@ -16,10 +16,9 @@ import math
 import re
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -114,7 +113,22 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Server
     timeout = 60.0
-    """Seconds for a request to arrive."""
+    """Seconds for a request to arrive, its head included."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.clock = threading.Timer(self.timeout, self._end_reading)
+        self.clock.daemon = True
+        self.clock.start()
+
+    def finish(self) -> None:
+        self.clock.cancel()
+        super().finish()
+
+    def _end_reading(self) -> None:
+        """End what the request sends, as if it had hung up: each of its parts may come in time, and all of them never."""
+        with suppress(OSError):  # it has
+            self.connection.shutdown(socket.SHUT_RD)
 
     def do_GET(self) -> None:
         with self._admitted() as admitted:
@@ -190,13 +204,13 @@ class Handler(BaseHTTPRequestHandler):
         return f"send Content-Length, at most {LARGEST}" if self._length() is None else ""
 
     def _body(self) -> bytes:
-        """Read the body. Raises BadRequest for one that takes too long: each of its parts may come in time and all of them never."""
-        end, length, read = time.monotonic() + self.timeout, self._length() or 0, bytearray()
-        while len(read) < length and (part := self.rfile.read1(min(length - len(read), CHUNK))):
-            read += part
-            if time.monotonic() > end and len(read) < length:
-                raise BadRequest(f"the request took more than {self.timeout:g} s to arrive")
-        return bytes(read)
+        """Read the body. Raises BadRequest for one that ends too early, or takes too long."""
+        length = self._length() or 0
+        read = self.rfile.read(length)
+        if len(read) < length:
+            raise BadRequest(f"{len(read)} of {length} bytes arrived within {self.timeout:g} s")
+        self.clock.cancel()
+        return read
 
     def _tell(self, status: HTTPStatus, values: dict[str, Any]) -> None:
         body = json.dumps(values).encode()

@@ -6,7 +6,9 @@ import base64
 import http.client
 import io
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -125,3 +127,27 @@ def test_every_bad_request_has_a_reply(server: Server) -> None:
     for length in ("9" * 5000, "-1", str(LARGEST + 1), "²"):
         status, values = reply(server, body="", Content_Length=length)
         assert (status, "send Content-Length" in values["error"]) == (400, True)
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_a_request_that_comes_byte_by_byte_ends_in_time(server: Server, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """Each byte comes long before the time of a read is over."""
+    monkeypatch.setattr(servers.Handler, "timeout", 0.5)
+    head = f"POST /ask HTTP/1.0\r\nHost: 127.0.0.1:{server.server_port}\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n"
+    start, answer = time.monotonic(), bytearray()
+    with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
+        connection.sendall((head + ("X-Slow: " if part == "head" else "\r\n")).encode())
+        connection.settimeout(0.05)
+        while time.monotonic() - start < 20:
+            try:
+                connection.sendall(b"x")
+                if not (told := connection.recv(4096)):
+                    break
+                answer += told
+            except TimeoutError:
+                continue
+            except OSError:  # closed
+                break
+    assert 0.4 < time.monotonic() - start < 10
+    if part == "body":
+        assert b"of 9999 bytes arrived within 0.5 s" in answer
