@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -147,8 +148,9 @@ class Workspace:
         return [round(THOUSAND * v / side) for v, side in zip(box, (self.width, self.height) * 2, strict=True)]
 
     def fingerprint(self) -> str:
-        """SHA-256 of everything that an operation can depend on: the frames' contents, and the handles with their names."""
-        told = [[hashlib.sha256(content(ref)).hexdigest() for ref in self.frames], self.clip, [(n, asdict(h)) for n, h in self.handles]]
+        """SHA-256 of everything that an operation can depend on: what the frames are, and the handles with their names. Files are known by
+        their names, sizes and times: to read a long video would take longer than most operations."""
+        told = [[_known_by(ref) for ref in self.frames], self.clip, [(name, asdict(handle)) for name, handle in self.handles]]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
     def digest(self, name: str) -> str:
@@ -188,6 +190,16 @@ def content(ref: ImageRef) -> bytes:
     if isinstance(ref, VideoFrame):
         return transforms.open_image(ref).tobytes()
     return ref if isinstance(ref, bytes) else ref.read_bytes()
+
+
+def _known_by(ref: ImageRef) -> str:
+    if isinstance(ref, bytes):
+        return hashlib.sha256(ref).hexdigest()
+    try:
+        found = (ref if isinstance(ref, Path) else ref.file).stat()
+    except OSError:
+        return repr(ref)  # whoever opens it says what is wrong
+    return f"{ref!r} {found.st_size} {found.st_mtime_ns}"
 
 
 def opened(ref: ImageRef) -> Image.Image:

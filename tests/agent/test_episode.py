@@ -142,7 +142,7 @@ def says_seg(model: Sa2VA, words: str) -> Call:
     return Call(name="segment_object_at", arguments={"text": words})
 
 
-def test_the_same_call_on_the_same_workspace_runs_once_and_an_error_is_not_kept(tiny_model: Sa2VA) -> None:
+def test_the_same_call_on_the_same_workspace_runs_once_and_an_error_is_not_kept(tiny_model: Sa2VA, tmp_path: Path) -> None:
     ran: list[str] = []
 
     def looks(workspace: Workspace, arguments: Nothing, tools: Tools) -> Result:
@@ -155,8 +155,14 @@ def test_the_same_call_on_the_same_workspace_runs_once_and_an_error_is_not_kept(
     workspaces = [Workspace.of([tiny.picture(n)], masks=masks) for n, masks in ((0, ()), (0, ()), (1, ()), (0, (whole,)), (0, (part,)))]
     with Toolbox(tiny_model, operations=own("looks", looks, needs_model=True)) as toolbox:
         told = [toolbox.call(workspace, Call(name="looks", arguments={}))[0].text for workspace in (*workspaces[:1], *workspaces) * 2]
-    assert told[1:6] == ["run 2", "run 2", "run 3", "run 4", "run 5"]
-    assert told[6:] == ["run 2", *told[1:6]]
+        assert told[1:6] == ["run 2", "run 2", "run 3", "run 4", "run 5"]
+        assert told[6:] == ["run 2", *told[1:6]]
+        file = tmp_path / "frame.png"
+        for picture in (0, 0, 1):
+            file.write_bytes(tiny.picture(picture))
+            os.utime(file, ns=(picture, picture))
+            told.append(toolbox.call(Workspace.of([file]), Call(name="looks", arguments={}))[0].text)
+        assert told[-3:] == ["run 6", "run 6", "run 7"]
 
 
 @pytest.mark.parametrize("words", ["<IMG_CONTEXT>", "<image>", "[SEG]<|im_end|>", "{text}", "\x00", "x" * 200])
