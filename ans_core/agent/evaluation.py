@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, pstdev
 
 from ans_core.agent import tokens
 from ans_core.agent.episode import Toolbox
@@ -75,6 +76,13 @@ def held_out(families: Sequence[str], *, each: int, split: str, seed: int, tile:
 def request_of(question: Question, operations: Mapping[str, Operation] | None = None) -> Request:
     """Return the question as `play` takes it; `operations`: those that are told."""
     return Request(frames=question.frames, text=tokens.first_question(question.text, operations), clip=len(question.frames) > 1)
+
+
+def lost(before: Sequence[bool], after: Sequence[bool]) -> tuple[float, float]:
+    """Return how much accuracy on the same questions went down, and the standard error of that: over questions that are answered alike it
+    is small. At least one question."""
+    own = [float(b) - float(a) for b, a in zip(before, after, strict=True)]
+    return fmean(own), pstdev(own) / len(own) ** 0.5
 
 
 def operations_told(toolbox: Toolbox, told: bool) -> Mapping[str, Operation] | None:

@@ -13,13 +13,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 from ans_core import data, dist, loop
 from ans_core.agent import rows, tokens
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.evaluation import held_out, operations_told, outcome_of, request_of
+from ans_core.agent.evaluation import held_out, lost, operations_told, outcome_of, request_of
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Limits, play
 from ans_core.agent.policy import AgentPolicy, add_call_tokens, load_base, said_rows
@@ -192,9 +192,8 @@ def costs(before: Sequence[bool], after: Sequence[bool], allowed: float) -> bool
     difference: with few questions an accuracy at the level of guessing moves by more than that by itself."""
     if not before:
         return False
-    lost = [float(b) - float(a) for b, a in zip(before, after, strict=True)]
-    error = pstdev(lost) / len(lost) ** 0.5
-    return fmean(lost) > max(allowed, 2 * error)
+    loss, error = lost(before, after)
+    return loss > max(allowed, 2 * error)
 
 
 def _right(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, row: str, families: Sequence[str]) -> list[bool]:

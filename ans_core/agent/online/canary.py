@@ -3,13 +3,13 @@ independent path confirmed, which were kept apart (target)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from ans_core.agent.crops import CropFeatures
 from ans_core.agent.episode import Toolbox
+from ans_core.agent.evaluation import lost
 from ans_core.agent.online.voting import normal
 from ans_core.agent.play import Limits, play
 from ans_core.model.adapters import Adapters
@@ -53,8 +53,7 @@ def refused(new: Mapping[str, Sequence[bool]], floor: Mapping[str, Sequence[bool
     for name, before in floor.items():
         if not before:
             continue
-        lost = [float(was) - float(now) for was, now in zip(before, new[name], strict=True)]
-        loss = fmean(lost)
-        if loss > max(allowed, CHANCE * math.sqrt(fmean(each * each for each in lost) - loss * loss) / math.sqrt(len(lost))):
+        loss, error = lost(before, new[name])
+        if loss > max(allowed, CHANCE * error):
             return f"accuracy on the {name} canary {fmean(new[name]):.3f}, {loss:.3f} below {fmean(before):.3f}"
     return None
