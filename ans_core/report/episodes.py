@@ -13,15 +13,28 @@ FIRST = ("accuracy", "RaPR", "accuracy_tool", "accuracy_no_tool", "evidence", "c
 """Figures of a family, in the order of the page."""
 FAMILIES_FIRST = "needed"
 """The mean over families stands at the top."""
+SHORT = ("needed/RaPR", "easy/RaPR", "needed/evidence", "needed/prior")
+"""Figures that stand under the accuracies at the top of the page."""
 Figures = Mapping[str, Mapping[str, float]]
 """Row -> figure -> value."""
 
 
 def render(profile: str, figures: Figures, albums: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    rows = list(figures)
+    made = tables(figures)
     return page.render_page(
-        "episodes.html.j2", profile=profile, rows=rows, tables=tables(figures), controls=controls(figures), albums=albums
-    )
+        "episodes.html.j2", profile=profile, rows=list(figures), short=short(figures, [table["title"] for table in made]), tables=made,
+        controls=controls(figures), albums=albums,
+    )  # fmt: skip
+
+
+def short(figures: Figures, groups: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the lines that the page begins with: every family's accuracy, then SHORT."""
+    names = [*(f"{group}/accuracy" for group in groups), *SHORT]
+    return [_line(figures, name, name) for name in names if any(name in own for own in figures.values())]
+
+
+def _line(figures: Figures, name: str, figure: str) -> dict[str, Any]:
+    return {"name": name, "cells": [own.get(figure) for own in figures.values()]}
 
 
 def tables(figures: Figures) -> list[dict[str, Any]]:
@@ -32,17 +45,15 @@ def tables(figures: Figures) -> list[dict[str, Any]]:
     for group in groups:
         known = dict.fromkeys(name.partition("/")[2] for name in names if name.count("/") == 1 and name.startswith(f"{group}/"))
         order = [*(name for name in FIRST if name in known), *(name for name in known if name not in FIRST)]
-        lines = [{"name": name, "cells": [own.get(f"{group}/{name}") for own in figures.values()]} for name in order]
-        found.append({"title": group, "lines": lines})
+        found.append({"title": group, "lines": [_line(figures, name, f"{group}/{name}") for name in order]})
     return found
 
 
 def controls(figures: Figures) -> list[dict[str, Any]]:
-    """Return lines of the accuracy under every control, by control and family."""
-    wanted = [name for own in figures.values() for name in own if name.count("/") == 2 and name.endswith("/accuracy")]
-    return [
-        {"name": name.removesuffix("/accuracy"), "cells": [own.get(name) for own in figures.values()]} for name in dict.fromkeys(wanted)
-    ]
+    """Return lines of the accuracy under every control: where a call is needed first, then by control and family."""
+    wanted = dict.fromkeys(name for own in figures.values() for name in own if name.count("/") == 2 and name.endswith("/accuracy"))
+    ordered = sorted(wanted, key=lambda name: f"/{FAMILIES_FIRST}/" not in name)
+    return [_line(figures, name.removesuffix("/accuracy"), name) for name in ordered]
 
 
 def album(folder: Path) -> list[dict[str, Any]]:
