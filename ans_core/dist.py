@@ -13,6 +13,9 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from tqdm import tqdm
+
+from ans_core.progress import bar_interval_s
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -88,15 +91,15 @@ def union(values: Mapping[int, T]) -> dict[int, T]:
     return {key: value for own in found for key, value in own.items()}
 
 
-def by_turns(items: Sequence[S], batch: int, make: Callable[[Sequence[S]], Iterable[T]]) -> list[T]:
+def by_turns(items: Sequence[S], batch: int, make: Callable[[Sequence[S]], Iterable[T]], *, desc: str | None = None) -> list[T]:
     """Return what `make` makes of each item, in their order. It is called on `batch` items at a time; this process calls it on every n-th
     batch and gets the rest from the others. Which items share a batch does not depend on the number of processes. All processes must call
-    it with the same items; each gets the same results, which must pickle."""
+    it with the same items; each gets the same results, which must pickle. desc: of the first process's progress bar; None shows none."""
     own: dict[int, T] = {}
-    for turn, start in enumerate(range(0, len(items), batch)):
-        if turn % world_size() == rank():
-            some = items[start : start + batch]
-            own.update(zip(range(start, start + len(some)), make(some), strict=True))
+    turns = range(rank() * batch, len(items), world_size() * batch)
+    for start in tqdm(turns, desc=desc, disable=desc is None or rank() > 0, mininterval=bar_interval_s()):
+        some = items[start : start + batch]
+        own.update(zip(range(start, start + len(some)), make(some), strict=True))
     found = union(own)
     return [found[number] for number in range(len(items))]
 

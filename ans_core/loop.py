@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from ans_core import states
 from ans_core.dist import rank, seed_everything, shared_means, world_size
 from ans_core.optim import lr_factor, optimizer_of
 from ans_core.precision import autocast
+from ans_core.progress import bar_interval_s
 from ans_core.states import Curves
 from ans_core.types import Log
 from ans_core.watch import Speed, Watch, gradient_norms, note_skipped, profiled
@@ -181,11 +181,6 @@ def _skip(name: str, step: int, skipped: int, metrics: Mapping[str, float], *, f
             f"{name}: {skipped} steps in a row had a non-finite loss or gradient, the last is step {step}; lower the learning rate;"
             f" {path} names the rows"
         )
-
-
-def bar_interval_s() -> float:
-    """Return the seconds between updates of a progress bar: half a minute in a log file, a tenth of a second in a terminal."""
-    return 0.1 if sys.stderr.isatty() else 30.0
 
 
 def let_processes_talk(machine: Machine) -> None:

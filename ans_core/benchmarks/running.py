@@ -17,7 +17,7 @@ from tqdm import tqdm
 from ans_core import dist
 from ans_core.benchmarks.public import Answerer, Item, Runner
 from ans_core.benchmarks.public.files import Lines
-from ans_core.loop import bar_interval_s
+from ans_core.progress import bar_interval_s
 from ans_core.types import Prediction
 
 PREDICTIONS = "predictions.jsonl"

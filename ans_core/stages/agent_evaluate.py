@@ -82,7 +82,7 @@ def ceiling(cfg: Config, path: Path, device: torch.device) -> dict[str, float]:
         def made(names: Sequence[tuple[str, int]]) -> list[Outcome]:
             return [outcome_of_plan(draw(*name), toolbox) for name in names]
 
-        return metrics(dist.by_turns(held_out_names(cfg.agent.families, each=settings.each), 1, made))
+        return metrics(dist.by_turns(held_out_names(cfg.agent.families, each=settings.each), 1, made, desc="shortest plans"))
 
 
 def outcome_of_plan(question: Question, toolbox: Toolbox) -> Outcome:
@@ -134,19 +134,23 @@ class _Asking:
     def under(self, control: str, names: Sequence[tuple[str, int]]) -> list[Outcome]:
         match control:
             case "forbidden":
-                return self.about(names, answers_alone=True)[0]
+                return self.about(names, answers_alone=True, desc=control)[0]
             case "random":
                 seconds = self.cfg.agent.episode.time_limit_s
                 with controls.RandomCalls(
                     self.policy.model, seed=self.cfg.seed, adapters_off=self.policy.base, seconds=seconds
                 ) as elsewhere:
-                    return self.about(names, toolbox=elsewhere)[0]
+                    return self.about(names, toolbox=elsewhere, desc=control)[0]
             case "shuffled":
                 families = dict.fromkeys(family for family, _ in names)
-                return [o for own in families for o in self.about([n for n in names if n[0] == own], change=controls.shuffled)[0]]
+                return [
+                    o
+                    for own in families
+                    for o in self.about([n for n in names if n[0] == own], change=controls.shuffled, desc=f"{control} {own}")[0]
+                ]
             case "blank":
-                return self.about(names, change=controls.blank)[0]
-        return self.about(names, plan=True)[0]
+                return self.about(names, change=controls.blank, desc=control)[0]
+        return self.about(names, plan=True, desc=control)[0]
 
     def about(
         self,
@@ -157,6 +161,7 @@ class _Asking:
         toolbox: Toolbox | None = None,
         change: Change | None = None,
         plan: bool = False,
+        desc: str = "questions",
     ) -> tuple[list[Outcome], dict[str, PlayedEpisode]]:
         """Return the outcomes of all questions, without frames, and the episodes that this process played, by question_id."""
         episode, used = self.cfg.agent.episode, toolbox or self.toolbox
@@ -182,7 +187,7 @@ class _Asking:
             kept.update({question.question_id: own for question, own in zip(questions, played, strict=True)})
             return [without_frames(outcome_of(question, own)) for question, own in zip(questions, played, strict=True)]
 
-        return dist.by_turns(names, episode.batch, made), kept
+        return dist.by_turns(names, episode.batch, made, desc=desc), kept
 
 
 def referring(cfg: Config, policy: AgentPolicy, prepared: Path) -> dict[str, float]:

@@ -29,10 +29,10 @@ from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config, require_samples
 from ans_core.data.regions import is_region
-from ans_core.loop import bar_interval_s
 from ans_core.metrics.caption import same_text
 from ans_core.model.predict import on_all_processes, predict
 from ans_core.model.sa2va import Sa2VA
+from ans_core.progress import bar_interval_s
 from ans_core.stages.launch import machine_of
 from ans_core.tracking import answering
 from ans_core.types import Log, Predict, Prediction, Request, Sample

@@ -61,7 +61,9 @@ def write_drawn_traces(
                 yield found[0]
 
     written, records = Written(), []
-    for (family, _), found in zip(asked, dist.by_turns(list(zip(asked, kinds, strict=True)), 1, made), strict=True):
+    for (family, _), found in zip(
+        asked, dist.by_turns(list(zip(asked, kinds, strict=True)), 1, made, desc=f"traces of {split}"), strict=True
+    ):
         if isinstance(found, str):
             written.dropped[f"{family}/{found}"] += 1
         else:
