@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, pstdev
 
 from ans_core.agent import tokens
 from ans_core.agent.episode import Toolbox
@@ -13,6 +12,8 @@ from ans_core.agent.play import PlayedEpisode
 from ans_core.agent.world import FAMILIES, Question, draw_question, evidence, is_right
 from ans_core.types import Request
 
+CHANCE = 0.025
+"""How often chance may pass for a loss (`costs`)."""
 NEEDED = "needed"
 """Mean over the families that need an operation."""
 
@@ -78,11 +79,18 @@ def request_of(question: Question, operations: Mapping[str, Operation] | None = 
     return Request(frames=question.frames, text=tokens.first_question(question.text, operations), clip=len(question.frames) > 1)
 
 
-def lost(before: Sequence[bool], after: Sequence[bool]) -> tuple[float, float]:
-    """Return how much accuracy on the same questions went down, and the standard error of that: over questions that are answered alike it
-    is small. At least one question."""
-    own = [float(b) - float(a) for b, a in zip(before, after, strict=True)]
-    return fmean(own), pstdev(own) / len(own) ** 0.5
+def costs(before: Sequence[bool], after: Sequence[bool], allowed: float) -> bool:
+    """Tell whether accuracy on the same questions, if there are any, went down by more than `allowed`, and by more than chance: of the
+    questions that are answered differently, as many or more turn out wrong less than once in forty where right and wrong are as likely
+    (McNemar's exact test, one-sided). With few questions an accuracy at the level of guessing moves by itself."""
+    from scipy.stats import binomtest  # takes half a second
+
+    if not before:
+        return False
+    wrong, right = (sum(was is not now and now is turned for was, now in zip(before, after, strict=True)) for turned in (False, True))
+    if (wrong - right) / len(before) <= allowed + 1e-9:
+        return False
+    return float(binomtest(wrong, wrong + right, alternative="greater").pvalue) < CHANCE
 
 
 def operations_told(toolbox: Toolbox, told: bool) -> Mapping[str, Operation] | None:

@@ -10,6 +10,9 @@ from ans_core.config.names import FamilyName
 from ans_core.config.section import Count, Impossible, Listed, Positive, Rate, Section, Share, Weight
 from ans_core.config.training import Optim
 
+RELEASES = 10
+"""Releases of which too many refused ones end learning."""
+
 
 class Admission(Section):
     """Which labels are learned from."""
@@ -69,7 +72,7 @@ class Release(Section):
     """Newest verified experiences that were kept apart."""
     allowed_loss: Share = 0.02
     """Of accuracy: on the first against the start, on the second against what is served. A loss that chance explains is none."""
-    roll_backs: Positive = 3
+    roll_backs: Annotated[int, Field(ge=1, le=RELEASES)] = 3
     """So many refused releases of the last ten end learning, until somebody rolls back by hand."""
     keep: Positive = 3
     """Newest versions that stay on disk."""

@@ -19,7 +19,7 @@ from typing import Any
 from ans_core import data, dist, loop
 from ans_core.agent import rows, tokens
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.evaluation import held_out, lost, operations_told, outcome_of, request_of
+from ans_core.agent.evaluation import costs, held_out, operations_told, outcome_of, request_of
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Limits, play
 from ans_core.agent.policy import AgentPolicy, add_call_tokens, load_base, said_rows
@@ -185,15 +185,6 @@ def shared_out(traces: Sequence[Trace], part: int, parts: int) -> list[Trace]:
     the last, since all rows of one are padded alike."""
     ordered = sorted(traces, key=lambda trace: sum(len(turn.text) for turn in trace.turns))
     return ordered[len(ordered) * part // parts : len(ordered) * (part + 1) // parts]
-
-
-def costs(before: Sequence[bool], after: Sequence[bool], allowed: float) -> bool:
-    """Return whether the same questions are answered worse by more than `allowed`, and by more than twice the standard error of the
-    difference: with few questions an accuracy at the level of guessing moves by more than that by itself."""
-    if not before:
-        return False
-    loss, error = lost(before, after)
-    return loss > max(allowed, 2 * error)
 
 
 def _right(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, row: str, families: Sequence[str]) -> list[bool]:

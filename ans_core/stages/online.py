@@ -206,7 +206,10 @@ def _accuracy(parts: Parts, questions: Sequence[Question]) -> float:
 def of_store(parts: Parts) -> dict[str, float]:
     """Return what the store says at the end."""
     counts = overview.counts(parts.store)
-    names = ("experiences", "vectors", "admitted", "below_gate", "not_verified", "flipped", "canary", "review", "stale", "flooded")
+    names = (
+        "experiences", "vectors", "admitted", "below_gate", "not_verified", "flipped", "canary", "review", "stale", "flooded", "unreadable",
+        "not_finite",
+    )  # fmt: skip
     found = {f"store/{name}": float(counts.get(name, 0)) for name in names}
     return found | {"store/frozen": float(parts.snapshots.frozen() is not None)}
 

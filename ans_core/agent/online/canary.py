@@ -9,7 +9,7 @@ from statistics import fmean
 
 from ans_core.agent.crops import CropFeatures
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.evaluation import lost
+from ans_core.agent.evaluation import costs
 from ans_core.agent.online.voting import normal
 from ans_core.agent.play import Limits, play
 from ans_core.model.adapters import Adapters
@@ -17,8 +17,6 @@ from ans_core.types import Request
 
 Asked = tuple[Request, str]
 """A question and its answer."""
-CHANCE = 1.64
-"""Standard errors of a paired difference: chance alone goes so far down once in twenty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +44,12 @@ class Canary:
 
 
 def refused(new: Mapping[str, Sequence[bool]], floor: Mapping[str, Sequence[bool]], *, allowed: float) -> str | None:
-    """Say what new weights lost; None if they may be served: they lost no more than `allowed`, or than chance takes from as good ones.
+    """Say what new weights lost; None if they may be served: on neither canary more than `allowed`, and than chance takes (`costs`).
 
     new, floor: what is right of the same questions; floor: by the first version on `source`, so that small losses can't add up, and by the
     served one on `target`."""
     for name, before in floor.items():
-        if not before:
-            continue
-        loss, error = lost(before, new[name])
-        if loss > max(allowed, CHANCE * error):
-            return f"accuracy on the {name} canary {fmean(new[name]):.3f}, {loss:.3f} below {fmean(before):.3f}"
+        if costs(before, new[name], allowed):
+            now, was = fmean(new[name]), fmean(before)
+            return f"accuracy on the {name} canary {now:.3f}, {was - now:.3f} below {was:.3f}"
     return None

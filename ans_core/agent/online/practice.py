@@ -23,6 +23,7 @@ from ans_core.agent.online.voting import Decision, Strategy, Vote, decide, norma
 from ans_core.agent.play import Limits, PlayedEpisode, play
 from ans_core.agent.practice import rollout_of
 from ans_core.agent.workspace import Workspace
+from ans_core.config.online import RELEASES
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.rl.grpo import Total
 from ans_core.rl.practice import PlayedRollout
@@ -35,8 +36,6 @@ MOST_NEAR = 2
 """Votes of near-duplicates: never as many as a group has rollouts."""
 RECENT = 100
 """Tasks that alerts look back on."""
-RELEASES = 10
-"""Releases of which too many refused ones freeze the worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +63,9 @@ class Progress:
     """Whether each of the last ones was refused."""
     at_once: int = 0
     """Most new tasks of the next update, after one that was not finite; 0: as many as ever."""
+    suspects: list[int] = field(default_factory=list)
+    """Tasks whose own updates were not finite. They are left out, and given up once an update without them is finite: else the weights are
+    at fault, and nothing is given up."""
     beta: float = 0.01
     marginal: Marginal = field(default_factory=Marginal)
     recent: deque[tuple[str, bool, bool]] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -71,14 +73,14 @@ class Progress:
 
     def state(self) -> dict[str, Any]:
         kept = {"marginal": self.marginal.state(), "recent": [list(row) for row in self.recent], "refusals": list(self.refusals)}
-        return {**vars(self), **kept}
+        return {**vars(self), **kept, "suspects": list(self.suspects)}
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Progress:
         rows: list[tuple[str, bool, bool]] = [(str(v), bool(visited), bool(flipped)) for v, visited, flipped in state["recent"]]
         refusals = deque(state.get("refusals", ()), maxlen=RELEASES)
         kept = {"marginal": Marginal.of(state["marginal"]), "recent": deque(rows, maxlen=RECENT), "refusals": refusals}
-        return cls(**{**state, **kept})
+        return cls(**{**state, **kept, "suspects": list(state.get("suspects", ()))})
 
 
 Confirm = Callable[[Lesson, Workspace | None], str | None]
@@ -215,9 +217,10 @@ class OnlinePractice:
         self._before = self.progress.state()
 
     def finish(self) -> list[Outcome]:
-        """End the step; return what became of its tasks."""
-        done, self.outcomes, self._before = self.outcomes, [], None
-        self.progress.at_once = 0
+        """End the step; return what became of its tasks, and of those that were left out of it."""
+        given_up = [Outcome(experience=n, label=None, share=0.0, verified=False, verdict="not_finite") for n in self.progress.suspects]
+        done, self.outcomes, self._before = [*self.outcomes, *given_up], [], None
+        self.progress.at_once, self.progress.suspects = 0, []
         return done
 
     def take_back(self) -> None:
@@ -225,13 +228,13 @@ class OnlinePractice:
         if self._before is not None:
             self.load(self.state())
 
-    def at_fault(self) -> int | None:
-        """Return the experience whose step was begun alone and not finished."""
-        tasks = self._tasks()
-        return tasks[0] if self._before is not None and len(tasks) == 1 else None
-
-    def _tasks(self) -> list[int]:
-        return [lesson.task.experience for lesson in self.lessons.values() if lesson.task is not None]
+    def _after_skipped(self, before: dict[str, Any]) -> dict[str, Any]:
+        """Return the progress before a step, with what the next one does otherwise because it was skipped: half as many new tasks, down to
+        one alone, which is a suspect if its step is skipped, too."""
+        new = [lesson.task.experience for lesson in self.lessons.values() if lesson.task is not None and lesson.task.verdict is None]
+        if len(self.lessons) == len(new) == 1:
+            return {**before, "at_once": 0, "suspects": [*before["suspects"], *new]}
+        return {**before, "at_once": max(1, len(new) // 2)}
 
     def end_rollouts(self, total: Total) -> None:
         """Nothing to sum up: one process learns online."""
@@ -249,9 +252,9 @@ class OnlinePractice:
         }
 
     def state(self) -> dict[str, Any]:
-        """Return the progress of all finished steps: a training state that is written after a skipped step has nothing of it, but that the
-        next one is to take half as many tasks, down to the one at fault."""
-        return self.progress.state() if self._before is None else {**self._before, "at_once": max(1, len(self._tasks()) // 2)}
+        """Return the progress of all finished steps, and what follows from a skipped one: a training state that is written after that has
+        nothing else of it."""
+        return self.progress.state() if self._before is None else self._after_skipped(self._before)
 
     def load(self, state: dict[str, Any]) -> None:
         self.progress, self.outcomes, self._before = Progress.of(state), [], None

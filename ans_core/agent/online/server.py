@@ -117,6 +117,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
+        self.late = False
         self.clock = threading.Timer(self.timeout, self._end_reading)
         self.clock.daemon = True
         self.clock.start()
@@ -127,6 +128,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _end_reading(self) -> None:
         """End what the request sends, as if it had hung up: each of its parts may come in time, and all of them never."""
+        self.late = True
         with suppress(OSError):  # it has
             self.connection.shutdown(socket.SHUT_RD)
 
@@ -208,7 +210,7 @@ class Handler(BaseHTTPRequestHandler):
         length = self._length() or 0
         read = self.rfile.read(length)
         if len(read) < length:
-            raise BadRequest(f"{len(read)} of {length} bytes arrived within {self.timeout:g} s")
+            raise BadRequest(f"{len(read)} of {length} bytes came{f' in {self.timeout:g} s' if self.late else ''}")
         self.clock.cancel()
         return read
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from ans_core.agent.online import audit, overview
 from ans_core.agent.online.store import Store
 from ans_core.checkpoints import checkpoint
+from ans_core.config.online import RELEASES
 from ans_core.states import sync
 
 FOLDER, SERVED, FROZEN = "snapshots", "served", "frozen"
@@ -104,7 +105,14 @@ class Snapshots:
         """Return what was served last, the present version and up to `most` - 1 changes back. Numbers alone don't tell: after a roll-back
         by hand the next one is far from what it follows."""
         asked = "SELECT body FROM audit WHERE event IN ('published', 'rolled_back') ORDER BY number DESC LIMIT ?"
-        return {int(json.loads(body)["version"]) for (body,) in self.store.rows(asked, most)}
+        changes: list[int] = []
+        for (body,) in self.store.rows(asked, most * (RELEASES + 1)):  # so many refusals in a row end learning
+            version = int(json.loads(body)["version"])
+            if not changes or version != changes[-1]:  # a refused release serves what was served
+                changes.append(version)
+            if len(changes) == most:
+                break
+        return set(changes)
 
     def rolled_back(self) -> bool:
         """Whether what is served was named by a roll-back, and not published since."""

@@ -28,6 +28,7 @@ from ans_core.agent.online.retention import evict, sweep
 from ans_core.agent.online.snapshots import Snapshots
 from ans_core.agent.online.store import Store, Task
 from ans_core.agent.policy import AgentPolicy
+from ans_core.config.online import RELEASES
 from ans_core.dist import rng_of
 from ans_core.loop import Machine, Schedule
 from ans_core.rl.dual_loop import Batches
@@ -145,6 +146,7 @@ class Worker:
             module = make()
             done = self.run(module, schedule=schedule, machine=machine, scratch=folder, log=log)
             module.monitor.close()
+            self.practice.take_back()
             if (self.update - self.base) % self.pace.publish_every and self.snapshots.frozen() is None:
                 self.release(self.update)  # the segment ends early: what it learned is not to be lost
             self._settle(self.update)
@@ -162,15 +164,13 @@ class Worker:
             self._begin(step)
         elif step % self.pace.publish_every == 0:
             self._settle(self.base + step)  # the training loop has written the state by now
-        if (task := self.practice.at_fault()) is not None:
-            self.store.drop([task], "not_finite")
-            self.store.note("alert", kind="not_finite", told=f"loss or gradient of experience {task} is not finite: it is not learned from")
         self.practice.take_back()  # the loop skips a step that is not finite: its tasks still wait
         self.before_batch(step)
         self._adopt()
         lessons = self._lessons(step)
+        replay = 0 if self.practice.progress.at_once == 1 else self.pace.replay  # one task alone: is it at fault?
         first = (self.base + step) * self.pace.replay
-        for number in range(first, first + self.pace.replay):
+        for number in range(first, first + replay):
             request, answer, form = self.replayed(number)
             lessons.append(Lesson(name=f"replay {number}", request=request, form=form, truth=answer))
         self._last_update_s = time.monotonic()
@@ -233,12 +233,14 @@ class Worker:
         self.policy.adapters.load(adapter, {name: tensor.to(device) for name, tensor in tensors.items()})
 
     def _await_tasks(self, step: int) -> list[Task]:
-        start_s, most = time.monotonic(), self.practice.progress.at_once or self.pace.tasks
+        start_s, progress = time.monotonic(), self.practice.progress
+        most = min(progress.at_once or self.pace.tasks, self.pace.tasks)
         while True:
             self._drop_stale()
-            frozen, waiting = self.snapshots.frozen(), self.store.waiting(most)
-            if frozen is None and sum(self.practice.progress.refusals) >= self.pace.roll_backs:
-                self.practice.progress.refusals.clear()  # somebody let it go on
+            frozen, suspects = self.snapshots.frozen(), progress.suspects
+            waiting = [number for number in self.store.waiting(most + len(suspects)) if number not in suspects][:most]
+            if frozen is None and sum(progress.refusals) >= self.pace.roll_backs:
+                progress.refusals.clear()  # somebody let it go on
             enough = len(waiting) == most or (waiting and time.monotonic() - start_s >= self.pace.patience_s)
             early = self.pace.per_minute and time.monotonic() - self._last_update_s < 60 / self.pace.per_minute
             warm = len(self.practice.neighbours) >= self.pace.cold_start or self._is_warm()
@@ -299,7 +301,10 @@ class Worker:
         assert self.module is not None, "run sets it"
         metrics = self.module.after_step(step)
         self.update = self.base + step + 1
-        self.store.finish(self.update, self.practice.finish())
+        outcomes = self.practice.finish()
+        self.store.finish(self.update, outcomes)
+        for lost in (outcome.experience for outcome in outcomes if outcome.verdict == "not_finite"):
+            self.store.note("alert", kind="not_finite", told=f"loss or gradient of experience {lost} is not finite: it is not learned from")
         if (step + 1) % self.pace.publish_every == 0:
             metrics |= {f"canary/{name}": value for name, value in self.release(self.update).items()}
         self._alert(metrics)
@@ -328,9 +333,9 @@ class Worker:
                 progress.version = version
                 progress.refusals.append(False)
             return {**told, "refused": 0.0}
-        refusals = sum(progress.refusals) + 1
-        of = f"{refusals} of the last {len(progress.refusals) + 1} releases were refused"
-        frozen = f"{of}, this one for {why}" if refusals >= self.pace.roll_backs else None
+        last = [*progress.refusals, True][-RELEASES:]
+        of = f"{sum(last)} of the last {len(last)} releases were refused"
+        frozen = f"{of}, this one for {why}" if sum(last) >= self.pace.roll_backs else None
         if self.snapshots.roll_back(progress.version, why=why, frozen=frozen, instead_of=progress.version):
             progress.roll_backs += 1
             progress.refusals.append(True)

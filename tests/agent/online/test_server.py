@@ -150,4 +150,4 @@ def test_a_request_that_comes_byte_by_byte_ends_in_time(server: Server, monkeypa
                 break
     assert 0.4 < time.monotonic() - start < 10
     if part == "body":
-        assert b"of 9999 bytes arrived within 0.5 s" in answer
+        assert b"of 9999 bytes came in 0.5 s" in answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -407,37 +407,60 @@ def test_a_step_that_was_skipped_leaves_nothing_to_the_next_one(
         assert len(worker.practice.progress.recent) == 2
 
 
-@pytest.mark.slow
-def test_a_task_whose_steps_are_never_finite_is_found_and_left_out(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _never_finite(monkeypatch: pytest.MonkeyPatch, is_at_fault: Callable[[OnlineLoop], bool]) -> None:
     real = OnlineLoop.forward
 
     def forward(self: OnlineLoop, batch: Any) -> Any:
         loss, metrics = real(self, batch)
-        return (loss * math.nan if "experience 3" in self.online.lessons else loss), metrics
+        return (loss * math.nan if is_at_fault(self) else loss), metrics
 
     monkeypatch.setattr(OnlineLoop, "forward", forward)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True], ids=["in one process", "from a training state of every step"])
+def test_a_task_whose_steps_are_never_finite_is_found_and_given_up(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    _never_finite(monkeypatch, lambda module: "experience 3" in module.online.lessons)
     with online(start, tmp_path / "store") as parts:
         parts.engine().answer(asked(0, 6))
-        learned(parts, tmp_path / "scratch", steps=8)
+        for steps in range(1, 9) if killed else (8,):
+            learned(parts, tmp_path / "scratch", steps=steps)
         rows = {record["id"]: (record["verdict"], record["visits"]) for record in overview.records(parts.store)}
-        assert rows.pop(3) == ("not_finite", 0)
+        assert rows.pop(3) == ("not_finite", 1)
         assert {visits for _, visits in rows.values()} == {1}
-        told = [row.body for row in overview.audit_rows(parts.store) if row.event == "alert" and "not_finite" in row.body]
-        assert len(told) == 1
+        assert sum(row.event == "alert" and "not_finite" in row.body for row in overview.audit_rows(parts.store)) == 1
+
+
+@pytest.mark.slow
+def test_where_no_step_is_finite_no_task_is_given_up(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _never_finite(monkeypatch, lambda module: True)
+    with online(start, tmp_path / "store") as parts:
+        parts.engine().answer(asked(0, 14))
+        learned(parts, tmp_path / "scratch", steps=6)
+        assert {(record["verdict"], record["visits"]) for record in overview.records(parts.store)} == {(None, 0)}
 
 
 @pytest.mark.slow
 def test_after_a_roll_back_by_hand_new_tasks_are_not_stale(start: Start, tmp_path: Path) -> None:
-    """Version numbers jump from 1 to 5 then, and what version 1 answered is one release old."""
+    """Version numbers jump from 2 to 5 then, and what version 2 answered is one release old. A refused release is no change."""
     with online(start, tmp_path / "store", update={"max_lag": 1}) as parts:
         about, tensors = parts.snapshots.load(0).about, parts.snapshots.load(0).tensors
         for before in range(4):
             parts.snapshots.publish(tensors, after=before, update=0, about=about, told={})
         assert parts.snapshots.recently_served(2) == {3, 4}
         parts.snapshots.roll_back(2, why="by hand")
-        assert parts.snapshots.recently_served(2) == {4, 2}
+        parts.engine().answer(asked(0, 1))
         parts.snapshots.publish(tensors, after=2, update=0, about=about, told={})
+        parts.snapshots.roll_back(5, why="a refused release")
         assert (parts.snapshots.served(), parts.snapshots.recently_served(2)) == (5, {2, 5})
+        worker = worker_of(parts, waits=False)
+        worker._drop_stale()
+        assert len(parts.store.waiting(9)) == 1
+        parts.snapshots.publish(tensors, after=5, update=0, about=about, told={})
+        worker._drop_stale()
+        assert parts.store.waiting(9) == []
 
 
 @pytest.mark.slow
