@@ -83,13 +83,14 @@ def costs(before: Sequence[bool], after: Sequence[bool], allowed: float) -> bool
     """Tell whether accuracy on the same questions, if there are any, went down by more than `allowed`, and by more than chance: of the
     questions that are answered differently, as many or more turn out wrong less than once in forty where right and wrong are as likely
     (McNemar's exact test, one-sided). With few questions an accuracy at the level of guessing moves by itself."""
-    from scipy.stats import binomtest  # takes half a second
-
     if not before:
         return False
-    wrong, right = (sum(was is not now and now is turned for was, now in zip(before, after, strict=True)) for turned in (False, True))
+    wrong = sum(was and not now for was, now in zip(before, after, strict=True))
+    right = sum(now and not was for was, now in zip(before, after, strict=True))
     if (wrong - right) / len(before) <= allowed + 1e-9:
         return False
+    from scipy.stats import binomtest  # takes half a second
+
     return float(binomtest(wrong, wrong + right, alternative="greater").pvalue) < CHANCE
 
 

@@ -72,15 +72,24 @@ class Progress:
     """(verdict, visited before, flipped) of the last tasks."""
 
     def state(self) -> dict[str, Any]:
-        kept = {"marginal": self.marginal.state(), "recent": [list(row) for row in self.recent], "refusals": list(self.refusals)}
-        return {**vars(self), **kept, "suspects": list(self.suspects)}
+        return {
+            **vars(self),
+            "marginal": self.marginal.state(),
+            "recent": [list(row) for row in self.recent],
+            "refusals": list(self.refusals),
+            "suspects": list(self.suspects),
+        }
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Progress:
         rows: list[tuple[str, bool, bool]] = [(str(v), bool(visited), bool(flipped)) for v, visited, flipped in state["recent"]]
-        refusals = deque(state.get("refusals", ()), maxlen=RELEASES)
-        kept = {"marginal": Marginal.of(state["marginal"]), "recent": deque(rows, maxlen=RECENT), "refusals": refusals}
-        return cls(**{**state, **kept, "suspects": list(state.get("suspects", ()))})
+        own = {
+            "marginal": Marginal.of(state["marginal"]),
+            "recent": deque(rows, maxlen=RECENT),
+            "refusals": deque(state.get("refusals", ()), maxlen=RELEASES),
+            "suspects": list(state.get("suspects", ())),
+        }
+        return cls(**{**state, **own})
 
 
 Confirm = Callable[[Lesson, Workspace | None], str | None]

@@ -104,9 +104,8 @@ class Snapshots:
     def recently_served(self, most: int) -> set[int]:
         """Return what was served last, the present version and up to `most` - 1 changes back. Numbers alone don't tell: after a roll-back
         by hand the next one is far from what it follows."""
-        asked = "SELECT body FROM audit WHERE event IN ('published', 'rolled_back') ORDER BY number DESC LIMIT ?"
         changes: list[int] = []
-        for (body,) in self.store.rows(asked, most * (RELEASES + 1)):  # so many refusals in a row end learning
+        for _, body in self._last_changes(most * (RELEASES + 1)):  # so many refusals in a row end learning
             version = int(json.loads(body)["version"])
             if not changes or version != changes[-1]:  # a refused release serves what was served
                 changes.append(version)
@@ -116,8 +115,12 @@ class Snapshots:
 
     def rolled_back(self) -> bool:
         """Whether what is served was named by a roll-back, and not published since."""
-        last = self.store.rows("SELECT event FROM audit WHERE event IN ('published', 'rolled_back') ORDER BY number DESC LIMIT 1")
-        return last == [("rolled_back",)]
+        return [event for event, _ in self._last_changes(1)] == ["rolled_back"]
+
+    def _last_changes(self, most: int) -> list[tuple[str, str]]:
+        """Return (event, body) of the newest audit rows that name what is served, the newest first."""
+        asked = "SELECT event, body FROM audit WHERE event IN ('published', 'rolled_back') ORDER BY number DESC LIMIT ?"
+        return [(str(event), str(body)) for event, body in self.store.rows(asked, most)]
 
     def frozen(self) -> str | None:
         """Return why nothing is learned any more; None if it is."""
