@@ -2,10 +2,11 @@
 
     python perf/agent.py --profile tiny --seeds 0 1 2      # makes the model of each seed first, if it is not there
     python perf/agent.py --seeds 1 --on runs/tiny          # the stages alone, on the data and the model of this folder, whatever their seed
+    python perf/agent.py --seeds 1 --on runs/tiny --rows sft rft oracle       # without the row `direct` and its training
     python perf/agent.py --table [--on runs/tiny]          # only the table, from perf/results/
 
 Every seed's metrics/agent.json is kept as perf/results/agent-<profile>-seed<N>.json, of --on as agent-<profile>-on-seed<N>.json.
-params.yaml is as before afterwards.
+params.yaml is as before afterwards. What --on makes lies in perf/runs/agent-seed<N>: the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ans_core.config import load
+from ans_core.written import written_whole
 from perf.bar import spread
-from tasks.stages import AGENT, TABLE
+from tasks.stages import AGENT, TABLE, Stage
 
-RESULTS = Path("perf/results")
+RESULTS, RUNS = Path("perf/results"), Path("perf/runs")
 ROWS = ("direct", "sft", "rft", "oracle")
 FAMILIES = ("easy", "pattern", "text", "larger", "moves")
 METRICS = (
@@ -112,27 +113,41 @@ def run(profile: str, seed: int) -> None:
         Path("params.yaml").write_text(before)
 
 
-def run_on(profile: str, seed: int, made: Path) -> None:
+def run_on(profile: str, seed: int, made: Path, rows: Sequence[str]) -> None:
     """One seed of the agent's stages in this process, without DVC and MLflow, on the data and the model of a folder like runs/tiny."""
     cfg = load(Path("params.yaml"))
     if cfg.profile != profile:
         raise SystemExit(f"params.yaml is of the profile {cfg.profile}; run `ans profile {profile} --force` first")
     cfg = cfg.model_copy(update={"seed": seed})
-    with tempfile.TemporaryDirectory() as folder:
-        own = Path(folder)
-        places = {name: made / name for name in ("data", "model")}
-        for stage in (stage for stage in TABLE if stage.group == AGENT):
-            began, out = time.perf_counter(), own / stage.out
-            out.mkdir(parents=True)
-            inputs = {name: places[name] for name in stage.inputs}
-            scratch = own / "scratch" / stage.out
-            scratch.mkdir(parents=True)
-            words = {"row": stage.row} if stage.row else {}
-            module = importlib.import_module(f"ans_core.stages.{stage.task}")
-            module.run(cfg, inputs=inputs, out=out, scratch=scratch, log=lambda metrics, step: None, **words)
-            places[stage.out] = out
-            print(f"{stage.name}: {time.perf_counter() - began:.0f} s", flush=True)
-        shutil.copyfile(own / "agent/report/agent.json", RESULTS / f"agent-{profile}-on-seed{seed}.json")
+    own = RUNS / f"agent-seed{seed}"
+    places = {name: made / name for name in ("data", "model")}
+    for stage in wanted(rows):
+        began, out, scratch = time.perf_counter(), own / stage.out, own / "scratch" / stage.out
+        places[stage.out] = out
+        if out.exists():
+            continue
+        scratch.mkdir(parents=True, exist_ok=True)
+        inputs = {name: places[name] for name in stage.inputs if name in places}
+        words = {"row": stage.row} if stage.row else {}
+        module = importlib.import_module(f"ans_core.stages.{stage.task}")
+        with written_whole(out) as partial:
+            module.run(cfg, inputs=inputs, out=partial, scratch=scratch, log=lambda metrics, step: None, **words)
+        print(f"{stage.name}: {time.perf_counter() - began:.0f} s", flush=True)
+    RESULTS.mkdir(exist_ok=True)
+    shutil.copyfile(own / "agent/report/agent.json", RESULTS / f"agent-{profile}-on-seed{seed}.json")
+
+
+def wanted(rows: Sequence[str]) -> list[Stage]:
+    """The agent's stages that lead to these rows of the table, in their order."""
+    stages = {stage.out: stage for stage in TABLE if stage.group == AGENT}
+    needed: set[str] = set()
+    ways = [f"agent/evaluate/{row}" for row in rows]
+    while ways:
+        way = ways.pop()
+        if way in stages and way not in needed:
+            needed.add(way)
+            ways += stages[way].inputs
+    return [stage for out, stage in stages.items() if out in needed or stage.name == "agent_report"]
 
 
 def table(name: str) -> str:
@@ -160,12 +175,13 @@ if __name__ == "__main__":
     parser.add_argument("--profile", default="tiny")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--on", type=Path, help="folder with `data` and `model` of one pipeline run")
+    parser.add_argument("--rows", choices=ROWS, nargs="*", default=ROWS, help="of the table, with --on")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     if not arguments.table:
         for seed in arguments.seeds:
             if arguments.on:
-                run_on(arguments.profile, seed, arguments.on)
+                run_on(arguments.profile, seed, arguments.on, arguments.rows)
             else:
                 run(arguments.profile, seed)
     print(table(f"{arguments.profile}-on" if arguments.on else arguments.profile))
