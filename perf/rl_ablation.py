@@ -3,6 +3,7 @@
     ans run                                                # makes runs/tiny, up to `sft` is enough
     python perf/rl_ablation.py                             # 2 cores: about an hour; writes perf/results/rl-ablation-seed<N>.json as it goes
     python perf/rl_ablation.py --table                     # only the table, of all seeds that are there
+    python perf/rl_ablation.py --steps 180 --name rl-gain --only "as in the profile" "ten times the KL"    # into a file of another name
 
 Every run is the profile's RL with `--steps` steps. Judged on held-out regions (`val`): IoU of loop 1 (the model captions, the frozen SFT
 model draws), METEOR of loop 2 (the model draws, the frozen SFT model captions), both paired by region with the SFT model's own; captions
@@ -56,6 +57,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "loop 2 alone, no supervised mask loss, `token`": {
         **LOOP_2, "mask_weight": 0.0, "mask_policy": "token", "stop_identical": 0, "kl": 0.0, "kl_words": 0.0,
     },
+    "ten times the KL": {"kl": 0.2},
+    "twice the samples": {"optim": {"batch": 16}},
+    "twice the candidates": {"oversample": 1.0},
+    "ten times the KL, twice the samples": {"kl": 0.2, "optim": {"batch": 16}},
+    "ten times the KL, twice the rate": {"kl": 0.2, "optim": {"lr": 1.2e-3}},
 }  # fmt: skip
 """Name -> what differs from the profile's `rl`."""
 
@@ -121,13 +127,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--regions", type=int, default=800)
     parser.add_argument("--only", nargs="*", default=list(RUNS), choices=list(RUNS))
+    parser.add_argument("--name", default="rl-ablation", help="of the file under perf/results")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     cfg = load(Path("params.yaml"))
-    path = Path(f"perf/results/rl-ablation-seed{cfg.seed}.json")
+    path = Path(f"perf/results/{arguments.name}-seed{cfg.seed}.json")
     path.parent.mkdir(exist_ok=True)
     if arguments.table:
-        print(table(sorted(path.parent.glob("rl-ablation-seed*.json"))))
+        print(table(sorted(path.parent.glob(f"{arguments.name}-seed*.json"))))
         return
     runs = Path("runs") / cfg.profile
     inputs = {name: runs / name for name in ("data", "base", "sft", "questions")}
