@@ -61,9 +61,12 @@ class RlBatch(TensorBatch):
     pixels: Float[Tensor, "B 3 S S"]
     targets: Bool[Tensor, "B M M"]
     """The sample's mask; empty if it has none."""
+    repeats: tuple[int, ...]
+    """How often the sample stands before this place in the whole step: few data fill a step several times over."""
 
 
-def rl_batch(samples: Sequence[Sample], asked: Sequence[str], model: Sa2VA, *, mask_size: int) -> RlBatch:
+def rl_batch(samples: Sequence[Sample], asked: Sequence[str], model: Sa2VA, *, mask_size: int, repeats: Sequence[int] = ()) -> RlBatch:
+    """Read the samples' pictures. repeats: of each sample, for its seeds; none given means that each stands in the step once."""
     images = [transforms.open_image(s.frames[0]) for s in samples]
     empty = torch.zeros(mask_size, mask_size, dtype=torch.bool)
     return RlBatch(
@@ -72,6 +75,7 @@ def rl_batch(samples: Sequence[Sample], asked: Sequence[str], model: Sa2VA, *, m
         views=[visible(model, [image]) for image in images],
         pixels=transforms.normalise(images, size=model.sam2.image_size),
         targets=torch.stack([resize_mask(rle.decode(true_mask(s)), mask_size) if s.masks else empty for s in samples]),
+        repeats=tuple(repeats) or (0,) * len(samples),
     )
 
 
@@ -214,7 +218,7 @@ class RolloutStep:
     mask_losses: tuple[float, float]
     """Weights of its BCE and dice."""
     seeds: tuple[object, ...]
-    """(run seed, loop, rollout number): with the sample and the rollout's index they decide everything random."""
+    """(run seed, loop, rollout number): with the sample, its repeat and the rollout's index they decide everything random."""
     timer: StepTimer
     practice: Practice | None = None
     """What an agent acts in; None for loops that need samples and rewards alone."""
@@ -243,12 +247,13 @@ class RolloutStep:
             views=[batch.views[i] for i in kept],
             pixels=batch.pixels[list(kept)],
             targets=batch.targets[list(kept)],
+            repeats=tuple(batch.repeats[i] for i in kept),
         )
         return replace(self, batch=some, encoded=self.encoded.take(kept))
 
     def seed(self, what: str, sample: int, rollout: int | None = None) -> int:
-        chosen = self.batch.samples[sample]
-        return seed_of(*self.seeds, what, chosen.dataset, chosen.sample_id, rollout)
+        chosen, repeat = self.batch.samples[sample], self.batch.repeats[sample]
+        return seed_of(*self.seeds, what, chosen.dataset, chosen.sample_id, rollout, *([repeat] if repeat else []))
 
     def generators(self, what: str) -> list[torch.Generator]:
         """Return one generator per sample."""

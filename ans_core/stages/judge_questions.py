@@ -36,8 +36,7 @@ class _Written:
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: data. Equal captions share their questions. After a failure the judge's cache has what was done, so `scratch`
     stays empty. Raises RuntimeError if the endpoint fails."""
-    judged = (cfg.rl.use_llm_judge and "caption" in cfg.rl.loops) or (cfg.rl.use_llm_judge_loop2 and "mask" in cfg.rl.loops)
-    sources = data.sources(inputs["data"], "train") if judged else ()
+    sources = data.sources(inputs["data"], "train") if cfg.rl.is_judged else ()
     samples = [s for source in sources for s in source.samples if is_region(s)]
     captions = list(dict.fromkeys(sample.text for sample in samples))
     written: dict[str, _Written] = {}

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 @contextmanager
 def _judging(cfg: Config, inputs: dict[str, Path]) -> Iterator[Judging | None]:
     """Yield the judge and its questions; None if no loop is judged."""
-    if not (cfg.rl.use_llm_judge or cfg.rl.use_llm_judge_loop2):
+    if not cfg.rl.is_judged:
         yield None
         return
     with closing(judge_of(cfg)) as judge:
@@ -214,13 +214,14 @@ class RolloutBatches:
             rows = [
                 order[i] for i in (rng.sample(range(pool), candidates) if pool >= candidates else rng.choices(range(pool), k=candidates))
             ]
-        own = dist.own_share(rows, **share)
+        own = dist.own_share(list(zip(rows, repeats_of([samples[i] for i in rows]), strict=True)), **share)
         asked = []
-        for i in own:
-            rng = dist.rng_of(cfg.seed, "rl asked", rollout, samples[i].dataset, samples[i].sample_id)
+        for i, repeat in own:
+            rng = dist.rng_of(cfg.seed, "rl asked", rollout, samples[i].dataset, samples[i].sample_id, *([repeat] if repeat else []))
             others = self.expressions[kind][i]
             asked.append(rng.choice(others) if others and rng.random() < s.expressions else samples[i].text)
-        return rl_batch([samples[i] for i in own], asked, self.model, mask_size=cfg.sft.mask_size)
+        repeats = [repeat for _, repeat in own]
+        return rl_batch([samples[i] for i, _ in own], asked, self.model, mask_size=cfg.sft.mask_size, repeats=repeats)
 
 
 def expressions_of(samples: Sequence[Sample], referring: Sequence[Sample]) -> list[list[str]]:
@@ -235,6 +236,17 @@ def expressions_of(samples: Sequence[Sample], referring: Sequence[Sample]) -> li
 def _thing(sample: Sample) -> tuple[object, ...]:
     mask = true_mask(sample)
     return picture_key(sample), str(mask["size"]), mask["counts"]
+
+
+def repeats_of(samples: Sequence[Sample]) -> list[int]:
+    """Return of every sample how often it stands before its place."""
+    seen: Counter[tuple[str, str]] = Counter()
+    found = []
+    for sample in samples:
+        name = sample.dataset, sample.sample_id
+        found.append(seen[name])
+        seen[name] += 1
+    return found
 
 
 def rows_of(count: int, step: int, *, batch: int, seed: int) -> list[int]:

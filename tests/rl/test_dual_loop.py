@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from ans_core.rewards.judge.judging import Judging
 from ans_core.rl import dual_loop, grpo, rollout, text_loop
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop
 from ans_core.rl.step import RolloutStep, rl_batch
-from ans_core.stages.rl import expressions_of, rows_of
+from ans_core.stages.rl import expressions_of, repeats_of, rows_of
 from ans_core.types import Prediction, Request, Sample
 from tests import tiny
 
@@ -294,6 +295,20 @@ def test_every_sample_of_an_epoch_comes_once_over_steps_and_processes(monkeypatc
         monkeypatch.setenv("RANK", rank)
         shared += [i for micro in (0, 1) for i in own_share(alone[1], micro=micro, micros=2)]
     assert sorted(shared) == sorted(alone[1])
+
+
+def test_a_sample_that_stands_in_a_step_twice_rolls_out_in_two_ways(own_model: Sa2VA):
+    first, second = SAMPLES
+    samples = (first, second, first)
+    assert repeats_of(samples) == [0, 0, 1]
+    module = loops(own_model)
+    made = rl_batch(samples, [s.text for s in samples], own_model, mask_size=32, repeats=repeats_of(samples))
+    step = module._rollout_steps(replace(batch(own_model), batches=[made]))["caption"]
+    answers = [said.ids for said in step.sample_answers([caption_request(s, true_mask(s)) for s in samples], "caption")]
+    assert answers[:3] != answers[6:]
+    assert step.take([2, 1]).seed("caption", 0, 0) == step.seed("caption", 2, 0)
+    alone = a_round(module).sample_answers([caption_request(s, true_mask(s)) for s in SAMPLES], "caption")
+    assert answers[:6] == [said.ids for said in alone]
 
 
 def test_expressions_belong_to_the_region_with_their_picture_and_mask() -> None:
