@@ -58,6 +58,7 @@ RUNS: dict[str, dict[str, Any]] = {
         **LOOP_2, "mask_weight": 0.0, "mask_policy": "token", "stop_identical": 0, "kl": 0.0, "kl_words": 0.0,
     },
     "ten times the KL": {"kl": 0.2},
+    "three tenths absent": {"absent": 0.3},
     "twice the samples": {"optim": {"batch": 16}},
     "twice the candidates": {"oversample": 1.0},
     "ten times the KL, twice the samples": {"kl": 0.2, "optim": {"batch": 16}},
