@@ -81,8 +81,8 @@ def check_options(names: Sequence[str], arguments: argparse.Namespace) -> None:
             raise ValueError(f"{', '.join(follows)}: a SAM2 follows masks without words, so it takes no --{option.replace('_', '-')}")
     if arguments.agent and (follows or arguments.model.startswith(BOX)):
         raise ValueError(f"--agent answers questions in words on a plain base; {follows[0] if follows else BOX} has none")
-    if arguments.agent and (arguments.video_mode or arguments.dtype or arguments.quantize):
-        raise ValueError("an agent draws no masks and keeps its base's precision: leave --video-mode, --dtype and --quantize out")
+    if arguments.agent and (arguments.video_mode or arguments.dtype):
+        raise ValueError("an agent draws no masks and keeps its base's precision: leave --video-mode and --dtype out")
     if arguments.convention and len(follows) != len(names):
         raise ValueError(f"--convention is of vos, not of {', '.join(set(names) - set(follows))}")
     device = present_device(arguments.device or "auto")

@@ -4,7 +4,8 @@
     python perf/online.py                     # 2 cores: a quarter of an hour; writes perf/results/online.json
 
 Printed: milliseconds of a search among 10,000 experiences (of 200), and seconds of an answer over HTTP, one question after the other:
-by the engine alone, and beside a worker that learns from these questions without a pause. Lost: questions without an answer.
+by the engine alone, and beside a worker that learns from these questions without a pause, from its first update on. Lost: questions
+without an answer. Updates, releases: of the worker while these questions were answered.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 
 from ans_core.agent.online.neighbours import Neighbours
 from ans_core.agent.online.simulation import STREAM_FROM, Drawn, Shift
+from ans_core.agent.online.store import Store
 from ans_core.config import load
 
 EXPERIENCES, DIMENSIONS, SEARCHES = 10_000, 256, 200
@@ -65,6 +67,20 @@ def answers(url: str, stream: Drawn, numbers: range) -> tuple[list[float], int]:
     return seconds, lost
 
 
+def events(folder: Path) -> dict[str, int]:
+    """Count the worker's updates and releases so far."""
+    with Store(folder) as store:
+        counted = dict(store.rows("SELECT event, COUNT(*) FROM audit GROUP BY event"))
+    return {"updates": counted.get("update", 0), "releases": counted.get("published", 1) - 1}
+
+
+def wait_for_update(folder: Path, worker: subprocess.Popen[bytes]) -> None:
+    while not events(folder)["updates"]:
+        if worker.poll() is not None:
+            raise SystemExit(f"the worker ended with status {worker.returncode} before its first update")
+        time.sleep(0.5)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--questions", type=int, default=300)
@@ -87,9 +103,11 @@ def main() -> None:
             seconds, found["lost_alone"] = answers(url, stream, range(count))
             found["alone_s"] = quantiles(seconds)
             worker = subprocess.Popen([*command, "worker", *where])
-            time.sleep(20)  # until it learns
+            wait_for_update(store := Path(folder, "store"), worker)
+            before = events(store)
             seconds, found["lost_beside_worker"] = answers(url, stream, range(count, 2 * count))
             found["beside_worker_s"] = quantiles(seconds)
+            found |= {name: now - before[name] for name, now in events(store).items()}
         finally:
             for process in (worker, engine):
                 if process is not None:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from PIL import Image
 
 from ans_core import transforms
+from ans_core.agent.lru import LruCache
 from ans_core.agent.workspace import Box, Workspace, content, cut, enlarged
 from ans_core.data.views import Grid, Views
 from ans_core.model import Sa2VA
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.prefill import encoded, visible
 from ans_core.types import ImageRef
+
+CROP_BYTES = 4 * 2**30
+"""Of features that are held, on the model's device. A view of 448 pixels has 256 cells x 4096 values x 2 bytes = 2 MiB (InternViT-300M in
+bf16), a picture in 20 tiles and as a whole 42 MiB: 97 such, or 680 crops of 3 views, about one step of RFT with the profiles pixelis-*."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +63,12 @@ class Crop:
 class CropFeatures:
     """Features of crops by (hash of the frame, box): equal crops are encoded once while they are held. For one model."""
 
-    def __init__(self, model: Sa2VA, *, most: int = 4096) -> None:
-        """`most`: crops that are held; the oldest make room."""
-        self.model, self.most = model, most
+    def __init__(self, model: Sa2VA, *, most: int = 4096, most_bytes: int = CROP_BYTES) -> None:
+        """`most`, `most_bytes`: crops that are held, and bytes of their features; the least recently used make room."""
+        self.model = model
         self.encoded = 0
         """Crops that the vision tower has seen."""
-        self._known: dict[tuple[str, Box], ImageFeatures] = {}
+        self._known: LruCache[ImageFeatures] = LruCache(most=most, most_bytes=most_bytes, size=lambda features: features.values.nbytes)
 
     @torch.no_grad()
     def of(self, crops: Sequence[Crop]) -> list[ImageFeatures]:
@@ -70,14 +76,13 @@ class CropFeatures:
         depend on the crops beside it, and a resumed run encodes other batches."""
         hashes = {frame: hashlib.sha256(content(frame)).hexdigest() for frame in dict.fromkeys(crop.frame for crop in crops)}
         keys = [(hashes[crop.frame], crop.box) for crop in crops]
-        new = {key: crop for key, crop in zip(keys, crops, strict=True) if key not in self._known}
         with self.model.own_precision():
-            for key, crop in new.items():
-                (self._known[key],) = encoded(self.model, [crop.views(self.model)])
-        self.encoded += len(new)
-        features = [self._known[key] for key in keys]
-        for key in list(self._known)[: max(0, len(self._known) - self.most)]:
-            del self._known[key]
+            found = {key: self._known.get(key, partial(self._encode, crop)) for key, crop in dict(zip(keys, crops, strict=True)).items()}
+        return [found[key] for key in keys]
+
+    def _encode(self, crop: Crop) -> ImageFeatures:
+        self.encoded += 1
+        (features,) = encoded(self.model, [crop.views(self.model)])
         return features
 
 

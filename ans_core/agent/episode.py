@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ans_core.agent import ocr, protocol
+from ans_core.agent.lru import LruCache
 from ans_core.agent.operations import OPERATIONS, Operation, Result, Tools
 from ans_core.agent.operations.base import Arguments
 from ans_core.agent.refusal import ErrorKind, Refused
@@ -68,7 +69,7 @@ class Toolbox:
         self.operations = {name: o for name, o in operations.items() if model is not None or not o.needs_model}
         self.seconds = seconds
         self._model, self._adapters_off, self._worker = model, adapters_off, Worker()
-        self._results: dict[Hashable, Result] = {}
+        self._results: LruCache[Result] = LruCache(most=REMEMBERED)
         self.tile = TILE if model is None else model.backbone.crop_side
 
     def __enter__(self) -> Toolbox:
@@ -98,13 +99,12 @@ class Toolbox:
             found = self._worker.call(operation.run, workspace, arguments, tools, seconds=self.seconds)
             assert isinstance(found, Result)
             return found
-        asked = (operation.name, arguments.model_dump_json(), workspace.fingerprint())
-        if asked not in self._results:
+
+        def run() -> Result:
             with stopped_after(self.seconds), self._adapters_off():
-                self._results[asked] = operation.run(workspace, arguments, replace(tools, model=self._model))
-            for old in list(self._results)[:-REMEMBERED]:
-                del self._results[old]
-        return self._results[asked]
+                return operation.run(workspace, arguments, replace(tools, model=self._model))
+
+        return self._results.get((operation.name, arguments.model_dump_json(), workspace.fingerprint()), run)
 
 
 @contextmanager

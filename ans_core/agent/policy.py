@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 
 from ans_core import prompts
@@ -23,6 +24,7 @@ from ans_core.agent.protocol import call_tokens
 from ans_core.checkpoints import checkpoint
 from ans_core.model import Sa2VA
 from ans_core.model.adapters import Adapters, copies_config, lora_config
+from ans_core.model.quantization import Quantization, quantizer
 
 AGENT, BASE = "agent", "base"
 """The adapter's name, and what the model without it is called."""
@@ -36,10 +38,11 @@ def load_base(
     device: torch.device | str = "cpu",
     tiles: Sequence[int] = (),
     dtype: torch.dtype | None = None,
+    quantize: Quantization | None = None,
 ) -> Sa2VA:
     """Load the model that the agent starts from, with tokens for calls. Raises ValueError for one that has no `[SEG]`. `tiles`: see
-    `set_tiles`. `dtype`: None keeps the stored one."""
-    model = checkpoint.load(path, device=device, dtype=dtype)
+    `set_tiles`. `dtype`: None keeps the stored one. `quantize`: as in `Sa2VA.from_pretrained`, for inference."""
+    model = checkpoint.load(path, device=device, dtype=dtype, quantize=quantize)
     if prompts.SEG not in model.tokenizer.get_vocab():
         raise ValueError(
             f"{path} has no {prompts.SEG}: operations draw masks with it; take a Sa2VA as agent.base (`ans convert` makes one)"
@@ -142,19 +145,40 @@ def load_policy(
     device: torch.device | str = "cpu",
     names: Sequence[str] = (AGENT,),
     dtype: torch.dtype | None = None,
+    quantize: Quantization | None = None,
 ) -> AgentPolicy:
     """Load a trained agent; all adapters begin as what was trained. Raises ValueError where it was trained on another base, and for what
-    another stage wrote."""
+    another stage wrote.
+
+    quantize: the linear layers that the agent and its base speak with in 8 bits, for inference. LoRA, projector and rows of embeddings and
+    head stay as they are; copies of layers take their place only once they are loaded, so they are quantized after that, as their base's
+    layers are. With the adapters off the model is the base as `Sa2VA.from_pretrained(quantize=...)` loads it."""
     tensors, config = checkpoint.load_delta(folder, base_hash=checkpoint.weights_hash(base))
     if "rows" not in config:
         raise ValueError(f"{folder} is of stage {config.get('stage')!r}, not an agent's; give what `agent_sft` or `rft` wrote")
-    model = load_base(base, operations=operations, device=device, tiles=config.get("tiles", ()), dtype=dtype)
+    copies = config["lora"] is None
+    model = load_base(
+        base, operations=operations, device=device, tiles=config.get("tiles", ()), dtype=dtype, quantize=None if copies else quantize
+    )
     policy = AgentPolicy(model, lora=config["lora"], rows=config["rows"], seed=0, names=names)
     policy.operations_told = config.get("operations_told")
     for name in names:
         policy.adapters.load(name, {key: tensor.to(model.device) for key, tensor in tensors.items()})
+    if copies and quantize is not None:
+        _quantize_with_copies(model.vlm.model.language_model, quantize)
     policy.model.eval()
     return policy
+
+
+def _quantize_with_copies(language_model: nn.Module, quantize: Quantization) -> None:
+    """Quantize a language model's layers and the copies in them. Those are in fp32, as they were trained: they get the layers' precision,
+    which 8-bit weights compute in."""
+    work = quantizer(language_model, quantize)
+    for layer in language_model.layers:
+        for module in layer.modules():
+            if isinstance(module, ModulesToSaveWrapper):
+                module.modules_to_save.to(module.original_module.weight.dtype)
+        work(layer)
 
 
 def said_rows(model: Sa2VA, texts: Iterable[str]) -> list[int]:

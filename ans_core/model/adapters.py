@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -150,7 +151,8 @@ class Adapters:
         """Add adapters, which all begin as the first one. `off`: what the model without any is called in `using`."""
         self.model, self.names, self.off = model, tuple(names), off
         self.active = names[0]
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "TorchaoLoraLinear was instantiated without")  # nothing is merged into 8 bits
             torch.manual_seed(seed)
             self.peft = get_peft_model(model, config, adapter_name=names[0])
             for name in names[1:]:

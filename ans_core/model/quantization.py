@@ -47,7 +47,8 @@ def quantizer(language_model: nn.Module, asked: Quantization) -> Callable[[nn.Mo
             return
         config: Any = Int8WeightOnlyConfig() if asked == "int8" else Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
         if asked == "fp8" and (dtype := next(layer.parameters()).dtype) != torch.bfloat16:
-            raise ValueError(f'quantize "fp8" takes weights in bfloat16, not in {str(dtype).removeprefix("torch.")}: give dtype="bfloat16"')
+            found = str(dtype).removeprefix("torch.")
+            raise ValueError(f'quantize "fp8" takes weights in bfloat16, not in {found}: give dtype="bfloat16", or use "int8"')
         quantize_(layer, config)
 
     return work

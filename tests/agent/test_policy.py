@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from ans_core.agent import rows, tokens
+from ans_core.agent.crops import CropFeatures, joined
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import request_of
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.play import Limits, play
+from ans_core.agent.play import Limits, PlayedEpisode, play
 from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, load_base, load_policy, said_rows, set_tiles
-from ans_core.agent.protocol import call_tokens
+from ans_core.agent.protocol import Call, call_text, call_tokens
 from ans_core.agent.world import draw_question
 from ans_core.agent.world.trace_file import Trace, read_traces
 from ans_core.agent.world.traces import write_drawn_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.data.views import Patches
-from ans_core.model import Sa2VA
+from ans_core.model import Sa2VA, quantization
+from ans_core.model.packing import Packed
 from ans_core.model.predict import predict
-from ans_core.rl.rollout import exact_head
+from ans_core.rl.rollout import Group, exact_head, pack
 from ans_core.types import Request
 from tests import tiny
 from tests.golden import GOLDEN
+from tests.model.test_quantization import quantizes
 
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.0}
 ASKED = [Request(frames=(tiny.picture(i),), text="<image>\nPlease segment the red square in this image.") for i in range(3)]
@@ -105,6 +111,50 @@ def test_the_base_is_the_base_to_the_bit_and_an_adapter_comes_back_from_its_file
     assert predict(again.model, ASKED, max_tokens=8, batch=3) == after
     with again.base():
         assert predict(again.model, ASKED, max_tokens=8, batch=3) == before
+
+
+def _read(policy: AgentPolicy, episodes: Sequence[PlayedEpisode]) -> Float[Tensor, "M V"]:
+    """Return the logits of what was said in episodes."""
+    model, features = policy.model, CropFeatures(policy.model)
+    logits = []
+    for episode in episodes:
+        packed = Packed(**pack([Group(prefix=episode.prefix, rollouts=(episode.rollout,))], pad_id=0)[0])
+        with torch.no_grad(), model.own_precision():
+            image = joined([model.project(of) for of in features.of([episode.overview, *episode.crops[1:]])])
+            at, place = packed.loss_mask.nonzero(as_tuple=True)
+            logits.append(model.logits(model.hidden_states(packed, [image])[at, place - 1]).float())
+    return torch.cat(logits)
+
+
+@quantizes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "copies"])
+def test_an_agent_in_8_bits_says_what_it_says_in_full_and_its_base_is_the_base_in_8_bits(
+    tmp_path: Path, lora: dict[str, Any] | None, dtype: torch.dtype, toolbox: Toolbox
+) -> None:
+    """What the one in full says after a look is read by both. Measured: logits of spread 1.7 move by .057 to .075, and .90 to .98 of the
+    tokens stay the most likely ones of a model that knows nothing."""
+    base = tmp_path / "base"
+    checkpoint.save(tiny.build().to(dtype), base, metadata={})
+    model = load_base(base, operations=OPERATIONS)
+    policy = AgentPolicy(model, lora=lora, rows=add_call_tokens(model, OPERATIONS), seed=1)
+    for number, p in enumerate(policy.adapters.parameters(AGENT).values()):
+        p.data += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(number))
+    policy.save(tmp_path / "agent", base_hash=checkpoint.weights_hash(base), about={})
+    whole, eighth = (load_policy(base, tmp_path / "agent", operations=OPERATIONS, quantize=kind) for kind in (None, "int8"))
+    changed = {name for name, p in eighth.model.named_parameters() if quantization.is_quantized(p)}
+    assert len(changed) == 14 * (1 if lora else 2)  # linear layers of the language model, and their copies
+    assert all("language_model.layers" in name and "lora" not in name for name in changed)
+    look = call_text(Call(name="zoom_in", arguments={"bbox_2d": [0, 0, 500, 500]}))
+    played = play(whole.model, toolbox, ASKED, limits=Limits(turn_tokens=24), plans=[[look]] * 3)
+    full, eight = _read(whole, played), _read(eighth, played)
+    assert 0.0 < (full - eight).pow(2).mean().sqrt() < 0.06 * full.std()
+    assert (full.argmax(1) == eight.argmax(1)).float().mean() > 0.85
+    with eighth.base():
+        found = predict(eighth.model, ASKED, max_tokens=8, batch=3)
+    plain = load_base(base, operations=OPERATIONS, quantize="int8")
+    assert found == predict(plain, ASKED, max_tokens=8, batch=3)
+    assert found == predict(Sa2VA.from_pretrained(base, quantize="int8"), ASKED, max_tokens=8, batch=3)
 
 
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference outputs")

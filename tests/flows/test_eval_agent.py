@@ -16,10 +16,12 @@ from ans_core.agent.policy import AgentPolicy, add_call_tokens
 from ans_core.agent.protocol import Call, call_text
 from ans_core.benchmarks.public import Item
 from ans_core.checkpoints import checkpoint
+from ans_core.model import quantization
 from ans_core.types import Request
 from flows import cli, eval_agent, eval_run
 from tests import tiny
 from tests.benchmarks.public.drawn import write
+from tests.model.test_quantization import quantizes
 
 ZOOM = call_text(Call(name="zoom_in", arguments={"bbox_2d": [0, 0, 500, 500]}))
 
@@ -76,6 +78,43 @@ def test_both_ways_are_scored_and_compared(workspace: Path, monkeypatch: pytest.
     assert json.loads((workspace / "again.json").read_text())["metrics"] == with_["metrics"]
 
 
+@pytest.mark.slow
+@quantizes
+def test_an_agent_in_8_bits_is_another_evaluation(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways are answered by one model in 8 bits; the agent as it is stored has the folder that it had before."""
+    monkeypatch.setattr(answering, "play", looking)
+    loaded: list[eval_agent.Loaded] = []
+
+    class Loaded(eval_agent.Loaded):
+        def __init__(self, arguments: argparse.Namespace) -> None:
+            super().__init__(arguments)
+            loaded.append(self)
+
+    monkeypatch.setattr(eval_agent, "Loaded", Loaded)
+    given = ["eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--data", workspace / "vstar"]
+    assert ans(*given, "--quantize", "int8") == 0
+    (one,) = loaded
+    assert any(quantization.is_quantized(p) for p in one.policy.model.vlm.model.language_model.parameters())
+    (out,) = (workspace / ".ans/eval").iterdir()
+    for way in ("without_tools", "with_tools"):
+        assert json.loads((out / way / "settings.json").read_text())["quantize"] == "int8"
+        assert json.loads((out / way / "metrics.json").read_text())["metrics"]
+    plain = eval_run.asked("vstar", cli.parse([str(word) for word in given]))
+    assert "quantize" not in plain.settings
+    assert plain.out != out
+
+
+def test_an_agent_in_8_bits_needs_torchao_and_fp8_a_gpu(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eval_agent, "Loaded", lambda *_: pytest.fail("an agent was loaded"))
+    given = ["eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--data", workspace / "vstar"]
+    monkeypatch.setattr(quantization, "missing", lambda: False)
+    with pytest.raises(ValueError, match="which a CPU does not: use 'int8' here"):
+        ans(*given, "--quantize", "fp8", "--device", "cpu")
+    monkeypatch.setattr(quantization, "missing", lambda: True)
+    with pytest.raises(ValueError, match="quantize 'int8' needs torchao, which is an extra"):
+        ans(*given, "--quantize", "int8")
+
+
 def test_what_an_agent_cannot_be_asked_is_refused_before_it_is_loaded(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eval_agent, "Loaded", lambda *_: pytest.fail("an agent was loaded"))
     region = Item(
@@ -87,7 +126,7 @@ def test_what_an_agent_cannot_be_asked_is_refused_before_it_is_loaded(workspace:
         ans("eval", "vstar", "--model", workspace / "base", "--agent", workspace, "--data", workspace / "vstar")
     with pytest.raises(ValueError, match="on a plain base; davis17 has none"):
         ans("eval", "davis17", "--model", workspace / "base", "--agent", workspace / "agent")
-    with pytest.raises(ValueError, match="leave --video-mode, --dtype and --quantize out"):
+    with pytest.raises(ValueError, match="leave --video-mode and --dtype out"):
         ans("eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--dtype", "bfloat16")
     gone = ["eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--data", workspace / "nowhere"]
     assert ans(*gone, "--out", workspace / "gone") == eval_run.SKIPPED

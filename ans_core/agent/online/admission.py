@@ -56,7 +56,13 @@ class Marginal:
     """Form -> label -> how often it came; older ones count less."""
 
     def weight(self, form: str, label: str) -> float:
-        """Return clip(1 / (K m(label)), .2, 2) for K known labels: a label that becomes the only one loses its weight."""
+        """Return clip(1 / (K m(label)), .2, 2) for the K labels of this form that came so far, m being their decayed shares: a label that
+        becomes the only one loses its weight.
+
+        K counts labels that came, not answers that could: then the mean weight of what comes is sum m / (K m) = 1, however few labels are
+        known. With the number of possible answers, the first labels would lose weight because others have not come yet: the first of four
+        would weigh .25. A label keeps its place in K when it has become rare; else one that drives the others out would weigh 1 again.
+        A label alone weighs 1, for nothing tells yet whether it is common; so does a new one, which may be noise."""
         known = self.counts.get(form, {})
         if label not in known:
             return 1.0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 from ans_core import transforms
 
@@ -40,24 +42,30 @@ def read(path: Path) -> bytes:
 
 
 def put(folder: Path, encoded: bytes) -> str:
-    """Write a picture unless it is there; return its digest once file and name are on disk."""
+    """Write a picture unless it is there; return its digest once file and name are on disk. A `sweep` at the same time may take it away
+    again: who counts on it looks (`are_there`) while no sweep can run."""
     digest = digest_of(encoded)
     path = path_of(folder, digest)
-    if not path.exists():
+    while not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial = path.with_suffix(f".{uuid4().hex}.partial")
         try:
             with partial.open("wb") as file:
                 file.write(encoded)
                 file.flush()
                 os.fsync(file.fileno())
-            partial.replace(path)
+            with suppress(FileNotFoundError):  # a sweep took it: once more
+                partial.replace(path)
         except OSError as error:
             partial.unlink(missing_ok=True)
             raise OSError(f"{path} can't be written ({error.strerror}); free space on its disk, or mend its rights") from None
     for entry in (path, path.parent, folder):  # also where it is there: another process may not have come so far yet
         _keep_entry(entry)
     return digest
+
+
+def are_there(folder: Path, digests: Iterable[str]) -> bool:
+    return all(path_of(folder, digest).exists() for digest in digests)
 
 
 def _keep_entry(path: Path) -> None:
@@ -79,5 +87,5 @@ def sweep(folder: Path, keep: Collection[str]) -> int:
     kept = {path_of(folder, digest) for digest in keep}
     lost = [path for path in folder.rglob("*") if path.is_file() and path not in kept]
     for path in lost:
-        path.unlink()
+        path.unlink(missing_ok=True)  # somebody may have renamed it by now
     return len(lost)

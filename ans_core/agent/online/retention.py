@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from ans_core.agent.online import picture_files
 from ans_core.agent.online.store import Store, count, note
@@ -23,7 +23,7 @@ def forget(store: Store, number: int, *, wait_s: float = READERS_S) -> str:
             raise ValueError(f"there is no experience {number} in {store.file}; `ans agent export` lists them")
         gone = _delete(db, [number])
         note(db, "forgotten", {"experience": number})
-    _remove(store, gone)
+    store.remove_unused(gone)
     if store.empty_wal(wait_s):
         return ""
     return (
@@ -50,7 +50,7 @@ def evict(store: Store) -> int:
         digests = _delete(db, gone)
         count(db, "evicted", len(gone))
         note(db, "evicted", {"experiences": gone})
-    _remove(store, digests)
+    store.remove_unused(digests)
     store.empty_wal(EVICT_READERS_S)  # where somebody reads, the next one does it
     return len(gone)
 
@@ -62,13 +62,6 @@ def _delete(db: sqlite3.Connection, numbers: Sequence[int]) -> set[str]:
         found |= {digest for (digest,) in db.execute("SELECT digest FROM pictures WHERE experience = ?", (number,))}
         db.execute("DELETE FROM experiences WHERE id = ?", (number,))
     return found
-
-
-def _remove(store: Store, digests: Collection[str]) -> None:
-    """Remove pictures that no other experience has. In a transaction, so that nobody adds one meanwhile."""
-    with store.writing() as db:
-        left = [one for one in digests if not db.execute("SELECT 1 FROM pictures WHERE digest = ?", (one,)).fetchone()]
-        picture_files.remove(store.pictures, left)
 
 
 def sweep(store: Store) -> int:

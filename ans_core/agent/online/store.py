@@ -11,8 +11,8 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -218,32 +218,52 @@ class Store:
 
     def add(self, experience: Experience, vector: Float[np.ndarray, " D"]) -> int | None:
         """Keep an experience, scrubbed, with its vector and its place in the queue; return its id once it is on disk. None if the queue is
-        full. A request that is known already gets its id. Raises NameTaken if it was another question."""
+        full. A request that is known already gets its id. Raises NameTaken if it was another question.
+
+        Pictures are written between two transactions, so that a slow disk keeps nobody from writing: the first one tells whether they are
+        needed, the second one finds them there. What is removed (`sweep`, `forget`, `evict`) is removed in a transaction, so a picture that
+        is there in this one stays; one that was removed before it is written again."""
         frames = [picture_files.scrubbed(frame) for frame in experience.frames]
+        digests = [picture_files.digest_of(frame) for frame in frames]
+        settled, number = self._entered(experience, vector, digests, written=False)
+        if settled:
+            return number
+        is_kept = False
+        try:
+            while not settled:
+                for frame in frames:
+                    picture_files.put(self.pictures, frame)
+                settled, number = self._entered(experience, vector, digests, written=True)
+            is_kept = number is not None
+        finally:
+            if not is_kept:
+                with suppress(OSError):  # the next sweep removes them then
+                    self.remove_unused(digests)
+        return number
+
+    def _entered(
+        self, experience: Experience, vector: Float[np.ndarray, " D"], digests: Sequence[str], *, written: bool
+    ) -> tuple[bool, int | None]:
+        """Return (whether it is settled, its id). It is not while a new experience lacks pictures; without an id the queue is full."""
         with self.writing() as db:
             known = db.execute("SELECT id FROM experiences WHERE request = ?", (experience.request,)).fetchone()
             if known:
-                if not _is_same(db, int(known[0]), experience, frames):
+                if not _is_same(db, int(known[0]), experience, digests):
                     raise NameTaken(f"the request {experience.request!r} is another question of the store; give this one a name of its own")
-                return int(known[0])
+                return True, int(known[0])
             (waiting,) = db.execute("SELECT COUNT(*) FROM queue WHERE learned IS NULL").fetchone()
             if waiting >= self.limits.queue:
                 count(db, "flooded")
-                return None
-            cursor = db.execute(
-                "INSERT INTO experiences (request, time_s, question, clip, form, answer, policy) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    experience.request, time.time(), scrub(experience.question), experience.clip, experience.form, experience.answer,
-                    experience.policy,
-                ),
-            )  # fmt: skip
-            number = int(cursor.lastrowid or 0)
-            digests = [picture_files.put(self.pictures, frame) for frame in frames]
-            db.executemany("INSERT INTO pictures VALUES (?, ?, ?)", [(number, place, digest) for place, digest in enumerate(digests)])
-            db.execute("INSERT INTO vectors VALUES (?, ?)", (number, vector.astype("<f4").tobytes()))
-            db.execute("INSERT INTO queue (experience) VALUES (?)", (number,))
-            note(db, "added", {"experience": number, "policy": experience.policy, "pictures": len(digests)})
-        return number
+                return True, None
+            if not (written and picture_files.are_there(self.pictures, digests)):
+                return False, None
+            return True, _insert(db, experience, vector, digests)
+
+    def remove_unused(self, digests: Iterable[str]) -> None:
+        """Remove pictures that no experience has. In a transaction, so that nobody adds one meanwhile."""
+        with self.writing() as db:
+            left = [one for one in digests if not db.execute("SELECT 1 FROM pictures WHERE digest = ?", (one,)).fetchone()]
+            picture_files.remove(self.pictures, left)
 
     def size(self) -> int:
         """Return the number of experiences."""
@@ -341,12 +361,28 @@ class Store:
             db.execute("UPDATE queue SET learned = NULL WHERE learned > ?", (after,))
 
 
-def _is_same(db: sqlite3.Connection, number: int, experience: Experience, frames: Sequence[bytes]) -> bool:
+def _insert(db: sqlite3.Connection, experience: Experience, vector: Float[np.ndarray, " D"], digests: Sequence[str]) -> int:
+    """Insert an experience with all that hangs on it; return its id."""
+    cursor = db.execute(
+        "INSERT INTO experiences (request, time_s, question, clip, form, answer, policy) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (
+            experience.request, time.time(), scrub(experience.question), experience.clip, experience.form, experience.answer,
+            experience.policy,
+        ),
+    )  # fmt: skip
+    number = int(cursor.lastrowid or 0)
+    db.executemany("INSERT INTO pictures VALUES (?, ?, ?)", [(number, place, digest) for place, digest in enumerate(digests)])
+    db.execute("INSERT INTO vectors VALUES (?, ?)", (number, vector.astype("<f4").tobytes()))
+    db.execute("INSERT INTO queue (experience) VALUES (?)", (number,))
+    note(db, "added", {"experience": number, "policy": experience.policy, "pictures": len(digests)})
+    return number
+
+
+def _is_same(db: sqlite3.Connection, number: int, experience: Experience, digests: Sequence[str]) -> bool:
     """Tell whether an experience has this question and these pictures, both scrubbed."""
     (question, clip) = db.execute("SELECT question, clip FROM experiences WHERE id = ?", (number,)).fetchone()
-    digests = [digest for (digest,) in db.execute("SELECT digest FROM pictures WHERE experience = ? ORDER BY place", (number,))]
-    asked = (scrub(experience.question), experience.clip, [picture_files.digest_of(frame) for frame in frames])
-    return (question, bool(clip), digests) == asked
+    known = [digest for (digest,) in db.execute("SELECT digest FROM pictures WHERE experience = ? ORDER BY place", (number,))]
+    return (question, bool(clip), known) == (scrub(experience.question), experience.clip, list(digests))
 
 
 def note(db: sqlite3.Connection, event: str, body: Mapping[str, Any]) -> None:

@@ -235,8 +235,8 @@ class Worker:
     def _await_tasks(self, step: int) -> list[Task]:
         start_s, progress = time.monotonic(), self.practice.progress
         most = min(progress.at_once or self.pace.tasks, self.pace.tasks)
+        self._drop_stale()  # the update before may have been a release
         while True:
-            self._drop_stale()
             frozen, suspects = self.snapshots.frozen(), progress.suspects
             waiting = [number for number in self.store.waiting(most + len(suspects)) if number not in suspects][:most]
             if frozen is None and sum(progress.refusals) >= self.pace.roll_backs:
@@ -245,6 +245,8 @@ class Worker:
             early = self.pace.per_minute and time.monotonic() - self._last_update_s < 60 / self.pace.per_minute
             warm = len(self.practice.neighbours) >= self.pace.cold_start or self._is_warm()
             if enough and warm and not early and frozen is None:
+                if self._drop_stale():  # of those that came meanwhile, or since somebody rolled back
+                    continue
                 break
             if not self.pace.waits and (frozen is not None or not waiting or not warm):
                 raise Stopped(frozen or "no task waits")
@@ -257,11 +259,13 @@ class Worker:
         self.practice.neighbours.follow(self.store)
         return len(self.practice.neighbours) >= self.pace.cold_start
 
-    def _drop_stale(self) -> None:
+    def _drop_stale(self) -> bool:
+        """Drop tasks that were answered too many releases ago; return whether there were any."""
         waiting = self.store.tasks(self.store.waiting(self.store.limits.queue))
         recent = self.snapshots.recently_served(self.pace.max_lag + 1) if waiting else set()
         if stale := [task.experience for task in waiting if task.policy not in recent]:
             self.store.drop(stale, "stale")
+        return bool(stale)
 
     def _revisited(self, step: int, without: set[int]) -> list[int]:
         if self.practice.progress.at_once:

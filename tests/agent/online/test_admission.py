@@ -153,6 +153,20 @@ def test_a_label_that_becomes_the_only_one_loses_its_weight() -> None:
     assert Marginal.of(marginal.state()) == marginal
 
 
+def test_the_first_labels_lose_no_weight_because_others_have_not_come_yet() -> None:
+    """The weights of what comes average 1 for one label, for two and for four; a form's labels are its own."""
+    marginal = Marginal()
+    for _ in range(30):
+        assert marginal.weight("pattern", "a") == 1.0
+        marginal.add("pattern", "a")
+    marginal.add("larger", "yes")
+    assert marginal.weight("pattern", "a") == marginal.weight("pattern", "b") == 1.0
+    for counts in ({"a": 2.0, "b": 1.0}, {"a": 4.0, "b": 3.0, "c": 2.0, "d": 2.0}):
+        marginal = Marginal(counts={"pattern": counts})
+        mean = sum(count * marginal.weight("pattern", label) for label, count in counts.items()) / sum(counts.values())
+        assert mean == pytest.approx(1.0)
+
+
 @pytest.fixture(scope="module")
 def tools(tiny_model: Sa2VA) -> Iterator[Toolbox]:
     with Toolbox(tiny_model, seconds=60.0) as made:

@@ -18,7 +18,7 @@ from PIL import Image
 from ans_core.agent.online import audit, overview, picture_files
 from ans_core.agent.online.retention import evict, forget, sweep
 from ans_core.agent.online.scrubbing import scrub
-from ans_core.agent.online.store import FILE, Experience, Limits, Outcome, Store, worker_lock
+from ans_core.agent.online.store import FILE, Experience, Limits, NameTaken, Outcome, Store, worker_lock
 from tests import tiny
 
 VECTOR = np.arange(4, dtype=np.float32)
@@ -275,6 +275,95 @@ def test_an_edited_a_removed_and_a_cut_off_audit_row_are_found(tmp_path: Path) -
         with closing(sqlite3.connect(tmp_path / FILE)) as db, db:
             db.execute("DELETE FROM audit")
             db.executemany("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)", [tuple(vars(row).values()) for row in rows])
+
+
+def test_pictures_are_written_while_others_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put, written = picture_files.put, 0
+
+    def slow(folder: Path, encoded: bytes) -> str:
+        nonlocal written
+        with opened(tmp_path) as other:
+            other.rows("PRAGMA busy_timeout = 0")
+            other.note("alert", kind="none", told="another process writes meanwhile")
+        written += 1
+        return put(folder, encoded)
+
+    with opened(tmp_path) as store:
+        monkeypatch.setattr(picture_files, "put", slow)
+        assert store.add(experience(0, frames=tuple(tiny.picture(i) for i in range(3))), VECTOR) == 1
+        assert (written, files(store)) == (3, 3)
+
+
+def test_pictures_that_a_sweep_takes_before_their_experience_is_there_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker may start at any moment: once before a picture has its name, once after that."""
+    put, fsync, moments = picture_files.put, os.fsync, ["named", "unnamed"]
+
+    def swept(folder: Path, encoded: bytes) -> str:
+        digest = put(folder, encoded)
+        if moments == ["named"]:
+            moments.pop()
+            assert sweep(store) == 1
+        return digest
+
+    def unnamed(descriptor: int) -> None:
+        fsync(descriptor)
+        if moments[-1:] == ["unnamed"]:
+            moments.pop()
+            assert sweep(store) == 1
+
+    with opened(tmp_path) as store:
+        monkeypatch.setattr(picture_files, "put", swept)
+        monkeypatch.setattr(os, "fsync", unnamed)
+        frames = (tiny.picture(0), tiny.picture(1))
+        assert store.add(experience(0, frames=frames), VECTOR) == 1
+        assert moments == []
+        (task,) = store.tasks([1])
+        assert [picture_files.read(path) for path in task.frames] == [picture_files.scrubbed(frame) for frame in frames]
+        assert (sweep(store), files(store)) == (0, 2)
+
+
+def test_what_is_not_kept_leaves_no_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full queue and a name that is taken: known before pictures are written, or after that. A disk that fails. A process that was
+    killed before the experience was there leaves them until the next sweep."""
+    put = picture_files.put
+
+    def meanwhile(number: int, **changes: object) -> None:
+        """Put pictures as a process that another one overtakes."""
+        monkeypatch.setattr(picture_files, "put", put)
+        with opened(tmp_path) as other:
+            assert other.add(experience(number, **changes), VECTOR) is not None
+
+    with opened(tmp_path, queue=3) as store:
+        store.add(experience(0), VECTOR)
+        for request, told in ((0, "there before"), (1, "there meanwhile")):
+            if request:
+                monkeypatch.setattr(picture_files, "put", lambda *given: (meanwhile(1), put(*given))[1])
+            with pytest.raises(NameTaken):
+                store.add(experience(5, request=f"r{request}"), VECTOR)
+            assert files(store) == request + 1, told
+        monkeypatch.setattr(picture_files, "put", lambda *given: (meanwhile(2), put(*given))[1])
+        assert store.add(experience(6, frames=(tiny.picture(6), tiny.picture(0))), VECTOR) is None
+        assert store.add(experience(7), VECTOR) is None
+        assert files(store) == 3  # the picture of 0, which 6 shows too, stays
+        assert overview.counts(store)["flooded"] == 2
+        store.drop([1], "stale")
+
+        def full(folder: Path, encoded: bytes) -> str:
+            if encoded == picture_files.scrubbed(tiny.picture(9)):
+                raise OSError("no space left")
+            return put(folder, encoded)
+
+        monkeypatch.setattr(picture_files, "put", full)
+        with pytest.raises(OSError, match="no space left"):
+            store.add(experience(8, frames=(tiny.picture(8), tiny.picture(9))), VECTOR)
+        assert files(store) == 3
+        put(store.pictures, b"of a killed process")
+        (store.pictures / "ab").mkdir(exist_ok=True)
+        (store.pictures / "ab" / "abcd.0123.partial").touch()
+        assert sweep(store) == 2
+        assert files(store) == 3
 
 
 def adds(folder: Path, first: int, told: int) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -15,7 +18,8 @@ import pytest
 import torch
 
 from ans_core.agent.online import engine as engines
-from ans_core.agent.online import overview, picture_files
+from ans_core.agent.online import overview
+from ans_core.agent.online import store as stores
 from ans_core.agent.online import worker as workers
 from ans_core.agent.online.engine import Asked
 from ans_core.agent.online.learning import KlControl, OnlineLoop
@@ -257,6 +261,13 @@ def test_before_the_cold_start_is_over_nothing_is_learned(start: Start, tmp_path
         assert overview.counts(parts.store)["waiting"] == 1
 
 
+def raising(error: Exception) -> Callable[..., None]:
+    def full(*given: object) -> None:
+        raise error
+
+    return full
+
+
 @pytest.mark.slow
 def test_neither_a_damaged_snapshot_nor_a_full_disk_keeps_an_answer_back(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -270,14 +281,16 @@ def test_neither_a_damaged_snapshot_nor_a_full_disk_keeps_an_answer_back(
         assert "is damaged" in engine.trouble
         parts.snapshots.roll_back(0, why="by hand")
 
-        def full(*given: object) -> None:
-            raise sqlite3.OperationalError("database or disk is full")
-
-        monkeypatch.setattr(picture_files, "put", full)
-        (reply,) = engine.answer(asked(1, 1))
-        assert (reply.version, reply.experience, engine.trouble) == (0, None, "")
-        assert "can't be written (database or disk is full); free space" in reply.why_not_kept
-        monkeypatch.undo()
+        for module, name, error in (
+            (stores, "note", sqlite3.OperationalError("database or disk is full")),
+            (os, "fsync", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(module, name, raising(error))
+                (reply,) = engine.answer(asked(1, 1))
+            assert (reply.version, reply.experience, engine.trouble) == (0, None, "")
+            assert re.search(r"can't be written \(.*(disk is full|No space left).*\); free space", reply.why_not_kept)
+            assert sum(path.is_file() for path in parts.store.pictures.rglob("*")) == 1
         assert engine.answer(asked(1, 1))[0].experience == 2
         quiet = parts.engine(read_only=True)
         assert quiet.answer(asked(2, 1))[0].why_not_kept == "read-only"
