@@ -8,15 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
 from PIL import Image
+from torch import Tensor
 
-from ans_core import transforms
+from ans_core import media, transforms
 from ans_core.agent.workspace import Box, Workspace, content, cut, enlarged
 from ans_core.data.views import Grid, Views
 from ans_core.model import Sa2VA
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.prefill import encoded, visible
 from ans_core.types import ImageRef
+
+CELLS, GREY = 3, 127
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +84,19 @@ class CropFeatures:
         for key in list(self._known)[: max(0, len(self._known) - self.most)]:
             del self._known[key]
         return features
+
+
+def pooled(seen: ImageFeatures) -> Float[Tensor, "C G G"]:
+    """Return a picture's features (of a tiled one, its thumbnail's) averaged over 3 x 3 cells."""
+    rows, columns = seen.grids[-1]
+    cells = seen.values[-rows * columns :].float().cpu()
+    return F.adaptive_avg_pool2d(cells.T.reshape(-1, rows, columns), CELLS)
+
+
+def grey(model: Sa2VA) -> Crop:
+    """Return a grey picture of the model's size: what all pictures have in common, which would make any two alike."""
+    side = model.backbone.crop_side
+    return Crop.whole(media.reference(Image.new("RGB", (side, side), (GREY, GREY, GREY))))
 
 
 def joined(images: Sequence[ImageFeatures]) -> ImageFeatures | None:
