@@ -151,7 +151,10 @@ TABLE: tuple[Stage, ...] = (
     ),
     Stage(
         name="cota", version="1", inputs=("model",), out="agent/cota", group=AGENT, retries=0,
-        sections=("agent.base", "agent.tiles", "agent.families", "agent.episode", "agent.cota", "seed"), one_node=True,
+        sections=(
+            "agent.base", "agent.tiles", "agent.families", "agent.episode", "agent.cota", "judge.model", "judge.on_failure", "seed",
+        ),
+        one_node=True,
     ),
     *(_agent_sft(row) for row in ("tools", "direct")),
     Stage(

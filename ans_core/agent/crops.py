@@ -9,9 +9,12 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
 from PIL import Image
+from torch import Tensor
 
-from ans_core import transforms
+from ans_core import media, transforms
 from ans_core.agent.lru import LruCache
 from ans_core.agent.workspace import Box, Workspace, content, cut, enlarged
 from ans_core.data.views import Grid, Views
@@ -23,6 +26,7 @@ from ans_core.types import ImageRef
 CROP_BYTES = 4 * 2**30
 """Of features that are held, on the model's device. A view of 448 pixels has 256 cells x 4096 values x 2 bytes = 2 MiB (InternViT-300M in
 bf16), a picture in 20 tiles and as a whole 42 MiB: 97 such, or 680 crops of 3 views, about one step of RFT with the profiles pixelis-*."""
+CELLS, GREY = 3, 127
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +88,19 @@ class CropFeatures:
         self.encoded += 1
         (features,) = encoded(self.model, [crop.views(self.model)])
         return features
+
+
+def pooled(seen: ImageFeatures) -> Float[Tensor, "C G G"]:
+    """Return a picture's features (of a tiled one, its thumbnail's) averaged over 3 x 3 cells."""
+    rows, columns = seen.grids[-1]
+    cells = seen.values[-rows * columns :].float().cpu()
+    return F.adaptive_avg_pool2d(cells.T.reshape(-1, rows, columns), CELLS)
+
+
+def grey(model: Sa2VA) -> Crop:
+    """Return a grey picture of the model's size: what all pictures have in common, which would make any two alike."""
+    side = model.backbone.crop_side
+    return Crop.whole(media.reference(Image.new("RGB", (side, side), (GREY, GREY, GREY))))
 
 
 def joined(images: Sequence[ImageFeatures]) -> ImageFeatures | None:

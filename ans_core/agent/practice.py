@@ -19,8 +19,9 @@ from ans_core.agent.play import Limits, PlayedEpisode, play
 from ans_core.agent.rewards.coherence import coherence
 from ans_core.agent.rewards.curiosity import ToolUse, bonus, price
 from ans_core.agent.rewards.curriculum import PARTS, PHASES, Curriculum, Rules
+from ans_core.agent.rewards.dynamics import Dynamics
 from ans_core.agent.rewards.penalties import penalties
-from ans_core.agent.rewards.running import RunningNorm
+from ans_core.agent.rewards.running import RunningNorm, moments
 from ans_core.agent.rewards.total import shaping, task
 from ans_core.agent.world import Question, is_right
 from ans_core.dist import rank, wait_for_all
@@ -59,14 +60,16 @@ class AgentPractice:
         weights: Mapping[str, float],
         curious_steps: int,
         rules: Rules,
+        seed: int,
     ) -> None:
         """question: id -> question. ask: as the model was taught to be asked. weights: of the shaping parts curiosity, evidence, coherence,
-        penalty. curious_steps: the curiosity's bonus falls to 0 over these."""
+        penalty, and of dynamics, which is not computed without one. curious_steps: the curiosity's bonus falls to 0 over these."""
         self.toolbox, self.question, self.ask, self.limits = toolbox, question, ask, limits
         self.weights, self.curious_steps, self.rules = dict(weights), curious_steps, rules
         self.features = CropFeatures(model, most=KEPT_CROPS)
         self.use = {family: ToolUse() for family in families}
         self.norm = RunningNorm()
+        self.dynamics = Dynamics(self.features, seed=seed) if self.weights.get("dynamics") else None
         self.curriculum = Curriculum()
         self.steps = 0
         """Rollout steps so far."""
@@ -107,7 +110,10 @@ class AgentPractice:
             "coherence": self.norm(made),
             "penalty": sum(faults.values()),
         }
-        active = {name: self.weights[name] for name in PARTS[self.curriculum.phase]}
+        learning: dict[str, float] = {}
+        if self.dynamics is not None:
+            parts["dynamics"], learning = self.dynamics.earned(played)
+        active = {name: self.weights[name] for name in PARTS[self.curriculum.phase] if name in parts}
         lost = not played.is_lesson or played.broke
         rewards = {"task": task(right), "shaping": shaping(parts, active)}
         row = self._counts[list(self.use).index(question.family)]
@@ -116,7 +122,7 @@ class AgentPractice:
         return rollout_of(
             played,
             rewards=dict.fromkeys(rewards, math.nan) if lost else rewards,
-            measured=measured(question, played, right=right) | parts | {"coherence": made, **faults},
+            measured=measured(question, played, right=right) | parts | {"coherence": made, **learning, **faults},
         )
 
     def _curiosity(self) -> float:
@@ -125,14 +131,14 @@ class AgentPractice:
     # From step to step
 
     def end_rollouts(self, total: Total) -> None:
-        own = torch.tensor(self._coherences, dtype=torch.float64)
-        sums = torch.stack([torch.tensor(float(len(own)), dtype=own.dtype), own.sum(), own.pow(2).sum()])
-        counts, (episodes, summed, squares) = total(self._counts), total(sums).tolist()
+        counts, (episodes, summed, squares) = total(self._counts), total(moments(self._coherences)).tolist()
         for family, (with_call, without, _) in zip(self.use, counts.tolist(), strict=True):
             self.use[family] = self.use[family].after(ToolUse(with_call=with_call, without=without))
         self.norm = self.norm.after(episodes, summed, squares)
         accuracy = float(counts[:, 2].sum()) / max(episodes, 1.0)
         self.curriculum = self.curriculum.after(accuracy, summed / max(episodes, 1.0), self.rules)
+        if self.dynamics is not None:
+            self.dynamics.end_rollouts(total)
         self.steps += 1
         self._counts.zero_()
         self._coherences.clear()
@@ -161,11 +167,13 @@ class AgentPractice:
             "norm": self.norm.steps,
             "curriculum": self.curriculum.state(),
             "steps": self.steps,
-        }
+        } | ({} if self.dynamics is None else {"dynamics": self.dynamics.state()})
 
     def load(self, state: dict[str, Any]) -> None:
         self.use = {family: ToolUse(**use) for family, use in state["use"].items()}
         self.norm, self.curriculum, self.steps = RunningNorm(steps=state["norm"]), Curriculum(**state["curriculum"]), state["steps"]
+        if self.dynamics is not None:
+            self.dynamics.load(state["dynamics"])
 
 
 def sample_of(question: Question) -> Sample:

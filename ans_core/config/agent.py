@@ -22,6 +22,8 @@ class Cota(Section):
     """Families with a number of their own: of few questions a small model learns the answers by heart (`larger`: LOG)."""
     val: Positive = 40
     """Of every family, held out; no stage learns from them."""
+    judge: bool = False
+    """Let the language model of the section `judge` score every trace that the rules keep, and drop those below 4 of 5."""
 
     def questions(self, family: str) -> int:
         """For training."""

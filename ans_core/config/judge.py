@@ -1,4 +1,4 @@
-"""Settings of the stage `judge_questions` and of judging in `rl`."""
+"""Settings of the stage `judge_questions`, of judging in `rl`, and of the judge of traces in `cota`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Judge(Section):
     meteor_weight: Weight = 0.25
     judge_weight: Weight = 0.75
     on_failure: Literal["meteor", "drop"] = "meteor"
-    """If one judgement of a group is missing: reward the whole group by METEOR alone, or drop it."""
+    """If one judgement of a group is missing: reward the whole group by METEOR alone, or drop it. A trace without a judgement
+    (agent.cota.judge): as the rules alone have it, or dropped."""
     cache: str = ".ans/judge.sqlite"
     """Cache of replies by request; on a local disk."""
 

@@ -45,6 +45,7 @@ class Config(Section):
         self._check_evaluation()
         self._check_memory()
         self._check_loops()
+        self._check_judge()
         self._check_processes()
         return self
 
@@ -105,6 +106,12 @@ class Config(Section):
         if "vqa" in self.rl.loops and self.prepare.scenes and not self.prepare.sources:
             raise Impossible(
                 "rl.loops", "'vqa' wants questions about pictures, which drawn scenes have none of: add data (prepare.sources)"
+            )
+
+    def _check_judge(self) -> None:
+        if self.agent.cota.judge and not self.judge.model:
+            raise Impossible(
+                "agent.cota.judge", "judge.model is empty, and by rules traces are filtered anyway: name a model there, or set it to false"
             )
 
     def _check_processes(self) -> None:

@@ -4,11 +4,14 @@
 
 Writes `train` and `val`, each a folder of traces (traces.jsonl + pictures). Held-out questions are functions of (seed, family, split,
 index), so none are stored: stages draw them again. Several processes make the trace of a question each in turn; the files are those of one
-process.
+process. With `agent.cota.judge` a language model scores the traces that the rules keep (docs/agent.md); the first process asks it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from ans_core import dist
@@ -16,7 +19,8 @@ from ans_core.agent import ocr
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.policy import load_base
-from ans_core.agent.world.traces import Written, write_drawn_traces
+from ans_core.agent.world import judging
+from ans_core.agent.world.traces import Judge, Written, write_drawn_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.stages.launch import machine_of
@@ -24,24 +28,47 @@ from ans_core.types import Log
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: model. Raises ValueError where the mix of golden, trap and self-correction is off after the filter."""
-    path = Path(cfg.agent.base or inputs["model"])
+    """Run the stage. inputs: model. Raises ValueError where the mix of golden, trap and self-correction is off after the filter,
+    RuntimeError where the judge's endpoint answers nothing."""
+    with judge_of_traces(cfg, log) as judge:
+        found = write(cfg, inputs["model"], out, judge)
+    log({f"cota/{name}": value for name, value in found.items()}, 0)
+    return found
+
+
+@contextmanager
+def judge_of_traces(cfg: Config, log: Log) -> Iterator[Judge | None]:
+    """Yield what scores traces; None where the settings want no judge."""
+    if not cfg.agent.cota.judge:
+        yield None
+        return
+    from ans_core.rewards.judge.choose import endpoint_of  # takes a second
+
+    with closing(endpoint_of(cfg, deadline_s=judging.CHUNK_DEADLINE_S)) as endpoint:
+        yield partial(judging.verdicts, endpoint, seed=cfg.seed, on_failure=cfg.judge.on_failure, log=log)
+
+
+def write(cfg: Config, model_folder: Path, out: Path, judge: Judge | None) -> dict[str, float]:
+    """Write the traces of both splits; return their numbers."""
+    path = Path(cfg.agent.base or model_folder)
     model = load_base(path, operations=OPERATIONS, device=machine_of(cfg.launch).device, tiles=cfg.agent.tiles)
-    about = {"base": checkpoint.weights_hash(path), "ocr": ocr.reader()}
+    about = {"base": checkpoint.weights_hash(path), "ocr": ocr.reader()} | ({"judge": cfg.judge.model} if judge is not None else {})
     found: dict[str, float] = {}
     families, settings = cfg.agent.families, cfg.agent.cota
     numbers = {"train": {family: settings.questions(family) for family in families}, "val": dict.fromkeys(families, settings.val)}
     with dist.process_group():
         for split, questions in numbers.items():
             with Toolbox(model, seconds=cfg.agent.episode.time_limit_s) as toolbox:
-                written = write_drawn_traces(out / split, questions, split=split, seed=cfg.seed, toolbox=toolbox, provenance=about)
+                written = write_drawn_traces(
+                    out / split, questions, split=split, seed=cfg.seed, toolbox=toolbox, provenance=about, judge=judge
+                )
             found |= {f"{split}/{name}": value for name, value in counted(written).items()}
-    log({f"cota/{name}": value for name, value in found.items()}, 0)
     return found
 
 
 def counted(written: Written) -> dict[str, float]:
-    """Return how many traces there are of every kind, and how many questions gave none, by family and reason."""
+    """Return how many traces there are of every kind, how many questions gave none, by family and reason, and what the judge gave."""
     kinds, dropped = written.kinds, written.dropped
     numbers = {"traces": kinds.total(), **kinds, "dropped": dropped.total(), **{f"dropped/{name}": n for name, n in dropped.items()}}
-    return {name: float(value) for name, value in numbers.items()}
+    judged = judging.numbers(written.verdicts) if written.verdicts else {}
+    return {name: float(value) for name, value in numbers.items()} | {f"judge/{name}": value for name, value in judged.items()}

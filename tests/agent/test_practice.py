@@ -61,15 +61,15 @@ def question(name: str) -> Question:
 NAMES = ("pattern/train/0", "easy/train/0")
 
 
-def practice(model: Sa2VA, toolbox: Toolbox, rules: Rules = RULES) -> AgentPractice:
+def practice(model: Sa2VA, toolbox: Toolbox, rules: Rules = RULES, dynamics: float = 0.0) -> AgentPractice:
     def ask(asked: Question) -> Request:
         return Request(frames=asked.frames, text=tokens.first_question(asked.text))
 
-    weights = {"curiosity": 1.0, "evidence": 0.2, "coherence": 0.1, "penalty": 1.0}
+    weights = {"curiosity": 1.0, "evidence": 0.2, "coherence": 0.1, "penalty": 1.0, "dynamics": dynamics}
     limits = Limits(calls=4, pictures=16, turn_tokens=4)
     families = ("easy", "pattern")
     return AgentPractice(
-        model, toolbox, question=question, ask=ask, families=families, limits=limits, weights=weights, curious_steps=10, rules=rules
+        model, toolbox, question=question, ask=ask, families=families, limits=limits, weights=weights, curious_steps=10, rules=rules, seed=0
     )
 
 
@@ -81,12 +81,12 @@ def batch(model: Sa2VA, step: int = 0, names: tuple[str, ...] = NAMES, inner_ste
     )  # fmt: skip
 
 
-def loops(toolbox: Toolbox, **changes: object) -> DualLoop:
+def loops(toolbox: Toolbox, *, dynamics: float = 0.0, **changes: object) -> DualLoop:
     model = tiny.build()
     config = adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=adapters.policy_modules(model, ("agent",)))
     policies = adapters.Policies(model, config, seed=0)
     settings = SETTINGS.model_copy(update=changes)
-    own = practice(model, toolbox)
+    own = practice(model, toolbox, dynamics=dynamics)
     return DualLoop(policies, settings, seed=0, points=0, loss_weights=(0.0, 0.0), rewards={}, practice=own)
 
 
@@ -155,16 +155,17 @@ def test_small_pictures_are_learned_as_they_were_shown_in_the_precision_they_wer
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("planned")
-def test_an_agents_run_goes_on_to_the_same_bits(toolbox: Toolbox) -> None:
+@pytest.mark.parametrize("dynamics", [0.0, 0.5])
+def test_an_agents_run_goes_on_to_the_same_bits(toolbox: Toolbox, dynamics: float) -> None:
     """Killed between two updates on the same episodes: pictures are encoded anew from the file and the box."""
-    whole = loops(toolbox, inner_steps=2)
+    whole = loops(toolbox, dynamics=dynamics, inner_steps=2)
     expected, _ = updated(whole, range(4), inner_steps=2)
-    first = loops(toolbox, inner_steps=2)
+    first = loops(toolbox, dynamics=dynamics, inner_steps=2)
     _, optimizer = updated(first, range(3), inner_steps=2)
     file = io.BytesIO()
     trained = {n: p for n, p in first.model.named_parameters() if p.requires_grad}
     torch.save({"extra": first.get_extra_state(), "trained": trained, "optimizer": optimizer.state_dict()}, file)
-    again = loops(toolbox, inner_steps=2)
+    again = loops(toolbox, dynamics=dynamics, inner_steps=2)
     state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
     again.set_extra_state(state["extra"])
     with torch.no_grad():
@@ -177,7 +178,10 @@ def test_an_agents_run_goes_on_to_the_same_bits(toolbox: Toolbox) -> None:
     assert found == expected[3]
     assert again.practice is not None
     assert whole.practice is not None
-    assert again.practice.state() == whole.practice.state()
+    kept, expected_state = again.practice.state(), whole.practice.state()
+    assert ("dynamics" in kept) == (dynamics > 0)
+    torch.testing.assert_close(kept.pop("dynamics", {}), expected_state.pop("dynamics", {}), rtol=0, atol=0)
+    assert kept == expected_state
     for (name, p), q in zip(whole.model.named_parameters(), again.model.parameters(), strict=True):
         assert torch.equal(p, q), name
 

@@ -6,20 +6,16 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor
 
-from ans_core import media
-from ans_core.agent.crops import Crop, CropFeatures
+from ans_core.agent.crops import Crop, CropFeatures, grey, pooled
 from ans_core.agent.online.neighbours import hybrid
 from ans_core.agent.policy import AgentPolicy
-from ans_core.model.backbones.base import ImageFeatures
 
 KIND = "3 x 3 cells against grey, words, 128 + 128, 1"
 """Part of an encoder's name: another way to make vectors would be another encoder."""
-GRID, SIZE, GREY = 3, 128, 127
+SIZE = 128
 
 
 def encoder_name(base_hash: str) -> str:
@@ -31,10 +27,8 @@ class Encoder:
 
     def __init__(self, policy: AgentPolicy, features: CropFeatures) -> None:
         self.policy, self.features = policy, features
-        side = policy.model.backbone.crop_side
-        grey = media.reference(Image.new("RGB", (side, side), (GREY, GREY, GREY)))
-        (seen,) = features.of([Crop.whole(grey)])
-        self._grey = _pooled(seen)
+        (seen,) = features.of([grey(policy.model)])
+        self._grey = pooled(seen)
 
     @torch.no_grad()
     def vector(self, question: str, overview: Crop) -> Float[np.ndarray, " K"]:
@@ -45,13 +39,7 @@ class Encoder:
         ids = model.tokenizer.encode(question, add_special_tokens=False)
         with self.policy.base():
             words = model.vlm.get_input_embeddings()(torch.tensor(ids, device=model.device, dtype=torch.long))
-        return hybrid(_projected((_pooled(seen) - self._grey).flatten(), "visual"), _projected(words.float().mean(0).cpu(), "text"))
-
-
-def _pooled(seen: ImageFeatures) -> Float[Tensor, "C G G"]:
-    rows, columns = seen.grids[-1]
-    cells = seen.values[-rows * columns :].float().cpu()
-    return F.adaptive_avg_pool2d(cells.T.reshape(-1, rows, columns), GRID)
+        return hybrid(_projected((pooled(seen) - self._grey).flatten(), "visual"), _projected(words.float().mean(0).cpu(), "text"))
 
 
 def _projected(values: Float[Tensor, " C"], kind: str) -> Float[np.ndarray, " K"]:

@@ -1,4 +1,4 @@
-"""Which reward parts count when: `base` (the task, curiosity, evidence), then `coherence`, then `full` (penalties, too).
+"""Which reward parts count when: `base` (the task, curiosity, learning progress, evidence), then `coherence`, then `full` (penalties, too).
 
 A phase ends where its measure reaches a threshold, stops rising, or after so many steps. If the next one costs too much accuracy, and more
 than chance, the run goes back to the boundary's weights and waits twice as long before it tries again.
@@ -14,11 +14,11 @@ from typing import Any, Literal
 Phase = Literal["base", "coherence", "full"]
 PHASES: tuple[Phase, ...] = ("base", "coherence", "full")
 PARTS: dict[Phase, tuple[str, ...]] = {
-    "base": ("curiosity", "evidence"),
-    "coherence": ("curiosity", "evidence", "coherence"),
-    "full": ("curiosity", "evidence", "coherence", "penalty"),
+    "base": ("curiosity", "dynamics", "evidence"),
+    "coherence": ("curiosity", "dynamics", "evidence", "coherence"),
+    "full": ("curiosity", "dynamics", "evidence", "coherence", "penalty"),
 }
-"""Shaping parts that count; the task always does."""
+"""Shaping parts that count, if they have a weight; the task always does."""
 PLATEAU = 5
 """Evaluations that a plateau has."""
 Move = Literal["stay", "advance", "roll_back"]

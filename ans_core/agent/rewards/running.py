@@ -5,12 +5,23 @@ Rewards of right and wrong are not normalised: while most answers are right, a w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 WINDOW = 1000
 """Values, rounded up to whole steps."""
 LEAST_SPREAD = 0.05
 """A smaller standard deviation counts as this one: noise is not scaled up."""
+
+
+def moments(values: Sequence[float]) -> Float[Tensor, " 3"]:
+    """Return count, sum and sum of squares, which add up over processes."""
+    own = torch.tensor(values, dtype=torch.float64)
+    return torch.stack([torch.tensor(float(len(own)), dtype=own.dtype), own.sum(), own.pow(2).sum()])
 
 
 @dataclass(frozen=True, kw_only=True)

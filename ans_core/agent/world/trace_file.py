@@ -88,6 +88,14 @@ def write_pictures(folder: Path, pictures: Mapping[str, bytes]) -> None:
         (folder / name).write_bytes(encoded)
 
 
+def remove_pictures(folder: Path, trace: Trace) -> None:
+    """Remove the pictures of a trace that is not going to be written; no other trace may name them."""
+    for name in {*trace.frames, *(name for turn in trace.turns for name in turn.pictures)}:
+        (folder / name).unlink()
+        if not any((folder / name).parent.iterdir()):
+            (folder / name).parent.rmdir()
+
+
 def write_traces(folder: Path, traces: Iterable[Trace]) -> None:
     """Write records whose pictures are there. The file gets its name when it is whole; the folder must not hold traces yet."""
     check_new(folder)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,19 @@ from ans_core import dist, media
 from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.world import FAMILIES, Question, draw_question, evidence, is_right
-from ans_core.agent.world.trace_file import SHARES, Fault, Kind, Trace, Turn, check_mix, check_new, write_pictures, write_traces
+from ans_core.agent.world.judging import Verdict
+from ans_core.agent.world.trace_file import (
+    SHARES,
+    Fault,
+    Kind,
+    Trace,
+    Turn,
+    check_mix,
+    check_new,
+    remove_pictures,
+    write_pictures,
+    write_traces,
+)
 
 Dropped = Literal["call_failed", "wrong_conclusion", "no_evidence", "repeated_call"]
 """Rules of the filter: a call of the plan failed, its observations don't give the answer, a thing asked about was not looked at, the
@@ -28,22 +40,32 @@ MOST_CALLS = 4
 CORRECTION = "That is not {phrase}."
 MEASURES = ("get_properties", "track_object")
 """Operations whose numbers a trap concludes wrongly from; what others show, it misreads."""
+Judge = Callable[[Sequence[Trace]], Sequence[Verdict]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What became of the questions: traces by kind, dropped ones by reason."""
+    """What became of the questions: traces by kind, dropped ones by family and reason, and what the judge said of those that the rules
+    kept."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
+    verdicts: Sequence[Verdict] = ()
 
 
 def write_drawn_traces(
-    folder: Path, numbers: Mapping[str, int], *, split: str, seed: int, toolbox: Toolbox, provenance: dict[str, Any]
+    folder: Path,
+    numbers: Mapping[str, int],
+    *,
+    split: str,
+    seed: int,
+    toolbox: Toolbox,
+    provenance: dict[str, Any],
+    judge: Judge | None = None,
 ) -> Written:
     """Questions as traces in a folder, so many of every family. `provenance`: what stands beside the source and the question's id in every
     record (the weights' hash, the reader of READ_TEXT). Several processes make the trace of a question each in turn and write its
-    pictures; the first one writes the records.
+    pictures; the first one asks the judge about what the rules kept, and writes the records. None takes the place of a dropped one.
 
     Raises ValueError where the mix is off after the filter, or nothing is left."""
     check_new(folder)
@@ -60,21 +82,36 @@ def write_drawn_traces(
                 write_pictures(folder, found[1])  # at once: pictures of all questions would not fit into memory
                 yield found[0]
 
-    written, records = Written(), []
-    for (family, _), found in zip(
-        asked, dist.by_turns(list(zip(asked, kinds, strict=True)), 1, made, desc=f"traces of {split}"), strict=True
-    ):
-        if isinstance(found, str):
-            written.dropped[f"{family}/{found}"] += 1
-        else:
-            written.kinds[found.kind] += 1
-            records.append(found)
+    made_of_all = dist.by_turns(list(zip(asked, kinds, strict=True)), 1, made, desc=f"traces of {split}")
+    dropped = Counter(f"{family}/{found}" for (family, _), found in zip(asked, made_of_all, strict=True) if isinstance(found, str))
+    records = [found for found in made_of_all if not isinstance(found, str)]
+    verdicts = _verdicts(judge, records) if judge is not None else ()
+    if verdicts:
+        dropped.update(f"{trace.family}/{one.rejected}" for trace, one in zip(records, verdicts, strict=True) if one.rejected)
+        records = _kept(folder, records, verdicts)
     if not records:
-        raise ValueError(f"no trace is left of {len(kinds)} questions; dropped: {dict(written.dropped)}")
+        raise ValueError(f"no trace is left of {len(kinds)} questions; dropped: {dict(dropped)}")
     check_mix(records)  # before the file has its name
     if dist.rank() == 0:
         write_traces(folder, records)
-    return written
+    return Written(kinds=Counter(trace.kind for trace in records), dropped=dropped, verdicts=verdicts)
+
+
+def _verdicts(judge: Judge, traces: Sequence[Trace]) -> list[Verdict]:
+    """Let the first process ask, and tell the others."""
+    found = dist.union(dict(enumerate(judge(traces))) if dist.rank() == 0 else {})
+    return [found[number] for number in range(len(traces))]
+
+
+def _kept(folder: Path, traces: Sequence[Trace], verdicts: Sequence[Verdict]) -> list[Trace]:
+    """Return what the judge keeps, with its scores in the provenance; remove the pictures of the others."""
+    kept = []
+    for found, said in zip(traces, verdicts, strict=True):
+        if said.rejected is None:
+            kept.append(found.model_copy(update={"provenance": {**found.provenance, "scores": list(said.scores)}}))
+        elif dist.rank() == 0:
+            remove_pictures(folder, found)
+    return kept
 
 
 def kinds_of(families: Sequence[str]) -> list[Kind]:

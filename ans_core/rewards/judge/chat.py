@@ -147,7 +147,7 @@ class Chat:
 
     async def _complete(self, request: Request) -> ChatCompletion:
         """Send the request, without the parameters that the server has refused by name so far."""
-        whole: dict[str, Any] = {"temperature": 0, "max_tokens": request.max_tokens}
+        whole: dict[str, Any] = {"temperature": request.temperature, "max_tokens": request.max_tokens}
         if request.schema is not None:
             schema = {"name": "reply", "schema": request.schema, "strict": True}
             whole["response_format"] = {"type": "json_schema", "json_schema": schema}

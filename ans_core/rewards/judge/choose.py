@@ -16,10 +16,12 @@ from ans_core.rewards.judge.rules import RuleJudge
 def judge_of(cfg: Config, *, deadline_s: float | None = None) -> Judge:
     """Build a judge; the caller must close it. `deadline_s` None: the setting's. Concurrent calls and the cost limit are this process's
     share."""
+    return endpoint_of(cfg, deadline_s=deadline_s, processes=dist.world_size()) if cfg.judge.model else RuleJudge()
+
+
+def endpoint_of(cfg: Config, *, deadline_s: float | None = None, processes: int = 1) -> EndpointJudge:
+    """Build the judge of an endpoint that so many processes ask; the caller must close it. `deadline_s` None: the setting's."""
     settings = cfg.judge
-    if not settings.model:
-        return RuleJudge()
-    processes = dist.world_size()
     limit = settings.max_cost_usd / processes
     return EndpointJudge(
         model=settings.model, base_url=settings.base_url, api_key_env=settings.api_key_env, cache=Path(settings.cache),

@@ -71,6 +71,10 @@ class EndpointJudge:
     def write(self, captions: Sequence[str], *, positives: int, negatives: int) -> Future[list[Questions | None]]:
         return self._start(self._drafts(captions, positives=positives, negatives=negatives))
 
+    def ask(self, requests: Sequence[Request], read: Callable[[str], T | None]) -> Future[list[T | None]]:
+        """Ask in other words than those of captions: texts alone. `read` makes a result of a reply; None: unreadable."""
+        return self._start(self._batch([self._job(request, ["ask", request.system, request.user], read) for request in requests]))
+
     def stats(self) -> dict[str, float]:
         return self._start(self._take_stats()).result()
 
@@ -122,7 +126,8 @@ class EndpointJudge:
         return self._job(request, ["write", normal(caption), positives, negatives], read)
 
     def _job(self, request: Request, content: list[Any], read: Callable[[str], T | None]) -> _Job[T]:
-        parameters = {"temperature": 0, "max_tokens": request.max_tokens}
+        parameters = {"temperature": request.temperature, "max_tokens": request.max_tokens}
+        parameters |= {"sample": request.sample} if request.sample else {}
         key = key_of(model=self._model, prompt_version=PROMPT_VERSION, parameters=parameters, content=content)
         return _Job(key=key, request=request, read=read)
 

@@ -46,6 +46,12 @@ class Request:
     schema: dict[str, Any] | None
     """None: any text."""
     max_tokens: int
+    sample: int = 0
+    """0: the likeliest reply. 1, 2, ...: replies drawn at temperature 1, which the cache tells apart."""
+
+    @property
+    def temperature(self) -> int:
+        return int(self.sample > 0)
 
     @property
     def characters(self) -> int:
