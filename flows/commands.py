@@ -26,9 +26,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def stage(arguments: argparse.Namespace) -> int:
     """One stage, if it changed."""
+    from flows.params import watch_sources
     from tasks.stages import TABLE
 
     target = {made.name: made.target for made in TABLE}.get(arguments.name, arguments.name)
+    for line in watch_sources(root()):
+        print(line, flush=True)
     command = [sys.executable, "-m", "dvc", "repro", "--single-item", target, *(["--force"] if arguments.force else [])]
     return subprocess.run(command, cwd=root(), env=environment(), check=False).returncode
 
@@ -66,11 +69,17 @@ def sweep(arguments: argparse.Namespace) -> int:
 def profile(arguments: argparse.Namespace) -> int:
     """Writes params.yaml."""
     from flows.params import write, write_if_needed
+    from tasks.process import holder_of
 
     if arguments.if_needed:
         print(write_if_needed(arguments.name, root()))
     else:
         print("wrote", write(arguments.name, root(), tuple(arguments.settings), force=arguments.force))
+    if holder := holder_of(root() / ".ans/flow.lock"):
+        print(
+            f"note: {holder} is at work here; if its settings are others now, it stops before its next stage",
+            file=sys.stderr,
+        )
     return 0
 
 

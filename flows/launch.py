@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.child import LAUNCH, StageFailedError, end_group
 from flows.dvc_state import are_up_to_date
+from flows.kept import recover
 from flows.params import watch_sources
 from flows.paths import environment
 from flows.prefect_server import prefect_server
@@ -62,7 +63,7 @@ def nothing_to_do(here: Path, stages: tuple[Stage, ...]) -> list[tuple[str, str,
     """Return all stages as cached if none would run, else nothing: server, Prefect and MLflow take 20 s of processor time to find out the
     same."""
     with held(here / ".ans/flow.lock", "full-pipeline"):
-        for line in watch_sources(here):
+        for line in [*recover(here), *watch_sources(here)]:
             print(line)
         try:
             up_to_date = are_up_to_date([stage.target for stage in stages], here)

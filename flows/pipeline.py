@@ -18,12 +18,13 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.states import Completed, State
 
-from ans_core.config import load
+from ans_core.config import Config, load
 from ans_core.config.section import nearest
 from flows import progress
 from flows.child import BUSY_RETRY_S, Say, SettingsError, repro, write_error
 from flows.dvc_state import is_up_to_date, output_hash
-from flows.params import add_sources, watch_sources, write, write_if_needed
+from flows.kept import recover
+from flows.params import add_sources, differing, watch_sources, write, write_if_needed
 from flows.paths import root
 from flows.pipeline_run import PipelineRun
 from tasks.launcher import check_sharding
@@ -117,6 +118,7 @@ def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (
     ok = False
     try:
         for stage in stages:
+            check_unchanged(config, here)
             start_s = time.monotonic()
             state = prefect_task(stage)(stage, here, run.environment, clock, stage.name in force, return_state=True)
             if state.is_failed():
@@ -126,6 +128,7 @@ def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (
                 rows.append((stage.name, "cached", run.cached(stage, state_key(stage, config, here))))
             else:
                 rows.append((stage.name, "ran", time.monotonic() - start_s))
+        check_unchanged(config, here)
         ok = True
     finally:
         run.end(ok=ok)
@@ -134,6 +137,17 @@ def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (
     if convert in stages and (md5 := output_hash(convert.out_path(config.profile).as_posix(), here)):
         run.register(md5)  # nightly-evals compares it with the champion
     return rows
+
+
+def check_unchanged(config: Config, here: Path) -> None:
+    """Raise SettingsError if params.yaml has other settings than when the run began: later stages would be of another experiment, under the
+    name of this one."""
+    before, now = (one.model_dump(mode="json") for one in (config, load(here / "params.yaml")))
+    if keys := differing(before, now):
+        raise SettingsError(
+            f"params.yaml was changed while this run was at work: {', '.join(keys[:8])}. The stages before are done; start it again to go "
+            "on with the new settings, or put the old ones back first. Prepare other runs in a clone"
+        )
 
 
 def publish(rows: list[Row], here: Path, profile: str, page: str, failure: str = "") -> None:
@@ -180,6 +194,8 @@ def full_pipeline(
     os.chdir(here)
     chosen, forced = stages_named(stages), {stage.name for stage in stages_named(force or ())}
     with held(here / ".ans/flow.lock", "full-pipeline"):
+        for line in recover(here):
+            print(line)
         use_settings(profile, overrides, here)
         for line in [*add_sources([Path(folder).resolve() for folder in data or ()], None, here), *watch_sources(here)]:
             print(line)
@@ -206,6 +222,8 @@ def run_group(group: str, profile: str | None, overrides: dict[str, Any] | None,
     needed = needed_for(group)
     forced = {stage.name for stage in stages_named(force or (), known=needed)}
     with held(here / ".ans/flow.lock", f"{group}-pipeline"):
+        for line in recover(here):
+            print(line)
         use_settings(profile, overrides, here)
         for line in watch_sources(here):
             print(line)

@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from ans_core.config import load
 from flows.child import StageFailedError, run_once
+from flows.kept import recover
 from flows.params import watch_sources
 from flows.paths import root
 from flows.pipeline import Row, end_with_worker, run_name, run_stages
@@ -27,6 +28,8 @@ def data_refresh() -> list[Row]:
     here = root()
     os.chdir(here)
     with held(here / ".ans/flow.lock", "data-refresh"):
+        for line in recover(here):
+            print(line)
         config = load(here / "params.yaml")
         sources = {source.path: source.format for source in (*config.prepare.sources, *config.evaluate.sources)}
         faulty = [path for path, form in sources.items() if not checking(path)(path, form, here)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,13 +15,16 @@ from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from ans_core.config import resolve
+from ans_core.config import load, resolve
 from ans_core.report.metrics import headline
+from flows import kept
 from flows.child import StageFailedError, run_once
+from flows.params import watch_sources
 from flows.paths import root
 from flows.pipeline import end_with_worker, run_name, use_settings, words_of
 from tasks.process import held
-from tasks.stages import STAGES, SUMMARY
+from tasks.stages import HEADLINE, STAGES, SUMMARY
+from tasks.surroundings import git
 from tasks.tracker import started
 
 Overrides = dict[str, Any]
@@ -34,8 +38,9 @@ def sweep(
     of the table, which names the page that `ans compare` would write of them.
 
     What several have in common runs once (DVC's run cache). `dvc exp show` lists the experiments; `dvc exp apply NAME-1` brings one back.
-    params.yaml, dvc.lock and the results in runs/ are as before afterwards. Raises ValueError for nothing to run and ConfigError for an
-    impossible setting, before anything runs.
+    params.yaml, dvc.lock and the results in runs/ are as before afterwards, also after an interrupt; after kill -9 the next flow brings
+    them back. With the `name` of an earlier sweep, members that it finished are not run again. Raises ValueError for nothing to run or
+    for members of that name with other settings, and ConfigError for an impossible setting, before anything runs.
     """
     end_with_worker()
     here = root()
@@ -45,21 +50,28 @@ def sweep(
         raise ValueError('nothing to run: give a grid, as {"rl.kl": [0.01, 0.05]}, or a list of runs, as [{"rl.kl": 0.01}]')
     name = name or f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
     with held(here / ".ans/flow.lock", "sweep"):
+        for line in kept.recover(here):
+            print(line)
         use_settings(profile, None, here)
-        for overrides in asked:
-            resolve(here / "params.yaml", words_of(overrides))
-        kept = {file: file.read_bytes() for file in (here / "params.yaml", here / "dvc.lock") if file.exists()}
+        for line in watch_sources(here):
+            print(line)
+        members = {f"{name}-{n}": resolve(here / "params.yaml", words_of(overrides)) for n, overrides in enumerate(asked, start=1)}
+        done = {experiment: found for experiment, settings in members.items() if (found := finished(experiment, settings, here))}
+        print(f"sweep {name}: {len(members) - len(done)} of {len(members)} to run; after a stop, --name {name} goes on with it", flush=True)
         results: list[tuple[str, Overrides, dict[str, float] | None]] = []
+        kept.keep(here)
         try:
             with started() as tracked:
-                for number, overrides in enumerate(asked, start=1):
-                    experiment = f"{name}-{number}"
+                for (experiment, settings), overrides in zip(members.items(), asked, strict=True):
+                    if experiment in done:
+                        results.append((experiment, overrides, done[experiment]))
+                        continue
+                    kept.note_member(here, settings)
                     state = experiment_task(experiment)(experiment, overrides, here, lambda: tracked, return_state=True)
                     results.append((experiment, overrides, state.result(raise_on_failure=False) if state.is_completed() else None))
-                    for file, content in kept.items():
-                        file.write_bytes(content)
+                    kept.put_back(here)
         finally:
-            run_once(["-m", "dvc", "checkout", "--force", "--quiet"], root=here, timeout_s=3600, extra_environment={})
+            kept.end(here)
     path = here / ".ans/sweeps" / f"{name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     page = table(results) + comparison([experiment for experiment, _, found in results if found is not None], path.with_suffix(""), here)
@@ -85,8 +97,25 @@ def run_experiment(name: str, overrides: Overrides, here: Path, tracked: Callabl
     limit_s = sum(stage.timeout_s for stage in STAGES)
     if status := run_once(["-m", "dvc", "exp", "run", "--name", name, *words], root=here, timeout_s=limit_s, extra_environment=tracked()):
         raise StageFailedError(f"experiment {name} failed (status {status}); its message is above")
-    summary = json.loads((here / SUMMARY).read_text(encoding="utf-8"))
-    return {f"{row}/{metric}": value for row, found in headline(summary).items() for metric, value in found.items()}
+    return by_row(headline(json.loads((here / SUMMARY).read_text(encoding="utf-8"))))
+
+
+def finished(name: str, settings: dict[str, Any], here: Path) -> dict[str, float]:
+    """Return the headline metrics of an experiment that is there; nothing if it is not. Raises ValueError if it has other settings."""
+    refs = git(here, "for-each-ref", "--format=%(refname)", "refs/exps").split()
+    found = [ref for ref in refs if ref.rpartition("/")[2] == name]
+    if not found:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "params.yaml")
+        path.write_text(git(here, "show", f"{found[0]}:params.yaml") + "\n", encoding="utf-8")
+        if load(path).model_dump(mode="json") != settings:
+            raise ValueError(f"there is an experiment {name} with other settings: give another --name, or `dvc exp remove {name}`")
+    return by_row(json.loads(git(here, "show", f"{found[0]}:{HEADLINE}")))
+
+
+def by_row(figures: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    return {f"{row}/{metric}": value for row, found in figures.items() for metric, value in found.items()}
 
 
 def comparison(experiments: Sequence[str], folder: Path, here: Path) -> str:

@@ -58,6 +58,18 @@ def exit_on_term() -> None:
     signal.signal(signal.SIGTERM, handler)
 
 
+def holder_of(path: Path) -> str:
+    """Return who holds the lock that `held` takes; nothing if nobody does."""
+    if not path.exists():
+        return ""
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read().strip() or "another process"
+    return ""
+
+
 @contextmanager
 def held(path: Path, what: str, wait: bool = True) -> Iterator[None]:
     """Hold an exclusive lock that the kernel drops when its holder dies. If another process holds it: wait with a message, or refuse."""

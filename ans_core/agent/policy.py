@@ -174,7 +174,7 @@ def _quantize_with_copies(language_model: nn.Module, quantize: Quantization) -> 
     """Quantize a language model's layers and the copies in them. Those are in fp32, as they were trained: they get the layers' precision,
     which 8-bit weights compute in."""
     work = quantizer(language_model, quantize)
-    for layer in language_model.layers:
+    for layer in language_model.get_submodule("layers").children():
         for module in layer.modules():
             if isinstance(module, ModulesToSaveWrapper):
                 module.modules_to_save.to(module.original_module.weight.dtype)

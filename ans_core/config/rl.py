@@ -103,11 +103,6 @@ class Rl(Section):
     samples_every: Count = 25
     """Rollouts between pictures of rollouts with their rewards; 0 = none."""
 
-    @property
-    def is_judged(self) -> bool:
-        """Whether a loop that is practised is judged."""
-        return (self.use_llm_judge and "caption" in self.loops) or (self.use_llm_judge_loop2 and "mask" in self.loops)
-
     @model_validator(mode="after")
     def _possible(self) -> Rl:
         if self.lora.dropout:

@@ -14,7 +14,7 @@ from ans_core import data
 from ans_core.config import Config
 from ans_core.data.regions import is_region
 from ans_core.rewards.judge.base import Judge, self_checked
-from ans_core.rewards.judge.choose import judge_of
+from ans_core.rewards.judge.choose import is_judged, judge_of
 from ans_core.rewards.judge.questions import Questions, write_questions
 from ans_core.types import Log
 
@@ -36,7 +36,8 @@ class _Written:
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: data. Equal captions share their questions. After a failure the judge's cache has what was done, so `scratch`
     stays empty. Raises RuntimeError if the endpoint fails."""
-    sources = data.sources(inputs["data"], "train") if cfg.rl.is_judged else ()
+    judged = is_judged(cfg.rl.loops, loop1=cfg.rl.use_llm_judge, loop2=cfg.rl.use_llm_judge_loop2)
+    sources = data.sources(inputs["data"], "train") if judged else ()
     samples = [s for source in sources for s in source.samples if is_region(s)]
     captions = list(dict.fromkeys(sample.text for sample in samples))
     written: dict[str, _Written] = {}

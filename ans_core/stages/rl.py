@@ -29,7 +29,7 @@ from ans_core.model import adapters
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.sa2va import Sa2VA
 from ans_core.rewards import MASKLESS, REWARDS, WORDLESS, corpus_rewards
-from ans_core.rewards.judge.choose import judge_of
+from ans_core.rewards.judge.choose import is_judged, judge_of
 from ans_core.rewards.judge.judging import Judging
 from ans_core.rewards.judge.questions import read_questions
 from ans_core.rl.curriculum import easiest_first, taking_part
@@ -53,7 +53,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 @contextmanager
 def _judging(cfg: Config, inputs: dict[str, Path]) -> Iterator[Judging | None]:
     """Yield the judge and its questions; None if no loop is judged."""
-    if not cfg.rl.is_judged:
+    if not is_judged(cfg.rl.loops, loop1=cfg.rl.use_llm_judge, loop2=cfg.rl.use_llm_judge_loop2):
         yield None
         return
     with closing(judge_of(cfg)) as judge:

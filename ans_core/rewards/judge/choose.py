@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 
 from ans_core import dist
@@ -11,6 +12,11 @@ from ans_core.rewards.judge.chat import Price
 from ans_core.rewards.judge.endpoint import EndpointJudge
 from ans_core.rewards.judge.replies import Replies
 from ans_core.rewards.judge.rules import RuleJudge
+
+
+def is_judged(loops: Container[str], *, loop1: bool, loop2: bool) -> bool:
+    """Tell whether a loop that is practised is judged: rl.loops, rl.use_llm_judge, rl.use_llm_judge_loop2."""
+    return (loop1 and "caption" in loops) or (loop2 and "mask" in loops)
 
 
 def judge_of(cfg: Config, *, deadline_s: float | None = None) -> Judge:
