@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from ans_core import video_file
@@ -46,6 +46,14 @@ def image_size(ref: ImageRef) -> tuple[int, int]:
         return video_file.size(ref.file)
     with _opened(ref) as image:
         return image.size
+
+
+def is_turned(ref: ImageRef) -> bool:
+    """Tell whether a picture's EXIF tag says that it is to be shown turned or mirrored. Raises ValueError as `open_image` does."""
+    if isinstance(ref, VideoFrame):
+        return False
+    with _opened(ref) as image:
+        return image.getexif().get(ExifTags.Base.Orientation, 1) != 1
 
 
 def check_image(ref: ImageRef) -> None:

@@ -27,6 +27,10 @@ FAULTY = 1
 """Exit status for a data set that can't be trained on."""
 GUESSED = ("train", "val", "test")
 """Splits that are read where faults keep the data set from telling its own."""
+TURNED = (
+    "{count:,} pictures have an EXIF tag that turns them for display, as {example}. Masks are read in the stored pixels, which annotation "
+    "tools show turned: look at them (`ans data show`); if they lie wrong, turn the pixels, drop the tag and annotate these"
+)
 SHOWN = 5
 """Pairs of pictures that are named."""
 
@@ -53,9 +57,11 @@ def check(name: str, path: Path, form: str, split: str | None, *, pixels: bool, 
     wrong. `page` is written with counts, pictures and everything that was found."""
     if not path.exists():
         raise ValueError(f"{path} does not exist; correct the path in params.yaml")
-    read, present, wrong = read_all(name, path, form, split, pixels=pixels, beside=page.parent)
+    read, present, wrong, turned = read_all(name, path, form, split, pixels=pixels, beside=page.parent)
     found = {part: facts(samples) for part, samples in read.items()}
     noted = warnings(read, present)
+    if turned:
+        noted.append(TURNED.format(count=len(turned), example=_told(turned[0])))
     if pixels:
         noted += alike(read)
     print(f"{path}, format {form}")
@@ -77,10 +83,11 @@ def check(name: str, path: Path, form: str, split: str | None, *, pixels: bool, 
 
 def read_all(
     name: str, path: Path, form: str, split: str | None, *, pixels: bool, beside: Path
-) -> tuple[dict[str, SampleIndex], list[str], list[str]]:
+) -> tuple[dict[str, SampleIndex], list[str], list[str], list[ImageRef]]:
     """Read every split, or one, into indexes in the folder `beside`. Return the samples of those without fault, the splits of the data set,
-    and all faults of the others."""
+    all faults of the others, and pictures that are shown turned."""
     wrong: dict[str, None] = {}
+    turned: list[ImageRef] = []
     read: dict[str, SampleIndex] = {}
     try:
         present = SPLITS[form](path)
@@ -92,14 +99,14 @@ def read_all(
             with tqdm(desc=f"read {part}", unit=" records", mininterval=1) as bar, checks.counting(bar.update):
                 samples = nameless_index(FORMATS[form](path, name=name, split=part), dataset=name, beside=beside)
             if pixels:
-                check_pictures(samples, where=f"{path}, split {part!r}")
+                turned += check_pictures(samples, where=f"{path}, split {part!r}")
             read[part] = samples
         except checks.NoSplit as error:
             if present:
                 wrong[str(error)] = None
         except DataError as error:
             wrong |= dict.fromkeys(error.faults)
-    return ({} if wrong and not present else read), present, list(wrong)
+    return ({} if wrong and not present else read), present, list(wrong), turned
 
 
 def summary(split: str, of: Facts) -> list[str]:

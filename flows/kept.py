@@ -1,4 +1,5 @@
-"""The files that a sweep's members overwrite, kept on disk: they come back after each member, and after a sweep that was killed."""
+"""The files that a sweep's members overwrite, and git's index, kept on disk: they come back after each member, and after a sweep that was
+killed."""
 
 from __future__ import annotations
 
@@ -10,21 +11,24 @@ from typing import Any
 from ans_core.config import ConfigError, load
 from flows.child import run_once
 from tasks.stages import HEADLINE
+from tasks.surroundings import git
 
 FOLDER = Path(".ans/sweep-kept")
 FILES = ("params.yaml", "dvc.lock", HEADLINE)
 """What DVC does not bring back by itself."""
-MEMBER = "member.json"
+MEMBER, INDEX = "member.json", "index.txt"
 
 
 def keep(here: Path) -> None:
-    """Copy the files, whole or not at all."""
+    """Copy the files and note what is staged, whole or not at all."""
     partial = here / FOLDER.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     for name in FILES:
         if (here / name).exists():
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(here / name, partial / name)
+    (partial / INDEX).write_text(git(here, "write-tree"), encoding="utf-8")
     partial.rename(here / FOLDER)
 
 
@@ -39,6 +43,9 @@ def put_back(here: Path) -> None:
             shutil.copyfile(here / FOLDER / name, here / name)
         else:
             (here / name).unlink(missing_ok=True)
+    if tree := (here / FOLDER / INDEX).read_text(encoding="utf-8"):  # a member that was stopped leaves its settings staged
+        git(here, "read-tree", tree)
+        git(here, "update-index", "-q", "--refresh")
 
 
 def end(here: Path) -> None:

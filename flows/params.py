@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,16 @@ MARK = "# unchanged since written: "
 BY_TIME = {
     ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif",
     ".mp4", ".mov", ".mkv", ".avi", ".webm", ".arrow", ".parquet", ".zip", ".tar",
+    ".safetensors", ".pt", ".pth", ".bin",
 }  # fmt: skip
-"""Suffixes of files that are told by their size and time of last change: pictures, videos, and tables or archives of them."""
+"""Suffixes of files that are told by their size and time of last change: pictures, videos, tables or archives of them, and weights."""
+FOLDERS = (
+    ("base", ("internvl", "sam2"), "files"),
+    ("sft", ("lora_ranks_from",), "lora_ranks_files"),
+    ("agent", ("base",), "base_files"),
+    ("agent.sft", ("lora_ranks_from",), "lora_ranks_files"),
+)
+"""Section, its keys that name folders or files of weights, and the key of their fingerprint."""
 
 
 def digest(values: dict[str, Any]) -> str:
@@ -128,8 +138,8 @@ def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[
 
 
 def watch_sources(root: Path) -> list[str]:
-    """Write the fingerprints of prepare.sources, evaluate.sources and evaluate.public if the files have changed: their stages then run
-    again."""
+    """Write the fingerprints of prepare.sources, evaluate.sources, evaluate.public and of weights on this machine (FOLDERS) if the files
+    have changed: their stages then run again."""
     values = load(root / "params.yaml").model_dump(mode="json")
     lines = []
     for source in (*values["prepare"]["sources"], *values["evaluate"]["sources"], *values["evaluate"]["public"]):
@@ -137,6 +147,13 @@ def watch_sources(root: Path) -> list[str]:
         if source["files"] != found:
             lines += [f"params.yaml: the files of {source['path']} have changed"] if source["files"] else []
             source["files"] = found
+    for place, names, key in FOLDERS:
+        section = reduce(getitem, place.split("."), values)
+        given = [section[name] for name in names if section[name]]
+        found = " ".join(filter(None, (fingerprint(root / path) for path in given)))  # a hub id has none
+        if section[key] != found:
+            lines += [f"params.yaml: the files of {' or '.join(given)} have changed"] if section[key] else []
+            section[key] = found
     rewrite(root, values)
     return lines
 

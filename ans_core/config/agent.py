@@ -42,6 +42,8 @@ class AgentSft(Section):
     lora_ranks_from: str = ""
     """Folder of the agent's base fine-tuned in full: each layer's rank is then what `lora_energy` of its change needs (4 to 128), and
     lora.alpha scales with it. Empty = lora.rank everywhere."""
+    lora_ranks_files: str = ""
+    """Its fingerprint; as prepare.sources has it."""
     lora_energy: Annotated[float, Field(gt=0, le=1)] = 0.9
     rows: Literal["new", "said"] = "said"
     """Tokens whose embeddings and rows of the head are trained: those that were added for calls, or all that the traces say (for a small
@@ -117,6 +119,8 @@ class Agent(Section):
 
     base: str = ""
     """Folder of the model that it starts from; empty = the profile's `model`."""
+    base_files: str = ""
+    """Its fingerprint; as prepare.sources has it."""
     tiles: Annotated[tuple[Positive, ...], Listed] = ()
     """Fewest and most tiles of a picture (InternVL), the whole picture not counted; Qwen-VL: the same numbers of 448 x 448 pixels. Empty =
     the base's. The trained agent keeps them."""

@@ -85,6 +85,8 @@ class Base(Section):
     `sam2` stays empty)."""
     sam2: str = ""
     """published: hub id, folder or file of SAM2 weights (sam2_hiera_large.pt)."""
+    files: str = ""
+    """Fingerprint of what `internvl` and `sam2` name, if that is on this machine; as prepare.sources has it."""
     template: Literal["qwen_chat", "internlm2_chat", "phi3_chat"] = "qwen_chat"
     vision: Vision = Vision()
     language: Language = Language()

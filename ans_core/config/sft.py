@@ -20,6 +20,8 @@ class Sft(Section):
     lora_ranks_from: str = ""
     """Folder of this base fine-tuned in full: each layer's rank is then what `lora_energy` of its change needs (4 to 128), and lora.alpha
     scales with it. Empty = lora.rank everywhere."""
+    lora_ranks_files: str = ""
+    """Its fingerprint; as prepare.sources has it."""
     lora_energy: Annotated[float, Field(gt=0, le=1)] = 0.9
     questions_per_image: Positive = 5
     frames: Positive = 4

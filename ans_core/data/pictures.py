@@ -15,13 +15,15 @@ CHUNK = 1024
 """Pictures handed to the threads at a time; Pillow decodes outside of Python's lock."""
 
 
-def check_pictures(samples: Sequence[Sample], *, where: str) -> None:
-    """Decode every picture once, completely, and every video in one pass. An error names a picture with the first sample that shows it."""
+def check_pictures(samples: Sequence[Sample], *, where: str) -> list[ImageRef]:
+    """Decode every picture once, completely, and every video in one pass. An error names a picture with the first sample that shows it.
+    Return the pictures that are shown turned (`transforms.is_turned`): whoever annotated them saw other coordinates, as a rule."""
     shown: dict[ImageRef | VideoFrames, str] = {}
     for sample in samples:
         for ref in (sample.frames,) if isinstance(sample.frames, VideoFrames) else sample.frames:
             shown.setdefault(ref, sample.sample_id)
     refs, faults = list(shown), Faults(where)
+    turned: list[ImageRef] = []
     with ThreadPoolExecutor() as threads, tqdm(total=len(refs), desc="decode pictures", mininterval=1) as bar:
         for start in range(0, len(refs), CHUNK):
             chunk = refs[start : start + CHUNK]
@@ -29,8 +31,11 @@ def check_pictures(samples: Sequence[Sample], *, where: str) -> None:
                 with faults:
                     if reason is not None:
                         raise DataError(f"{where}, sample {shown[ref]}: {reason}")
+                    if not isinstance(ref, VideoFrames) and transforms.is_turned(ref):
+                        turned.append(ref)
             bar.update(len(chunk))
     faults.tell()
+    return turned
 
 
 def _fault(ref: ImageRef | VideoFrames) -> str | None:

@@ -38,7 +38,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     entries = source_entries(cfg.prepare.sources)
     read = {entry: read_entry(out, entry) for entry in tqdm(entries, desc="check data sets", disable=not entries)}
     for entry, samples in read.items():  # not drawn ones, just written: decoding 6,000 takes 3 s and finds nothing
-        check_pictures(samples, where=f"{entry.path}, split {entry.split!r}")
+        if turned := check_pictures(samples, where=f"{entry.path}, split {entry.split!r}"):
+            logging.warning("%s: %d pictures have an EXIF tag that turns them; `ans data check` says more", entry.path, len(turned))
     drawn = _draw(cfg.prepare, seed=cfg.seed, out=out)
     if not drawn and not read:
         raise ValueError("prepare.scenes, prepare.clips and prepare.sources are all empty: there is nothing to train on; set one of them")

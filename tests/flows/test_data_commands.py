@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from ans_core.data.formats import FORMATS
 from ans_core.data.near_duplicates import dhash
@@ -82,6 +82,18 @@ def test_pictures_that_look_alike_in_two_splits_are_told(tmp_path, capsys):
     assert one is not None
     assert other is not None
     assert 40 < (one ^ other).bit_count() < 88
+
+
+def test_pictures_that_are_shown_turned_are_told(tmp_path, capsys):
+    tag = Image.Exif()
+    for orientation, name in enumerate(("straight.jpg", "turned.jpg"), start=1):
+        tag[ExifTags.Base.Orientation] = 1 if orientation == 1 else 6
+        photograph(orientation).save(tmp_path / name, exif=tag)
+    records = [{"image": name, "text": name, "masks": [], "split": "train"} for name in ("straight.jpg", "turned.jpg")]
+    (tmp_path / "annotations.json").write_text(json.dumps(records))
+    assert check(tmp_path) == 0
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if "EXIF" in line]
+    assert told.startswith(f"warning: 1 pictures have an EXIF tag that turns them for display, as {tmp_path / 'turned.jpg'}.")
 
 
 def test_samples_are_checked_and_shown_one_by_one(tmp_path, capsys, monkeypatch):

@@ -132,6 +132,27 @@ def test_changed_files_of_a_data_set_change_its_settings_and_so_run_its_stages_a
     assert files() != first
 
 
+def test_changed_weights_behind_a_path_run_the_stages_again_that_start_from_them(workspace: Path) -> None:
+    weights = workspace / "mine/model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"one")
+    words = ("base.source=published", "base.internvl=mine", "base.sam2=facebook/sam2-hiera-large", f"agent.base={weights.parent}")
+    write("smoke", workspace, words)
+
+    def found() -> tuple[str, str]:
+        values = yaml.safe_load((workspace / "params.yaml").read_text())
+        return values["base"]["files"], values["agent"]["base_files"]
+
+    assert watch_sources(workspace) == []  # the first look
+    first = found()
+    assert first == (fingerprint(weights.parent),) * 2  # the hub id has none
+    weights.write_bytes(b"another")
+    assert watch_sources(workspace) == [f"params.yaml: the files of {name} have changed" for name in (
+        "mine or facebook/sam2-hiera-large", weights.parent,
+    )]  # fmt: skip
+    assert found() == (fingerprint(weights.parent),) * 2 != first
+
+
 @pytest.mark.parametrize("name", ["a.png", "data-00000-of-00001.arrow"])
 def test_a_picture_that_is_edited_in_place_with_the_same_size_is_noticed(workspace: Path, name: str) -> None:
     picture = workspace / "mine" / name

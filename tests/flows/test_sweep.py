@@ -1,0 +1,66 @@
+"""A sweep that is stopped (real dvc and Prefect on cheap stages, tests/workspace.py)."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.flows.test_pipeline import start_stalled, until
+from tests.workspace import LIMIT_S, ans, end_all, executed, living, make
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
+SWEEP = ("sweep", "rl.kl=0.5,0.25", "--name", "s")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Iterator[Path]:
+    yield make(tmp_path)
+    end_all(tmp_path)
+
+
+def test_a_stopped_sweep_gives_the_settings_back_and_goes_on_by_its_name(workspace: Path) -> None:
+    ans(workspace, "run")
+    executed(workspace)
+    before = {name: (workspace / name).read_text() for name in ("params.yaml", "dvc.lock", "metrics/headline.json")}
+
+    def now() -> dict[str, str]:
+        return {name: (workspace / name).read_text() for name in before}
+
+    process = start_stalled(workspace, ["-m", "flows.cli", *SWEEP], "rl:1")
+    assert now() != before
+    os.killpg(process.pid, signal.SIGINT)  # Ctrl-C
+    process.wait(LIMIT_S)
+    assert now() == before
+
+    process = start_stalled(workspace, ["-m", "flows.cli", *SWEEP], "rl:3")
+    process.kill()
+    process.wait()
+    until(lambda: not living(workspace), "the sweep's processes outlive it")
+    assert now() != before
+    assert "a sweep was killed here" in ans(workspace, "run")
+    assert now() == before
+    executed(workspace)
+
+    assert "sweep s: 2 of 2 to run" in ans(workspace, *SWEEP)
+    assert [line.split()[0] for line in executed(workspace)] == ["rl", "convert", "evaluate@rl", "report"] * 2
+    shown = ans(workspace, *SWEEP)
+    assert "sweep s: 0 of 2 to run" in shown
+    assert "| rl.kl | 0.5 | 0.25 |" in shown
+    assert executed(workspace) == []
+    assert "an experiment s-1 with other settings" in ans(workspace, "sweep", "rl.kl=0.6", "--name", "s", status=None)
+    assert now() == before
+
+
+def test_settings_that_change_while_a_run_is_at_work_stop_it_before_the_next_stage(workspace: Path) -> None:
+    process = start_stalled(workspace, ["-m", "flows.cli", "run"], "sft:1")
+    executed(workspace)
+    assert f"note: full-pipeline (pid {process.pid}" in ans(workspace, "profile", "smoke", "seed=2", "--force")
+    (stage,) = [one for one in living(workspace) if one.cmdline()[-1] == "tasks.sft"]
+    stage.send_signal(signal.SIGUSR1)
+    assert process.wait(LIMIT_S) == 1
+    assert executed(workspace) == []
+    shown = ans(workspace, "run")
+    assert [line.split()[0] for line in executed(workspace)][:2] == ["prepare", "base"]
+    assert "report" in shown
