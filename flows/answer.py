@@ -57,6 +57,8 @@ def write_answer(
     boxes that are none, and a rate that a GIF can't have.
     """
     overlay.check_fps(fps)
+    if not text.replace("<image>", "").strip():
+        raise ValueError('the question is empty; ask something, as "Please segment the dog."')
     old = former(out)
     with media.frames(source, scratch=out) as frames:
         check([source, *frames], frames, old, earlier="an earlier question")

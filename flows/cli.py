@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("source", metavar="IMAGE|VIDEO", help="a picture, a video file, or a folder with the frames of one")
     it.add_argument("text")
     it.add_argument("--model", help="checkpoint folder (default: runs/<profile>/model)")
-    it.add_argument("--max-tokens", type=int, default=64)
+    it.add_argument("--max-tokens", type=eval_command.positive, default=64)
     it.add_argument("--out", metavar="FOLDER", help="where to write; an earlier answer there is removed (default: .ans/predictions/<name>)")
     it.add_argument("--video-mode", choices=["auto", "sa2va", "sa2va-i"], default="auto", help="how masks go through a clip: docs/video.md")
     it.add_argument("--fps", type=float, default=8.0, help="of a video's overlay, 0.002 to 100 (default: 8)")

@@ -149,6 +149,13 @@ def test_an_impossible_frame_rate_is_refused_before_the_model_is_loaded(tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("text", ["", "  ", "<image>\n"])
+def test_an_empty_question_is_refused_before_the_model_is_loaded(tmp_path: Path, clip: Path, text: str) -> None:
+    arguments = cli.parse(["predict", str(clip), text, "--model", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
+    with pytest.raises(ValueError, match="the question is empty"):
+        arguments.function(arguments)
+
+
 def test_an_earlier_answer_in_the_folder_is_removed_and_nothing_else(tmp_path: Path, model: Path, clip: Path) -> None:
     out = tmp_path / "out"
     (out / "masks").mkdir(parents=True)
