@@ -61,9 +61,11 @@ def answers(url: str, stream: Drawn, numbers: range) -> tuple[list[float], int]:
     for number in numbers:
         question = stream.number(number)
         try:
-            seconds.append(timed(lambda q=question: ask(url, q.question_id, q.text, q.frames[0])))
-        except OSError:
+            name = question.question_id.replace("/", ":")
+            seconds.append(timed(lambda q=question, name=name: ask(url, name, q.text, q.frames[0])))
+        except OSError as error:
             lost += 1
+            print(f"question {number} got no answer: {error}", flush=True)
     return seconds, lost
 
 
