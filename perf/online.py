@@ -2,10 +2,11 @@
 
     ans run --agent                           # makes runs/<profile>
     python perf/online.py                     # 2 cores: a quarter of an hour; writes perf/results/online.json
+    python perf/online.py --questions 0       # the search alone
 
-Printed: milliseconds of a search among 10,000 experiences (of 200), and seconds of an answer over HTTP, one question after the other:
-by the engine alone, and beside a worker that learns from these questions without a pause, from its first update on. Lost: questions
-without an answer. Updates, releases: of the worker while these questions were answered.
+Printed: milliseconds of a search among 10,000 experiences (of 200), also in processor time, which other work does not lengthen. Seconds of
+an answer over HTTP, one question after the other: by the engine alone, and beside a worker that learns from these questions without a
+pause, from its first update on. Lost: questions without an answer. Updates, releases: of the worker while they were answered.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ def quantiles(seconds: list[float], unit: float = 1.0) -> dict[str, float]:
     return {name: round(float(np.quantile(seconds, share)) / unit, 4) for name, share in (("p50", 0.5), ("p99", 0.99), ("most", 1.0))}
 
 
-def timed(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def timed(function: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    start = clock()
     function()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def searches() -> dict[str, float]:
+def searches(clock: Callable[[], float]) -> dict[str, float]:
     rng = np.random.default_rng(0)
     known = Neighbours()
     known.add(np.arange(EXPERIENCES) + 1, rng.standard_normal((EXPERIENCES, DIMENSIONS)).astype(np.float32))
     asked = rng.standard_normal((SEARCHES, DIMENSIONS)).astype(np.float32)
-    return quantiles([timed(lambda vector=vector: known.search(vector, 5)) for vector in asked], 1e-3)
+    return quantiles([timed(lambda vector=vector: known.search(vector, 5), clock) for vector in asked], 1e-3)
 
 
 def ask(url: str, name: str, question: str, frame: bytes) -> None:
@@ -61,9 +62,11 @@ def answers(url: str, stream: Drawn, numbers: range) -> tuple[list[float], int]:
     for number in numbers:
         question = stream.number(number)
         try:
-            seconds.append(timed(lambda q=question: ask(url, q.question_id, q.text, q.frames[0])))
-        except OSError:
+            name = question.question_id.replace("/", ":")
+            seconds.append(timed(lambda q=question, name=name: ask(url, name, q.text, q.frames[0])))
+        except OSError as error:
             lost += 1
+            print(f"question {number} got no answer: {error}", flush=True)
     return seconds, lost
 
 
@@ -81,13 +84,9 @@ def wait_for_update(folder: Path, worker: subprocess.Popen[bytes]) -> None:
         time.sleep(0.5)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--questions", type=int, default=300)
-    parser.add_argument("--out", type=Path, default=Path("perf/results/online.json"))
-    arguments = parser.parse_args()
-    found: dict[str, object] = {"search_ms": searches()}
-    print(found, flush=True)
+def served(count: int) -> dict[str, object]:
+    """Measure answers to `count` questions by an engine alone, and to as many beside a worker."""
+    found: dict[str, object] = {}
     settings = load(Path("params.yaml")).agent.online.simulation
     shift = Shift(**settings.shift.model_dump())
     stream = Drawn(settings.families, split="train", seed=0, tile=96, first=STREAM_FROM, shift=shift)
@@ -99,7 +98,6 @@ def main() -> None:
         try:
             assert engine.stdout is not None
             url = engine.stdout.readline().split()[-1]
-            count = arguments.questions
             seconds, found["lost_alone"] = answers(url, stream, range(count))
             found["alone_s"] = quantiles(seconds)
             worker = subprocess.Popen([*command, "worker", *where])
@@ -113,7 +111,19 @@ def main() -> None:
                 if process is not None:
                     process.terminate()
                     process.wait()
-    print(json.dumps(found, indent=1))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", type=int, default=300)
+    parser.add_argument("--out", type=Path, default=Path("perf/results/online.json"))
+    arguments = parser.parse_args()
+    found: dict[str, object] = {"search_ms": searches(time.perf_counter), "search_cpu_ms": searches(time.process_time)}
+    print(json.dumps(found), flush=True)
+    if arguments.questions:
+        found |= served(arguments.questions)
+        print(json.dumps(found, indent=1))
     arguments.out.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -1,11 +1,14 @@
 """What `quantize=` saves and costs: bytes, time, words and masks of a checkpoint as it is stored and in 8 bits.
 
     python perf/quantize.py --model runs/tiny/model [--repeats 5] [--scenes 50] [--dtype bfloat16] [--device cuda --kinds int8 fp8]
+    python perf/quantize.py --model runs/tiny/model --agent runs/tiny/agent/rft [--scenes 50]    # an agent's answers
     python perf/quantize.py --random 8 --width 1024                  # speed and memory of a larger text model with random weights
 
 Of a checkpoint: bytes of the language model's layers and of the whole, tokens per second of reading a prompt and of writing, and over
 questions about drawn scenes the share of answers with the same words, the mean IoU of their masks with the stored model's, and the mean IoU
-of both with the truth. `--random`: so many layers of Qwen2's kind and this width; times alone. Times are taken in turns.
+of both with the truth. Times are taken in turns. `--agent`: over `--scenes` questions of each family about stills of `val`, right answers
+and those that are the same as in full, and bytes of the language model with its copies of layers. `--random`: so many layers of Qwen2's
+kind and this width; times alone.
 
 fp8 computes on a GPU only; `--kinds fp8-weights` rounds the weights alone to fp8 on any device, which shows what that rounding costs.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,12 +26,22 @@ import torch
 from transformers import Qwen2Config, Qwen2Model
 
 from ans_core import prompts
+from ans_core.agent.episode import Toolbox
+from ans_core.agent.evaluation import held_out, operations_told
+from ans_core.agent.evaluation import request_of as question_request
+from ans_core.agent.operations import OPERATIONS
+from ans_core.agent.play import Limits, play
+from ans_core.agent.policy import load_policy
+from ans_core.agent.world import is_right
+from ans_core.config import load as load_config
 from ans_core.data.scene_text import single_expressions
 from ans_core.data.scenes import draw_scene
 from ans_core.model import Sa2VA, quantization
 from ans_core.model.predict import Answer
 from ans_core.model.requests import request_of
 
+STILLS = ("easy", "pattern", "text", "larger")
+"""Families of the agent's world whose questions are about one picture."""
 READ, WRITTEN = 128, 16
 """Tokens of a turn."""
 
@@ -164,9 +178,31 @@ def of_checkpoint(given: argparse.Namespace) -> None:
         print(f"{kind}: {told}", flush=True)
 
 
+def of_agent(given: argparse.Namespace) -> None:
+    episode, device = load_config(Path("params.yaml")).agent.episode, torch.device(given.device)
+    full: list[str | None] = []
+    for kind in (None, *given.kinds):
+        policy = load_policy(
+            Path(given.model), Path(given.agent), operations=OPERATIONS, device=device,
+            quantize=None if kind is None else quantization.check(kind, device),
+        )  # fmt: skip
+        model, asked = policy.model, held_out(STILLS, each=given.scenes, split="val", seed=0, tile=policy.model.backbone.crop_side)
+        with Toolbox(model, adapters_off=policy.base, seconds=episode.time_limit_s) as toolbox:
+            told = operations_told(toolbox, policy.is_told(episode.operations_told))
+            requests = [question_request(question, told) for question in asked]
+            played = play(model, toolbox, requests, limits=Limits.of(episode), batch=episode.batch)
+        answers = [own.answer for own in played]
+        full = full or answers
+        right = sum(is_right(answer or "", question) for answer, question in zip(answers, asked, strict=True))
+        same = sum(one == other for one, other in zip(answers, full, strict=True))
+        size = quantization.stored_bytes(model.vlm.model.language_model) / 1e6
+        print(f"{kind or 'as stored'}: right {right} of {len(asked)}, as in full {same}, language model {size:.2f} MB", flush=True)
+
+
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--model", default="runs/tiny/model")
+    options.add_argument("--agent", metavar="FOLDER")
     options.add_argument("--kinds", nargs="+", default=["int8", "fp8-weights"], choices=["int8", "fp8", "fp8-weights"])
     options.add_argument("--random", type=int, metavar="LAYERS")
     options.add_argument("--width", type=int, default=1024)
@@ -177,7 +213,9 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=5)
     given = options.parse_args()
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}, {given.device}")
-    (of_random if given.random else of_checkpoint)(given)
+    if given.agent:
+        given.kinds = [kind for kind in given.kinds if kind != "fp8-weights"]
+    (of_random if given.random else of_agent if given.agent else of_checkpoint)(given)
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def load_policy(
     return policy
 
 
-def _quantize_with_copies(language_model: nn.Module, quantize: Quantization) -> None:
+def _quantize_with_copies(language_model: Any, quantize: Quantization) -> None:
     """Quantize a language model's layers and the copies in them. Those are in fp32, as they were trained: they get the layers' precision,
     which 8-bit weights compute in."""
     work = quantizer(language_model, quantize)
