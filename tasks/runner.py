@@ -17,10 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ans_core.config import Config, ConfigError, load
-from tasks import deps, provenance
+from tasks import deps, lock_file, provenance
 from tasks.launcher import (
     check_sharding,
     free_port,
@@ -56,7 +54,7 @@ class Progress:
 def inputs_md5(stage: Stage, profile: str, root: Path, *, leave_out: str = "") -> dict[str, str]:
     """Return the hash that DVC recorded for each input folder, but for the one named `leave_out`, when the stage before wrote it."""
     locks = [root / dvc_file(group).with_suffix(".lock") for group in GROUPS]
-    entries = [entry for lock in locks if lock.exists() for entry in yaml.safe_load(lock.read_text())["stages"].values()]
+    entries = [entry for lock in locks if lock.exists() for entry in lock_file.parse(lock.read_text())["stages"].values()]
     recorded = {out["path"]: out["md5"] for entry in entries for out in entry.get("outs", [])}
     paths = {name: path.as_posix() for name, path in stage.input_paths(profile).items() if name != leave_out}
     if missing := [path for path in paths.values() if path not in recorded]:
