@@ -17,6 +17,7 @@ from types import FrameType
 
 import yaml
 
+from tasks import lock_file
 from tasks.process import leave_note
 from tasks.stages import GROUPS, dvc_file
 
@@ -53,7 +54,7 @@ def output_hash(path: str, root: Path) -> str | None:
     """Return the hash that dvc.lock has for an output of a stage, or None."""
     lock = root / "dvc.lock"
     check_lock_file(root)
-    stages = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"] if lock.exists() else {}
+    stages = lock_file.parse(lock.read_text(encoding="utf-8"))["stages"] if lock.exists() else {}
     return next((out["md5"] for stage in stages.values() for out in stage.get("outs", []) if out["path"] == path), None)
 
 
@@ -100,7 +101,7 @@ def outputs_with(wanted: Path, cache: Path, root: Path) -> list[str]:
     """Return the files (or folders) that the recorded outputs have of this object."""
     md5, found = wanted.parent.name + wanted.name, []
     locks = [path for path in lock_files(root) if path.exists()]
-    stages = [stage for path in locks for stage in yaml.safe_load(path.read_text(encoding="utf-8"))["stages"].values()]
+    stages = [stage for path in locks for stage in lock_file.parse(path.read_text(encoding="utf-8"))["stages"].values()]
     for out in (out for stage in stages for out in stage.get("outs", [])):
         listing = cache / out["md5"][:2] / out["md5"][2:]
         if out["md5"] == md5:
@@ -136,7 +137,7 @@ def check_lock_file(root: Path, file: str = "dvc.lock") -> None:
     path = root / file
     remedy = f"`git checkout {file}` takes the committed one back; without the file, every stage is looked up in the run cache"
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {"stages": {}}
+        read = lock_file.parse(path.read_text(encoding="utf-8")) if path.exists() else {"stages": {}}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         raise ValueError(f"{path}{f', line {mark.line + 1}' if mark else ''} is no YAML (a merge conflict?): {remedy}") from error

@@ -18,7 +18,8 @@ from flows.kept import recover
 from flows.params import watch_sources
 from flows.paths import environment
 from flows.prefect_server import prefect_server
-from tasks.process import exit_on_term, held
+from tasks.process import exit_on_term, held, imports_without_collector
+from tasks.stage_run import import_store
 from tasks.stages import AGENT, AGENT_FIGURES, MAIN, ONLINE, ONLINE_FIGURES, ROWS, STAGES, SUMMARY, Stage, needed_for
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ def nothing_to_do(here: Path, stages: tuple[Stage, ...]) -> list[tuple[str, str,
 
 def run_flow(here: Path, group: str) -> list[tuple[str, str, float]]:
     with prefect_api(here):
-        from flows.pipeline import agent_pipeline, full_pipeline, online_pipeline
+        with imports_without_collector():
+            from flows.pipeline import agent_pipeline, full_pipeline, online_pipeline
+        import_store()
 
         flow: Any = {MAIN: full_pipeline, AGENT: agent_pipeline, ONLINE: online_pipeline}[group]
         rows: list[tuple[str, str, float]] = flow()

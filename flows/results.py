@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ans_core.report.runs import TRAINED, Run
+from tasks import lock_file
 from tasks.stages import ROWS, stage_named
 from tasks.surroundings import git
 from tasks.tracking import flat
@@ -67,7 +66,7 @@ def of_checkpoint(path: Path, root: Path) -> Run:
 
 def settings_of(lock: str, profile: str) -> dict[str, str]:
     """Return the settings that dvc.lock recorded when it wrote runs/<profile>; empty if it is of another profile."""
-    stages = (yaml.safe_load(lock) or {}).get("stages", {})
+    stages = (lock_file.parse(lock) or {}).get("stages", {})
     found: dict[str, Any] = {}
     for stage in stages.values():
         if any(out["path"].startswith(f"runs/{profile}/") for out in stage.get("outs", [])):
@@ -92,7 +91,7 @@ def of_revision(name: str, revision: str, root: Path) -> Run:
     from flows.dvc_state import file_in_cache
 
     lock = git(root, "show", f"{revision}:dvc.lock")
-    stages = (yaml.safe_load(lock) or {}).get("stages", {}) if lock else {}
+    stages = (lock_file.parse(lock) or {}).get("stages", {}) if lock else {}
     outs = {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", [])}
     profile = next((path.split("/")[1] for path in outs if path.startswith("runs/")), "")
     folder = root / ".ans/compare" / revision[:12]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import gc
 import json
 import os
 import signal
@@ -68,6 +69,18 @@ def holder_of(path: Path) -> str:
         except BlockingIOError:
             return file.read().strip() or "another process"
     return ""
+
+
+@contextmanager
+def imports_without_collector() -> Iterator[None]:
+    """Import without the garbage collector, which also leaves alone what is there at the end: imports make a million objects that stay, and
+    to walk through them again and again takes a sixth of 7 s (torch and transformers) or 0.6 of 3.4 s (Prefect and MLflow)."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import hashlib
 import importlib
 import json
@@ -18,10 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ans_core.config import Config, ConfigError, load
-from tasks import deps, provenance
+from tasks import deps, lock_file, provenance
 from tasks.launcher import (
     check_sharding,
     free_port,
@@ -32,7 +29,7 @@ from tasks.launcher import (
     run_job,
     thread_variables,
 )
-from tasks.process import die_with_parent, exit_on_term, held, leave_note
+from tasks.process import die_with_parent, exit_on_term, held, imports_without_collector, leave_note
 from tasks.stages import GROUPS, STAGES, TABLE, Stage, dvc_file, stage_named
 from tasks.tracker import TrackedRun, stage_run
 
@@ -57,7 +54,7 @@ class Progress:
 def inputs_md5(stage: Stage, profile: str, root: Path, *, leave_out: str = "") -> dict[str, str]:
     """Return the hash that DVC recorded for each input folder, but for the one named `leave_out`, when the stage before wrote it."""
     locks = [root / dvc_file(group).with_suffix(".lock") for group in GROUPS]
-    entries = [entry for lock in locks if lock.exists() for entry in yaml.safe_load(lock.read_text())["stages"].values()]
+    entries = [entry for lock in locks if lock.exists() for entry in lock_file.parse(lock.read_text())["stages"].values()]
     recorded = {out["path"]: out["md5"] for entry in entries for out in entry.get("outs", [])}
     paths = {name: path.as_posix() for name, path in stage.input_paths(profile).items() if name != leave_out}
     if missing := [path for path in paths.values() if path not in recorded]:
@@ -109,12 +106,8 @@ def is_first_node() -> bool:
 
 
 def stage_function(stage: Stage) -> Callable[..., dict[str, float]]:
-    gc.disable()  # imports make a million objects that stay: to walk through them again and again takes a sixth of 7 s
-    try:
+    with imports_without_collector():
         function: Callable[..., dict[str, float]] = importlib.import_module(f"ans_core.stages.{stage.task}").run
-    finally:
-        gc.freeze()
-        gc.enable()
     return function
 
 

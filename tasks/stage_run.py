@@ -14,6 +14,7 @@ from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from tasks import tracking
+from tasks.process import imports_without_collector
 from tasks.tracking import metric_name
 
 if TYPE_CHECKING:
@@ -31,7 +32,14 @@ MAX_ARTIFACT_BYTES = 20_000_000
 MAX_ARTIFACTS = 60
 UNSENT = ".ans/unsent"
 
-IMPORT = Thread(target=import_module, args=("mlflow.store.tracking.sqlalchemy_store",), daemon=True)
+
+def import_store() -> None:
+    """Import MLflow before it is needed (2 s)."""
+    with imports_without_collector():
+        import_module("mlflow.store.tracking.sqlalchemy_store")
+
+
+IMPORT = Thread(target=import_store, daemon=True)
 """Only the tracker starts it, while the stage imports torch and everything else."""
 
 

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tasks import lock_file
 from tasks.deps import code_files, dvc_yaml, settings_read, unlisted_settings
 from tasks.stages import AGENT, ONLINE, TABLE, Stage, needed_for
 
@@ -45,6 +46,11 @@ def test_a_stage_has_its_files_and_lists_the_settings_it_reads(stage: Stage) -> 
     assert (ROOT / f"tasks/{stage.task}.py").is_file()
     assert (ROOT / f"ans_core/stages/{stage.task}.py").is_file()
     assert unlisted_settings(stage, ROOT) == set()
+
+
+def test_what_dvc_recorded_is_read_as_any_reader_of_yaml_reads_it() -> None:
+    text = (ROOT / "dvc.lock").read_text()
+    assert lock_file.parse(text) == yaml.safe_load(text)
 
 
 def test_imports_are_followed_with_parents_relatives_and_the_package_data_they_name(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ans_core.data.scenes import CLEAR, COLOURS, SHAPES, SIZES, TEXTURES, THIRDS, Thing
+from ans_core.colours import COLOURS
+from ans_core.data.scenes import CLEAR, SHAPES, SIZES, TEXTURES, THIRDS, Thing
 
 ATTRIBUTES = ("size", "colour", "texture", "shape")
 """In the order of words in every phrase."""

@@ -14,17 +14,9 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 from PIL import Image, ImageDraw
 
+from ans_core.colours import COLOURS
+
 SPLITS = ("train", "val", "test")
-COLOURS = {
-    "red": (214, 32, 38),
-    "green": (30, 158, 52),
-    "blue": (38, 70, 220),
-    "yellow": (245, 222, 30),
-    "purple": (140, 40, 175),
-    "orange": (250, 132, 10),
-    "cyan": (40, 212, 226),
-    "white": (246, 246, 246),
-}
 SHAPES = ("circle", "square", "triangle", "star", "cross")
 SIZES = {"small": (0.036, 0.044), "large": (0.084, 0.104)}
 """Range of a circle's area as a share of the picture; other shapes are a little smaller (AREA_FACTOR)."""

@@ -42,6 +42,12 @@ def noise(width: int = 384, height: int = 200) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
 
 
+def test_the_process_of_operations_starts_without_the_data_sets_and_all_that_reads_them(toolbox: Toolbox) -> None:
+    loaded = toolbox._worker.call(eval, "set(__import__('sys').modules)", seconds=60.0)
+    assert "ans_core.agent.operations" in loaded
+    assert not {"ans_core.data", "datasets", "pandas", "transformers"} & loaded  # 2 of 4 s
+
+
 def test_zoom_shows_the_native_pixels_of_its_box_and_crops_chain(toolbox: Toolbox) -> None:
     pixels = noise(400, 200)
     workspace = Workspace.of([pixels])

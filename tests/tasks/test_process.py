@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from ans_core.config import Config, resolve
 from tasks import stage_run
-from tasks.process import held
+from tasks.process import held, imports_without_collector
 from tasks.stage_run import StageRun
 from tasks.tracker import TrackedRun
 from tasks.tracking import (
@@ -213,3 +214,11 @@ def test_a_tracker_whose_stage_is_gone_before_it_is_up_ends() -> None:
     process = subprocess.Popen([sys.executable, "-m", "tasks.tracker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     process.communicate("00" * 32 + "\n", timeout=60)
     assert process.returncode == 0
+
+
+def test_imports_are_made_without_the_collector_and_what_they_left_is_not_looked_at_later() -> None:
+    with imports_without_collector():
+        kept = [Path()]
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert not any(found is kept for found in gc.get_objects())
