@@ -20,7 +20,7 @@ from ans_core.benchmarks.public.files import Lines
 from ans_core.progress import bar_interval_s
 from ans_core.types import Prediction
 
-PREDICTIONS = "predictions.jsonl"
+PREDICTIONS, PARTS = "predictions.jsonl", "parts"
 NAME = "item"
 """Key of a line with its item's name."""
 
@@ -60,7 +60,7 @@ def predict_all(items: Callable[[], Iterator[Item]], ask: Answerer, runner: Runn
     whole = out / PREDICTIONS
     if not whole.exists():
         names, own = _plan(items, batch)
-        parts = out / "parts"
+        parts = out / PARTS
         parts.mkdir(parents=True, exist_ok=True)
         for path in _parts(parts):
             if int(path.stem) % dist.world_size() == dist.rank():
