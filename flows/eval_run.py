@@ -17,6 +17,7 @@ from typing import Any
 from ans_core.benchmarks import public_run
 from ans_core.benchmarks.public_run import runner_of
 from ans_core.types import ImageRef
+from ans_core.written import write_whole
 from flows import eval_score
 from flows.params import fingerprint
 from flows.paths import root
@@ -248,7 +249,7 @@ def same_settings(asked: Asked) -> None:
         if changed:
             raise ValueError(f"{asked.out} holds another evaluation ({'; '.join(changed)}); give another --out, or remove the folder")
     asked.out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asked.settings, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(asked.settings, indent=1) + "\n")
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
