@@ -1,4 +1,4 @@
-"""A folder in the making -> the folder, whole or not at all."""
+"""A folder or file in the making -> the folder or file, whole or not at all."""
 
 from __future__ import annotations
 
@@ -30,8 +30,20 @@ def written_whole(path: Path, *, size: int = 0) -> Iterator[Path]:
         raise
     for file in partial.rglob("*"):
         if file.is_file():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
+            sync(file)
     if path.exists():
         shutil.rmtree(path)
     partial.rename(path)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file that is there whole or not at all, also after a power cut."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    sync(partial)
+    partial.replace(file)
+
+
+def sync(file: Path) -> None:
+    with file.open("rb") as handle:
+        os.fsync(handle.fileno())

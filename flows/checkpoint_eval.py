@@ -1,4 +1,5 @@
-"""Evaluate any checkpoint on the benchmarks of params.yaml, outside the pipeline. Results are kept by checkpoint, settings and code."""
+"""Evaluate any checkpoint on the benchmarks of params.yaml, outside the pipeline. Results are kept by checkpoint, settings, data and
+code."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from ans_core.config import Config, ConfigError, load
 from ans_core.written import written_whole
 from flows.child import StageFailedError, run_once
 from flows.dvc_state import check_out
+from flows.params import fingerprint
 from tasks.launcher import inference_processes_here, one_node_words, thread_variables
 from tasks.process import held
 from tasks.registry import Version
@@ -35,12 +37,28 @@ def settings(here: Path, changes: dict[str, Any]) -> Config:
         raise ConfigError("\n".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())) from None
 
 
+def with_fingerprints(config: Config, here: Path) -> Config:
+    """Return the settings with fingerprints of evaluate.sources and evaluate.public as their files are now. params.yaml has those that
+    `ans run` saw last."""
+    values = config.model_dump(mode="json")
+    for source in (*values["evaluate"]["sources"], *values["evaluate"]["public"]):
+        source["files"] = fingerprint(here / source["path"])
+    return Config.model_validate(values)
+
+
+def content_of(checkpoint: Path) -> str:
+    """Return one hash of what in a model folder decides its answers: tensors, configuration, tokenizer."""
+    from ans_core.checkpoints.checkpoint import config_hash, weights_hash
+
+    return hashlib.sha256(f"{weights_hash(checkpoint)} {config_hash(checkpoint)}".encode()).hexdigest()
+
+
 def result_folder(checkpoint: Path, content: str, here: Path, config: Config) -> Path:
     """Return where the evaluation of a checkpoint with this content hash is kept, or will be."""
     stage = stage_named(STAGE)
     data = inputs_md5(stage, config.profile, here, leave_out="model")
     asked = json.dumps([content, config.profile, settings_of(stage, config), data], sort_keys=True)
-    code = b"".join(path.read_bytes() for path in stage_code(stage, here))
+    code = b"".join((here / path).read_bytes() for path in stage_code(stage, here))
     return here / ".ans/eval" / f"{checkpoint.name}-{hashlib.sha256(asked.encode() + code).hexdigest()[:12]}"
 
 
@@ -80,10 +98,11 @@ def evaluate_into(out: Path, checkpoint: Path, here: Path, config: Config) -> di
 
 def in_child(checkpoint: Path, content: str, here: Path, changes: dict[str, Any]) -> Path:
     """Do the same in processes of its own, which give memory and GPUs back: as many as the settings have for this node."""
-    config = settings(here, changes)
+    config = with_fingerprints(settings(here, changes), here)
     out = result_folder(checkpoint, content, here, config)
     if not (out / METRICS).exists():
-        command = [*one_node_words(config.launch, os.environ), "-m", "flows.checkpoint_eval", str(checkpoint), content, json.dumps(changes)]
+        section = json.dumps(config.model_dump(mode="json")["evaluate"])  # with the fingerprints that named `out`
+        command = [*one_node_words(config.launch, os.environ), "-m", "flows.checkpoint_eval", str(checkpoint), content, section]
         here_now = inference_processes_here(config.launch, os.environ)
         variables = thread_variables(config.launch.threads, processes=here_now, environment=os.environ)
         if status := run_once(command, root=here, timeout_s=stage_named(STAGE).timeout_s, extra_environment=variables):

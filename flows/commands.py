@@ -192,12 +192,11 @@ def evaluate(arguments: argparse.Namespace) -> int:
     params.yaml on a checkpoint."""
     if eval_command.form(arguments) != "CHECKPOINT":
         return eval_command.run(arguments)
-    from ans_core.checkpoints.checkpoint import weights_hash
     from ans_core.config import load
-    from flows.checkpoint_eval import METRICS, evaluated
+    from flows.checkpoint_eval import METRICS, content_of, evaluated, with_fingerprints
 
     here, checkpoint = root(), Path(arguments.what).resolve()
-    out = evaluated(checkpoint, weights_hash(checkpoint), here, load(here / "params.yaml"))
+    out = evaluated(checkpoint, content_of(checkpoint), here, with_fingerprints(load(here / "params.yaml"), here))
     for name, value in sorted(json.loads((out / METRICS).read_text(encoding="utf-8")).items()):
         print(f"{name:<48} {value:.4f}")
     print("predictions and overlays:", out)

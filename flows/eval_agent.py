@@ -62,6 +62,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "agent": str(folder.resolve()),
         "adapter": file_hash(folder / DELTA_WEIGHTS),
+        "adapter_config": file_hash(folder / DELTA),
         "episode": load(root() / "params.yaml").agent.episode.model_dump(mode="json"),
     }
 

@@ -16,13 +16,23 @@ from typing import Any
 
 from ans_core.benchmarks import public_run
 from ans_core.benchmarks.public_run import runner_of
+from ans_core.types import ImageRef
+from ans_core.written import write_whole
 from flows import eval_score
+from flows.params import fingerprint
 from flows.paths import root
+from tasks.deps import code_files
 from tasks.launcher import shared_words, thread_variables
 
 SKIPPED = 3
 """Exit status if a benchmark's data are not there; 2 is for words that don't fit."""
 BOX = "box:"
+HASHED = {
+    "data_files": "the benchmark's files",
+    "config": "the model's config.json or tokenizer files",
+    "code": "the code of ANS that makes predictions",
+}
+"""Settings that are hashes -> what they are of."""
 BATCH, MAX_TOKENS = 16, 512
 TAG_LETTERS = 5000
 """Of a tag in MLflow."""
@@ -46,7 +56,7 @@ class Asked:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    names = arguments.what.split(",")
+    names = arguments.what.lower().replace("-", "_").split(",")
     check_options(names, arguments)
     if len(names) > 1 and (arguments.data or arguments.out or arguments.split):
         raise ValueError("--data, --out and --split are of one benchmark; of several, leave them out (data/benchmarks/<benchmark>)")
@@ -54,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         command = [sys.executable, *shared_words(arguments.processes), "-m", "flows.cli", *sys.argv[1:]]
         variables = thread_variables(0, processes=arguments.processes, environment=os.environ)
         status = subprocess.run(command, env={**os.environ, **variables}, check=False).returncode
-        lacking = any(public_run.missing(runner_of(n), (one := asked(n, arguments)).data, one.split) for n in names)
+        lacking = any(public_run.missing(runner_of(n), *data_of(n, arguments)) for n in names)
         return status or (SKIPPED if lacking else 0)
     from ans_core import dist
     from flows import eval_agent  # it runs this module's evaluations
@@ -90,26 +100,24 @@ def check_options(names: Sequence[str], arguments: argparse.Namespace) -> None:
         quantization.check(arguments.quantize, device)
 
 
-def asked(name: str, arguments: argparse.Namespace) -> Asked:
-    from ans_core.checkpoints import folder, sam2
-    from ans_core.checkpoints.checkpoint import weights_hash
-
-    name = name.lower().replace("-", "_")
-    runner, model = runner_of(name), arguments.model
+def data_of(name: str, arguments: argparse.Namespace) -> tuple[Path, str]:
+    """Return the folder of a benchmark's files and the split."""
     data = (arguments.data or root() / "data/benchmarks" / name).resolve()
-    split = arguments.split or public_run.split_of(runner, data)
-    if runner.follows:
-        called, weights = sam2.identity(model)
-    else:
-        checkpoint = folder.local_folder(model.removeprefix(BOX))
-        called, weights = checkpoint.name, weights_hash(checkpoint)
+    return data, arguments.split or public_run.split_of(runner_of(name), data)
+
+
+def asked(name: str, arguments: argparse.Namespace) -> Asked:
+    data, split = data_of(name, arguments)
+    whose, decisive = model_of(name, arguments.model)
     settings = {
         "benchmark": name,
         "split": split,
         "data": str(data),
+        "data_files": files_hash(name, data, split, leave_out=arguments.out.resolve() if arguments.out else None),
         "limit": arguments.limit or 0,
-        "model": model,
-        "weights": weights,
+        "model": arguments.model,
+        **decisive,
+        "code": code_hash(name, arguments),
         "batch": arguments.batch or BATCH,
         "max_tokens": arguments.max_tokens or MAX_TOKENS,
         "video_mode": arguments.video_mode or "auto",
@@ -121,9 +129,58 @@ def asked(name: str, arguments: argparse.Namespace) -> Asked:
 
         settings |= eval_agent.settings_of(arguments)
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
-    whose = ("box-" if model.startswith(BOX) else "") + called
     out = arguments.out or root() / ".ans/eval" / "-".join(filter(None, (name, split, whose, key)))
     return Asked(name=name, split=split, data=data, out=out, settings=settings)
+
+
+def files_hash(name: str, data: Path, split: str, *, leave_out: Path | None) -> str:
+    """Hash the benchmark's folder, and by size and time of last change the pictures and videos of its questions, wherever they lie. Empty
+    if its data are not there."""
+    runner = runner_of(name)
+    if public_run.missing(runner, data, split):
+        return ""
+    whole = hashlib.sha256(fingerprint(data, leave_out=leave_out).encode())
+    frames = (frame for item in runner.items(data, split) for frame in item.request.frames)
+    for path in dict.fromkeys(path for frame in frames if (path := file_of(frame))):
+        known = path.stat() if path.exists() else None  # the error of a missing picture comes when it is asked about
+        whole.update(f"{path} {known and (known.st_size, known.st_mtime_ns)}\n".encode())
+    return whole.hexdigest()[:16]
+
+
+def file_of(frame: ImageRef) -> Path | None:
+    """Return the file that a frame is read from; None if its bytes came from a table."""
+    if isinstance(frame, bytes):
+        return None
+    return frame if isinstance(frame, Path) else frame.file
+
+
+def model_of(name: str, model: str) -> tuple[str, dict[str, str]]:
+    """Return what results call the model, and what of it decides the predictions."""
+    from ans_core.benchmarks import box_baseline
+    from ans_core.checkpoints import folder, sam2
+    from ans_core.checkpoints.checkpoint import config_hash, weights_hash
+
+    if runner_of(name).follows:
+        whose, weights = sam2.identity(model)
+        return whose, {"weights": weights, "config": config_hash(model) if Path(model).is_dir() else ""}  # a lone file has no other
+    checkpoint = folder.local_folder(model.removeprefix(BOX))
+    decisive = {"weights": weights_hash(checkpoint), "config": config_hash(checkpoint)}
+    if model.startswith(BOX):
+        return f"box-{checkpoint.name}", {**decisive, "question": box_baseline.question_of(checkpoint)}
+    return checkpoint.name, decisive
+
+
+def code_hash(name: str, arguments: argparse.Namespace) -> str:
+    """Hash the files of ans_core, as they are imported now, that make the predictions."""
+    if arguments.agent:
+        answering = ("ans_core.agent.answering", "ans_core.agent.episode", "ans_core.agent.policy", "ans_core.agent.operations")
+    elif runner_of(name).follows:
+        answering = ("ans_core.tracking.answering",)
+    else:
+        answering = ("ans_core.benchmarks.box_baseline",) if arguments.model.startswith(BOX) else ("ans_core.model.predict",)
+    here = Path(__file__).resolve().parents[1]
+    files = {file for module in ("ans_core.benchmarks.running", *answering) for file in code_files(module, here)}
+    return hashlib.sha256(b"".join((here / file).read_bytes() for file in sorted(files))).hexdigest()[:16]
 
 
 def following(arguments: argparse.Namespace) -> Callable[..., Any]:
@@ -178,17 +235,32 @@ def evaluate(asked: Asked, load: Callable[[], Callable[..., Any]], arguments: ar
 
 
 def same_settings(asked: Asked) -> None:
-    """Raise ValueError if the folder holds an evaluation with other settings."""
+    """Raise ValueError if the folder holds answers that other settings gave, or may have given."""
+    from ans_core.benchmarks.running import PARTS, PREDICTIONS
+
     path = asked.out / "settings.json"
     if asked.out.exists() and not asked.out.is_dir():
         raise ValueError(f"--out {asked.out} is a file; a run needs a folder")
-    if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        changed = [f"{key} {before.get(key)!r}, now {value!r}" for key, value in asked.settings.items() if before.get(key) != value]
+    if (asked.out / PREDICTIONS).exists() or (asked.out / PARTS).exists():
+        try:
+            changed = changes(json.loads(path.read_text(encoding="utf-8")), asked.settings)
+        except (FileNotFoundError, ValueError):
+            changed = [f"{path.name} is missing or can't be read"]
         if changed:
-            raise ValueError(f"{asked.out} holds another evaluation ({'; '.join(changed)}); give another --out")
+            raise ValueError(f"{asked.out} holds another evaluation ({'; '.join(changed)}); give another --out, or remove the folder")
     asked.out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asked.settings, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(asked.settings, indent=1) + "\n")
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return what differs. Hashes that an earlier evaluation did not record count as different: nobody knows what they were."""
+    told = []
+    for key in (key for key in {**before, **now} if before.get(key) != now.get(key)):
+        if key in HASHED:
+            told.append(f"{HASHED[key]}: {'changed since' if key in before else 'not recorded then'}")
+        else:
+            told.append(f"{key} {before.get(key)!r}, now {now.get(key)!r}")
+    return told
 
 
 def write_reason(asked: Asked, **reason: str) -> None:

@@ -10,7 +10,7 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
 from ans_core.config import load
-from flows.checkpoint_eval import METRICS, in_child, registered
+from flows.checkpoint_eval import METRICS, content_of, in_child, registered
 from flows.paths import root
 from flows.pipeline import end_with_worker, run_name
 from tasks import registry
@@ -48,9 +48,7 @@ def evaluate(
 def found(checkpoint: str, here: Path) -> tuple[Path, str]:
     """Return (folder, content hash) of a checkpoint."""
     if Path(checkpoint).is_dir():
-        from ans_core.checkpoints.checkpoint import weights_hash
-
-        return Path(checkpoint).resolve(), weights_hash(Path(checkpoint))
+        return Path(checkpoint).resolve(), content_of(Path(checkpoint))
     profile = load(here / "params.yaml").profile
     if version := registry.version_of(here, profile, checkpoint):
         return registered(version, here), version.md5

@@ -158,8 +158,9 @@ def watch_sources(root: Path) -> list[str]:
     return lines
 
 
-def fingerprint(path: Path) -> str:
-    """Hash a folder (or file): names, sizes and bytes of everything in it; for BY_TIME the time of last change instead of the bytes.
+def fingerprint(path: Path, *, leave_out: Path | None = None) -> str:
+    """Hash a folder (or file): names, sizes and bytes of everything in it but the folder `leave_out`; for BY_TIME the time of last change
+    instead of the bytes.
 
     Empty if it is missing. A million pictures, or a table that holds them, are too much to read before every run.
     """
@@ -167,6 +168,8 @@ def fingerprint(path: Path) -> str:
         return ""  # the stage reports the error
     whole = hashlib.sha256()
     for file in sorted(p for p in (path.rglob("*") if path.is_dir() else [path]) if p.is_file()):
+        if leave_out is not None and file.is_relative_to(leave_out):
+            continue
         known, by_time = file.stat(), file.suffix.lower() in BY_TIME
         whole.update(f"{file.relative_to(path)} {known.st_size} {known.st_mtime_ns if by_time else ''}\n".encode())
         if not by_time:

@@ -56,11 +56,10 @@ def is_checkpoint(path: Path) -> bool:
 def of_checkpoint(path: Path, root: Path) -> Run:
     """Return the evaluation of a checkpoint on the benchmarks of params.yaml, which is made now unless `ans eval` made it. The settings
     that trained it are not known."""
-    from ans_core.checkpoints.checkpoint import weights_hash
     from ans_core.config import load
-    from flows.checkpoint_eval import evaluated
+    from flows.checkpoint_eval import content_of, evaluated, with_fingerprints
 
-    out = evaluated(path, weights_hash(path), root, load(root / "params.yaml"))
+    out = evaluated(path, content_of(path), root, with_fingerprints(load(root / "params.yaml"), root))
     return Run(name="/".join(path.parts[-2:]), told=f"checkpoint {path}, evaluated into {out}", folder=out, settings={})
 
 

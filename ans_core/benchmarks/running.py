@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
+import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -20,7 +23,7 @@ from ans_core.benchmarks.public.files import Lines
 from ans_core.progress import bar_interval_s
 from ans_core.types import Prediction
 
-PREDICTIONS = "predictions.jsonl"
+PREDICTIONS, PARTS = "predictions.jsonl", "parts"
 NAME = "item"
 """Key of a line with its item's name."""
 
@@ -60,11 +63,12 @@ def predict_all(items: Callable[[], Iterator[Item]], ask: Answerer, runner: Runn
     whole = out / PREDICTIONS
     if not whole.exists():
         names, own = _plan(items, batch)
-        parts = out / "parts"
+        parts = out / PARTS
         parts.mkdir(parents=True, exist_ok=True)
         for path in _parts(parts):
             if int(path.stem) % dist.world_size() == dist.rank():
                 repair(path)
+        dist.wait_for_all()
         known = {name for path in _parts(parts) for name in _names(path)}
         with (parts / f"{dist.rank()}.jsonl").open("a", encoding="utf-8") as file, _bar(desc, own) as bar:
             answered = _Mean(runner)
@@ -74,6 +78,7 @@ def predict_all(items: Callable[[], Iterator[Item]], ask: Answerer, runner: Runn
                     lines = [json.dumps({NAME: name, **runner.record(*told[name])}) + "\n" for name in new]
                     file.write("".join(lines))
                     file.flush()
+                    os.fsync(file.fileno())
                     bar.set_postfix_str(answered.after([told[name] for name in new]), refresh=False)
                 bar.update(len(some))
         dist.wait_for_all()
@@ -108,19 +113,29 @@ def _parts(folder: Path) -> list[Path]:
 
 
 def repair(path: Path) -> None:
-    """Remove a last line that a kill left half-written."""
-    with path.open("rb+") as file:
-        size = file.seek(0, 2)
-        end = size
-        while end:
-            start = max(0, end - 65536)
-            file.seek(start)
-            if (newline := file.read(end - start).rfind(b"\n")) >= 0:
-                end = start + newline + 1
+    """Cut a part off before its first line that can't be read. If that is more than a last line which a kill left half-written, warn, and
+    keep the whole as <part>.damaged beside the folder of parts."""
+    intact = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not (line.endswith(b"\n") and is_answer(line)):
                 break
-            end = start
-        if end < size:
-            file.truncate(end)
+            intact += len(line)
+        else:
+            return
+        whole_line = line.endswith(b"\n")
+    if whole_line:
+        aside = path.parent.with_name(path.name + ".damaged")
+        shutil.copyfile(path, aside)
+        logging.warning("%s is damaged from byte %d on and was kept as %s; what stood there is asked again", path, intact, aside)
+    os.truncate(path, intact)
+
+
+def is_answer(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line)[NAME], str)
+    except (ValueError, TypeError, KeyError):  # a UnicodeDecodeError is a ValueError
+        return False
 
 
 def _names(path: Path) -> Iterator[str]:
@@ -138,6 +153,8 @@ def _join(names: list[str], parts: Path, whole: Path) -> None:
     with partial.open("wb") as file:
         for name in names:
             file.write(lines[name].line(name))
+        file.flush()
+        os.fsync(file.fileno())
     partial.rename(whole)
     for path in _parts(parts):
         path.unlink()

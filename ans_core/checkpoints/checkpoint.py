@@ -39,6 +39,7 @@ OTHER_FAMILIES = ("llava", "sam3")
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*WEIGHT_DTYPES, torch.float64)
 """dtypes of tensors that count as weights."""
+CONFIG_SUFFIXES = (".json", ".txt", ".model")
 DELTA, DELTA_WEIGHTS = "delta.json", "delta.safetensors"
 
 
@@ -161,6 +162,13 @@ def weights_hash(path: str | Path) -> str:
     known = manifest["sha256"] if manifest else {}
     sums = [known.get(f.name) or folders.file_hash(f) for f in files]
     return hashlib.sha256("\n".join(sums).encode()).hexdigest()
+
+
+def config_hash(path: str | Path) -> str:
+    """Return one hash of what beside its tensors decides a model folder's answers: config.json, the tokenizer's files and every other
+    .json, .txt and .model in it, by name and bytes; not the manifest."""
+    files = sorted(f for f in Path(path).iterdir() if f.suffix in CONFIG_SUFFIXES and f.name != folders.MANIFEST and f.is_file())
+    return hashlib.sha256("\n".join(f"{f.name} {folders.file_hash(f)}" for f in files).encode()).hexdigest()
 
 
 def read_config(path: Path) -> dict[str, Any]:

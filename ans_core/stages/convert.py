@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -32,6 +33,11 @@ TOLERANCE = 2e-4
 HALF_TOLERANCE, HALF_TEXTS = 0.1, 0.25
 """For weights in half precision: the same tolerance, and the share of answers that may differ, because merged weights are rounded. (tiny's,
 cast to bf16: 0.011 and none of 16.)"""
+CARD_SETTINGS: Any = {
+    "seed": True, "base": True, "memory": True, "sft": True, "rl": True, "convert": True, "evaluate": {"split"},
+    "judge": {"model", "meteor_weight", "judge_weight", "on_failure"},
+}  # fmt: skip
+"""Settings that decide the weights and this stage's output: a card with others would make another folder of equal weights."""
 BENCHMARK_DATA = ("regions", "videos")
 """Formats whose known data sets are benchmark test items: a model trained on them gets a tag that says so."""
 
@@ -99,7 +105,7 @@ def model_card(cfg: Config, prepared: Path, difference: dict[str, float]) -> str
     )
     tags = ["ans", "sa2va", "image-segmentation", *(["trained-on-test-items"] if tested else [])]
     front = yaml.safe_dump({"license": "apache-2.0", "library_name": "ans", "pipeline_tag": "image-text-to-text", "tags": tags})
-    settings = yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False)
+    settings = yaml.safe_dump(cfg.model_dump(mode="json", include=CARD_SETTINGS), sort_keys=False)
     return f"""---
 {front}---
 # {cfg.profile} (seed {cfg.seed})

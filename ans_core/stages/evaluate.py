@@ -36,6 +36,7 @@ from ans_core.progress import bar_interval_s
 from ans_core.stages.launch import machine_of
 from ans_core.tracking import answering
 from ans_core.types import Log, Predict, Prediction, Request, Sample
+from ans_core.written import write_whole
 
 CHUNK = 256
 """Samples per chunk; a killed run resumes at a chunk."""
@@ -228,18 +229,30 @@ def resumable(ask: Predict, benchmark: Benchmark, samples: Sequence[Sample], fol
     folder.mkdir(parents=True, exist_ok=True)
     predictions: list[Prediction] = []
     for start in tqdm(range(0, len(samples), CHUNK), desc=desc, disable=dist.rank() > 0, mininterval=bar_interval_s()):
-        file = folder / f"{start:08d}.json"
-        if file.exists():
-            kept = json.loads(file.read_text())
-            predictions += [Prediction(text=a["text"], masks=tuple(tuple(m) for m in a["masks"])) for a in kept]
+        file, chunk = folder / f"{start:08d}.json", samples[start : start + CHUNK]
+        if (kept := kept_answers(file)) is not None:
+            predictions += kept
             continue
-        answers = ask([benchmark.request(s) for s in samples[start : start + CHUNK]])
+        answers = ask([benchmark.request(s) for s in chunk])
         predictions += answers
         if dist.rank() == 0:
-            partial_file = file.with_suffix(".partial")
-            partial_file.write_text(json.dumps([asdict(a) for a in answers]))
-            partial_file.replace(file)
+            write_whole(file, json.dumps([asdict(a) for a in answers]))
     return predictions
+
+
+def kept_answers(file: Path) -> list[Prediction] | None:
+    """Read a finished chunk. None if it is not there, or damaged: then the first process moves it aside."""
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        return [Prediction(text=a["text"], masks=tuple(tuple(m) for m in a["masks"])) for a in kept]
+    except FileNotFoundError:  # also where the first process has just moved it
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        if dist.rank() == 0:
+            aside = file.with_name(file.name + ".damaged")
+            file.replace(aside)
+            logging.warning("%s is damaged (%s) and was put aside as %s; its samples are asked again", file, error, aside.name)
+        return None
 
 
 def can_shuffle(samples: Sequence[Sample]) -> bool:

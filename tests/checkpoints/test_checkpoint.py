@@ -375,6 +375,17 @@ def test_the_weights_hash_follows_the_tensors_alone(tmp_path: Path):
     assert checkpoint.weights_hash(tmp_path / "a") != checkpoint.weights_hash(tmp_path / "b")
 
 
+def test_the_hash_of_the_configuration_follows_the_files_beside_the_tensors(tmp_path: Path):
+    checkpoint.save(tiny(), tmp_path / "a", metadata={"x": 1})
+    checkpoint.save(tiny(), tmp_path / "b", metadata={"x": 2})
+    assert checkpoint.config_hash(tmp_path / "a") == checkpoint.config_hash(tmp_path / "b")
+    changed = {"config.json", "tokenizer_config.json"}
+    for name in changed:
+        (tmp_path / "b" / name).write_text((tmp_path / "a" / name).read_text() + " ")
+        assert checkpoint.config_hash(tmp_path / "a") != checkpoint.config_hash(tmp_path / "b")
+        (tmp_path / "b" / name).write_text((tmp_path / "a" / name).read_text())
+
+
 # Deltas
 
 

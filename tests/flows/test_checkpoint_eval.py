@@ -53,3 +53,40 @@ def test_several_processes_share_an_evaluation_and_the_first_alone_writes(tmp_pa
     with held(tmp_path / ".ans/stage.lock", "the first"):
         assert checkpoint_eval.evaluate_into(tmp_path / ".ans/eval/model-1", tmp_path / "model", tmp_path, config) == {"its share in": True}
     assert not (tmp_path / ".ans/eval").exists()
+
+
+def test_changed_evaluation_data_have_a_result_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By every entrance; the processes of one evaluation take the fingerprint that named its folder."""
+    mine = {"name": "mine", "format": "annotations", "path": "mine", "split": "val"}
+    public = {"name": "refcoco", "path": "refcoco"}
+    for name in ("mine", "refcoco"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "annotations.json").write_text("[]")
+    tiny_params(tmp_path)
+    monkeypatch.setattr(checkpoint_eval, "inputs_md5", lambda *_, **__: {"data": "1"})
+    monkeypatch.setattr(checkpoint_eval, "stage_code", lambda *_: [])
+    commands: list[list[str]] = []
+    monkeypatch.setattr(checkpoint_eval, "run_once", lambda command, **_: commands.append(command) or 0)
+
+    def found() -> Path:
+        out = checkpoint_eval.in_child(tmp_path / "model", "hash", tmp_path, {"sources": [mine], "public": [public]})
+        child = checkpoint_eval.settings(tmp_path, json.loads(commands[-1][-1]))
+        assert checkpoint_eval.result_folder(tmp_path / "model", "hash", tmp_path, child) == out
+        return out
+
+    before = found()
+    assert found() == before
+    for name in ("mine", "refcoco"):
+        (tmp_path / name / "annotations.json").write_text(f'["{name}"]')
+        assert found() != before
+        before = found()
+
+
+def test_the_content_of_a_checkpoint_is_its_tensors_and_its_configuration(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"tensors")
+    (tmp_path / "config.json").write_text("{}")
+    first = checkpoint_eval.content_of(tmp_path)
+    (tmp_path / "config.json").write_text('{"template": "qwen_chat"}')
+    second = checkpoint_eval.content_of(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"others")
+    assert len({first, second, checkpoint_eval.content_of(tmp_path)}) == 3

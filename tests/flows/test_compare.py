@@ -92,7 +92,7 @@ def test_checkpoints_are_evaluated_on_the_settings_benchmarks_and_then_compared(
         return out
 
     monkeypatch.setattr("flows.checkpoint_eval.evaluated", evaluated)
-    monkeypatch.setattr("ans_core.checkpoints.checkpoint.weights_hash", lambda path: path.parents[2].name)
+    monkeypatch.setattr("flows.checkpoint_eval.content_of", lambda path: path.parents[2].name)
     monkeypatch.setattr(commands, "root", lambda: tmp_path)
     arguments = cli.parse(["compare", *(str(tmp_path / place / "runs/mini/model") for place in ("one", "two"))])
     assert arguments.function(arguments) == 0

@@ -6,6 +6,7 @@ import argparse
 import copy
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -107,6 +108,55 @@ def test_without_its_data_a_benchmark_is_skipped_and_says_why(tmp_path: Path, da
     assert found["mevis"]["metrics"] == {}
     assert found["mevis"]["skipped"]
     assert found["refcoco"]["metrics"]["expressions"] == 2
+
+
+def change_a_picture(data: Path, model: Path) -> None:
+    picture = data.parent / "images/val_000000.png"
+    picture.write_bytes(picture.read_bytes() + b" ")
+
+
+def change_the_template(data: Path, model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_dynamic_patch": 7}))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (change_a_picture, "the benchmark's files: changed since"),
+        (change_the_template, "the model's config.json or tokenizer files: changed since"),
+        ("data_files", "the benchmark's files: not recorded then"),
+        ("code", "the code of ANS that makes predictions: not recorded then"),
+    ],
+)
+def test_answers_about_other_files_or_of_another_configuration_or_code_are_not_gone_on_with(
+    tmp_path: Path, data: Path, model: Path, change: object, told: str
+):
+    """A name of a setting: a folder from before the setting was recorded."""
+    for source, target in ((data, "data"), (data.parent / "images", "images"), (model, "model")):
+        shutil.copytree(source, tmp_path / target)
+    inside = tmp_path / "data/out"  # what is written there is none of the benchmark's files
+    given = cli.parse(words(tmp_path / "data", tmp_path / "model", inside))
+    for _ in range(2):
+        eval_run.same_settings(asked := eval_run.asked("refcoco", given))
+        (inside / "predictions.jsonl").touch()
+    if callable(change):
+        change(tmp_path / "data", tmp_path / "model")
+    else:
+        (asked.out / "settings.json").write_text(json.dumps({k: v for k, v in asked.settings.items() if k != change}))
+    with pytest.raises(ValueError, match=rf"{told}\); give another --out, or remove the folder"):
+        eval_run.same_settings(eval_run.asked("refcoco", given))
+
+
+def test_the_code_that_answers_and_settings_that_are_gone_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    given = cli.parse(words(tmp_path, "box:model", tmp_path / "out"))
+    before = eval_run.code_hash("refcoco", given)
+    monkeypatch.setattr(eval_run, "code_files", lambda *_: [Path("flows/cli.py")])
+    now = eval_run.code_hash("refcoco", given)
+    assert eval_run.changes({"code": before, "quantize": "int8"}, {"code": now}) == [
+        "the code of ANS that makes predictions: changed since",
+        "quantize 'int8', now None",
+    ]
 
 
 @pytest.mark.slow

@@ -69,6 +69,23 @@ def test_a_killed_evaluation_does_not_ask_finished_chunks_again(tmp_path: Path, 
     assert [p.text for p in whole] == [REFERRING.request(s).text for s in SAMPLES]
 
 
+@pytest.mark.parametrize("damage", [b"", b"\0\0\0\n", b"\xff", b'[{"text": "a"}]', b'[{"text": "a", "mas'])
+def test_a_damaged_chunk_is_put_aside_and_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage: bytes
+):
+    monkeypatch.setattr(evaluate, "CHUNK", 2)
+    whole = resumable(Model(), REFERRING, SAMPLES, tmp_path, desc="")
+    (tmp_path / "00000002.json").write_bytes(damage)
+    again = Model()
+    assert resumable(again, REFERRING, SAMPLES, tmp_path, desc="") == whole
+    assert again.asked == [REFERRING.request(s).text for s in SAMPLES[2:4]]
+    assert f"{tmp_path / '00000002.json'} is damaged" in caplog.text
+    assert (tmp_path / "00000002.json.damaged").read_bytes() == damage
+    third = Model()
+    assert resumable(third, REFERRING, SAMPLES, tmp_path, desc="") == whole
+    assert third.asked == []
+
+
 def test_kept_predictions_are_equal_to_those_that_were_made(tmp_path: Path):
     clip = Prediction(text="it is [SEG]", masks=((tiny.square(0, 0, 4, 4), rle.empty(64, 64)),))
 

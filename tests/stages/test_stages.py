@@ -408,6 +408,18 @@ def test_the_model_card_says_when_test_items_were_trained_on(tmp_path: Path, for
     assert "benchmark test items" not in convert.model_card(CONFIG, tmp_path, {"probes": 4.0, "masks": 0.0})
 
 
+def test_the_model_card_depends_on_no_setting_that_the_weights_do_not_depend_on(tmp_path: Path):
+    write_entries(tmp_path, [])
+
+    def card(section: str, **changes: object) -> str:
+        changed = getattr(CONFIG, section).model_copy(update=changes)
+        return convert.model_card(CONFIG.model_copy(update={section: changed}), tmp_path, {"probes": 4.0, "masks": 0.0})
+
+    plain = card("rl")
+    assert card("launch", workers=7) == card("evaluate", limit=3) == card("judge", base_url="http://elsewhere") == plain
+    assert all(other != plain for other in (card("rl", kl=0.5), card("sft", frames=9), card("judge", judge_weight=0.25)))
+
+
 @pytest.mark.parametrize("row", ["untrained", "sft", "rl"])
 def test_every_row_is_evaluated_with_the_same_metrics(runs: Path, tmp_path: Path, row: str):
     found = run(evaluate, tmp_path, row, {k: runs / k for k in ("data", "base", "sft", "model")}, row=row)

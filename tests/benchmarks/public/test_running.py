@@ -17,7 +17,7 @@ from ans_core import rle
 from ans_core.benchmarks import running
 from ans_core.benchmarks.public import SCORERS, Given, Item, Scored, UnscoredError
 from ans_core.data.scene_write import write_clips, write_scenes
-from ans_core.types import Prediction
+from ans_core.types import Prediction, Request
 from flows import cli
 from tests import tiny
 from tests.benchmarks.public.drawn import write
@@ -112,6 +112,29 @@ def test_a_split_without_public_masks_is_predicted_but_not_scored(tmp_path: Path
         evaluate("revos", tmp_path, tmp_path / "out", split="valid", ask=words("No."))
     lines = (tmp_path / "out/predictions.jsonl").read_text().splitlines()
     assert [json.loads(line)["prediction_masks"] for line in lines] == [[None, None]] * 2
+
+
+@pytest.mark.parametrize("damage", [b"\0\0\0\n", b'\xff"\n', b'{"text": "no name"}\n{"item": "2", "text": "2"}\n', b"7\n"])
+def test_a_damaged_part_is_kept_aside_and_what_stood_there_is_asked_again(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes):
+    items = [Item(name=str(n), request=Request(frames=(tiny.picture(0),), text=str(n))) for n in range(6)]
+    runner, asked = running.Runner(items=lambda *_: iter(items), record=lambda item, answer: {"text": answer.text}), []
+
+    def ask(some: Sequence[Item]) -> list[Prediction]:
+        asked.extend(item.name for item in some)
+        return [Prediction(text=item.name) for item in some]
+
+    def run(out: Path) -> bytes:
+        return running.predict_all(lambda: iter(items), ask, runner, out=out, batch=2, desc="").read_bytes()
+
+    whole = run(tmp_path / "whole")
+    asked.clear()
+    part = tmp_path / "cut/parts/0.jsonl"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]) + damage)
+    assert run(tmp_path / "cut") == whole
+    assert asked == ["2", "3", "4", "5"]
+    assert f"{part} is damaged from byte" in caplog.text
+    assert (tmp_path / "cut/0.jsonl.damaged").read_bytes().endswith(damage)
 
 
 def pictures(folder: Path, *names: str) -> None:
