@@ -59,13 +59,13 @@ def trained(cfg: Config, inputs: dict[str, Path], scratch: Path) -> Sa2VA:
 
 def run(cfg: Config, name: str) -> None:
     runs = Path("runs") / cfg.profile
-    inputs = {name: runs / name for name in ("data", "base", "sft")}
+    inputs = {part: runs / part for part in ("data", "base", "sft")}
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         inputs["model"] = here / "model"
         checkpoint.save(trained(cfg, inputs, here / "training"), inputs["model"], metadata={})
-        for name in ("out", "scratch"):
-            (here / name).mkdir()
+        for part in ("out", "scratch"):
+            (here / part).mkdir()
         found = evaluate.run(cfg, row="rl", inputs=inputs, out=here / "out", scratch=here / "scratch", log=lambda metrics, step: None)
     (RESULTS / f"{name}-{cfg.evaluate.split}-further-seed{cfg.seed}.json").write_text(json.dumps(found, indent=1, sort_keys=True))
 

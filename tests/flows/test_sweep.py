@@ -16,6 +16,7 @@ SWEEP = ("sweep", "rl.kl=0.5,0.25", "--name", "s")
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Iterator[Path]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it, and hands that down
     yield make(tmp_path)
     end_all(tmp_path)
 
