@@ -172,6 +172,7 @@ def model_of(name: str, model: str) -> tuple[str, dict[str, str]]:
 
 def code_hash(name: str, arguments: argparse.Namespace) -> str:
     """Hash the files of ans_core, as they are imported now, that make the predictions."""
+    answering: tuple[str, ...]
     if arguments.agent:
         answering = ("ans_core.agent.answering", "ans_core.agent.episode", "ans_core.agent.policy", "ans_core.agent.operations")
     elif runner_of(name).follows:
