@@ -20,7 +20,7 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.policy import load_base
 from ans_core.agent.world import judging
-from ans_core.agent.world.traces import Judge, Written, write_drawn_traces
+from ans_core.agent.world.traces import TraceJudge, Written, write_drawn_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.stages.launch import machine_of
@@ -37,7 +37,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 
 @contextmanager
-def judge_of_traces(cfg: Config, log: Log) -> Iterator[Judge | None]:
+def judge_of_traces(cfg: Config, log: Log) -> Iterator[TraceJudge | None]:
     """Yield what scores traces; None where the settings want no judge."""
     if not cfg.agent.cota.judge:
         yield None
@@ -48,7 +48,7 @@ def judge_of_traces(cfg: Config, log: Log) -> Iterator[Judge | None]:
         yield partial(judging.verdicts, endpoint, seed=cfg.seed, on_failure=cfg.judge.on_failure, log=log)
 
 
-def write(cfg: Config, model_folder: Path, out: Path, judge: Judge | None) -> dict[str, float]:
+def write(cfg: Config, model_folder: Path, out: Path, judge: TraceJudge | None) -> dict[str, float]:
     """Write the traces of both splits; return their numbers."""
     path = Path(cfg.agent.base or model_folder)
     model = load_base(path, operations=OPERATIONS, device=machine_of(cfg.launch).device, tiles=cfg.agent.tiles)

@@ -173,6 +173,7 @@ def test_learning_progress_shapes_within_the_limit_and_without_a_weight_nothing_
     assert (most.rewards["task"], most.rewards["shaping"]) == (none.rewards["task"], 0.4)
 
 
+@pytest.mark.slow
 def test_a_practice_that_was_loaded_goes_on_to_the_same_bits(toolbox: Toolbox) -> None:
     model = tiny.build()
     whole, killed = (practice(model, toolbox, dynamics=0.5) for _ in range(2))

@@ -19,10 +19,12 @@ from ans_core.agent.world import Question, judging, traces
 from ans_core.agent.world.judging import Verdict, grading, read_score, repeated, verdict, verdicts
 from ans_core.agent.world.trace_file import Kind, Trace, read_traces
 from ans_core.agent.world.traces import Written, kinds_of, write_drawn_traces
+from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, ConfigError, resolve
 from ans_core.rewards.judge.chat import Price
 from ans_core.rewards.judge.endpoint import EndpointJudge
 from ans_core.stages import cota
+from tests import tiny
 from tests.rewards.chat_server import Handler, fails, says, serving
 from tests.workspace import ROOT, launch
 
@@ -53,9 +55,10 @@ def once() -> Iterator[None]:
         known: dict[str, object] = {}
 
         def made(question: Question, kind: Kind, toolbox: Toolbox, **words: Any) -> object:
-            if question.question_id not in known:
-                known[question.question_id] = make(question, kind, toolbox, **words)
-            return known[question.question_id]
+            key = repr((question.question_id, kind, toolbox.tile, words))
+            if key not in known:
+                known[key] = make(question, kind, toolbox, **words)
+            return known[key]
 
         patch.setattr(traces, "draw_question", draw)
         patch.setattr(traces, "trace", made)
@@ -287,6 +290,43 @@ def test_a_judge_of_traces_needs_a_model_and_its_key_before_any_work(monkeypatch
         cota.run(Config.model_validate(values), inputs={"model": tmp_path / "none"}, out=tmp_path, scratch=tmp_path, log=silent)
 
 
+@pytest.mark.slow
+def test_the_stage_has_its_traces_judged_tells_what_it_cost_and_asks_nothing_when_it_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.save(tiny.build(), tmp_path / "model", metadata={})
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    logged: list[dict[str, float]] = []
+
+    def run(name: str, **judge: object) -> dict[str, float]:
+        values = {
+            "profile": "tiny",
+            "agent": {"families": ["easy", "pattern"], "cota": {"train": 10, "val": 5, "judge": bool(judge)}},
+            "judge": judge,
+        }
+        (tmp_path / name).mkdir()
+        words: dict[str, Any] = {"inputs": {"model": tmp_path / "model"}, "out": tmp_path / name, "scratch": tmp_path}
+        return cota.run(Config.model_validate(values), log=lambda metrics, step: logged.append(metrics), **words)
+
+    off = run("off")
+    with serving(says('{"score": 5}')) as server:
+        judge = {"model": "m", "base_url": server.url, "cache": str(tmp_path / "judge.sqlite"), "concurrency": 4}
+        logged.clear()
+        found = run("on", **judge)
+        asked = len(server.seen)
+        assert 0 < asked <= 30 + 2 * 2  # traces alike in words are asked about once
+        assert sum(metrics.get("judge/calls", 0) for metrics in logged) == asked
+        assert run("again", **judge) == found
+        assert len(server.seen) == asked
+    assert files(tmp_path / "again") == files(tmp_path / "on")
+    assert {name: value for name, value in found.items() if "judge" not in name} == off
+    assert (found["train/judge/judged"], found["val/judge/repeated"], found["train/judge/mean_score"]) == (20, 1, 5)
+    plain, judged = read_traces(tmp_path / "off/train"), read_traces(tmp_path / "on/train")
+    assert {one.provenance["judge"] for one in judged} == {"m"}
+    assert [one.model_copy(update={"provenance": {}}) for one in judged] == [one.model_copy(update={"provenance": {}}) for one in plain]
+    assert files(tmp_path / "on").keys() == files(tmp_path / "off").keys()
+
+
 SHARED = """
 import sys
 from pathlib import Path
@@ -308,15 +348,17 @@ def run_shared(folder: Path, url: str) -> None:
 
 
 @pytest.mark.slow
-def test_with_two_processes_the_first_one_asks_and_the_files_are_those_of_one(drawn: list[Trace], tmp_path: Path) -> None:
+def test_with_two_processes_the_first_one_asks_and_the_files_are_those_of_one(
+    drawn: list[Trace], toolbox: Toolbox, make: Make, tmp_path: Path
+) -> None:
     script = tmp_path / "shared.py"
     script.write_text(SHARED)
     bad = next(found for found in drawn if found.kind == "golden" and found.family == "pattern")
     with serving(scores(1, of=json.dumps(bad.turns[1].text))) as server:
-        for processes in (1, 2):
-            launch(script, str(tmp_path / str(processes)), server.url, processes=processes)
-            assert len(server.seen) == processes * (len(drawn) + 2)
-    assert files(tmp_path / "1/traces") == files(tmp_path / "2/traces")
-    told = {(tmp_path / name).read_text() for name in ("1/0.json", "2/0.json", "2/1.json")}
-    assert len(told) == 1
-    assert json.loads(told.pop())["dropped/pattern/low_score"] == 1
+        alone = cota.counted(write(tmp_path / "alone", toolbox, make(server.url)))
+        assert len(server.seen) == len(drawn) + 2
+        launch(script, str(tmp_path), server.url, processes=2)
+        assert len(server.seen) == 2 * (len(drawn) + 2)
+    assert alone["dropped/pattern/low_score"] == 1
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)] == [alone, alone]
+    assert files(tmp_path / "traces") == files(tmp_path / "alone")

@@ -40,7 +40,7 @@ MOST_CALLS = 4
 CORRECTION = "That is not {phrase}."
 MEASURES = ("get_properties", "track_object")
 """Operations whose numbers a trap concludes wrongly from; what others show, it misreads."""
-Judge = Callable[[Sequence[Trace]], Sequence[Verdict]]
+TraceJudge = Callable[[Sequence[Trace]], Sequence[Verdict]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def write_drawn_traces(
     seed: int,
     toolbox: Toolbox,
     provenance: dict[str, Any],
-    judge: Judge | None = None,
+    judge: TraceJudge | None = None,
 ) -> Written:
     """Questions as traces in a folder, so many of every family. `provenance`: what stands beside the source and the question's id in every
     record (the weights' hash, the reader of READ_TEXT). Several processes make the trace of a question each in turn and write its
@@ -97,7 +97,7 @@ def write_drawn_traces(
     return Written(kinds=Counter(trace.kind for trace in records), dropped=dropped, verdicts=verdicts)
 
 
-def _verdicts(judge: Judge, traces: Sequence[Trace]) -> list[Verdict]:
+def _verdicts(judge: TraceJudge, traces: Sequence[Trace]) -> list[Verdict]:
     """Let the first process ask, and tell the others."""
     found = dist.union(dict(enumerate(judge(traces))) if dist.rank() == 0 else {})
     return [found[number] for number in range(len(traces))]
