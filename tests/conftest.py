@@ -1,12 +1,25 @@
 from __future__ import annotations
 
+import atexit
 import gc
+import os
+import shutil
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import SHARED
+
 if TYPE_CHECKING:
     from ans_core.model import Sa2VA
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the folder of what the processes that run tests make once for all of them."""
+    if not hasattr(config, "workerinput"):
+        os.environ[SHARED] = tempfile.mkdtemp(prefix="ans-tests-")
+        atexit.register(shutil.rmtree, os.environ[SHARED])
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

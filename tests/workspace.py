@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
+import fcntl
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import psutil
 
 from ans_core.config import PROFILES, dump, resolve
 from tasks.stages import TABLE
-from tests import forks
+from tests import SHARED, forks
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 3000.0
@@ -117,15 +116,26 @@ def run(cfg: Config, *, inputs, out, scratch, log, row=None):
 
 
 def make(folder: Path) -> Path:
-    """A git and DVC repository in `folder`, on the smoke profile, with the databases of Prefect and MLflow: to make their tables takes 10 s
-    of processor time, to copy them none."""
+    """A git and DVC repository in `folder`, on the smoke profile, with the databases of Prefect and MLflow: to make all that takes 15 s of
+    processor time, to copy it none."""
     return shutil.copytree(template(), folder, dirs_exist_ok=True)
 
 
-@functools.cache
 def template() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="ans-template-"))
-    atexit.register(shutil.rmtree, folder)
+    """Whichever process of this pytest run asks first makes it."""
+    folder = Path(os.environ[SHARED], "template")
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            partial = folder.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            fill(partial)
+            partial.rename(folder)
+    return folder
+
+
+def fill(folder: Path) -> None:
+    folder.mkdir()
     for part in PARTS:
         source = ROOT / part
         copy = shutil.copytree if source.is_dir() else shutil.copyfile
@@ -144,7 +154,6 @@ def template() -> Path:
         subprocess.run(["git", *words], cwd=folder, check=True)
     for words in TABLES:
         run(folder, *words, PREFECT_HOME=str(folder / ".ans/prefect"))
-    return folder
 
 
 def tiny_params(folder: Path) -> Path:
@@ -209,6 +218,54 @@ def launch(script: Path, *words: str, processes: int = 2) -> None:
 
 def ans(folder: Path, *words: str, status: int | None = 0, **extra: str) -> str:
     return run(folder, "-m", "flows.cli", *words, status=status, **extra)
+
+
+COMMANDS = """
+import json, os, sys
+from pathlib import Path
+from flows.launch import prefect_api
+with prefect_api(Path.cwd()):
+    print(json.dumps({key: os.environ[key] for key in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING")}), flush=True)
+    from flows.cli import main
+    home, own = Path.cwd(), dict(os.environ)
+    for line in sys.stdin:
+        folder, sys.argv[1:], extra = json.loads(line)
+        os.chdir(folder)
+        os.environ.update(extra)
+        try:
+            main()
+        except SystemExit as end:
+            print(f"exit status {end.code}", flush=True)
+        os.chdir(home)
+        os.environ.clear()
+        os.environ.update(own)
+"""
+
+
+class Commands:
+    """One process for commands of `ans`, with one Prefect server, for tests of neither: both take 10 s of processor time to start."""
+
+    def __init__(self, home: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", COMMANDS], cwd=home, env=environment(home), text=True, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        self.server: dict[str, str] = json.loads(self._process.stdout.readline())
+        """Names the server to other processes."""
+
+    def ans(self, folder: Path, *words: str, status: int | None = 0, **extra: str) -> str:
+        """Run `ans WORDS` in a workspace; return what it printed. `status` None takes any."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([str(folder), words, extra]), file=self._process.stdin, flush=True)
+        told = ""
+        for line in self._process.stdout:
+            if line.startswith("exit status "):
+                assert status is None or line == f"exit status {status}\n", line + told
+                return told
+            told += line
+        raise AssertionError(f"the commands ended: {told}")
 
 
 def dvc(folder: Path, *words: str, status: int | None = 0, **extra: str) -> str:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tasks.stages import AGENT, STAGES, TABLE
-from tests.workspace import LIMIT_S, ans, dvc, end_all, environment, executed, living, make, run, words_of
+from tests.workspace import LIMIT_S, Commands, ans, dvc, end_all, environment, executed, living, make, run, template, words_of
 
 NAMES = [stage.name for stage in STAGES]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
@@ -34,6 +34,23 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, s
 @pytest.fixture
 def workspace(tmp_path: Path) -> Iterator[Path]:
     yield make(tmp_path)
+    end_all(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def before_sft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """To be copied: a workspace in which all ran that SFT needs."""
+    folder = make(tmp_path_factory.mktemp("before_sft"))
+    dvc(folder, "repro", "memory")
+    executed(folder)
+    return folder
+
+
+@pytest.fixture
+def workspace_before_sft(before_sft: Path, tmp_path: Path) -> Iterator[Path]:
+    shutil.copytree(before_sft, tmp_path, ignore=lambda folder, names: {".ans"} & set(names), dirs_exist_ok=True)
+    shutil.copytree(template() / ".ans", tmp_path / ".ans")  # MLflow's database names the folder that it was made in
+    yield tmp_path
     end_all(tmp_path)
 
 
@@ -60,10 +77,10 @@ def logged(folder: Path, run: str) -> tuple[dict[str, str], dict[str, float]]:
     return dict(params), dict(metrics)
 
 
-def start_stalled(folder: Path, words: list[str], at: str) -> subprocess.Popen[bytes]:
+def start_stalled(folder: Path, words: list[str], at: str, **extra: str) -> subprocess.Popen[bytes]:
     """Starts a command whose stage stalls at step `at`, and waits until it stands there."""
     process = subprocess.Popen(
-        [sys.executable, *words], cwd=folder, env=environment(folder, FAKE_STALL=at), start_new_session=True,
+        [sys.executable, *words], cwd=folder, env=environment(folder, FAKE_STALL=at, **extra), start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     name, _, step = at.partition(":")
@@ -76,7 +93,9 @@ def start_stalled(folder: Path, words: list[str], at: str) -> subprocess.Popen[b
     return process
 
 
-def test_the_flow_and_dvc_share_one_cache_and_mlflow_shows_a_parent_with_nested_runs(finished: tuple[Path, str]) -> None:
+def test_the_flow_and_dvc_share_one_cache_and_mlflow_shows_a_parent_with_nested_runs(
+    finished: tuple[Path, str], commands: Commands
+) -> None:
     workspace, shown = finished
     assert [line.split()[0] for line in executed(workspace)] == NAMES
     assert "report/report.html" in shown
@@ -100,7 +119,7 @@ def test_the_flow_and_dvc_share_one_cache_and_mlflow_shows_a_parent_with_nested_
     assert executed(workspace) == []
 
     shutil.rmtree(workspace / "runs/smoke/report")  # the run cache has it: the flow finds every stage cached
-    ans(workspace, "run")
+    commands.ans(workspace, "run")
     assert executed(workspace) == []
     newest = [run for run in mlflow_runs(workspace) if run["ans.kind"] == "pipeline"][-1]
     by_stage = {run["ans.stage"]: run["id"] for run in runs if run["ans.kind"] == "stage"}
@@ -148,7 +167,7 @@ def test_a_bare_dvc_repro_has_one_mlflow_parent_and_switching_profiles_back_exec
     assert executed(workspace) == ["rl from 0"]
 
 
-def test_a_damaged_object_of_the_cache_is_found_and_its_remedy_mends_it(finished: tuple[Path, str]) -> None:
+def test_a_damaged_object_of_the_cache_is_found_and_its_remedy_mends_it(finished: tuple[Path, str], commands: Commands) -> None:
     """`dvc checkout` delivers damaged bytes without a word; weights are checked where they are read, pictures are not."""
     workspace, _ = finished
     lock = yaml.safe_load((workspace / "dvc.lock").read_text())["stages"]["prepare"]["outs"][0]["md5"]
@@ -157,18 +176,19 @@ def test_a_damaged_object_of_the_cache_is_found_and_its_remedy_mends_it(finished
     damaged = workspace / f".dvc/cache/files/md5/{md5[:2]}/{md5[2:]}"
     damaged.chmod(0o644)
     damaged.write_text("x" + damaged.read_text()[1:])
-    shown = next(line for line in ans(workspace, "doctor", "--deep", status=1).splitlines() if "cache" in line)
+    shown = next(line for line in commands.ans(workspace, "doctor", "--deep", status=1).splitlines() if "cache" in line)
     assert "is damaged (runs/smoke/data/result.txt)" in shown
     assert f"rm -f {damaged}" in shown
     damaged.unlink()
     ans(workspace, "stage", "prepare", "--force")
-    assert "every object of DVC's cache is as its hash says" in ans(workspace, "doctor", "--deep", status=None)
+    assert "every object of DVC's cache is as its hash says" in commands.ans(workspace, "doctor", "--deep", status=None)
     executed(workspace)
     assert "Data and pipelines are up to date" in dvc(workspace, "repro", "base")
     assert executed(workspace) == []
 
 
-def test_a_stage_killed_at_any_step_resumes_there_and_gives_the_same_result(workspace: Path) -> None:
+def test_a_stage_killed_at_any_step_resumes_there_and_gives_the_same_result(workspace_before_sft: Path) -> None:
+    workspace = workspace_before_sft
     process = start_stalled(workspace, ["-m", "dvc", "repro", "sft"], "sft:2")
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -185,7 +205,7 @@ def test_a_stage_killed_at_any_step_resumes_there_and_gives_the_same_result(work
 # dvc starts a stage by the shell; Debian's sh stays between them where bash does not
 @pytest.mark.parametrize(("shell", "worse"), [("/bin/bash", False), ("/bin/sh", True)])
 def test_a_killed_flow_leaves_no_stage_behind_and_doctor_closes_its_runs(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, shell: str, worse: bool
+    workspace: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch, shell: str, worse: bool
 ) -> None:
     """Also where its server is killed with it, and the stage was stopped (SIGSTOP) before."""
     monkeypatch.setenv("SHELL", shell)
@@ -200,7 +220,7 @@ def test_a_killed_flow_leaves_no_stage_behind_and_doctor_closes_its_runs(
     process.kill()
     process.wait()
     until(lambda: not living(workspace), "stage, tracker or temporary server outlive their flow")
-    shown = ans(workspace, "doctor", status=None)
+    shown = commands.ans(workspace, "doctor", status=None)
     assert "resumes: smoke/base" in shown
     assert "RUNNING" not in {run["status"] for run in mlflow_runs(workspace)}
     executed(workspace)
@@ -208,8 +228,8 @@ def test_a_killed_flow_leaves_no_stage_behind_and_doctor_closes_its_runs(
     assert executed(workspace) == ["base from 2"]
 
 
-def test_a_failing_stage_is_tried_again_from_its_last_state_and_the_message_is_shown(workspace: Path) -> None:
-    shown = ans(workspace, "run", status=1, FAKE_FAIL="base:3", FAKE_STOP="sft")
+def test_a_failing_stage_is_tried_again_from_its_last_state_and_the_message_is_shown(workspace: Path, commands: Commands) -> None:
+    shown = commands.ans(workspace, "run", status=1, FAKE_FAIL="base:3", FAKE_STOP="sft")
     assert "refs.json:7: no mask of ref 12; delete the line" in shown
     assert "stage sft failed" in shown
     assert executed(workspace) == ["prepare from 0", "base from 0", "base from 4", "memory from 0", "sft from 0", "sft from 6"]
@@ -263,8 +283,8 @@ with prefect_api(Path.cwd()):
 """
 
 
-def test_a_store_of_runs_that_is_away_or_damaged_stops_nothing_and_gets_the_runs_later(workspace: Path) -> None:
-    shown = run(workspace, "-c", RUN_PREPARE, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+def test_a_store_of_runs_that_is_away_or_damaged_stops_nothing_and_gets_the_runs_later(workspace: Path, commands: Commands) -> None:
+    shown = run(workspace, "-c", RUN_PREPARE, MLFLOW_TRACKING_URI="http://127.0.0.1:9", **commands.server)
     assert "MLflow at http://127.0.0.1:9 does not answer" in shown
     assert shown.count("MLflow takes nothing at present") == 1
     damaged = workspace / ".ans/mlflow.db"
@@ -302,8 +322,8 @@ def test_a_server_that_is_away_is_said_before_work(workspace: Path) -> None:
     assert executed(workspace) == []
 
 
-def test_a_second_run_in_one_workspace_waits_and_says_so(workspace: Path) -> None:
-    process = start_stalled(workspace, ["-m", "flows.cli", "run"], "prepare:1")
+def test_a_second_run_in_one_workspace_waits_and_says_so(workspace: Path, commands: Commands) -> None:
+    process = start_stalled(workspace, ["-m", "flows.cli", "run"], "prepare:1", **commands.server)
     second = subprocess.Popen(
         [sys.executable, "-m", "flows.cli", "run"], cwd=workspace, env=environment(workspace), text=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -316,7 +336,7 @@ def test_a_second_run_in_one_workspace_waits_and_says_so(workspace: Path) -> Non
     process.terminate()
     assert process.wait(LIMIT_S) != 0
     until(lambda: not living(workspace), "the stage outlives its flow")
-    ans(workspace, "doctor", status=None)
+    commands.ans(workspace, "doctor", status=None)
 
 
 SLURM = {
@@ -327,14 +347,15 @@ SLURM = {
 """A cluster of one node."""
 
 
-def test_every_launcher_starts_two_processes_which_are_one_run_in_mlflow(workspace: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_every_launcher_starts_two_processes_which_are_one_run_in_mlflow(
+    workspace_before_sft: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    workspace = workspace_before_sft
     programs = tmp_path_factory.mktemp("programs")
     for name, script in SLURM.items():
         (programs / name).write_text(f"#!/bin/sh\n{script}\n")
         (programs / name).chmod(0o755)
     path = f"{programs}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    dvc(workspace, "repro", "memory")
-    executed(workspace)
     for launcher in ("torchrun", "deepspeed", "slurm"):
         shutil.rmtree(workspace / ".ans/scratch", ignore_errors=True)  # a finished training started again computes nothing
         ans(workspace, "profile", "smoke", "launch.processes=2", f"launch.launcher={launcher}")
@@ -346,20 +367,20 @@ def test_every_launcher_starts_two_processes_which_are_one_run_in_mlflow(workspa
     assert executed(workspace) == []
 
 
-def test_the_agents_stages_run_beside_the_pipeline_and_leave_it_alone(finished: tuple[Path, str]) -> None:
+def test_the_agents_stages_run_beside_the_pipeline_and_leave_it_alone(finished: tuple[Path, str], commands: Commands) -> None:
     workspace, _ = finished
     ans(workspace, "profile", "smoke", "--force")
     dvc(workspace, "repro")  # an experiment before may have left its settings and outputs
     lock = (workspace / "dvc.lock").read_bytes()
     executed(workspace)
-    told = ans(workspace, "run", "--agent")
+    told = commands.ans(workspace, "run", "--agent")
     assert [line.split()[0] for line in executed(workspace)] == [stage.name for stage in TABLE if stage.group == AGENT]
     assert "needed/accuracy" in told
     assert "agent/report/episodes.html" in told
     assert (workspace / "dvc.lock").read_bytes() == lock
     assert "Data and pipelines are up to date" in dvc(workspace, "repro", "agent/dvc.yaml")
     assert "agent" not in dvc(workspace, "repro")
-    assert "labels_right" in ans(workspace, "run", "--online")
+    assert "labels_right" in commands.ans(workspace, "run", "--online")
     assert [line.split()[0] for line in executed(workspace)] == ["online"]
     assert "Data and pipelines are up to date" in dvc(workspace, "repro", "online/dvc.yaml")
     ans(workspace, "run", "--agent", PREFECT_API_URL="http://127.0.0.1:9/api")  # nobody there
