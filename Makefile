@@ -30,6 +30,9 @@ online: setup  ## learning online, simulated; makes what it needs of the agent: 
 	$(BIN)/ans profile $(PROFILE) --if-needed
 	$(BIN)/ans run --online
 
+# Where it is set (as in many containers), each process compiles tests and package anew: 7 s of 17.
+test check: export PYTHONDONTWRITEBYTECODE :=
+
 test: setup  ## every test, also the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder  # two more than the cores: many tests wait
 

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import os
 import shutil
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import SHARED
+from tests import RUNS, SHARED
 
 if TYPE_CHECKING:
     from ans_core.model import Sa2VA
@@ -19,7 +21,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the folder of what the processes that run tests make once for all of them."""
     if not hasattr(config, "workerinput"):
         os.environ[SHARED] = tempfile.mkdtemp(prefix="ans-tests-")
-        atexit.register(shutil.rmtree, os.environ[SHARED])
+        fcntl.flock(os.open(Path(os.environ[SHARED], RUNS), os.O_CREAT), fcntl.LOCK_EX)  # until this process ends
+        atexit.register(shutil.rmtree, os.environ[SHARED], ignore_errors=True)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -1,29 +1,34 @@
 """Processes that start at once: a server that has imported the stages forks one for each script. To import them takes 7 s of processor
-time, and a test of two processes starts three or four.
+time, and a test of two processes starts three or four. All processes of a pytest run share one server.
 
 What differs between processes in life and is equal here: the order of sets of texts. `ans_core` runs on two processes of torchrun, too
 (tests/stages/test_stages.py, tests/flows/test_eval_run.py)."""
 
 from __future__ import annotations
 
-import functools
-import gc
+import fcntl
 import json
 import os
 import runpy
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from tasks.launcher import free_port
-from tasks.process import die_with_parent
+from tasks.process import die_with_parent, imports_without_collector
+from tests import RUNS, SHARED
 
 ROOT = Path(__file__).resolve().parents[1]
+STARTED: list[subprocess.Popen[str]] = []
+"""Servers that this process has started."""
 
 
 @dataclass(frozen=True)
@@ -48,39 +53,75 @@ def run(script: Path, *words: str, processes: int = 1) -> list[Ended]:
         told = [Path(folder, str(rank)) for rank in range(processes)]
         environments = [{**os.environ, **of_all, **rank} for rank in ranks]
         asked = {"script": str(script), "words": words, "environments": environments, "told": [str(path) for path in told]}
-        server = _server()
-        assert server.stdin is not None
-        assert server.stdout is not None
-        try:
-            print(json.dumps(asked), file=server.stdin, flush=True)
-            statuses = json.loads(server.stdout.readline())
-        except BaseException:  # also where the test is ended: the next one must not get this one's answer
-            server.kill()
-            _server.cache_clear()
-            raise
+        with _connected() as connection, connection.makefile("rw") as line:  # where the test is ended, what it started ends, too
+            print(json.dumps(asked), file=line, flush=True)
+            statuses = json.loads(line.readline())
         return [Ended(status, path.read_text(errors="replace")) for status, path in zip(statuses, told, strict=True)]
 
 
-@functools.cache
-def _server() -> subprocess.Popen[str]:
+def _connected() -> socket.socket:
+    """Return a connection to the server; whichever process of this pytest run asks first starts it."""
+    address = Path(os.environ[SHARED], "forks")
+    with address.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(address))
+        except (FileNotFoundError, ConnectionRefusedError):  # not there yet; killed
+            _start(address)
+            connection.connect(str(address))
+    return connection
+
+
+def _start(address: Path) -> None:
+    address.unlink(missing_ok=True)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.forks"], cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.forks", str(address)], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE,
+        start_new_session=True,
     )  # fmt: skip
+    assert server.stdout is not None
+    assert server.stdout.readline() == "ready\n"
+    STARTED.append(server)
 
 
-def _serve(answers: TextIO) -> None:
-    for line in sys.stdin:
-        asked = json.loads(line)
-        pids = [_fork(asked, rank) for rank in range(len(asked["told"]))]
-        found: dict[int, int] = {}
-        while len(found) < len(pids):
-            pid, status = os.wait()
+def _serve(listening: socket.socket) -> None:
+    """Answer until the pytest run has ended. Whoever started this process may end before: another one's tests go on."""
+    with Path(os.environ[SHARED], RUNS).open() as runs:
+        while True:
+            if select.select([listening], [], [], 1.0)[0]:
+                connection, _ = listening.accept()
+                if os.fork() == 0:
+                    try:
+                        _answer(connection)
+                    finally:  # it must not go on with this loop
+                        os._exit(0)
+                connection.close()
+            with suppress(ChildProcessError):  # there is none
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            with suppress(BlockingIOError):
+                fcntl.flock(runs, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+
+
+def _answer(connection: socket.socket) -> None:
+    """Start the processes of one request and tell how they ended. If one of them fails, or nobody waits any more, the others end."""
+    die_with_parent()
+    line = connection.makefile("rw")
+    asked = json.loads(line.readline())
+    pids = [_fork(asked, rank) for rank in range(len(asked["told"]))]
+    found: dict[int, int] = {}
+    while len(found) < len(pids):
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
             found[pid] = os.waitstatus_to_exitcode(status)
-            if found[pid]:
-                for other in set(pids) - set(found):
-                    os.kill(other, signal.SIGKILL)
-        print(json.dumps([found[pid] for pid in pids]), file=answers, flush=True)
+        left = select.select([connection], [], [], 0 if pid else 0.01)[0]
+        if found.get(pid) or left:
+            for other in set(pids) - set(found):
+                os.kill(other, signal.SIGKILL)
+    with suppress(BrokenPipeError):
+        print(json.dumps([found[pid] for pid in pids]), file=line, flush=True)
 
 
 def _fork(asked: dict[str, Any], rank: int) -> int:
@@ -113,13 +154,17 @@ def _fork(asked: dict[str, Any], rank: int) -> int:
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # DeepSpeed talks while it is imported
-    gc.disable()
-    import deepspeed  # noqa: F401
-    import numpy
+    with imports_without_collector():
+        import deepspeed
+        import numpy
 
-    from ans_core.stages import agent_evaluate, cota, evaluate, memory, online, rl, sft  # noqa: F401
+        from ans_core.stages import agent_evaluate, cota, evaluate, memory, online, rl, sft  # noqa: F401
 
-    gc.freeze()
-    gc.enable()
-    die_with_parent()
-    _serve(answers)
+    # Processes on the CPU talk by gloo: DeepSpeed's own way is compiled once for each virtual environment, a minute of processor time.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(sys.argv[1])
+        bound.listen()
+        print("ready", file=answers, flush=True)
+        answers.close()
+        _serve(bound)

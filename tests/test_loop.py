@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
+import re
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from torch import Tensor, nn
 from ans_core import loop, states
 from ans_core.optim import lr_factor, optimizer_of
 from ans_core.watch import Validation, Watch
+from tests import forks
 
 CPU = loop.Machine(device=torch.device("cpu"))
 
@@ -95,14 +94,18 @@ def stopping_at(stop: int):  # type: ignore[no-untyped-def]
 
 
 CHILD = """
-import sys, time
+import os, signal, sys, time
 from pathlib import Path
+from threading import Timer
 from tests.test_loop import Regression, batch, run, weights
 import torch
 scratch, out = Path(sys.argv[1]), Path(sys.argv[2])
+pause, kill_at = float(sys.argv[3]), int(sys.argv[4])
 def slow(step, micro):
-    print(step, flush=True)
-    time.sleep(float(sys.argv[3]))
+    print("step", step, flush=True)
+    if step == kill_at:
+        Timer(0.02 * (kill_at % 3), os.kill, (os.getpid(), signal.SIGKILL)).start()
+    time.sleep(pause)
     return batch(step, micro)
 module = Regression()
 curves = run(module, scratch, slow, steps=20, save_every=3)
@@ -110,29 +113,24 @@ torch.save({"weights": weights(module), "seen": module.seen, "curves": curves}, 
 """
 
 
-def child(tmp_path: Path, name: str, pause: float) -> subprocess.Popen[str]:
-    words = [sys.executable, "-c", CHILD, str(tmp_path / f"scratch-{name}"), str(tmp_path / f"{name}.pt"), str(pause)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=Path(__file__).parents[1])
+def child(tmp_path: Path, name: str, *, pause: float = 0.0, kill_at: int = -1) -> forks.Ended:
+    script = tmp_path / "child.py"
+    script.write_text(CHILD)
+    (ended,) = forks.run(script, str(tmp_path / f"scratch-{name}"), str(tmp_path / f"{name}.pt"), str(pause), str(kill_at))
+    return ended
 
 
 @pytest.mark.slow
 def test_a_training_killed_twice_ends_with_the_same_bits_and_curves_as_one_that_was_not(tmp_path: Path):
-    whole = child(tmp_path, "whole", 0)
-    assert whole.wait() == 0
+    whole = child(tmp_path, "whole")
+    assert whole.status == 0, whole.said
     for kill_at in (5, 13):
-        process = child(tmp_path, "killed", 0.03)
-        assert process.stdout is not None
-        for line in process.stdout:
-            if int(line) == kill_at:
-                break
-        time.sleep(0.02 * (kill_at % 3))
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        killed = child(tmp_path, "killed", pause=0.03, kill_at=kill_at)
+        assert killed.status == -signal.SIGKILL, killed.said
         assert not (tmp_path / "killed.pt").exists()
-    last = child(tmp_path, "killed", 0)
-    assert last.stdout is not None
-    steps = [int(line) for line in last.stdout]
-    assert last.wait() == 0
+    last = child(tmp_path, "killed")
+    assert last.status == 0, last.said
+    steps = [int(step) for step in re.findall(r"step (\d+)$", last.said, re.MULTILINE)]  # a bar may stand before it
     assert steps[0] >= 12  # it went on, it did not begin anew
     one, other = torch.load(tmp_path / "whole.pt"), torch.load(tmp_path / "killed.pt")
     assert equal(one["weights"], other["weights"])

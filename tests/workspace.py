@@ -148,6 +148,7 @@ def fill(folder: Path) -> None:
         (folder / f"ans_core/stages/{stage.task}.py").write_text(fake)
     shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
     (folder / "metrics").mkdir()
+    run(folder, "-m", "compileall", "-q", ".")  # else each process of each copy may do so
     run(folder, "-m", "tasks.deps", "--write")
     ans(folder, "profile", "smoke")
     for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "start"]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections import Counter
 
@@ -25,7 +26,13 @@ def pixels(question: Question, frame: int = 0) -> np.ndarray:
 
 
 def questions(family: str, count: int, split: str = "val", seed: int = 0) -> list[Question]:
-    return [draw_question(family, seed=seed, split=split, index=index) for index in range(count)]
+    return [drawn_once(family, seed, split, index) for index in range(count)]
+
+
+@functools.cache
+def drawn_once(family: str, seed: int, split: str, index: int) -> Question:
+    """A clip takes 0.1 s, and several tests ask for the same hundred."""
+    return draw_question(family, seed=seed, split=split, index=index)
 
 
 @pytest.mark.slow
