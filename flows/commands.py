@@ -306,7 +306,7 @@ def ask(arguments: argparse.Namespace) -> int:
 
 
 def agent(arguments: argparse.Namespace) -> int:
-    """Learning online: engine and worker as processes, their store's status, roll-back, export and forgetting (docs/agent.md)."""
+    """Learning online: engine and worker as processes, their store's status, roll-back, export and forgetting (docs/online-learning.md)."""
     return agent_command.run(arguments)
 
 

@@ -210,7 +210,7 @@ def agent_pipeline(profile: str | None = None, overrides: dict[str, Any] | None 
 
 @flow(name="online-pipeline", flow_run_name=run_name, retries=0, log_prints=False)
 def online_pipeline(profile: str | None = None, overrides: dict[str, Any] | None = None, force: list[str] | None = None) -> list[Row]:
-    """Run the simulation of learning online and all that it needs (docs/agent.md). Parameters as those of `full_pipeline`."""
+    """Run the simulation of learning online and all that it needs (docs/online-learning.md). Parameters as those of `full_pipeline`."""
     return run_group(ONLINE, profile, overrides, force, page="agent/online/online.json")
 
 

@@ -40,7 +40,7 @@ INPUTS = 1 + 3 * SIZE
 """P: 1, phi(s), a and their product, for what a box shows depends on the picture. With phi(s') (K) behind it a row has X = P + K."""
 RIDGE = 10.0
 """Weight of the prior, that nothing is predicted: with less of it the first models fit noise, and getting over that looked like progress
-(48 random transitions a step: -.39, then +.19 at 1; -.06, then +.006 at 10; what can be learned has +.4 to +.8 either way)."""
+(48 random transitions a step: -.39, then +.19 at 1; -.06, then +.006 at 10; what can be learned has +.24 to +.79 either way)."""
 DECAY = 0.98
 """Of the sums, per step that has transitions."""
 LAG = 5
