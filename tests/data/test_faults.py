@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 
 from ans_core.data.formats import FORMATS, SPLITS, infer
 from ans_core.data.formats.checks import DataError
+from ans_core.data.formats.plain import split_by_image
 from ans_core.data.pictures import check_pictures
 from ans_core.data.scene_write import write_clips, write_scenes
 from ans_core.stages.prepare import source_entries
@@ -119,6 +121,27 @@ def test_up_to_20_faults_are_told_and_the_rest_counted(tmp_path):
     assert len(lines) == 1 + 20 + 1
     assert "record 20, mask 0: a polygon needs" in lines[20]
     assert lines[21].strip() == "... and 5 more"
+
+
+def test_a_folder_with_two_files_of_records_is_refused(tmp_path):
+    (tmp_path / "annotations.jsonl").write_text(json.dumps(GOOD))
+    with pytest.raises(DataError, match=r"has annotations.json and annotations.jsonl, and one would not be read"):
+        read(tmp_path, GOOD)
+
+
+def test_spellings_of_a_path_and_blanks_at_the_end_of_a_text_are_one(tmp_path):
+    names = [f"pictures/{n}.png" for n in range(12)]
+    assert {split_by_image(name) for name in names} == {"train", "val"}
+    (tmp_path / "pictures").mkdir()
+    for name in names:
+        png(tmp_path / name)
+    records = [{"image": form.format(name), "text": f"dog {form}", "masks": [POLYGON]} for name in names for form in ("{}", ".//{}")]
+    for split in ("train", "val"):
+        found = Counter(sample.image_id for sample in read(tmp_path, *records, split=split))
+        assert found == {name: 2 for name in names if split_by_image(name) == split}
+    same = GOOD | {"text": GOOD["text"] + " ", "image": f"./{GOOD['image']}"}
+    with pytest.raises(DataError, match="record 1: same image and text as record 0"):
+        read(tmp_path, GOOD, same)
 
 
 def test_a_question_and_its_answer_are_a_conversation_about_regions(tmp_path):

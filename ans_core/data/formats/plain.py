@@ -12,6 +12,7 @@ Records of upstream's file of the same name (finetune.py) are read beside these.
 from __future__ import annotations
 
 import hashlib
+import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,10 +37,15 @@ def _split_name(value: object) -> object:
     return value
 
 
+def _one_spelling(value: object) -> object:
+    """Write `./photos//a.jpg` as `photos/a.jpg`: its hash decides the split. (Through a link `..` may lead elsewhere, so it stays.)"""
+    return posixpath.normpath(value) if isinstance(value, str) and value and ".." not in value else value
+
+
 class Annotation(checks.Record):
     model_config = ConfigDict(extra="forbid")
 
-    image: str
+    image: Annotated[str, BeforeValidator(_one_spelling)]
     split: Annotated[Literal["train", "val", "test"] | None, BeforeValidator(_split_name)] = None
 
     @property
@@ -83,7 +89,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             parts.add(record.part)
             texts = _texts(record, where=where)
             if isinstance(record, Expression) and record.task == "referring":
-                _once((record.image, *texts), seen, where=where)
+                _once((record.image, *map(str.strip, texts)), seen, where=where)
             if record.part != split:
                 continue
             image = checks.inside(file.parent, record.image, where=where)
@@ -92,7 +98,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             height, width = sizes[record.image]
             masks = _masks(record, height=height, width=width, where=where)
             if record.task != "referring":
-                _once((record.image, record.task, *texts, *(m[0]["counts"] for m in masks)), seen, where=where)  # type: ignore[index]
+                _once((record.image, record.task, *map(str.strip, texts), *(m[0]["counts"] for m in masks)), seen, where=where)  # type: ignore[index]
             yield Sample(
                 sample_id=sample_id,
                 dataset=name,
@@ -123,7 +129,13 @@ def split_by_image(image: str) -> str:
 
 
 def _file(path: Path) -> Path:
-    return next((path / name for name in FILES if (path / name).is_file()), path / FILES[0]) if path.is_dir() else path
+    """Return the file of a folder, or the file itself. Raises DataError for a folder with both."""
+    if not path.is_dir():
+        return path
+    found = [path / name for name in FILES if (path / name).is_file()]
+    if len(found) > 1:
+        raise checks.DataError(f"{path} has {FILES[0]} and {FILES[1]}, and one would not be read: put all records into one of them")
+    return found[0] if found else path / FILES[0]
 
 
 def _records(file: Path, faults: checks.Faults) -> Iterator[tuple[str, str, Record]]:
