@@ -26,7 +26,6 @@ import torch
 from ans_core.agent.rewards import curriculum
 from ans_core.config import Config, load
 from ans_core.stages import agent_evaluate, rft
-from perf.agent_learning_trap import trained
 from perf.bar import spread
 
 AT_ONCE = {"threshold": -9.0, "steps": 1}
@@ -65,12 +64,21 @@ def parts_of(name: str) -> Iterator[None]:
         curriculum.PARTS.update(before)
 
 
+def trained(stage: Any, cfg: Config, inputs: dict[str, Path], folder: Path, **words: str) -> Path:
+    """Run a stage that trains and return its output."""
+    out = folder / "out"
+    out.mkdir(parents=True)
+    stage.run(cfg, inputs=inputs, out=out, scratch=folder / "scratch", log=lambda metrics, step: None, **words)
+    return out
+
+
 def judged(cfg: Config, row: str, inputs: dict[str, Path]) -> dict[str, float]:
+    """Return the figures of NAMES that these families have, of `agent.evaluate.each` held-out questions each, answered greedily."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out")
         out.mkdir()
         found = agent_evaluate.run(cfg, row=row, inputs=inputs, out=out, scratch=Path(folder), log=lambda metrics, step: None)
-    return {name: round(found[name], 4) for name in NAMES}
+    return {name: round(found[name], 4) for name in NAMES if name in found}
 
 
 def table(paths: Sequence[Path]) -> str:

@@ -1,12 +1,13 @@
 """The learning trap: an agent that rarely calls and gains nothing by it. What keeps calls alive, the task's reward alone or curiosity?
 
     ans run --agent                                        # makes runs/tiny, up to `cota` is enough
-    python perf/agent_learning_trap.py                     # 2 cores: about half an hour; writes perf/results/agent-trap-seed<N>.json
+    python perf/agent_learning_trap.py                     # 2 cores: an hour or two; writes perf/results/agent-trap-seed<N>.json
 
 The weak start is the agent's SFT on the profile's traces, of which `--direct` are answered at once, for `--sft-steps` steps. All arms go on
 from it with the profile's `rft` for `--steps` steps: with the task's reward alone, with curiosity beside it, and as it is, where looks are
 paid, too. Printed: RaPR (share of sampled episodes with a successful call) and accuracy over families that need an operation, as means of
-10 steps.
+10 steps; and the same of `--each` held-out questions a family, answered greedily, of the start and at the end. The file is written after
+every arm, and one that has an arm keeps it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ans_core.agent.world.trace_file import FILE, Trace, read_traces
 from ans_core.config import Config, load
 from ans_core.dist import rng_of
 from ans_core.stages import agent_sft, rft
+from perf.agent_ablation import judged, trained
 
 ALONE = {"curiosity": 0.0, "evidence": 0.0, "coherence": 0.0, "penalty": 0.0}
 ARMS: dict[str, dict[str, Any]] = {
@@ -43,6 +45,7 @@ def configured(cfg: Config, arguments: argparse.Namespace, changes: dict[str, An
     values["agent"]["sft"] |= {"checked": 0, "referring": 0.0}
     values["agent"]["rft"] |= {"samples_every": 0, **changes}
     values["agent"]["rft"]["optim"] |= {"steps": arguments.steps, "batch": arguments.batch}
+    values["agent"]["evaluate"] |= {"each": arguments.each, "controls": False, "referring": 0, "shown": 0}
     return Config.model_validate(values)
 
 
@@ -64,13 +67,6 @@ def curve(folder: Path, name: str) -> list[float]:
     return [round(fmean(values[s] for s in values if first <= s < first + MEAN), 3) for first in range(0, max(values) + 1, MEAN)]
 
 
-def trained(stage: Any, cfg: Config, inputs: dict[str, Path], folder: Path, **words: str) -> Path:
-    out = folder / "out"
-    out.mkdir(parents=True)
-    stage.run(cfg, inputs=inputs, out=out, scratch=folder / "scratch", log=lambda metrics, step: None, **words)
-    return out
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs/tiny"))
@@ -80,22 +76,34 @@ def main() -> None:
     parser.add_argument("--sft-steps", type=int, default=300)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=8, help="questions per step")
+    parser.add_argument("--each", type=int, default=200, help="held-out questions a family")
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     arguments = parser.parse_args()
     cfg, runs = load(Path("params.yaml")), arguments.runs
-    found: dict[str, Any] = {"settings": {k: v for k, v in vars(arguments).items() if k != "runs"}}
+    path = Path(f"perf/results/agent-trap-seed{arguments.seed}.json")
+    chosen = {name: value for name, value in vars(arguments).items() if name not in ("runs", "arms")}
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    if found.get("settings") != chosen:
+        found = {"settings": chosen}
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         weak_traces(runs / "agent/cota/train", folder / "cota/train", direct=arguments.direct, seed=arguments.seed)
         inputs = {"model": runs / "model", "data": runs / "data", "agent/cota": folder / "cota"}
-        start = trained(agent_sft, configured(cfg, arguments, {}), inputs, folder / "sft", row="tools")
-        for arm, changes in ARMS.items():
-            began = time.perf_counter()
-            inputs = {"model": runs / "model", "agent/sft/tools": start}
-            out = trained(rft, configured(cfg, arguments, changes), inputs, folder / arm.replace(" ", "_"))
+        same = configured(cfg, arguments, {})
+        inputs["agent/sft/tools"] = trained(agent_sft, same, inputs, folder / "sft", row="tools")
+        found["start"] = judged(same, "sft", inputs)
+        print("start", json.dumps(found["start"]), flush=True)
+        for arm in arguments.arms:
+            if arm in found:
+                continue
+            began, changed = time.perf_counter(), configured(cfg, arguments, ARMS[arm])
+            out = trained(rft, changed, inputs, folder / arm.replace(" ", "_"))
             seconds = (time.perf_counter() - began) / arguments.steps
-            found[arm] = {"RaPR": curve(out, "RaPR"), "accuracy": curve(out, "accuracy"), "seconds_a_step": round(seconds, 2)}
+            held_out = judged(changed, "rft", {**inputs, "agent/rft": out})
+            sampled = {name: curve(out, name) for name in ("RaPR", "accuracy")}
+            found[arm] = {**sampled, "held out": held_out, "seconds_a_step": round(seconds, 2)}
             print(arm, json.dumps(found[arm]), flush=True)
-    Path(f"perf/results/agent-trap-seed{arguments.seed}.json").write_text(json.dumps(found, indent=1) + "\n")
+            path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
