@@ -1,13 +1,13 @@
 """The learning trap: an agent that rarely calls and gains nothing by it. What keeps calls alive, the task's reward alone or curiosity?
 
-    ans run --agent                                        # makes runs/tiny, up to `cota` is enough
+    ans run --agent                                        # makes runs/tiny, up to `agent_sft@tools` is enough
     python perf/agent_learning_trap.py                     # 2 cores: an hour or two; writes perf/results/agent-trap-seed<N>.json
 
-The weak start is the agent's SFT on the profile's traces, of which `--direct` are answered at once, for `--sft-steps` steps. All arms go on
-from it with the profile's `rft` for `--steps` steps: with the task's reward alone, with curiosity beside it, and as it is, where looks are
-paid, too. Printed: RaPR (share of sampled episodes with a successful call) and accuracy over families that need an operation, as means of
-10 steps; and the same of `--each` held-out questions a family, answered greedily, of the start and at the end. The file is written after
-every arm, and one that has an arm keeps it.
+The weak start can call, and seldom does: the agent after SFT, taught for `--sft-steps` further steps on traces of which `--direct` are
+answered at once. All arms go on from it with the profile's `rft` for `--steps` steps: with the task's reward alone, with curiosity beside
+it, and as it is, where looks are paid, too. Printed: RaPR (share of sampled episodes with a successful call) and accuracy over families
+that need an operation, as means of 10 steps; and the same of `--each` held-out questions a family, answered greedily, of the start and at
+the end. The file is written after every arm, and one that has an arm keeps it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,24 @@ import argparse
 import json
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ans_core import loop
 from ans_core.agent import rows
+from ans_core.agent.episode import Toolbox
+from ans_core.agent.operations import OPERATIONS
+from ans_core.agent.policy import load_policy
 from ans_core.agent.world.trace_file import FILE, Trace, read_traces
+from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, load
 from ans_core.dist import rng_of
-from ans_core.stages import agent_sft, rft
+from ans_core.model.supervised import Supervised
+from ans_core.stages import rft
+from ans_core.stages.agent_sft import Part, TraceBatches
+from ans_core.stages.launch import machine_of, schedule_of
 from perf.agent_ablation import judged, trained
 
 ALONE = {"curiosity": 0.0, "evidence": 0.0, "coherence": 0.0, "penalty": 0.0}
@@ -60,6 +69,27 @@ def weak_traces(folder: Path, out: Path, *, direct: float, seed: int) -> None:
             lines.write(chosen.model_dump_json(exclude_defaults=True) + "\n")
 
 
+def weakened(cfg: Config, runs: Path, traces: Path, folder: Path) -> Path:
+    """Teach the agent after SFT on these traces, and return its new adapter."""
+    base, settings = runs / "model", cfg.agent.sft
+    policy = load_policy(base, runs / "agent/sft/tools", operations=OPERATIONS)
+    lessons = tuple(rows.lessons(read_traces(traces / "train")))
+    with Toolbox(policy.model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s) as toolbox:
+        batches = TraceBatches(cfg, policy, toolbox, {"agent/cota": traces}, "tools")
+        part = Part(name="weak", traces=lessons, before=(), first=0, steps=settings.optim.steps)
+        loop.train(
+            Supervised(policy.model, mask_weight=0.0, dice_weight=0.0, points=cfg.sft.mask_points), batches.of(part), name="weak start",
+            schedule=schedule_of(settings.optim), machine=replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0), seed=cfg.seed,
+            scratch=folder / "scratch", log=lambda metrics, step: None,
+        )  # fmt: skip
+    out = folder / "out"
+    out.mkdir()
+    policy.operations_told = cfg.agent.episode.operations_told
+    about = {"stage": "agent_sft", "row": "tools", "operations": list(OPERATIONS), "seed": cfg.seed}
+    policy.save(out, base_hash=checkpoint.weights_hash(base), about=about)
+    return out
+
+
 def curve(folder: Path, name: str) -> list[float]:
     """Return a curve of the stage as means of MEAN steps."""
     lines = [line.split(",") for line in (folder / "curves.csv").read_text().splitlines()]
@@ -73,7 +103,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--families", nargs="+", default=["pattern", "text"])
     parser.add_argument("--direct", type=float, default=0.8, help="share of the traces that are answered at once")
-    parser.add_argument("--sft-steps", type=int, default=300)
+    parser.add_argument("--sft-steps", type=int, default=60)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=8, help="questions per step")
     parser.add_argument("--each", type=int, default=200, help="held-out questions a family")
@@ -88,9 +118,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         weak_traces(runs / "agent/cota/train", folder / "cota/train", direct=arguments.direct, seed=arguments.seed)
-        inputs = {"model": runs / "model", "data": runs / "data", "agent/cota": folder / "cota"}
         same = configured(cfg, arguments, {})
-        inputs["agent/sft/tools"] = trained(agent_sft, same, inputs, folder / "sft", row="tools")
+        start = weakened(same, runs, folder / "cota", folder / "sft")
+        inputs = {"model": runs / "model", "data": runs / "data", "agent/sft/tools": start}
         found["start"] = judged(same, "sft", inputs)
         print("start", json.dumps(found["start"]), flush=True)
         for arm in arguments.arms:

@@ -69,7 +69,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     curves: Curves = []
     judged: list[dict[str, object]] = []
     with Toolbox(model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s) as toolbox:
-        maker = _Batches(cfg, policy, toolbox, inputs, row)
+        maker = TraceBatches(cfg, policy, toolbox, inputs, row)
         maker.check(traces)
         for part in curriculum(traces, settings.curriculum, settings.optim.steps):
             known = _right(cfg, policy, toolbox, row, part.before)
@@ -137,7 +137,7 @@ def curriculum(traces: Sequence[Trace], shares: Sequence[float], steps: int) -> 
             first, families = end, tuple(dict.fromkeys(trace.family for trace in own if trace.family in FAMILIES))
 
 
-class _Batches:
+class TraceBatches:
     """Traces and pictures with expressions, mixed; decided by (seed, part, step) alone."""
 
     def __init__(self, cfg: Config, policy: AgentPolicy, toolbox: Toolbox, inputs: dict[str, Path], row: str) -> None:
