@@ -115,9 +115,7 @@ def test_an_agent_in_8_bits_needs_torchao_and_fp8_a_gpu(workspace: Path, monkeyp
         ans(*given, "--quantize", "int8")
 
 
-def test_what_ends_an_agents_answer_and_reads_its_texts_is_part_of_the_evaluation(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ends_an_agents_answer_and_reads_its_texts_is_part_of_the_evaluation(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--data", workspace / "vstar"]
 
     def asked(*more: object) -> eval_run.Asked:
