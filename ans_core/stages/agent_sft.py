@@ -146,6 +146,7 @@ class _Batches:
         self.micros = settings.optim.accumulate
         self.referring = settings.referring_rows
         self.folder, self.max_length = inputs["agent/cota"] / "train", cfg.agent.episode.tokens
+        self.limits = Limits.of(cfg.agent.episode)
         self.told = operations_told(toolbox, cfg.agent.episode.operations_told and row == "tools")
         self.layout = layout_of(self.model, mask_size=cfg.sft.mask_size, max_length=cfg.agent.episode.tokens)
         self.mixture = None
@@ -156,8 +157,10 @@ class _Batches:
             self.mixture = Mixture(sources, shares, questions=asked, frames=1, seed=cfg.seed, turn=conversation.turn)
 
     def check(self, traces: Sequence[Trace]) -> None:
-        """Raise ValueError where a trace can't be learned from, before work is spent."""
+        """Raise ValueError where a trace can't be learned from, and warn where it can't be played, before work is spent."""
         rows.check_lengths(self.model, traces, self.folder, question=self._asked, max_length=self.max_length)
+        if dist.rank() == 0:
+            rows.warn_of_limits(self.model, traces, self.folder, self.limits)
 
     def _asked(self, trace: Trace) -> str:
         return tokens.first_question(trace.question, self.told)
