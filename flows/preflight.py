@@ -119,7 +119,7 @@ def data(config: Config, root: Path) -> Finding:
     sources = [*config.prepare.sources, *config.evaluate.sources]
     lacking = [f"{source.name} ({source.path})" for source in sources if not (root / source.path).exists()]
     if (traces := config.agent.sft.traces) and not (root / traces).exists():
-        lacking.append(f"agent.sft.traces ({traces})")
+        lacking.insert(0, f"agent.sft.traces ({traces})")
     if not lacking:
         return Finding(ok=True, what=f"{len(sources)} data sets of params.yaml are there")
     more = f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else ""
