@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def serve(arguments: argparse.Namespace) -> int:
     """Answers questions (HTTP, JSON) from the last snapshot, and puts them into the store for the worker."""
-    from ans_core.agent.online.server import Server
+    from ans_core.agent.online.server import Server, check_address
     from ans_core.agent.online.worker import ADAPTERS
     from ans_core.config import load
     from ans_core.stages.launch import machine_of
@@ -70,6 +70,7 @@ def serve(arguments: argparse.Namespace) -> int:
     folder = folder_of(arguments)
     if arguments.read_only:
         _check_begun(folder)
+    check_address(arguments.host, arguments.port)
     exit_on_term()
     machine = machine_of(cfg.launch)
     start = adapter if adapter.is_dir() else None

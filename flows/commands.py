@@ -222,12 +222,7 @@ def data(arguments: argparse.Namespace) -> int:
         print("\n".join(import_export(source, Path(arguments.out or root() / "data" / source.stem), form=arguments.format)))
         return 0
     if arguments.format == "traces":  # the agent's, which are no samples
-        from ans_core.agent.world.trace_file import mix, read_traces
-
-        traces = read_traces(Path(arguments.path))
-        shares = ", ".join(f"{kind} {share:.2f}" for kind, share in mix(traces).items())
-        print(f"{arguments.path}: {len(traces)} traces ({shares}), no fault found")
-        return 0
+        return _check_traces(arguments)
     from flows.data_check import check, named
 
     name, path, form = named(arguments.path, arguments.format, root())
@@ -241,6 +236,21 @@ def data(arguments: argparse.Namespace) -> int:
         return 0
     page = Path(arguments.out or folder) / "report.html"
     return check(name, path, form, arguments.split, pixels=not arguments.headers_only, page=page)
+
+
+def _check_traces(arguments: argparse.Namespace) -> int:
+    from ans_core.agent.world.trace_file import check_pictures, mix, read_traces
+
+    if arguments.action != "check":
+        raise ValueError(f"ans data {arguments.action} takes no traces; `ans data check` reads them")
+    folder = Path(arguments.path)
+    traces = read_traces(folder)
+    turned = [] if arguments.headers_only else check_pictures(folder, traces)
+    shares = ", ".join(f"{kind} {share:.2f}" for kind, share in mix(traces).items())
+    print(f"{folder}: {len(traces)} traces ({shares}), no fault found")
+    if turned:
+        print(f"{len(turned)} pictures have an EXIF tag that turns them for display (as {turned[0]}); boxes are of the stored pixels")
+    return 0
 
 
 def weights(arguments: argparse.Namespace) -> int:

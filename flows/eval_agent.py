@@ -52,6 +52,7 @@ def compare(out: Path) -> None:
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what of the agent decides its answers."""
+    from ans_core.agent import ocr
     from ans_core.checkpoints.checkpoint import DELTA, DELTA_WEIGHTS
     from ans_core.checkpoints.folder import file_hash
     from ans_core.config import load
@@ -59,11 +60,14 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     folder = Path(arguments.agent)
     if not (folder / DELTA).is_file():
         raise ValueError(f"--agent {folder} holds no {DELTA}; give what `agent_sft` or `rft` wrote, as in runs/<profile>/agent/rft")
+    episode = load(root() / "params.yaml").agent.episode
     return {
         "agent": str(folder.resolve()),
         "adapter": file_hash(folder / DELTA_WEIGHTS),
         "adapter_config": file_hash(folder / DELTA),
-        "episode": load(root() / "params.yaml").agent.episode.model_dump(mode="json"),
+        "episode": episode.model_dump(mode="json"),
+        "max_tokens": arguments.max_tokens or episode.turn_tokens,
+        "ocr": ocr.reader(),
     }
 
 

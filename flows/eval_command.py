@@ -60,7 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--limit", type=positive, metavar="N", help="only N questions, at equal steps through all of them")
     add("--out", type=Path, help="folder of a run or comparison (default: under .ans/eval); metrics.json of a score; the file to submit")
     add("--batch", type=positive, metavar="N", help="questions a batch (default: 16); part of what decides the last digits")
-    add("--max-tokens", type=positive, metavar="N", help="of an answer (default: 512)")
+    add(
+        "--max-tokens",
+        type=positive,
+        metavar="N",
+        help="of an answer (default: 512; of an agent, and of its calls: agent.episode.turn_tokens)",
+    )
     add("--video-mode", choices=["auto", "sa2va", "sa2va-i"], help="how masks go through a clip: docs/video.md (default: auto)")
     add("--processes", type=positive, metavar="N", help="processes or GPUs that share the questions (torchrun; default: 1)")
     add("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")

@@ -24,8 +24,9 @@ FOLDERS = (
     ("sft", ("lora_ranks_from",), "lora_ranks_files"),
     ("agent", ("base",), "base_files"),
     ("agent.sft", ("lora_ranks_from",), "lora_ranks_files"),
+    ("agent.sft", ("traces",), "traces_files"),
 )
-"""Section, its keys that name folders or files of weights, and the key of their fingerprint."""
+"""Section, its keys that name folders or files of weights or traces, and the key of their fingerprint."""
 
 
 def digest(values: dict[str, Any]) -> str:
@@ -138,8 +139,8 @@ def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[
 
 
 def watch_sources(root: Path) -> list[str]:
-    """Write the fingerprints of prepare.sources, evaluate.sources, evaluate.public and of weights on this machine (FOLDERS) if the files
-    have changed: their stages then run again."""
+    """Write the fingerprints of prepare.sources, evaluate.sources, evaluate.public and of weights and traces on this machine (FOLDERS) if
+    the files have changed: their stages then run again."""
     values = load(root / "params.yaml").model_dump(mode="json")
     lines = []
     for source in (*values["prepare"]["sources"], *values["evaluate"]["sources"], *values["evaluate"]["public"]):

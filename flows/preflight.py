@@ -118,11 +118,13 @@ def weights(config: Config, root: Path) -> list[Finding]:
 def data(config: Config, root: Path) -> Finding:
     sources = [*config.prepare.sources, *config.evaluate.sources]
     lacking = [f"{source.name} ({source.path})" for source in sources if not (root / source.path).exists()]
+    if (traces := config.agent.sft.traces) and not (root / traces).exists():
+        lacking.insert(0, f"agent.sft.traces ({traces})")
     if not lacking:
         return Finding(ok=True, what=f"{len(sources)} data sets of params.yaml are there")
     more = f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else ""
     return Finding(
         ok=False,
         what=f"data sets that are not there: {', '.join(lacking[:SHOWN])}{more}",
-        remedy="`ans data fetch` lists names that can be had; or correct prepare.sources and evaluate.sources in params.yaml",
+        remedy="`ans data fetch` lists names that can be had; or correct the paths in params.yaml",
     )

@@ -75,7 +75,7 @@ def weakened(cfg: Config, runs: Path, traces: Path, folder: Path) -> Path:
     policy = load_policy(base, runs / "agent/sft/tools", operations=OPERATIONS)
     lessons = tuple(rows.lessons(read_traces(traces / "train")))
     with Toolbox(policy.model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s) as toolbox:
-        batches = TraceBatches(cfg, policy, toolbox, {"agent/cota": traces}, "tools")
+        batches = TraceBatches(cfg, policy, toolbox, {}, traces / "train", "tools")
         part = Part(name="weak", traces=lessons, before=(), first=0, steps=settings.optim.steps)
         loop.train(
             Supervised(policy.model, mask_weight=0.0, dice_weight=0.0, points=cfg.sft.mask_points), batches.of(part), name="weak start",

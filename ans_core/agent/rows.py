@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 from ans_core.agent import tokens
 from ans_core.agent.crops import Crop
+from ans_core.agent.play import Limits
 from ans_core.agent.world.trace_file import Trace, Turn
 from ans_core.data.collate import PackedRow, ReadRow, Row, pack_row
 from ans_core.data.views import Views
@@ -27,8 +29,11 @@ def direct(trace: Trace) -> Trace:
 
 
 def lessons(traces: Sequence[Trace]) -> list[Trace]:
-    """Return the traces that teach something. Traps do not: they end in a wrong answer."""
-    return [trace for trace in traces if trace.kind != "trap"]
+    """Return the traces that teach something. Traps do not: they end in a wrong answer. Raises ValueError if none does."""
+    found = [trace for trace in traces if trace.kind != "trap"]
+    if not found:
+        raise ValueError(f"all of {len(traces)} traces are traps, of which nothing is learned; add golden ones")
+    return found
 
 
 def check_lengths(model: Sa2VA, traces: Sequence[Trace], folder: Path, *, question: Callable[[Trace], str], max_length: int) -> None:
@@ -46,6 +51,30 @@ def check_lengths(model: Sa2VA, traces: Sequence[Trace], folder: Path, *, questi
             f"{folder}: {len(too_long)} of {len(traces)} traces are longer than agent.episode.tokens, {max_length}: {named}; raise it, or"
             " leave them out, or use fewer tiles"
         )
+
+
+def warn_of_limits(model: Sa2VA, traces: Sequence[Trace], folder: Path, limits: Limits) -> None:
+    """Warn of traces that no episode can repeat to their end: what is learned of them runs into a limit when it is played."""
+    found = {trace.trace_id: why for trace in traces if (why := beyond(model, trace, limits)) is not None}
+    if found:
+        named = ", ".join(f"{trace_id} ({why})" for trace_id, why in list(found.items())[:SHOWN]) + (", ..." if len(found) > SHOWN else "")
+        logging.warning(
+            "%s: no episode can repeat %d of %d traces within the limits of agent.episode: %s; raise these, or leave the traces out",
+            folder, len(found), len(traces), named,
+        )  # fmt: skip
+
+
+def beyond(model: Sa2VA, trace: Trace, limits: Limits) -> str | None:
+    """Return which limit of an episode a trace is beyond, or None. Only what is learned is held against `turn_tokens`."""
+    calls, pictures = len(trace.turns) // 2 - 1, sum(len(turn.pictures) for turn in trace.turns)
+    if calls > limits.calls:
+        return f"{calls} calls, of {limits.calls}"
+    if pictures > limits.pictures:
+        return f"{pictures} pictures, of {limits.pictures}"
+    for number, turn in enumerate(trace.turns):
+        if turn.trainable and (length := len(tokens.said_ids(model, turn.text))) > limits.turn_tokens:
+            return f"turn {number} has {length} tokens, of {limits.turn_tokens}"
+    return None
 
 
 def read_trace(model: Sa2VA, trace: Trace, folder: Path, *, question: str, max_length: int) -> ReadRow:

@@ -13,8 +13,8 @@ from ans_core.agent.refusal import Refused
 # Started from a small server that has the imports already: a fork of a process with threads may hang, a fresh interpreter takes seconds.
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOADED = "ans_core.agent.operations"
-STARTING_S = 120.0
-"""For the first start, imports included."""
+STARTING_S = 600.0
+"""For the first start, imports included: on a busy machine 120 were too few. One that dies is noticed at once."""
 
 
 class Worker:

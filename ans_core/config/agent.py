@@ -33,6 +33,10 @@ class Cota(Section):
 class AgentSft(Section):
     """Supervised fine-tuning on traces."""
 
+    traces: str = ""
+    """Folder of own traces (docs/agent.md) to learn from; empty = those of the stage `cota`."""
+    traces_files: str = ""
+    """Its fingerprint; as prepare.sources has it."""
     optim: Optim = Optim(steps=1200, batch=32, lr=1e-3)
     """`batch` counts traces and pictures with referring expressions together."""
     lora: Lora = Lora(rank=32, alpha=64)

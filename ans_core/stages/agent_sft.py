@@ -1,4 +1,4 @@
-"""agent_sft: the base and the traces in; the agent's adapter out (the base is referred to by its hash).
+"""agent_sft: the base and the traces (of `cota`, or own ones) in; the agent's adapter out (the base is referred to by its hash).
 
     dvc repro agent/dvc.yaml:agent_sft@tools
 
@@ -52,7 +52,8 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     machine = replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0)  # an adapter's optimizer is small
     loop.let_processes_talk(machine)  # they check parts together
     path = Path(cfg.agent.base or inputs["model"])
-    traces = rows.lessons(read_traces(inputs["agent/cota"] / "train"))
+    folder = Path(settings.traces) if settings.traces else inputs["agent/cota"] / "train"
+    traces = rows.lessons(read_traces(folder))
     if row == "direct":
         traces = [rows.direct(trace) for trace in traces]
     model = load_base(path, operations=OPERATIONS, device=machine.device, tiles=cfg.agent.tiles, dtype=weights_dtype(settings.dtype))
@@ -69,7 +70,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     curves: Curves = []
     judged: list[dict[str, object]] = []
     with Toolbox(model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s) as toolbox:
-        maker = TraceBatches(cfg, policy, toolbox, inputs, row)
+        maker = TraceBatches(cfg, policy, toolbox, inputs, folder, row)
         maker.check(traces)
         for part in curriculum(traces, settings.curriculum, settings.optim.steps):
             known = _right(cfg, policy, toolbox, row, part.before)
@@ -140,12 +141,13 @@ def curriculum(traces: Sequence[Trace], shares: Sequence[float], steps: int) -> 
 class TraceBatches:
     """Traces and pictures with expressions, mixed; decided by (seed, part, step) alone."""
 
-    def __init__(self, cfg: Config, policy: AgentPolicy, toolbox: Toolbox, inputs: dict[str, Path], row: str) -> None:
+    def __init__(self, cfg: Config, policy: AgentPolicy, toolbox: Toolbox, inputs: dict[str, Path], folder: Path, row: str) -> None:
         settings = cfg.agent.sft
         self.model, self.batch, self.seed = policy.model, settings.optim.batch, cfg.seed
         self.micros = settings.optim.accumulate
         self.referring = settings.referring_rows
-        self.folder, self.max_length = inputs["agent/cota"] / "train", cfg.agent.episode.tokens
+        self.folder, self.max_length = folder, cfg.agent.episode.tokens
+        self.limits = Limits.of(cfg.agent.episode)
         self.told = operations_told(toolbox, cfg.agent.episode.operations_told and row == "tools")
         self.layout = layout_of(self.model, mask_size=cfg.sft.mask_size, max_length=cfg.agent.episode.tokens)
         self.mixture = None
@@ -156,8 +158,10 @@ class TraceBatches:
             self.mixture = Mixture(sources, shares, questions=asked, frames=1, seed=cfg.seed, turn=conversation.turn)
 
     def check(self, traces: Sequence[Trace]) -> None:
-        """Raise ValueError where a trace can't be learned from, before work is spent."""
+        """Raise ValueError where a trace can't be learned from, and warn where it can't be played, before work is spent."""
         rows.check_lengths(self.model, traces, self.folder, question=self._asked, max_length=self.max_length)
+        if dist.rank() == 0:
+            rows.warn_of_limits(self.model, traces, self.folder, self.limits)
 
     def _asked(self, trace: Trace) -> str:
         return tokens.first_question(trace.question, self.told)

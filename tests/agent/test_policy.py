@@ -68,6 +68,38 @@ def test_what_is_learned_is_what_should_be_said(own_model: Sa2VA, traces: tuple[
         rows.check_lengths(own_model, known, folder, question=lambda trace: trace.question, max_length=longest - 1)
 
 
+def test_traces_that_no_episode_can_repeat_are_named_before_they_are_learned(
+    own_model: Sa2VA, traces: tuple[Path, list[Trace]], caplog: pytest.LogCaptureFixture
+) -> None:
+    add_call_tokens(own_model, OPERATIONS)
+    folder, known = traces
+    (call, seen), answer = known[12].turns[1:3], known[12].turns[-1]
+    assert (call.role, seen.role, len(seen.pictures)) == ("assistant", "user", 1)
+    golden = known[12].model_copy(update={"trace_id": "fits", "turns": (known[12].turns[0], call, seen, answer)})
+    words = golden.model_copy(update={"trace_id": "words", "turns": (*golden.turns[:3], answer.model_copy(update={"text": "so " * 60}))})
+    calls = golden.model_copy(update={"trace_id": "calls", "turns": (golden.turns[0], *(call, seen) * 3, answer)})
+    unlearned = words.model_copy(
+        update={"trace_id": "unlearned", "turns": (*golden.turns[:3], words.turns[3].model_copy(update={"trainable": False}))}
+    )
+    limits = Limits(calls=2, pictures=16, turn_tokens=48)
+    rows.warn_of_limits(own_model, [golden, unlearned], folder, limits)
+    assert caplog.text == ""
+    rows.warn_of_limits(own_model, [golden, words, calls, unlearned], folder, limits)
+    length = len(tokens.said_ids(own_model, words.said))
+    assert (
+        f"no episode can repeat 2 of 4 traces within the limits of agent.episode: words (turn 3 has {length} tokens, of 48)" in caplog.text
+    )
+    assert "calls (3 calls, of 2)" in caplog.text
+    assert rows.beyond(own_model, calls, Limits(calls=3, pictures=3)) == "4 pictures, of 3"
+    assert rows.beyond(own_model, rows.direct(calls), limits) is None
+
+
+def test_traps_alone_teach_nothing_and_are_refused(traces: tuple[Path, list[Trace]]) -> None:
+    traps = [trace for trace in traces[1] if trace.kind == "trap"]
+    with pytest.raises(ValueError, match=rf"all of {len(traps)} traces are traps, of which nothing is learned"):
+        rows.lessons(traps)
+
+
 def test_a_played_plan_is_read_as_its_trace_is(own_model: Sa2VA, traces: tuple[Path, list[Trace]], toolbox: Toolbox) -> None:
     add_call_tokens(own_model, OPERATIONS)
     folder, known = traces

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from ans_core.agent import protocol
 from ans_core.agent.episode import Episode, Toolbox
@@ -185,6 +185,14 @@ def test_a_trace_written_by_hand_is_read(tmp_path: Path) -> None:
             "nothing of it is trainable, so nothing can be learned; mark turns (of 1, 3)",
         ),
         (lambda r: r["turns"][2].update(pictures=[]), "turn 2 has 1 <image> and 0 pictures"),
+        (lambda r: r["turns"][0].update(text=r["question"], pictures=[]), "turn 0 shows []; a question shows the first of its frames"),
+        (lambda r: r["turns"][0].update(text="<image>" + r["turns"][0]["text"], pictures=["1.png", "2.png"]), "turn 0 shows ['1.png', '2"),
+        (lambda r: r["turns"][0].update(pictures=["2.png"]), "turn 0 shows ['2.png']; a question shows the first of its frames"),
+        (lambda r: r["turns"][1].update(text="<image>" + r["turns"][1]["text"], pictures=["2.png"]), "turn 1 is the model's and shows"),
+        (lambda r: r["turns"][2].update(text="<image>\n<IMG_CONTEXT>"), "turn 2: the text holds '<IMG_CONTEXT>'"),
+        (lambda r: r["turns"][3].update(text="[SEG]"), "turn 3: the text holds '[SEG]'"),
+        (lambda r: (r.update(question=" "), r["turns"][0].update(text="<image>")), "the question is ' '; write it"),
+        (lambda r: r.update(answer=""), "the answer is ''; write it"),
         (lambda r: r["turns"][2].update(trainable=True), "turn 2 is the user's and trainable"),
         (lambda r: r["turns"].pop(1), "turn 1 is the user's; turns alternate"),
         (lambda r: r["turns"].pop(3), "ends with the answer"),
@@ -205,6 +213,35 @@ def test_what_is_wrong_with_a_trace_is_said_with_its_line(tmp_path: Path, change
     with pytest.raises(ValueError, match=r"traces.jsonl: line 2") as error:
         read(tmp_path, GOLDEN, wrong)
     assert told in str(error.value)
+
+
+def test_every_wrong_record_is_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"traces\.jsonl: 2 faults") as error:
+        read(tmp_path, GOLDEN | {"answer": "dotted"}, GOLDEN | {"trace_id": "mine/2"}, GOLDEN | {"trace_id": "mine/3", "kind": "silver"})
+    assert "line 1 (mine/1): ends in 'Checked.'" in str(error.value)
+    assert "line 3: kind: Input should be 'golden'" in str(error.value)
+
+
+def test_ans_data_check_decodes_the_pictures_of_traces_and_names_those_that_are_shown_turned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check(*more: str) -> str:
+        arguments = cli.parse(["data", "check", str(tmp_path), "--format", "traces", *more])
+        assert arguments.function(arguments) == 0
+        return capsys.readouterr().out
+
+    read(tmp_path, GOLDEN)
+    assert "turns them" not in check()
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new("RGB", (40, 30)).save(tmp_path / "2.png", exif=exif)
+    assert "1 pictures have an EXIF tag that turns them for display (as 2.png)" in check()
+    (tmp_path / "2.png").write_bytes((tmp_path / "2.png").read_bytes()[:-20])
+    assert "no fault found" in check("--headers-only")
+    with pytest.raises(ValueError, match=r"trace mine/1: cannot read the image .*2\.png"):
+        check()
+    with pytest.raises(ValueError, match="ans data show takes no traces"):
+        cli.parse(words := ["data", "show", str(tmp_path), "--format", "traces"]).function(cli.parse(words))
 
 
 def test_an_answer_with_a_full_stop_is_the_answer(tmp_path: Path) -> None:

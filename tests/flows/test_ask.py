@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -94,6 +95,9 @@ def test_what_cannot_be_asked_is_refused_before_a_model_is_loaded(workspace: Pat
     with pytest.raises(ValueError, match=r"episode\.json is no earlier episode's; give another --out"):
         asked(workspace)
     (workspace / "runs/drawn/agent/sft/tools/delta.json").unlink()
+    with pytest.raises(ValueError, match="holds no trained agent; `ans run --agent` trains one"):
+        asked(workspace)
+    shutil.rmtree(workspace / "runs")  # nothing was run
     with pytest.raises(ValueError, match="holds no trained agent; `ans run --agent` trains one"):
         asked(workspace)
 

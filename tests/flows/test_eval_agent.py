@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ans_core.agent import answering
+from ans_core.agent import answering, ocr
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, add_call_tokens
@@ -113,6 +113,20 @@ def test_an_agent_in_8_bits_needs_torchao_and_fp8_a_gpu(workspace: Path, monkeyp
     monkeypatch.setattr(quantization, "missing", lambda: True)
     with pytest.raises(ValueError, match="quantize 'int8' needs torchao, which is an extra"):
         ans(*given, "--quantize", "int8")
+
+
+def test_what_ends_an_agents_answer_and_reads_its_texts_is_part_of_the_evaluation(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--data", workspace / "vstar"]
+
+    def asked(*more: object) -> eval_run.Asked:
+        return eval_run.asked("vstar", cli.parse([str(word) for word in (*given, *more)]))
+
+    monkeypatch.setattr(ocr, "reader", lambda: "template")
+    plain, same, longer = asked(), asked("--max-tokens", 4), asked("--max-tokens", 512)
+    assert (plain.settings["max_tokens"], longer.settings["max_tokens"]) == (4, 512)
+    assert plain.out == same.out != longer.out
+    monkeypatch.setattr(ocr, "reader", lambda: "tesseract")
+    assert asked().out != plain.out
 
 
 def test_what_an_agent_cannot_be_asked_is_refused_before_it_is_loaded(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

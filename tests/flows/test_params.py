@@ -136,21 +136,24 @@ def test_changed_weights_behind_a_path_run_the_stages_again_that_start_from_them
     weights = workspace / "mine/model.safetensors"
     weights.parent.mkdir()
     weights.write_bytes(b"one")
-    words = ("base.source=published", "base.internvl=mine", "base.sam2=facebook/sam2-hiera-large", f"agent.base={weights.parent}")
+    words = (
+        "base.source=published", "base.internvl=mine", "base.sam2=facebook/sam2-hiera-large", f"agent.base={weights.parent}",
+        "agent.sft.traces=mine",
+    )  # fmt: skip
     write("smoke", workspace, words)
 
-    def found() -> tuple[str, str]:
+    def found() -> tuple[str, str, str]:
         values = yaml.safe_load((workspace / "params.yaml").read_text())
-        return values["base"]["files"], values["agent"]["base_files"]
+        return values["base"]["files"], values["agent"]["base_files"], values["agent"]["sft"]["traces_files"]
 
     assert watch_sources(workspace) == []  # the first look
     first = found()
-    assert first == (fingerprint(weights.parent),) * 2  # the hub id has none
+    assert first == (fingerprint(weights.parent),) * 3  # the hub id has none
     weights.write_bytes(b"another")
     assert watch_sources(workspace) == [f"params.yaml: the files of {name} have changed" for name in (
-        "mine or facebook/sam2-hiera-large", weights.parent,
+        "mine or facebook/sam2-hiera-large", weights.parent, "mine",
     )]  # fmt: skip
-    assert found() == (fingerprint(weights.parent),) * 2 != first
+    assert found() == (fingerprint(weights.parent),) * 3 != first
 
 
 @pytest.mark.parametrize("name", ["a.png", "data-00000-of-00001.arrow"])

@@ -102,6 +102,25 @@ def test_a_run_killed_between_two_parts_ends_with_the_same_bits(runs: Path) -> N
     assert (again / checkpoint.DELTA_WEIGHTS).read_bytes() == first
 
 
+def test_own_traces_are_learned_in_place_of_those_of_cota(runs: Path, tmp_path: Path) -> None:
+    for name in ("model", "data"):
+        (tmp_path / name).symlink_to(runs / name)
+    shutil.copytree(runs / "agent/cota/train", tmp_path / "mine")
+    values = CONFIG.model_dump()
+    values["agent"]["sft"]["traces"] = str(tmp_path / "mine")
+    made = run(agent_sft, tmp_path, "agent/sft/tools", SFT, cfg=Config.model_validate(values), row="tools")
+    assert (made / checkpoint.DELTA_WEIGHTS).read_bytes() == (runs / "agent/sft/tools" / checkpoint.DELTA_WEIGHTS).read_bytes()
+
+
+def test_a_fault_of_own_traces_is_named_before_a_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "traces.jsonl").write_text("{}")
+    values = CONFIG.model_dump()
+    values["agent"]["sft"]["traces"] = str(tmp_path)
+    nothing = dict.fromkeys(SFT, tmp_path / "none")
+    with pytest.raises(ValueError, match=r"traces\.jsonl: line 1: trace_id: Field required"):
+        agent_sft.run(Config.model_validate(values), row="tools", inputs=nothing, out=tmp_path, scratch=tmp_path, log=silent)
+
+
 def test_rft_trains_the_adapter_alone_keeps_its_boundaries_and_ends_killed_with_the_same_bits(runs: Path) -> None:
     """One step of each phase: `base` and `coherence` end at once, by threshold and by steps or by roll-back."""
     out = runs / "agent/rft"

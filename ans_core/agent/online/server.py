@@ -86,13 +86,26 @@ def asked_of(body: bytes) -> Asked:
     return Asked(request=request, question=question, frames=frames, clip="frames" in values)
 
 
+def check_address(host: str, port: int) -> None:
+    """Raise ValueError where no server can listen at an address: to be found out before a model is loaded."""
+    try:
+        with socket.create_server((host, port), family=_family(host)):
+            pass
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"nobody can listen on {host}, port {port} ({error}); give another --port or --host") from None
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 class Server(ThreadingHTTPServer):
     """One engine, asked by one request at a time."""
 
     daemon_threads = True
 
     def __init__(self, engine: Engine, *, host: str, port: int) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.address_family = _family(host)
         super().__init__((host, port), Handler)
         self.host = host.lower()
         self.engine, self.turn = engine, threading.Lock()

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from tqdm import tqdm
 
+from ans_core import transforms
 from ans_core.agent import protocol
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.refusal import ErrorKind, Refused
@@ -34,6 +36,7 @@ TOLERANCE = 0.05
 """That a share may be off."""
 LONGEST_TURN = 4000
 """Characters."""
+IMAGE = "<image>"
 
 
 class Record(BaseModel):
@@ -75,6 +78,11 @@ class Trace(Record):
         return self.turns[-1].text
 
 
+def pictures_of(trace: Trace) -> set[str]:
+    """Return the files of its frames and of what its turns show."""
+    return {*trace.frames, *(name for turn in trace.turns for name in turn.pictures)}
+
+
 def check_new(folder: Path) -> None:
     """Raise ValueError for a folder that holds traces."""
     if (folder / FILE).exists():
@@ -90,7 +98,7 @@ def write_pictures(folder: Path, pictures: Mapping[str, bytes]) -> None:
 
 def remove_pictures(folder: Path, trace: Trace) -> None:
     """Remove the pictures of a trace that is not going to be written; no other trace may name them."""
-    for name in {*trace.frames, *(name for turn in trace.turns for name in turn.pictures)}:
+    for name in pictures_of(trace):
         (folder / name).unlink()
         if not any((folder / name).parent.iterdir()):
             (folder / name).parent.rmdir()
@@ -106,56 +114,98 @@ def write_traces(folder: Path, traces: Iterable[Trace]) -> None:
 
 
 def read_traces(folder: Path) -> list[Trace]:
-    """Checked: fields and types, that ids are unique, pictures are in the folder and as many as `<image>`s, turns alternate and begin with
-    the question, calls are well-formed where they are targets, and that something is a target and nothing wrong is. A family is one of
-    FAMILIES, or empty. Raises ValueError naming file and line."""
+    """Checked: fields and types, that ids are unique, pictures are in the folder and as many as `<image>`s, the question shows the first
+    frame, only the user shows pictures, no text holds a token that stands for pixels, turns alternate and begin with the question, calls
+    are well-formed where they are targets, and that something is a target and nothing wrong is. A family is one of FAMILIES, or empty.
+    Raises DataError naming file and line of every wrong record; pixels are not read (`check_pictures`)."""
     file = folder / FILE
     traces: dict[str, Trace] = {}
+    faults = checks.Faults(file)
     for line, values in checks.load_json_lines(file):
-        where = f"{file}: line {line}"
-        try:
-            trace = Trace.model_validate(values)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise ValueError(f"{where}: {'.'.join(map(str, first['loc'])) or 'the record'}: {first['msg']}; correct it") from None
-        where = f"{where} ({trace.trace_id})"
-        if trace.trace_id in traces:
-            raise ValueError(f"{where}: this trace_id stands in an earlier line; ids must be unique")
-        _check(trace, folder, where)
-        traces[trace.trace_id] = trace
-    if not traces:
-        raise ValueError(f"{file} holds no traces")
+        with faults:
+            where = f"{file}: line {line}"
+            try:
+                trace = Trace.model_validate(values)
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                told = f"{'.'.join(map(str, first['loc'])) or 'the record'}: {first['msg']}"
+                raise checks.DataError(f"{where}: {told}; correct it") from None
+            where = f"{where} ({trace.trace_id})"
+            if trace.trace_id in traces:
+                raise checks.DataError(f"{where}: this trace_id stands in an earlier line; ids must be unique")
+            traces[trace.trace_id] = trace
+            _check(trace, folder, where)
+    faults.tell()
     return list(traces.values())
+
+
+def check_pictures(folder: Path, traces: Sequence[Trace]) -> list[str]:
+    """Decode every picture once, completely. Return those that an EXIF tag turns for display: boxes are of the stored pixels. Raises
+    DataError naming each that can't be read, and its trace."""
+    shown: dict[str, str] = {}
+    for trace in traces:
+        for name in pictures_of(trace):
+            shown.setdefault(name, trace.trace_id)
+    faults = checks.Faults(folder)
+    turned = []
+    for name, trace_id in tqdm(shown.items(), desc="decode pictures", mininterval=1):
+        with faults:
+            try:
+                transforms.check_image(folder / name)
+            except ValueError as error:
+                raise checks.DataError(f"trace {trace_id}: {error}") from None
+            if transforms.is_turned(folder / name):
+                turned.append(name)
+    faults.tell()
+    return turned
 
 
 def _check(trace: Trace, folder: Path, where: str) -> None:
     if "source" not in trace.provenance:
-        raise ValueError(f'{where}: provenance needs a "source": where the trace is from')
+        raise checks.DataError(f'{where}: provenance needs a "source": where the trace is from')
     if trace.family and trace.family not in FAMILIES:
         near = difflib.get_close_matches(trace.family[:40].lower(), FAMILIES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{where}: no family named {trace.family!r}; there are {', '.join(FAMILIES)}, or leave it out{hint}")
+        raise checks.DataError(f"{where}: no family named {trace.family!r}; there are {', '.join(FAMILIES)}, or leave it out{hint}")
+    for name, text in (("question", trace.question), ("answer", trace.answer)):
+        if not checks.visible(text):
+            raise checks.DataError(f"{where}: the {name} is {text!r}; write it, or leave the record out")
     sizes = {checks.image_size(checks.inside(folder, name, where=where), where=where) for name in trace.frames}
     if len(sizes) != 1:
-        raise ValueError(f"{where}: frames of sizes {sorted(sizes)}; bring them to one size")
+        raise checks.DataError(f"{where}: frames of sizes {sorted(sizes)}; bring them to one size")
     for number, turn in enumerate(trace.turns):
         here, role = f"{where}, turn {number}", ("user", "assistant")[number % 2]
         if turn.role != role:
-            raise ValueError(f"{here} is the {turn.role}'s; turns alternate and begin with the user")
-        if (marks := turn.text.count("<image>")) != len(turn.pictures):
-            raise ValueError(f"{here} has {marks} <image> and {len(turn.pictures)} pictures; write one for each")
-        for name in turn.pictures:
-            checks.image_size(checks.inside(folder, name, where=here), where=here)
+            raise checks.DataError(f"{here} is the {turn.role}'s; turns alternate and begin with the user")
+        _check_pictures_of(turn, folder, here)
         if turn.role == "user" and turn.trainable:
-            raise ValueError(f"{here} is the user's and trainable; only what the model says is a target")
-        if number == 0 and (asked := turn.text.replace("<image>", "").strip()) != trace.question.strip():
-            raise ValueError(f"{here} asks {asked!r}, the trace's question is {trace.question!r}; write the same")
+            raise checks.DataError(f"{here} is the user's and trainable; only what the model says is a target")
+        if number == 0 and (asked := turn.text.replace(IMAGE, "").strip()) != trace.question.strip():
+            raise checks.DataError(f"{here} asks {asked!r}, the trace's question is {trace.question!r}; write the same")
+        if number == 0 and turn.pictures != trace.frames[:1]:
+            raise checks.DataError(
+                f"{here} shows {list(turn.pictures)}; a question shows the first of its frames and nothing else: {[trace.frames[0]]}"
+            )
         if turn.role == "assistant":
             failed = number + 1 < len(trace.turns) and trace.turns[number + 1].error is not None
             _check_said(turn, last=number == len(trace.turns) - 1, failed=failed, where=here)
     if len(trace.turns) % 2:
-        raise ValueError(f"{where}: the last turn is the user's; a trace ends with the answer")
+        raise checks.DataError(f"{where}: the last turn is the user's; a trace ends with the answer")
     _check_targets(trace, where)
+
+
+def _check_pictures_of(turn: Turn, folder: Path, where: str) -> None:
+    """Check that a turn shows as many pictures as it says, that they are there, and that its text holds no other token for pixels."""
+    marks = turn.text.count(IMAGE)
+    if turn.role == "assistant" and (marks or turn.pictures):
+        raise checks.DataError(f"{where} is the model's and shows pictures; only the user's turns show some")
+    if marks != len(turn.pictures):
+        raise checks.DataError(f"{where} has {marks} {IMAGE} and {len(turn.pictures)} pictures; write one for each")
+    for token in checks.RESERVED:
+        if token != IMAGE and token in turn.text:
+            raise checks.DataError(f"{where}: the text holds {token!r}, which has a meaning of its own to the model; take it out")
+    for name in turn.pictures:
+        checks.image_size(checks.inside(folder, name, where=where), where=where)
 
 
 def _check_said(turn: Turn, *, last: bool, failed: bool, where: str) -> None:
@@ -166,28 +216,30 @@ def _check_said(turn: Turn, *, last: bool, failed: bool, where: str) -> None:
             protocol.checked(call, OPERATIONS)
     except Refused as refused:
         if turn.trainable or not failed:
-            raise ValueError(f"{where}: {refused.message}; correct the call, or mark the next turn with its error") from None
+            raise checks.DataError(f"{where}: {refused.message}; correct the call, or mark the next turn with its error") from None
         return
     if last and call is not None:
-        raise ValueError(f"{where}: a trace ends with an answer, not with a call")
+        raise checks.DataError(f"{where}: a trace ends with an answer, not with a call")
     if not last and call is None:
-        raise ValueError(f"{where}: no call, but turns follow; remove them or write the call")
+        raise checks.DataError(f"{where}: no call, but turns follow; remove them or write the call")
     if turn.trainable and failed:
-        raise ValueError(f"{where}: a call that failed is trainable; a model would learn to make it")
+        raise checks.DataError(f"{where}: a call that failed is trainable; a model would learn to make it")
 
 
 def _check_targets(trace: Trace, where: str) -> None:
     said = [turn for turn in trace.turns if turn.role == "assistant"]
     right = same_answer(trace.said, trace.answer)
     if trace.kind == "trap" and (right or any(turn.trainable for turn in said)):
-        raise ValueError(f"{where}: a trap ends in a wrong answer and nothing of it is trainable")
+        raise checks.DataError(f"{where}: a trap ends in a wrong answer and nothing of it is trainable")
     if trace.kind != "trap" and not right:
-        raise ValueError(f"{where}: ends in {trace.said!r}, the answer is {trace.answer!r}; only a trap may end wrong")
+        raise checks.DataError(f"{where}: ends in {trace.said!r}, the answer is {trace.answer!r}; only a trap may end wrong")
     if trace.kind != "trap" and not any(turn.trainable for turn in said):
         numbers = ", ".join(str(number) for number in range(1, len(trace.turns), 2))
-        raise ValueError(f"{where}: nothing of it is trainable, so nothing can be learned; mark turns (of {numbers}), or leave it out")
+        raise checks.DataError(
+            f"{where}: nothing of it is trainable, so nothing can be learned; mark turns (of {numbers}), or leave it out"
+        )
     if trace.kind == "self_correction" and (len(said) < 3 or any(turn.trainable for turn in said[:-2])):
-        raise ValueError(f"{where}: of a self-correction (two calls at least) only the last call and the answer are trainable")
+        raise checks.DataError(f"{where}: of a self-correction (two calls at least) only the last call and the answer are trainable")
 
 
 def mix(traces: Iterable[Trace]) -> dict[str, float]:

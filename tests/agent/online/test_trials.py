@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -299,3 +300,14 @@ def test_a_server_that_keeps_nothing_needs_a_store_that_was_begun(tmp_path: Path
     Store(tmp_path / "store", encoder="b: kind").close()
     with pytest.raises(ValueError, match="has no snapshot to answer from"):
         agent("serve", *where)
+
+
+def test_an_address_that_no_server_can_have_is_told_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ans_core.stages.online_parts.opened", lambda *args, **kwargs: pytest.fail("a store was opened"))
+    where = ("--model", str(tmp_path), "--store", str(tmp_path / "store"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for port in (taken.getsockname()[1], 70000):
+            with pytest.raises(ValueError, match=rf"nobody can listen on 127\.0\.0\.1, port {port} \(.*; give another --port"):
+                agent("serve", *where, "--port", str(port))
+    with pytest.raises(ValueError, match=r"nobody can listen on 203\.0\.113\.1, port 0"):
+        agent("serve", *where, "--host", "203.0.113.1", "--port", "0")
