@@ -160,7 +160,7 @@ def worker_of(
         seed=cfg.seed,
     )
     practice = OnlinePractice(
-        parts.store, parts.toolbox, Neighbours(), parts.features, limits=parts.limits, gate=gate,
+        parts.store, parts.toolbox, Neighbours(), parts.features, limits=parts.limits, batch=cfg.agent.episode.batch, gate=gate,
         strategy=admission.strategy if guard.admission else "majority", confirm=wrap(confirm) if guard.verification else None,
         relabel=relabel,
     )  # fmt: skip

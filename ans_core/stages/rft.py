@@ -103,6 +103,7 @@ def practice_of(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, questions: Q
         ask=lambda question: request_of(question, told),
         families=cfg.agent.families,
         limits=Limits.of(episode),
+        batch=episode.batch,
         weights={part: getattr(settings, part) for part in PARTS[PHASES[-1]]},
         curious_steps=max(1, round(settings.curious_share * settings.optim.steps / settings.inner_steps)),
         rules=Rules(base=_exit(phases.base), coherence=_exit(phases.coherence), every=phases.every, allowed_loss=phases.allowed_loss),
