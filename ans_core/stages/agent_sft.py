@@ -89,7 +89,8 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     moved = check_moved(before, model)
     if dist.rank() == 0:
         policy.operations_told = cfg.agent.episode.operations_told and row == "tools"
-        about = {"stage": "agent_sft", "row": row, "operations": list(OPERATIONS), "seed": cfg.seed}
+        policy.operations = list(OPERATIONS)
+        about = {"stage": "agent_sft", "row": row, "seed": cfg.seed}
         policy.save(out, base_hash=checkpoint.weights_hash(path), about=about)
         loop.write_curves(out / "curves.csv", {"agent_sft": curves})
         (out / "moved.json").write_text(json.dumps(moved, indent=1))

@@ -74,7 +74,7 @@ class Parts:
 
     def ask(self, question: str, frames: Sequence[ImageRef], clip: bool) -> Request:
         """Return a question as the agent was taught to be asked."""
-        told = operations_told(self.toolbox, self.cfg.agent.episode.operations_told)
+        told = operations_told(self.toolbox, self.policy.is_told(self.cfg.agent.episode.operations_told))
         return Request(frames=tuple(frames), text=asking.first_turn(question, told), clip=clip or len(frames) > 1)
 
     def drawn(self, *, split: str, first: int) -> Drawn:

@@ -81,7 +81,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     if dist.rank() == 0:
         base_hash = checkpoint.weights_hash(base)
         policy.operations_told = cfg.agent.episode.operations_told
-        policy.save(out, base_hash=base_hash, about={"stage": "rft", "operations": list(OPERATIONS), "seed": cfg.seed})
+        policy.save(out, base_hash=base_hash, about={"stage": "rft", "seed": cfg.seed})
         keep_boundaries(boundaries, out / "boundaries")
         loop.write_curves(out / "curves.csv", {"rft": curves})
         (out / "rewards.json").write_text(json.dumps(module.record))
