@@ -27,7 +27,7 @@ from flows.kept import recover
 from flows.params import add_sources, differing, watch_sources, write, write_if_needed
 from flows.paths import root
 from flows.pipeline_run import PipelineRun
-from tasks.launcher import check_sharding
+from tasks.launcher import check_sharding, check_shares
 from tasks.process import die_with_parent, held
 from tasks.runner import state_key
 from tasks.stages import AGENT, ONLINE, STAGES, Stage, needed_for, stage_named
@@ -111,6 +111,7 @@ def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (
     config = load(here / "params.yaml")
     for stage in stages:
         check_sharding(stage, config)
+        check_shares(stage, config)
     run = PipelineRun(here, config, f"flow-{runtime.flow_run.id or os.getpid()}")
     run.start(str(runtime.flow_run.id))
     clock = Clock(start_s=time.monotonic(), stages=stages, durations_s=run.durations_s())

@@ -10,7 +10,7 @@ adapter (LoRA, projector, rows of new tokens), counted on the meta device.
   ans_core/model/footprint.py, with checkpointing.
 - KV cache: `agent.episode.batch` episodes of that length, bf16.
 
-Agents train in one process, on one GPU. Frozen image encoders run without gradients; CUDA's own memory comes on top.
+Each process holds this, whatever their number. Frozen image encoders run without gradients; CUDA's own memory comes on top.
 """
 
 from __future__ import annotations

@@ -46,6 +46,15 @@ def check_sharding(stage: Stage, config: Config) -> None:
     )
 
 
+def check_shares(stage: Stage, config: Config) -> None:
+    """Raise ValueError for a stage of the agent whose step has not a row for each micro-batch of each process. (Not among the checks of all
+    settings: whoever trains no agent need not care.)"""
+    if stage.task == "agent_sft":
+        config.agent.sft.check_shares(processes=config.launch.processes)
+    if stage.task == "rft":
+        config.agent.rft.check_shares(processes=config.launch.processes)
+
+
 def stage_words(stage: Stage) -> list[str]:
     return ["-m", f"tasks.{stage.task}", *([stage.row] if stage.row else [])]
 

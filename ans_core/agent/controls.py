@@ -49,14 +49,17 @@ def _moved(arguments: dict[str, Any], rng: Random) -> dict[str, Any]:
 
 
 def shuffled(shown: Sequence[Shown]) -> list[Shown]:
-    """Show every episode what the next one got by the same operation; all are of one family, or it would be told by what is shown. Errors
-    stay where they are."""
+    """Show every episode what the next one got by the same operation, or a blank observation where no other one called it in this turn; all
+    are of one family, or it would be told by what is shown. Errors stay where they are."""
     alike: dict[str, list[int]] = defaultdict(list)
     for place, own in enumerate(shown):
         if own.observation.ok and own.observation.call is not None:
             alike[own.observation.call.name].append(place)
     found = list(shown)
     for places in alike.values():
+        if len(places) == 1:  # an episode that is shown its own observation would be under no control
+            found[places[0]] = _blank(shown[places[0]])
+            continue
         for place, other in zip(places, [*places[1:], places[0]], strict=True):
             found[place] = shown[other]
     return found

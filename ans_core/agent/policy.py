@@ -112,6 +112,8 @@ class AgentPolicy:
         self.lora, self.rows = None if lora is None else dict(lora), list(rows)
         self.operations_told: bool | None = None
         """Whether operations stood before the questions that it was trained on; None where nobody wrote that down."""
+        self.operations: list[str] | None = None
+        """Names of the operations that it was trained with, whose calls have tokens; None where nobody wrote that down."""
 
     def is_told(self, otherwise: bool) -> bool:
         """Return whether it is to be told the operations: as it was trained, else as the settings say."""
@@ -128,8 +130,14 @@ class AgentPolicy:
     def about(self) -> dict[str, Any]:
         """Return what `load_policy` needs beside the tensors, and how it is to be asked."""
         tiles = [count for count in (self.model.config.min_tiles, self.model.config.max_tiles) if count is not None]
-        told = {} if self.operations_told is None else {"operations_told": self.operations_told}
-        return {"lora": self.lora, "rows": self.rows, "tiles": tiles if len(tiles) == 2 else [], **told}
+        known = {"operations_told": self.operations_told, "operations": self.operations}
+        return {
+            "lora": self.lora,
+            "rows": self.rows,
+            "tokens": self.model.tokenizer.convert_ids_to_tokens(self.rows),
+            "tiles": tiles if len(tiles) == 2 else [],
+            **{name: value for name, value in known.items() if value is not None},
+        }
 
     def save(self, out: Path, *, base_hash: str, about: Mapping[str, Any]) -> None:
         """Write the trained adapter with the hash of its base. `about` (JSON): how it was trained."""
@@ -147,8 +155,9 @@ def load_policy(
     dtype: torch.dtype | None = None,
     quantize: Quantization | None = None,
 ) -> AgentPolicy:
-    """Load a trained agent; all adapters begin as what was trained. Raises ValueError where it was trained on another base, and for what
-    another stage wrote.
+    """Load a trained agent; all adapters begin as what was trained. Raises ValueError where it was trained on another base, for what
+    another stage wrote, and where its tokens for calls are not those of `operations` any more. Operations that came after its training
+    have none: their tokens would take the places of its own.
 
     quantize: the linear layers that the agent and its base speak with in 8 bits, for inference. LoRA, projector and rows of embeddings and
     head stay as they are; copies of layers take their place only once they are loaded, so they are quantized after that, as their base's
@@ -157,11 +166,18 @@ def load_policy(
     if "rows" not in config:
         raise ValueError(f"{folder} is of stage {config.get('stage')!r}, not an agent's; give what `agent_sft` or `rft` wrote")
     copies = config["lora"] is None
+    trained_with: list[str] = config.get("operations", list(operations))
+    if gone := [name for name in trained_with if name not in operations]:
+        raise ValueError(f"{folder} was trained with operations that are gone ({', '.join(gone)}); train it again")
+    with_tokens = {name: operations[name] for name in trained_with}
     model = load_base(
-        base, operations=operations, device=device, tiles=config.get("tiles", ()), dtype=dtype, quantize=None if copies else quantize
+        base, operations=with_tokens, device=device, tiles=config.get("tiles", ()), dtype=dtype, quantize=None if copies else quantize
     )
+    found = model.tokenizer.convert_ids_to_tokens(config["rows"])
+    if config.get("tokens", found) != found:
+        raise ValueError(f"{folder} was trained on other tokens: an operation's call_pieces have changed since; train it again")
     policy = AgentPolicy(model, lora=config["lora"], rows=config["rows"], seed=0, names=names)
-    policy.operations_told = config.get("operations_told")
+    policy.operations_told, policy.operations = config.get("operations_told"), config.get("operations")
     for name in names:
         policy.adapters.load(name, {key: tensor.to(model.device) for key, tensor in tensors.items()})
     if copies and quantize is not None:

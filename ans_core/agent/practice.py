@@ -57,14 +57,16 @@ class AgentPractice:
         ask: Callable[[Question], Request],
         families: Sequence[str],
         limits: Limits,
+        batch: int,
         weights: Mapping[str, float],
         curious_steps: int,
         rules: Rules,
         seed: int,
     ) -> None:
-        """question: id -> question. ask: as the model was taught to be asked. weights: of the shaping parts curiosity, evidence, coherence,
-        penalty, and of dynamics, which is not computed without one. curious_steps: the curiosity's bonus falls to 0 over these."""
-        self.toolbox, self.question, self.ask, self.limits = toolbox, question, ask, limits
+        """question: id -> question. ask: as the model was taught to be asked. batch: episodes that are played at a time. weights: of the
+        shaping parts curiosity, evidence, coherence, penalty, and of dynamics, which is not computed without one. curious_steps: the
+        curiosity's bonus falls to 0 over these."""
+        self.toolbox, self.question, self.ask, self.limits, self.batch = toolbox, question, ask, limits, batch
         self.weights, self.curious_steps, self.rules = dict(weights), curious_steps, rules
         self.features = CropFeatures(model, most=KEPT_CROPS)
         self.use = {family: ToolUse() for family in families}
@@ -90,6 +92,7 @@ class AgentPractice:
             reader=step.reader,
             seeds=[step.seed("episode", i // size, i % size) for i in range(len(questions))],
             features=self.features,
+            batch=self.batch,
             precision=nullcontext,  # this is inside the training loop's own, in which episodes are learned
         )
         return [self._rewarded(question, episode) for question, episode in zip(questions, played, strict=True)]

@@ -68,6 +68,10 @@ class AgentSft(Section):
         """Of a step."""
         return round(self.referring * self.optim.batch)
 
+    def check_shares(self, *, processes: int) -> None:
+        """Raise ValueError if a step has not a trace for each micro-batch of each process."""
+        self.optim.check_shares("agent.sft", self.optim.batch - self.referring_rows, "traces", processes=processes)
+
     @model_validator(mode="after")
     def _possible(self) -> AgentSft:
         if abs(sum(self.curriculum) - 1) > 1e-6:

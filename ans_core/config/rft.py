@@ -71,6 +71,10 @@ class Rft(Section):
     monitor_every: Count = 10
     samples_every: Count = 25
 
+    def check_shares(self, *, processes: int) -> None:
+        """Raise ValueError if a step has not a question for each micro-batch of each process."""
+        self.optim.check_shares("agent.rft", self.optim.batch, "questions", processes=processes)
+
     @model_validator(mode="after")
     def _possible(self) -> Rft:
         if self.optim.batch % self.optim.accumulate:

@@ -33,6 +33,14 @@ class Optim(Section):
             )
         return self
 
+    def check_shares(self, name: str, rows: int, what: str, *, processes: int) -> None:
+        """Raise ValueError if a step has less than one of `rows` for each micro-batch of each process. `name`: of the section."""
+        if rows < self.accumulate * processes:
+            raise ValueError(
+                f"{name}.optim.batch: {rows} {what} a step are less than one for each of {self.accumulate} micro-batches (accumulate) on"
+                f" each of {processes} processes (launch); raise it, or lower {name}.optim.accumulate"
+            )
+
 
 Checkpointing = Literal["none", "layers"]
 """layers: the layers of the language model, and of the vision tower where it is trained, keep their inputs alone and run again in the

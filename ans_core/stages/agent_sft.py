@@ -36,7 +36,7 @@ from ans_core.model import Sa2VA
 from ans_core.model.lora_ranks import rank_pattern
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.supervised import Supervised, layout_of
-from ans_core.stages.launch import check_shares, last_means, machine_of, schedule_of, weights_dtype
+from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
 from ans_core.types import Log
 
 DIFFICULTIES = ("simple", "medium", "hard")
@@ -48,7 +48,7 @@ CHECKED_FROM = 1_000_000
 def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: data, model, agent/cota. Writes the trained tensors (delta), curves.csv, moved.json and curriculum.json."""
     settings = cfg.agent.sft
-    check_shares("agent.sft", settings.optim.batch - settings.referring_rows, "traces", settings.optim)
+    settings.check_shares(processes=dist.world_size())
     machine = replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0)  # an adapter's optimizer is small
     loop.let_processes_talk(machine)  # they check parts together
     path = Path(cfg.agent.base or inputs["model"])
@@ -89,7 +89,8 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     moved = check_moved(before, model)
     if dist.rank() == 0:
         policy.operations_told = cfg.agent.episode.operations_told and row == "tools"
-        about = {"stage": "agent_sft", "row": row, "operations": list(OPERATIONS), "seed": cfg.seed}
+        policy.operations = list(OPERATIONS)
+        about = {"stage": "agent_sft", "row": row, "seed": cfg.seed}
         policy.save(out, base_hash=checkpoint.weights_hash(path), about=about)
         loop.write_curves(out / "curves.csv", {"agent_sft": curves})
         (out / "moved.json").write_text(json.dumps(moved, indent=1))

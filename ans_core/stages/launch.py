@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ans_core.config import Launch, Optim
-from ans_core.dist import deterministic, pick_device, world_size
+from ans_core.dist import deterministic, pick_device
 from ans_core.loop import Curves, Machine, Schedule
 
 LAST = 50
@@ -16,15 +16,6 @@ def schedule_of(optim: Optim) -> Schedule:
     values = optim.model_dump()
     del values["batch"]  # used by the mixture
     return Schedule(**values)
-
-
-def check_shares(name: str, rows: int, what: str, optim: Optim) -> None:
-    """Raise ValueError if a step has less than one of `rows` for each micro-batch of each process."""
-    if rows < optim.accumulate * world_size():
-        raise ValueError(
-            f"{name}.optim.batch: {rows} {what} a step are less than one for each of {optim.accumulate} micro-batches (accumulate) on each"
-            f" of {world_size()} processes (launch); raise it"
-        )
 
 
 def machine_of(launch: Launch, dtype: str = "fp32") -> Machine:

@@ -74,7 +74,7 @@ class Parts:
 
     def ask(self, question: str, frames: Sequence[ImageRef], clip: bool) -> Request:
         """Return a question as the agent was taught to be asked."""
-        told = operations_told(self.toolbox, self.cfg.agent.episode.operations_told)
+        told = operations_told(self.toolbox, self.policy.is_told(self.cfg.agent.episode.operations_told))
         return Request(frames=tuple(frames), text=asking.first_turn(question, told), clip=clip or len(frames) > 1)
 
     def drawn(self, *, split: str, first: int) -> Drawn:
@@ -160,7 +160,7 @@ def worker_of(
         seed=cfg.seed,
     )
     practice = OnlinePractice(
-        parts.store, parts.toolbox, Neighbours(), parts.features, limits=parts.limits, gate=gate,
+        parts.store, parts.toolbox, Neighbours(), parts.features, limits=parts.limits, batch=cfg.agent.episode.batch, gate=gate,
         strategy=admission.strategy if guard.admission else "majority", confirm=wrap(confirm) if guard.verification else None,
         relabel=relabel,
     )  # fmt: skip

@@ -32,7 +32,7 @@ from ans_core.model.parts import check_moved, hashes
 from ans_core.model.sa2va import Sa2VA
 from ans_core.rl.dual_loop import Batches, DualLoop
 from ans_core.rl.step import rl_batch
-from ans_core.stages.launch import check_shares, last_means, machine_of, schedule_of, weights_dtype
+from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
 from ans_core.types import Log
 
 ADAPTERS = ("policy", "teacher", "reference")
@@ -44,7 +44,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     """Run the stage. inputs: model, agent/sft/tools. Writes the policy's tensors (delta), `boundaries` (policy and teacher at the end of
     each phase of the rewards), curves.csv, rewards.json, moved.json and `samples` (episodes with their rewards)."""
     settings = cfg.agent.rft
-    check_shares("agent.rft", settings.optim.batch, "questions", settings.optim)
+    settings.check_shares(processes=dist.world_size())
     machine = replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0)  # an adapter's optimizer is small
     base = Path(cfg.agent.base or inputs["model"])
     policy = load_policy(
@@ -81,7 +81,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     if dist.rank() == 0:
         base_hash = checkpoint.weights_hash(base)
         policy.operations_told = cfg.agent.episode.operations_told
-        policy.save(out, base_hash=base_hash, about={"stage": "rft", "operations": list(OPERATIONS), "seed": cfg.seed})
+        policy.save(out, base_hash=base_hash, about={"stage": "rft", "seed": cfg.seed})
         keep_boundaries(boundaries, out / "boundaries")
         loop.write_curves(out / "curves.csv", {"rft": curves})
         (out / "rewards.json").write_text(json.dumps(module.record))
@@ -103,6 +103,7 @@ def practice_of(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, questions: Q
         ask=lambda question: request_of(question, told),
         families=cfg.agent.families,
         limits=Limits.of(episode),
+        batch=episode.batch,
         weights={part: getattr(settings, part) for part in PARTS[PHASES[-1]]},
         curious_steps=max(1, round(settings.curious_share * settings.optim.steps / settings.inner_steps)),
         rules=Rules(base=_exit(phases.base), coherence=_exit(phases.coherence), every=phases.every, allowed_loss=phases.allowed_loss),

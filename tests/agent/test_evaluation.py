@@ -72,7 +72,9 @@ def test_controls_exchange_blank_and_move_what_calls_give(own_model: Sa2VA) -> N
         assert again[0].episode.observations[0].call == moved[1].episode.observations[0].call
         swapped = play(own_model, toolbox, requests, limits=Limits(turn_tokens=2), plans=plans, change=controls.shuffled)
         grey = play(own_model, toolbox, requests, limits=Limits(turn_tokens=2), plans=plans, change=controls.blank)
+        (alone,) = play(own_model, toolbox, requests[:1], limits=Limits(turn_tokens=2), plans=plans, change=controls.shuffled)
     assert [e.crops[1].frame for e in swapped] == [questions[1].frames[0], questions[0].frames[0]]
+    assert np.ptp(np.asarray(alone.crops[1].picture(least=64))) == 0  # there is nobody to exchange with
     for episode in grey:
         shown = episode.turns[0].shown
         assert shown is not None

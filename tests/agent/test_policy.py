@@ -17,6 +17,7 @@ from ans_core.agent.crops import CropFeatures, joined
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import request_of
 from ans_core.agent.operations import OPERATIONS
+from ans_core.agent.operations.zoom_in import ZOOM_IN
 from ans_core.agent.play import Limits, PlayedEpisode, play
 from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, load_base, load_policy, said_rows, set_tiles
 from ans_core.agent.protocol import Call, call_text, call_tokens
@@ -212,8 +213,31 @@ def test_what_is_known_of_an_agent_beside_its_tensors_goes_to_every_place_that_i
     assert policy.about()["tiles"] == []
     set_tiles(policy.model, (2, 4))
     policy.operations_told = True
-    assert policy.about() == {"lora": policy.lora, "rows": [3], "tiles": [2, 4], "operations_told": True}
+    policy.operations = ["zoom_in"]
+    token = own_model.tokenizer.convert_ids_to_tokens(3)
+    assert policy.about() == {
+        "lora": policy.lora, "rows": [3], "tokens": [token], "tiles": [2, 4], "operations_told": True, "operations": ["zoom_in"],
+    }  # fmt: skip
     exact_head(policy.model)
     kind = type(policy.model.vlm.lm_head)
     exact_head(policy.model)
     assert type(policy.model.vlm.lm_head) is kind
+
+
+def test_an_agent_keeps_its_tokens_where_operations_are_added_and_is_refused_where_they_changed(tmp_path: Path) -> None:
+    """New tokens have numbers in the order of their names, so those of an operation that comes first would move all others."""
+    checkpoint.save(tiny.build(), tmp_path / "base", metadata={})
+    model = tiny.build()
+    policy = AgentPolicy(model, lora=LORA, rows=add_call_tokens(model, OPERATIONS), seed=1)
+    policy.operations = list(OPERATIONS)
+    policy.save(tmp_path / "agent", base_hash=checkpoint.weights_hash(tmp_path / "base"), about={})
+    named = {"count": replace(ZOOM_IN, name="count")} | OPERATIONS
+    again = load_policy(tmp_path / "base", tmp_path / "agent", operations=named)
+    assert again.model.tokenizer.get_vocab() == model.tokenizer.get_vocab()
+    assert again.operations == list(OPERATIONS)
+    lacking = {name: operation for name, operation in OPERATIONS.items() if name != "zoom_in"}
+    with pytest.raises(ValueError, match=r"was trained with operations that are gone \(zoom_in\); train it again"):
+        load_policy(tmp_path / "base", tmp_path / "agent", operations=lacking)
+    changed = OPERATIONS | {"zoom_in": replace(ZOOM_IN, call_pieces=('{"around": [', "]}"))}
+    with pytest.raises(ValueError, match="was trained on other tokens: an operation's call_pieces have changed since"):
+        load_policy(tmp_path / "base", tmp_path / "agent", operations=changed)

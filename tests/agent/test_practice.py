@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from ans_core import precision
+from ans_core.agent import play as playing
 from ans_core.agent import practice as practices
 from ans_core.agent import tokens
 from ans_core.agent.episode import Toolbox
@@ -61,7 +62,7 @@ def question(name: str) -> Question:
 NAMES = ("pattern/train/0", "easy/train/0")
 
 
-def practice(model: Sa2VA, toolbox: Toolbox, rules: Rules = RULES, dynamics: float = 0.0) -> AgentPractice:
+def practice(model: Sa2VA, toolbox: Toolbox, rules: Rules = RULES, dynamics: float = 0.0, at_a_time: int = 48) -> AgentPractice:
     def ask(asked: Question) -> Request:
         return Request(frames=asked.frames, text=tokens.first_question(asked.text))
 
@@ -69,8 +70,9 @@ def practice(model: Sa2VA, toolbox: Toolbox, rules: Rules = RULES, dynamics: flo
     limits = Limits(calls=4, pictures=16, turn_tokens=4)
     families = ("easy", "pattern")
     return AgentPractice(
-        model, toolbox, question=question, ask=ask, families=families, limits=limits, weights=weights, curious_steps=10, rules=rules, seed=0
-    )
+        model, toolbox, question=question, ask=ask, families=families, limits=limits, batch=at_a_time, weights=weights, curious_steps=10,
+        rules=rules, seed=0,
+    )  # fmt: skip
 
 
 def batch(model: Sa2VA, step: int = 0, names: tuple[str, ...] = NAMES, inner_steps: int = 1) -> Batches:
@@ -134,6 +136,21 @@ def test_episodes_are_learned_as_they_were_sampled(toolbox: Toolbox) -> None:
     learned = {n for n, p in module.model.named_parameters() if p.grad is not None and p.grad.any()}
     assert any("lora_B.policy" in n for n in learned)
     assert all(".policy." in n for n in learned)
+
+
+def test_so_many_episodes_are_played_at_a_time_as_the_settings_say(toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups of six in fives: the same episodes, for seeds belong to them. The KV cache of a batch is what the memory must hold."""
+    sizes: list[int] = []
+    begun = playing._begun
+    monkeypatch.setattr(playing, "_begun", lambda *given: sizes.append(len(given[2])) or begun(*given))
+    found = []
+    for at_a_time in (48, 5):
+        module = loops(toolbox)
+        module.practice = practice(module.model, toolbox, at_a_time=at_a_time)
+        module.begin_step([batch(module.model)])
+        found.append(module.waiting[0]["agent"].texts)
+    assert sizes == [12, 5, 5, 2]
+    assert found[0] == found[1]
 
 
 @pytest.mark.usefixtures("planned")

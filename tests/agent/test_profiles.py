@@ -28,8 +28,9 @@ def test_the_profile_resolves(size: str) -> None:
     assert (config.agent.rft.temperature, config.agent.rft.objective, config.agent.rft.group) == (1.0, "grpo", 8)
     assert config.agent.episode.operations_told
     sft = config.agent.sft
-    traces = sft.optim.batch - round(sft.referring * sft.optim.batch)
-    assert traces >= sft.optim.accumulate  # no micro-batch is empty
+    assert config.launch.processes == 8
+    for trained in (sft, config.agent.rft):
+        trained.check_shares(processes=config.launch.processes)  # no micro-batch is empty
     assert not sft.lora.dropout
 
 

@@ -4,12 +4,13 @@ import base64
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from ans_core.config import Config, ConfigError, Launch, Memory
-from tasks.launcher import check_sharding, is_job, job_command, ranks_command, run_job
+from tasks.launcher import check_sharding, check_shares, is_job, job_command, ranks_command, run_job
 from tasks.process import read_note
 from tasks.stages import stage_named
 
@@ -72,6 +73,18 @@ def test_stages_that_read_whole_weights_are_refused_under_zero_3_and_no_others(s
     for other, config in (("sft", divided), ("prepare", divided), (stage, whole)):
         check_sharding(stage_named(other), config)
     check_sharding(stage_named("memory"), Config(profile="own", launch=Launch(deepspeed_stage=3)))  # which trains nothing
+
+
+def test_an_agents_step_without_a_row_for_every_process_is_refused_before_anything_runs() -> None:
+    """32 rows, 6 of them (a fifth) with expressions: 26 traces."""
+    config = Config.model_validate({"profile": "own", "agent": {"sft": {"optim": {"steps": 1, "batch": 32, "lr": 1e-3, "accumulate": 13}}}})
+    for processes, refused in ((2, []), (3, ["agent_sft@tools", "agent_sft@direct"]), (9, ["agent_sft@tools", "agent_sft@direct", "rft"])):
+        of = config.model_copy(update={"launch": Launch(processes=processes)})
+        for name in ("sft", "rl", "cota", "agent_sft@tools", "agent_sft@direct", "rft", "agent_evaluate@rft"):
+            with (
+                pytest.raises(ValueError, match=rf"a step are less than one .* {processes} processes") if name in refused else nullcontext()
+            ):
+                check_shares(stage_named(name), of)
 
 
 def test_a_slurm_job_waits_and_starts_a_node_each_for_training_alone() -> None:

@@ -109,14 +109,16 @@ class OnlinePractice:
         features: CropFeatures,
         *,
         limits: Limits,
+        batch: int,
         gate: Gate,
         strategy: Strategy,
         confirm: Confirm | None,
         relabel: Relabel | None = None,
     ) -> None:
-        """confirm: None = no vote is verified. relabel: changes decisions, for trials with wrong labels."""
+        """batch: episodes that are played at a time. confirm: None = no vote is verified. relabel: changes decisions, for trials with
+        wrong labels."""
         self.store, self.toolbox, self.neighbours, self.features = store, toolbox, neighbours, features
-        self.limits, self.gate, self.strategy, self.confirm, self.relabel = limits, gate, strategy, confirm, relabel
+        self.limits, self.batch, self.gate, self.strategy, self.confirm, self.relabel = limits, batch, gate, strategy, confirm, relabel
         self.lessons: dict[str, Lesson] = {}
         """Those of the step that comes, by sample id."""
         self.outcomes: list[Outcome] = []
@@ -138,6 +140,7 @@ class OnlinePractice:
             reader=step.reader,
             seeds=[step.seed("episode", i, g) for i in range(len(lessons)) for g in range(size)],
             features=self.features,
+            batch=self.batch,
             precision=nullcontext,  # this is inside the training loop's own, in which episodes are learned
         )
         found = []

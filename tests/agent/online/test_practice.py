@@ -40,7 +40,7 @@ REQUEST = Request(frames=(tiny.picture(0),), text=tokens.first_question(QUESTION
 def practised(store: Store, model: Sa2VA, toolbox: Toolbox, confirmed: str | None, **gate: object) -> OnlinePractice:
     values = {"review": 0.0, "canary": 0.0, **gate}
     return OnlinePractice(
-        store, toolbox, Neighbours(), CropFeatures(model), limits=Limits(turn_tokens=4), gate=Gate(**values), strategy="weighted",
+        store, toolbox, Neighbours(), CropFeatures(model), limits=Limits(turn_tokens=4), batch=48, gate=Gate(**values), strategy="weighted",
         confirm=lambda lesson, looked: confirmed,
     )  # fmt: skip
 

@@ -14,7 +14,9 @@ import pytest
 from ans_core import dist, transforms
 from ans_core.agent.online.simulation import Drawn, Shift
 from ans_core.stages import online
-from tests.agent.online.conftest import config
+from ans_core.stages.online_parts import opened
+from tests import tiny
+from tests.agent.online.conftest import MACHINE, config
 from tests.agent.online.test_worker import Start, silent
 from tests.workspace import launch
 
@@ -37,6 +39,18 @@ def test_a_shift_lowers_contrast_adds_noise_and_is_decided_by_the_question() -> 
     one, other = (np.asarray(transforms.open_image(q.frames[0]), float) for q in (before, after))
     assert other.std() / one.std() == pytest.approx((0.25 + (8 / one.std()) ** 2) ** 0.5, rel=0.05)
     assert (other - (127.5 + 0.5 * (one - 127.5))).std() == pytest.approx(8, rel=0.05)
+
+
+def test_an_agent_is_asked_as_it_was_taught_whatever_the_settings_say(start: Start, tmp_path: Path) -> None:
+    base, adapter = start
+    picture = tiny.picture(0)
+    with opened(CONFIG, base=base, start=adapter, folder=tmp_path, machine=MACHINE, families=("easy",)) as parts:
+        asked = []
+        for told in (None, True):
+            parts.policy.operations_told = told
+            asked.append(parts.ask("What is it?", [picture], False).text)
+    assert asked[0] == "<image>\nWhat is it?"
+    assert asked[1].startswith("<image>\n<tools>")
 
 
 def stage(start: Start, folder: Path) -> Path:
