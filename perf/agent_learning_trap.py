@@ -84,9 +84,7 @@ def weakened(cfg: Config, runs: Path, traces: Path, folder: Path) -> Path:
         )  # fmt: skip
     out = folder / "out"
     out.mkdir()
-    policy.operations_told = cfg.agent.episode.operations_told
-    about = {"stage": "agent_sft", "row": "tools", "operations": list(OPERATIONS), "seed": cfg.seed}
-    policy.save(out, base_hash=checkpoint.weights_hash(base), about=about)
+    policy.save(out, base_hash=checkpoint.weights_hash(base), about={"stage": "agent_sft", "row": "tools", "seed": cfg.seed})
     return out
 
 
