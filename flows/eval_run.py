@@ -222,6 +222,7 @@ def evaluate(asked: Asked, load: Callable[[], Callable[..., Any]], arguments: ar
         runner = counting(runner)
     if first:
         same_settings(asked)
+    dist.wait_for_all()  # a faster process would write its answers into the folder before the first one has looked at it
     if reason := public_run.missing(runner, asked.data, asked.split):
         if first:
             write_reason(asked, skipped=reason)

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ans_core import dist
 from ans_core.benchmarks import box_baseline, running
 from ans_core.checkpoints import checkpoint
 from ans_core.data.scene_write import write_scenes
@@ -187,6 +188,22 @@ def test_two_processes_and_a_killed_run_give_what_one_gives(tmp_path: Path, data
         file.write(b'{"item": "half a li')  # as a kill in the middle of a write leaves it
     assert ans(*words(data, model, tmp_path / "killed")) == 0
     assert [(tmp_path / "killed" / name).read_text() for name in FILES] == whole
+
+
+def test_no_process_writes_before_the_first_one_has_looked_at_the_folder(
+    tmp_path: Path, data: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Waits(Exception):
+        pass
+
+    def wait() -> None:
+        raise Waits
+
+    monkeypatch.setattr(dist, "rank", lambda: 1)
+    monkeypatch.setattr(dist, "wait_for_all", wait)
+    with pytest.raises(Waits):
+        ans(*words(data, model, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_was_answered_is_not_asked_again(tmp_path: Path, data: Path, model: Path, monkeypatch: pytest.MonkeyPatch):
