@@ -239,17 +239,23 @@ def data(arguments: argparse.Namespace) -> int:
 
 
 def _check_traces(arguments: argparse.Namespace) -> int:
-    from ans_core.agent.world.trace_file import check_pictures, mix, read_traces
+    from ans_core.agent.world.trace_file import mix, pictures_of, read_traces
+    from ans_core.data.pictures import check_decoding
+    from ans_core.types import ImageRef, VideoFrames
 
     if arguments.action != "check":
         raise ValueError(f"ans data {arguments.action} takes no traces; `ans data check` reads them")
     folder = Path(arguments.path)
     traces = read_traces(folder)
-    turned = [] if arguments.headers_only else check_pictures(folder, traces)
+    shown: dict[ImageRef | VideoFrames, str] = {
+        folder / name: f"trace {trace.trace_id}" for trace in reversed(traces) for name in pictures_of(trace)
+    }
+    turned = [] if arguments.headers_only else check_decoding(shown, where=str(folder))
+    names = [ref.relative_to(folder) for ref in turned if isinstance(ref, Path)]
     shares = ", ".join(f"{kind} {share:.2f}" for kind, share in mix(traces).items())
     print(f"{folder}: {len(traces)} traces ({shares}), no fault found")
-    if turned:
-        print(f"{len(turned)} pictures have an EXIF tag that turns them for display (as {turned[0]}); boxes are of the stored pixels")
+    if names:
+        print(f"{len(names)} pictures have an EXIF tag that turns them for display (as {names[0]}); boxes are of the stored pixels")
     return 0
 
 

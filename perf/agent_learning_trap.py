@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/tiny"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--families", nargs="+", default=["pattern", "text"])
-    parser.add_argument("--direct", type=float, default=0.8, help="share of the traces that are answered at once")
+    parser.add_argument("--direct", type=float, default=0.67, help="share of the traces that are answered at once")
     parser.add_argument("--sft-steps", type=int, default=60)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=8, help="questions per step")

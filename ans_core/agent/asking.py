@@ -22,8 +22,8 @@ def checked(text: str) -> str:
         question.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"the question is no text: character {error.start + 1} is half of one, or a byte that is not UTF-8") from None
-    if tokens.IMAGE in question:
-        raise ValueError(f"the question holds {tokens.IMAGE}; leave it out, the agent sees the picture before the question")
+    if protocol.IMAGE in question:
+        raise ValueError(f"the question holds {protocol.IMAGE}; leave it out, the agent sees the picture before the question")
     return question
 
 

@@ -21,6 +21,8 @@ from ans_core.agent.operations.base import Arguments, Operation
 from ans_core.agent.refusal import Refused
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+IMAGE = "<image>"
+"""Stands in a user's turn for each picture that it shows."""
 NAME_AND = '{{"name": "{name}", "arguments": '
 LONGEST_CALL = 2000
 """Characters; json.loads would run into Python's limits on depth and digits with much more."""

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from ans_core import prompts
 from ans_core.agent import protocol
 from ans_core.agent.operations import Operation
+from ans_core.agent.protocol import IMAGE
 from ans_core.data.collate import prefix_ids, question_ids
 from ans_core.data.views import Grid
 from ans_core.model import Sa2VA
-
-IMAGE = "<image>"
 
 
 def first_question(text: str, operations: Mapping[str, Operation] | None = None) -> str:

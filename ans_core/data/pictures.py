@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tqdm import tqdm
@@ -21,7 +21,12 @@ def check_pictures(samples: Sequence[Sample], *, where: str) -> list[ImageRef]:
     shown: dict[ImageRef | VideoFrames, str] = {}
     for sample in samples:
         for ref in (sample.frames,) if isinstance(sample.frames, VideoFrames) else sample.frames:
-            shown.setdefault(ref, sample.sample_id)
+            shown.setdefault(ref, f"sample {sample.sample_id}")
+    return check_decoding(shown, where=where)
+
+
+def check_decoding(shown: Mapping[ImageRef | VideoFrames, str], *, where: str) -> list[ImageRef]:
+    """As `check_pictures`, of pictures and videos with what shows each."""
     refs, faults = list(shown), Faults(where)
     turned: list[ImageRef] = []
     with ThreadPoolExecutor() as threads, tqdm(total=len(refs), desc="decode pictures", mininterval=1) as bar:
@@ -30,7 +35,7 @@ def check_pictures(samples: Sequence[Sample], *, where: str) -> list[ImageRef]:
             for ref, reason in zip(chunk, threads.map(_fault, chunk), strict=True):
                 with faults:
                     if reason is not None:
-                        raise DataError(f"{where}, sample {shown[ref]}: {reason}")
+                        raise DataError(f"{where}, {shown[ref]}: {reason}")
                     if not isinstance(ref, VideoFrames) and transforms.is_turned(ref):
                         turned.append(ref)
             bar.update(len(chunk))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tqdm import tqdm
 
+from ans_core.agent import protocol
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.world.trace_file import Kind, Trace
 from ans_core.dist import seed_of
@@ -141,7 +142,9 @@ def numbers(found: Sequence[Verdict]) -> dict[str, float]:
 def grading(trace: Trace, *, sample: int) -> Request:
     """Ask for a trace's score. `sample`: which of several."""
     operations = "\n".join(f"- {operation.name}: {operation.sentence}" for operation in OPERATIONS.values())
-    lines = [{"model" if turn.role == "assistant" else "came back": turn.text.replace("<image>", "[picture]")} for turn in trace.turns[1:]]
+    lines = [
+        {"model" if turn.role == "assistant" else "came back": turn.text.replace(protocol.IMAGE, "[picture]")} for turn in trace.turns[1:]
+    ]
     told = [
         f"Kind: {trace.kind}. {WANTED[trace.kind]}",
         f"Question: {json.dumps(trace.question, ensure_ascii=False)}",

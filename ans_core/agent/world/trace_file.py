@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from tqdm import tqdm
 
-from ans_core import transforms
 from ans_core.agent import protocol
 from ans_core.agent.operations import OPERATIONS
+from ans_core.agent.protocol import IMAGE
 from ans_core.agent.refusal import ErrorKind, Refused
 from ans_core.agent.world.families import FAMILIES
 from ans_core.agent.world.question import same_answer
@@ -36,7 +35,6 @@ TOLERANCE = 0.05
 """That a share may be off."""
 LONGEST_TURN = 4000
 """Characters."""
-IMAGE = "<image>"
 
 
 class Record(BaseModel):
@@ -117,7 +115,7 @@ def read_traces(folder: Path) -> list[Trace]:
     """Checked: fields and types, that ids are unique, pictures are in the folder and as many as `<image>`s, the question shows the first
     frame, only the user shows pictures, no text holds a token that stands for pixels, turns alternate and begin with the question, calls
     are well-formed where they are targets, and that something is a target and nothing wrong is. A family is one of FAMILIES, or empty.
-    Raises DataError naming file and line of every wrong record; pixels are not read (`check_pictures`)."""
+    Raises DataError naming file and line of every wrong record; pixels are not read."""
     file = folder / FILE
     traces: dict[str, Trace] = {}
     faults = checks.Faults(file)
@@ -137,27 +135,6 @@ def read_traces(folder: Path) -> list[Trace]:
             _check(trace, folder, where)
     faults.tell()
     return list(traces.values())
-
-
-def check_pictures(folder: Path, traces: Sequence[Trace]) -> list[str]:
-    """Decode every picture once, completely. Return those that an EXIF tag turns for display: boxes are of the stored pixels. Raises
-    DataError naming each that can't be read, and its trace."""
-    shown: dict[str, str] = {}
-    for trace in traces:
-        for name in pictures_of(trace):
-            shown.setdefault(name, trace.trace_id)
-    faults = checks.Faults(folder)
-    turned = []
-    for name, trace_id in tqdm(shown.items(), desc="decode pictures", mininterval=1):
-        with faults:
-            try:
-                transforms.check_image(folder / name)
-            except ValueError as error:
-                raise checks.DataError(f"trace {trace_id}: {error}") from None
-            if transforms.is_turned(folder / name):
-                turned.append(name)
-    faults.tell()
-    return turned
 
 
 def _check(trace: Trace, folder: Path, where: str) -> None:
@@ -201,9 +178,7 @@ def _check_pictures_of(turn: Turn, folder: Path, where: str) -> None:
         raise checks.DataError(f"{where} is the model's and shows pictures; only the user's turns show some")
     if marks != len(turn.pictures):
         raise checks.DataError(f"{where} has {marks} {IMAGE} and {len(turn.pictures)} pictures; write one for each")
-    for token in checks.RESERVED:
-        if token != IMAGE and token in turn.text:
-            raise checks.DataError(f"{where}: the text holds {token!r}, which has a meaning of its own to the model; take it out")
+    checks.without_reserved(turn.text.replace(IMAGE, ""), where=where)
     for name in turn.pictures:
         checks.image_size(checks.inside(folder, name, where=where), where=where)
 

@@ -176,10 +176,15 @@ def text(value: object, *, where: str) -> str:
         raise DataError(f"{where}: the text is {rle.short(value)}; write what the mask shows or leave the record out")
     if CONTROL.search(value):
         raise DataError(f"{where}: the text {rle.short(value)} holds control characters; write the file again as UTF-8 without them")
-    for token in RESERVED:
-        if token in value:
-            raise DataError(f"{where}: the text holds {token!r}, which has a meaning of its own to the model; take it out")
+    without_reserved(value, where=where)
     return value.strip()
+
+
+def without_reserved(text: str, *, where: str) -> None:
+    """Raise DataError for a text with a token of RESERVED."""
+    for token in RESERVED:
+        if token in text:
+            raise DataError(f"{where}: the text holds {token!r}, which has a meaning of its own to the model; take it out")
 
 
 def visible(text: str) -> bool:
