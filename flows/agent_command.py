@@ -37,10 +37,10 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
     of.add_argument("--port", type=int, default=7870, help="(default: 7870)")
     of.add_argument("--host", default="127.0.0.1", help="another address opens it to the network: it asks nobody for a password")
     of.add_argument("--read-only", action="store_true", help="answer, and keep nothing; needs a store that is there")
-    of.add_argument("--model", metavar="FOLDER", help="the base (default: agent.base, or runs/<profile>/model)")
+    of.add_argument("--model", metavar="FOLDER", help="the base (default: agent.base of params.yaml)")
     of.add_argument("--adapter", metavar="FOLDER", help="what a new store begins with (default: runs/<profile>/agent/rft)")
     of = action("worker", worker)
-    of.add_argument("--model", metavar="FOLDER", help="the base (default: agent.base, or runs/<profile>/model)")
+    of.add_argument("--model", metavar="FOLDER", help="the base (default: agent.base of params.yaml)")
     of.add_argument("--until-idle", action="store_true", help="end where no task waits, or learning is frozen")
     action("status", status)
     of = action("rollback", rollback)
@@ -227,8 +227,7 @@ def folder_of(arguments: argparse.Namespace) -> Path:
 def base_of(arguments: argparse.Namespace) -> Path:
     from ans_core.config import load
 
-    cfg = load(root() / "params.yaml")
-    base = Path(arguments.model or cfg.agent.base or root() / "runs" / cfg.profile / "model")
+    base = Path(arguments.model or root() / load(root() / "params.yaml").agent.base)
     if not base.is_dir():
         raise ValueError(f"no base {base}: `ans run --agent` makes it, or name one (--model)")
     return base

@@ -44,7 +44,7 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
     config = load(root / "params.yaml")
     source, run = Path(arguments.source), root / "runs" / config.profile
     trained = Path(arguments.agent) if arguments.agent else last_trained(run / "agent")  # before the base: it says what makes both
-    base = folder.local_folder(arguments.model or config.agent.base or run / "model")
+    base = folder.local_folder(arguments.model or root / config.agent.base)
     device, out = present_device(arguments.device), Path(arguments.out or root / ".ans/episodes" / source.stem)
     old = former(out)
     with media.frames(source, scratch=out) as frames:

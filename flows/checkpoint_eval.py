@@ -16,7 +16,7 @@ from ans_core.config import Config, ConfigError, load
 from ans_core.written import written_whole
 from flows.child import StageFailedError, run_once
 from flows.dvc_state import check_out
-from flows.params import fingerprint
+from tasks.fingerprint import fingerprint
 from tasks.launcher import inference_processes_here, one_node_words, thread_variables
 from tasks.process import held
 from tasks.registry import Version
@@ -56,7 +56,7 @@ def content_of(checkpoint: Path) -> str:
 def result_folder(checkpoint: Path, content: str, here: Path, config: Config) -> Path:
     """Return where the evaluation of a checkpoint with this content hash is kept, or will be."""
     stage = stage_named(STAGE)
-    data = inputs_md5(stage, config.profile, here, leave_out="model")
+    data = inputs_md5(stage, config, here, leave_out="model")
     asked = json.dumps([content, config.profile, settings_of(stage, config), data], sort_keys=True)
     code = b"".join((here / path).read_bytes() for path in stage_code(stage, here))
     return here / ".ans/eval" / f"{checkpoint.name}-{hashlib.sha256(asked.encode() + code).hexdigest()[:12]}"
@@ -69,7 +69,7 @@ def evaluated(checkpoint: Path, content: str, here: Path, config: Config) -> Pat
     if (out / METRICS).exists():
         return out
     stage = stage_named(STAGE)
-    inputs = stage.input_paths(config.profile, here) | {"model": checkpoint}
+    inputs = stage.input_paths(config, here) | {"model": checkpoint}
     if missing := [str(path) for path in inputs.values() if not path.is_dir()]:
         raise ValueError(f"no folder {', '.join(missing)}: run the pipeline first (`ans run`)")
     evaluate_into(out, checkpoint, here, config)
@@ -80,7 +80,7 @@ def evaluate_into(out: Path, checkpoint: Path, here: Path, config: Config) -> di
     """Evaluate a checkpoint and return the metrics. `out` appears whole or not at all; what it held before is replaced. A killed evaluation
     goes on from the answers it had, if `out` has the same name again."""
     stage = stage_named(STAGE)
-    inputs = stage.input_paths(config.profile, here) | {"model": checkpoint}
+    inputs = stage.input_paths(config, here) | {"model": checkpoint}
     scratch = here / ".ans/scratch" / config.profile / "eval" / out.name
 
     def metrics(into: Path) -> dict[str, float]:

@@ -198,7 +198,7 @@ def parser() -> argparse.ArgumentParser:
     it = command("ask", commands.ask)
     it.add_argument("source", metavar="IMAGE|VIDEO", help="a picture, a video file, or a folder with the frames of one")
     it.add_argument("text", metavar="QUESTION")
-    it.add_argument("--model", help="folder of the base (default: agent.base of params.yaml, or runs/<profile>/model)")
+    it.add_argument("--model", help="folder of the base (default: agent.base of params.yaml)")
     it.add_argument("--agent", metavar="FOLDER", help="what agent_sft or rft trained on it (default: of runs/<profile>/agent)")
     it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/episodes/<name of the source>)")
     it.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")

@@ -19,9 +19,9 @@ from ans_core.benchmarks.public_run import runner_of
 from ans_core.types import ImageRef
 from ans_core.written import write_whole
 from flows import eval_score
-from flows.params import fingerprint
 from flows.paths import root
 from tasks.deps import code_files
+from tasks.fingerprint import fingerprint
 from tasks.launcher import shared_words, thread_variables
 
 SKIPPED = 3

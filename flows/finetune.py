@@ -24,9 +24,9 @@ from ans_core.benchmarks import BENCHMARKS
 from ans_core.config import PROFILES, Config, resolve
 from ans_core.types import Sample
 from ans_core.written import written_whole
-from flows.params import fingerprint
 from flows.paths import root
 from tasks import provenance
+from tasks.fingerprint import fingerprint
 from tasks.process import held
 from tasks.runner import stage_function
 from tasks.stages import stage_named

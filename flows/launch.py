@@ -48,15 +48,15 @@ def run_pipeline(here: Path, *, group: str = MAIN) -> int:
     os.chdir(here)
     from ans_core.config import load
 
-    profile = load(here / "params.yaml").profile
+    config = load(here / "params.yaml")
     start_s = time.monotonic()
     try:
-        rows = nothing_to_do(here, STAGES if group == MAIN else needed_for(group)) or run_flow(here, group)
+        rows = nothing_to_do(here, STAGES if group == MAIN else needed_for(group, config)) or run_flow(here, group)
     except (StageFailedError, TimeoutError) as error:  # the stage's own message is already printed
         print(f"\nans: {str(error).splitlines()[0]}\nThe same command resumes where it stopped.", file=sys.stderr)
         return 1
     took_s = time.monotonic() - start_s
-    {MAIN: print_result, AGENT: print_agent, ONLINE: print_online}[group](rows, here, profile, took_s)
+    {MAIN: print_result, AGENT: print_agent, ONLINE: print_online}[group](rows, here, config.profile, took_s)
     return 0
 
 

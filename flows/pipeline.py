@@ -18,7 +18,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.states import Completed, State
 
-from ans_core.config import Config, load
+from ans_core.config import Config, ConfigError, load
 from ans_core.config.section import nearest
 from flows import progress
 from flows.child import BUSY_RETRY_S, Say, SettingsError, repro, write_error
@@ -30,7 +30,7 @@ from flows.pipeline_run import PipelineRun
 from tasks.launcher import check_sharding, check_shares
 from tasks.process import die_with_parent, held
 from tasks.runner import state_key
-from tasks.stages import AGENT, ONLINE, STAGES, Stage, needed_for, stage_named
+from tasks.stages import AGENT, MAIN, ONLINE, STAGES, TABLE, Stage, needed_for, stage_named
 
 RETRY_DELAY_S = 5
 REPORT = "report/report.html"
@@ -112,6 +112,7 @@ def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (
     for stage in stages:
         check_sharding(stage, config)
         check_shares(stage, config)
+    check_base(stages, config, here)
     run = PipelineRun(here, config, f"flow-{runtime.flow_run.id or os.getpid()}")
     run.start(str(runtime.flow_run.id))
     clock = Clock(start_s=time.monotonic(), stages=stages, durations_s=run.durations_s())
@@ -138,6 +139,17 @@ def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (
     if convert in stages and (md5 := output_hash(convert.out_path(config.profile).as_posix(), here)):
         run.register(md5)  # nightly-evals compares it with the champion
     return rows
+
+
+def check_base(stages: tuple[Stage, ...], config: Config, here: Path) -> None:
+    """Raise ConfigError if these stages need an agent's base that is not there and that none of them makes."""
+    base = here / config.agent.base
+    outs = [stage.out_path(config.profile, here) for stage in stages]
+    if any(stage.group != MAIN for stage in stages) and not base.is_dir() and not any(base.is_relative_to(out) for out in outs):
+        raise ConfigError(
+            f"agent.base = {config.agent.base!r} is no folder; name one that holds a Sa2VA (`ans pull REPO DIR` fetches one from the hub), "
+            "or leave it empty for what this pipeline makes"
+        )
 
 
 def check_unchanged(config: Config, here: Path) -> None:
@@ -220,12 +232,13 @@ def run_group(group: str, profile: str | None, overrides: dict[str, Any] | None,
     end_with_worker()
     here = root()
     os.chdir(here)
-    needed = needed_for(group)
-    forced = {stage.name for stage in stages_named(force or (), known=needed)}
+    stages_named(force or (), known=TABLE)
     with held(here / ".ans/flow.lock", f"{group}-pipeline"):
         for line in recover(here):
             print(line)
         use_settings(profile, overrides, here)
+        needed = needed_for(group, load(here / "params.yaml"))
+        forced = {stage.name for stage in stages_named(force or (), known=needed)}
         for line in watch_sources(here):
             print(line)
         return run_stages(needed, here, forced, page=page)

@@ -106,13 +106,18 @@ def dvc_stage(stage: Stage, root: Path) -> dict[str, Any]:
     files = [path.as_posix() for path in code_files(f"ans_core.stages.{stage.task}", root)]
     if stage.row:
         raise AssertionError(f"{stage.name} is written by dvc_rows")
-    entry: dict[str, Any] = {"cmd": stage.command, "deps": [*(f"runs/${{profile}}/{name}" for name in stage.inputs), *files]}
+    entry: dict[str, Any] = {"cmd": stage.command, "deps": [*(dvc_input(stage, name) for name in stage.inputs), *files]}
     if stage.sections:
         entry["params"] = list(stage.sections)
     entry["outs"] = [f"runs/${{profile}}/{stage.out}", *(place for _, place in stage.copies)]
     if stage.in_git:
         entry["metrics"] = [{place: {"cache": False}} for _, place in stage.in_git]
     return entry
+
+
+def dvc_input(stage: Stage, name: str) -> str:
+    """Return an input as dvc.yaml names it; as `Stage.input_paths`."""
+    return "${agent.base}" if name == "model" and stage.group != MAIN else f"runs/${{profile}}/{name}"
 
 
 def dvc_rows(rows: list[Stage], root: Path) -> dict[str, Any]:
@@ -125,7 +130,7 @@ def dvc_rows(rows: list[Stage], root: Path) -> dict[str, Any]:
         "foreach": items or [row.row for row in rows],
         "do": {
             "cmd": f"exec python -m tasks.{rows[0].task} {key}",
-            "deps": [*(f"runs/${{profile}}/{name}" for name in shared), *(["runs/${profile}/${item}"] if items else []), *files],
+            "deps": [*(dvc_input(rows[0], name) for name in shared), *(["runs/${profile}/${item}"] if items else []), *files],
             "params": list(rows[0].sections),
             "outs": [f"runs/${{profile}}/{Path(rows[0].out).parent.as_posix()}/{key}"],
         },
@@ -143,7 +148,7 @@ def dvc_yaml(root: Path = Path(), group: str = MAIN) -> str:
         return HEADER + yaml.safe_dump({"stages": stages, "plots": plots()}, sort_keys=False, width=132)
     for entry in stages.values():
         entry.get("do", entry)["wdir"] = ".."
-    return HEADER + yaml.safe_dump({"vars": ["../params.yaml:profile"], "stages": stages}, sort_keys=False, width=132)
+    return HEADER + yaml.safe_dump({"vars": ["../params.yaml:profile,agent"], "stages": stages}, sort_keys=False, width=132)
 
 
 def plots() -> list[dict[str, Any]]:

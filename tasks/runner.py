@@ -19,6 +19,7 @@ from typing import Any
 
 from ans_core.config import Config, ConfigError, load
 from tasks import deps, lock_file, provenance
+from tasks.fingerprint import fingerprint
 from tasks.launcher import (
     check_sharding,
     free_port,
@@ -51,12 +52,15 @@ class Progress:
         self._run.log(metrics, step)
 
 
-def inputs_md5(stage: Stage, profile: str, root: Path, *, leave_out: str = "") -> dict[str, str]:
-    """Return the hash that DVC recorded for each input folder, but for the one named `leave_out`, when the stage before wrote it."""
+def inputs_md5(stage: Stage, config: Config, root: Path, *, leave_out: str = "") -> dict[str, str]:
+    """Return the hash that DVC recorded for each input folder, but for the one named `leave_out`, when the stage before wrote it; of a
+    folder that no stage writes its fingerprint."""
     locks = [root / dvc_file(group).with_suffix(".lock") for group in GROUPS]
     entries = [entry for lock in locks if lock.exists() for entry in lock_file.parse(lock.read_text())["stages"].values()]
     recorded = {out["path"]: out["md5"] for entry in entries for out in entry.get("outs", [])}
-    paths = {name: path.as_posix() for name, path in stage.input_paths(profile).items() if name != leave_out}
+    outs = {made.out_path(config.profile).as_posix() for made in TABLE}
+    paths = {name: path.as_posix() for name, path in stage.input_paths(config).items() if name != leave_out}
+    recorded |= {path: fingerprint(root / path) for path in paths.values() if path not in outs}
     if missing := [path for path in paths.values() if path not in recorded]:
         raise ConfigError(f"dvc.lock has no record of {missing}: run `dvc repro {stage.target}`, which makes what {stage.name} needs first")
     return {name: recorded[path] for name, path in paths.items()}
@@ -65,7 +69,7 @@ def inputs_md5(stage: Stage, profile: str, root: Path, *, leave_out: str = "") -
 def state_key(stage: Stage, config: Config, root: Path) -> str:
     """Return a key of the killed attempts that may be resumed: same settings, same inputs, same code."""
     code = {path.as_posix(): hashlib.sha256((root / path).read_bytes()).hexdigest() for path in stage_code(stage, root)}
-    parts = [settings_of(stage, config), inputs_md5(stage, config.profile, root), code, stage.version]
+    parts = [settings_of(stage, config), inputs_md5(stage, config, root), code, stage.version]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -79,9 +83,9 @@ def stage_code(stage: Stage, root: Path) -> list[Path]:
     return deps.code_files(f"ans_core.stages.{stage.task}", root)
 
 
-def check_disk(stage: Stage, profile: str, root: Path) -> None:
+def check_disk(stage: Stage, config: Config, root: Path) -> None:
     """Check for room for a resumable state, the output and DVC's copy of it, each about as large as the largest input model."""
-    models = [path for name, path in stage.input_paths(profile, root).items() if name in {"base", "model"}]
+    models = [path for name, path in stage.input_paths(config, root).items() if name in {"base", "model"}]
     sizes = [sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in models]
     need = MIN_FREE_BYTES + 3 * max(sizes, default=0)
     free = shutil.disk_usage(root).free
@@ -122,7 +126,7 @@ def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> 
     partial = out.with_name(out.name + ".partial")
     partial.mkdir(parents=True, exist_ok=True)
     row = {"row": stage.row} if stage.row else {}
-    inputs = stage.input_paths(config.profile, root)
+    inputs = stage.input_paths(config, root)
     if stage.task == "report":
         keys = {other.name: state_key(other, config, root) for other in STAGES if other.name != stage.name}
         inputs["versions"] = provenance.write(scratch / "versions.json", config, keys, root)
@@ -153,7 +157,7 @@ def run_tracked(stage: Stage, config: Config, root: Path) -> None:
     data = {source.name: source.files for source in sources if source.files} if stage.name == "prepare" else {}
     with stage_run(
         root, stage=stage.name, version=stage.version, profile=config.profile, state_key=key, params=params,
-        settings=config.model_dump(mode="json"), data=data | inputs_md5(stage, config.profile, root),
+        settings=config.model_dump(mode="json"), data=data | inputs_md5(stage, config, root),
     ) as run:  # fmt: skip
         stage_function(stage)  # its imports count not as its duration
         start_s = time.monotonic()
@@ -172,7 +176,7 @@ def main(name: str, root: Path = Path()) -> None:
     stage = stage_named(name)
     try:
         config = load(root / "params.yaml")
-        check_disk(stage, config.profile, root)
+        check_disk(stage, config, root)
         check_sharding(stage, config)
         ranks = ranks_command(stage, config.launch, os.environ, port=free_port())
         if is_job(stage, config.launch, os.environ):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ans_core.config import Config
 
 ROWS = ("untrained", "base", "sft", "rl")
 """The checkpoints that `evaluate` and the report compare, in the order of training."""
@@ -60,8 +64,10 @@ class Stage:
         """Return the command. `exec`: no shell stays between dvc and the stage, which ends with the process that started it."""
         return f"exec python -m tasks.{self.task}" + (f" {self.row}" if self.row else "")
 
-    def input_paths(self, profile: str, root: Path = Path()) -> dict[str, Path]:
-        return {name: root / "runs" / profile / name for name in self.inputs}
+    def input_paths(self, config: Config, root: Path = Path()) -> dict[str, Path]:
+        """Return where each input lies. The `model` of the agent's stages is the folder that agent.base names."""
+        paths = {name: root / "runs" / config.profile / name for name in self.inputs}
+        return paths | ({"model": root / config.agent.base} if "model" in paths and self.group != MAIN else {})
 
     def out_path(self, profile: str, root: Path = Path()) -> Path:
         return root / "runs" / profile / self.out
@@ -88,14 +94,11 @@ AGENT_ROWS = {"direct": "agent/sft/direct", "oracle": "agent/cota/val", "sft": "
 """The rows of `agent_evaluate` and what each starts from. (The oracle has no adapter, but the same operations as the traces.)"""
 
 
-AGENT_BASE = ("agent.base", "agent.base_files")
-
-
 def _agent_sft(row: str) -> Stage:
     return Stage(
         name=f"agent_sft@{row}", version="1", row=row, inputs=("data", "model", "agent/cota"), out=f"agent/sft/{row}", group=AGENT,
         sections=(
-            *AGENT_BASE, "agent.tiles", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size", "sft.mask_weight",
+            "agent.tiles", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size", "sft.mask_weight",
             "sft.dice_weight", "sft.questions_per_image", "seed",
         ),
         distributed=True, timeout_s=7 * DAY_S, curves=True,
@@ -107,8 +110,7 @@ def _agent_evaluate(row: str, folder: str) -> Stage:
     return Stage(
         name=f"agent_evaluate@{row}", version="1", row=row, inputs=("data", "model", made), out=f"agent/evaluate/{row}", group=AGENT,
         sections=(
-            *AGENT_BASE, "agent.tiles", "agent.families", "agent.episode", "agent.evaluate", "evaluate.max_tokens", "evaluate.batch",
-            "seed",
+            "agent.tiles", "agent.families", "agent.episode", "agent.evaluate", "evaluate.max_tokens", "evaluate.batch", "seed",
         ),
         timeout_s=2 * DAY_S, item=folder, one_node=True,
     )  # fmt: skip
@@ -155,7 +157,7 @@ TABLE: tuple[Stage, ...] = (
     Stage(
         name="cota", version="1", inputs=("model",), out="agent/cota", group=AGENT, retries=0,
         sections=(
-            *AGENT_BASE, "agent.tiles", "agent.families", "agent.episode", "agent.cota", "judge.model", "judge.on_failure", "seed",
+            "agent.tiles", "agent.families", "agent.episode", "agent.cota", "judge.model", "judge.on_failure", "seed",
         ),
         one_node=True,
     ),
@@ -163,7 +165,7 @@ TABLE: tuple[Stage, ...] = (
     Stage(
         name="rft", version="1", inputs=("model", "agent/sft/tools"), out="agent/rft", group=AGENT, distributed=True, timeout_s=7 * DAY_S,
         curves=True,
-        sections=(*AGENT_BASE, "agent.families", "agent.episode", "agent.cota", "agent.rft", "seed"),
+        sections=("agent.families", "agent.episode", "agent.cota", "agent.rft", "seed"),
     ),
     *(_agent_evaluate(row, folder) for row, folder in AGENT_ROWS.items()),
     Stage(
@@ -172,7 +174,7 @@ TABLE: tuple[Stage, ...] = (
     ),
     Stage(
         name="online", version="1", inputs=("model", "agent/rft"), out="agent/online", group=ONLINE, timeout_s=7 * DAY_S, curves=True,
-        sections=(*AGENT_BASE, "agent.episode", "agent.online", "seed"), copies=(("online.json", ONLINE_FIGURES),), one_node=True,
+        sections=("agent.episode", "agent.online", "seed"), copies=(("online.json", ONLINE_FIGURES),), one_node=True,
     ),
 )
 # fmt: on
@@ -180,16 +182,17 @@ STAGES = tuple(stage for stage in TABLE if stage.group == MAIN)
 """What `ans run`, `make demo` and a bare `dvc repro` run."""
 
 
-def needed_for(group: str) -> tuple[Stage, ...]:
+def needed_for(group: str, config: Config) -> tuple[Stage, ...]:
     """Return a group's stages and all that they need, in the order of the table."""
     chosen = {stage.name: stage for stage in TABLE if stage.group == group}
-    while more := {made.name: made for stage in chosen.values() for made in _makers(stage) if made.name not in chosen}:
+    while more := {made.name: made for stage in chosen.values() for made in _makers(stage, config) if made.name not in chosen}:
         chosen |= more
     return tuple(stage for stage in TABLE if stage.name in chosen)
 
 
-def _makers(stage: Stage) -> list[Stage]:
-    return [made for made in TABLE if made.out in stage.inputs]
+def _makers(stage: Stage, config: Config) -> list[Stage]:
+    inputs = [path.resolve() for path in stage.input_paths(config).values()]
+    return [made for made in TABLE if any(path.is_relative_to(made.out_path(config.profile).resolve()) for path in inputs)]
 
 
 def stage_named(name: str) -> Stage:

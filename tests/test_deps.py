@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ans_core.config import Config
 from tasks import lock_file
 from tasks.deps import code_files, dvc_yaml, settings_read, unlisted_settings
 from tasks.stages import AGENT, ONLINE, TABLE, Stage, needed_for
@@ -24,15 +25,28 @@ def test_dvc_yaml_is_what_the_table_and_the_imports_say() -> None:
 
 
 def test_the_agent_needs_the_model_that_it_starts_from_and_nothing_that_only_looks_at_it() -> None:
-    names = [stage.name for stage in needed_for(AGENT)]
+    needed = needed_for(AGENT, Config(profile="tiny"))
+    names = [stage.name for stage in needed]
     assert names[:7] == ["prepare", "base", "memory", "sft", "judge_questions", "rl", "convert"]
-    assert {stage.group for stage in needed_for(AGENT)[7:]} == {AGENT}
+    assert {stage.group for stage in needed[7:]} == {AGENT}
     assert len(names) == 7 + sum(stage.group == AGENT for stage in TABLE)
 
 
 def test_learning_online_needs_the_agent_after_rl_and_none_of_its_figures() -> None:
-    names = [stage.name for stage in needed_for(ONLINE)]
+    names = [stage.name for stage in needed_for(ONLINE, Config(profile="tiny"))]
     assert names[7:] == ["cota", "agent_sft@tools", "rft", "online"]
+
+
+@pytest.mark.parametrize(("base", "before"), [
+    ("/weights/sa2va", ["prepare"]),
+    ("mine/sa2va", ["prepare"]),
+    ("runs/tiny/base/base", ["prepare", "base"]),
+    ("./runs/tiny/model", ["prepare", "base", "memory", "sft", "judge_questions", "rl", "convert"]),
+])  # fmt: skip
+def test_an_agent_that_starts_from_another_base_needs_no_more_than_leads_there(base: str, before: list[str]) -> None:
+    """The drawn expressions of `prepare` are part of the agent's SFT."""
+    needed = needed_for(AGENT, Config.model_validate({"profile": "tiny", "agent": {"base": base}}))
+    assert [stage.name for stage in needed if stage.group != AGENT] == before
 
 
 def test_rows_wait_for_folders_that_published_weights_have_too() -> None:

@@ -126,9 +126,7 @@ class Agent(Section):
     """A model that looks again before it answers (docs/agent.md)."""
 
     base: str = ""
-    """Folder of the model that it starts from; empty = the profile's `model`."""
-    base_files: str = ""
-    """Its fingerprint; as prepare.sources has it."""
+    """Folder of the model that it starts from. Empty: what the pipeline makes, which then stands here (runs/<profile>/model)."""
     tiles: Annotated[tuple[Positive, ...], Listed] = ()
     """Fewest and most tiles of a picture (InternVL), the whole picture not counted; Qwen-VL: the same numbers of 448 x 448 pixels. Empty =
     the base's. The trained agent keeps them."""

@@ -49,13 +49,14 @@ def completed(values: dict[str, Any], root: Path) -> tuple[dict[str, Any], list[
     """Return `values` with missing keys from their profile (from the plain defaults if the profile is missing), and the names of those
     keys."""
     profile = values.get("profile")
-    defaults = Config(profile="none").model_dump(mode="json", exclude={"profile"})
+    name = profile if isinstance(profile, str) and re.match(PROFILE_NAME, profile) else "none"
+    defaults = Config(profile=name).model_dump(mode="json", exclude={"profile"})
     given = set(_flat(values))
     lacking = [name for name in _flat(defaults) if name not in given]
     if not lacking:
         return values, []
-    if isinstance(profile, str) and re.match(PROFILE_NAME, profile) and (root / PROFILES / f"{profile}.yaml").is_file():
-        defaults = resolve(root / PROFILES / f"{profile}.yaml")
+    if (root / PROFILES / f"{name}.yaml").is_file():
+        defaults = resolve(root / PROFILES / f"{name}.yaml")
     return _merge(defaults, values), lacking
 
 
@@ -63,7 +64,7 @@ def resolve(profile: Path, words: tuple[str, ...] = ()) -> dict[str, Any]:
     """Merge defaults, profiles/NAME.yaml and `key=value` words (dotted keys, YAML values); return the validated, plain values of
     params.yaml."""
     files = _profile_files(profile)
-    values = Config(profile="none").model_dump(mode="json") | {"profile": profile.stem}
+    values = Config(profile=profile.stem).model_dump(mode="json")
     for file in reversed(files):
         values = _merge(values, {key: value for key, value in file.values.items() if key != "extends"})
     for word in words:

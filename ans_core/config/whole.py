@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -38,6 +38,18 @@ class Config(Section):
     report: Report = Report()
     agent: Agent = Agent()
     launch: Launch = Launch()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _agent_has_a_base(cls, values: Any) -> Any:
+        """Name the profile's own model where agent.base is empty: agent/dvc.yaml depends on the folder that params.yaml names."""
+        agent = values.get("agent", {})
+        own = {"base": f"runs/{values.get('profile')}/model"}
+        if isinstance(agent, Agent) and not agent.base:
+            return {**values, "agent": agent.model_copy(update=own)}
+        if isinstance(agent, dict) and agent.get("base", "") == "":
+            return {**values, "agent": agent | own}
+        return values
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Config:

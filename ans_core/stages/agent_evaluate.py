@@ -51,7 +51,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
 
 
 def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path) -> dict[str, float]:
-    settings, path = cfg.agent.evaluate, Path(cfg.agent.base or inputs["model"])
+    settings, path = cfg.agent.evaluate, inputs["model"]
     device = machine_of(cfg.launch).device
     if row == "oracle":
         return ceiling(cfg, path, device)

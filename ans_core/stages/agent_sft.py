@@ -51,7 +51,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     settings.check_shares(processes=dist.world_size())
     machine = replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0)  # an adapter's optimizer is small
     loop.let_processes_talk(machine)  # they check parts together
-    path = Path(cfg.agent.base or inputs["model"])
+    path = inputs["model"]
     folder = Path(settings.traces) if settings.traces else inputs["agent/cota"] / "train"
     traces = rows.lessons(read_traces(folder))
     if row == "direct":

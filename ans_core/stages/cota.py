@@ -48,9 +48,8 @@ def judge_of_traces(cfg: Config, log: Log) -> Iterator[TraceJudge | None]:
         yield partial(judging.verdicts, endpoint, seed=cfg.seed, on_failure=cfg.judge.on_failure, log=log)
 
 
-def write(cfg: Config, model_folder: Path, out: Path, judge: TraceJudge | None) -> dict[str, float]:
-    """Write the traces of both splits; return their numbers."""
-    path = Path(cfg.agent.base or model_folder)
+def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[str, float]:
+    """Write the traces of both splits, made with the model at `path`; return their numbers."""
     model = load_base(path, operations=OPERATIONS, device=machine_of(cfg.launch).device, tiles=cfg.agent.tiles)
     about = {"base": checkpoint.weights_hash(path), "ocr": ocr.reader()} | ({"judge": cfg.judge.model} if judge is not None else {})
     found: dict[str, float] = {}

@@ -64,7 +64,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     machine = machine_of(cfg.launch)
     if machine.device.type == "cuda":
         torch.cuda.set_device(machine.device)  # an arm's training takes the current one
-    base, arms = Path(cfg.agent.base or inputs["model"]), cfg.agent.online.simulation.arms
+    base, arms = inputs["model"], cfg.agent.online.simulation.arms
     own = arms[dist.rank() :: dist.world_size()]
     with dist.alone():
         for name in own:

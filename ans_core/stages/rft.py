@@ -46,7 +46,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     settings = cfg.agent.rft
     settings.check_shares(processes=dist.world_size())
     machine = replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0)  # an adapter's optimizer is small
-    base = Path(cfg.agent.base or inputs["model"])
+    base = inputs["model"]
     policy = load_policy(
         base, inputs["agent/sft/tools"], operations=OPERATIONS, device=machine.device, names=ADAPTERS, dtype=weights_dtype(settings.dtype)
     )

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from ans_core.config import ConfigError, load
-from flows.params import MARK, add_sources, digest, edited_keys, fingerprint, marked, watch_sources, write, write_if_needed
+from flows.params import MARK, add_sources, digest, edited_keys, marked, watch_sources, write, write_if_needed
+from tasks.fingerprint import fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -137,14 +138,14 @@ def test_changed_weights_behind_a_path_run_the_stages_again_that_start_from_them
     weights.parent.mkdir()
     weights.write_bytes(b"one")
     words = (
-        "base.source=published", "base.internvl=mine", "base.sam2=facebook/sam2-hiera-large", f"agent.base={weights.parent}",
+        "base.source=published", "base.internvl=mine", "base.sam2=facebook/sam2-hiera-large", f"sft.lora_ranks_from={weights.parent}",
         "agent.sft.traces=mine",
     )  # fmt: skip
     write("smoke", workspace, words)
 
     def found() -> tuple[str, str, str]:
         values = yaml.safe_load((workspace / "params.yaml").read_text())
-        return values["base"]["files"], values["agent"]["base_files"], values["agent"]["sft"]["traces_files"]
+        return values["base"]["files"], values["sft"]["lora_ranks_files"], values["agent"]["sft"]["traces_files"]
 
     assert watch_sources(workspace) == []  # the first look
     first = found()
