@@ -36,7 +36,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "late curiosity": {},
     "no coherence": {"coherence": 0.0},
     "no curriculum": {"phases": {"base": AT_ONCE, "coherence": AT_ONCE, "every": 1, "allowed_loss": 1.0}},
-    "the task alone": {"evidence": 0.0, "curiosity": 0.0, "coherence": 0.0, "penalty": 0.0},
+    "task alone": {"evidence": 0.0, "curiosity": 0.0, "coherence": 0.0, "penalty": 0.0},
 }
 """Name -> what differs from the profile's `agent.rft`."""
 NAMES = ("needed/accuracy", "needed/evidence", "needed/RaPR", "easy/accuracy", "easy/RaPR")

@@ -2,12 +2,15 @@
 
     ans run --agent                                        # makes runs/tiny, up to `agent_sft@tools` is enough
     python perf/agent_learning_trap.py                     # 2 cores: an hour or two; writes perf/results/agent-trap-seed<N>.json
+    python perf/agent_learning_trap.py --steps 120 --phase-steps 40 --name agent-weak-ablation --arms "task alone" "as in the profile" \
+        "no curiosity" "late curiosity" "no coherence" "no curriculum" "no pay for looks"     # what each part is good for
 
 The weak start can call, and seldom does: the agent after SFT, taught for `--sft-steps` further steps on traces of which `--direct` are
-answered at once. All arms go on from it with the profile's `rft` for `--steps` steps: with the task's reward alone, with curiosity beside
-it, and as it is, where looks are paid, too. Printed: RaPR (share of sampled episodes with a successful call) and accuracy over families
-that need an operation, as means of 10 steps; and the same of `--each` held-out questions a family, answered greedily, of the start and at
-the end. The file is written after every arm, and one that has an arm keeps it.
+answered at once. All arms go on from it with `rft` for `--steps` steps: with the task's reward alone, with curiosity beside it, as in the
+profile, where looks are paid, too, or with one part of that left out (perf/agent_ablation.py). Printed: RaPR (share of sampled episodes
+with a successful call) and accuracy over families that need an operation, as means of 10 steps; and the same of `--each` held-out questions
+a family, answered greedily, of the start and at the end. The file is written after every arm, and one that has an arm keeps it. A file of
+other settings is written anew: `--name` another.
 """
 
 from __future__ import annotations
@@ -34,13 +37,13 @@ from ans_core.model.supervised import Supervised
 from ans_core.stages import rft
 from ans_core.stages.agent_sft import Part, TraceBatches
 from ans_core.stages.launch import machine_of, schedule_of
-from perf.agent_ablation import judged, trained
+from perf.agent_ablation import RUNS, judged, parts_of, trained
 
 ALONE = {"curiosity": 0.0, "evidence": 0.0, "coherence": 0.0, "penalty": 0.0}
 ARMS: dict[str, dict[str, Any]] = {
     "task alone": ALONE,
     "with curiosity": ALONE | {"curiosity": 1.0},
-    "as in the profile": {},
+    **RUNS,
 }
 """Name -> what differs from the profile's `agent.rft`."""
 MEAN = 10
@@ -52,7 +55,11 @@ def configured(cfg: Config, arguments: argparse.Namespace, changes: dict[str, An
     values["agent"]["families"] = list(arguments.families)
     values["agent"]["sft"]["optim"] |= {"steps": arguments.sft_steps}
     values["agent"]["sft"] |= {"checked": 0, "referring": 0.0}
-    values["agent"]["rft"] |= {"samples_every": 0, **changes}
+    values["agent"]["rft"] |= {"samples_every": 0}
+    if arguments.phase_steps:
+        for phase in ("base", "coherence"):
+            values["agent"]["rft"]["phases"][phase] |= {"steps": arguments.phase_steps}
+    values["agent"]["rft"] |= changes
     values["agent"]["rft"]["optim"] |= {"steps": arguments.steps, "batch": arguments.batch}
     values["agent"]["evaluate"] |= {"each": arguments.each, "controls": False, "referring": 0, "shown": 0}
     return Config.model_validate(values)
@@ -103,13 +110,15 @@ def main() -> None:
     parser.add_argument("--direct", type=float, default=0.67, help="share of the traces that are answered at once")
     parser.add_argument("--sft-steps", type=int, default=60)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--phase-steps", type=int, help="most steps of the first two phases of rewards (default: the profile's)")
     parser.add_argument("--batch", type=int, default=8, help="questions per step")
     parser.add_argument("--each", type=int, default=200, help="held-out questions a family")
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
+    parser.add_argument("--arms", nargs="+", default=["task alone", "with curiosity", "as in the profile"], choices=list(ARMS))
+    parser.add_argument("--name", default="agent-trap", help="of the file under perf/results")
     arguments = parser.parse_args()
     cfg, runs = load(Path("params.yaml")), arguments.runs
-    path = Path(f"perf/results/agent-trap-seed{arguments.seed}.json")
-    chosen = {name: value for name, value in vars(arguments).items() if name not in ("runs", "arms")}
+    path = Path(f"perf/results/{arguments.name}-seed{arguments.seed}.json")
+    chosen = {name: value for name, value in vars(arguments).items() if name not in ("runs", "arms", "name") and value is not None}
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     if found.get("settings") != chosen:
         found = {"settings": chosen}
@@ -125,7 +134,8 @@ def main() -> None:
             if arm in found:
                 continue
             began, changed = time.perf_counter(), configured(cfg, arguments, ARMS[arm])
-            out = trained(rft, changed, inputs, folder / arm.replace(" ", "_"))
+            with parts_of(arm):
+                out = trained(rft, changed, inputs, folder / arm.replace(" ", "_"))
             seconds = (time.perf_counter() - began) / arguments.steps
             held_out = judged(changed, "rft", {**inputs, "agent/rft": out})
             sampled = {name: curve(out, name) for name in ("RaPR", "accuracy")}

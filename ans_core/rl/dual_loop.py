@@ -34,6 +34,7 @@ from ans_core.rl.mask_policy import MASK_POLICIES, steered
 from ans_core.rl.practice import Practice
 from ans_core.rl.rollout import Reader, exact_head
 from ans_core.rl.step import EncodedImages, Experience, Exploration, Loop, RlBatch, RolloutStep, StepTimer
+from ans_core.states import Curves
 from ans_core.types import Log
 from ans_core.watch import peak_memory_mb
 
@@ -419,3 +420,12 @@ class GradientMonitor:
                 " lower the learning rate, or raise the limit; the same command goes on from the last state"
             )
         return {f"grad_norm/{part}": norm for part, norm in norms.items()}
+
+
+def check_learned(curves: Curves) -> None:
+    """Raise RuntimeError if no step of a run had a gradient."""
+    if not any(value for _, name, value in curves if name == "grad_norm"):
+        raise RuntimeError(
+            "RL learned nothing: in every step all answers of each group had the same reward (zero_spread is 1), so no step had a gradient."
+            " Take more steps, larger groups (`group`) or a higher temperature, or start from a model whose answers are right at times"
+        )

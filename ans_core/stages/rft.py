@@ -30,7 +30,7 @@ from ans_core.config import Config, Lora, Rl
 from ans_core.config.rft import PhaseEnd
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.sa2va import Sa2VA
-from ans_core.rl.dual_loop import Batches, DualLoop
+from ans_core.rl.dual_loop import Batches, DualLoop, check_learned
 from ans_core.rl.step import rl_batch
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
 from ans_core.types import Log
@@ -76,6 +76,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
             module, questions.batches(policy.model), name="rft", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed,
             scratch=scratch, log=log, after_step=after_step,
         )  # fmt: skip
+    check_learned(curves)
     save_weights(boundaries / boundary_name(practice.curriculum.phase, settings.optim.steps), policy.adapters)
     moved = check_moved(before, policy.model)
     if dist.rank() == 0:

@@ -33,7 +33,7 @@ from ans_core.rewards.judge.choose import is_judged, judge_of
 from ans_core.rewards.judge.judging import Judging
 from ans_core.rewards.judge.questions import read_questions
 from ans_core.rl.curriculum import easiest_first, taking_part
-from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop
+from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop, check_learned
 from ans_core.rl.step import RlBatch, rl_batch
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
 from ans_core.types import Log, Sample
@@ -105,6 +105,7 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
         module, make, name="rl", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
         after_step=module.after_step, scales=dict.fromkeys(modules, settings.modules_lr),
     )  # fmt: skip
+    check_learned(curves)
     moved = check_moved(before, model)
     if dist.rank() == 0:
         config = {"stage": "rl", "lora": settings.lora.model_dump(), "modules": modules, "seed": cfg.seed}

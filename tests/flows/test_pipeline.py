@@ -386,3 +386,24 @@ def test_the_agents_stages_run_beside_the_pipeline_and_leave_it_alone(finished: 
     ans(workspace, "run", "--agent", PREFECT_API_URL="http://127.0.0.1:9/api")  # nobody there
     ans(workspace, "stage", "agent_sft@tools", "--force")
     assert [line.split()[0] for line in executed(workspace)] == ["agent_sft@tools"]
+
+
+def test_an_agent_that_starts_from_a_folder_of_ones_own_needs_no_model_of_the_pipeline(
+    finished: tuple[Path, str], commands: Commands
+) -> None:
+    workspace, _ = finished
+    own = workspace / "own/sa2va"
+    own.mkdir(parents=True)
+    (own / "result.txt").write_text("1")
+    ans(workspace, "profile", "smoke", "--force", "agent.base=own/sa2v")
+    assert "agent.base = 'own/sa2v' is no folder" in commands.ans(workspace, "run", "--agent", status=2)
+    ans(workspace, "profile", "smoke", "--force", "agent.base=own/sa2va")
+    shutil.rmtree(workspace / "runs/smoke/model")
+    executed(workspace)
+    agents = [stage.name for stage in TABLE if stage.group == AGENT]
+    commands.ans(workspace, "run", "--agent")
+    assert [line.split()[0] for line in executed(workspace)] == agents
+    assert not (workspace / "runs/smoke/model").exists()
+    (own / "result.txt").write_text("2")
+    commands.ans(workspace, "run", "--agent")
+    assert [line.split()[0] for line in executed(workspace)] == agents

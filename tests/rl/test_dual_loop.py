@@ -17,7 +17,7 @@ from ans_core.rewards import REWARDS
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rewards.judge.judging import Judging
 from ans_core.rl import dual_loop, grpo, rollout, text_loop
-from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop
+from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop, check_learned
 from ans_core.rl.step import RolloutStep, rl_batch
 from ans_core.stages.rl import expressions_of, repeats_of, rows_of
 from ans_core.types import Prediction, Request, Sample
@@ -437,3 +437,10 @@ def test_an_empty_mask_earns_nothing_in_either_loop():
 
 def test_a_mask_is_asked_for_in_the_words_of_the_referring_benchmark():
     assert mask_request(tiny.region(0), "a cat.").text == "<image>\nPlease segment the cat in this image."
+
+
+def test_a_run_without_any_gradient_says_that_all_rewards_were_equal() -> None:
+    curves = [(0, "loss", 0.1), (0, "grad_norm", 0.0), (1, "grad_norm", 0.0)]
+    with pytest.raises(RuntimeError, match=r"all answers of each group had the same reward"):
+        check_learned(curves)
+    check_learned([*curves, (2, "grad_norm", 0.1)])
