@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import shutil
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -162,6 +163,12 @@ def samples_by_loop(
         if key not in chosen:
             chosen[key] = len(found.samples)
             taken = [s for s in samples if takes(s)] + more
+            if name == "refer" and absent and all(s.masks for s in taken):
+                warnings.warn(
+                    f"rl.absent is {absent:g}, but no expression of the training data names an absent thing: the loop refer never practises"
+                    " to deny. gRefCOCO has some (format grefcoco in prepare.sources), drawn scenes too; rl.absent=0 leaves this line out",
+                    stacklevel=2,
+                )
             found.samples.append(with_absent(taken, absent) if name == "refer" else taken)
         found.of[name] = chosen[key]
         if not found.samples[chosen[key]]:
