@@ -6,8 +6,8 @@
     python perf/rl_ablation.py --steps 180 --name rl-gain --only "as in the profile" "ten times the KL"    # into a file of another name
 
 Every run is the profile's RL with `--steps` steps. Judged on held-out regions (`val`): IoU of loop 1 (the model captions, the frozen SFT
-model draws), METEOR of loop 2 (the model draws, the frozen SFT model captions), both paired by region with the SFT model's own; captions
-that are right word for word; and gIoU of expressions of one thing, and of all (absent and several things).
+model draws), METEOR of loop 2 (the model draws, the frozen SFT model captions), captions that are right word for word; and gIoU of
+expressions of one thing, and of all (absent and several things). Gains are paired by region or expression with the SFT model's own.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ import torch
 
 from ans_core import data
 from ans_core.benchmarks import BENCHMARKS
-from ans_core.benchmarks.loops import score_loops
+from ans_core.benchmarks.loops import loop_scores
 from ans_core.checkpoints.trained import rl_model, sft_model
 from ans_core.config import Config, load
 from ans_core.data.regions import is_region
+from ans_core.metrics.caption import same_text
 from ans_core.model.predict import predict
 from ans_core.stages import rl
 from ans_core.stages.evaluate import remembering
@@ -67,7 +68,6 @@ RUNS: dict[str, dict[str, Any]] = {
 """Name -> what differs from the profile's `rl`."""
 
 NOTHING = "nothing moved, so the stage refused it"
-LOOPS = {"loop1 IoU": 0, "loop2 METEOR": 1}
 
 
 def configured(cfg: Config, changes: dict[str, Any], steps: int) -> Config:
@@ -78,33 +78,34 @@ def configured(cfg: Config, changes: dict[str, Any], steps: int) -> Config:
 
 
 def judged(ask: Predict, inverse: Predict, regions: Sequence[Sample], referring: Sequence[Sample]) -> dict[str, list[float]]:
-    """Region by region; of the two benchmarks one number each."""
-    score_loops(regions, ask=ask, inverse=inverse)  # asked all at once, in batches; then remembered
-    each = [score_loops([region], ask=ask, inverse=inverse) for region in regions]
-    found = {name: [round(one[place][2], 5) for one in each] for name, place in LOOPS.items()}
-    for name, metrics in OF_BENCHMARKS.items():
-        benchmark, samples = BENCHMARKS[name], referring if name == "referring" else regions
-        score = benchmark.score(samples, ask([benchmark.request(sample) for sample in samples]))
-        found |= {column: [float(score.metrics[metric])] for column, metric in metrics.items()}
-    return found
+    """Return the table's columns, each region by region or expression by expression."""
+    caption, refer = BENCHMARKS["region_caption"], BENCHMARKS["referring"]
+    found = {f"{loop} {metric}": values for loop, metric, values in loop_scores(regions, ask=ask, inverse=inverse)}
+    told = ask([caption.request(sample) for sample in regions])
+    ious = refer.score(referring, ask([refer.request(sample) for sample in referring])).per_sample
+    found["exact captions"] = [float(same_text(p.text, s.text)) for p, s in zip(told, regions, strict=True)]
+    found["gIoU"] = [iou for iou, s in zip(ious, referring, strict=True) if len(s.masks) == 1]
+    found["all expressions"] = ious
+    return {name: [round(value, 5) for value in found[name]] for name in NAMES}
 
 
-OF_BENCHMARKS = {"region_caption": {"exact captions": "exact_match"}, "referring": {"gIoU": "gIoU", "all expressions": "gIoU_all"}}
-"""Benchmark -> the table's column -> metric."""
-NAMES = (*LOOPS, *(column for columns in OF_BENCHMARKS.values() for column in columns))
+NAMES = ("loop1 IoU", "loop2 METEOR", "exact captions", "gIoU", "all expressions")
+"""The table's columns."""
 
 
 def table(paths: Sequence[Path]) -> str:
-    """One seed: gains +- standard error over regions; several: their mean +- deviation over seeds."""
+    """One seed: gains +- standard error over regions or expressions; several: their mean +- deviation over seeds. A column for which an
+    older file holds one number has no standard error, and one that it lacks is left out."""
     seeds = [json.loads(path.read_text())["runs"] for path in paths]
-    lines = [f"| run | {' | '.join(NAMES)} |", "|-" * (len(NAMES) + 1) + "|"]
+    names = [n for n in NAMES if all(n in runs["SFT"] for runs in seeds)]
+    lines = [f"| run | {' | '.join(names)} |", "|-" * (len(names) + 1) + "|"]
     lines.append(
-        "| SFT | " + " | ".join(f"{statistics.fmean(statistics.fmean(runs['SFT'][n]) for runs in seeds):.3f}" for n in NAMES) + " |"
+        "| SFT | " + " | ".join(f"{statistics.fmean(statistics.fmean(runs['SFT'][n]) for runs in seeds):.3f}" for n in names) + " |"
     )
     for run in seeds[0]:
         if run != "SFT" and all(run in runs for runs in seeds):
             moved = all(runs[run] for runs in seeds)
-            cells = [gain([differences(runs, run, n) for runs in seeds]) for n in NAMES] if moved else [NOTHING, *[""] * (len(NAMES) - 1)]
+            cells = [gain([differences(runs, run, n) for runs in seeds]) for n in names] if moved else [NOTHING, *[""] * (len(names) - 1)]
             lines.append(f"| {run} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -135,7 +136,9 @@ def main() -> None:
     path = Path(f"perf/results/{arguments.name}-seed{cfg.seed}.json")
     path.parent.mkdir(exist_ok=True)
     if arguments.table:
-        print(table(sorted(path.parent.glob(f"{arguments.name}-seed*.json"))))
+        if not (paths := sorted(path.parent.glob(f"{arguments.name}-seed*.json"))):
+            raise SystemExit(f"{path.parent}/{arguments.name}-seed*.json: no such file; make one without --table")
+        print(table(paths))
         return
     runs = Path("runs") / cfg.profile
     inputs = {name: runs / name for name in ("data", "base", "sft", "questions")}
