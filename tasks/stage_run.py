@@ -27,7 +27,7 @@ SAMPLE_EVERY_S = 15.0
 """Seconds between two looks at the machine's load."""
 MAX_METRICS = 1000
 """Of one request to the store. One call costs 50 ms, one metric in it 0.3 ms."""
-ARTIFACT_SUFFIXES = {".html", ".json", ".jsonl", ".csv", ".png", ".jpg", ".gif", ".md"}
+ARTIFACT_SUFFIXES = {".html", ".json", ".jsonl", ".csv", ".png", ".jpg", ".webp", ".gif", ".md"}
 MAX_ARTIFACT_BYTES = 20_000_000
 MAX_ARTIFACTS = 60
 UNSENT = ".ans/unsent"

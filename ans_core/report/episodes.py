@@ -15,6 +15,8 @@ FAMILIES_FIRST = "needed"
 """The mean over families stands at the top."""
 SHORT = ("needed/RaPR", "easy/RaPR", "needed/evidence", "needed/prior")
 """Figures that stand under the accuracies at the top of the page."""
+REWARDS = {"task": "task", "evidence": "evidence", "coherence": "coherence", "price": "needless calls", "penalty": "penalties"}
+"""Parts of an episode's reward and what the page calls them."""
 Figures = Mapping[str, Mapping[str, float]]
 """Row -> figure -> value."""
 
@@ -23,7 +25,7 @@ def render(profile: str, figures: Figures, albums: Mapping[str, Sequence[Mapping
     made = tables(figures)
     return page.render_page(
         "episodes.html.j2", profile=profile, rows=list(figures), short=short(figures, [table["title"] for table in made]), tables=made,
-        controls=controls(figures), albums=albums,
+        controls=controls(figures), albums=albums, rewards=REWARDS,
     )  # fmt: skip
 
 
@@ -65,4 +67,5 @@ def album(folder: Path) -> list[dict[str, Any]]:
         record["picture"] = data_uri(folder / record["picture"])
         for turn in record["turns"]:
             turn["pictures"] = [data_uri(folder / name) for name in turn.get("pictures", ())]
+            turn["masks"] = [still | {"picture": data_uri(folder / still["picture"])} for still in turn.get("masks", ())]
     return records

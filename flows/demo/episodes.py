@@ -33,7 +33,9 @@ def labels(episodes: Sequence[Episode]) -> list[tuple[str, int]]:
 
 def episode_html(episode: Episode, turns: int) -> str:
     """Show the picture and the first so many turns; behind the last one the answer and the truth. Everything that was said is escaped."""
-    parts = [f'<li><img src="{episode["picture"]}" alt="The picture asked about"><p>the picture, and the masks made on it</p></li>']
+    parts = [
+        f'<li><img src="{episode["picture"]}" alt="The picture asked about"><p>what is asked about (of a clip, the first frame)</p></li>'
+    ]
     parts += [_turn_html(turn, number) for number, turn in enumerate(episode["turns"][:turns], start=1)]
     if turns >= len(episode["turns"]):
         parts.append(_end_html(episode))
@@ -46,7 +48,13 @@ def _turn_html(turn: Mapping[str, Any], number: int) -> str:
     if "shown" in turn:
         parts.append(f"<p><b>{'refused' if turn['error'] else 'came back'}</b> {escape(turn['shown'])}</p>")
         parts += [f'<img src="{picture}" alt="{escape(turn["shown"])}">' for picture in turn["pictures"]]
+        parts.append(f'<div class="stills">{"".join(map(_still_html, turn["masks"]))}</div>')
     return f'<li class="turn">{"".join(parts)}</li>'
+
+
+def _still_html(still: Mapping[str, str]) -> str:
+    label = escape(still["label"])
+    return f'<figure><img src="{still["picture"]}" alt="The mask on {label}"><figcaption>{label}</figcaption></figure>'
 
 
 def _end_html(episode: Episode) -> str:

@@ -373,5 +373,6 @@ def test_figures_controls_and_episodes_reach_the_page(runs: Path) -> None:
     assert sections == sorted(sections)
     assert page.index(">needed/accuracy<") < page.index(">easy/accuracy<") < page.index(">needed/RaPR<") < page.index("<article")
     assert page.count("<article") == 9  # one of every family, of direct, sft and rft
-    assert 'src="data:image/png;base64,' in page
+    assert page.count("<dt>task</dt>") == 9
+    assert 'src="data:image/webp;base64,' in page
     assert "http" not in page.replace("http-equiv", "")

@@ -22,7 +22,8 @@ def write_run(run: Path) -> Path:
         for name in ("000.png", "000-0-0.png", "001.png"):
             (folder / name).write_bytes(tiny.picture(len(name)))
         looked = {
-            "said": '{"name": "zoom_in"} <b>', "given": False, "shown": "image_2: the part", "error": None, "pictures": ["000-0-0.png"]
+            "said": '{"name": "zoom_in"} <b>', "given": False, "shown": "image_2: the part", "error": None, "pictures": ["000-0-0.png"],
+            "masks": [{"label": "mask_1", "picture": "001.png"}],
         }  # fmt: skip
         told: dict[str, Any] = {"question_id": "q0", "family": "detail", "question": f"Which <digit> does {row} see?", "truth": "7"}
         ended: dict[str, Any] = {"answer": "7" if right else None, "right": right, "evidence": not right, "ended": "turns"}
@@ -45,7 +46,8 @@ def test_an_episode_is_shown_turn_by_turn_and_the_answer_last(tmp_path: Path):
     assert [episodes.episode_html(right, turns).count('class="turn"') for turns in (0, 1, 2)] == [0, 1, 2]
     before, after = (episodes.episode_html(right, turns) for turns in (1, 2))
     assert "image_2: the part" in before
-    assert before.count("<img") == 2
+    assert before.count("<img") == 3
+    assert "<figcaption>mask_1</figcaption>" in before
     assert "<b>truth</b>" not in before
     assert "<b>answer</b> 7" in after
     assert "right without having looked" in after
