@@ -18,7 +18,7 @@ def test_misses_extras_and_a_switch_are_counted_over_sequences() -> None:
     """6 true objects; 4 are matched (overlaps .5, .8, 1, .9), the last by another identity; 2 are missed; 1 is extra."""
     first = clear_counts([frame([0], [0], [[0.5]]), frame([0], [0], [[0.49]]), frame([0], [0], [[0.8]])])
     assert first == ClearCounts(matched=2, missed=1, extra=1, overlap=1.3)
-    second = clear_counts([frame([0], [], [])] + [frame([0], [0], [[1.0]]), frame([0], [1], [[0.9]])])
+    second = clear_counts([frame([0], [], []), frame([0], [0], [[1.0]]), frame([0], [1], [[0.9]])])
     assert second == ClearCounts(matched=2, missed=1, switches=1, overlap=1.9)
     found = clear_mot([first, second])
     assert found["MOTA"] == pytest.approx(1 - (2 + 1 + 1) / 6)
