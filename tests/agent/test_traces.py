@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,16 @@ def test_observations_are_what_the_operations_give_again(folder: Path, toolbox: 
             assert observation.turn() == came.text
             for name, file in zip(observation.pictures, came.pictures, strict=True):
                 assert episode.workspace.picture(name, least=toolbox.tile).tobytes() == Image.open(folder / file).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["golden", "self_correction"])
+def test_a_plan_of_four_calls_or_more_is_hard(toolbox: Toolbox, kind: Any) -> None:
+    """As a family of one's own may have; with the call about another thing there are six."""
+    question = draw_question("pattern", seed=0, split="train", index=0, tile=64)
+    found = trace(replace(question, plan=question.plan * 5), kind, toolbox, seed=0, provenance={})
+    assert not isinstance(found, str)
+    assert found[0].difficulty == "hard"
+    assert sum("<tool_call>" in turn.text for turn in found[0].turns) == (6 if kind == "self_correction" else 5)
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from ans_core.data.formats import checks
 FILE = "traces.jsonl"
 Kind = Literal["golden", "trap", "self_correction"]
 Fault = Literal["perceptual", "logical"]
+Difficulty = Literal["simple", "medium", "hard"]
 SHARES: dict[Kind, float] = {"golden": 0.6, "trap": 0.2, "self_correction": 0.2}
 TOLERANCE = 0.05
 """That a share may be off."""
@@ -68,7 +69,7 @@ class Trace(Record):
     provenance: dict[str, Any]
     """At least {"source": ...}."""
     family: str = ""
-    difficulty: Literal["simple", "medium", "hard"] = "simple"
+    difficulty: Difficulty = "simple"
 
     @property
     def said(self) -> str:
