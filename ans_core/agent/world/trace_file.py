@@ -82,6 +82,12 @@ def pictures_of(trace: Trace) -> set[str]:
     return {*trace.frames, *(name for turn in trace.turns for name in turn.pictures)}
 
 
+def readers_of(traces: Iterable[Trace]) -> set[str]:
+    """Return what read for READ_TEXT (`ans_core.agent.ocr.reader`) in the traces that call it and know."""
+    calling = [trace for trace in traces if any('"read_text"' in turn.text for turn in trace.turns if turn.role == "assistant")]
+    return {str(trace.provenance["ocr"]) for trace in calling if "ocr" in trace.provenance}
+
+
 def check_new(folder: Path) -> None:
     """Raise ValueError for a folder that holds traces."""
     if (folder / FILE).exists():
