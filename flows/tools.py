@@ -18,6 +18,7 @@ from ans_core.agent.episode import Observation, Toolbox
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.refusal import Refused
 from ans_core.agent.workspace import ImageHandle, MaskHandle, TrackHandle, Workspace
+from ans_core.config.section import nearest
 from ans_core.model import Sa2VA
 from flows.answer import write_masks, write_overlay
 
@@ -38,7 +39,7 @@ def list_operations() -> str:
 def run_operation(arguments: argparse.Namespace, *, out: Path, newest_model: Callable[[], Path]) -> str:
     """What the model would read, and where the files are. Raises ValueError for a call that would be an error to the model."""
     if arguments.name not in OPERATIONS:
-        raise ValueError(f"no operation named {arguments.name!r}; there are {', '.join(OPERATIONS)}")
+        raise ValueError(f"no operation named {arguments.name!r}{nearest(arguments.name, OPERATIONS)}; there are {', '.join(OPERATIONS)}")
     if arguments.source is None:
         raise ValueError(f"ans tools {arguments.name} IMAGE key=value ...: IMAGE is missing")
     call = protocol.Call(name=arguments.name, arguments=parse_settings(arguments.settings))

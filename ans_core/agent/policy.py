@@ -7,6 +7,7 @@ With the adapters off the model is the base, bit for bit, whatever is trained.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -18,7 +19,8 @@ from jaxtyping import Float
 from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 
-from ans_core import prompts
+from ans_core import dist, prompts
+from ans_core.agent import ocr
 from ans_core.agent.operations import Operation
 from ans_core.agent.protocol import call_tokens
 from ans_core.checkpoints import checkpoint
@@ -114,6 +116,8 @@ class AgentPolicy:
         """Whether operations stood before the questions that it was trained on; None where nobody wrote that down."""
         self.operations: list[str] | None = None
         """Names of the operations that it was trained with, whose calls have tokens; None where nobody wrote that down."""
+        self.ocr: str | None = None
+        """What read for READ_TEXT in what it was trained on; None where nothing was read, or nobody wrote that down."""
 
     def is_told(self, otherwise: bool) -> bool:
         """Return whether it is to be told the operations: as it was trained, else as the settings say."""
@@ -130,7 +134,7 @@ class AgentPolicy:
     def about(self) -> dict[str, Any]:
         """Return what `load_policy` needs beside the tensors, and how it is to be asked."""
         tiles = [count for count in (self.model.config.min_tiles, self.model.config.max_tiles) if count is not None]
-        known = {"operations_told": self.operations_told, "operations": self.operations}
+        known = {"operations_told": self.operations_told, "operations": self.operations, "ocr": self.ocr}
         return {
             "lora": self.lora,
             "rows": self.rows,
@@ -157,7 +161,7 @@ def load_policy(
 ) -> AgentPolicy:
     """Load a trained agent; all adapters begin as what was trained. Raises ValueError where it was trained on another base, for what
     another stage wrote, and where its tokens for calls are not those of `operations` any more. Operations that came after its training
-    have none: their tokens would take the places of its own.
+    have none: their tokens would take the places of its own. Warns where READ_TEXT reads with something else than in its training.
 
     quantize: the linear layers that the agent and its base speak with in 8 bits, for inference. LoRA, projector and rows of embeddings and
     head stay as they are; copies of layers take their place only once they are loaded, so they are quantized after that, as their base's
@@ -170,6 +174,7 @@ def load_policy(
     if gone := [name for name in trained_with if name not in operations]:
         raise ValueError(f"{folder} was trained with operations that are gone ({', '.join(gone)}); train it again")
     with_tokens = {name: operations[name] for name in trained_with}
+    warn_of_other_reader({config["ocr"]} if "ocr" in config else (), what=f"the agent in {folder} was trained")
     model = load_base(
         base, operations=with_tokens, device=device, tiles=config.get("tiles", ()), dtype=dtype, quantize=None if copies else quantize
     )
@@ -177,13 +182,29 @@ def load_policy(
     if config.get("tokens", found) != found:
         raise ValueError(f"{folder} was trained on other tokens: an operation's call_pieces have changed since; train it again")
     policy = AgentPolicy(model, lora=config["lora"], rows=config["rows"], seed=0, names=names)
-    policy.operations_told, policy.operations = config.get("operations_told"), config.get("operations")
+    policy.operations_told, policy.operations, policy.ocr = (config.get(name) for name in ("operations_told", "operations", "ocr"))
     for name in names:
         policy.adapters.load(name, {key: tensor.to(model.device) for key, tensor in tensors.items()})
     if copies and quantize is not None:
         _quantize_with_copies(model.vlm.model.language_model, quantize)
     policy.model.eval()
     return policy
+
+
+def warn_of_other_reader(readers: Iterable[str], *, what: str) -> None:
+    """Warn, in the first process, where READ_TEXT read with something else when `what` was made."""
+    if not (other := sorted(set(readers))) or dist.rank() or other == [here := ocr.reader()]:
+        return
+    as_there = {
+        "tesseract": "Install tesserocr and its data (`pip install ans[ocr]` and the package tesseract-ocr-eng)",
+        "template": "Work where tesserocr is not installed",
+    }
+    there = next(reader for reader in other if reader != here)
+    warnings.warn(
+        f"{what} with what READ_TEXT read by {' and '.join(other)}; on this machine it reads by {here}, so the same text may be read"
+        f" otherwise. {as_there.get(there, f'Read by {there} here')}, or make traces and agent anew on this machine.",
+        stacklevel=2,
+    )
 
 
 def _quantize_with_copies(language_model: Any, quantize: Quantization) -> None:

@@ -53,8 +53,9 @@ class Update(Section):
     """First weight of the KL to the start."""
     kl_target: Rate = 0.05
     """Beta rises above it and falls below it, by 1.2; above twice the target an update only pulls back."""
-    ema: Share = 0.95
-    """Decay of the moving average that is released, per update (.999 carries 26 % of a change in 300 updates)."""
+    ema: Share = 0.999
+    """Decay of the moving average that is released, per update. .999 carries 26 % of a change in 300 updates; runs as short as those of
+    `tiny` need .95."""
     per_minute: Weight = 60.0
     """Most updates; 0 = no limit. The stage has none."""
     max_lag: Positive = 10

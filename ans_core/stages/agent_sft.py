@@ -22,9 +22,9 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import costs, held_out, operations_told, outcome_of, request_of
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Limits, play
-from ans_core.agent.policy import AgentPolicy, add_call_tokens, load_base, said_rows
+from ans_core.agent.policy import AgentPolicy, add_call_tokens, load_base, said_rows, warn_of_other_reader
 from ans_core.agent.world import FAMILIES, Question
-from ans_core.agent.world.trace_file import Trace, read_traces
+from ans_core.agent.world.trace_file import Trace, read_traces, readers_of
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.config.agent import AgentSft
@@ -56,6 +56,8 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     traces = rows.lessons(read_traces(folder))
     if row == "direct":
         traces = [rows.direct(trace) for trace in traces]
+    readers = readers_of(traces)
+    warn_of_other_reader(readers, what=f"the traces in {folder} were made")
     model = load_base(path, operations=OPERATIONS, device=machine.device, tiles=cfg.agent.tiles, dtype=weights_dtype(settings.dtype))
     trained_rows = set(add_call_tokens(model, OPERATIONS))
     if settings.rows == "said":
@@ -90,6 +92,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     if dist.rank() == 0:
         policy.operations_told = cfg.agent.episode.operations_told and row == "tools"
         policy.operations = list(OPERATIONS)
+        policy.ocr = readers.pop() if len(readers) == 1 else None
         about = {"stage": "agent_sft", "row": row, "seed": cfg.seed}
         policy.save(out, base_hash=checkpoint.weights_hash(path), about=about)
         loop.write_curves(out / "curves.csv", {"agent_sft": curves})

@@ -47,12 +47,12 @@ class Guard:
     """Which of the tiers are in force; all of them, unless a trial leaves some out."""
 
     admission: bool = True
-    """Gate, marginal weights, flips; else every majority is learned from."""
+    """Gate, weights of labels, flips; else every majority is learned from, with weight 1."""
     verification: bool = True
     update: bool = True
-    """KL and replay."""
+    """KL and replay. The clip of gradients is the optimizer's, and stays."""
     release: bool = True
-    """Canary, roll-back, freeze."""
+    """Moving average, canary, roll-back, freeze; else the policy's own weights are served."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +161,8 @@ def worker_of(
     )
     practice = OnlinePractice(
         parts.store, parts.toolbox, Neighbours(), parts.features, limits=parts.limits, batch=cfg.agent.episode.batch, gate=gate,
-        strategy=admission.strategy if guard.admission else "majority", confirm=wrap(confirm) if guard.verification else None,
-        relabel=relabel,
+        strategy=admission.strategy if guard.admission else "majority", weigh_labels=guard.admission,
+        confirm=wrap(confirm) if guard.verification else None, relabel=relabel,
     )  # fmt: skip
     practice.progress.beta = online.update.beta if guard.update else 0.0
     canary = Canary(
@@ -202,18 +202,19 @@ def loop_of(parts: Parts, worker: Worker, *, guard: Guard | None = None, log: Lo
     update, guard = parts.cfg.agent.online.update, guard or Guard()
     control = KlControl(target=update.kl_target) if guard.update else KlControl(low=0.0, high=0.0, target=float("inf"))
     return OnlineLoop(
-        parts.policy.adapters, control=control, practice=worker.practice, settings=rl_settings(parts.cfg), seed=parts.cfg.seed, points=0,
-        loss_weights=(0.0, 0.0), rewards={}, log=log,
+        parts.policy.adapters, control=control, practice=worker.practice, settings=rl_settings(parts.cfg, guard), seed=parts.cfg.seed,
+        points=0, loss_weights=(0.0, 0.0), rewards={}, log=log,
     )  # fmt: skip
 
 
-def rl_settings(cfg: Config) -> Rl:
-    """Return the settings of RL's steps. Advantages are centred rewards alone, so that a label's weight scales them."""
+def rl_settings(cfg: Config, guard: Guard) -> Rl:
+    """Return the settings of RL's steps. Advantages are centred rewards alone, so that a label's weight scales them. Without the release
+    tier the moving average has decay 0: it is the policy."""
     update, episode = cfg.agent.online.update, cfg.agent.episode
     return Rl(
         loops={"agent": 1.0}, lora=Lora(dropout=0.0), optim=update.optim, dtype="fp32", group=update.group, temperature=update.temperature,
         max_tokens=(episode.calls + 2) * episode.turn_tokens, clip_low=update.clip_low, clip_high=update.clip_high, kl=update.beta,
-        scale_rewards="none", ema=update.ema, ema_warmup=False, monitor_every=0, samples_every=0,
+        scale_rewards="none", ema=update.ema if guard.release else 0.0, ema_warmup=False, monitor_every=0, samples_every=0,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from ans_core import dist, loop
+from ans_core.agent import ocr
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told, request_of
 from ans_core.agent.operations import OPERATIONS
@@ -81,7 +82,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     moved = check_moved(before, policy.model)
     if dist.rank() == 0:
         base_hash = checkpoint.weights_hash(base)
-        policy.operations_told = cfg.agent.episode.operations_told
+        policy.operations_told, policy.ocr = cfg.agent.episode.operations_told, ocr.reader()
         policy.save(out, base_hash=base_hash, about={"stage": "rft", "seed": cfg.seed})
         keep_boundaries(boundaries, out / "boundaries")
         loop.write_curves(out / "curves.csv", {"rft": curves})

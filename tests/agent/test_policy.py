@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ans_core.agent import rows, tokens
+from ans_core.agent import ocr, rows, tokens
 from ans_core.agent.crops import CropFeatures, joined
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import request_of
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.operations.zoom_in import ZOOM_IN
 from ans_core.agent.play import Limits, PlayedEpisode, play
-from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, load_base, load_policy, said_rows, set_tiles
+from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, load_base, load_policy, said_rows, set_tiles, warn_of_other_reader
 from ans_core.agent.protocol import Call, call_text, call_tokens
 from ans_core.agent.world import draw_question
 from ans_core.agent.world.trace_file import Trace, read_traces
@@ -241,3 +242,31 @@ def test_an_agent_keeps_its_tokens_where_operations_are_added_and_is_refused_whe
     changed = OPERATIONS | {"zoom_in": replace(ZOOM_IN, call_pieces=('{"around": [', "]}"))}
     with pytest.raises(ValueError, match="was trained on other tokens: an operation's call_pieces have changed since"):
         load_policy(tmp_path / "base", tmp_path / "agent", operations=changed)
+
+
+def test_an_agent_that_learned_from_another_reader_is_told_of(tmp_path: Path, own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What READ_TEXT read is kept with the adapter, and handed on. Without it, as in older ones, nothing is said."""
+    checkpoint.save(own_model, tmp_path / "base", metadata={})
+    base = checkpoint.weights_hash(tmp_path / "base")
+    policy = AgentPolicy(own_model, lora=LORA, rows=add_call_tokens(own_model, OPERATIONS)[:2], seed=0)
+    for name, known in (("read", "tesseract"), ("unknown", None)):
+        policy.ocr = known
+        policy.save(tmp_path / name, base_hash=base, about={})
+
+    def told(name: str, here: str) -> list[str]:
+        monkeypatch.setattr(ocr, "reader", lambda: here)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            loaded = load_policy(tmp_path / "base", tmp_path / name, operations=OPERATIONS)
+        assert loaded.ocr == loaded.about().get("ocr") == {"read": "tesseract", "unknown": None}[name]
+        return [str(one.message) for one in found if "READ_TEXT" in str(one.message)]
+
+    assert told("read", "tesseract") == told("unknown", "template") == []
+    assert told("read", "template") == [
+        f"the agent in {tmp_path / 'read'} was trained with what READ_TEXT read by tesseract; on this machine it reads by template, so the"
+        " same text may be read otherwise. Install tesserocr and its data (`pip install ans[ocr]` and the package tesseract-ocr-eng), or"
+        " make traces and agent anew on this machine."
+    ]
+    monkeypatch.setattr(ocr, "reader", lambda: "tesseract")
+    with pytest.warns(match=r"the traces were made with .* by template and tesseract; .* by tesseract, .*\. Work where tesserocr is not"):
+        warn_of_other_reader({"tesseract", "template"}, what="the traces were made")

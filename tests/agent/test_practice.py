@@ -18,9 +18,10 @@ from ans_core.agent import play as playing
 from ans_core.agent import practice as practices
 from ans_core.agent import tokens
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.play import Limits
+from ans_core.agent.play import Limits, PlayedEpisode
 from ans_core.agent.practice import AgentPractice, sample_of
 from ans_core.agent.protocol import Call, call_text
+from ans_core.agent.rewards.curiosity import ToolUse
 from ans_core.agent.rewards.curriculum import Exit, Rules
 from ans_core.agent.world import Question, draw_question
 from ans_core.config import Rl
@@ -262,3 +263,23 @@ def test_a_look_at_the_thing_is_paid_right_or_wrong_and_only_where_one_is_needed
         first, second = (own._rewarded(asked, episode) for episode in played)
         assert first.rewards["task"] == second.rewards["task"] == 0.0
         assert first.rewards["shaping"] - second.rewards["shaping"] == pytest.approx(paid)
+
+
+def test_the_bonus_of_curiosity_falls_to_zero_and_comes_back_only_before_that(toolbox: Toolbox) -> None:
+    """Over 10 steps. While RaPR is .3 or more nothing is paid; where it falls below before the end, what is left of the bonus is."""
+    model = tiny.build()
+    own, asked = practice(model, toolbox), question(NAMES[0])
+    called, at_once = practices.play(model, toolbox, [own.ask(asked)] * 2, limits=own.limits, plans=[[HALF], []])
+
+    def paid(steps: int, rapr: float, episode: PlayedEpisode = called) -> float:
+        own.steps, own.use["pattern"] = steps, ToolUse(with_call=rapr, without=1 - rapr)
+        return own._rewarded(asked, episode).measured["curiosity"]
+
+    assert [paid(steps, 0.1) for steps in (0, 5, 9)] == pytest.approx([0.1, 0.05, 0.01])  # .5 * (.3 - .1), falling
+    assert [paid(steps, 0.1) for steps in (10, 11, 100)] == [0.0, 0.0, 0.0]
+    assert [paid(5, rapr) for rapr in (0.2, 0.3, 0.9, 0.2, 0.0)] == pytest.approx([0.025, 0.0, 0.0, 0.025, 0.075])
+    assert paid(0, 0.0, at_once) == 0.0
+    own.steps = 9
+    assert own.metrics()["agent/curiosity_left"] == pytest.approx(0.1)
+    own.end_rollouts(lambda counts: counts)
+    assert (own.steps, own.metrics()["agent/curiosity_left"]) == (10, 0.0)

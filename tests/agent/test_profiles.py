@@ -34,6 +34,19 @@ def test_the_profile_resolves(size: str) -> None:
     assert not sft.lora.dropout
 
 
+def test_large_models_learn_online_slowly_and_small_profiles_release_soon() -> None:
+    """The rate of tiny would be 20 times too high for a large model; short runs release nothing of what they learned with an average of
+    .999. Noise in grey levels, which tiny's pictures of 96 pixels have, is none of full size."""
+    for size in SIZES:
+        online = Config.model_validate(resolve(PROFILES / f"pixelis-{size}.yaml", ())).agent.online
+        assert 1e-6 <= online.update.optim.lr <= 1e-4
+        assert online.update.ema == 0.999
+        assert 1 - online.update.ema**online.update.optim.steps > 0.5
+        assert online.simulation.shift.noise == 0.0
+    for name in ("tiny", "tiny-qwen", "smoke", "smoke-qwen"):
+        assert Config.model_validate(resolve(PROFILES / f"{name}.yaml", ())).agent.online.update.ema == 0.95
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_the_agent_is_built_on_the_meta_device(size: str) -> None:

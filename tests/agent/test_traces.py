@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import ExifTags, Image
 
-from ans_core.agent import protocol
+from ans_core.agent import protocol, rows
 from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.workspace import Workspace
 from ans_core.agent.world import FAMILIES, draw_question
-from ans_core.agent.world.trace_file import SHARES, Trace, check_mix, mix, read_traces
+from ans_core.agent.world.trace_file import SHARES, Trace, check_mix, mix, read_traces, readers_of
 from ans_core.agent.world.traces import kinds_of, trace, write_drawn_traces
 from ans_core.model import Sa2VA
 from flows import cli
@@ -52,6 +53,14 @@ def test_what_is_written_is_read_and_keeps_its_mix(folder: Path) -> None:
     assert {t.provenance["source"] for t in traces} == {"drawn"}
     with pytest.raises(ValueError, match=r"instead of 0\.20"):
         check_mix([t for t in traces if t.kind != "trap"])
+
+
+def test_who_read_the_text_is_known_of_traces_that_read_some(folder: Path) -> None:
+    traces = read_traces(folder)
+    assert readers_of(traces) == {"template"}
+    assert readers_of(rows.direct(t) for t in traces if t.kind != "trap") == set()
+    assert readers_of(t for t in traces if t.family != "text") == set()
+    assert readers_of(t.model_copy(update={"provenance": {"source": "mine"}}) for t in traces) == set()
 
 
 def test_nothing_is_overwritten_and_an_empty_result_is_an_error(folder: Path, tmp_path: Path, tiny_model: Sa2VA) -> None:
@@ -103,6 +112,16 @@ def test_observations_are_what_the_operations_give_again(folder: Path, toolbox: 
             assert observation.turn() == came.text
             for name, file in zip(observation.pictures, came.pictures, strict=True):
                 assert episode.workspace.picture(name, least=toolbox.tile).tobytes() == Image.open(folder / file).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["golden", "self_correction"])
+def test_a_plan_of_four_calls_or_more_is_hard(toolbox: Toolbox, kind: Any) -> None:
+    """As a family of one's own may have; with the call about another thing there are six."""
+    question = draw_question("pattern", seed=0, split="train", index=0, tile=64)
+    found = trace(replace(question, plan=question.plan * 5), kind, toolbox, seed=0, provenance={})
+    assert not isinstance(found, str)
+    assert found[0].difficulty == "hard"
+    assert sum("<tool_call>" in turn.text for turn in found[0].turns) == (6 if kind == "self_correction" else 5)
 
 
 @pytest.mark.slow

@@ -94,7 +94,8 @@ def test_a_mask_that_is_cut_short_is_named(picture: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["zoom"], "no operation named 'zoom'; there are zoom_in"),
+        (["zom_in"], "no operation named 'zom_in' (did you mean 'zoom_in'?); there are zoom_in"),
+        (["paint"], "no operation named 'paint'; there are zoom_in"),
         (["zoom_in"], "IMAGE is missing"),
         (["zoom_in", "PICTURE", "bbox_2d"], "'bbox_2d' is no key=value"),
         (["zoom_in", "PICTURE", "bbox_2d=[1,"], "can't be read"),

@@ -15,12 +15,14 @@ import pytest
 import torch
 
 from ans_core import dist
+from ans_core.agent import ocr
+from ans_core.agent import policy as policies
 from ans_core.agent.evaluation import costs
 from ans_core.agent.world import traces
 from ans_core.agent.world.trace_file import SHARES, Trace, mix, read_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
-from ans_core.stages import agent_evaluate, agent_report, agent_sft, cota, prepare, rft
+from ans_core.stages import agent_evaluate, agent_report, agent_sft, cota, online, prepare, rft
 from ans_core.types import Log
 from tests import tiny
 from tests.workspace import launch
@@ -289,6 +291,8 @@ BROKEN = """
 import sys
 from pathlib import Path
 from ans_core import dist
+from ans_core.agent import ocr
+from ans_core.agent import policy as policies
 from ans_core.agent.world import traces
 from tests.stages import test_agent_stages as stages
 def broken(*arguments, **words):
@@ -376,3 +380,31 @@ def test_figures_controls_and_episodes_reach_the_page(runs: Path) -> None:
     assert page.count("<dt>task</dt>") == 9
     assert 'src="data:image/webp;base64,' in page
     assert "http" not in page.replace("http-equiv", "")
+
+
+class _LoadsError(Exception):
+    """A model was about to be loaded."""
+
+
+def test_a_stage_says_before_it_loads_a_model_that_another_reader_made_what_it_starts_from(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object, **words: object) -> None:
+        raise _LoadsError
+
+    here, base = ocr.reader(), checkpoint.weights_hash(runs / "model")
+    for row, made_by in (("agent/sft/tools", here), ("agent/rft", here), ("agent/sft/direct", None)):
+        assert checkpoint.load_delta(runs / row, base_hash=base)[1].get("ocr") == made_by, row
+    monkeypatch.setattr(ocr, "reader", lambda: "template" if here == "tesseract" else "tesseract")
+    monkeypatch.setattr(policies, "load_base", refuse)
+    monkeypatch.setattr(agent_sft, "load_base", refuse)
+    inputs = {name: runs / name for name in ("data", "model", "agent/cota", "agent/sft/tools", "agent/rft")}
+    given: dict[str, Any] = {"inputs": inputs, "out": tmp_path, "scratch": tmp_path / "scratch", "log": silent}
+    for stage, words, told in (
+        (agent_sft, {"row": "tools"}, "the traces in .* were made"),
+        (rft, {}, "the agent in .*tools was trained"),
+        (agent_evaluate, {"row": "rft"}, "the agent in .*rft was trained"),
+        (online, {}, "the agent in .*rft was trained"),
+    ):
+        with pytest.warns(match=f"{told} with what READ_TEXT read by {here}; on this machine it reads by "), pytest.raises(_LoadsError):
+            stage.run(CONFIG, **given, **words)

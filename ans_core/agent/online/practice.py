@@ -112,13 +112,15 @@ class OnlinePractice:
         batch: int,
         gate: Gate,
         strategy: Strategy,
+        weigh_labels: bool,
         confirm: Confirm | None,
         relabel: Relabel | None = None,
     ) -> None:
-        """batch: episodes that are played at a time. confirm: None = no vote is verified. relabel: changes decisions, for trials with
-        wrong labels."""
+        """batch: episodes that are played at a time. weigh_labels: common labels weigh less (`Marginal.weight`); else each weighs 1.
+        confirm: None = no vote is verified. relabel: changes decisions, for trials with wrong labels."""
         self.store, self.toolbox, self.neighbours, self.features = store, toolbox, neighbours, features
-        self.limits, self.batch, self.gate, self.strategy, self.confirm, self.relabel = limits, batch, gate, strategy, confirm, relabel
+        self.limits, self.batch, self.gate, self.strategy, self.weigh_labels = limits, batch, gate, strategy, weigh_labels
+        self.confirm, self.relabel = confirm, relabel
         self.lessons: dict[str, Lesson] = {}
         """Those of the step that comes, by sample id."""
         self.outcomes: list[Outcome] = []
@@ -157,7 +159,9 @@ class OnlinePractice:
             return [_rollout(episode, label=normal(lesson.truth), weight=1.0, measured={}) for episode in group]
         decision, verdict = self._judged(lesson, lesson.task, group)
         admitted = verdict == "admitted" and decision.label is not None
-        weight = self.progress.marginal.weight(lesson.form, decision.label) if admitted and decision.label else 1.0
+        weight = 1.0
+        if admitted and decision.label is not None and self.weigh_labels:
+            weight = self.progress.marginal.weight(lesson.form, decision.label)
         measured = {"admitted": float(admitted), "share": decision.share, "verified": float(decision.verified)}
         if lesson.truth is not None and admitted:
             measured["label_right"] = float(decision.label == normal(lesson.truth))

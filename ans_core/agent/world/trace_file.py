@@ -30,6 +30,7 @@ from ans_core.data.formats import checks
 FILE = "traces.jsonl"
 Kind = Literal["golden", "trap", "self_correction"]
 Fault = Literal["perceptual", "logical"]
+Difficulty = Literal["simple", "medium", "hard"]
 SHARES: dict[Kind, float] = {"golden": 0.6, "trap": 0.2, "self_correction": 0.2}
 TOLERANCE = 0.05
 """That a share may be off."""
@@ -68,7 +69,7 @@ class Trace(Record):
     provenance: dict[str, Any]
     """At least {"source": ...}."""
     family: str = ""
-    difficulty: Literal["simple", "medium", "hard"] = "simple"
+    difficulty: Difficulty = "simple"
 
     @property
     def said(self) -> str:
@@ -79,6 +80,12 @@ class Trace(Record):
 def pictures_of(trace: Trace) -> set[str]:
     """Return the files of its frames and of what its turns show."""
     return {*trace.frames, *(name for turn in trace.turns for name in turn.pictures)}
+
+
+def readers_of(traces: Iterable[Trace]) -> set[str]:
+    """Return what read for READ_TEXT (`ans_core.agent.ocr.reader`) in the traces that call it and know."""
+    calling = [trace for trace in traces if any('"read_text"' in turn.text for turn in trace.turns if turn.role == "assistant")]
+    return {str(trace.provenance["ocr"]) for trace in calling if "ocr" in trace.provenance}
 
 
 def check_new(folder: Path) -> None:

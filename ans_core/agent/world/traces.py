@@ -22,6 +22,7 @@ from ans_core.agent.world import FAMILIES, Question, draw_question, evidence, is
 from ans_core.agent.world.judging import Verdict
 from ans_core.agent.world.trace_file import (
     SHARES,
+    Difficulty,
     Fault,
     Kind,
     Trace,
@@ -36,7 +37,8 @@ from ans_core.agent.world.trace_file import (
 Dropped = Literal["call_failed", "wrong_conclusion", "no_evidence", "repeated_call"]
 """Rules of the filter: a call of the plan failed, its observations don't give the answer, a thing asked about was not looked at, the
 distraction is the plan's own first call."""
-MOST_CALLS = 4
+DIFFICULTIES: tuple[Difficulty, ...] = ("simple", "simple", "medium", "hard")
+"""By the number of calls of the shortest plan; longer ones are hard, too."""
 CORRECTION = "That is not {phrase}."
 MEASURES = ("get_properties", "track_object")
 """Operations whose numbers a trap concludes wrongly from; what others show, it misreads."""
@@ -131,9 +133,9 @@ def trace(
     question: Question, kind: Kind, toolbox: Toolbox, *, seed: int, provenance: dict[str, Any]
 ) -> tuple[Trace, dict[str, bytes]] | Dropped:
     """The record and its pictures, or why there is none."""
-    episode = Episode(toolbox, question.workspace(), max_calls=MOST_CALLS)
     distraction = question.distraction if kind == "self_correction" else ()
     calls = [*distraction, *question.plan]
+    episode = Episode(toolbox, question.workspace(), max_calls=len(calls))
     if distraction and distraction[0] == question.plan[0]:
         return "repeated_call"
     turns = [Turn(role="user", text=f"<image>\n{question.text}", pictures=(f"pictures/{question.question_id}/frame_0.png",))]
@@ -172,7 +174,7 @@ def _record(question: Question, kind: Kind, turns: Sequence[Turn], provenance: d
         turns=tuple(turns),
         provenance={"source": "drawn", "id": question.question_id, **provenance},
         family=question.family,
-        difficulty=("simple", "simple", "medium", "hard")[len(question.plan)],
+        difficulty=DIFFICULTIES[min(len(question.plan), len(DIFFICULTIES) - 1)],
     )
 
 

@@ -41,7 +41,7 @@ def practised(store: Store, model: Sa2VA, toolbox: Toolbox, confirmed: str | Non
     values = {"review": 0.0, "canary": 0.0, **gate}
     return OnlinePractice(
         store, toolbox, Neighbours(), CropFeatures(model), limits=Limits(turn_tokens=4), batch=48, gate=Gate(**values), strategy="weighted",
-        confirm=lambda lesson, looked: confirmed,
+        weigh_labels=True, confirm=lambda lesson, looked: confirmed,
     )  # fmt: skip
 
 
