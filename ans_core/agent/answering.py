@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ans_core.agent import asking, protocol, tokens
+from ans_core.agent import protocol, tokens
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told
 from ans_core.agent.operations import Operation
@@ -50,7 +50,7 @@ def check(item: Item) -> None:
 def _request(item: Item, operations: Mapping[str, Operation] | None) -> Request:
     check(item)
     text = item.request.text.removeprefix(protocol.IMAGE).strip()
-    return replace(item.request, text=asking.first_turn(text, operations))
+    return replace(item.request, text=tokens.first_question(text, operations))
 
 
 def _prediction(played: PlayedEpisode) -> AgentPrediction:
