@@ -45,7 +45,7 @@ def draw(image: Image.Image, masks: Sequence[RLE | None]) -> Image.Image:
             raise ValueError(f"mask {i} of size {coded['size']} on a picture of [height, width] {list(pixels.shape[:2])}")
         mask, colour = rle.decode(coded), np.array(COLOURS[i % len(COLOURS)], np.float32)
         pixels[mask] = (1 - OPACITY) * pixels[mask] + OPACITY * colour
-        edges.append((mask & ~_eroded(mask), colour))
+        edges.append((np.nonzero(mask & ~_eroded(mask)), colour))  # places: few, where a mask has every pixel
         contours |= _grown(mask) & ~mask
     pixels[contours] = 255
     for edge, colour in edges:

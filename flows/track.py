@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
@@ -57,12 +56,12 @@ def write_track(
     def drawn() -> Iterator[Image.Image]:
         found = follow(sam2, lambda index: transforms.open_image(frames[index]), prompts, frames=len(frames))
         for index, low in tqdm(found, total=len(frames), desc="frames"):
-            labels = label_map(np.stack([upsample_logits(z, size=sam2.image_size, height=height, width=width) for z in low]))
+            labels = label_map(upsample_logits(z, size=sam2.image_size, height=height, width=width) for z in low)
             overlay.index_picture(labels).save(folder / _name(index))
-            masks = [labels == n for n in range(1, len(prompts) + 1)]
+            masks = [rle.encode(labels == n) for n in range(1, len(prompts) + 1)]
             for n, mask in enumerate(masks):
-                pixels[n] += int(mask.sum())
-            yield overlay.draw(transforms.open_image(frames[index]), [rle.encode(mask) for mask in masks])
+                pixels[n] += rle.area(mask)
+            yield overlay.draw(transforms.open_image(frames[index]), masks)
 
     shown = out / SHOWN[gif]
     if gif:

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 import yaml
 from accelerate import init_empty_weights
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import Sam2VideoConfig
 
 from ans_core.checkpoints import bases, checkpoint, layouts
 from ans_core.checkpoints import folder as folders
@@ -71,10 +73,14 @@ def load(source: str | Path, *, image_size: int = 0, device: torch.device | str 
     else:
         file = bases.sam2_file(source)
         tensors = dict(bases.sam2_tensors(file))
-        if any(name.startswith("vision_encoder.") for name in tensors):
+        theirs = any(name.startswith("vision_encoder.") for name in tensors)
+        if theirs:
             tensors = from_transformers(tensors)
         beside = file.with_name("tiny_sam2_config.json")  # beside small test weights
-        config = layouts.grounding_config(json.loads(beside.read_text())) if beside.exists() else sizes_of(tensors, where=str(file))
+        if theirs and _kind(file.parent) == TRANSFORMERS_TYPE:
+            config = read_transformers_config(file.with_name("config.json"))
+        else:
+            config = layouts.grounding_config(json.loads(beside.read_text())) if beside.exists() else sizes_of(tensors, where=str(file))
     config = replace(config, image_size=image_size or config.image_size)
     return _built(config, tensors.items(), where=str(source), device=device)
 
@@ -87,7 +93,10 @@ def of_sa2va(path: Path) -> tuple[GroundingConfig, dict[str, Tensor]]:
 
 def _kind(path: Path) -> str | None:
     file = path / "config.json"
-    return json.loads(file.read_text()).get("model_type") if file.is_file() else None
+    if not file.is_file():
+        return None
+    with folders.reading(file):
+        return json.loads(file.read_text()).get("model_type")
 
 
 def _built(config: GroundingConfig, tensors: Iterable[tuple[str, Tensor]], *, where: str, device: torch.device | str) -> Grounding:
@@ -185,6 +194,7 @@ def stock_config(config: GroundingConfig) -> dict[str, Any]:
 
 # transformers' names: Sam2VideoModel
 
+TRANSFORMERS_TYPE = "sam2_video"
 TRANSFORMERS_WIDTH = 64
 """Width of its memories, which its configuration can't change; that of every published SAM2."""
 _MLP3 = ("iou_prediction_head", r"output_hypernetworks_mlps\.\d+", "pred_obj_score_head", "obj_ptr_proj")
@@ -249,9 +259,15 @@ def to_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename the tensors of a Sam2VideoModel back. Names that no SAM2 has keep theirs, so that loading refuses them."""
+
+    def count(layers: str) -> int:
+        return 1 + max((int(found[1]) for name in state if (found := re.match(rf"{layers}\.(\d+)\.", name))), default=0)
+
+    blocks = count(r"vision_encoder\.backbone\.blocks")
+    attention, fuser = count(r"memory_attention\.layers"), count(r"memory_encoder\.memory_fuser\.layers")
     with init_empty_weights(include_buffers=False):
-        blocks = 1 + max(int(found[1]) for name in state if (found := re.match(r"vision_encoder\.backbone\.blocks\.(\d+)\.", name)))
-        largest = Grounding(GroundingConfig(stages=(1, 1, blocks - 3, 1), temporal_pointers=True))
+        stages = (1, 1, blocks - 3, 1)
+        largest = Grounding(GroundingConfig(stages=stages, memory_layers=attention, fuser_layers=fuser, temporal_pointers=True))
     back = {transformers_name(name): name for name in largest.state_dict()}
     back |= {transformers_name(f"image_encoder.trunk.blocks.{n}.proj.{end}"): f"image_encoder.trunk.blocks.{n}.proj.{end}"
              for n in range(blocks) for end in ("weight", "bias")}  # fmt: skip
@@ -275,7 +291,7 @@ def transformers_config(config: GroundingConfig) -> dict[str, Any]:
     }  # fmt: skip
     decoder = {"hidden_size": config.width, "iou_head_hidden_dim": 256, "dynamic_multimask_via_stability": False}
     return {
-        "model_type": "sam2_video", "architectures": ["Sam2VideoModel"], "image_size": image, "vision_config": vision,
+        "model_type": TRANSFORMERS_TYPE, "architectures": ["Sam2VideoModel"], "image_size": image, "vision_config": vision,
         "prompt_encoder_config": {"hidden_size": config.width, "image_size": image}, "mask_decoder_config": decoder,
         "num_maskmem": config.memory_frames, "max_object_pointers_in_encoder": config.max_object_pointers,
         "enable_occlusion_spatial_embedding": config.temporal_pointers,
@@ -286,6 +302,40 @@ def transformers_config(config: GroundingConfig) -> dict[str, Any]:
         "memory_fuser_num_layers": config.fuser_layers, "memory_fuser_embed_dim": config.width,
         "memory_fuser_intermediate_dim": 4 * config.width,
     }  # fmt: skip
+
+
+def read_transformers_config(file: Path) -> GroundingConfig:
+    """Read the sizes from the config.json of a Sam2VideoModel; a size that it leaves out is transformers' default.
+
+    Raises ValueError for a malformed file and for pictures that are not square.
+    """
+    with folders.reading(file):
+        try:
+            told: Any = Sam2VideoConfig.from_dict(json.loads(file.read_text()))
+        except StrictDataclassError as error:
+            raise ValueError(f"no configuration of transformers' Sam2VideoModel ({error})") from error
+        sides = {told.image_size} if isinstance(told.image_size, int) else set(told.image_size)
+        if len(sides) != 1:
+            raise ValueError(f"image_size {list(told.image_size)} is not square; ANS runs SAM2 on square pictures only")
+    vision, trunk = told.vision_config, told.vision_config.backbone_config
+    return GroundingConfig(
+        image_size=sides.pop(),
+        embed=trunk.hidden_size,
+        heads=trunk.num_attention_heads_per_stage[0],  # num_attention_heads is 1 in every published one
+        stages=tuple(trunk.blocks_per_stage),
+        global_blocks=tuple(trunk.global_attention_blocks),
+        windows=tuple(trunk.window_size_per_stage),
+        background=tuple(trunk.window_positional_embedding_background_size),
+        width=vision.fpn_hidden_size,
+        top_down_levels=tuple(vision.fpn_top_down_levels),
+        memory_layers=told.memory_attention_num_layers,
+        memory_feedforward=told.memory_attention_feed_forward_hidden_size,
+        memory_width=told.memory_encoder_output_channels,
+        fuser_layers=told.memory_fuser_num_layers,
+        memory_frames=told.num_maskmem,
+        max_object_pointers=told.max_object_pointers_in_encoder,
+        temporal_pointers=told.enable_temporal_pos_encoding_for_object_pointers,
+    )
 
 
 def save_transformers(sam2: Grounding, path: Path) -> None:

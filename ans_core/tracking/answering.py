@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ans_core import rle, transforms
 from ans_core.benchmarks.public import Answerer, Item
 from ans_core.model.grounding import Grounding
@@ -31,10 +29,11 @@ def masklets(sam2: Grounding, item: Item) -> tuple[Masklet, ...]:
         prompt.check(width=width, height=height, frames=len(frames), where=f"{item.name}, object {name}")
     found: list[list[RLE]] = [[] for _ in prompts]
     for _, low in follow(sam2, lambda index: transforms.open_image(frames[index]), prompts, frames=len(frames)):
-        logits = np.stack([upsample_logits(z, size=sam2.image_size, height=height, width=width) for z in low])
+        logits = (upsample_logits(z, size=sam2.image_size, height=height, width=width) for z in low)  # one object at a time
         labels = None if objects.overlap else label_map(logits)
-        for n, own in enumerate(found):
-            own.append(rle.encode(logits[n] > 0 if labels is None else labels == n + 1))
+        masks = (z > 0 for z in logits) if labels is None else (labels == n for n in range(1, len(prompts) + 1))
+        for own, mask in zip(found, masks, strict=True):
+            own.append(rle.encode(mask))
     return tuple(map(tuple, found))
 
 

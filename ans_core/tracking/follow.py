@@ -119,9 +119,18 @@ def _inputs(sam2: Grounding, prompts: Sequence[ObjectPrompt], size: tuple[int, i
     return {"prompt": {"point_coords": points.to(sam2.device), "point_labels": labels.to(sam2.device)}}
 
 
-def label_map(logits: Float[np.ndarray, "N H W"]) -> UInt8[np.ndarray, "H W"]:
-    """Return each pixel's object, from 1; 0 where no object's logit is positive. The highest logit counts."""
-    return np.where(logits.max(0) > 0, logits.argmax(0) + 1, 0).astype(np.uint8)
+def label_map(logits: Iterable[Float[np.ndarray, "H W"]]) -> UInt8[np.ndarray, "H W"]:
+    """Return each pixel's object, from 1; 0 where no object's logit is positive. The highest logit counts, of equal ones the first.
+
+    Of an iterator, one object's logits are held at a time: those of 255 objects at 1080p would be 2.1 GB.
+    """
+    each = iter(logits)
+    highest = next(each).copy()
+    labels = (highest > 0).astype(np.uint8)
+    for number, own in enumerate(each, start=2):
+        labels[(own > highest) & (own > 0)] = number
+        np.maximum(highest, own, out=highest)
+    return labels
 
 
 @contextmanager

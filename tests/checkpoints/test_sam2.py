@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +15,14 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import Sam2VideoModel
+from transformers import Sam2HieraDetConfig, Sam2VideoConfig, Sam2VideoModel, Sam2VisionConfig
 from transformers.models.sam2_video.modeling_sam2_video import Sam2VideoInferenceSession
 
 from ans_core import transforms
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.model import Sa2VA
-from ans_core.model.grounding import Grounding
+from ans_core.model.grounding import Grounding, GroundingConfig
 from ans_core.tracking.follow import ObjectPrompt, follow
 from tests import tiny
 
@@ -29,6 +30,19 @@ WIDTH, HEIGHT, FRAMES = 80, 56, 10  # more frames than the memory holds; no squa
 MASK = np.zeros((HEIGHT, WIDTH), bool)
 MASK[10:30, 16:40] = True
 WIDE = {"width": 128, "memory_width": 64}
+PUBLISHED_TRUNKS: dict[str, dict[str, Any]] = {  # as transformers' conversion of the published files gives them
+    "tiny": {},
+    "small": {"blocks_per_stage": [1, 2, 11, 2], "global_attention_blocks": [7, 10, 13]},
+    "base_plus": {
+        "hidden_size": 112, "embed_dim_per_stage": [112, 224, 448, 896], "num_attention_heads_per_stage": [2, 4, 8, 16],
+        "blocks_per_stage": [2, 3, 16, 3], "global_attention_blocks": [12, 16, 20],
+        "window_positional_embedding_background_size": [14, 14],
+    },
+    "large": {
+        "hidden_size": 144, "embed_dim_per_stage": [144, 288, 576, 1152], "num_attention_heads_per_stage": [2, 4, 8, 16],
+        "blocks_per_stage": [2, 6, 36, 4], "global_attention_blocks": [23, 33, 43], "window_size_per_stage": [8, 4, 16, 8],
+    },
+}  # fmt: skip
 PROMPTS = {
     "mask": ObjectPrompt(mask=MASK),
     "point": ObjectPrompt(points=((27.0, 20.0),), labels=(1,)),
@@ -145,6 +159,69 @@ def test_files_of_every_origin_give_the_same_sam2(tmp_path: Path, own_model: Sa2
     found = sam2_files.load(tmp_path / "sa2va")
     assert torch.equal(found.sam_mask_decoder.conv_s0.weight, before)
     assert not found.config.original_decoder
+
+
+LAYERS = {"memory_layers": 5, "fuser_layers": 3}
+"""More than any published SAM2 has."""
+
+
+@pytest.mark.parametrize("sizes", [{"image_size": 96}, {"memory_frames": 4, "max_object_pointers": 3}, LAYERS], ids=str)
+@pytest.mark.parametrize("temporal", [False, True], ids=["SAM 2", "SAM 2.1"])
+def test_a_transformers_folder_is_loaded_at_the_size_it_was_written_at(tmp_path: Path, sizes: dict[str, int], temporal: bool):
+    sam2 = drawn(temporal=temporal, **(WIDE | sizes))
+    sam2_files.save_transformers(sam2, tmp_path / "hf")
+    for source in (tmp_path / "hf", tmp_path / "hf/model.safetensors"):
+        again = sam2_files.load(source)
+        assert again.config == sam2.config
+        assert again.image_size == sam2.config.image_size
+        assert again.state_dict().keys() == sam2.state_dict().keys()
+        assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in sam2.state_dict().items())
+    assert sam2_files.load(tmp_path / "hf", image_size=128).config == replace(sam2.config, image_size=128)
+
+
+@pytest.mark.parametrize("name", PUBLISHED_TRUNKS)
+@pytest.mark.parametrize("newer", [False, True], ids=["SAM 2", "SAM 2.1"])
+def test_sizes_of_published_configurations_of_transformers_are_those_of_the_weights(tmp_path: Path, name: str, newer: bool):
+    trunk, file = PUBLISHED_TRUNKS[name], tmp_path / "config.json"
+    theirs = Sam2VideoConfig(
+        vision_config=Sam2VisionConfig(backbone_config=Sam2HieraDetConfig(**trunk)),
+        enable_temporal_pos_encoding_for_object_pointers=newer,
+        enable_occlusion_spatial_embedding=newer,
+    )
+    file.write_text(theirs.to_json_string(use_diff=False))  # every key that transformers knows
+    config = sam2_files.read_transformers_config(file)
+    width, blocks = trunk.get("hidden_size", 96), sum(trunk.get("blocks_per_stage", [1, 2, 7, 2]))
+    positions = tuple(trunk.get("window_positional_embedding_background_size", (7, 7)))
+    published = sam2_files.PUBLISHED[width, blocks]
+    assert config == GroundingConfig(embed=width, background=positions, temporal_pointers=newer, **published)
+    file.write_text(theirs.to_json_string())  # what differs from transformers' defaults
+    assert sam2_files.read_transformers_config(file) == config
+
+
+@pytest.mark.slow
+def test_a_folder_that_transformers_writes_is_loaded(tmp_path: Path):
+    theirs = Sam2VideoModel(Sam2VideoConfig(image_size=512))  # the other sizes are those of SAM2.1-tiny
+    with torch.no_grad():  # one table in every trained SAM2
+        theirs.shared_image_embedding.positional_embedding.copy_(theirs.prompt_encoder.shared_embedding.positional_embedding)
+    theirs.save_pretrained(tmp_path)
+    found = sam2_files.load(tmp_path)
+    published = GroundingConfig(image_size=512, embed=96, temporal_pointers=True, **sam2_files.PUBLISHED[96, 12])
+    assert (found.image_size, found.config) == (512, published)
+    again = sam2_files.to_transformers(found.state_dict())
+    assert again.keys() == theirs.state_dict().keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in theirs.state_dict().items())
+
+
+def test_a_malformed_configuration_of_transformers_is_refused(tmp_path: Path):
+    file = tmp_path / "config.json"
+    for text, said in (
+        ('{"image_size": "large"}', "no configuration of transformers' Sam2VideoModel .*image_size"),
+        ('{"image_size": [512, 256]}', r"image_size \[512, 256\] is not square"),
+        ("{", "not JSON"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=f"(?s){file}: {said}"):
+            sam2_files.read_transformers_config(file)
 
 
 @pytest.mark.parametrize(("name", "embed", "blocks", "positions"), [("tiny", 96, 12, 7), ("base_plus", 112, 24, 14), ("large", 144, 48, 7)])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from PIL import Image
 
 from ans_core import media, overlay, video_file
 from ans_core.checkpoints import sam2 as sam2_files
+from ans_core.model.masks import upsample_logits
+from ans_core.tracking.follow import follow, label_map
 from flows import cli, track
 from tests import tiny
 from tests.checkpoints.test_sam2 import drawn
@@ -51,6 +54,30 @@ def test_objects_are_written_as_palette_pngs_with_their_numbers(tmp_path: Path, 
     assert Image.open(tmp_path / "out/overlay.gif").n_frames > 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
+def test_many_objects_are_drawn_one_at_a_time(tmp_path: Path, video: Path) -> None:
+    width, height, count = 480, 320, 33
+    for path in sorted(video.iterdir())[:2]:
+        Image.open(path).resize((width, height)).save(path)
+    for path in sorted(video.iterdir())[2:]:
+        path.unlink()
+    sam2_files.save(drawn(temporal=True), tmp_path / "sam2", metadata={})
+    given = [("box", f"{10 * n},{8 * n},{10 * n + 90},{8 * n + 60}", 0) for n in range(count)]
+    options = {"checkpoint": str(tmp_path / "sam2"), "image_size": 0, "device": "cpu", "gif": False, "fps": 8.0}
+    track.write_track(video, given, out=tmp_path / "out", **options)
+    sam2, pictures = sam2_files.load(tmp_path / "sam2"), [Image.open(path).convert("RGB") for path in sorted(video.iterdir())]
+    size = {"size": sam2.image_size, "height": height, "width": width}
+    for index, low in follow(sam2, pictures, track.read_prompts(given), frames=2):
+        stacked = np.stack([upsample_logits(z, **size) for z in low])
+        labels = np.where(stacked.max(0) > 0, stacked.argmax(0) + 1, 0)
+        assert (np.asarray(Image.open(tmp_path / f"out/masks/{index:05d}.png")) == labels).all()
+    tracemalloc.start()
+    track.write_track(video, given, out=tmp_path / "out", **options)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < stacked.nbytes / 2
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -81,7 +108,7 @@ def test_a_video_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_the_surest_object_gets_a_pixel() -> None:
     logits = np.array([[[2.0, -1.0, 1.0]], [[1.0, -2.0, 3.0]]])
-    assert track.label_map(logits).tolist() == [[1, 0, 2]]
+    assert label_map(logits).tolist() == [[1, 0, 2]]
 
 
 @pytest.mark.parametrize(

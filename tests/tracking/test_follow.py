@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
 
-from ans_core import transforms
+from ans_core import rle, transforms
+from ans_core.benchmarks.public.asked import Item, Objects
 from ans_core.model.grounding import Grounding
+from ans_core.model.masks import upsample_logits
+from ans_core.tracking.answering import masklets
 from ans_core.tracking.clips import Clips
-from ans_core.tracking.follow import ObjectPrompt, _inputs, follow
+from ans_core.tracking.follow import ObjectPrompt, _inputs, follow, label_map
 from ans_core.tracking.kept import Kept
 from ans_core.tracking.validation import clip_scores, follow_clip, true_prompt, validate
+from ans_core.types import Request
 from tests import tiny
 
 MASK = np.zeros((64, 64), bool)
@@ -51,6 +57,37 @@ def test_memory_does_not_grow_with_the_clip(sam2: Grounding, monkeypatch: pytest
         pass
     assert max(kept) <= 18  # the prompted frame and the 16 that have object pointers, one of them about to go
     assert kept[-1] == max(kept)
+
+
+MANY = 33
+
+
+def test_a_label_map_of_many_objects_is_that_of_the_stacked_logits_and_holds_one_at_a_time():
+    rng = np.random.default_rng(0)
+    stacked = rng.integers(-40, 8, (MANY, 300, 400)).astype(np.float32)  # whole numbers: many are equal, the highest may be 0
+    highest = stacked.max(0)
+    assert ((stacked == highest) & (highest > 0)).sum(0).max() > 1
+    assert {-1.0, 0.0, 1.0} <= set(np.sign(highest).ravel().tolist())
+    tracemalloc.start()
+    labels = label_map(own.copy() for own in stacked)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (labels == np.where(highest > 0, stacked.argmax(0) + 1, 0)).all()
+    assert peak < 6 * stacked[0].nbytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True], ids=["one object a pixel", "objects overlap"])
+def test_a_benchmark_of_many_objects_gets_the_masks_of_the_stacked_logits(sam2: Grounding, overlap: bool):
+    masks = [np.roll(MASK, 3 * n, axis=(0, 1)) for n in range(MANY)]
+    objects = Objects(names=tuple(map(str, range(MANY))), masklets=tuple((rle.encode(m), None) for m in masks), overlap=overlap)
+    item = Item(name="clip", request=Request(frames=tiny.clip(0, 2).frames, text=""), objects=lambda: objects)
+    found = masklets(sam2, item)
+    for t, low in follow(sam2, pictures(2), [ObjectPrompt(mask=mask) for mask in masks], frames=2):
+        stacked = np.stack([upsample_logits(z, size=sam2.image_size, height=64, width=64) for z in low])
+        owner = np.where(stacked.max(0) > 0, stacked.argmax(0), -1)
+        for n in range(MANY):
+            assert (rle.decode(found[n][t]) == (stacked[n] > 0 if overlap else owner == n)).all()
 
 
 @pytest.mark.parametrize(
