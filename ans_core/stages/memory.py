@@ -110,9 +110,9 @@ def _train(
     if 0 not in kept.scores():
         kept.add(0, validate(sam2, held_out, prompt=settings.val_prompt)["J&F"], trained)
     module = Tracking(sam2, LossWeights(**settings.loss.model_dump()), recompute=settings.recompute)
-    check = GradientCheck(sam2, trained, reached=module.reached)
+    check = GradientCheck(sam2, trained, modules=settings.trainable_modules, reached=module.reached)
     steps_per_epoch = math.ceil(pool.epoch(settings) / batch)
-    steps, first, judged = settings.optim.steps, -1, 0
+    steps, first, judged, gradients_judged = settings.optim.steps, -1, 0, False
 
     def validated(epoch: int) -> dict[str, float]:
         nonlocal judged
@@ -123,11 +123,13 @@ def _train(
 
     def after(step: int) -> dict[str, float]:
         """Check and validate. It is not called after a step that is skipped: what was due then is done after the next one."""
-        nonlocal first, judged
+        nonlocal first, judged, gradients_judged
         if first < 0:  # of this process; what a run before it judged up to here stands
             first, judged = step, max(epoch for epoch in kept.scores() if epoch * steps_per_epoch <= step)
-        if step in (first, first + PATIENCE - 1):
-            check.judge(step - first + 1)
+            check.judge_first()
+        if not gradients_judged and (step + 1 == steps or step + 1 - first >= PATIENCE):
+            check.judge(step + 1)
+            gradients_judged = True
         epoch = math.ceil((step + 1) / steps_per_epoch) if step + 1 == steps else (step + 1) // steps_per_epoch
         return validated(epoch) if epoch > judged else {}
 
@@ -138,6 +140,8 @@ def _train(
         module, _batches(cfg, pool, sam2.image_size), name="memory", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed,
         scratch=scratch, log=log, after_step=after,
     )  # fmt: skip
+    if not gradients_judged:  # the last step was skipped, or a run before this one did it
+        check.judge(steps)
     if first >= 0 and judged < (last := math.ceil(steps / steps_per_epoch)):  # the last step was skipped
         validated(last)
     return curves, len(check.missing)

@@ -101,6 +101,25 @@ def test_epochs_whose_last_step_is_skipped_are_judged_after_the_next_one(inputs:
     assert list(json.loads((tmp_path / "scratch/kept/scores.json").read_text())) == ["0", "1", "2"]
 
 
+@pytest.mark.slow
+def test_a_short_run_is_judged_by_all_its_steps_even_if_its_last_one_is_skipped(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Boxes alone never read `mask_downsample`. A second start, with no step left to do, refuses it as well."""
+    forward, calls = memory.Tracking.forward, itertools.count()
+
+    def broken(self: torch.nn.Module, batch: object) -> tuple[torch.Tensor, dict[str, float]]:
+        loss, metrics = forward(self, batch)
+        return (loss * math.nan if next(calls) == 1 else loss), metrics
+
+    monkeypatch.setattr(memory.Tracking, "forward", broken)
+    changed = {"trainable_modules": ["memory_encoder", "mask_downsample"], "optim": TRAIN["optim"] | {"steps": 2, "batch": 1}}
+    for name in ("first", "again"):
+        with pytest.raises(RuntimeError, match=r"after 2 steps no gradient has reached mask_downsample \(1\)"):
+            run(tmp_path, name, config(**changed), inputs / "base")
+    assert next(calls) == 2
+
+
 def test_what_was_trained_reaches_both_decoders_of_a_base_and_no_base_of_another_hash(inputs: Path, tmp_path: Path, own_model: Sa2VA):
     model = checkpoint.load(inputs / "base/base")
     tensors = {
