@@ -56,8 +56,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_best_epoch_is_handed_on_and_a_killed_run_resumes_to_the_same_bits(inputs: Path, tmp_path: Path, monkeypatch):  # type: ignore[no-untyped-def]
-    metrics = run(tmp_path, "whole", config(), inputs / "base")
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_best_epoch_is_handed_on_and_a_killed_run_resumes_to_the_same_bits(inputs: Path, tmp_path: Path, monkeypatch, dtype: str):  # type: ignore[no-untyped-def]
+    cfg = config(dtype=dtype)
+    metrics = run(tmp_path, "whole", cfg, inputs / "base")
     rows = list(csv.DictReader((tmp_path / "whole/curves.csv").open()))
     scores = [float(row["value"]) for row in rows if row["name"] == "memory/val_J&F"]
     assert len(scores) == 2  # two epochs of two steps
@@ -77,13 +79,13 @@ def test_the_best_epoch_is_handed_on_and_a_killed_run_resumes_to_the_same_bits(i
     (tmp_path / "again").mkdir()
     monkeypatch.setattr(memory.Kept, "add", lambda self, epoch, *rest: (add(self, epoch, *rest), killed(epoch)))
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "again", "cut", config(), inputs / "base")
+        run(tmp_path / "again", "cut", cfg, inputs / "base")
     monkeypatch.setattr(memory.Kept, "add", add)
-    run(tmp_path / "again", "resumed", config(), inputs / "base")
+    run(tmp_path / "again", "resumed", cfg, inputs / "base")
     assert saved == [0, 1, 2]
     for name in ("delta.safetensors", "curves.csv"):
         assert (tmp_path / "again/resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    ended = run(tmp_path / "again", "ended", config(), inputs / "base")  # killed after the last step: no gradient is seen any more
+    ended = run(tmp_path / "again", "ended", cfg, inputs / "base")  # killed after the last step: no gradient is seen any more
     assert ended == metrics
 
 

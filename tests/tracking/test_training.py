@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ans_core.config import Config, resolve
 from ans_core.model.grounding import FrameFeatures, Grounding
+from ans_core.precision import autocast
 from ans_core.tracking import forward
 from ans_core.tracking.batch import TrackingBatch
 from ans_core.tracking.forward import remembered, track
@@ -25,23 +26,29 @@ ROOT = Path(__file__).resolve().parents[2]
 MEMORY = ("memory_attention", "memory_encoder")
 
 
-def gradients(sam2: Grounding, batch: TrackingBatch, **options: bool) -> dict[str, Tensor]:
+def gradients(sam2: Grounding, batch: TrackingBatch, *, dtype: torch.dtype = torch.float32, **options: bool) -> dict[str, Tensor]:
     sam2.zero_grad()
     torch.manual_seed(1)  # dropout, and where corrective clicks fall
-    loss, _ = Tracking(sam2, LossWeights(), **options)(batch)
+    with autocast(sam2.device, dtype):
+        loss, _ = Tracking(sam2, LossWeights(), **options)(batch)
     loss.backward()
     return {name: p.grad.clone() for name, p in sam2.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
 @pytest.mark.parametrize(("kind", "options"), [("mask", {}), ("box", {"clicks": 2, "second_frame": 1.0})])
-def test_frames_computed_again_give_the_gradients_of_plain_back_propagation(sam2: Grounding, kind: str, options: dict[str, float]):
-    """A frame that is computed again with another frame's features, bank, dropout or clicks has the same loss and other gradients."""
+def test_frames_computed_again_give_the_gradients_of_plain_back_propagation(
+    sam2: Grounding, kind: str, options: dict[str, float], dtype: torch.dtype, tolerance: float
+):
+    """A frame that is computed again with another frame's features, bank, dropout or clicks has the same loss and other gradients: with
+    other dropout those of some tensor are off by 2.5 times their norm. Under autocast a weight is cast once for all frames that are not
+    computed again, and their gradients of it are summed in bf16."""
     open_modules(sam2, (*MEMORY, "sam_mask_decoder", "maskmem_tpos_enc", "image_encoder"))
     batch = batch_of(kind, frames=5, **options)
-    plain, again = (gradients(sam2, batch, recompute=recompute) for recompute in (False, True))
+    plain, again = (gradients(sam2, batch, recompute=recompute, dtype=dtype) for recompute in (False, True))
     assert plain.keys() == again.keys()
-    assert {name for name in plain if not torch.allclose(plain[name], again[name], rtol=1e-4, atol=1e-6)} == set()
+    assert {name: off for name in plain if (off := (plain[name] - again[name]).norm()) > tolerance * plain[name].norm()} == {}
     assert all(plain[name].any() for name in plain if name.startswith(MEMORY))
 
 
