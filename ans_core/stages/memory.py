@@ -13,6 +13,7 @@ import math
 import re
 import shutil
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -30,7 +31,7 @@ from ans_core.data.mixture import Source
 from ans_core.model.grounding import Grounding
 from ans_core.stages.launch import last_means, machine_of, schedule_of
 from ans_core.tracking.batch import PromptOptions, TrackingBatch, make_batch
-from ans_core.tracking.clips import Clip, Clips, choose_window, load_window, why_left_out
+from ans_core.tracking.clips import JOINED, Clip, Clips, choose_window, load_window, why_left_out
 from ans_core.tracking.kept import Kept
 from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.pseudo import pseudo_clip
@@ -50,6 +51,9 @@ class Pool:
     videos: Clips
     stills: Clips
     left_out: list[str]
+    """Why which clips are left out."""
+    joined: dict[str, int]
+    """Data set -> number of its masks that are no single object, and are left out."""
 
     def epoch(self, settings: Memory) -> int:
         """Return the number of clips in an epoch."""
@@ -70,7 +74,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     loop.let_processes_talk(machine)  # they validate together
     train, val = (data.sources(inputs["data"], split) for split in ("train", "val"))
     _check_names(settings, [source.name for source in (*train, *val)])
-    pool = _pool(settings, train) if settings.train else Pool(videos=Clips([]), stills=Clips([]), left_out=[])
+    pool = _pool(settings, train) if settings.train else Pool(videos=Clips([]), stills=Clips([]), left_out=[], joined={})
     held_out = _held_out(settings, val)
     sam2 = _load(base, settings, machine.device)
     curves: loop.Curves = []
@@ -90,7 +94,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         _write_delta(cfg, tensors, out, base)
         if settings.train:
             _write_last(kept, out / "last", best)
-            (out / "left_out.txt").write_text("".join(f"{line}\n" for line in pool.left_out))
+            (out / "left_out.txt").write_text("".join(f"{line}\n" for line in (*_joined(pool), *pool.left_out)))
         if alone.is_dir():
             sam2_files.save(sam2, out / "sam2", metadata={"stage": "memory", "seed": cfg.seed, **metrics})
             if sam2.config.memory_width == sam2_files.TRANSFORMERS_WIDTH:
@@ -187,31 +191,49 @@ def _pool(settings: Memory, sources: Sequence[Source]) -> Pool:
     """Sort out what to train on. Raises ValueError if there is nothing of what the settings ask for."""
     chosen = _chosen(settings, sources)
     clips = Clips([source.samples for source in chosen])
-    videos, stills, left_out = array("q"), array("q"), list[str]()
+    videos, stills, joined = array("q"), array("q"), Counter[str]()
+    videos_left_out, stills_left_out = list[str](), list[str]()
     for number, clip in enumerate(clips):
-        if len(clip.frames) == 1:
-            if settings.image_share and clip.visible.any():
-                stills.append(number)
-        elif clip.masklets and settings.image_share < 1:
+        still = len(clip.frames) == 1
+        if not (settings.image_share if still else settings.image_share < 1):
+            continue
+        joined[clip.name.partition("/")[0]] += clip.joined
+        if still and clip.visible.any():
+            stills.append(number)
+        elif still and clip.joined:
+            stills_left_out.append(f"{clip.name}: {JOINED}")
+        elif not still and (clip.masklets or clip.joined):
             if why := why_left_out(clip, length=settings.frames):
-                left_out.append(why)
+                videos_left_out.append(why)
             else:
                 videos.append(number)
+    names = [source.name for source in chosen]
+    _check_pool(settings, names, videos=len(videos), stills=len(stills), left_out=videos_left_out)
+    pool = Pool(videos=clips.at(videos), stills=clips.at(stills), left_out=videos_left_out + stills_left_out, joined=dict(+joined))
+    if dist.rank() == 0:
+        for line in _joined(pool):
+            print(line)
+        if videos_left_out:
+            print(f"{len(videos_left_out)} of {len(videos) + len(videos_left_out)} videos are left out: {videos_left_out[0]} ...")
+    return pool
+
+
+def _check_pool(settings: Memory, names: Sequence[str], *, videos: int, stills: int, left_out: Sequence[str]) -> None:
     if settings.image_share < 1 and not videos:
         if left_out:
             raise ValueError(
                 f"all {len(left_out)} clips are left out, the first is {left_out[0]}; lower memory.frames (prepare.clip_frames for"
-                " drawn clips)"
+                " drawn clips), or give the objects identities where they have none"
             )
-        raise ValueError(
-            f"no videos with masks in {[s.name for s in chosen]}; add some to prepare.sources, or set memory.image_share=1 or"
-            " memory.train=false"
-        )
+        raise ValueError(f"no videos with masks in {names}; add some to prepare.sources, or set memory.image_share=1 or memory.train=false")
     if settings.image_share and not stills:
-        raise ValueError(f"memory.image_share is {settings.image_share:g}, and {[s.name for s in chosen]} hold no stills with masks")
-    if left_out and dist.rank() == 0:
-        print(f"{len(left_out)} of {len(videos) + len(left_out)} videos are left out: {left_out[0]} ...")
-    return Pool(videos=clips.at(videos), stills=clips.at(stills), left_out=left_out)
+        raise ValueError(f"memory.image_share is {settings.image_share:g}, and {names} hold no stills with masks of single objects")
+
+
+def _joined(pool: Pool) -> list[str]:
+    """Say how many masks of a data set are left out, also of clips that are trained on."""
+    why = "stand for several objects each (crowds, or categories without instance_id or track_id) and are left out"
+    return [f"{name}: {count} masks {why}" for name, count in pool.joined.items()]
 
 
 def _held_out(settings: Memory, sources: Sequence[Source]) -> Clips:

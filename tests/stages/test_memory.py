@@ -6,15 +6,18 @@ import csv
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from ans_core import data
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import memory as handed_on
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.config import Config
+from ans_core.data.mixture import Source
 from ans_core.model import Sa2VA
 from ans_core.stages import memory, prepare
 from tests import tiny
@@ -101,6 +104,34 @@ def test_epochs_whose_last_step_is_skipped_are_judged_after_the_next_one(inputs:
     monkeypatch.setattr(memory.Tracking, "forward", broken)
     run(tmp_path, "out", config(), inputs / "base")
     assert list(json.loads((tmp_path / "scratch/kept/scores.json").read_text())) == ["0", "1", "2"]
+
+
+def add_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add the data set `mine`: two clips and two stills, of each one with an object beside a mask of several, and one without."""
+    several, sources = tiny.square(0, 0, 64, 8), data.sources
+    clips = [tiny.clip(0), tiny.clip(1, masks=((several,) * 4,), meta={"joined": [0]})]
+    clips[0] = replace(clips[0], masks=((several,) * 4, *clips[0].masks), meta={"joined": [0]})
+    stills = [tiny.sample(n, masks=((several,), *tiny.sample(n).masks)[: 4 - n], meta={"joined": [0]}) for n in (2, 3)]
+    samples = [replace(sample, dataset="mine") for sample in (*clips, *stills)]
+    mine = Source(name="mine", kind="extra", samples=samples, repeats=1)
+    monkeypatch.setattr(data, "sources", lambda prepared, of: [*sources(prepared, of), *([mine] if of == "train" else [])])
+
+
+@pytest.mark.slow
+def test_masks_of_several_objects_are_not_trained_on_and_counted(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    add_joined(monkeypatch)
+    metrics = run(tmp_path, "out", config(data=["mine", "scenes_clips"]), inputs / "base")
+    *told, clip, still = (tmp_path / "out/left_out.txt").read_text().splitlines()
+    assert told == ["mine: 4 masks stand for several objects each (crowds, or categories without instance_id or track_id) and are left out"]
+    assert [line.partition(":")[0] for line in (clip, still)] == ["mine/i1", "mine/i3"]
+    assert metrics["left_out_clips"] == 2
+
+
+def test_a_set_without_identities_alone_is_refused(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    add_joined(monkeypatch)
+    chosen = config(data=["mine"], frames=5, image_share=0.0)
+    with pytest.raises(ValueError, match=r"all 2 clips are left out, the first is mine/i0: 4 frames, .*give the objects identities"):
+        run(tmp_path, "out", chosen, inputs / "base")
 
 
 @pytest.mark.slow
