@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -62,13 +61,13 @@ class Pool:
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: data, base. Writes the trained tensors (delta), curves.csv, clips/*.gif and, of a SAM2 alone, sam2/ and
-    transformers/ to `out`; of videos that can't be trained on, left_out.txt."""
+    """Run the stage. inputs: data, base. Writes the trained tensors (delta), those of the newest other epochs (last/epoch-N, each a delta),
+    curves.csv, clips/*.gif and, of a SAM2 alone, sam2/ and transformers/ to `out`; of what can't be trained on, left_out.txt."""
     settings, alone = cfg.memory, inputs["base"] / "sam2"
     base = alone if alone.is_dir() else inputs["base"] / "base"
     if not (settings.train or settings.validate_only):
         if dist.rank() == 0:
-            _write_delta(cfg, {}, out, base)
+            _write_delta(cfg, {}, out, base_hash=_base_hash(base))
         return {"trained": 0.0}
     machine = machine_of(cfg.launch, settings.dtype)
     loop.let_processes_talk(machine)  # they validate together
@@ -91,9 +90,12 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         metrics |= {name: value for name, value in last_means(curves).items() if "/val_" not in name}
     if dist.rank() == 0:
         sam2.load_state_dict(tensors, strict=False)
-        _write_delta(cfg, tensors, out, base)
+        base_hash = _base_hash(base)
+        _write_delta(cfg, tensors, out, base_hash=base_hash)
         if settings.train:
-            _write_last(kept, out / "last", best)
+            for epoch in kept.present():
+                if epoch not in (0, best):
+                    _write_delta(cfg, kept.load(epoch), out / f"last/epoch-{epoch:04d}", base_hash=base_hash)
             (out / "left_out.txt").write_text("".join(f"{line}\n" for line in (*_joined(pool), *pool.left_out)))
         if alone.is_dir():
             sam2_files.save(sam2, out / "sam2", metadata={"stage": "memory", "seed": cfg.seed, **metrics})
@@ -260,19 +262,14 @@ def _load(base: Path, settings: Memory, device: torch.device) -> Grounding:
     return sam2_files.load(base, image_size=settings.image_size, device=device)
 
 
-def _write_delta(cfg: Config, tensors: dict[str, torch.Tensor], out: Path, base: Path) -> None:
-    alone = (base / sam2_files.WEIGHTS).is_file()
-    base_hash = folders.file_hash(base / sam2_files.WEIGHTS) if alone else checkpoint.weights_hash(base)
+def _base_hash(base: Path) -> str:
+    weights = base / sam2_files.WEIGHTS
+    return folders.file_hash(weights) if weights.is_file() else checkpoint.weights_hash(base)
+
+
+def _write_delta(cfg: Config, tensors: dict[str, torch.Tensor], out: Path, *, base_hash: str) -> None:
     named = {f"sam2.{name}": tensor for name, tensor in tensors.items()}
     checkpoint.save_delta(named, out, base_hash=base_hash, config={"stage": "memory", "seed": cfg.seed})
-
-
-def _write_last(kept: Kept, folder: Path, best: int) -> None:
-    """Copy the tensors of the last epochs beside the best one's."""
-    folder.mkdir()
-    for epoch in kept.present():
-        if epoch not in (0, best):
-            shutil.copyfile(kept.file(epoch), folder / kept.file(epoch).name)
 
 
 def _write_gifs(sam2: Grounding, clips: Sequence[Clip], folder: Path, settings: Memory) -> None:

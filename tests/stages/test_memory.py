@@ -106,6 +106,30 @@ def test_epochs_whose_last_step_is_skipped_are_judged_after_the_next_one(inputs:
     assert list(json.loads((tmp_path / "scratch/kept/scores.json").read_text())) == ["0", "1", "2"]
 
 
+@pytest.mark.slow
+def test_the_newest_epochs_are_kept_beside_the_best_and_load_as_the_result_does(inputs: Path, tmp_path: Path, monkeypatch):  # type: ignore[no-untyped-def]
+    """Four epochs, of which the first is the best; the others have tensors of their own."""
+    trained: dict[int, dict[str, torch.Tensor]] = {}
+    add = memory.Kept.add
+
+    def noted(self: memory.Kept, epoch: int, score: float, tensors: dict[str, torch.Tensor]) -> None:
+        trained[epoch] = {f"sam2.{name}": tensor.detach().clone() for name, tensor in tensors.items()}
+        add(self, epoch, 1.0 if epoch == 1 else 0.5, tensors)
+
+    monkeypatch.setattr(memory.Kept, "add", noted)
+    optim = TRAIN["optim"] | {"steps": 4, "batch": 1}
+    metrics = run(tmp_path, "out", config(optim=optim, limit_train_batches=1, keep_last=2), inputs / "base")
+    assert metrics["best_epoch"] == 1
+    assert sorted(path.name for path in (tmp_path / "out/last").iterdir()) == ["epoch-0003", "epoch-0004"]
+    for epoch, folder in ((1, "out"), (3, "out/last/epoch-0003"), (4, "out/last/epoch-0004")):
+        model = checkpoint.load(inputs / "base/base")
+        loaded = handed_on.load_into(model, tmp_path / folder, base=inputs / "base/base")
+        own = dict(model.named_parameters())
+        assert loaded.keys() == trained[epoch].keys()
+        assert all(torch.equal(loaded[name], tensor) and torch.equal(own[name], tensor) for name, tensor in trained[epoch].items())
+    assert any(not torch.equal(trained[3][name], trained[4][name]) for name in trained[3])
+
+
 def add_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the data set `mine`: two clips and two stills, of each one with an object beside a mask of several, and one without."""
     several, sources = tiny.square(0, 0, 64, 8), data.sources
