@@ -102,7 +102,8 @@ class Sample:
     """region_caption, grounded_caption: whether the caption is a long one; the question then asks for details. referring: whether the
     expression describes its object at length, in sentences."""
     meta: dict[str, Any] = field(default_factory=dict)
-    """Keys by which a report may split (`kind`, `category`, ...). Never read by training."""
+    """Keys by which a report may split (`kind`, `category`, ...), never read by training, and `joined`: the places in `masks` of masklets
+    that are no single object (a crowd; all of a category whose annotation has no identities). The stage `memory` follows none of these."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

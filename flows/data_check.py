@@ -31,6 +31,10 @@ TURNED = (
     "{count:,} pictures have an EXIF tag that turns them for display, as {example}. Masks are read in the stored pixels, which annotation "
     "tools show turned: look at them (`ans data show`); if they lie wrong, turn the pixels, drop the tag and annotate these"
 )
+NO_IDENTITIES = (
+    "split {split!r}: {count:,} masks join all of a category in a clip, since the annotation has no instance_id or track_id. They teach"
+    " what the category's name means; the stage `memory` leaves them out: give each object a number of its own, the same in every frame"
+)
 SHOWN = 5
 """Pairs of pictures that are named."""
 
@@ -59,7 +63,7 @@ def check(name: str, path: Path, form: str, split: str | None, *, pixels: bool, 
         raise ValueError(f"{path} does not exist; correct the path in params.yaml")
     read, present, wrong, turned = read_all(name, path, form, split, pixels=pixels, beside=page.parent)
     found = {part: facts(samples) for part, samples in read.items()}
-    noted = warnings(read, present)
+    noted = warnings(read, present) + [NO_IDENTITIES.format(split=part, count=of.joined) for part, of in found.items() if of.joined]
     if turned:
         noted.append(TURNED.format(count=len(turned), example=_told(turned[0])))
     if pixels:

@@ -121,7 +121,7 @@ def trained(
     """Train a copy; return it and the share of the memory encoder's tensors that had a gradient."""
     sam2 = copy.deepcopy(start)
     parameters = open_modules(sam2, MODULES)
-    check = GradientCheck(sam2, parameters)
+    check = GradientCheck(sam2, parameters, modules=MODULES)
     module = Tracking(sam2, LossWeights(), recompute=False)
     if detach:
         module.remember = detached

@@ -85,7 +85,7 @@ class Memory(Section):
     """Validation clips, in batches of `optim.batch`; 0: all."""
     val_prompt: PromptName = "mask"
     keep_last: Count = 1
-    """Newest epochs kept beside the best."""
+    """Newest epochs kept beside the best: those of them that are not the best are in `last/`."""
     clips_shown: Count = 4
     """Validation clips drawn as GIFs, predictions beside truth."""
     dtype: Literal["fp32", "bf16"] = "fp32"

@@ -32,6 +32,8 @@ class Facts:
     """Masks of frames in which their object does not show."""
     unknown: int = 0
     """Frames in which an object is not annotated."""
+    joined: int = 0
+    """Masklets of clips that stand for all of a category, whose annotation has no identities."""
     frames: dict[bytes, int] = field(default_factory=dict)
     """Frames of every picture (1) and clip, by digest."""
     without: int = 0
@@ -48,6 +50,7 @@ def facts(samples: Iterable[Sample]) -> Facts:
         found.sizes.add((sample.width, sample.height))
         found.words.append(len(sample.text.split()))
         found.frames[picture_digest(sample)] = len(sample.frames)
+        found.joined += len(sample.meta.get("joined", ())) if len(sample.frames) > 1 else 0
         found.without += sample.task == "referring" and not sample.masks
         for mask in (mask for masklet in sample.masks for mask in masklet):
             if mask is None:

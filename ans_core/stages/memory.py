@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -30,7 +30,7 @@ from ans_core.data.mixture import Source
 from ans_core.model.grounding import Grounding
 from ans_core.stages.launch import last_means, machine_of, schedule_of
 from ans_core.tracking.batch import PromptOptions, TrackingBatch, make_batch
-from ans_core.tracking.clips import Clip, Clips, choose_window, load_window, why_left_out
+from ans_core.tracking.clips import JOINED, Clip, Clips, choose_window, load_window, why_left_out
 from ans_core.tracking.kept import Kept
 from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.pseudo import pseudo_clip
@@ -50,6 +50,9 @@ class Pool:
     videos: Clips
     stills: Clips
     left_out: list[str]
+    """Why which clips are left out."""
+    joined: dict[str, int]
+    """Data set -> number of its masks that are no single object, and are left out."""
 
     def epoch(self, settings: Memory) -> int:
         """Return the number of clips in an epoch."""
@@ -58,19 +61,19 @@ class Pool:
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: data, base. Writes the trained tensors (delta), curves.csv, clips/*.gif and, of a SAM2 alone, sam2/ and
-    transformers/ to `out`; of videos that can't be trained on, left_out.txt."""
+    """Run the stage. inputs: data, base. Writes the trained tensors (delta), those of the newest other epochs (last/epoch-N, each a delta),
+    curves.csv, clips/*.gif and, of a SAM2 alone, sam2/ and transformers/ to `out`; of what can't be trained on, left_out.txt."""
     settings, alone = cfg.memory, inputs["base"] / "sam2"
     base = alone if alone.is_dir() else inputs["base"] / "base"
     if not (settings.train or settings.validate_only):
         if dist.rank() == 0:
-            _write_delta(cfg, {}, out, base)
+            _write_delta(cfg, {}, out, base_hash=_base_hash(base))
         return {"trained": 0.0}
     machine = machine_of(cfg.launch, settings.dtype)
     loop.let_processes_talk(machine)  # they validate together
     train, val = (data.sources(inputs["data"], split) for split in ("train", "val"))
     _check_names(settings, [source.name for source in (*train, *val)])
-    pool = _pool(settings, train) if settings.train else Pool(videos=Clips([]), stills=Clips([]), left_out=[])
+    pool = _pool(settings, train) if settings.train else Pool(videos=Clips([]), stills=Clips([]), left_out=[], joined={})
     held_out = _held_out(settings, val)
     sam2 = _load(base, settings, machine.device)
     curves: loop.Curves = []
@@ -87,10 +90,13 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         metrics |= {name: value for name, value in last_means(curves).items() if "/val_" not in name}
     if dist.rank() == 0:
         sam2.load_state_dict(tensors, strict=False)
-        _write_delta(cfg, tensors, out, base)
+        base_hash = _base_hash(base)
+        _write_delta(cfg, tensors, out, base_hash=base_hash)
         if settings.train:
-            _write_last(kept, out / "last", best)
-            (out / "left_out.txt").write_text("".join(f"{line}\n" for line in pool.left_out))
+            for epoch in kept.present():
+                if epoch not in (0, best):
+                    _write_delta(cfg, kept.load(epoch), out / f"last/epoch-{epoch:04d}", base_hash=base_hash)
+            (out / "left_out.txt").write_text("".join(f"{line}\n" for line in (*_joined(pool), *pool.left_out)))
         if alone.is_dir():
             sam2_files.save(sam2, out / "sam2", metadata={"stage": "memory", "seed": cfg.seed, **metrics})
             if sam2.config.memory_width == sam2_files.TRANSFORMERS_WIDTH:
@@ -110,9 +116,9 @@ def _train(
     if 0 not in kept.scores():
         kept.add(0, validate(sam2, held_out, prompt=settings.val_prompt)["J&F"], trained)
     module = Tracking(sam2, LossWeights(**settings.loss.model_dump()), recompute=settings.recompute)
-    check = GradientCheck(sam2, trained, reached=module.reached)
+    check = GradientCheck(sam2, trained, modules=settings.trainable_modules, reached=module.reached)
     steps_per_epoch = math.ceil(pool.epoch(settings) / batch)
-    steps, first, judged = settings.optim.steps, -1, 0
+    steps, first, judged, gradients_judged = settings.optim.steps, -1, 0, False
 
     def validated(epoch: int) -> dict[str, float]:
         nonlocal judged
@@ -123,11 +129,13 @@ def _train(
 
     def after(step: int) -> dict[str, float]:
         """Check and validate. It is not called after a step that is skipped: what was due then is done after the next one."""
-        nonlocal first, judged
+        nonlocal first, judged, gradients_judged
         if first < 0:  # of this process; what a run before it judged up to here stands
             first, judged = step, max(epoch for epoch in kept.scores() if epoch * steps_per_epoch <= step)
-        if step in (first, first + PATIENCE - 1):
-            check.judge(step - first + 1)
+            check.judge_first()
+        if not gradients_judged and (step + 1 == steps or step + 1 - first >= PATIENCE):
+            check.judge(step + 1)
+            gradients_judged = True
         epoch = math.ceil((step + 1) / steps_per_epoch) if step + 1 == steps else (step + 1) // steps_per_epoch
         return validated(epoch) if epoch > judged else {}
 
@@ -138,6 +146,8 @@ def _train(
         module, _batches(cfg, pool, sam2.image_size), name="memory", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed,
         scratch=scratch, log=log, after_step=after,
     )  # fmt: skip
+    if not gradients_judged:  # the last step was skipped, or a run before this one did it
+        check.judge(steps)
     if first >= 0 and judged < (last := math.ceil(steps / steps_per_epoch)):  # the last step was skipped
         validated(last)
     return curves, len(check.missing)
@@ -183,31 +193,49 @@ def _pool(settings: Memory, sources: Sequence[Source]) -> Pool:
     """Sort out what to train on. Raises ValueError if there is nothing of what the settings ask for."""
     chosen = _chosen(settings, sources)
     clips = Clips([source.samples for source in chosen])
-    videos, stills, left_out = array("q"), array("q"), list[str]()
+    videos, stills, joined = array("q"), array("q"), Counter[str]()
+    videos_left_out, stills_left_out = list[str](), list[str]()
     for number, clip in enumerate(clips):
-        if len(clip.frames) == 1:
-            if settings.image_share and clip.visible.any():
-                stills.append(number)
-        elif clip.masklets and settings.image_share < 1:
+        still = len(clip.frames) == 1
+        if not (settings.image_share if still else settings.image_share < 1):
+            continue
+        joined[clip.name.partition("/")[0]] += clip.joined
+        if still and clip.visible.any():
+            stills.append(number)
+        elif still and clip.joined:
+            stills_left_out.append(f"{clip.name}: {JOINED}")
+        elif not still and (clip.masklets or clip.joined):
             if why := why_left_out(clip, length=settings.frames):
-                left_out.append(why)
+                videos_left_out.append(why)
             else:
                 videos.append(number)
+    names = [source.name for source in chosen]
+    _check_pool(settings, names, videos=len(videos), stills=len(stills), left_out=videos_left_out)
+    pool = Pool(videos=clips.at(videos), stills=clips.at(stills), left_out=videos_left_out + stills_left_out, joined=dict(+joined))
+    if dist.rank() == 0:
+        for line in _joined(pool):
+            print(line)
+        if videos_left_out:
+            print(f"{len(videos_left_out)} of {len(videos) + len(videos_left_out)} videos are left out: {videos_left_out[0]} ...")
+    return pool
+
+
+def _check_pool(settings: Memory, names: Sequence[str], *, videos: int, stills: int, left_out: Sequence[str]) -> None:
     if settings.image_share < 1 and not videos:
         if left_out:
             raise ValueError(
                 f"all {len(left_out)} clips are left out, the first is {left_out[0]}; lower memory.frames (prepare.clip_frames for"
-                " drawn clips)"
+                " drawn clips), or give the objects identities where they have none"
             )
-        raise ValueError(
-            f"no videos with masks in {[s.name for s in chosen]}; add some to prepare.sources, or set memory.image_share=1 or"
-            " memory.train=false"
-        )
+        raise ValueError(f"no videos with masks in {names}; add some to prepare.sources, or set memory.image_share=1 or memory.train=false")
     if settings.image_share and not stills:
-        raise ValueError(f"memory.image_share is {settings.image_share:g}, and {[s.name for s in chosen]} hold no stills with masks")
-    if left_out and dist.rank() == 0:
-        print(f"{len(left_out)} of {len(videos) + len(left_out)} videos are left out: {left_out[0]} ...")
-    return Pool(videos=clips.at(videos), stills=clips.at(stills), left_out=left_out)
+        raise ValueError(f"memory.image_share is {settings.image_share:g}, and {names} hold no stills with masks of single objects")
+
+
+def _joined(pool: Pool) -> list[str]:
+    """Say how many masks of a data set are left out, also of clips that are trained on."""
+    why = "stand for several objects each (crowds, or categories without instance_id or track_id) and are left out"
+    return [f"{name}: {count} masks {why}" for name, count in pool.joined.items()]
 
 
 def _held_out(settings: Memory, sources: Sequence[Source]) -> Clips:
@@ -234,19 +262,14 @@ def _load(base: Path, settings: Memory, device: torch.device) -> Grounding:
     return sam2_files.load(base, image_size=settings.image_size, device=device)
 
 
-def _write_delta(cfg: Config, tensors: dict[str, torch.Tensor], out: Path, base: Path) -> None:
-    alone = (base / sam2_files.WEIGHTS).is_file()
-    base_hash = folders.file_hash(base / sam2_files.WEIGHTS) if alone else checkpoint.weights_hash(base)
+def _base_hash(base: Path) -> str:
+    weights = base / sam2_files.WEIGHTS
+    return folders.file_hash(weights) if weights.is_file() else checkpoint.weights_hash(base)
+
+
+def _write_delta(cfg: Config, tensors: dict[str, torch.Tensor], out: Path, *, base_hash: str) -> None:
     named = {f"sam2.{name}": tensor for name, tensor in tensors.items()}
     checkpoint.save_delta(named, out, base_hash=base_hash, config={"stage": "memory", "seed": cfg.seed})
-
-
-def _write_last(kept: Kept, folder: Path, best: int) -> None:
-    """Copy the tensors of the last epochs beside the best one's."""
-    folder.mkdir()
-    for epoch in kept.present():
-        if epoch not in (0, best):
-            shutil.copyfile(kept.file(epoch), folder / kept.file(epoch).name)
 
 
 def _write_gifs(sam2: Grounding, clips: Sequence[Clip], folder: Path, settings: Memory) -> None:

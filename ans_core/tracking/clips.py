@@ -24,28 +24,37 @@ from ans_core.types import RLE, ImageRef, Masklet, Sample
 
 @dataclass(frozen=True, kw_only=True)
 class Clip:
-    """A video, or a still (one frame), with the objects that its annotation names; equal masklets are one object."""
+    """A video, or a still (one frame), with the objects that its annotation tells apart; equal masklets are one object."""
 
     name: str
     """Data set and video, for errors."""
     frames: Sequence[ImageRef]
     masklets: tuple[Masklet, ...]
+    joined: int = 0
+    """Number of masklets that are no single object and therefore not among these (`Sample.meta`)."""
 
     @cached_property
     def visible(self) -> Bool[np.ndarray, "N F"]:
         """Whether the ground truth shows an object in a frame."""
-        return np.array([[mask is not None and rle.area(mask) > 0 for mask in masklet] for masklet in self.masklets], bool)
+        return self._table([[mask is not None and rle.area(mask) > 0 for mask in masklet] for masklet in self.masklets])
 
     @cached_property
     def known(self) -> Bool[np.ndarray, "N F"]:
         """Whether a frame has ground truth for an object, be it that the object is not there."""
-        return np.array([[mask is not None for mask in masklet] for masklet in self.masklets], bool)
+        return self._table([[mask is not None for mask in masklet] for masklet in self.masklets])
+
+    def _table(self, rows: list[list[bool]]) -> Bool[np.ndarray, "N F"]:
+        return np.array(rows, bool).reshape(len(rows), len(self.frames))
 
     def followed(self, window: Sequence[int]) -> list[int]:
         """List the objects that some frame of a window shows and a later one has ground truth for."""
         chosen = list(window)
         known_later = np.flip(np.logical_or.accumulate(np.flip(self.known[:, chosen], 1), 1), 1)[:, 1:]
         return np.flatnonzero((self.visible[:, chosen][:, :-1] & known_later).any(1)).tolist()
+
+
+JOINED = "its masks stand for several objects each: crowds, or a category whose annotation has no instance_id or track_id"
+"""Why a picture or video without a single object is left out."""
 
 
 class Clips(Sequence[Clip]):
@@ -78,11 +87,16 @@ class Clips(Sequence[Clip]):
             return [self[i] for i in range(*index.indices(len(self)))]
         picture = self._pictures[range(len(self))[index]]
         samples = [self._sample(int(number)) for number in self._samples[self._bounds[picture] : self._bounds[picture + 1]]]
-        masklets: list[Masklet] = []
+        objects: list[Masklet] = []
+        joined: list[Masklet] = []
         for sample in samples:
-            masklets += [masklet for masklet in sample.masks if masklet not in masklets]
-        shown = samples[0]
-        return Clip(name=f"{shown.dataset}/{shown.image_id}", frames=shown.frames, masklets=tuple(masklets))
+            several = sample.meta.get("joined", ())
+            for place, masklet in enumerate(sample.masks):
+                kept = joined if place in several else objects
+                if masklet not in kept:
+                    kept.append(masklet)
+        shown, others = samples[0], sum(masklet not in objects for masklet in joined)
+        return Clip(name=f"{shown.dataset}/{shown.image_id}", frames=shown.frames, masklets=tuple(objects), joined=others)
 
     def _sample(self, number: int) -> Sample:
         source = int(np.searchsorted(self._firsts, number, side="right")) - 1
@@ -90,7 +104,9 @@ class Clips(Sequence[Clip]):
 
 
 def why_left_out(clip: Clip, *, length: int) -> str:
-    """Say why a video can't be trained on: too short, or no object to be followed; empty if it can."""
+    """Say why a video can't be trained on: no single object, too short, or no object to be followed; empty if it can."""
+    if clip.joined and not clip.masklets:
+        return f"{clip.name}: {JOINED}"
     if len(clip.frames) < length:
         return f"{clip.name}: {len(clip.frames)} frames, fewer than memory.frames = {length}"
     if not _starts(clip, length=length, gap=1):

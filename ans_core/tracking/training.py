@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -19,11 +20,14 @@ from ans_core.tracking.batch import TrackingBatch, predictions
 from ans_core.tracking.forward import Remember, encode, remembered, track
 from ans_core.tracking.loss import LossWeights, frame_losses, total
 
-WHOLE, PARTLY = ("memory_attention", "memory_encoder", "image_encoder"), ("sam_prompt_encoder", "sam_mask_decoder")
-"""Modules of which every step gives every parameter a gradient, and those of which it gives some one: the embeddings of prompts that were
-not drawn, and the masks that were not the best, get none. Object pointers get one where the object is predicted to be there."""
+EVERY_STEP = ("memory_attention", "memory_encoder", "image_encoder")
+"""Modules of which every step gives every parameter a gradient. Others wait for their prompts: a mask, clicks, several of them."""
+ABSENT = ("no_obj_ptr", "no_obj_embed_spatial")
+"""Parameters that are read where an object is predicted to be absent: without a gradient they tell of the clips, not of a mistake."""
+UNREAD = ("no_mem_pos_enc",)
+"""Parameters of SAM2's checkpoints that no published model reads (`directly_add_no_mem_embed`)."""
 PATIENCE = 20
-"""Steps after which a module of PARTLY that was never used is a mistake in the settings, and no chance of the prompts."""
+"""Steps after which an entry of memory.trainable_modules without a gradient is a mistake in the settings, and no chance of the prompts."""
 
 
 ORIGINAL = "original_mask_decoder"
@@ -83,20 +87,26 @@ def open_modules(sam2: Grounding, names: Collection[str]) -> dict[str, nn.Parame
     """Freeze SAM2 but for the modules (or single parameters) of these names, also inner ones as `sam_prompt_encoder.mask_downscaling`,
     whose weights become fp32; return what is trained.
 
-    Raises ValueError for a name that SAM2 does not have.
+    Raises ValueError for a name that SAM2 does not have, or that stands for nothing which could learn.
     """
     known = [name for name, _ in (*sam2.named_modules(), *sam2.named_parameters()) if name.split(".")[0] not in ("", ORIGINAL)]
     if unknown := sorted(set(names) - set(known)):
         outer = sorted(name for name in known if "." not in name)
         raise ValueError(f"memory.trainable_modules: SAM2 has no {unknown}; it has {outer}, and what is in these")
+    if idle := sorted({name for name in names if name in UNREAD or not any(_within(p, name) for p, _ in sam2.named_parameters())}):
+        raise ValueError(
+            f"memory.trainable_modules: {idle} can't learn: this SAM2 has no parameters there, or never reads them; leave it out"
+        )
     sam2.requires_grad_(False)
-    trained = {name: p for name, p in sam2.named_parameters() if any(f"{name}.".startswith(f"{chosen}.") for chosen in names)}
-    if not trained:
-        raise ValueError(f"memory.trainable_modules {sorted(names)} have no parameters; name others of {sorted(known)}")
+    trained = {name: p for name, p in sam2.named_parameters() if any(_within(name, chosen) for chosen in names)}
     for p in trained.values():
         p.data = p.data.float()
         p.requires_grad_(True)
     return trained
+
+
+def _within(name: str, module: str) -> bool:
+    return f"{name}.".startswith(f"{module}.")
 
 
 def set_dropout(sam2: Grounding, share: float) -> None:
@@ -109,16 +119,19 @@ def set_dropout(sam2: Grounding, share: float) -> None:
 
 
 class GradientCheck:
-    """Watches which parameters get a gradient that is not zero, until each has had one; `reached` holds their names."""
+    """Watches which parameters get a gradient that is finite and not zero, until each has had one; `reached` holds their names."""
 
-    def __init__(self, sam2: Grounding, trained: dict[str, nn.Parameter], *, reached: set[str] | None = None) -> None:
+    def __init__(
+        self, sam2: Grounding, trained: dict[str, nn.Parameter], *, modules: Collection[str], reached: set[str] | None = None
+    ) -> None:
+        """modules: the names that `trained` was opened by."""
         self._frozen = {name: p for name, p in sam2.named_parameters() if name not in trained}
-        self._trained = list(trained)
+        self._trained, self._modules = list(trained), list(modules)
         self._reached = set() if reached is None else reached
         self._watches = {name: p.register_post_accumulate_grad_hook(partial(self._note, name)) for name, p in trained.items()}
 
     def _note(self, name: str, p: Tensor) -> None:
-        if name not in self._reached and p.grad is not None and bool(p.grad.any()):
+        if name not in self._reached and p.grad is not None and bool(p.grad.any() & p.grad.isfinite().all()):
             self._reached.add(name)
             self._watches[name].remove()
 
@@ -127,22 +140,44 @@ class GradientCheck:
         """Trained parameters that have had no gradient so far."""
         return [name for name in self._trained if name not in self._reached]
 
-    def judge(self, steps: int) -> None:
-        """Raise RuntimeError if, after so many steps, a parameter of WHOLE got no gradient, a frozen parameter one, or, once PATIENCE steps
-        are done, a module of PARTLY none at all: which prompts were drawn decides what of it is used. All processes must call it."""
-        reached = {name for own in dist.union({dist.rank(): sorted(self._reached)}).values() for name in own}
-        missing = [name for name in self.missing if name.split(".")[0] in WHOLE and name not in reached]
-        for module in PARTLY if steps >= PATIENCE else ():
-            own = [name for name in self._trained if name.split(".")[0] == module]
-            missing += [module] if own and not set(own) & reached else []
-        if missing:
-            raise RuntimeError(
-                f"after {steps} steps trained tensors have no gradient: {', '.join(missing[:8])} ({len(missing)}); take them out of"
-                " memory.trainable_modules, prompt with what they read (memory.prompts.kinds), or train on clips whose later frames have"
-                " ground truth"
-            )
+    def judge_first(self) -> None:
+        """Raise RuntimeError if one step gave a parameter of EVERY_STEP no gradient, or a frozen one any. All processes must call it."""
+        self._share()
+        if missing := [name for name in self.missing if name.split(".")[0] in EVERY_STEP]:
+            raise RuntimeError(_no_gradient(missing, steps=1))
         if stray := [name for name, p in self._frozen.items() if p.grad is not None]:
-            raise RuntimeError(f"{len(stray)} frozen tensors have a gradient: {', '.join(stray[:8])}")
+            raise RuntimeError(f"{len(stray)} frozen tensors have a gradient: {_some(stray)}")
+
+    def judge(self, steps: int) -> None:
+        """Warn of the parameters that had no gradient in any of so many steps; raise RuntimeError if these are all of a module that was
+        named to be trained, but for ABSENT. All processes must call it."""
+        self._share()
+        missing = set(self.missing)
+        idle = [module for module in self._modules if all(name in missing for name in self._trained if _within(name, module))]
+        if wrong := [module for module in idle if module not in ABSENT]:
+            raise RuntimeError(_no_gradient(wrong, steps=steps))
+        if missing and dist.rank() == 0:
+            logging.warning("memory: %d trained tensors had no gradient in %s: %s", len(missing), _steps(steps), ", ".join(self.missing))
+
+    def _share(self) -> None:
+        """Take in what other processes saw."""
+        self._reached.update(*dist.union({dist.rank(): sorted(self._reached)}).values())
+
+
+def _no_gradient(names: Sequence[str], *, steps: int) -> str:
+    return (
+        f"after {_steps(steps)} no gradient has reached {_some(names)} ({len(names)}); take them out of"
+        " memory.trainable_modules, prompt with what they read (memory.prompts.kinds), or train on clips whose later frames have ground"
+        " truth"
+    )
+
+
+def _steps(number: int) -> str:
+    return "1 step" if number == 1 else f"{number} steps"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8])
 
 
 @lru_cache(maxsize=2)

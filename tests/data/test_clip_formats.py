@@ -135,6 +135,7 @@ def test_coco_video_frames_are_ordered_and_those_without_annotation_unknown(tmp_
     assert [f.stem for f in car.frames] == NAMES
     assert (car.text, pixels(car.masks[0])) == ("car", [0, 36, 36, None, 36, 36])  # frame 0 says that it is annotated
     assert (person.text, pixels(person.masks[0])) == ("person", [0, 0, 36, None, 36, 36])
+    assert person.meta == {"category": "person", "object_ids": [2]}
     file = root / "demo_train.json"
     content = json.loads(file.read_text())
     clip_sets.write_json(file, content | {"annotations": [a | {"category_id": 2} for a in content["annotations"]]})
@@ -144,11 +145,12 @@ def test_coco_video_frames_are_ordered_and_those_without_annotation_unknown(tmp_
     clip_sets.write_json(file, content | {"annotations": without})
     (persons,) = read("coco_video", root)  # no identities: the category is one object
     assert [pixels(m) for m in persons.masks] == [[0, 36, 72, None, 72, 72]]
+    assert persons.meta["joined"] == [0]
     numbered = [a | {"id": 900 + a["id"]} for a in content["annotations"] if a["instance_id"] == 2]
     clip_sets.write_json(file, content | {"annotations": [*numbered, *without]})  # instance 2 is not what has no identity, category 2
     (persons,) = read("coco_video", root)
     assert [pixels(m) for m in persons.masks] == [pixels(person.masks[0]), [0, 36, 72, None, 72, 72]]
-    assert persons.meta["object_ids"] == [2, "category 2"]
+    assert (persons.meta["object_ids"], persons.meta["joined"]) == ([2, "category 2"], [1])
     mixed = [a | {"instance_id": "2" if place % 2 else 2} for place, a in enumerate(numbered)]
     clip_sets.write_json(file, content | {"annotations": mixed})
     with pytest.raises(checks.DataError, match=r"instance '?2'? of .* comes as a number and as a text; write all of them alike"):

@@ -112,7 +112,7 @@ def test_a_category_means_all_its_objects_and_its_crowds(tree, scenes, tmp_path)
     whole = {"images": [{"id": 1, "file_name": "a.png"}], "categories": [{"id": 1, "name": "person"}], "annotations": annotations}
     store(tmp_path / "annotations/instances_val2017.json", whole)
     (sample,) = FORMATS["coco"](tmp_path, name="coco", split="val")
-    assert (sample.text, areas(sample), sample.meta["kind"]) == ("person", [6, 4], "crowd")
+    assert (sample.text, areas(sample), sample.meta["kind"], sample.meta["joined"]) == ("person", [6, 4], "crowd", [1])
     annotations[1]["category_id"] = 7
     store(tmp_path / "annotations/instances_val2017.json", whole)
     with pytest.raises(DataError, match="annotation 1: category_id 7 is in no list of the file"):
@@ -128,6 +128,7 @@ def test_objects_of_a_picture_are_found_wherever_they_stand_in_the_file(tmp_path
     store(tmp_path / "annotations/instances_val2017.json", whole)
     samples = list(FORMATS["coco"](tmp_path, name="coco", split="val"))
     assert [(s.sample_id, s.frames[0].name, len(s.masks)) for s in samples] == [("0_1", "a.png", 2), ("1_1", "b.png", 2)]
+    assert all("joined" not in sample.meta for sample in samples)
 
 
 def write_osprey(root: Path, *records: dict[str, Any], name: str = "osprey_conversation.json") -> Path:

@@ -96,6 +96,20 @@ def test_pictures_that_are_shown_turned_are_told(tmp_path, capsys):
     assert told.startswith(f"warning: 1 pictures have an EXIF tag that turns them for display, as {tmp_path / 'turned.jpg'}.")
 
 
+def test_clips_whose_objects_have_no_identities_are_told(tmp_path, capsys):
+    file = clip_sets.coco_video(tmp_path) / "demo_train.json"
+    content = json.loads(file.read_text())
+    assert check(tmp_path, "coco_video") == 0
+    assert "instance_id" not in capsys.readouterr().out
+    for annotation in content["annotations"]:
+        del annotation["instance_id"]
+    file.write_text(json.dumps(content))
+    assert check(tmp_path, "coco_video") == 0
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if "instance_id" in line]
+    assert told.startswith("warning: split 'train': 2 masks join all of a category in a clip, since")
+    assert told.endswith("the stage `memory` leaves them out: give each object a number of its own, the same in every frame")
+
+
 def test_samples_are_checked_and_shown_one_by_one(tmp_path, capsys, monkeypatch):
     """A million of them take 2 GB as a list."""
     Image.new("RGB", (8, 6)).save(tmp_path / "a.png")

@@ -6,15 +6,18 @@ import csv
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from ans_core import data
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import memory as handed_on
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.config import Config
+from ans_core.data.mixture import Source
 from ans_core.model import Sa2VA
 from ans_core.stages import memory, prepare
 from tests import tiny
@@ -56,8 +59,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_best_epoch_is_handed_on_and_a_killed_run_resumes_to_the_same_bits(inputs: Path, tmp_path: Path, monkeypatch):  # type: ignore[no-untyped-def]
-    metrics = run(tmp_path, "whole", config(), inputs / "base")
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_best_epoch_is_handed_on_and_a_killed_run_resumes_to_the_same_bits(inputs: Path, tmp_path: Path, monkeypatch, dtype: str):  # type: ignore[no-untyped-def]
+    cfg = config(dtype=dtype)
+    metrics = run(tmp_path, "whole", cfg, inputs / "base")
     rows = list(csv.DictReader((tmp_path / "whole/curves.csv").open()))
     scores = [float(row["value"]) for row in rows if row["name"] == "memory/val_J&F"]
     assert len(scores) == 2  # two epochs of two steps
@@ -77,13 +82,13 @@ def test_the_best_epoch_is_handed_on_and_a_killed_run_resumes_to_the_same_bits(i
     (tmp_path / "again").mkdir()
     monkeypatch.setattr(memory.Kept, "add", lambda self, epoch, *rest: (add(self, epoch, *rest), killed(epoch)))
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "again", "cut", config(), inputs / "base")
+        run(tmp_path / "again", "cut", cfg, inputs / "base")
     monkeypatch.setattr(memory.Kept, "add", add)
-    run(tmp_path / "again", "resumed", config(), inputs / "base")
+    run(tmp_path / "again", "resumed", cfg, inputs / "base")
     assert saved == [0, 1, 2]
     for name in ("delta.safetensors", "curves.csv"):
         assert (tmp_path / "again/resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    ended = run(tmp_path / "again", "ended", config(), inputs / "base")  # killed after the last step: no gradient is seen any more
+    ended = run(tmp_path / "again", "ended", cfg, inputs / "base")  # killed after the last step: no gradient is seen any more
     assert ended == metrics
 
 
@@ -99,6 +104,77 @@ def test_epochs_whose_last_step_is_skipped_are_judged_after_the_next_one(inputs:
     monkeypatch.setattr(memory.Tracking, "forward", broken)
     run(tmp_path, "out", config(), inputs / "base")
     assert list(json.loads((tmp_path / "scratch/kept/scores.json").read_text())) == ["0", "1", "2"]
+
+
+@pytest.mark.slow
+def test_the_newest_epochs_are_kept_beside_the_best_and_load_as_the_result_does(inputs: Path, tmp_path: Path, monkeypatch):  # type: ignore[no-untyped-def]
+    """Four epochs, of which the first is the best; the others have tensors of their own."""
+    trained: dict[int, dict[str, torch.Tensor]] = {}
+    add = memory.Kept.add
+
+    def noted(self: memory.Kept, epoch: int, score: float, tensors: dict[str, torch.Tensor]) -> None:
+        trained[epoch] = {f"sam2.{name}": tensor.detach().clone() for name, tensor in tensors.items()}
+        add(self, epoch, 1.0 if epoch == 1 else 0.5, tensors)
+
+    monkeypatch.setattr(memory.Kept, "add", noted)
+    optim = TRAIN["optim"] | {"steps": 4, "batch": 1}
+    metrics = run(tmp_path, "out", config(optim=optim, limit_train_batches=1, keep_last=2), inputs / "base")
+    assert metrics["best_epoch"] == 1
+    assert sorted(path.name for path in (tmp_path / "out/last").iterdir()) == ["epoch-0003", "epoch-0004"]
+    for epoch, folder in ((1, "out"), (3, "out/last/epoch-0003"), (4, "out/last/epoch-0004")):
+        model = checkpoint.load(inputs / "base/base")
+        loaded = handed_on.load_into(model, tmp_path / folder, base=inputs / "base/base")
+        own = dict(model.named_parameters())
+        assert loaded.keys() == trained[epoch].keys()
+        assert all(torch.equal(loaded[name], tensor) and torch.equal(own[name], tensor) for name, tensor in trained[epoch].items())
+    assert any(not torch.equal(trained[3][name], trained[4][name]) for name in trained[3])
+
+
+def add_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add the data set `mine`: two clips and two stills, of each one with an object beside a mask of several, and one without."""
+    several, sources = tiny.square(0, 0, 64, 8), data.sources
+    clips = [tiny.clip(0), tiny.clip(1, masks=((several,) * 4,), meta={"joined": [0]})]
+    clips[0] = replace(clips[0], masks=((several,) * 4, *clips[0].masks), meta={"joined": [0]})
+    stills = [tiny.sample(n, masks=((several,), *tiny.sample(n).masks)[: 4 - n], meta={"joined": [0]}) for n in (2, 3)]
+    samples = [replace(sample, dataset="mine") for sample in (*clips, *stills)]
+    mine = Source(name="mine", kind="extra", samples=samples, repeats=1)
+    monkeypatch.setattr(data, "sources", lambda prepared, of: [*sources(prepared, of), *([mine] if of == "train" else [])])
+
+
+@pytest.mark.slow
+def test_masks_of_several_objects_are_not_trained_on_and_counted(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    add_joined(monkeypatch)
+    metrics = run(tmp_path, "out", config(data=["mine", "scenes_clips"]), inputs / "base")
+    *told, clip, still = (tmp_path / "out/left_out.txt").read_text().splitlines()
+    assert told == ["mine: 4 masks stand for several objects each (crowds, or categories without instance_id or track_id) and are left out"]
+    assert [line.partition(":")[0] for line in (clip, still)] == ["mine/i1", "mine/i3"]
+    assert metrics["left_out_clips"] == 2
+
+
+def test_a_set_without_identities_alone_is_refused(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    add_joined(monkeypatch)
+    chosen = config(data=["mine"], frames=5, image_share=0.0)
+    with pytest.raises(ValueError, match=r"all 2 clips are left out, the first is mine/i0: 4 frames, .*give the objects identities"):
+        run(tmp_path, "out", chosen, inputs / "base")
+
+
+@pytest.mark.slow
+def test_a_short_run_is_judged_by_all_its_steps_even_if_its_last_one_is_skipped(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Boxes alone never read `mask_downsample`. A second start, with no step left to do, refuses it as well."""
+    forward, calls = memory.Tracking.forward, itertools.count()
+
+    def broken(self: torch.nn.Module, batch: object) -> tuple[torch.Tensor, dict[str, float]]:
+        loss, metrics = forward(self, batch)
+        return (loss * math.nan if next(calls) == 1 else loss), metrics
+
+    monkeypatch.setattr(memory.Tracking, "forward", broken)
+    changed = {"trainable_modules": ["memory_encoder", "mask_downsample"], "optim": TRAIN["optim"] | {"steps": 2, "batch": 1}}
+    for name in ("first", "again"):
+        with pytest.raises(RuntimeError, match=r"after 2 steps no gradient has reached mask_downsample \(1\)"):
+            run(tmp_path, name, config(**changed), inputs / "base")
+    assert next(calls) == 2
 
 
 def test_what_was_trained_reaches_both_decoders_of_a_base_and_no_base_of_another_hash(inputs: Path, tmp_path: Path, own_model: Sa2VA):

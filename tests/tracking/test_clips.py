@@ -37,6 +37,18 @@ def test_samples_about_one_video_become_one_clip_with_each_object_once():
     assert list(Clips([])) == []
 
 
+def test_masks_of_several_objects_are_no_objects_of_a_clip():
+    """A mask that another sample names as an object is one."""
+    crowd, pair = (tiny.square(0, 0, 64, 8),), (tiny.square(0, 8, 64, 16),)
+    one = replace(tiny.sample(3), masks=(crowd, *tiny.sample(3).masks, pair), meta={"joined": [0, 2]})
+    other = replace(tiny.sample(3), sample_id="other", masks=(pair,))
+    alone = replace(tiny.clip(1), meta={"joined": [0]})
+    still, clip = Clips([[one, other, alone]])
+    assert (still.masklets, still.joined) == ((*tiny.sample(3).masks, pair), 1)
+    assert (clip.masklets, clip.joined, clip.followed(range(4))) == ((), 1, [])
+    assert why_left_out(clip, length=3).startswith("drawn/i1: its masks stand for several objects each: crowds, or a category whose")
+
+
 def test_videos_that_are_too_short_or_show_nothing_to_follow_are_left_out_with_a_reason():
     good, late = clip_with((HERE, GONE, None)), clip_with((GONE, None, HERE), name="late")
     short = clip_with((HERE, HERE), name="short")

@@ -1,7 +1,7 @@
 """COCO's instances (`instances_<split>2017.json`: images, annotations, categories) -> one referring sample per picture and category.
 
 The category's name is the expression, and means all its objects. A crowd (`iscrowd`: many objects in one mask) counts as one more object,
-as it is of the category too.
+as it is of the category too; `meta["joined"]` names it.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ def instances(
                 mask = usable_mask(shape, height=height, width=width, where=where)
                 objects.setdefault(annotation.category_id, []).append((mask, bool(annotation.iscrowd)))
         for category_id, found in objects.items():
+            crowds = [place for place, (_, crowd) in enumerate(found) if crowd]
             yield Sample(
                 sample_id=f"{picture.id}_{category_id}",
                 dataset=name,
@@ -100,7 +101,7 @@ def instances(
                 task="referring",
                 text=text(names[category_id]),
                 masks=tuple((mask,) for mask, _ in found),
-                meta={"category": names[category_id], "kind": "crowd" if any(crowd for _, crowd in found) else "instances"},
+                meta={"category": names[category_id], "kind": "crowd" if crowds else "instances"} | ({"joined": crowds} if crowds else {}),
             )
     faults.tell()
     skipped.tell()

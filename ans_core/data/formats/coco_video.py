@@ -1,9 +1,10 @@
 """COCO-video and YouTube-VIS files -> one referring sample per clip and category: the category's name, meaning all its instances.
 
 COCO-video: `images` with video_id and frame_id (or order_in_video, frame_index), one annotation per object and image. An object's identity
-is its instance_id (or track_id); annotations without one are all of the one object of their category. An image without any annotation is
-not annotated (None), unless it says `is_det_keyframe`. YouTube-VIS: `videos` with file_names, `segmentations` with a mask or null (absent)
-per frame. Crowd regions are left out. The pictures lie in `<split>/JPEGImages/`, `<split>/`, `images/`, `JPEGImages/` or beside the file.
+is its instance_id (or track_id); annotations without one are joined to one masklet of their category, which `meta["joined"]` names. An
+image without any annotation is not annotated (None), unless it says `is_det_keyframe`. YouTube-VIS: `videos` with file_names,
+`segmentations` with a mask or null (absent) per frame. Crowd regions are left out. The pictures lie in `<split>/JPEGImages/`, `<split>/`,
+`images/`, `JPEGImages/` or beside the file.
 """
 
 from __future__ import annotations
@@ -281,10 +282,13 @@ def _add_mask(annotation: FrameAnnotation, clip: Clip, place: int, *, where: str
 
 def _samples(clip: Clip, words: dict[Any, str], *, file: Path, name: str) -> list[Sample]:
     by_category: dict[Any, dict[Any, Masklet]] = defaultdict(dict)
+    joined: dict[Any, list[int]] = {}
     for identity, category in clip.category.items():
         number = identity if not isinstance(identity, tuple) else identity[1] if identity[0] == "instance" else f"category {identity[1]}"
         where = f"{file}: video {rle.short(clip.name)}, object {rle.short(number)}"
         by_category[category][number] = clip_files.visible(clip.masklet(identity), where=where)
+        if isinstance(identity, tuple) and identity[0] == "category":
+            joined[category] = [len(by_category[category]) - 1]
     return [
         Sample(
             sample_id=f"{clip.name}_{category}",
@@ -296,7 +300,7 @@ def _samples(clip: Clip, words: dict[Any, str], *, file: Path, name: str) -> lis
             task="referring",
             text=words[category],
             masks=tuple(masklets.values()),
-            meta={"category": words[category], "object_ids": list(masklets)},
+            meta={"category": words[category], "object_ids": list(masklets)} | ({"joined": joined[category]} if category in joined else {}),
         )
         for category, masklets in by_category.items()
     ]
