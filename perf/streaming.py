@@ -1,23 +1,28 @@
 """How much memory a video takes, by number of frames: `Sa2VA.follow` frame by frame on files and on an MP4, `Sa2VA.predict` with all of it,
-and the command `ans predict` on a folder of frames and on an MP4.
+the command `ans predict` on a folder of frames and on an MP4, and SAM2 alone: the command `ans track` (way track) and the `sam2` package's
+video predictor with the same weights, clip and boxes (way stock).
 
-    python perf/streaming.py [--model runs/tiny/model] [--frames 100 1000] [--ways follow follow_mp4 predict folder mp4]
+    python perf/streaming.py [--model runs/tiny/model] [--frames 100 1000] [--ways follow follow_mp4 predict folder mp4 track stock]
 
-Every measurement is a process of its own: bytes that are no file's, over those before the video. The command has answered about 16 frames
-by then, and loads its model once more.
+Every measurement is a process of its own: bytes that are no file's, over those before the video. The process has answered about 16 frames
+by then; a command loads its model once more. `--model` of track and stock may be any SAM2. They follow two boxes; `ans track` writes every
+frame's masks and the overlay, the stock predictor's masks are thresholded and dropped.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 from peak import watched
 from PIL import Image
 
@@ -28,58 +33,97 @@ from flows.answer import save_video
 DRAWN = 32
 """Frames, again from the start in a longer video."""
 SIDE = 128
-SIZES = {"follow": (SIDE, SIDE), "follow_mp4": (640, 360), "predict": (SIDE, SIDE), "folder": (640, 360), "mp4": (640, 360)}
+SIZES = {"follow": (SIDE, SIDE), "predict": (SIDE, SIDE)} | dict.fromkeys(("follow_mp4", "folder", "mp4", "track", "stock"), (640, 360))
+BOXES = ((60, 40, 300, 200), (320, 100, 560, 330))
+"""Objects that `track` and `stock` follow: x0, y0, x1, y1 in frame 0."""
+TEXT = prompts.VIDEO_EVAL.format(text="the circle")
+Answer = Callable[[Path], tuple[str, int]]
+"""Folder of frames -> what is said, and how many masks of objects are drawn."""
 
 
 def write_video(folder: Path, frames: int, size: tuple[int, int]) -> None:
-    """Every frame as a file, those after the first DRAWN as links, and all as an MP4 beside the folder."""
+    """Every frame as a JPEG, as the stock predictor needs it, those after the first DRAWN as links, and all as an MP4 beside the folder."""
     folder.mkdir()
     drawn = draw_clip(seed=7, split="val", index=3, image_size=SIDE, frames=DRAWN).frames
     pictures = [Image.fromarray(frame).resize(size) for frame in drawn]
     for number in range(frames):
-        file = folder / f"{number:05d}.png"
+        file = folder / f"{number:05d}.jpg"
         if number < DRAWN:
-            pictures[number].save(file)
+            pictures[number].save(file, quality=95)
         else:
-            file.symlink_to(folder / f"{number % DRAWN:05d}.png")
+            file.symlink_to(folder / f"{number % DRAWN:05d}.jpg")
     save_video((pictures[number % DRAWN] for number in range(frames)), folder.with_suffix(".mp4"), fps=8)
 
 
 def measured(model: str, folder: Path, way: str) -> None:
+    answer = answerer(model, folder.parent, way)
+    answer(folder.with_name("short"))
+    start_s = time.monotonic()
+    with watched() as peak:
+        said, drawn = answer(folder)
+    frames = len(list(folder.iterdir()))
+    frame_ms = (time.monotonic() - start_s) / frames * 1000
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    memory = f"{peak.grown / 1e6:.0f} MB (the whole process: {resident / 1e6:.0f})"
+    print(f"{way}, {frames} frames: {memory}, {frame_ms:.0f} ms a frame ({drawn} masks, {said!r})")
+
+
+def answerer(model: str, folder: Path, way: str) -> Answer:
+    """Load what a way needs before the video. `folder` is where it may write."""
+    if way in ("folder", "mp4", "track"):
+        return lambda video: command(video if way != "mp4" else video.with_suffix(".mp4"), model, folder / "out", track=way == "track")
+    if way == "stock":
+        return stock(model, folder)
     from ans_core.model import Sa2VA
 
-    text = prompts.VIDEO_EVAL.format(text="the circle")
-    video = sorted(folder.iterdir())
-    if way in ("folder", "mp4"):
-        answered(folder.with_name("short"), text, model, folder.parent)
-        start_s = time.monotonic()
-        with watched() as peak:
-            said = answered(folder if way == "folder" else folder.with_suffix(".mp4"), text, model, folder.parent)
-        drawn = len(list((folder.parent / "out/masks").iterdir()))
-    else:
-        loaded = Sa2VA.from_pretrained(model)
-        loaded.predict(text=text, video=video[:16], max_tokens=24)
-        start_s = time.monotonic()
-        with watched() as peak:
-            if way.startswith("follow"):
-                said, masks = loaded.follow(text=text, video=video if way == "follow" else folder.with_suffix(".mp4"), max_tokens=24)
-                drawn = sum(len(mask) for _, mask in masks)
-            else:
-                answer = loaded.predict(text=text, video=video, max_tokens=24)
-                said, drawn = answer.text, sum(len(mask) for mask in answer.masks)
-    took_s = time.monotonic() - start_s
-    frame_ms = took_s / len(video) * 1000
-    print(f"{way}, {len(video)} frames: {peak.grown / 1e6:.0f} MB, {frame_ms:.0f} ms a frame ({drawn} masks, {said!r})")
+    loaded = Sa2VA.from_pretrained(model)
+
+    def answer(folder: Path) -> tuple[str, int]:
+        files = sorted(folder.iterdir())
+        if way == "predict":
+            found = loaded.predict(text=TEXT, video=files, max_tokens=24)
+            return found.text, sum(len(mask) for mask in found.masks)
+        said, masks = loaded.follow(text=TEXT, video=files if way == "follow" else folder.with_suffix(".mp4"), max_tokens=24)
+        return said, sum(len(mask) for _, mask in masks)
+
+    return answer
 
 
-def answered(source: Path, text: str, model: str, folder: Path) -> str:
-    """What the command says."""
+def command(source: Path, model: str, out: Path, *, track: bool) -> tuple[str, int]:
+    """Run `ans track` or `ans predict`."""
     from flows import cli
 
+    asked = [word for box in BOXES for word in ("--box", ",".join(map(str, box)))] if track else [TEXT, "--max-tokens", "24"]
     with redirect_stdout(StringIO()) as printed:
-        asked = cli.parse(["predict", str(source), text, "--model", model, "--max-tokens", "24", "--out", str(folder / "out")])
-        asked.function(asked)
-    return printed.getvalue().splitlines()[-2]
+        given = cli.parse(["track" if track else "predict", str(source), *asked, "--model", model, "--out", str(out)])
+        given.function(given)
+    said = "" if track else printed.getvalue().splitlines()[-2]
+    return said, len(list((out / "masks").iterdir())) * (len(BOXES) if track else 1)
+
+
+def stock(model: str, folder: Path) -> Answer:
+    import torch
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf
+
+    from ans_core.checkpoints import sam2 as sam2_files
+
+    sam2 = sam2_files.load(model)
+    sam2_files.save(sam2, folder / "sam2", metadata={})
+    predictor = instantiate(OmegaConf.load(folder / "sam2" / sam2_files.STOCK).model).eval()
+    predictor.load_state_dict(sam2.state_dict())
+
+    def answer(video: Path) -> tuple[str, int]:
+        drawn = 0
+        with torch.inference_mode():
+            state = predictor.init_state(str(video))
+            for number, box in enumerate(BOXES):
+                predictor.add_new_points_or_box(state, frame_idx=0, obj_id=number, box=np.array(box, np.float32))
+            for _, _, logits in predictor.propagate_in_video(state):
+                drawn += len((logits[:, 0] > 0).numpy())
+        return "", drawn
+
+    return answer
 
 
 def main() -> None:
