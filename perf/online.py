@@ -122,6 +122,8 @@ def main() -> None:
     found: dict[str, object] = {"search_ms": searches(time.perf_counter), "search_cpu_ms": searches(time.process_time)}
     print(json.dumps(found), flush=True)
     if arguments.questions:
+        if arguments.questions < (cold := load(Path("params.yaml")).agent.online.admission.cold_start):
+            raise SystemExit(f"--questions {arguments.questions}: the worker learns from {cold} on (admission.cold_start); ask as many")
         found |= served(arguments.questions)
         print(json.dumps(found, indent=1))
     arguments.out.write_text(json.dumps(found, indent=1) + "\n")
