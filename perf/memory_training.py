@@ -55,7 +55,7 @@ from ans_core.tracking.clips import Clip, Clips, choose_window, load_window
 from ans_core.tracking.follow import ObjectPrompt, follow
 from ans_core.tracking.forward import remembered
 from ans_core.tracking.loss import LossWeights
-from ans_core.tracking.training import GradientCheck, Tracking, open_modules
+from ans_core.tracking.training import UNREAD, GradientCheck, Tracking, open_modules
 from ans_core.tracking.validation import validate
 from perf.peak import watched
 from perf.training_peak import as_on_gpu, faked, fakes, step_peak
@@ -265,7 +265,7 @@ def peak(arguments: argparse.Namespace) -> str:
 
 def trainee(sam2: Grounding, way: str, arguments: argparse.Namespace) -> tuple[Tracking, Optimizer]:
     """Return the loss module and the optimizer of the stage `memory`."""
-    every = {name.split(".")[0] for name, _ in sam2.named_parameters()}
+    every = {name.split(".")[0] for name, _ in sam2.named_parameters()} - set(UNREAD)
     open_modules(sam2, every if arguments.modules == ["all"] else arguments.modules)
     sam2.train()
     sam2.blank_absent = True
@@ -389,7 +389,7 @@ def main() -> None:
     for name, value in (("side", 1024), ("objects", 3), ("clips", 1)):
         it.add_argument(f"--{name}", type=int, default=value)
     it.add_argument("--dtype", choices=["fp32", "bf16"], default="bf16")
-    it.add_argument("--modules", nargs="+", default=list(DEFAULT), help="those that are trained; all = the whole SAM2")
+    it.add_argument("--modules", nargs="+", default=list(DEFAULT), help="those that are trained; all = the whole SAM2 (what it reads)")
     it.add_argument("--measure", action="store_true", help="compute a CPU's step, and run it")
     it = commands.add_parser("speed")
     it.add_argument("--model", required=True)
