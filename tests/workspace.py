@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -247,16 +248,32 @@ class Commands:
     """One process for commands of `ans`, with one Prefect server, for tests of neither: both take 10 s of processor time to start."""
 
     def __init__(self, home: Path) -> None:
+        self._home = home
+        self._start()
+
+    def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", COMMANDS], cwd=home, env=environment(home), text=True, start_new_session=True,
+            [sys.executable, "-c", COMMANDS], cwd=self._home, env=environment(self._home), text=True, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         assert self._process.stdout is not None
-        self.server: dict[str, str] = json.loads(self._process.stdout.readline())
-        """Names the server to other processes."""
+        self._server: dict[str, str] = json.loads(self._process.stdout.readline())
+
+    def _restart_if_ended(self) -> None:
+        """A test that kills what it started may have hit this process; the next test shall not suffer for it."""
+        if (status := self._process.poll()) is not None:
+            warnings.warn(f"the process for commands had ended (status {status}); another one takes its place", stacklevel=2)
+            self._start()
+
+    @property
+    def server(self) -> dict[str, str]:
+        """What names the server to other processes."""
+        self._restart_if_ended()
+        return self._server
 
     def ans(self, folder: Path, *words: str, status: int | None = 0, **extra: str) -> str:
         """Run `ans WORDS` in a workspace; return what it printed. `status` None takes any."""
+        self._restart_if_ended()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps([str(folder), words, extra]), file=self._process.stdin, flush=True)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -217,9 +218,11 @@ def test_a_killed_flow_leaves_no_stage_behind_and_doctor_closes_its_runs(
         for stage in stages:
             stage.suspend()
         server.kill()
+    pids = [other.pid for other in living(workspace)]
     process.kill()
     process.wait()
     until(lambda: not living(workspace), "stage, tracker or temporary server outlive their flow")
+    until(lambda: not any(map(psutil.pid_exists, pids)), "nobody reaps them")  # until then DVC takes its lock for one that is held
     shown = commands.ans(workspace, "doctor", status=None)
     assert "resumes: smoke/base" in shown
     assert "RUNNING" not in {run["status"] for run in mlflow_runs(workspace)}
