@@ -30,7 +30,7 @@ from flows.pipeline_run import PipelineRun
 from tasks.launcher import check_sharding, check_shares
 from tasks.process import die_with_parent, held
 from tasks.runner import state_key
-from tasks.stages import AGENT, MAIN, ONLINE, STAGES, TABLE, Stage, needed_for, stage_named
+from tasks.stages import AGENT, MAIN, ONLINE, STAGES, TABLE, Stage, maker_of, needed_for, stage_named
 
 RETRY_DELAY_S = 5
 REPORT = "report/report.html"
@@ -142,10 +142,9 @@ def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (
 
 
 def check_base(stages: tuple[Stage, ...], config: Config, here: Path) -> None:
-    """Raise ConfigError if these stages need an agent's base that is not there and that none of them makes."""
+    """Raise ConfigError if these stages need an agent's base that is not there and that no stage makes."""
     base = here / config.agent.base
-    outs = [stage.out_path(config.profile, here) for stage in stages]
-    if any(stage.group != MAIN for stage in stages) and not base.is_dir() and not any(base.is_relative_to(out) for out in outs):
+    if any(stage.group != MAIN for stage in stages) and not base.is_dir() and not maker_of(base, config):
         raise ConfigError(
             f"agent.base = {config.agent.base!r} is no folder; name one that holds a Sa2VA (`ans pull REPO DIR` fetches one from the hub), "
             "or leave it empty for what this pipeline makes"

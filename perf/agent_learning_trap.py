@@ -39,12 +39,7 @@ from ans_core.stages.agent_sft import Part, TraceBatches
 from ans_core.stages.launch import machine_of, schedule_of
 from perf.agent_ablation import RUNS, judged, parts_of, trained
 
-ALONE = {"curiosity": 0.0, "evidence": 0.0, "coherence": 0.0, "penalty": 0.0}
-ARMS: dict[str, dict[str, Any]] = {
-    "task alone": ALONE,
-    "with curiosity": ALONE | {"curiosity": 1.0},
-    **RUNS,
-}
+ARMS: dict[str, dict[str, Any]] = {**RUNS, "with curiosity": RUNS["task alone"] | {"curiosity": 1.0}}
 """Name -> what differs from the profile's `agent.rft`."""
 MEAN = 10
 

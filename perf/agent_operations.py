@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 from nltk import edit_distance
-from scipy.ndimage import distance_transform_edt
 
 from ans_core import rle
 from ans_core.agent import ocr
@@ -43,6 +42,7 @@ from ans_core.metrics.hota import Frame
 from ans_core.metrics.mask import pairwise_iou
 from ans_core.metrics.video import j_and_f
 from ans_core.model import Sa2VA
+from ans_core.tracking.simulator import center
 from ans_core.types import ImageRef
 
 RESULTS = Path("perf/results")
@@ -123,9 +123,8 @@ def real_clips(folder: Path) -> list[Clip]:
 def point_in(mask: Bool[np.ndarray, "H W"]) -> list[int]:
     """Return the point farthest from the mask's edge, in thousandths."""
     height, width = mask.shape
-    depth = distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1]
-    row, column = np.unravel_index(depth.argmax(), mask.shape)
-    return [round(THOUSAND * (int(column) + 0.5) / width), round(THOUSAND * (int(row) + 0.5) / height)]
+    x, y = center(mask)
+    return [round(THOUSAND * (x + 0.5) / width), round(THOUSAND * (y + 0.5) / height)]
 
 
 def segmentation(things: Sequence[Thing], toolbox: Toolbox) -> Figures:

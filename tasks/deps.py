@@ -116,8 +116,7 @@ def dvc_stage(stage: Stage, root: Path) -> dict[str, Any]:
 
 
 def dvc_input(stage: Stage, name: str) -> str:
-    """Return an input as dvc.yaml names it; as `Stage.input_paths`."""
-    return "${agent.base}" if name == "model" and stage.group != MAIN else f"runs/${{profile}}/{name}"
+    return stage.input_path(name, profile="${profile}", base="${agent.base}")
 
 
 def dvc_rows(rows: list[Stage], root: Path) -> dict[str, Any]:

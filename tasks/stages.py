@@ -64,10 +64,12 @@ class Stage:
         """Return the command. `exec`: no shell stays between dvc and the stage, which ends with the process that started it."""
         return f"exec python -m tasks.{self.task}" + (f" {self.row}" if self.row else "")
 
+    def input_path(self, name: str, *, profile: str, base: str) -> str:
+        """Return where an input lies. The `model` of the agent's stages is the folder that agent.base names."""
+        return base if name == "model" and self.group != MAIN else f"runs/{profile}/{name}"
+
     def input_paths(self, config: Config, root: Path = Path()) -> dict[str, Path]:
-        """Return where each input lies. The `model` of the agent's stages is the folder that agent.base names."""
-        paths = {name: root / "runs" / config.profile / name for name in self.inputs}
-        return paths | ({"model": root / config.agent.base} if "model" in paths and self.group != MAIN else {})
+        return {name: root / self.input_path(name, profile=config.profile, base=config.agent.base) for name in self.inputs}
 
     def out_path(self, profile: str, root: Path = Path()) -> Path:
         return root / "runs" / profile / self.out
@@ -185,14 +187,19 @@ STAGES = tuple(stage for stage in TABLE if stage.group == MAIN)
 def needed_for(group: str, config: Config) -> tuple[Stage, ...]:
     """Return a group's stages and all that they need, in the order of the table."""
     chosen = {stage.name: stage for stage in TABLE if stage.group == group}
-    while more := {made.name: made for stage in chosen.values() for made in _makers(stage, config) if made.name not in chosen}:
+    while more := {
+        made.name: made
+        for stage in chosen.values()
+        for path in stage.input_paths(config).values()
+        if (made := maker_of(path, config)) and made.name not in chosen
+    }:
         chosen |= more
     return tuple(stage for stage in TABLE if stage.name in chosen)
 
 
-def _makers(stage: Stage, config: Config) -> list[Stage]:
-    inputs = [path.resolve() for path in stage.input_paths(config).values()]
-    return [made for made in TABLE if any(path.is_relative_to(made.out_path(config.profile).resolve()) for path in inputs)]
+def maker_of(path: Path, config: Config) -> Stage | None:
+    """Return the stage whose output this is, or is in; None if no stage makes it."""
+    return next((stage for stage in TABLE if path.resolve().is_relative_to(stage.out_path(config.profile).resolve())), None)
 
 
 def stage_named(name: str) -> Stage:

@@ -16,10 +16,7 @@ from ans_core import overlay, rle
 from ans_core.agent.episode import Observation
 from ans_core.agent.evaluation import Outcome
 from ans_core.agent.play import PlayedEpisode, PlayedTurn
-from ans_core.agent.rewards.coherence import coherence
-from ans_core.agent.rewards.curiosity import price
-from ans_core.agent.rewards.penalties import penalties
-from ans_core.agent.rewards.total import task
+from ans_core.agent.rewards.total import own_parts, task
 from ans_core.agent.workspace import Workspace, opened
 from ans_core.types import RLE
 
@@ -92,18 +89,11 @@ def rewards(outcome: Outcome, played: PlayedEpisode) -> dict[str, Any]:
     whether RFT would learn from it.
 
     Only what is a function of the episode: not the bonus of curiosity and not learning progress. The coherence is not normalised."""
-    observations, plan = played.episode.observations, outcome.question.plan
-    faults = {name: value for name, value in penalties(observations, answer=outcome.answer).items() if value}
+    parts, faults = own_parts(played.episode.observations, plan=outcome.question.plan, answer=outcome.answer, evidence=outcome.evidence)
     return {
-        "rewards": {
-            "task": task(outcome.right),
-            "evidence": float(bool(plan) and outcome.evidence),
-            "coherence": coherence(observations, plan=plan),
-            "price": price(calls=len(observations), shortest=len(plan)),
-            "penalty": sum(faults.values(), 0.0),
-        },
-        "faults": list(faults),
-        "lesson": played.is_lesson and not played.broke,
+        "rewards": {"task": task(outcome.right), **parts},
+        "faults": [name for name, value in faults.items() if value],
+        "lesson": played.is_lesson,
     }
 
 

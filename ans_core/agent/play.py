@@ -113,12 +113,12 @@ class PlayedEpisode:
     @property
     def is_lesson(self) -> bool:
         """Whether RL may learn from it. One that a limit of the episode ended could have gone on to anything; an answer that is cut off at
-        `turn_tokens` is a wrong one."""
-        return self.ended not in OF_EPISODE
+        `turn_tokens` is a wrong one. One that broke says nothing of its model."""
+        return self.ended not in OF_EPISODE and not self.broke
 
     @property
     def broke(self) -> bool:
-        """Whether an operation failed by the machine's fault: such an episode is no lesson."""
+        """Whether an operation failed by the machine's fault."""
         return any(observation.error in BROKEN for observation in self.episode.observations)
 
     @property

@@ -16,13 +16,11 @@ from ans_core.agent.crops import Crop, CropFeatures
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import looked
 from ans_core.agent.play import Limits, PlayedEpisode, play
-from ans_core.agent.rewards.coherence import coherence
-from ans_core.agent.rewards.curiosity import ToolUse, bonus, price
+from ans_core.agent.rewards.curiosity import ToolUse, bonus
 from ans_core.agent.rewards.curriculum import PARTS, PHASES, Curriculum, Rules
 from ans_core.agent.rewards.dynamics import Dynamics
-from ans_core.agent.rewards.penalties import penalties
 from ans_core.agent.rewards.running import RunningNorm, moments
-from ans_core.agent.rewards.total import shaping, task
+from ans_core.agent.rewards.total import own_parts, shaping, task
 from ans_core.agent.world import Question, is_right
 from ans_core.dist import rank, wait_for_all
 from ans_core.model import Sa2VA
@@ -101,31 +99,28 @@ class AgentPractice:
         return self.features.of([Crop(frame=frame, box=box) for frame, box in parts])
 
     def _rewarded(self, question: Question, played: PlayedEpisode) -> PlayedRollout:
-        observations = played.episode.observations
         right = played.answer is not None and is_right(played.answer, question)
         called, shortest = played.successful_calls > 0, len(question.plan)
-        made = coherence(observations, plan=question.plan)
-        faults = penalties(observations, answer=played.answer)
+        own, faults = own_parts(played.episode.observations, plan=question.plan, answer=played.answer, evidence=looked(question, played))
         curious = bonus(successful=played.successful_calls, shortest=shortest, use=self.use[question.family])
         parts = {
-            "curiosity": self._curiosity() * curious + price(calls=len(observations), shortest=shortest),
-            "evidence": float(bool(question.plan) and looked(question, played)),
-            "coherence": self.norm(made),
-            "penalty": sum(faults.values()),
+            "curiosity": self._curiosity() * curious + own["price"],
+            "evidence": own["evidence"],
+            "coherence": self.norm(own["coherence"]),
+            "penalty": own["penalty"],
         }
         learning: dict[str, float] = {}
         if self.dynamics is not None:
             parts["dynamics"], learning = self.dynamics.earned(played)
         active = {name: self.weights[name] for name in PARTS[self.curriculum.phase] if name in parts}
-        lost = not played.is_lesson or played.broke
         rewards = {"task": task(right), "shaping": shaping(parts, active)}
         row = self._counts[list(self.use).index(question.family)]
         row += torch.tensor([called, not called, right], dtype=row.dtype)
-        self._coherences.append(made)
+        self._coherences.append(own["coherence"])
         return rollout_of(
             played,
-            rewards=dict.fromkeys(rewards, math.nan) if lost else rewards,
-            measured=measured(question, played, right=right) | parts | {"coherence": made, **learning, **faults},
+            rewards=rewards if played.is_lesson else dict.fromkeys(rewards, math.nan),
+            measured=measured(question, played, right=right) | parts | {"coherence": own["coherence"], **learning, **faults},
         )
 
     def _curiosity(self) -> float:

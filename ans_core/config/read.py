@@ -49,14 +49,14 @@ def completed(values: dict[str, Any], root: Path) -> tuple[dict[str, Any], list[
     """Return `values` with missing keys from their profile (from the plain defaults if the profile is missing), and the names of those
     keys."""
     profile = values.get("profile")
-    name = profile if isinstance(profile, str) and re.match(PROFILE_NAME, profile) else "none"
-    defaults = Config(profile=name).model_dump(mode="json", exclude={"profile"})
+    known = profile if isinstance(profile, str) and re.match(PROFILE_NAME, profile) else "none"
+    defaults = Config(profile=known).model_dump(mode="json", exclude={"profile"})
     given = set(_flat(values))
     lacking = [name for name in _flat(defaults) if name not in given]
     if not lacking:
         return values, []
-    if (root / PROFILES / f"{name}.yaml").is_file():
-        defaults = resolve(root / PROFILES / f"{name}.yaml")
+    if (root / PROFILES / f"{known}.yaml").is_file():
+        defaults = resolve(root / PROFILES / f"{known}.yaml")
     return _merge(defaults, values), lacking
 
 

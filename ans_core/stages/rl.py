@@ -163,12 +163,6 @@ def samples_by_loop(
         if key not in chosen:
             chosen[key] = len(found.samples)
             taken = [s for s in samples if takes(s)] + more
-            if name == "refer" and absent and all(s.masks for s in taken):
-                warnings.warn(
-                    f"rl.absent is {absent:g}, but no expression of the training data names an absent thing: the loop refer never practises"
-                    " to deny. gRefCOCO has some (format grefcoco in prepare.sources), drawn scenes too; rl.absent=0 leaves this line out",
-                    stacklevel=2,
-                )
             found.samples.append(with_absent(taken, absent) if name == "refer" else taken)
         found.of[name] = chosen[key]
         if not found.samples[chosen[key]]:
@@ -179,8 +173,15 @@ def samples_by_loop(
 
 
 def with_absent(samples: list[Sample], share: float) -> list[Sample]:
-    """Repeat the samples without an object, or leave some of them out, until they are this share of all; samples without any such stay."""
+    """Repeat the samples without an object, or leave some of them out, until they are this share of all; samples without any such stay, and
+    a warning says so."""
     there, silent = [s for s in samples if s.masks], [s for s in samples if not s.masks]
+    if share and there and not silent:
+        warnings.warn(
+            f"rl.absent is {share:g}, but no expression of the training data names an absent thing: the loop refer never practises to deny."
+            " gRefCOCO has some (format grefcoco in prepare.sources), drawn scenes too; rl.absent=0 leaves this line out",
+            stacklevel=2,
+        )
     wanted = round(len(there) * share / (1 - share)) if silent else 0
     return there + list(islice(cycle(silent), wanted))
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from ans_core.agent.episode import Observation
+from ans_core.agent.protocol import Call
+from ans_core.agent.rewards.coherence import coherence
+from ans_core.agent.rewards.curiosity import price
+from ans_core.agent.rewards.penalties import penalties
 
 LIMIT = 0.4
 """Of the shaping. Below half of what a right answer earns: a right answer earns 0.6 at least, a wrong one 0.4 at most."""
@@ -10,6 +16,21 @@ LIMIT = 0.4
 
 def task(right: bool) -> float:
     return float(right)
+
+
+def own_parts(
+    observations: Sequence[Observation], *, plan: Sequence[Call], answer: str | None, evidence: bool
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the parts that an episode earns whatever the state of training is, before their weights, and the penalties by name. Parts:
+    `evidence` (a look at all things asked about, where one is needed), `coherence`, `price` of needless calls, `penalty`."""
+    faults = penalties(observations, answer=answer)
+    parts = {
+        "evidence": float(bool(plan) and evidence),
+        "coherence": coherence(observations, plan=plan),
+        "price": price(calls=len(observations), shortest=len(plan)),
+        "penalty": sum(faults.values(), 0.0),
+    }
+    return parts, faults
 
 
 def shaping(parts: Mapping[str, float], weights: Mapping[str, float]) -> float:
