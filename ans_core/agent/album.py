@@ -26,7 +26,7 @@ WIDTH = 240
 STILLS = 6
 """Frames that a track is shown in."""
 STILL_WIDTH = 120
-"""As WIDTH, of a track's frames."""
+"""Pixels on the longer side of a track's frames."""
 QUALITY = 90
 """Of WebP: 21 drawn pictures have 105 KB, as PNG 773 KB, for their backgrounds are noise."""
 
@@ -115,8 +115,8 @@ def _turn(turn: PlayedTurn, workspace: Workspace, name: str) -> tuple[dict[str, 
 
 
 def stills_of(observation: Observation, workspace: Workspace) -> dict[str, Image.Image]:
-    """Return, by what they are called, the frame with the mask that a call made on it, or a track's frames: STILLS at most, evenly spread,
-    the first and the last among them. A track has the colour of the mask that it was followed from."""
+    """Return pictures of what a call made, by their labels: a mask on its frame; of a track at most STILLS frames, evenly spread from the
+    first to the last, in the colour of the mask that it was followed from. Empty if it made neither."""
     made, track = observation.values.get("mask"), observation.values.get("track")
     if track is not None:
         masks, mask = workspace.masklet(track), workspace.track(track).mask

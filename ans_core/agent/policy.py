@@ -117,7 +117,7 @@ class AgentPolicy:
         self.operations: list[str] | None = None
         """Names of the operations that it was trained with, whose calls have tokens; None where nobody wrote that down."""
         self.ocr: str | None = None
-        """What read for READ_TEXT in what it was trained on; None where nothing was read, or nobody wrote that down."""
+        """The reader (`ocr.reader`) of the READ_TEXT calls that it was trained on; None without such calls, or where it is not known."""
 
     def is_told(self, otherwise: bool) -> bool:
         """Return whether it is to be told the operations: as it was trained, else as the settings say."""
@@ -161,7 +161,7 @@ def load_policy(
 ) -> AgentPolicy:
     """Load a trained agent; all adapters begin as what was trained. Raises ValueError where it was trained on another base, for what
     another stage wrote, and where its tokens for calls are not those of `operations` any more. Operations that came after its training
-    have none: their tokens would take the places of its own. Warns where READ_TEXT reads with something else than in its training.
+    have none: their tokens would take the places of its own. Warns if READ_TEXT has another reader here than in its training.
 
     quantize: the linear layers that the agent and its base speak with in 8 bits, for inference. LoRA, projector and rows of embeddings and
     head stay as they are; copies of layers take their place only once they are loaded, so they are quantized after that, as their base's
@@ -192,7 +192,7 @@ def load_policy(
 
 
 def warn_of_other_reader(readers: Iterable[str], *, what: str) -> None:
-    """Warn, in the first process, where READ_TEXT read with something else when `what` was made."""
+    """Warn, in the first process, if these readers of READ_TEXT, which `what` was made with, are not this machine's."""
     if not (other := sorted(set(readers))) or dist.rank() or other == [here := ocr.reader()]:
         return
     as_there = {

@@ -50,7 +50,7 @@ class Pool:
     videos: Clips
     stills: Clips
     left_out: list[str]
-    """Why which clips are left out."""
+    """Names of the clips that are left out, each with the reason."""
     joined: dict[str, int]
     """Data set -> number of its masks that are no single object, and are left out."""
 

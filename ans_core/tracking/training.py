@@ -124,7 +124,7 @@ class GradientCheck:
     def __init__(
         self, sam2: Grounding, trained: dict[str, nn.Parameter], *, modules: Collection[str], reached: set[str] | None = None
     ) -> None:
-        """modules: the names that `trained` was opened by."""
+        """modules: the names (memory.trainable_modules) that chose `trained`."""
         self._frozen = {name: p for name, p in sam2.named_parameters() if name not in trained}
         self._trained, self._modules = list(trained), list(modules)
         self._reached = set() if reached is None else reached
@@ -160,7 +160,7 @@ class GradientCheck:
             logging.warning("memory: %d trained tensors had no gradient in %s: %s", len(missing), _steps(steps), ", ".join(self.missing))
 
     def _share(self) -> None:
-        """Take in what other processes saw."""
+        """Add the names that other processes have seen with a gradient."""
         self._reached.update(*dist.union({dist.rank(): sorted(self._reached)}).values())
 
 
