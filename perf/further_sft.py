@@ -38,7 +38,7 @@ def trained(cfg: Config, inputs: dict[str, Path], scratch: Path) -> Sa2VA:
     """Train the adapter that RL would train, by SFT's objective, and merge it."""
     s, machine = cfg.sft, machine_of(cfg.launch, cfg.sft.dtype)
     model = sft_model(inputs["base"] / "base", inputs["sft"], device=machine.device)
-    modules = adapters.policy_modules(model, cfg.rl.loops)
+    modules = adapters.policy_modules(model, drawing=cfg.rl.drawing)
     policies = adapters.Policies(model, adapters.rl_config(**cfg.rl.lora.model_dump(), modules=modules), seed=cfg.seed)
     seed = dist.seed_of(cfg.seed, "further sft")
     mixture = mixture_of(cfg, data.sources(inputs["data"], "train"), seed=seed)

@@ -42,6 +42,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "loop 1 alone": {"loops": {"caption": 1.0}},
     "loop 2 alone": LOOP_2,
     "refer alone": {"loops": {"refer": 1.0}},
+    "refer alone, place, too": {"loops": {"refer": 1.0}, "place": 1.0},
+    "place, too": {"place": 1.0},
     "no judge": {"use_llm_judge": False},
     "teacher frozen at SFT": {"inverse": "reference"},
     "no teacher: the policy is its own inverse": {"inverse": "policy"},
@@ -54,6 +56,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "masks by `seg_gaussian`": {"mask_policy": "seg_gaussian"},
     "masks by `bernoulli`": {"mask_policy": "bernoulli"},
     "masks by `multimask`": {"mask_policy": "multimask"},
+    "masks by `place`": {"mask_policy": "place"},
     "loop 2 alone, no supervised mask loss": {**LOOP_2, "mask_weight": 0.0},
     "loop 2 alone, no supervised mask loss, `token`": {
         **LOOP_2, "mask_weight": 0.0, "mask_policy": "token", "stop_identical": 0, "kl": 0.0, "kl_words": 0.0,

@@ -318,7 +318,7 @@ class Captions:
             tokenizer=tokenizer, template="qwen_chat", video_frames=4,
         )  # fmt: skip
         self.model = build_tiny(config, tokenizer, seed=0).eval()
-        self.policies = Policies(self.model, rl_config(**LORA, modules=policy_modules(self.model, ["caption"])), seed=0)
+        self.policies = Policies(self.model, rl_config(**LORA, modules=policy_modules(self.model, drawing=False)), seed=0)
         for name, p in self.model.named_parameters():
             if ".lora_B.policy." in name:
                 torch.nn.init.normal_(p, std=0.02)

@@ -15,15 +15,15 @@ class Rl(Section):
     """Dual-loop GRPO from the merged SFT model, with an EMA teacher as the inverse model."""
 
     optim: Optim = Optim(steps=150, batch=8, lr=2e-4, weight_decay=0.0, save_every=25)
-    modules_lr: Weight = 1.0
+    modules_lr: Weight = 0.1
     """Factor on the learning rate of modules trained in full (projector, text_hidden_fcs, SAM2's mask decoder): LoRA tolerates a higher
-    rate."""
+    rate. At 1 a tiny model's masks break (LOG, 2026-11-21)."""
     lora: Lora = Lora()
     dtype: Literal["fp32", "bf16"] = "bf16"
     """Dtype of the forward pass, rollouts included (autocast); log-probabilities and trained tensors are always fp32."""
     checkpointing: Checkpointing = "none"
     """layers: recompute the layers in the backward pass, for memory. Rollouts keep their KV cache."""
-    loops: Annotated[dict[LoopName, Rate], Field(min_length=1)] = {"caption": 1.0, "mask": 1.0}
+    loops: Annotated[dict[LoopName, Rate], Field(min_length=1)] = {"caption": 1.0, "mask": 0.2, "refer": 1.0}
     """Weights. caption: mask -> caption -> mask' (loop 1); masks without a caption (SA-1B) take part, if none of its rewards reads one.
     mask: caption -> mask -> caption' (loop 2), whose gradient is noisier: at equal weight it makes a tiny model lose what SFT learned of
     expressions (LOG); texts without a mask take part, if nothing reads a mask. refer: expression -> a mask, or "there is no such object".
@@ -54,9 +54,10 @@ class Rl(Section):
     clip_low: Rate = 0.2
     clip_high: Rate = 0.28
     kl: Weight = 0.02
-    kl_words: Weight = 1.0
+    kl_words: Weight = 5.0
     """Weight of the KL to the reference of the words around `[SEG]` in loop 2 (exact, summed over an answer). These words are given, so no
-    reward constrains them; without the KL the model more often says that the object is not there (LOG)."""
+    reward constrains them; without the KL the model more often says that the object is not there (LOG). 5 at loop 2's weight of 0.2 is as
+    strong as 1 at 1."""
     entropy: Weight = 0.0
     """Weight of the mean entropy of the sampled tokens, as a bonus."""
     mask_truncated: bool = False
@@ -68,9 +69,9 @@ class Rl(Section):
     std_floor: Rate = 0.02
     inverse: Literal["teacher", "policy", "reference"] = "teacher"
     """The model that closes the loops. policy: the policy itself. reference: always the SFT model."""
-    ema: Share = 0.99
+    ema: Share = 0.9995
     """Decay of the teacher towards the policy, per update."""
-    ema_warmup: bool = True
+    ema_warmup: bool = False
     """Use smaller decays in the first updates, (1 + n) / (10 + n), so that the teacher follows closely from the start. In a short run it
     then lags the policy by a few steps only, and the two agree on captions that no other model reads better (LOG); without warm-up it stays
     near SFT."""
@@ -86,12 +87,17 @@ class Rl(Section):
     """Also judge loop 1's captions by questions (section `judge`): its part `meteor` becomes METEOR and judgement together."""
     use_llm_judge_loop2: bool = False
     """The same for loop 2."""
-    mask_policy: Literal["grid_gaussian", "seg_gaussian", "bernoulli", "multimask", "token"] = "grid_gaussian"
+    mask_policy: Literal["grid_gaussian", "seg_gaussian", "bernoulli", "multimask", "place", "token"] = "grid_gaussian"
     """Where loop 2 adds randomness (ans_core/rl/mask_policy.py)."""
     mask_grid: Positive = 8
-    """grid_gaussian: cells on a side of the action grid."""
+    """grid_gaussian, place: cells on a side of the action grid."""
     mask_sigma: Rate = 0.5
     """Initial width of exploration; it is then steered so that a group's masks have a mean IoU of 0.75 to 0.92."""
+    place: Weight = 0.0
+    """Weight of a second action of the loop refer: in which cell of the picture (`mask_grid`) to click for the thing that is meant. 0 =
+    words alone, which can't move a mask to another thing."""
+    place_width: Rate = 0.5
+    """How far its clicks spread: the cells' logits are those of the mask, in units of their standard deviation and this."""
     mask_weight: Weight = 0.25
     """Weight of the supervised mask loss in loop 2."""
     stop_identical: Count = 50
@@ -117,4 +123,11 @@ class Rl(Section):
                 raise Impossible(flag, "METEOR and judge pay together, in the part `meteor`, which the loop's rewards lack: add it")
         if self.max_grad_norm and not self.monitor_every:
             raise Impossible("max_grad_norm", "max_grad_norm is looked at every monitor_every steps, which is 0: set it, or no limit")
+        if self.place and "refer" not in self.loops:
+            raise Impossible("place", f"place is {self.place:g}, an action of the loop refer, which rl.loops lacks: add it, or set place=0")
         return self
+
+    @property
+    def drawing(self) -> bool:
+        """Whether actions are drawn from masks, so that what makes masks is trained."""
+        return "mask" in self.loops or bool(self.place)

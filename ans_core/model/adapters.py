@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -131,9 +131,10 @@ DRAWING = ("text_hidden_fcs", "sam_mask_decoder")
 """Modules that RL trains fully beside the projector, with one copy per adapter; embeddings and head stay frozen."""
 
 
-def policy_modules(model: Sa2VA, loops: Collection[str]) -> list[str]:
-    """Return the modules that a run trains. Only loop `mask` gives the mask modules a gradient; without it they stay frozen."""
-    return [*model.backbone.projectors, *(DRAWING if "mask" in loops else ())]
+def policy_modules(model: Sa2VA, *, drawing: bool) -> list[str]:
+    """Return the modules that a run trains. drawing: its actions give the mask modules a gradient (`Rl.drawing`); otherwise they stay
+    frozen."""
+    return [*model.backbone.projectors, *(DRAWING if drawing else ())]
 
 
 def rl_config(*, rank: int, alpha: int, dropout: float, modules: Sequence[str]) -> LoraConfig:

@@ -19,7 +19,7 @@ from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import grpo
 from ans_core.rl.mask_policy import MaskSampling, PolicyOutput
 from ans_core.rl.rollout import Group
-from ans_core.rl.step import Experience, Loop, RolloutStep
+from ans_core.rl.step import Experience, Loop, RolloutStep, unread
 
 
 def policy_output(step: RolloutStep, groups: tuple[Group, ...]) -> tuple[PolicyOutput, Float[Tensor, "M V"]]:
@@ -30,11 +30,9 @@ def policy_output(step: RolloutStep, groups: tuple[Group, ...]) -> tuple[PolicyO
     words = step.reader.guarded(step.model.logits(hidden[at, place - 1]))
     logp = words.log_softmax(1).gather(1, packed.input_ids[at, place][:, None])[:, 0]
     total = torch.zeros(len(groups), device=logp.device).index_add(0, rollout, logp)
-    # DistributedDataParallel waits for a gradient of every trained parameter, and few losses use these two heads.
-    unread = 0.0 * (decoded.ious.sum() + decoded.object_score.sum())
     output = PolicyOutput(
         embeddings=embeddings.float(),
-        logits=decoded.logits + unread,
+        logits=decoded.logits + unread(decoded),
         choices=decoded.all_logits,
         ious=decoded.ious.float(),
         words=total / rollout.bincount(minlength=len(groups)),
@@ -48,13 +46,15 @@ def act(step: RolloutStep) -> Experience:
     with step.timer.part("draw"):
         before, _ = policy_output(step, groups)
         spread = shared_mean(policy.spread(before), before.logits.device)
+        of = torch.arange(len(groups), device=before.logits.device).repeat_interleave(s.group)
         exploration.scale = spread if not exploration.scale else 0.9 * exploration.scale + 0.1 * spread
         acting = MaskSampling(
             width=exploration.width,
             scale=exploration.scale,
             generators=step.generators("mask actions"),
             group=s.group,
-            decode=lambda embeddings: step.decode(embeddings, each=s.group),
+            decode=lambda embeddings: step.decode(embeddings, of),
+            click=step.click,
         )
         actions = policy.act(before, acting)
     masks = [step.rle(mask.float() - 0.5, i) for i, some in enumerate(actions.masks) for mask in some]

@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 TARGET_IOU = (0.75, 0.92)
@@ -54,6 +54,9 @@ class MaskActions:
 Decode = Callable[[Float[Tensor, "P C"]], Float[Tensor, "P h w"]]
 """Decode embeddings to mask logits with the acting decoder; G embeddings for each of the B pictures, in order."""
 
+Click = Callable[[Float[Tensor, "P 2"]], Float[Tensor, "P C"]]
+"""Embed clicks at (x, y), shares of the picture, as prompts for `Decode`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MaskSampling:
@@ -65,6 +68,7 @@ class MaskSampling:
     """One per sample."""
     group: int
     decode: Decode
+    click: Click
 
     def normal(self, *shape: int) -> Float[Tensor, "B G *shape"]:
         """Return normal noise from the samples' generators."""
@@ -203,6 +207,43 @@ class Multimask:
         return F.kl_div(fixed, policy, log_target=True, reduction="batchmean")
 
 
+@dataclass(frozen=True)
+class Place:
+    """The action is a cell of a grid of cells x cells, in whose middle SAM2 is clicked. What is drawn is the thing that lies there, so a
+    group can reach other things, which noise on a mask can't. The cells' logits are those of the mask, pooled and in units of their
+    standard deviation, so the gradient moves the mask. What a click draws is part of the environment. Log-probabilities are exact."""
+
+    cells: int
+    explores: ClassVar[bool] = True
+
+    def log_probs(self, logits: Float[Tensor, "B h w"], width: float) -> Float[Tensor, "B K"]:
+        """Return the log-probability of every cell, row by row of the grid."""
+        pooled = F.adaptive_avg_pool2d(logits[:, None], self.cells).flatten(1)
+        flat = logits.flatten(1)
+        deviation = torch.linalg.vector_norm(flat - flat.mean(1, keepdim=True), dim=1, keepdim=True) / flat.shape[1] ** 0.5
+        return (pooled / (width * deviation.clamp(min=1e-6))).log_softmax(1)
+
+    def middles(self, cell: Int[Tensor, "*P"]) -> Float[Tensor, "*P 2"]:
+        """Return the cells' middles (x, y), shares of the picture."""
+        return (torch.stack([cell % self.cells, cell // self.cells], dim=-1) + 0.5) / self.cells
+
+    def spread(self, output: PolicyOutput) -> float:
+        return 1.0
+
+    def act(self, output: PolicyOutput, sampling: MaskSampling) -> MaskActions:
+        rows = zip(self.log_probs(output.logits, sampling.width).exp(), sampling.generators, strict=True)
+        choice = torch.stack([torch.multinomial(row, sampling.group, replacement=True, generator=g) for row, g in rows])
+        logits = sampling.decode(sampling.click(self.middles(choice).flatten(0, 1)))
+        return sampling.actions(choice, logits.unflatten(0, tuple(choice.shape)))
+
+    def log_prob(self, output: PolicyOutput, actions: MaskActions) -> Float[Tensor, "B G"]:
+        return self.log_probs(output.logits, actions.width).gather(1, actions.choice)
+
+    def kl(self, output: PolicyOutput, reference: PolicyOutput, actions: MaskActions) -> Float[Tensor, ""]:
+        policy, fixed = (self.log_probs(known.logits, actions.width) for known in (output, reference))
+        return F.kl_div(fixed, policy, log_target=True, reduction="batchmean")
+
+
 class Token:
     """The algorithm as first written down: the "action" is the answer's tokens, which are given. All masks of a group are the same, so
     every advantage and the gradient are 0. It is kept to show this."""
@@ -228,6 +269,7 @@ MASK_POLICIES: dict[str, Callable[[int], MaskPolicy]] = {
     "seg_gaussian": lambda cells: SegGaussian(),
     "bernoulli": lambda cells: Bernoulli(),
     "multimask": lambda cells: Multimask(),
+    "place": Place,
     "token": lambda cells: Token(),
 }
 """Name -> constructor, which takes the number of grid cells on a side."""

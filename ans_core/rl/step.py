@@ -112,6 +112,8 @@ class Experience:
     sampled_logps: list[tuple[float, ...]] = field(default_factory=list)
     """B x G: log-probabilities of the answer's tokens, as they were sampled."""
     actions: MaskActions | None = None
+    cells: Int[Tensor, "B G"] | None = None
+    """Where the loop refer clicked; -1 where it did not."""
     advantage: Float[Tensor, "B G"] | None = None
     known: dict[str, Tensor] = field(default_factory=dict)
     """Log-probabilities and logits of the reference, and of the policy that acted."""
@@ -136,6 +138,7 @@ class Experience:
             sampled_logps=[self.sampled_logps[i * group + g] for i in kept for g in range(group)] if self.sampled_logps else [],
             rewards={name: values[list(kept)] for name, values in self.rewards.items()},
             actions=actions,
+            cells=None if self.cells is None else self.cells[list(kept)],
         )
 
     def learned_tokens(self) -> int:
@@ -346,10 +349,30 @@ class RolloutStep:
         embeddings = self.model.seg_embeddings(hidden[at])
         return embeddings, self.model.sam2.decode(self.frames, at.nonzero()[:, 0], embeddings)
 
-    def decode(self, embeddings: Float[Tensor, "P C"], *, each: int) -> Float[Tensor, "P h w"]:
-        """Decode `each` embeddings per sample to mask logits."""
-        frame = torch.arange(len(self.batch.samples), device=embeddings.device).repeat_interleave(each)
-        return self.model.sam2.decode(self.frames, frame, embeddings).logits
+    def first_masks(
+        self, packed: Packed, hidden: Float[Tensor, "B L D"], rollout: Int[Tensor, " M"]
+    ) -> tuple[Int[Tensor, " P"], Float[Tensor, "P h w"], Bool[Tensor, " P"]]:
+        """Return the answers that say `[SEG]`, the mask logits of the first one in each, and whether it is shown.
+
+        Where no answer does, the (empty) logits hang in the graph all the same: processes wait for each other's gradients."""
+        drawing = rollout[packed.input_ids[packed.loss_mask] == self.model.seg_token_id]
+        if not len(drawing):
+            blank, frame = self.model.sam2.blank_features(hidden), drawing.new_zeros(1)
+            out = self.model.sam2.decode(blank, frame, self.model.seg_embeddings(hidden[0, :1]))
+            return drawing, out.logits[:0] + unread(out), drawing.bool()
+        first = torch.ones_like(drawing, dtype=torch.bool)
+        first[1:] = drawing[1:] != drawing[:-1]
+        out = self.decoded(packed, hidden)[1]
+        shown = self.model.sam2.shown(out).flatten(1).amax(1) > 0
+        return drawing[first], out.logits[first] + unread(out), shown[first]
+
+    def decode(self, embeddings: Float[Tensor, "P C"], samples: Int[Tensor, " P"]) -> Float[Tensor, "P h w"]:
+        """Decode embeddings in the pictures of these samples (their indices) to mask logits."""
+        return self.model.sam2.decode(self.frames, samples, embeddings).logits
+
+    def click(self, at: Float[Tensor, "P 2"]) -> Float[Tensor, "P C"]:
+        """Return the prompt embeddings of clicks at (x, y), shares of the picture."""
+        return self.model.sam2.click_embeddings(at.to(self.model.device) * self.model.sam2.image_size)
 
     @torch.no_grad()
     def inverse_masks(self, texts: Sequence[str]) -> list[MaskPrediction]:
@@ -404,6 +427,11 @@ class RolloutStep:
                 name: torch.tensor([self.rewards[name](a, truths[i // size]) for i, a in enumerate(judged)]).view(-1, size)
                 for name in weights
             }
+
+
+def unread(out: MaskOutput) -> Float[Tensor, ""]:
+    """Return 0, in the graph of two heads that few losses use: DistributedDataParallel waits for a gradient of every trained parameter."""
+    return 0.0 * (out.ious.sum() + out.object_score.sum())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from ans_core.model.packing import Packed
 from ans_core.rl import grpo
 from ans_core.rl.rollout import SampledAnswer, Segment, token_logps
 from ans_core.rl.step import Experience, RolloutStep
@@ -45,9 +46,15 @@ def read_reference(step: RolloutStep, done: Experience) -> dict[str, Tensor]:
 
 
 def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[str, float]]:
+    return words_loss(step, done, *step.hidden(done.groups, done.regions, done.observed))
+
+
+def words_loss(
+    step: RolloutStep, done: Experience, packed: Packed, hidden: Float[Tensor, "B L D"], rollout: Int[Tensor, " M"]
+) -> tuple[Float[Tensor, ""], dict[str, float]]:
+    """Return the loss of the tokens sampled, from hidden states of the policy, and metrics."""
     s, advantage = step.settings, done.advantage
     assert advantage is not None, "advantages come before learning"
-    packed, hidden, rollout = step.hidden(done.groups, done.regions, done.observed)
     logps, entropies = token_logps(step.model, packed, hidden, step.reader, learn_entropy=bool(s.entropy))
     if "behaviour" not in done.known:
         done.known["behaviour"] = logps.detach()

@@ -82,7 +82,7 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
     )
     model = sft_model(inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(settings.dtype), device=machine.device)
     model.checkpointing = settings.checkpointing
-    modules = adapters.policy_modules(model, settings.loops)
+    modules = adapters.policy_modules(model, drawing=settings.drawing)
     lora = adapters.rl_config(**settings.lora.model_dump(), modules=modules)
     policies = adapters.Policies(model, lora, seed=dist.seed_of(cfg.seed, "rl lora"))
     before = hashes(model)

@@ -117,7 +117,7 @@ def test_operations_give_the_bases_result_to_the_bit_whatever_is_trained_on_it(o
     with Toolbox(own_model) as toolbox:
         before = masks_of(toolbox, calls)
     assert "mask_2" in str(before[1])
-    config = adapters.rl_config(rank=2, alpha=4, dropout=0.0, modules=adapters.policy_modules(own_model, ("mask",)))
+    config = adapters.rl_config(rank=2, alpha=4, dropout=0.0, modules=adapters.policy_modules(own_model, drawing=True))
     policies = adapters.Policies(own_model, config, seed=0)
     with torch.no_grad():
         for tensor in policies.tensors("policy").values():

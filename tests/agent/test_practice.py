@@ -86,7 +86,7 @@ def batch(model: Sa2VA, step: int = 0, names: tuple[str, ...] = NAMES, inner_ste
 
 def loops(toolbox: Toolbox, *, dynamics: float = 0.0, **changes: object) -> DualLoop:
     model = tiny.build()
-    config = adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=adapters.policy_modules(model, ("agent",)))
+    config = adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=adapters.policy_modules(model, drawing=False))
     policies = adapters.Policies(model, config, seed=0)
     settings = SETTINGS.model_copy(update=changes)
     own = practice(model, toolbox, dynamics=dynamics)

@@ -40,7 +40,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     config = {"stage": "sft", "lora": lora, "seed": 0}
     hash_of = checkpoint.weights_hash
     checkpoint.save_delta(shaken(adapters.trained(model), 1), folder / "sft", base_hash=hash_of(folder / "base"), config=config)
-    modules = adapters.policy_modules(model, request.param)
+    modules = adapters.policy_modules(model, drawing="mask" in request.param)
     policies = adapters.Policies(sft_model(folder / "base", folder / "sft"), adapters.rl_config(**RL_LORA, modules=modules), seed=2)
     config = {"stage": "rl", "lora": RL_LORA, "modules": modules, "seed": 0}
     checkpoint.save_delta(shaken(policies.tensors("policy"), 2), folder / "rl", base_hash=hash_of(folder / "sft"), config=config)

@@ -20,7 +20,7 @@ def prepared(model: Sa2VA, seed: int = 0) -> None:
 
 
 def policies(model: Sa2VA, seed: int = 0) -> adapters.Policies:
-    return adapters.Policies(model, adapters.rl_config(**LORA, modules=adapters.policy_modules(model, ("caption", "mask"))), seed=seed)
+    return adapters.Policies(model, adapters.rl_config(**LORA, modules=adapters.policy_modules(model, drawing=True)), seed=seed)
 
 
 def outputs(model: Sa2VA) -> tuple[Tensor, Tensor]:

@@ -25,13 +25,14 @@ from tests import tiny
 
 SETTINGS = Rl().model_copy(update={
     "loops": {"caption": 1.0, "mask": 0.5}, "group": 3, "max_tokens": 5, "scale_rewards": "within", "mask_grid": 4, "samples_every": 0,
+    "ema": 0.99, "ema_warmup": True,
 })  # fmt: skip
 SAMPLES = (tiny.region(0, "a red square"), tiny.region(1, "a small green square", masks=((tiny.square(24, 24, 60, 60),),)))
 
 
 def loops(model: Sa2VA, judging: Judging | None = None, **changes: object) -> DualLoop:
     both = adapters.Policies(
-        model, adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=adapters.policy_modules(model, ("caption", "mask"))), seed=0
+        model, adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=adapters.policy_modules(model, drawing=True)), seed=0
     )
     settings = SETTINGS.model_copy(update=changes)
     return DualLoop(both, settings, seed=0, points=100, loss_weights=(2.0, 0.5), rewards=REWARDS, judging=judging)

@@ -33,6 +33,11 @@ def decoder(size: int = 16, width: int = 8) -> Decoder:
     return decode
 
 
+def clicked(at: Tensor) -> Tensor:
+    """Any embedding of a click."""
+    return torch.cat([3 * at - 1.5, torch.ones(len(at), 6)], dim=1)
+
+
 def drawn(z: Tensor, embeddings: Tensor | None = None) -> PolicyOutput:
     generator = torch.Generator().manual_seed(9)
     if embeddings is None:
@@ -43,7 +48,7 @@ def drawn(z: Tensor, embeddings: Tensor | None = None) -> PolicyOutput:
 
 
 def how(width: float, scale: float, generators: list[torch.Generator], group: int, decode: Decoder) -> MaskSampling:
-    return MaskSampling(width=width, scale=scale, generators=generators, group=group, decode=decode)
+    return MaskSampling(width=width, scale=scale, generators=generators, group=group, decode=decode, click=clicked)
 
 
 def act(policy: MaskPolicy, what: PolicyOutput, *, group: int = 4, width: float = 0.5, scale: float = 2.0, seed: int = 0) -> MaskActions:
@@ -180,6 +185,22 @@ def test_multimasks_log_prob_and_kl_are_those_of_the_choice():
             assert torch.equal(actions.masks[sample][here][0], one.choices[sample, mask] > 0)
 
 
+def test_places_are_chosen_by_the_pooled_logits_and_draw_what_a_click_in_their_middle_gives():
+    one, policy = drawn(logits()), mask_policy.Place(4)
+    pooled = F.avg_pool2d(one.logits, 4).flatten(1) / one.logits.flatten(1).std(1, correction=0, keepdim=True)
+    cells = torch.distributions.Categorical(logits=pooled / 0.5)
+    actions = act(policy, one, group=6000)
+    assert torch.allclose(policy.log_prob(one, actions), cells.log_prob(actions.choice.T).T, atol=1e-5)
+    counted = torch.stack([row.bincount(minlength=16) for row in actions.choice]) / 6000
+    assert (counted - cells.probs).abs().max() < 5 * 0.5 / math.sqrt(6000)
+    other = drawn(logits(seed=6))
+    fixed = torch.distributions.Categorical(logits=policy.log_probs(other.logits, 0.5))
+    assert policy.kl(one, other, actions).item() == pytest.approx(torch.distributions.kl_divergence(cells, fixed).mean().item(), rel=1e-4)
+    assert policy.middles(torch.tensor([0, 7, 12])).tolist() == [[0.125, 0.125], [0.875, 0.375], [0.125, 0.875]]  # x, y
+    at = policy.middles(actions.choice[1, 2])
+    assert torch.equal(actions.masks[1, 2], decoder()(clicked(at[None]))[0] > 0)
+
+
 def test_seg_gaussians_masks_are_what_the_noisy_embeddings_draw():
     what, policy = drawn(logits()), MASK_POLICIES["seg_gaussian"](4)
     actions = act(policy, what)
@@ -284,6 +305,18 @@ def test_multimasks_gradient_is_that_of_the_expected_reward():
     found = estimated(policy, PolicyOutput(**{**vars(what), "ious": own}), own, corner(12), group=20_000, width=0.5, decode=decoder(12))
     assert free.grad is not None
     assert torch.allclose(found, free.grad, atol=0.05 * free.grad.abs().max().item())
+
+
+def test_the_gradient_of_places_is_that_of_the_expected_reward():
+    """Nine places: the expectation is exact."""
+    policy, z = mask_policy.Place(3), logits(batch=1, size=12)
+    free, own = z.clone().requires_grad_(), z.clone().requires_grad_()
+    every = decoder(12)(clicked(policy.middles(torch.arange(9)))) > 0
+    (policy.log_probs(free, 0.5).exp() * reward(every[None], corner(12))).sum().backward()
+    found = estimated(policy, drawn(own), own, corner(12), group=20_000, width=0.5, decode=decoder(12))
+    assert free.grad is not None
+    assert F.cosine_similarity(found.flatten(), free.grad.flatten(), dim=0) > 0.95
+    assert found.norm().item() == pytest.approx(free.grad.norm().item(), rel=0.15)
 
 
 def test_the_token_policy_has_exactly_no_gradient():
