@@ -21,10 +21,9 @@ from ans_core.config import Config, load
 from ans_core.data.collate import Batch, collate
 from ans_core.model import adapters
 from ans_core.model.sa2va import Sa2VA
-from ans_core.model.supervised import Supervised, layout_of
 from ans_core.stages import evaluate
 from ans_core.stages.launch import machine_of, schedule_of
-from ans_core.stages.sft import mixture_of
+from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from perf.bar import RESULTS, spread
 
 METRICS = (
@@ -42,14 +41,12 @@ def trained(cfg: Config, inputs: dict[str, Path], scratch: Path) -> Sa2VA:
     policies = adapters.Policies(model, adapters.rl_config(**cfg.rl.lora.model_dump(), modules=modules), seed=cfg.seed)
     seed = dist.seed_of(cfg.seed, "further sft")
     mixture = mixture_of(cfg, data.sources(inputs["data"], "train"), seed=seed)
-    layout = layout_of(model, mask_size=s.mask_size, max_length=s.max_length, objects=s.objects)
+    layout = sft_layout(cfg, model)
 
     def make(step: int, micro: int) -> Batch:
         return collate(mixture.rows(step, micro, batch=s.optim.batch, micros=1), model.tokenizer, layout)
 
-    module = Supervised(
-        model, mask_weight=s.mask_weight, dice_weight=s.dice_weight, points=s.mask_points, object_weight=s.object_weight
-    )  # fmt: skip
+    module = objective_of(cfg, model)
     loop.train(
         module, make, name="further", schedule=schedule_of(cfg.rl.optim), machine=machine, seed=seed, scratch=scratch,
         log=lambda metrics, step: None, scales=dict.fromkeys(modules, cfg.rl.modules_lr),

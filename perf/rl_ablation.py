@@ -8,11 +8,13 @@
 Every run is the profile's RL with `--steps` steps. Judged on held-out regions (`val`): IoU of loop 1 (the model captions, the frozen SFT
 model draws), METEOR of loop 2 (the model draws, the frozen SFT model captions), captions that are right word for word; and gIoU of
 expressions of one thing, and of all (absent and several things). Gains are paired by region or expression with the SFT model's own.
+Printed beside the table: the share of each loop's groups in which all rewards are equal, a mean over the steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import statistics
 import tempfile
@@ -44,6 +46,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "refer alone": {"loops": {"refer": 1.0}},
     "refer alone, place, too": {"loops": {"refer": 1.0}, "place": 1.0},
     "place, too": {"place": 1.0},
+    "rows of SFT, too": {"rows": 8},
+    "place and rows of SFT, too": {"place": 1.0, "rows": 8},
     "no judge": {"use_llm_judge": False},
     "teacher frozen at SFT": {"inverse": "reference"},
     "no teacher: the policy is its own inverse": {"inverse": "policy"},
@@ -90,6 +94,17 @@ def judged(ask: Predict, inverse: Predict, regions: Sequence[Sample], referring:
     found["gIoU"] = [iou for iou, s in zip(ious, referring, strict=True) if len(s.masks) == 1]
     found["all expressions"] = ious
     return {name: [round(value, 5) for value in found[name]] for name in NAMES}
+
+
+def tied(curves: Path) -> dict[str, float]:
+    """Return the share of each loop's groups that teach nothing, because all their rewards are equal."""
+    found: dict[str, list[float]] = {}
+    with curves.open() as file:
+        for line in csv.DictReader(file):
+            _, loop, *name = line["name"].split("/")
+            if name == ["zero_spread"]:
+                found.setdefault(loop, []).append(float(line["value"]))
+    return {loop: round(statistics.fmean(values), 3) for loop, values in found.items()}
 
 
 NAMES = ("loop1 IoU", "loop2 METEOR", "exact captions", "gIoU", "all expressions")
@@ -167,9 +182,10 @@ def main() -> None:
                     raise
                 results["runs"][name] = {}  # a run that moved nothing is refused: the SFT model is what it left
             else:
+                results.setdefault("tied groups", {})[name] = tied(out / "curves.csv")
                 results["runs"][name] = judged(asking(rl_model(inputs["base"] / "base", inputs["sft"], out)), start, regions, referring)
         path.write_text(json.dumps(results))
-        print(f"{name}: {time.perf_counter() - began:.0f} s\n{table([path])}", flush=True)
+        print(f"{name}: {time.perf_counter() - began:.0f} s, {results.get('tied groups', {}).get(name)}\n{table([path])}", flush=True)
 
 
 if __name__ == "__main__":

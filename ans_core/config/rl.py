@@ -44,6 +44,10 @@ class Rl(Section):
     """Rollouts of one sample (G). A single one has no baseline."""
     oversample: Weight = 0.0
     """Share of additional candidates that are rolled out; they replace groups whose rewards are all equal (DAPO's dynamic sampling)."""
+    rows: Count = 0
+    """Rows of SFT's mixture that every step learns from beside the loops, with SFT's losses, so that what no loop practises is not
+    forgotten; 0 = none. At least one for each micro-batch of each process."""
+    rows_weight: Weight = 1.0
     inner_steps: Positive = 1
     """Optimizer steps on the same rollouts (mu)."""
     temperature: Rate = 1.0
@@ -125,9 +129,11 @@ class Rl(Section):
             raise Impossible("max_grad_norm", "max_grad_norm is looked at every monitor_every steps, which is 0: set it, or no limit")
         if self.place and "refer" not in self.loops:
             raise Impossible("place", f"place is {self.place:g}, an action of the loop refer, which rl.loops lacks: add it, or set place=0")
+        if 0 < self.rows < self.optim.accumulate:
+            raise Impossible("rows", f"rows is {self.rows}, less than the {self.optim.accumulate} micro-batches of a step: take more, or 0")
         return self
 
     @property
     def drawing(self) -> bool:
-        """Whether actions are drawn from masks, so that what makes masks is trained."""
-        return "mask" in self.loops or bool(self.place)
+        """Whether anything gives what makes masks a gradient, so that it is trained."""
+        return "mask" in self.loops or bool(self.place) or bool(self.rows)

@@ -132,7 +132,7 @@ DRAWING = ("text_hidden_fcs", "sam_mask_decoder")
 
 
 def policy_modules(model: Sa2VA, *, drawing: bool) -> list[str]:
-    """Return the modules that a run trains. drawing: its actions give the mask modules a gradient (`Rl.drawing`); otherwise they stay
+    """Return the modules that a run trains. drawing: something gives the mask modules a gradient (`Rl.drawing`); otherwise they stay
     frozen."""
     return [*model.backbone.projectors, *(DRAWING if drawing else ())]
 

@@ -22,11 +22,12 @@ from torch.utils.hooks import RemovableHandle
 
 from ans_core import transforms
 from ans_core.config.rl import Rl
-from ans_core.data.collate import TensorBatch
+from ans_core.data.collate import Batch, TensorBatch
 from ans_core.dist import rank, shared_sum, world_size
 from ans_core.model.adapters import Adapters
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.parts import part_of
+from ans_core.model.supervised import Supervised
 from ans_core.rewards import Reward
 from ans_core.rewards.judge.judging import Judging
 from ans_core.rl import agent_loop, caption_loop, describe_loop, ground_loop, grpo, mask_loop, pictures, refer_loop, vqa_loop
@@ -67,6 +68,15 @@ class Batches(TensorBatch):
     inner: int
     """Index of the update on the same rollouts."""
     step: int
+    rows: Batch | None = None
+    """This micro-batch's rows of SFT's mixture (`rl.rows`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What is learned from SFT's rows beside the loops. (In a class of its own, for a module in the module would be saved with it.)"""
+
+    supervised: Supervised
 
 
 class DualLoop(nn.Module):
@@ -87,6 +97,7 @@ class DualLoop(nn.Module):
         rewards: Mapping[str, Reward],
         judging: Judging | None = None,
         practice: Practice | None = None,
+        beside: Beside | None = None,
         log: Log | None = None,
         pictures_to: Path | None = None,
     ) -> None:
@@ -94,6 +105,7 @@ class DualLoop(nn.Module):
         self.model = policies.model
         self.policies, self.settings, self.seed, self.points, self.loss_weights = policies, settings, seed, points, loss_weights
         self.rewards, self.judging, self.practice, self.log, self.pictures_to = rewards, judging, practice, log, pictures_to
+        self.beside = beside
         self.reader = Reader(temperature=settings.temperature, forbidden=[self.model.image_token_id], guard=settings.logit_guard)
         self.mask_policy = MASK_POLICIES[settings.mask_policy](settings.mask_grid)
         self.exploration = Exploration(width=settings.mask_sigma)
@@ -190,7 +202,10 @@ class DualLoop(nn.Module):
             if self.practice is not None:
                 self.practice.end_rollouts(partial(shared_sum, device=self.model.device))
         self._set_totals(moved)
-        return moved
+        if self.beside is None:
+            return moved
+        rows = self.beside.supervised.begin_step([batch.rows for batch in moved if batch.rows is not None])
+        return [replace(batch, rows=own) for batch, own in zip(moved, rows, strict=True)]
 
     def _set_advantages(self, batches: Sequence[Batches]) -> None:
         """Compute advantages from the rewards of all micro-batches and processes."""
@@ -246,6 +261,10 @@ class DualLoop(nn.Module):
             total = total + weight * loss
             metrics = done[name].metrics | metrics | ({"weight": weight} if s.adaptive_loops else {})
             found |= {f"{LOOPS[name].prefix}/{key}": value for key, value in metrics.items()}
+        if self.beside is not None and batch.rows is not None:
+            loss, metrics = self.beside.supervised(batch.rows)
+            total = total + s.rows_weight * loss
+            found |= {f"rows/{key}": value for key, value in metrics.items()}
         for experience in done.values():
             if "identical" in experience.metrics:
                 self.identical.append(experience.metrics["identical"])

@@ -24,7 +24,9 @@ from ans_core.benchmarks.loops import true_mask
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config, Rl
+from ans_core.data.collate import Batch, collate
 from ans_core.data.index import picture_key
+from ans_core.data.mixture import Source
 from ans_core.data.regions import is_region, wordless_regions
 from ans_core.model import adapters
 from ans_core.model.parts import check_moved, hashes
@@ -34,9 +36,10 @@ from ans_core.rewards.judge.choose import is_judged, judge_of
 from ans_core.rewards.judge.judging import Judging
 from ans_core.rewards.judge.questions import read_questions
 from ans_core.rl.curriculum import easiest_first, taking_part
-from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop, check_learned
+from ans_core.rl.dual_loop import LOOPS, Batches, Beside, DualLoop, check_learned
 from ans_core.rl.step import RlBatch, rl_batch
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
+from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from ans_core.types import Log, Sample
 
 
@@ -98,10 +101,12 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
             needed=set().union(*(getattr(settings, f"rewards_{kind}") for kind in ("caption", "mask", "ground", "text"))),
         ),
         judging=judging,
+        beside=Beside(supervised=objective_of(cfg, model)) if settings.rows else None,
         log=log,
         pictures_to=scratch / "samples",
     )
-    make = RolloutBatches(cfg, practice, model, [s for source in sources for s in source.samples if s.task == "referring"])
+    referring = [s for source in sources for s in source.samples if s.task == "referring"]
+    make = RolloutBatches(cfg, practice, model, referring, rows_of_sft(cfg, sources, model) if settings.rows else None)
     curves = loop.train(
         module, make, name="rl", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
         after_step=module.after_step, scales=dict.fromkeys(modules, settings.modules_lr),
@@ -186,11 +191,33 @@ def with_absent(samples: list[Sample], share: float) -> list[Sample]:
     return there + list(islice(cycle(silent), wanted))
 
 
+def rows_of_sft(cfg: Config, sources: Sequence[Source], model: Sa2VA) -> Callable[[int, int], Batch]:
+    """Return (step, micro-batch) -> this process's rows of SFT's mixture. Raises ValueError where a micro-batch would have none."""
+    s, seed = cfg.rl, dist.seed_of(cfg.seed, "rl rows")
+    if s.rows < (least := s.optim.accumulate * dist.world_size()):
+        raise ValueError(f"rl.rows is {s.rows}: {dist.world_size()} processes with {s.optim.accumulate} micro-batches each need {least}")
+    mixture = mixture_of(cfg, sources, seed=seed)
+    layout = sft_layout(cfg, model)
+
+    def make(step: int, micro: int) -> Batch:
+        return collate(mixture.rows(step, micro, batch=s.rows, micros=s.optim.accumulate), model.tokenizer, layout)
+
+    return make
+
+
 class RolloutBatches:
     """(step, micro-batch) -> this process's samples of every loop."""
 
-    def __init__(self, cfg: Config, practice: LoopSamples, model: Sa2VA, referring: Sequence[Sample]) -> None:
-        self.cfg, self.practice, self.model = cfg, practice, model
+    def __init__(
+        self,
+        cfg: Config,
+        practice: LoopSamples,
+        model: Sa2VA,
+        referring: Sequence[Sample],
+        rows: Callable[[int, int], Batch] | None = None,
+    ) -> None:
+        """rows: (step, micro-batch) -> this process's rows of SFT's mixture, beside the samples."""
+        self.cfg, self.practice, self.model, self.rows = cfg, practice, model, rows
         self.expressions = [expressions_of(samples, referring) for samples in practice.samples]
         """Expressions for the samples of loop 2; empty for samples of other loops."""
         s = cfg.rl
@@ -208,6 +235,7 @@ class RolloutBatches:
             micro=micro,
             inner=step % s.inner_steps,
             step=step,
+            rows=self.rows(step, micro) if self.rows is not None else None,
         )
 
     def _batch(self, kind: int, rollout: int, share: dict[str, int]) -> RlBatch:

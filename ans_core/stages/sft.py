@@ -19,19 +19,19 @@ import torch
 from ans_core import data, dist, loop, sharding
 from ans_core.checkpoints import checkpoint, memory
 from ans_core.config import Config
-from ans_core.data import conversation
 from ans_core.data.collate import Batch, Layout, Row, collate_readable
 from ans_core.data.left_out import LeftOutFile
 from ans_core.data.length_groups import LengthGroups, row_length
-from ans_core.data.mixture import Mixture, PoolRows, Source
+from ans_core.data.mixture import PoolRows
 from ans_core.model import adapters
 from ans_core.model.feature_cache import FeatureCache
 from ans_core.model.lora_ranks import rank_pattern
 from ans_core.model.parts import check_moved, hashes, part_of
 from ans_core.model.sa2va import Sa2VA
-from ans_core.model.supervised import Supervised, layout_of
+from ans_core.model.supervised import Supervised
 from ans_core.model.validation import ValidationSlice
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
+from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from ans_core.types import Log
 from ans_core.watch import Validation, Watch
 
@@ -55,7 +55,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     before = hashes(model)
     mixture = mixture_of(cfg, data.sources(inputs["data"], "train"), seed=cfg.seed)
     show_mixture(mixture.table(settings.optim.steps * settings.optim.batch), log)
-    layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length, objects=settings.objects)
+    layout = sft_layout(cfg, model)
     measure = partial(row_length, tokenizer=model.tokenizer, layout=layout)
     groups = LengthGroups(mixture, measure, window=settings.length_window) if settings.length_window else mixture
     left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
@@ -72,14 +72,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         skipped = dist.shared_sum(torch.tensor(float(left_out.count(step))), machine.device)
         return {"skipped_samples": float(skipped)} if skipped else {}
 
-    module = Supervised(
-        model,
-        mask_weight=settings.mask_weight,
-        dice_weight=settings.dice_weight,
-        points=settings.mask_points,
-        object_weight=settings.object_weight,
-        features=_features(cfg, before),
-    )
+    module = objective_of(cfg, model, features=_features(cfg, before))
     watch = Watch(
         validation=_validation(cfg, module, machine, layout, inputs["data"], scratch) if settings.val_every else None,
         rows=lambda step: [row.name for micro in range(settings.optim.accumulate) for row in rows(step, micro)],
@@ -117,12 +110,6 @@ def _features(cfg: Config, hashes: Mapping[str, str]) -> FeatureCache | None:
         return None
     salt = f"{hashes['vision tower (frozen)']} {hashes['SAM2 image encoder (frozen)']} {cfg.sft.dtype}"
     return FeatureCache(Path(cfg.launch.feature_cache), limit=round(cfg.launch.feature_cache_gb * 1e9), salt=salt)
-
-
-def mixture_of(cfg: Config, sources: Sequence[Source], *, seed: int) -> Mixture:
-    """Mix the sources as the settings of SFT say."""
-    s = cfg.sft
-    return Mixture(sources, s.mixture, questions=s.questions_per_image, frames=s.frames, seed=seed, turn=conversation.turn)
 
 
 def _validation(cfg: Config, module: Supervised, machine: loop.Machine, layout: Layout, prepared: Path, scratch: Path) -> Validation:

@@ -19,13 +19,15 @@ from accelerate.state import AcceleratorState
 from ans_core import dist, loop
 from ans_core.rl import dual_loop
 from ans_core.rl.dual_loop import LOOPS, Batches
-from ans_core.rl.step import rl_batch
+from ans_core.rl.rollout import SampledAnswer
+from ans_core.rl.step import RolloutStep, rl_batch
 from ans_core.dist import own_share
 from tests import tiny
 from tests.rl.test_dual_loop import loops
 
 samples = [tiny.region(i, text, masks=((tiny.square(4 * i, 8, 4 * i + 30, 40),),)) for i, text in enumerate(
     ("a red square", "a small green square", "a blue circle", "a square"))]
+referring = [dataclasses.replace(sample, task="referring") for sample in samples]
 rollouts = {}
 
 def noting(name):
@@ -34,22 +36,36 @@ def noting(name):
         done = act(step)
         for i, sample in enumerate(step.batch.samples):
             rows = slice(3 * i, 3 * i + 3)
-            rollouts[f"{step.seeds} {sample.sample_id}"] = [done.texts[rows], [m["counts"] for m in done.masks[rows]]]
+            cells = None if done.cells is None else done.cells[i].tolist()
+            rollouts[f"{step.seeds} {sample.sample_id}"] = [done.texts[rows], [m["counts"] for m in done.masks[rows]], cells]
         return done
     return dataclasses.replace(LOOPS[name], act=noted)
 
-for name in ("caption", "mask"):
+sampled = RolloutStep.sample_answers
+
+def said(step, requests, what):
+    # An untrained model draws nothing, so the loop refer is given its words.
+    found = sampled(step, requests, what)
+    if what != "answers":
+        return found
+    ids = tuple(step.model.tokenizer.encode("It is [SEG].", add_special_tokens=False))
+    return [SampledAnswer(ids=ids, logps=(0.0,) * len(ids), complete=True) for _ in found]
+
+RolloutStep.sample_answers = said
+for name in ("caption", "mask", "refer"):
     LOOPS[name] = noting(name)
 
 def train(folder, stage):
     rollouts.clear()
-    module = loops(tiny.build(), scale_rewards="within", combine_rewards="normalise_then_sum", temperature=0.8)
+    module = loops(tiny.build(), scale_rewards="within", combine_rewards="normalise_then_sum", temperature=0.8,
+                   loops={"caption": 1.0, "mask": 0.5, "refer": 1.0}, place=1.0)
 
     def make(step, micro):
         own = own_share(list(range(4)), micro=micro, micros=1)
-        part = [samples[i] for i in own]
-        batch = rl_batch(part, [s.text for s in part], module.model, mask_size=32)
-        return Batches(batches=[batch], of={"caption": 0, "mask": 0}, learned=len(own), rollout=step, micro=0, inner=0, step=step)
+        batches = [rl_batch(part, [s.text for s in part], module.model, mask_size=32)
+                   for part in ([some[i] for i in own] for some in (samples, referring))]
+        of = {"caption": 0, "mask": 0, "refer": 1}
+        return Batches(batches=batches, of=of, learned=len(own), rollout=step, micro=0, inner=0, step=step)
 
     machine = loop.Machine(device=torch.device("cpu"), deepspeed_stage=stage)
     schedule = loop.Schedule(steps=3, lr=2e-4, weight_decay=0.0, warmup=0.0, clip_grad=1.0, accumulate=1, save_every=10)
@@ -81,7 +97,8 @@ def test_two_processes_roll_out_and_learn_as_one_does(tmp_path: Path) -> None:
     for two in run(tmp_path / "two", processes=2, stages=[0, 2]):
         together = two[0]["rollouts"] | two[1]["rollouts"]
         assert together.keys() == one["rollouts"].keys()
-        assert len(together) == 3 * 2 * 4
+        assert len(together) == 3 * 3 * 4
+        assert len({cell for _, _, cells in together.values() for cell in cells or ()} - {-1}) > 1
         assert together == one["rollouts"]
         assert two[0]["loss"] == two[1]["loss"] == pytest.approx(one["loss"], abs=1e-4)
         assert two[0]["width"] == two[1]["width"] == pytest.approx(one["width"])

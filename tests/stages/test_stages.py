@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 from ans_core import data, dist
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import trained as handed_on
-from ans_core.config import Config
+from ans_core.config import Config, Rl
+from ans_core.config.training import Optim
 from ans_core.data import DatasetEntry, write_entries
 from ans_core.model import Sa2VA
 from ans_core.model.predict import predict
@@ -162,6 +163,25 @@ def test_rl_of_captions_alone_leaves_what_draws_frozen(runs: Path, tmp_path: Pat
     merged = handed_on.rl_model(runs / "base" / "base", runs / "sft", tmp_path / "rl").state_dict()
     before = handed_on.sft_model(runs / "base" / "base", runs / "sft").state_dict()
     assert {k for k in merged if k.startswith("sam2.") and not torch.equal(merged[k], before[k])} == set()
+
+
+def test_rl_learns_from_rows_of_sft_beside_its_loops(runs: Path, tmp_path: Path):
+    """A loop of captions gives what draws no gradient: the rows do."""
+    changed = CONFIG.model_copy(update={"rl": CONFIG.rl.model_copy(update={"loops": {"caption": 1.0}, "rows": 2})})
+    metrics = run(rl, tmp_path, "rl", {k: runs / k for k in ("data", "base", "sft")}, changed)
+    assert metrics["train/rows/text"] > 0
+    assert metrics["train/rows/dice"] > 0
+    moved = json.loads((tmp_path / "rl" / "moved.json").read_text())
+    assert moved["SAM2 mask decoder (trained)"] is True
+    again = tmp_path / "again"
+    run(rl, again, "rl", {k: runs / k for k in ("data", "base", "sft")}, changed)
+    one, other = (load_file(folder / "rl" / "delta.safetensors") for folder in (tmp_path, again))
+    assert all(torch.equal(one[k], other[k]) for k in one)
+
+
+def test_fewer_rows_than_micro_batches_are_refused():
+    with pytest.raises(ValueError, match=r"rows is 1, less than the 2 micro-batches of a step"):
+        Rl(rows=1, optim=Optim(steps=1, batch=2, lr=1e-4, accumulate=2))
 
 
 @pytest.mark.parametrize(
