@@ -19,12 +19,15 @@ from torch import Tensor
 from ans_core import rle
 from ans_core.benchmarks import referring
 from ans_core.config import Rl
+from ans_core.data.collate import collate
+from ans_core.data.conversation import Turn
 from ans_core.model import Sa2VA, checkpointing
+from ans_core.model.supervised import Supervised
 from ans_core.rewards import MASKLESS, REWARDS, corpus_rewards
 from ans_core.rewards.judge.judging import Judging
 from ans_core.rewards.judge.rules import RuleJudge, questions_of
 from ans_core.rl import curriculum, refer_loop
-from ans_core.rl.dual_loop import LOOPS, DualLoop
+from ans_core.rl.dual_loop import LOOPS, Beside, DualLoop
 from ans_core.rl.mask_policy import MASK_POLICIES, steered
 from ans_core.rl.rollout import SampledAnswer, Segment
 from ans_core.rl.step import Experience, RolloutStep
@@ -560,6 +563,25 @@ def test_a_sampled_answer_draws_all_its_seg_tokens(own_model: Sa2VA):
     each = step.decoded(packed, hidden)[1].logits.detach()
     assert masks[1] == [step.rle(each[0], 0), step.rle(each[1], 0)]
     assert masks[4] == [step.rle(each[4], 1), step.rle(each[5], 1)]
+
+
+@pytest.mark.parametrize("answer", ["Sure, [SEG].", "Two."])
+def test_rows_of_sft_beside_the_loops_give_every_trained_part_a_gradient(own_model: Sa2VA, answer: str, monkeypatch: pytest.MonkeyPatch):
+    """Loss and gradients are those of loops and rows by themselves, added."""
+    said(monkeypatch, own_model, "No.", "It is not.", "No.")
+    module = loops(own_model, loops={"caption": 1.0}, rows_weight=2.0)
+    supervised = Supervised(own_model, mask_weight=1.0, dice_weight=1.0, points=100)
+    turn = Turn(question="What is it?", answer=answer, masks=((tiny.square(0, 0, 32, 32),),) if "[SEG]" in answer else ())
+    own = collate([tiny.row(turn)], own_model.tokenizer, tiny.layout(own_model))
+    alone, _ = compute(module, batch(own_model))
+    beside, _ = supervised(*supervised.begin_step([own]))
+    module.beside = Beside(supervised=supervised)
+    both, found = compute(module, dataclasses.replace(batch(own_model), rows=own))
+    assert both.item() == pytest.approx(alone.item() + 2 * beside.item(), rel=1e-5)
+    assert found["rows/text"] > 0
+    both.backward()
+    assert [name for name, p in own_model.named_parameters() if p.requires_grad and p.grad is None] == []
+    assert any("sam_mask_decoder" in name for name in gradients(module)) == ("[SEG]" in answer)
 
 
 # refer's second action: where
