@@ -219,6 +219,7 @@ CURVES = {
     "agent/reward_right": "rewards_right",
     "agent/admitted": "admitted",
     "agent/share": "vote_share",
+    "agent/answer_entropy": "answer_entropy",
     "online/flip_rate": "flip_rate",
     "online/roll_backs": "roll_backs",
     "online/kl": "last_kl",

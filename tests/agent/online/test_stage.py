@@ -53,6 +53,12 @@ def test_an_agent_is_asked_as_it_was_taught_whatever_the_settings_say(start: Sta
     assert asked[1].startswith("<image>\n<tools>")
 
 
+def test_figures_at_the_end_are_means_over_updates_or_the_last_value() -> None:
+    rows = {"agent/label_right": (1.0, 0.5), "agent/answer_entropy": (0.75, 0.25), "online/kl": (0.5, 0.1), "agent/calls": (1.0, 2.0)}
+    curves = [(step, name, values[step]) for step in (0, 1) for name, values in rows.items()]
+    assert online.of_curves(curves) == {"updates": 2.0, "labels_right": 0.75, "answer_entropy": 0.5, "last_kl": 0.1}
+
+
 def stage(start: Start, folder: Path) -> Path:
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
