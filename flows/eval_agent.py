@@ -35,19 +35,23 @@ def run(name: str, arguments: argparse.Namespace) -> int:
     finally:
         if agent.cache_info().currsize:
             agent().close()
-    if dist.rank() == 0:
-        compare(whole.out)
+    if dist.rank() == 0 and not any(statuses):
+        compare(name, whole.out)
     return max(statuses)
 
 
-def compare(out: Path) -> None:
-    """Print and write what tools change, where both evaluations have figures."""
+def compare(name: str, out: Path) -> None:
+    """Print and write what tools change, or print why that can't be told."""
+    from ans_core.benchmarks.public_run import scorer_of
     from flows import eval_compare
 
-    folders = [out / folder for folder in WAYS.values()]
-    if all((folder / "metrics.samples.jsonl").is_file() for folder in folders):
-        print("without tools -> with tools")
-        eval_compare.compare(argparse.Namespace(names=[str(folder) for folder in folders], out=out / "side_by_side"))
+    print("without tools -> with tools")
+    try:
+        eval_compare.compare(argparse.Namespace(names=[str(out / folder) for folder in WAYS.values()], out=out / "side_by_side"))
+    except ValueError as error:  # no judge has read the answers, or there is only one; other benchmarks may follow
+        judged = scorer_of(name)[1].judging is not None
+        told = f"; or score both with `ans eval score {name} --replay`, and `ans eval compare` them" if judged else ""
+        print(f"no comparison: {error}{told}")
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def judged(name: str, scorer: Scorer, given: Given, out: Path | None) -> Given:
     if judge is None:
         raise UnscoredError(
             f"{name} is scored by a judge: name one in params.yaml (judge.model, judge.base_url), or give recorded replies"
-            f" ({scorer.judging.replay}); the captions are in {given.predictions}"
+            f" ({scorer.judging.replay}); the answers are in {given.predictions}"
         )
     kept = (out or root() / ".ans/eval" / name).with_suffix(f".judge{scorer.judging.suffix}")
     kept.parent.mkdir(parents=True, exist_ok=True)

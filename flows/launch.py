@@ -176,7 +176,8 @@ def print_online(rows: list[tuple[str, str, float]], here: Path, profile: str, t
     print_stages(console, f"online-pipeline, profile {profile}: {took_s:.0f} s", rows)
     figures = json.loads((here / ONLINE_FIGURES).read_text(encoding="utf-8"))
     arms = {"frozen": figures.pop("frozen"), **figures}
-    shown = ("target", "source", "updates", "admitted", "labels_right", "rewards_right", "vote_share", "roll_backs", "store/frozen")
+    of_labels = ("admitted", "labels_right", "rewards_right", "vote_share", "answer_entropy")
+    shown = ("target", "source", "updates", *of_labels, "roll_backs", "store/frozen")
     print_figures(console, "held-out questions after the stream", arms, shown)
     print(f"curves:    {here / 'runs' / profile / 'agent/online/curves.csv'}")
 

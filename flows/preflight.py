@@ -118,8 +118,8 @@ def weights(config: Config, root: Path) -> list[Finding]:
 def data(config: Config, root: Path) -> Finding:
     sources = [*config.prepare.sources, *config.evaluate.sources]
     lacking = [f"{source.name} ({source.path})" for source in sources if not (root / source.path).exists()]
-    if (traces := config.agent.sft.traces) and not (root / traces).exists():
-        lacking.insert(0, f"agent.sft.traces ({traces})")
+    of_agent = {name: getattr(config.agent.sft, name) for name in ("traces", "lora_ranks_from")}
+    lacking[:0] = [f"agent.sft.{name} ({path})" for name, path in of_agent.items() if path and not (root / path).exists()]
     if not lacking:
         return Finding(ok=True, what=f"{len(sources)} data sets of params.yaml are there")
     more = f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else ""

@@ -218,6 +218,7 @@ def changed(tmp_path: Path, **sections: dict[str, Any]) -> Path:
 
 
 DATA = {"name": "mine", "format": "regions", "path": "data/mine", "split": "train"}
+OWN_AGENT = "runs/tiny/agent/sft/tools"
 
 
 @pytest.mark.parametrize(
@@ -258,6 +259,7 @@ DATA = {"name": "mine", "format": "regions", "path": "data/mine", "split": "trai
         ("rl", {"loops": {"vqa": 1.0}}, "rl.loops: 'vqa' wants questions about pictures, which drawn scenes have none of"),
         ("agent", {"sft": {"optim": {"steps": 1, "batch": 8, "lr": 0.1, "accumulate": 7}}}, "6 traces a step can't be shared out to 7"),
         ("agent", {"sft": {"whole": True, "lora_ranks_from": "full"}}, "agent.sft.whole: whole copies have no ranks to take from"),
+        ("agent", {"sft": {"whole": False, "lora_ranks_from": OWN_AGENT}}, f"{OWN_AGENT} is removed and made anew by this profile's own"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_is_refused_at_its_line_with_the_nearest_name(

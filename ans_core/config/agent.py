@@ -44,8 +44,8 @@ class AgentSft(Section):
     """Train copies of the language model's linear layers in place of LoRA on them: for a small model, where the rank that is needed is
     the layer's width and LoRA takes longer than the layer (LOG)."""
     lora_ranks_from: str = ""
-    """Folder of the agent's base fine-tuned in full: each layer's rank is then what `lora_energy` of its change needs (4 to 128), and
-    lora.alpha scales with it. Empty = lora.rank everywhere."""
+    """Folder of the agent's base fine-tuned in full, or of an agent on it that was trained with `whole`: each layer's rank is then what
+    `lora_energy` of its change needs (4 to 128), and lora.alpha scales with it. Empty = lora.rank everywhere."""
     lora_ranks_files: str = ""
     """Its fingerprint; as prepare.sources has it."""
     lora_energy: Annotated[float, Field(gt=0, le=1)] = 0.9

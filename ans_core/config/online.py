@@ -103,6 +103,8 @@ class Simulation(Section):
 
     families: Annotated[tuple[FamilyName, ...], Listed, Field(min_length=1)] = ("pattern",)
     shift: Shift = Shift()
+    back: Share = 0.0
+    """Share of the updates, the last ones, for which questions come without the shift again."""
     arms: Annotated[
         tuple[Literal["frozen", "naive", "naive_canary", "guard", "guard_verified", "wrong_verifier", "poisoned"], ...], Listed
     ] = ("frozen", "naive", "naive_canary", "guard", "guard_verified")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -58,6 +59,7 @@ class Config(Section):
         self._check_memory()
         self._check_loops()
         self._check_judge()
+        self._check_ranks()
         self._check_processes()
         return self
 
@@ -124,6 +126,14 @@ class Config(Section):
         if self.agent.cota.judge and not self.judge.model:
             raise Impossible(
                 "agent.cota.judge", "judge.model is empty, and by rules traces are filtered anyway: name a model there, or set it to false"
+            )
+
+    def _check_ranks(self) -> None:
+        named, own = self.agent.sft.lora_ranks_from, Path("runs", self.profile, "agent")
+        if named and Path(named).resolve().is_relative_to(own.resolve()):
+            raise Impossible(
+                "agent.sft.lora_ranks_from",
+                f"{named} is removed and made anew by this profile's own stages; copy it, and name the copy: cp -rL {named} whole",
             )
 
     def _check_processes(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float
@@ -23,15 +24,18 @@ def rank_of(change: Float[Tensor, "O I"], *, energy: float) -> int:
     return min(max(count, SMALLEST), LARGEST)
 
 
-def rank_pattern(base: nn.Module, tuned: nn.Module, *, energy: float) -> dict[str, int]:
-    """Return name -> rank of every linear layer that LoRA trains. Raises ValueError unless both are the same model otherwise."""
+def rank_pattern(base: nn.Module, tuned: Mapping[str, Tensor], *, energy: float) -> dict[str, int]:
+    """Return name -> rank of every linear layer that LoRA trains. `tuned`: the weights after full fine-tuning, by their names in `base`.
+    Raises ValueError where they are another model's, and where none of them has changed."""
     linears = [n for n, m in base.named_modules() if isinstance(m, nn.Linear) and re.fullmatch(LORA_TARGETS, n)]
     own = dict(base.named_parameters())
-    other = dict(tuned.named_parameters())
-    found = {}
+    found, changed = {}, False
     for name in linears:
-        weight, mine = other.get(f"{name}.weight"), sharding.read(own[f"{name}.weight"])
+        weight, mine = tuned.get(f"{name}.weight"), sharding.read(own[f"{name}.weight"])
         if weight is None or weight.shape != mine.shape:
             raise ValueError(f"lora_ranks_from is another model: it has no {name} of {tuple(mine.shape)}")
-        found[name] = rank_of(weight.detach().float() - mine.float().to(weight.device), energy=energy)
+        change = weight.detach().float() - mine.float().to(weight.device)
+        found[name], changed = rank_of(change, energy=energy), changed or bool(change.any())
+    if not changed:
+        raise ValueError("lora_ranks_from has the base's own layers, so nothing says which ranks they need; name a full fine-tuning of it")
     return found

@@ -10,11 +10,13 @@ off the model is the base. Several processes share a step's rows, and the questi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+from torch import Tensor
 
 from ans_core import data, dist, loop
 from ans_core.agent import rows, tokens
@@ -36,7 +38,7 @@ from ans_core.model import Sa2VA
 from ans_core.model.lora_ranks import rank_pattern
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.supervised import Supervised, layout_of
-from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
+from ans_core.stages.launch import last_means, machine_of, schedule_of, show_ranks, weights_dtype
 from ans_core.types import Log
 
 DIFFICULTIES = ("simple", "medium", "hard")
@@ -58,12 +60,16 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
         traces = [rows.direct(trace) for trace in traces]
     readers = readers_of(traces)
     warn_of_other_reader(readers, what=f"the traces in {folder} were made")
+    tuned = tuned_weights(Path(settings.lora_ranks_from), base=path) if settings.lora_ranks_from else None
     model = load_base(path, operations=OPERATIONS, device=machine.device, tiles=cfg.agent.tiles, dtype=weights_dtype(settings.dtype))
     trained_rows = set(add_call_tokens(model, OPERATIONS))
     if settings.rows == "said":
         trained_rows |= set(said_rows(model, (turn.text for trace in traces for turn in trace.turns if turn.trainable)))
     seed = dist.seed_of(cfg.seed, "agent lora")
-    policy = AgentPolicy(model, lora=lora_of(settings, model), rows=sorted(trained_rows), seed=seed)
+    lora = lora_of(settings, model, tuned)
+    del tuned  # it is as large as the model
+    show_ranks(lora, log)
+    policy = AgentPolicy(model, lora=lora, rows=sorted(trained_rows), seed=seed)
     model.checkpointing = settings.checkpointing
     before = hashes(model)
     share = settings.referring  # losses of masks are means over the rows that have some: by their share, over all rows
@@ -102,15 +108,26 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     return last_means(curves) | {"traces": float(len(traces)), "taken_back": float(sum(bool(j["taken_back"]) for j in judged))}
 
 
-def lora_of(settings: AgentSft, base: Sa2VA) -> dict[str, Any] | None:
+def tuned_weights(folder: Path, *, base: Path) -> dict[str, Tensor]:
+    """Load what full fine-tuning made of the base, by the base's names: a whole model, or an agent's copies of layers. Raises ValueError
+    for an agent of another base and for one trained with LoRA."""
+    if not (folder / checkpoint.DELTA).is_file():
+        return dict(checkpoint.load(folder).named_parameters())
+    tensors, config = checkpoint.load_delta(folder, base_hash=checkpoint.weights_hash(base))
+    if config.get("lora") is not None:
+        raise ValueError(
+            f"agent.sft.lora_ranks_from: {folder} was trained with LoRA, whose change has no more than LoRA's own rank; name a full "
+            "fine-tuning of the base, or an agent trained with agent.sft.whole=true"
+        )
+    return {name.replace(".modules_to_save.*.", "."): tensor for name, tensor in tensors.items()}
+
+
+def lora_of(settings: AgentSft, base: Sa2VA, tuned: Mapping[str, Tensor] | None) -> dict[str, Any] | None:
     """Return the adapter's ranks: `lora.rank`, or what each layer's change in full fine-tuning needs. None = copies of the layers."""
     if settings.whole:
         return None
     lora = settings.lora.model_dump()
-    if not settings.lora_ranks_from:
-        return lora
-    tuned = checkpoint.load(settings.lora_ranks_from)
-    return {**lora, "rank_pattern": rank_pattern(base, tuned, energy=settings.lora_energy)}
+    return lora if tuned is None else {**lora, "rank_pattern": rank_pattern(base, tuned, energy=settings.lora_energy)}
 
 
 @dataclass(frozen=True, kw_only=True)

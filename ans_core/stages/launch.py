@@ -1,12 +1,16 @@
-"""Turn a stage's settings into what the training loop takes, set up the machine, and summarise curves as metrics."""
+"""Turn a stage's settings into what the training loop takes, set up the machine, show LoRA's ranks, and summarise curves as metrics."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from ans_core.config import Launch, Optim
-from ans_core.dist import deterministic, pick_device
+from ans_core.dist import deterministic, pick_device, rank
 from ans_core.loop import Curves, Machine, Schedule
+from ans_core.types import Log
 
 LAST = 50
 """A training stage's own metrics are means over this many last steps."""
@@ -37,6 +41,19 @@ def machine_of(launch: Launch, dtype: str = "fp32") -> Machine:
 def weights_dtype(dtype: str) -> torch.dtype | None:
     """Return the dtype to load weights in for a forward pass of `dtype`: None for autocast, which keeps the stored dtype."""
     return torch.float32 if dtype == "fp32" else None
+
+
+def show_ranks(lora: Mapping[str, Any] | None, log: Log) -> None:
+    """Print the ranks that layers have of their own by kind of layer, and log their means; nothing if all have `lora.rank`."""
+    if rank() > 0 or not lora or "rank_pattern" not in lora:
+        return
+    kinds: dict[str, list[int]] = {}
+    for name, own in lora["rank_pattern"].items():
+        kinds.setdefault(name.rpartition(".")[2], []).append(own)
+    print(f"{'LoRA ranks':<12}  layers  smallest   mean  largest")
+    for kind, ranks in kinds.items():
+        print(f"{kind:<12}  {len(ranks):6}  {min(ranks):8}  {sum(ranks) / len(ranks):5.1f}  {max(ranks):7}")
+    log({f"lora_rank/{kind}": sum(ranks) / len(ranks) for kind, ranks in kinds.items()}, 0)
 
 
 def last_means(curves: Curves) -> dict[str, float]:

@@ -143,12 +143,15 @@ def read_rows(path: Path) -> Curves:
 
 
 class Stream:
-    """Shifted questions as they come, answered by the engine: enough for the next update, the same for every arm."""
+    """Shifted questions as they come, answered by the engine: enough for the next update, the same for every arm. From update `back_from`
+    on they come without the shift."""
 
     def __init__(self, parts: Parts) -> None:
         settings = parts.cfg.agent.online
         self.parts = parts
         self.drawn = shifted(parts, split="train", first=STREAM_FROM)
+        self.plain = parts.drawn(split="train", first=STREAM_FROM)
+        self.back_from = round((1 - settings.simulation.back) * settings.update.optim.steps)
         self.cold = settings.admission.cold_start
         self.engine: Engine = parts.engine()
         self.worker: Worker | None = None
@@ -159,9 +162,9 @@ class Stream:
         each = self.worker.pace.tasks
         begin = max(0, self.cold - each)
         first, last = (0, begin + each) if step == 0 else (begin + step * each, begin + (step + 1) * each)
-        most = self.parts.store.limits.queue
+        most, drawn = self.parts.store.limits.queue, self.plain if step >= self.back_from else self.drawn
         for place in range(first, last, most):
-            questions = [self.drawn.number(number) for number in range(place, min(last, place + most))]
+            questions = [drawn.number(number) for number in range(place, min(last, place + most))]
             self.engine.answer([Asked(request=q.question_id, question=q.text, frames=q.frames, clip=len(q.frames) > 1) for q in questions])
 
     def truth(self, task: Task) -> str | None:
@@ -219,6 +222,7 @@ CURVES = {
     "agent/reward_right": "rewards_right",
     "agent/admitted": "admitted",
     "agent/share": "vote_share",
+    "agent/answer_entropy": "answer_entropy",
     "online/flip_rate": "flip_rate",
     "online/roll_backs": "roll_backs",
     "online/kl": "last_kl",

@@ -30,7 +30,7 @@ from ans_core.model.parts import check_moved, hashes, part_of
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised
 from ans_core.model.validation import ValidationSlice
-from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
+from ans_core.stages.launch import last_means, machine_of, schedule_of, show_ranks, weights_dtype
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from ans_core.types import Log
 from ans_core.watch import Validation, Watch
@@ -51,6 +51,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     if settings.object_weight:
         model.use_seg_object_score()
     lora = {**settings.lora.model_dump(), **_ranks(cfg, model)}
+    show_ranks(lora, log)
     adapters.prepare_sft(model, adapters.lora_config(**lora), seed=dist.seed_of(cfg.seed, "sft lora"))
     before = hashes(model)
     mixture = mixture_of(cfg, data.sources(inputs["data"], "train"), seed=cfg.seed)
@@ -101,7 +102,7 @@ def _ranks(cfg: Config, base: Sa2VA) -> dict[str, dict[str, int]]:
     if not cfg.sft.lora_ranks_from:
         return {}
     tuned = checkpoint.load(cfg.sft.lora_ranks_from, dtype=next(base.parameters()).dtype)
-    return {"rank_pattern": rank_pattern(base, tuned, energy=cfg.sft.lora_energy)}
+    return {"rank_pattern": rank_pattern(base, dict(tuned.named_parameters()), energy=cfg.sft.lora_energy)}
 
 
 def _features(cfg: Config, hashes: Mapping[str, str]) -> FeatureCache | None:

@@ -90,7 +90,7 @@ def test_tiles_that_are_no_range_are_refused(tmp_path: Path) -> None:
 
 def test_the_adapter_takes_the_ranks_of_a_full_fine_tuning(tmp_path: Path, own_model: Sa2VA) -> None:
     from ans_core.config.agent import AgentSft
-    from ans_core.stages.agent_sft import lora_of
+    from ans_core.stages.agent_sft import lora_of, tuned_weights
 
     tuned = tiny.build()
     name = "internvl.model.language_model.layers.1.mlp.down_proj"
@@ -98,7 +98,7 @@ def test_the_adapter_takes_the_ranks_of_a_full_fine_tuning(tmp_path: Path, own_m
         tuned.get_submodule(name).weight += torch.eye(32, 64)  # 32 equal singular values: 90 % of their energy needs 29
     checkpoint.save(tuned, tmp_path / "tuned", metadata={})
     base = add_call_tokens(own_model, OPERATIONS)
-    lora = lora_of(AgentSft(lora_ranks_from=str(tmp_path / "tuned")), own_model)
+    lora = lora_of(AgentSft(), own_model, tuned_weights(tmp_path / "tuned", base=tmp_path / "base"))
     assert lora["rank_pattern"].pop(name) == 29
     assert set(lora["rank_pattern"].values()) == {4}
     lora["rank_pattern"][name] = 29

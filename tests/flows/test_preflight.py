@@ -36,8 +36,10 @@ def test_the_tiny_profile_asks_for_no_gpu(tmp_path: Path) -> None:
     findings = [preflight.gpu_count(config, []), *preflight.weights(config, ROOT), preflight.data(config, ROOT)]
     assert all(finding.ok for finding in findings)
     assert preflight.published_needs(config, ROOT) is None
-    lacking = preflight.data(settings("tiny", tmp_path, "agent.sft.traces=data/mine"), ROOT)
-    assert (lacking.ok, lacking.what) == (False, "data sets that are not there: agent.sft.traces (data/mine)")
+    words = ("agent.sft.traces=data/mine", "agent.sft.whole=false", "agent.sft.lora_ranks_from=gone")
+    lacking = preflight.data(settings("tiny", tmp_path, *words), ROOT)
+    told = "data sets that are not there: agent.sft.traces (data/mine), agent.sft.lora_ranks_from (gone)"
+    assert (lacking.ok, lacking.what) == (False, told)
     assert not preflight.gpu_count(settings("tiny", tmp_path, "launch.device=cuda", "launch.processes=2"), ["H200"]).ok
 
 

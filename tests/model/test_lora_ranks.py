@@ -31,7 +31,7 @@ def test_every_layer_gets_its_own_rank_and_the_same_factor(own_model: Sa2VA):
     layers = tuned.internvl.model.language_model.layers
     with torch.no_grad():
         layers[1].mlp.down_proj.weight += of_singular_values([1.0] * 20, *layers[1].mlp.down_proj.weight.shape)
-    ranks = rank_pattern(own_model, tuned, energy=0.88)
+    ranks = rank_pattern(own_model, dict(tuned.named_parameters()), energy=0.88)
     name = "internvl.model.language_model.layers.1.mlp.down_proj"
     assert len(ranks) == 14
     assert ranks.pop(name) == 18
@@ -43,4 +43,6 @@ def test_every_layer_gets_its_own_rank_and_the_same_factor(own_model: Sa2VA):
     assert other.scaling["default"] == pytest.approx(2.0)
     del tuned.internvl.model.language_model.layers[1]
     with pytest.raises(ValueError, match=r"lora_ranks_from is another model: it has no internvl.*layers.1.* of \("):
-        rank_pattern(tiny.build(), tuned, energy=0.88)
+        rank_pattern(tiny.build(), dict(tuned.named_parameters()), energy=0.88)
+    with pytest.raises(ValueError, match="lora_ranks_from has the base's own layers"):
+        rank_pattern(tiny.build(), dict(tiny.build().named_parameters()), energy=0.88)

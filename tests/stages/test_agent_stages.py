@@ -18,6 +18,7 @@ from ans_core import dist
 from ans_core.agent import ocr
 from ans_core.agent import policy as policies
 from ans_core.agent.evaluation import costs
+from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.world import traces
 from ans_core.agent.world.trace_file import SHARES, Trace, mix, read_traces
 from ans_core.checkpoints import checkpoint
@@ -140,21 +141,83 @@ def test_rft_trains_the_adapter_alone_keeps_its_boundaries_and_ends_killed_with_
     assert {name: (again / name).read_bytes() for name in files} == first
 
 
-def test_copies_of_layers_are_trained_by_both_stages_in_place_of_lora(runs: Path, tmp_path: Path) -> None:
+def sft_of(**sft: Any) -> Config:
+    """Return the settings with other ones of agent.sft."""
     values = CONFIG.model_dump()
-    values["agent"]["sft"] |= {"whole": True, "dtype": "bf16"}
-    values["agent"]["sft"]["optim"] |= {"muon_lr": 1e-3, "accumulate": 2}
-    cfg = Config.model_validate(values)
+    values["agent"]["sft"] |= sft
+    return Config.model_validate(values)
+
+
+WHOLE = sft_of(whole=True, dtype="bf16", optim={**CONFIG.agent.sft.optim.model_dump(), "muon_lr": 1e-3, "accumulate": 2})
+
+
+@pytest.fixture(scope="module")
+def whole(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that trained copies of layers from the same model and traces."""
+    folder = tmp_path_factory.mktemp("whole")
     for name in ("model", "data", "agent/cota"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).symlink_to(runs / name)
-    made = run(agent_sft, tmp_path, "agent/sft/tools", SFT, cfg=cfg, row="tools"), run(rft, tmp_path, "agent/rft", RFT, cfg=cfg)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).symlink_to(runs / name)
+    run(agent_sft, folder, "agent/sft/tools", SFT, cfg=WHOLE, row="tools")
+    return folder
+
+
+def test_copies_of_layers_are_trained_by_both_stages_in_place_of_lora(runs: Path, whole: Path) -> None:
+    made = whole / "agent/sft/tools", run(rft, whole, "agent/rft", RFT, cfg=WHOLE)
     first, second = (checkpoint.load_delta(folder, base_hash=checkpoint.weights_hash(runs / "model")) for folder in made)
     assert first[1]["lora"] is second[1]["lora"] is None
     assert first[0].keys() == second[0].keys()
     matrices = [name for name in first[0] if "language_model.layers" in name and name.endswith("weight")]
     assert len(matrices) == 2 * 7  # two layers
     assert not any(torch.equal(first[0][name], second[0][name]) for name in matrices)
+
+
+def test_lora_gets_the_ranks_that_trained_copies_need(runs: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = checkpoint.weights_hash(runs / "model")
+    copies, model = checkpoint.load_delta(whole / "agent/sft/tools", base_hash=base)[0], checkpoint.load(runs / "model")
+    wanted: dict[str, int] = {}
+    kinds: dict[str, list[int]] = {}
+    for name in (name for name in copies if "language_model.layers" in name and name.endswith("weight")):
+        own = name.removesuffix(".modules_to_save.*.weight")
+        squares = torch.linalg.svdvals((copies[name] - model.get_submodule(own).weight).double()) ** 2
+        wanted[own] = max(4, int((squares.cumsum(0) < 0.9 * squares.sum()).sum()) + 1)
+        kinds.setdefault(own.rpartition(".")[2], []).append(wanted[own])
+    assert len(set(wanted.values())) > 2
+    for name in SFT:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to(runs / name)
+    logged: dict[str, float] = {}
+    cfg = sft_of(lora_ranks_from=str(whole / "agent/sft/tools"))
+    made = run(agent_sft, tmp_path, "agent/sft/tools", SFT, cfg=cfg, row="tools", log=lambda values, _: logged.update(values))
+    assert checkpoint.load_delta(made, base_hash=base)[1]["lora"]["rank_pattern"] == wanted
+    policy = policies.load_policy(runs / "model", made, operations=OPERATIONS)
+    trained = {n.partition(".lora_A")[0]: len(p) for n, p in policy.adapters.parameters(policies.AGENT).items() if "lora_A" in n}
+    assert trained == wanted
+    downs = kinds["down_proj"]
+    assert logged["lora_rank/down_proj"] == sum(downs) / 2
+    shown = f"down_proj          2  {min(downs):8}  {sum(downs) / 2:5.1f}  {max(downs):7}"
+    assert shown in capsys.readouterr().out
+
+
+def test_ranks_are_taken_from_no_lora_and_from_no_agent_of_another_base(
+    runs: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_sft, "load_base", lambda *_, **words: pytest.fail("a model was loaded"))
+    inputs = {name: runs / name for name in SFT}
+
+    def refused(folder: Path) -> None:
+        cfg = sft_of(lora_ranks_from=str(folder))
+        agent_sft.run(cfg, row="tools", inputs=inputs, out=tmp_path, scratch=tmp_path / "scratch", log=silent)
+
+    with pytest.raises(ValueError, match=r"agent\.sft\.lora_ranks_from: .*tools was trained with LoRA, .* agent\.sft\.whole=true"):
+        refused(runs / "agent/sft/tools")
+    with torch.no_grad():
+        other = tiny.build()
+        other.vlm.lm_head.weight.add_(1)
+    checkpoint.save(other, tmp_path / "model", metadata={})
+    inputs["model"] = tmp_path / "model"
+    with pytest.raises(ValueError, match="tools was trained on the base "):
+        refused(whole / "agent/sft/tools")
 
 
 SHARED = """

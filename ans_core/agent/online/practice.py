@@ -19,7 +19,7 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.online.admission import Gate, Marginal
 from ans_core.agent.online.neighbours import Neighbours
 from ans_core.agent.online.store import Outcome, Store, Task, Verdict
-from ans_core.agent.online.voting import Decision, Strategy, Vote, decide, normal
+from ans_core.agent.online.voting import Decision, Strategy, Vote, decide, entropy, normal
 from ans_core.agent.play import Limits, PlayedEpisode, play
 from ans_core.agent.practice import rollout_of
 from ans_core.agent.workspace import Workspace
@@ -163,6 +163,8 @@ class OnlinePractice:
         if admitted and decision.label is not None and self.weigh_labels:
             weight = self.progress.marginal.weight(lesson.form, decision.label)
         measured = {"admitted": float(admitted), "share": decision.share, "verified": float(decision.verified)}
+        if (differ := entropy(decision.votes[: len(group)])) is not None:  # after them come near-duplicates' votes
+            measured["answer_entropy"] = differ
         if lesson.truth is not None and admitted:
             measured["label_right"] = float(decision.label == normal(lesson.truth))
         if admitted and decision.label is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -53,6 +54,16 @@ def decide(votes: Sequence[Vote], strategy: Strategy) -> Decision:
     label = min(found, key=lambda answer: (-found[answer], answer)) if found else None
     verified = any(vote.verified and vote.answer is not None and normal(vote.answer) == label for vote in votes)
     return Decision(label=label, share=found[label] if label is not None else 0.0, verified=verified, strategy=strategy, votes=tuple(votes))
+
+
+def entropy(votes: Sequence[Vote]) -> float | None:
+    """Return the entropy of the answers, each vote counted once, as a share of the largest that so many votes can have: 0 if all are equal,
+    1 if no two are. Abstentions are left out; None with fewer than two answers."""
+    counts = Counter(normal(vote.answer) for vote in votes if vote.answer is not None)
+    total = counts.total()
+    if total < 2:
+        return None
+    return sum(count / total * math.log(total / count) for count in counts.values()) / math.log(total)
 
 
 def shares(votes: Sequence[Vote], strategy: Strategy) -> dict[str, float]:

@@ -3,8 +3,9 @@
 --predictions: {id: reply}, the file that the benchmark's own evaluator reads, or records {"id", "prediction"}. --data mm-vet.json or its
 folder. --replay: its evaluator's grades ({id: {"model", "content", "score"}}, a score a run), or those that a judge wrote here.
 
-A judge that is asked sees question, true answer and reply, in other words than the benchmark's: the figures carry a note. In a true answer
-`<AND>` joins what all must be there, `<OR>` what may stand for each other. A model is run on mm-vet.json with the folder `images`.
+A judge that is asked sees question, true answer and reply, in other words than the benchmark's: the figures carry a note. It is not asked
+about an empty reply (of an agent that ran into a limit), which counts 0. In a true answer `<AND>` joins what all must be there, `<OR>` what
+may stand for each other. A model is run on mm-vet.json with the folder `images`.
 """
 
 from __future__ import annotations
@@ -127,8 +128,9 @@ def number_of(said: str) -> float | None:
 def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
     truth, told = _truth(given), _told(given)
     files.refuse_unknown(told, truth, where=given.predictions, what="questions")
+    replied = {name: reply for name, reply in told.items() if reply.strip()}
     requests = []
-    for name, reply in told.items():
+    for name, reply in replied.items():
         question, answer = (files.text(truth[name], key, where=f"{given.data}, {name}") for key in ("question", "answer"))
         spaced = answer.replace("<AND>", " <AND> ").replace("<OR>", " <OR> ")
         user = PROMPT.format(question=question, truth=" ".join(spaced.split()), reply=reply)
@@ -136,8 +138,9 @@ def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
     said = judge.ask(requests, desc=f"mm_vet, judged by {judge.name}")
     grades = {
         name: {"model": [judge.name], "content": [content], "score": [number_of(content) or 0.0], "prediction": reply}
-        for (name, reply), content in zip(told.items(), said, strict=True)
+        for (name, reply), content in zip(replied.items(), said, strict=True)
     }
+    grades |= {name: {"content": [], "score": [0.0], "prediction": told[name]} for name in told if name not in replied}
     out.write_text(json.dumps(grades, indent=1) + "\n", encoding="utf-8")
     return replace(given, replay=out)
 

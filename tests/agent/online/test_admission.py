@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from ans_core.agent.online.neighbours import Neighbours, hybrid
 from ans_core.agent.online.retention import forget
 from ans_core.agent.online.store import Task
 from ans_core.agent.online.verifiers import confirmed_answer, form_of
-from ans_core.agent.online.voting import Decision, Vote, decide, shares
+from ans_core.agent.online.voting import Decision, Vote, decide, entropy, shares
 from ans_core.agent.world import FAMILIES, Question, draw_question, oracle
 from ans_core.model import Sa2VA, clicks
 from tests.agent.online.test_store import experience, opened
@@ -95,6 +96,22 @@ def test_votes_are_counted_in_four_ways_and_abstentions_count_against_all() -> N
     assert decide(VOTES[3:], "majority") == Decision(label=None, share=0.0, verified=False, strategy="majority", votes=tuple(VOTES[3:]))
     equal = [Vote(source="a", answer="b"), Vote(source="b", answer="a")]
     assert decide(equal, "majority").label == decide(equal[::-1], "majority").label == "a"
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (["a", "A.", " a "], 0.0),
+        (["a", "b", "c", "d"], 1.0),
+        (["a", "a", "b", "b"], 0.5),  # log 2 / log 4
+        (["a", "a", "a", "b"], (3 * math.log(4 / 3) + math.log(4)) / 4 / math.log(4)),
+        (["a", "b", None, None], 1.0),
+        (["a", None], None),
+    ],
+)
+def test_the_entropy_of_answers_is_a_share_of_what_so_many_votes_can_have(answers: list[str | None], expected: float | None) -> None:
+    found = entropy([Vote(source=str(n), answer=answer, confidence=0.1 * n, verified=n == 0) for n, answer in enumerate(answers)])
+    assert found == (None if expected is None else pytest.approx(expected))
 
 
 def task(**changes: object) -> Task:

@@ -58,8 +58,10 @@ def test_each_rollout_is_scored_against_a_label_that_another_path_confirmed(tmp_
     group = said(tiny_model, toolbox, "checked", "Vertical.", "checked")
     with opened(tmp_path) as store:
         own = practised(store, tiny_model, toolbox, "vertical")
-        rewards = [rollout.rewards["task"] for rollout in own._scored(lesson(), group)]
-        assert rewards == [0.0, 1.0, 0.0]
+        scored = own._scored(lesson(), group)
+        assert [rollout.rewards["task"] for rollout in scored] == [0.0, 1.0, 0.0]
+        differ = (2 * math.log(3 / 2) + math.log(3)) / 3 / math.log(3)
+        assert [rollout.measured["answer_entropy"] for rollout in scored] == pytest.approx([differ] * 3)
         (told,) = own.outcomes
         assert (told.label, told.share, told.verified, told.verdict) == ("vertical", 0.75, True, "admitted")
         assert [vote["verified"] for vote in told.provenance] == [False, True, False]
@@ -82,7 +84,8 @@ def test_votes_come_from_the_same_question_alone(tmp_path: Path, tiny_model: Sa2
         store.finish(1, [outcome(n, "checked", share=0.8) for n in (1, 2, 3)])
         own = practised(store, tiny_model, toolbox, "checked")
         own.neighbours.follow(store)
-        own._scored(lesson(), said(tiny_model, toolbox, "vertical", "vertical"))
+        (rollout, _) = own._scored(lesson(), said(tiny_model, toolbox, "vertical", "vertical"))
+        assert rollout.measured["answer_entropy"] == 0.0  # of the rollouts alone
         assert [vote["source"] for vote in own.outcomes[0].provenance] == ["rollout 0", "rollout 1", "experience 2"]
         assert own.outcomes[0].label == "vertical"  # two voices against one, verified of another picture
 

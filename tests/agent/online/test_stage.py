@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ans_core import dist, transforms
-from ans_core.agent.online.simulation import Drawn, Shift
+from ans_core.agent.online.engine import Asked
+from ans_core.agent.online.simulation import STREAM_FROM, Drawn, Shift
 from ans_core.stages import online
 from ans_core.stages.online_parts import opened
 from tests import tiny
@@ -20,7 +22,7 @@ from tests.agent.online.conftest import MACHINE, config
 from tests.agent.online.test_worker import Start, silent
 from tests.workspace import launch
 
-CONFIG = config(simulation={"arms": ["frozen", "guard_verified", "naive_canary", "poisoned"], "poison": 1.0})
+CONFIG = config(simulation={"arms": ["frozen", "guard_verified", "naive_canary", "poisoned"], "poison": 1.0, "back": 0.5})
 
 
 @pytest.fixture
@@ -51,6 +53,36 @@ def test_an_agent_is_asked_as_it_was_taught_whatever_the_settings_say(start: Sta
             asked.append(parts.ask("What is it?", [picture], False).text)
     assert asked[0] == "<image>\nWhat is it?"
     assert asked[1].startswith("<image>\n<tools>")
+
+
+@pytest.mark.parametrize(("tasks", "back"), [(2, 0.5), (3, 0.5), (2, 0.0), (2, 1.0)])
+def test_the_shift_ends_at_the_same_update_of_every_arm(start: Start, tmp_path: Path, tasks: int, back: float) -> None:
+    """Of four updates; a stream that is made anew, as after a kill, asks the same."""
+    base, adapter = start
+    cfg = config(simulation={"back": back})
+    families = cfg.agent.online.simulation.families
+    with opened(cfg, base=base, start=adapter, folder=tmp_path, machine=MACHINE, families=families) as parts:
+
+        def asked(*steps: int) -> list[list[Asked]]:
+            stream, found = online.Stream(parts), []
+            stream.worker = SimpleNamespace(pace=SimpleNamespace(tasks=tasks))  # type: ignore[assignment]
+            stream.engine = SimpleNamespace(answer=found.append)  # type: ignore[assignment]
+            for step in steps:
+                stream.fill(step)
+            return found
+
+        updates = asked(0, 1, 2, 3)
+        assert asked(2) == updates[2:3]
+        plain = parts.drawn(split="train", first=STREAM_FROM)
+        have_shift = [{one.frames != plain.named(one.request).frames for one in update} for update in updates]
+    assert have_shift == [{step < 4 * (1 - back)} for step in range(4)]
+    assert [one.request for update in updates for one in update] == [plain.number(n).question_id for n in range(4 * tasks)]
+
+
+def test_figures_at_the_end_are_means_over_updates_or_the_last_value() -> None:
+    rows = {"agent/label_right": (1.0, 0.5), "agent/answer_entropy": (0.75, 0.25), "online/kl": (0.5, 0.1), "agent/calls": (1.0, 2.0)}
+    curves = [(step, name, values[step]) for step in (0, 1) for name, values in rows.items()]
+    assert online.of_curves(curves) == {"updates": 2.0, "labels_right": 0.75, "answer_entropy": 0.5, "last_kl": 0.1}
 
 
 def stage(start: Start, folder: Path) -> Path:

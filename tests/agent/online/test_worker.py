@@ -82,6 +82,7 @@ def test_what_is_asked_is_answered_learned_from_and_served(start: Start, tmp_pat
         assert overview.counts(parts.store)["waiting"] == 0
         assert sum(overview.counts(parts.store).get(name, 0) for name in ("admitted", "no_answer")) == 8
         assert seen["online/agent/sampling_gap"] < 1e-4
+        assert 0 < seen["online/agent/answer_entropy"] <= 1
         assert bits(parts, 2) != bits(parts, 0)
         again = engine.answer(asked(0, 1))
         assert (again[0].version, again[0].experience) == (2, 1)

@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet as parquet
 import pytest
 
 from ans_core.benchmarks import running
 from ans_core.benchmarks.public import SCORERS, Given, Item, Scored, infographicsvqa, mathvista, mm_vet, tallyqa_complex, virl39k, vstar
 from ans_core.types import Prediction
-from tests import tiny
+from tests.benchmarks.public import question_sets
 from tests.benchmarks.public.drawn import score, write
+from tests.benchmarks.public.question_sets import CHOICE, infographics, pictures, problem, tally, vet, virl
 
 Answers = Callable[[Sequence[Item]], list[Prediction]]
 
@@ -34,12 +33,6 @@ def evaluate(name: str, data: Path, out: Path, ask: Answers, **given: Any) -> Sc
     runner = scorer.runner
     path = running.predict_all(lambda: runner.items(data, runner.splits[0]), ask, runner, out=out, batch=2, desc=name)
     return scorer.score(Given(predictions=path, data=runner.truth(data, ""), **given))
-
-
-def pictures(folder: Path, *names: str) -> None:
-    for number, name in enumerate(names):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(tiny.picture(number))
 
 
 # V*Bench
@@ -61,6 +54,19 @@ def test_vstar_asks_with_the_options_in_another_order(tmp_path: Path) -> None:
     assert always["accuracy"] == letters.count("A") / 10 < 1
     vague = evaluate("vstar", tmp_path, tmp_path / "vague", lambda some: [Prediction(text="I see it") for _ in some]).metrics
     assert (vague["accuracy"], vague["undecided"]) == (0.0, 10)
+
+
+def test_vstar_counts_what_a_rule_or_the_judge_calls_right(tmp_path: Path) -> None:
+    record = {"question": "q", "options": ["dog", "cat"], "answer": "cat", "letter": "B", "test_type": "relative_position"}
+    told = write(tmp_path / "told.json", [
+        record | {"image": "1", "pred_ans": "B.", "test_type": "direct_attributes"},
+        record | {"image": "2", "pred_ans": "the cat", "judged": True},
+        record | {"image": "3", "pred_ans": "the cat"},
+        record | {"image": "4", "pred_ans": "A", "judged": True},  # a rule decides
+    ])  # fmt: skip
+    found = score("vstar", told).metrics
+    assert (found["accuracy"], found["accuracy/direct_attributes"], found["accuracy/relative_position"]) == (0.5, 1.0, 1 / 3)
+    assert (found["count/relative_position"], found["decided_by_judge"], found["undecided"]) == (3, 1, 1)
 
 
 def test_vstar_letters_are_those_of_the_record(tmp_path: Path) -> None:
@@ -98,16 +104,6 @@ def test_tallyqa_numbers(reply: str, number: int | None) -> None:
     assert tallyqa_complex.number_of(reply) == number
 
 
-def tally(folder: Path) -> Path:
-    pictures(folder, "VG_100K_2/1.jpg", "val2014/2.jpg")
-    asked = [("7", "VG_100K_2/1.jpg", 4, False), ("8", "val2014/2.jpg", 1, False), ("9", "val2014/2.jpg", 2, True)]
-    write(folder / "test.json", [
-        {"question_id": int(name), "image": image, "answer": answer, "issimple": simple, "question": f"How many {name}?"}
-        for name, image, answer, simple in asked
-    ])  # fmt: skip
-    return folder
-
-
 def test_tallyqa_counts_complex_questions_exactly(tmp_path: Path) -> None:
     folder = tally(tmp_path / "data")
     assert evaluate("tallyqa_complex", folder, tmp_path / "out", knowing).metrics["accuracy"] == 1.0
@@ -136,14 +132,7 @@ def test_anls_by_hand() -> None:
 
 
 def test_infographics_are_scored_by_the_best_answer_and_by_kind(tmp_path: Path) -> None:
-    pictures(tmp_path / "images", "1.jpeg", "2.jpeg")
-    kinds = [{"answer_type": ["single span"], "evidence": ["Text"], "operation/reasoning": []},
-             {"answer_type": ["non-extractive"], "evidence": ["Text", "Figure"], "operation/reasoning": ["counting"]}]  # fmt: skip
-    asked = [
-        {"questionId": 71, "question": "What?", "image_local_name": "1.jpeg", "answers": ["Paris", "paris, France"], **kinds[0]},
-        {"questionId": 72, "question": "How many?", "image_local_name": "2.jpeg", "answers": ["12"], **kinds[1]},
-    ]
-    write(tmp_path / infographicsvqa.TRUTH, {"dataset_name": "infographicsVQA", "data": asked})
+    infographics(tmp_path)
     assert evaluate("infographicsvqa", tmp_path, tmp_path / "out", knowing).metrics["ANLS"] == 1.0
     told = write(tmp_path / "told.json", [{"questionId": 71, "answer": "Pariss"}])
     found = score("infographicsvqa", told, data=tmp_path)
@@ -154,17 +143,28 @@ def test_infographics_are_scored_by_the_best_answer_and_by_kind(tmp_path: Path) 
     assert score("infographicsvqa", told, data=tmp_path, predicted_only=True).metrics["ANLS/Text"] == pytest.approx(5 / 6)
 
 
+# MMMU
+
+
+def test_mmmu_without_a_letter_is_wrong_by_subject_and_domain_and_a_guess_for_the_official_figure(tmp_path: Path) -> None:
+    """The first of two options that random.Random(42) draws is A."""
+    choice = {"question_type": "multiple-choice", "all_choices": ["A", "B"], "index2ans": {"A": "me", "B": "you"}}
+    told = write(tmp_path / "told.jsonl", [
+        {"id": "validation_Art_1", "subject": "Art", "answer": "B", "response": "The answer is (B).", **choice},
+        {"id": "validation_Art_2", "subject": "Art", "answer": "A", "response": "", **choice},
+        {"id": "validation_Math_1", "subject": "Math", "answer": "7", "response": "It is 8", "question_type": "open"},
+    ])  # fmt: skip
+    found = score("mmmu_val", told).metrics
+    assert (found["accuracy"], found["accuracy_with_guesses"], found["unparsed"]) == (1 / 3, 2 / 3, 1)
+    assert (found["accuracy/Art"], found["accuracy/domain/Science"], found["count/domain/Art and Design"]) == (0.5, 0.0, 2)
+    kinds = {"validation_Art_1": "B", "validation_Art_2": "A", "validation_Art_3": "B"}
+    truth = {name: {"question_type": "multiple-choice", "ground_truth": letter} for name, letter in kinds.items()}
+    truth["validation_Math_1"] = {"question_type": "short-answer", "ground_truth": "7"}
+    found = score("mmmu_val", told, data=write(tmp_path / "answer_dict_val.json", truth))
+    assert (found.metrics["accuracy"], found.metrics["count"], found.metrics["accuracy/Art"], found.missing) == (1 / 4, 4, 1 / 3, 1)
+
+
 # MathVista
-
-
-def problem(**changes: Any) -> dict[str, Any]:
-    meta = {"task": "figure question answering", "skills": ["arithmetic", "geometry"]}
-    known = {"question": "How many?", "image": "images/1.jpg", "choices": None, "precision": None, "answer": "4", "metadata": meta}
-    known |= {"question_type": "free_form", "answer_type": "integer"}
-    return known | changes
-
-
-CHOICE = {"question_type": "multi_choice", "answer_type": "text", "choices": ["two", "twenty", "none"], "answer": "twenty"}
 
 
 @pytest.mark.parametrize(
@@ -186,9 +186,7 @@ def test_mathvistas_normalisation(extraction: str, changes: dict[str, Any], said
 
 
 def test_mathvistas_extractions_are_read_by_rule_or_replayed(tmp_path: Path) -> None:
-    pictures(tmp_path / "images", "1.jpg")
-    truth = {"1": problem(), "2": problem(**CHOICE), "3": problem(answer="7")}
-    write(tmp_path / "annot_testmini.json", truth)
+    question_sets.mathvista(tmp_path)
     assert evaluate("mathvista", tmp_path, tmp_path / "out", knowing).metrics["accuracy"] == 1.0
     told = write(tmp_path / "told.json", {"1": {"response": "It has 4 of them."}, "2": {"response": "twenty"}, "3": {"extraction": "7"}})
     judging = SCORERS["mathvista"].judging
@@ -217,16 +215,6 @@ def test_mathvistas_extractions_are_read_by_rule_or_replayed(tmp_path: Path) -> 
 
 
 # MM-Vet
-
-
-def vet(folder: Path) -> Path:
-    pictures(folder / "images", "a.jpg", "b.jpg")
-    write(folder / "mm-vet.json", {
-        "v1_0": {"imagename": "a.jpg", "question": "x?", "answer": "-1<AND>-5", "capability": ["ocr", "math"]},
-        "v1_1": {"imagename": "b.jpg", "question": "Who?", "answer": "Ann<OR>Anna", "capability": ["rec"]},
-        "v1_2": {"imagename": "b.jpg", "question": "Why?", "answer": "It rains.", "capability": ["rec", "ocr"]},
-    })  # fmt: skip
-    return folder
 
 
 def test_mm_vets_grades_are_means_over_runs_and_by_capability(tmp_path: Path) -> None:
@@ -277,6 +265,22 @@ def test_mm_vets_judge_sees_question_truth_and_reply_and_its_grades_are_replayed
     assert mm_vet.number_of("1.2") is None
 
 
+def test_no_answer_of_mm_vet_is_graded_0_and_shown_to_no_judge(tmp_path: Path) -> None:
+    judging, told = SCORERS["mm_vet"].judging, write(tmp_path / "told.json", {"v1_0": "x = -1", "v1_1": "", "v1_2": " "})
+
+    class Generous:
+        name = "generous"
+
+        def ask(self, requests: Sequence[Any], *, desc: str) -> list[str]:
+            return ["0.6"] * len(requests)
+
+    assert judging is not None
+    given = judging.ask(Given(predictions=told, data=vet(tmp_path / "data")), Generous(), tmp_path / "judge.json")
+    found = SCORERS["mm_vet"].score(given)
+    assert found.metrics["score"] == pytest.approx(0.6 / 3)
+    assert not any("no grade" in note for note in found.notes)
+
+
 # ViRL39K
 
 
@@ -303,16 +307,17 @@ def test_final_answers(reply: str, answer: str, right: bool) -> None:
 def test_the_hold_out_is_chosen_by_picture_and_is_a_fiftieth(tmp_path: Path) -> None:
     chosen = [n for n in range(5000) if virl39k.held_out([f"images/{n}.png"])]
     assert 70 < len(chosen) < 130
-    names = [f"images/{chosen[0]}.png", "images/0.png", f"images/{chosen[1]}.png"]
     assert 0 not in chosen
-    pictures(tmp_path, *names)
-    rows = [
-        {"qid": str(n), "question": "<image>How many?", "answer": r"\boxed{3}", "category": c, "image": image, "source": "x"}
-        for n, (c, image) in enumerate([("Math", names[:1]), ("Math", names[1:2]), ("Charts", names[2:]), ("Charts", names)])
-    ]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "39Krelease.parquet")
+    virl(tmp_path)
     found = evaluate("virl39k", tmp_path, tmp_path / "out", knowing)
     assert (found.metrics["accuracy"], found.metrics["count"], found.metrics["count/Charts"]) == (1.0, 2, 1)
     lines = [json.loads(line) for line in (tmp_path / "out/predictions.jsonl").read_text().splitlines()]
     assert [line["qid"] for line in lines] == ["0", "2"]
     assert evaluate("virl39k", tmp_path, tmp_path / "silent", silent).metrics["accuracy"] == 0.0
+
+
+def test_virl39k_counts_by_category_and_how_many_replies_are_boxed(tmp_path: Path) -> None:
+    answers = [("a", "Math", "\\boxed{3}"), ("b", "Math", "4"), ("c", "Charts", "3")]
+    records = [{"qid": name, "category": category, "prediction": said, "answer": "3"} for name, category, said in answers]
+    found = score("virl39k", write(tmp_path / "told.jsonl", records)).metrics
+    assert (found["accuracy"], found["accuracy/Math"], found["accuracy/Charts"], found["boxed"]) == (2 / 3, 0.5, 1.0, 1 / 3)
