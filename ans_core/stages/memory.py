@@ -4,6 +4,7 @@
 
 Trained: the modules named in memory.trainable_modules, with gradients through the memory over the whole clip. The best epoch by J&F on the
 validation clips counts; the base itself, as epoch 0, is one of them, so the result is never worse than what it started from there.
+Without held-out videos the validation clips are pseudo-clips, made of held-out pictures.
 With `train: false` the base is passed through. A base that is a SAM2 alone gives a SAM2 alone, for the stock package and transformers.
 """
 
@@ -33,7 +34,7 @@ from ans_core.tracking.batch import PromptOptions, TrackingBatch, make_batch
 from ans_core.tracking.clips import JOINED, Clip, Clips, choose_window, load_window, why_left_out
 from ans_core.tracking.kept import Kept
 from ans_core.tracking.loss import LossWeights
-from ans_core.tracking.pseudo import pseudo_clip
+from ans_core.tracking.pseudo import PseudoClips, pseudo_clip
 from ans_core.tracking.training import PATIENCE, GradientCheck, Tracking, epoch_order, open_modules, places, set_dropout
 from ans_core.tracking.validation import follow_clip, validate
 from ans_core.types import RLE, ImageRef, Log
@@ -74,8 +75,10 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     train, val = (data.sources(inputs["data"], split) for split in ("train", "val"))
     _check_names(settings, [source.name for source in (*train, *val)])
     pool = _pool(settings, train) if settings.train else Pool(videos=Clips([]), stills=Clips([]), left_out=[], joined={})
-    held_out = _held_out(settings, val)
+    chosen = _held_out(settings, val)
     sam2 = _load(base, settings, machine.device)
+    stills = len(chosen[0].frames) == 1
+    held_out = PseudoClips(chosen, length=settings.frames, size=sam2.image_size) if stills else chosen
     curves: loop.Curves = []
     tensors: dict[str, torch.Tensor] = {}
     if settings.validate_only:
@@ -108,7 +111,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 
 def _train(
-    cfg: Config, sam2: Grounding, pool: Pool, held_out: Clips, kept: Kept, *, machine: loop.Machine, scratch: Path, log: Log
+    cfg: Config, sam2: Grounding, pool: Pool, held_out: Sequence[Clip], kept: Kept, *, machine: loop.Machine, scratch: Path, log: Log
 ) -> tuple[loop.Curves, int]:
     """Train and keep the epochs' tensors; return the curves, and how many trained tensors never had a gradient."""
     settings, batch = cfg.memory, cfg.memory.optim.batch
@@ -239,16 +242,22 @@ def _joined(pool: Pool) -> list[str]:
 
 
 def _held_out(settings: Memory, sources: Sequence[Source]) -> Clips:
+    """Choose the held-out videos; stills where there are none, of which validation makes pseudo-clips. Raises ValueError without both."""
     clips = Clips([source.samples for source in _chosen(settings, sources)])
+    most = settings.limit_val_batches * settings.optim.batch or None
     videos = (n for n, clip in enumerate(clips) if len(clip.frames) > 1 and clip.followed(range(len(clip.frames))))
-    chosen = list(islice(videos, settings.limit_val_batches * settings.optim.batch or None))
-    if not chosen:
-        raise ValueError(
-            f"no {'data set' if not settings.data else f'data set of memory.data {list(settings.data)}'} has a split 'val' with videos in"
-            " which an object can be followed: J&F on them chooses the best epoch; give about one video in ten to it, or set"
-            " memory.train=false"
-        )
-    return clips.at(chosen)
+    if chosen := list(islice(videos, most)):
+        return clips.at(chosen)
+    stills = (n for n, clip in enumerate(clips) if len(clip.frames) == 1 and clip.visible.any())
+    if chosen := list(islice(stills, most)):
+        if dist.rank() == 0:
+            print(f"no videos in split 'val': J&F is that of pseudo-clips, one of each of {len(chosen)} of its pictures (docs/video.md)")
+        return clips.at(chosen)
+    raise ValueError(
+        f"no {'data set' if not settings.data else f'data set of memory.data {list(settings.data)}'} has a split 'val' with videos in"
+        " which an object can be followed, or with pictures with masks of single objects: J&F on them chooses the best epoch; give about"
+        " one video in ten to it, or, without videos, one picture in ten, or set memory.train=false"
+    )
 
 
 def _load(base: Path, settings: Memory, device: torch.device) -> Grounding:
