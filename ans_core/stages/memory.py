@@ -83,16 +83,20 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     tensors: dict[str, torch.Tensor] = {}
     if settings.validate_only:
         metrics = validate(sam2, held_out, prompt=settings.val_prompt) | {"trained": 0.0}
+        metrics["J&F_without_memory"] = _without_memory(sam2, held_out, settings)
     else:
         kept = Kept(folder=scratch / "kept", last=settings.keep_last)
         curves, unreached = _train(cfg, sam2, pool, held_out, kept, machine=machine, scratch=scratch, log=log)
         best, scores = kept.best(), kept.scores()
         tensors = kept.load(best)
+        sam2.load_state_dict(tensors, strict=False)
+        before = _without_memory(_load(base, settings, machine.device), held_out, settings)
         metrics = {"J&F/before": scores[0], "J&F/best": scores[best], "best_epoch": float(best), "trained": 1.0}
+        metrics |= {"J&F/before_without_memory": before}
+        metrics |= {"J&F/best_without_memory": _without_memory(sam2, held_out, settings) if best else before}
         metrics |= {"tensors_without_gradient": float(unreached), "left_out_clips": float(len(pool.left_out))}
         metrics |= {name: value for name, value in last_means(curves).items() if "/val_" not in name}
     if dist.rank() == 0:
-        sam2.load_state_dict(tensors, strict=False)
         base_hash = _base_hash(base)
         _write_delta(cfg, tensors, out, base_hash=base_hash)
         if settings.train:
@@ -108,6 +112,11 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         _write_gifs(sam2, held_out[: settings.clips_shown], out / "clips", settings)
     dist.wait_for_all()
     return metrics
+
+
+def _without_memory(sam2: Grounding, held_out: Sequence[Clip], settings: Memory) -> float:
+    """Return J&F where every frame is decoded by the prompt alone."""
+    return validate(sam2, held_out, prompt=settings.val_prompt, memory=False)["J&F"]
 
 
 def _train(

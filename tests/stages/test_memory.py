@@ -23,7 +23,8 @@ from ans_core.data.mixture import Source
 from ans_core.model import Sa2VA
 from ans_core.model.grounding import Grounding
 from ans_core.stages import base, memory, prepare
-from ans_core.tracking.clips import Clip
+from ans_core.tracking.clips import Clip, Clips
+from ans_core.tracking.validation import validate
 from tests import picture_sets, tiny
 from tests.checkpoints.test_sam2 import WIDE, drawn
 from tests.workspace import LIMIT_S, ROOT, launch
@@ -132,6 +133,13 @@ def test_the_newest_epochs_are_kept_beside_the_best_and_load_as_the_result_does(
         assert loaded.keys() == trained[epoch].keys()
         assert all(torch.equal(loaded[name], tensor) and torch.equal(own[name], tensor) for name, tensor in trained[epoch].items())
     assert any(not torch.equal(trained[3][name], trained[4][name]) for name in trained[3])
+    [drawn_clips] = [source.samples for source in data.sources(inputs / "data", "val") if source.name == "scenes_clips"]
+    sam2, best = sam2_files.load(inputs / "base/base"), {name.removeprefix("sam2."): tensor for name, tensor in trained[1].items()}
+    for state, tensors in (("before", {}), ("best", best)):
+        sam2.load_state_dict(tensors, strict=False)
+        alone = validate(sam2, Clips([drawn_clips])[:1], prompt="mask", memory=False)  # limit_val_batches: one clip
+        assert metrics[f"J&F/{state}_without_memory"] == alone["J&F"], state
+    assert metrics["J&F/before_without_memory"] != metrics["J&F/best_without_memory"]
 
 
 def add_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +229,7 @@ def test_validation_alone_gives_the_score_that_training_starts_from(inputs: Path
     assert found["J&F"] == pytest.approx((found["J"] + found["F"]) / 2)
     trained = run(tmp_path, "trained", config(val_prompt="point"), inputs / "base")
     assert trained["J&F/before"] == found["J&F"]
+    assert trained["J&F/before_without_memory"] == found["J&F_without_memory"]
     assert json.loads((tmp_path / "memory/delta.json").read_text())["config"]["stage"] == "memory"
 
 
@@ -265,7 +274,6 @@ def test_pictures_in_cocos_format_alone_train_the_memory(
     )  # fmt: skip
     cfg = Config.model_validate(resolve(ROOT / "profiles/sam2-memory.yaml", words))
     judged: list[list[tuple[object, ...]]] = []
-    validate = memory.validate
 
     def noted(sam2: Grounding, clips: Sequence[Clip], **given: Any) -> dict[str, float]:
         judged.append([(clip.name, clip.frames, clip.masklets) for clip in clips])
