@@ -23,8 +23,7 @@ import torch
 from PIL import Image
 
 from ans_core import data, dist, loop, overlay, transforms
-from ans_core.checkpoints import checkpoint
-from ans_core.checkpoints import folder as folders
+from ans_core.checkpoints import checkpoint, sam2_export
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.config import Config, Memory
 from ans_core.data.mixture import Source
@@ -68,7 +67,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     base = alone if alone.is_dir() else inputs["base"] / "base"
     if not (settings.train or settings.validate_only):
         if dist.rank() == 0:
-            _write_delta(cfg, {}, out, base_hash=_base_hash(base))
+            _write_delta(cfg, {}, out, base=base)
         return {"trained": 0.0}
     machine = machine_of(cfg.launch, settings.dtype)
     loop.let_processes_talk(machine)  # they validate together
@@ -97,17 +96,14 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         metrics |= {"tensors_without_gradient": float(unreached), "left_out_clips": float(len(pool.left_out))}
         metrics |= {name: value for name, value in last_means(curves).items() if "/val_" not in name}
     if dist.rank() == 0:
-        base_hash = _base_hash(base)
-        _write_delta(cfg, tensors, out, base_hash=base_hash)
+        _write_delta(cfg, tensors, out, base=base)
         if settings.train:
             for epoch in kept.present():
                 if epoch not in (0, best):
-                    _write_delta(cfg, kept.load(epoch), out / f"last/epoch-{epoch:04d}", base_hash=base_hash)
+                    _write_delta(cfg, kept.load(epoch), out / f"last/epoch-{epoch:04d}", base=base)
             (out / "left_out.txt").write_text("".join(f"{line}\n" for line in (*_joined(pool), *pool.left_out)))
         if alone.is_dir():
-            sam2_files.save(sam2, out / "sam2", metadata={"stage": "memory", "seed": cfg.seed, **metrics})
-            if sam2.config.memory_width == sam2_files.TRANSFORMERS_WIDTH:
-                sam2_files.save_transformers(sam2, out / "transformers")
+            sam2_export.write(sam2, out, metadata={"stage": "memory", "seed": cfg.seed, **metrics})
         loop.write_curves(out / "curves.csv", {"memory": curves})
         _write_gifs(sam2, held_out[: settings.clips_shown], out / "clips", settings)
     dist.wait_for_all()
@@ -280,14 +276,10 @@ def _load(base: Path, settings: Memory, device: torch.device) -> Grounding:
     return sam2_files.load(base, image_size=settings.image_size, device=device)
 
 
-def _base_hash(base: Path) -> str:
-    weights = base / sam2_files.WEIGHTS
-    return folders.file_hash(weights) if weights.is_file() else checkpoint.weights_hash(base)
-
-
-def _write_delta(cfg: Config, tensors: dict[str, torch.Tensor], out: Path, *, base_hash: str) -> None:
-    named = {f"sam2.{name}": tensor for name, tensor in tensors.items()}
-    checkpoint.save_delta(named, out, base_hash=base_hash, config={"stage": "memory", "seed": cfg.seed})
+def _write_delta(cfg: Config, tensors: dict[str, torch.Tensor], out: Path, *, base: Path) -> None:
+    named = {f"{sam2_files.PART}{name}": tensor for name, tensor in tensors.items()}
+    config = {"stage": "memory", "seed": cfg.seed, "image_size": cfg.memory.image_size}
+    checkpoint.save_delta(named, out, base_hash=sam2_files.identity(base)[1], config=config)
 
 
 def _write_gifs(sam2: Grounding, clips: Sequence[Clip], folder: Path, settings: Memory) -> None:
