@@ -13,8 +13,8 @@ from flows.paths import environment, root
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The whole pipeline on params.yaml; with --agent the pixel-space agent's stages, with --online its learning online, and all that they
-    need."""
+    """The whole pipeline on params.yaml (of a SAM2 alone: up to its memory and a page of it); with --agent the pixel-space agent's stages,
+    with --online its learning online, and all that they need."""
     from flows.launch import run_pipeline
     from flows.params import add_sources
 

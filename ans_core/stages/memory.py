@@ -10,6 +10,7 @@ With `train: false` the base is passed through. A base that is a SAM2 alone give
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from array import array
@@ -62,7 +63,7 @@ class Pool:
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: data, base. Writes the trained tensors (delta), those of the newest other epochs (last/epoch-N, each a delta),
-    curves.csv, clips/*.gif and, of a SAM2 alone, sam2/ and transformers/ to `out`; of what can't be trained on, left_out.txt."""
+    curves.csv, metrics.json and clips/*.gif to `out`; of a SAM2 alone sam2/ and transformers/; of what is not trained on left_out.txt."""
     settings, alone = cfg.memory, inputs["base"] / "sam2"
     base = alone if alone.is_dir() else inputs["base"] / "base"
     if not (settings.train or settings.validate_only):
@@ -105,6 +106,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         if alone.is_dir():
             sam2_export.write(sam2, out, metadata={"stage": "memory", "seed": cfg.seed, **metrics})
         loop.write_curves(out / "curves.csv", {"memory": curves})
+        (out / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
         _write_gifs(sam2, held_out[: settings.clips_shown], out / "clips", settings)
     dist.wait_for_all()
     return metrics
