@@ -96,6 +96,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         metrics |= {"J&F/best_without_memory": _without_memory(sam2, held_out, settings) if best else before}
         metrics |= {"tensors_without_gradient": float(unreached), "left_out_clips": float(len(pool.left_out))}
         metrics |= {name: value for name, value in last_means(curves).items() if "/val_" not in name}
+    if stills:
+        metrics["pseudo_clips"] = float(len(held_out))
     if dist.rank() == 0:
         _write_delta(cfg, tensors, out, base=base)
         if settings.train:

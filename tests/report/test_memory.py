@@ -57,12 +57,15 @@ def test_the_base_that_no_epoch_betters_and_one_that_is_only_validated_are_said_
     assert "Best: the base itself, as no epoch is better." in text
     assert "first epoch from 0.75 to 0.25" in text
     assert "best epoch from" not in text
-    measured = {"J&F": 0.4, "J": 0.4, "F": 0.4, "J_at_1": 0.5, "J_at_16": 0.25, "J_at_2": 0.375, "J&F_without_memory": 0.5, "trained": 0.0}
+    assert "held-out pictures" not in text
+    measured = {"J&F": 0.4, "J": 0.4, "F": 0.4, "J_at_1": 0.5, "J_at_16": 0.25, "J_at_2": 0.375, "J&F_without_memory": 0.5}
+    measured |= {"trained": 0.0, "pseudo_clips": 12.0}
     folder = write(tmp_path / "validated", measured, {})
     assert memory.lines(measured) == [{"name": "base", "with": 0.4, "without": 0.5, "worth": pytest.approx(-0.1)}]
     text = page_of(folder, tmp_path / "validated page")
     assert "Lines over frames after the prompt: base from 0.5 to 0.25." in text
     assert "Not there: nothing was trained." in text
+    assert "the clips are made of 12 held-out pictures" in text
 
 
 def test_a_stage_that_passed_the_base_through_has_no_page(tmp_path: Path):

@@ -230,6 +230,7 @@ def test_validation_alone_gives_the_score_that_training_starts_from(inputs: Path
     trained = run(tmp_path, "trained", config(val_prompt="point"), inputs / "base")
     assert trained["J&F/before"] == found["J&F"]
     assert trained["J&F/before_without_memory"] == found["J&F_without_memory"]
+    assert "pseudo_clips" not in trained
     assert json.loads((tmp_path / "memory/delta.json").read_text())["config"]["stage"] == "memory"
 
 
@@ -288,6 +289,8 @@ def test_pictures_in_cocos_format_alone_train_the_memory(
         metrics = stage.run(cfg, inputs=folders, out=folders[name], scratch=tmp_path / "scratch", log=lambda metrics, step: None)
     assert metrics["trained"] == 1
     assert 0 <= metrics["J&F/best"] <= 1
+    assert metrics["pseudo_clips"] == 3
+    assert json.loads((folders["memory"] / "metrics.json").read_text()) == metrics
     assert len(judged) >= 3  # before, and after two epochs
     assert all(clips == judged[0] for clips in judged)
     assert [(name, len(frames)) for name, frames, _ in judged[0]] == [("mine/0", 3), ("mine/1", 3), ("mine/2", 3)]
