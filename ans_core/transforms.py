@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, UInt8
 from PIL import ExifTags, Image
 from torch import Tensor
 
@@ -98,6 +98,12 @@ def normalise(images: Sequence[Image.Image], *, size: int, constants: torch.dtyp
     pixels = torch.from_numpy(arrays).permute(0, 3, 1, 2).float() / 255
     mean, std = (torch.tensor(c).to(constants).float().view(1, 3, 1, 1) for c in (MEAN, STD))
     return (pixels - mean) / std
+
+
+def denormalise(pixels: Float[Tensor, "B 3 S S"]) -> UInt8[np.ndarray, "B S S 3"]:
+    """Undo `normalise`, but for the sizes."""
+    mean, std = (torch.tensor(c).view(1, 3, 1, 1) for c in (MEAN, STD))
+    return ((pixels * std + mean) * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
 
 
 @lru_cache

@@ -119,9 +119,17 @@ def parser() -> argparse.ArgumentParser:
     )
     it.add_argument("target", metavar="DST", nargs="?")
     it.add_argument("--check", action="store_true", help="only say what SRC is and which tensors are missing, unknown or mis-shaped")
-    layouts = ["native", "upstream", "sa2va-i", "adapter"]
-    it.add_argument("--to", choices=layouts, default="native", help="layout of DST (default: native, ours); adapter: PEFT's")
-    it.add_argument("--base", help="of an adapter: the model that SFT started from (default: base/base beside SRC)")
+    layouts = ["native", "upstream", "sa2va-i", "adapter", "sam2"]
+    it.add_argument(
+        "--to",
+        choices=layouts,
+        default="native",
+        help="layout of DST (default: native, ours); adapter: PEFT's; sam2: SRC's SAM2 for the stock package (DST/sam2) and transformers' "
+        "Sam2VideoModel (DST/transformers)",
+    )
+    it.add_argument(
+        "--base", help="of a stage's output, with adapter and sam2: the model that it started from (default: base/base beside SRC)"
+    )
     it.add_argument("--max-shard", default="5GB", help="largest weight file (default: 5GB)")
     it.add_argument("--internvl", help="of a training state: the InternVL2.5 it was trained from, folder or hub id")
     it.add_argument(

@@ -13,8 +13,8 @@ from flows.paths import environment, root
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The whole pipeline on params.yaml; with --agent the pixel-space agent's stages, with --online its learning online, and all that they
-    need."""
+    """The whole pipeline on params.yaml (of a SAM2 alone: up to its memory and a page of it); with --agent the pixel-space agent's stages,
+    with --online its learning online, and all that they need."""
     from flows.launch import run_pipeline
     from flows.params import add_sources
 
@@ -141,12 +141,15 @@ def track(arguments: argparse.Namespace) -> int:
 
 
 def convert(arguments: argparse.Namespace) -> int:
-    """A checkpoint folder to our layout or upstream's; a training state of upstream's (.pth), with its bases, to ours."""
+    """A checkpoint folder to our layout or upstream's, or its SAM2 to files for the stock package and transformers; a training state of
+    upstream's (.pth), with its bases, to ours."""
     source = Path(arguments.source)
     if not (arguments.check or arguments.target):
         raise ValueError("ans convert SRC DST: DST is missing (--check SRC alone looks at a folder)")
     from ans_core.checkpoints import checkpoint, conversion, folder
 
+    if arguments.to == "sam2" and not arguments.check:
+        return write_sam2(source, Path(arguments.target), arguments)
     state = conversion.training_file(source) is not None
     if state and not (arguments.internvl and arguments.sam2):
         raise ValueError(f"{source} is a training state: it needs --internvl and --sam2, its bases")
@@ -184,6 +187,26 @@ def write_adapter(source: Path, target: Path, base: str | None) -> int:
     start = Path(base) if base else source.parent / "base/base"
     adapter.write_adapter(source, target, base=start, sft=sft)
     print(f"wrote {target}, for PeftModel.from_pretrained(Sa2VA.from_pretrained({str(start)!r}), {str(target)!r})")
+    return 0
+
+
+def write_sam2(source: Path, target: Path, arguments: argparse.Namespace) -> int:
+    """Write the SAM2 of a model or of a stage's output for other programs."""
+    from ans_core.checkpoints import sam2, sam2_export
+
+    if arguments.sam2:
+        raise ValueError("--sam2 adds a mask decoder to a model, and --to sam2 takes a SAM2 out of one; use one after the other")
+    sam2_export.refuse_to_replace(target)
+    found = sam2_export.read(source, base=Path(arguments.base) if arguments.base else None)
+    whole = sam2_export.write(found, target, metadata={"stage": "convert", "source": arguments.source})
+    print(f"wrote {target / sam2_export.STOCK}, for `ans track --model` and the stock package ({sam2.STOCK}, {sam2.WEIGHTS})")
+    if whole:
+        print(f"wrote {target / sam2_export.TRANSFORMERS}, for Sam2VideoModel.from_pretrained")
+    else:
+        width = f"{sam2.TRANSFORMERS_WIDTH} only, this SAM2's have {found.config.memory_width}"
+        print(f"nothing for transformers: its Sam2VideoModel has memories of width {width}")
+    if sam2.keeps_no_original(source):
+        print("its mask decoder may be trained for [SEG]: SRC keeps none from before; `ans convert SRC OTHER --sam2 FILE` adds one")
     return 0
 
 

@@ -20,7 +20,7 @@ from flows.paths import environment
 from flows.prefect_server import prefect_server
 from tasks.process import exit_on_term, held, imports_without_collector
 from tasks.stage_run import import_store
-from tasks.stages import AGENT, AGENT_FIGURES, MAIN, ONLINE, ONLINE_FIGURES, ROWS, STAGES, SUMMARY, Stage, needed_for
+from tasks.stages import AGENT, AGENT_FIGURES, MAIN, MEMORY, ONLINE, ONLINE_FIGURES, ROWS, STAGES, SUMMARY, Stage, needed_for
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,11 +44,13 @@ def quiet_prefect(here: Path) -> None:
 
 
 def run_pipeline(here: Path, *, group: str = MAIN) -> int:
-    """Run the pipeline, or the stages of another group and all that they need."""
+    """Run the pipeline, or the stages of another group and all that they need. The pipeline of a SAM2 alone ends with its memory."""
     os.chdir(here)
     from ans_core.config import load
 
     config = load(here / "params.yaml")
+    if group == MAIN and config.base.source == "sam2":
+        group = MEMORY
     start_s = time.monotonic()
     try:
         rows = nothing_to_do(here, STAGES if group == MAIN else needed_for(group, config)) or run_flow(here, group)
@@ -56,7 +58,7 @@ def run_pipeline(here: Path, *, group: str = MAIN) -> int:
         print(f"\nans: {str(error).splitlines()[0]}\nThe same command resumes where it stopped.", file=sys.stderr)
         return 1
     took_s = time.monotonic() - start_s
-    {MAIN: print_result, AGENT: print_agent, ONLINE: print_online}[group](rows, here, config.profile, took_s)
+    {MAIN: print_result, AGENT: print_agent, ONLINE: print_online, MEMORY: print_memory}[group](rows, here, config.profile, took_s)
     return 0
 
 
@@ -76,10 +78,10 @@ def nothing_to_do(here: Path, stages: tuple[Stage, ...]) -> list[tuple[str, str,
 def run_flow(here: Path, group: str) -> list[tuple[str, str, float]]:
     with prefect_api(here):
         with imports_without_collector():
-            from flows.pipeline import agent_pipeline, full_pipeline, online_pipeline
+            from flows.pipeline import agent_pipeline, full_pipeline, memory_pipeline, online_pipeline
         import_store()
 
-        flow: Any = {MAIN: full_pipeline, AGENT: agent_pipeline, ONLINE: online_pipeline}[group]
+        flow: Any = {MAIN: full_pipeline, AGENT: agent_pipeline, ONLINE: online_pipeline, MEMORY: memory_pipeline}[group]
         rows: list[tuple[str, str, float]] = flow()
         return rows
 
@@ -180,6 +182,19 @@ def print_online(rows: list[tuple[str, str, float]], here: Path, profile: str, t
     shown = ("target", "source", "updates", *of_labels, "roll_backs", "store/frozen")
     print_figures(console, "held-out questions after the stream", arms, shown)
     print(f"curves:    {here / 'runs' / profile / 'agent/online/curves.csv'}")
+
+
+def print_memory(rows: list[tuple[str, str, float]], here: Path, profile: str, took_s: float) -> None:
+    """Print J&F of the held-out clips, with and without memory."""
+    from rich.console import Console
+
+    from ans_core.report.memory import figures_of, lines
+
+    console, run = Console(), here / "runs" / profile
+    print_stages(console, f"memory-pipeline, profile {profile}: {took_s:.0f} s", rows)
+    figures = {line["name"]: {f"J&F {how} memory": line[how] for how in ("with", "without")} for line in lines(figures_of(run / "memory"))}
+    print_figures(console, "held-out clips", figures, ("J&F with memory", "J&F without memory"))
+    print(f"report:    {run / 'memory_report/report.html'}")
 
 
 def serve(here: Path, *, port: int) -> int:

@@ -30,7 +30,7 @@ from flows.pipeline_run import PipelineRun
 from tasks.launcher import check_sharding, check_shares
 from tasks.process import die_with_parent, held
 from tasks.runner import state_key
-from tasks.stages import AGENT, MAIN, ONLINE, STAGES, TABLE, Stage, maker_of, needed_for, stage_named
+from tasks.stages import AGENT, MAIN, MEMORY, ONLINE, STAGES, TABLE, Stage, maker_of, needed_for, stage_named
 
 RETRY_DELAY_S = 5
 REPORT = "report/report.html"
@@ -224,6 +224,12 @@ def agent_pipeline(profile: str | None = None, overrides: dict[str, Any] | None 
 def online_pipeline(profile: str | None = None, overrides: dict[str, Any] | None = None, force: list[str] | None = None) -> list[Row]:
     """Run the simulation of learning online and all that it needs (docs/online-learning.md). Parameters as those of `full_pipeline`."""
     return run_group(ONLINE, profile, overrides, force, page="agent/online/online.json")
+
+
+@flow(name="memory-pipeline", flow_run_name=run_name, retries=0, log_prints=False)
+def memory_pipeline(profile: str | None = None, overrides: dict[str, Any] | None = None, force: list[str] | None = None) -> list[Row]:
+    """Train the memory of a SAM2 alone and write its page (docs/video.md). Parameters as those of `full_pipeline`."""
+    return run_group(MEMORY, profile, overrides, force, page="memory_report/report.html")
 
 
 def run_group(group: str, profile: str | None, overrides: dict[str, Any] | None, force: list[str] | None, *, page: str) -> list[Row]:

@@ -25,8 +25,8 @@ import copy
 import resource
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -91,24 +91,6 @@ def crossing_clip(*, seed: int, index: int, size: int, frames: int) -> Clip:
     return Clip(name=f"crossing/{index}", frames=tuple(media.reference(np.asarray(shot[0])) for shot in shots), masklets=masklets)
 
 
-@contextmanager
-def without_memory(sam2: Grounding) -> Iterator[None]:
-    """Let every frame be decoded from its own features by the prompt of the object's first frame (a box)."""
-    step = Grounding.step
-
-    def alone(self: Grounding, maps: list[Tensor], rows: Tensor, index: int, bank: Any, **given: Any) -> dict[str, Any]:
-        if "prompt" in given:
-            bank["prompt"] = given["prompt"]
-        given = {"prompt": bank["prompt"], "frames": given["frames"], "remember": given["remember"]}
-        return step(self, maps, rows, index, {"cond_frame_outputs": {}, "non_cond_frame_outputs": {}}, **given)
-
-    Grounding.step = alone  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        Grounding.step = step  # type: ignore[method-assign]
-
-
 def detached(out: dict[str, Any]) -> dict[str, Any]:
     """Cut a frame's memory off the graph, as sam2-video-training does."""
     kept = remembered(out)
@@ -164,8 +146,8 @@ def real(arguments: argparse.Namespace) -> str:
         sam2, _ = trained(start, [train for train, _ in halves], detach=False, seed=seed, **options_of(arguments))
         for prompt in ("mask", "box"):
             cells = [f"{validate(one, [later for _, later in halves], prompt=prompt)['J&F']:.3f}" for one in (start, sam2)]
-            with without_memory(sam2):  # a given mask would be given back
-                cells.append(f"{validate(sam2, [later for _, later in halves], prompt=prompt)['J&F']:.3f}" if prompt == "box" else "")
+            alone = validate(sam2, [later for _, later in halves], prompt=prompt, memory=False)
+            cells.append(f"{alone['J&F']:.3f}" if prompt == "box" else "")  # a mask is read as its box
             lines.append(f"| {seed} | {prompt} | " + " | ".join(cells) + " |")
         print("\n".join(lines), flush=True)
     return "\n".join(lines)
@@ -191,8 +173,7 @@ def crossings(arguments: argparse.Namespace) -> str:
         whole, reached = trained(start, train, detach=False, **options)
         cut, reached_cut = trained(start, train, detach=True, **options)
         scores = [validate(sam2, held_out, prompt="box")["J&F"] for sam2 in (start, whole, cut)]
-        with without_memory(whole):
-            scores.append(validate(whole, held_out, prompt="box")["J&F"])
+        scores.append(validate(whole, held_out, prompt="box", memory=False)["J&F"])
         row = " | ".join(f"{score:.3f}" for score in scores)
         lines.append(f"| {seed} | {row} | {reached:.0%}, detached {reached_cut:.0%} |")
         print("\n".join(lines), flush=True)

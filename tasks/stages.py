@@ -16,8 +16,9 @@ SUMMARY = "metrics/summary.json"
 HEADLINE = "metrics/headline.json"
 AGENT_FIGURES = "metrics/agent.json"
 ONLINE_FIGURES = "metrics/online.json"
-MAIN, AGENT, ONLINE = "main", "agent", "online"
-GROUPS = (MAIN, AGENT, ONLINE)
+MAIN, AGENT, ONLINE, MEMORY = "main", "agent", "online", "memory"
+GROUPS = (MAIN, AGENT, ONLINE, MEMORY)
+"""The last one: a SAM2 alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +156,9 @@ TABLE: tuple[Stage, ...] = (
         name="report", version="2", inputs=("data", "base", "memory", "sft", "rl", *(f"evaluate/{row}" for row in ROWS)), out="report",
         sections=("report", "evaluate.split", "evaluate.sources"), gpu=False, retries=0, copies=(("summary.json", SUMMARY),),
         in_git=(("headline.json", HEADLINE),),
+    ),
+    Stage(
+        name="memory_report", version="1", inputs=("memory",), out="memory_report", sections=(), gpu=False, retries=0, group=MEMORY,
     ),
     Stage(
         name="cota", version="1", inputs=("model",), out="agent/cota", group=AGENT, retries=0,

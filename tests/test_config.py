@@ -2,6 +2,7 @@ import functools
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -230,7 +231,7 @@ OWN_AGENT = "runs/tiny/agent/sft/tools"
         ("evaluate", {"split": "vall"}, "evaluate.split: no data set has a split 'vall' (did you mean 'val'?)"),
         ("prepare", {"test_scenes": 0}, "evaluate.benchmarks.0: 'referring' has no samples: prepare draws no scenes of split 'test'"),
         ("prepare", {"test_clips": 0}, "evaluate.benchmarks.3: 'video' has no samples: prepare draws no clips of split 'test'"),
-        ("prepare", {"val_clips": 0}, "memory.train: nothing to follow: prepare.val_clips = 0, and prepare.sources names no data set"),
+        ("prepare", {"val_clips": 0, "val_scenes": 0}, "nothing to follow: prepare.val_clips = prepare.val_scenes = 0, and"),
         ("prepare", {"caption_share": 0.3, "mask_share": 0.7}, "prepare.mask_share: with caption_share it makes 1: no picture has both"),
         ("sft", {"mixture": {"vidoe": 1.0}}, "sft.mixture.vidoe: no kind of data and no name in prepare.sources (did you mean 'video'?)"),
         ("sft", {"mixture": {"video": 0.0}}, "sft.mixture: mixture: all weights are 0, so nothing is trained on"),
@@ -271,6 +272,22 @@ def test_what_can_not_be_is_refused_at_its_line_with_the_nearest_name(
     line = (tmp_path / "params.yaml").read_text().splitlines()[int(place) - 1]
     names_in_line = key.split(".")[-1] if not key[-1].isdigit() else "-"
     assert names_in_line in line or key.split(".")[-2] in line  # the section's line, where the file lacks the key
+
+
+@pytest.mark.parametrize(
+    ("words", "lacking"),
+    [
+        ("prepare.val_clips=0", "prepare.val_clips = prepare.val_scenes"),
+        ("prepare.val_clips=0 prepare.val_scenes=2", "prepare.val_clips = prepare.val_scenes"),  # no scenes at all
+        ("memory.image_share=0.5", "prepare.scenes"),
+        ("prepare.clips=0 prepare.scenes=4 prepare.val_scenes=2", "prepare.clips"),
+        ("prepare.clips=0 prepare.scenes=4 prepare.val_scenes=2 memory.image_share=1", ""),
+    ],
+)
+def test_drawn_clips_or_stills_that_memory_training_needs_must_be_drawn(words: str, lacking: str) -> None:
+    told = re.escape(f"nothing to follow: {lacking} = 0, and prepare.sources names no data set")
+    with pytest.raises(ConfigError, match=told) if lacking else nullcontext():
+        resolve(PROFILES / "sam2-memory.yaml", tuple(words.split()))
 
 
 def test_a_data_set_of_ones_own_can_be_mixed_by_name_and_brings_its_splits(tmp_path: Path) -> None:

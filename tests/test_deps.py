@@ -6,7 +6,7 @@ import yaml
 from ans_core.config import Config
 from tasks import lock_file
 from tasks.deps import code_files, dvc_yaml, settings_read, unlisted_settings
-from tasks.stages import AGENT, ONLINE, TABLE, Stage, needed_for
+from tasks.stages import AGENT, MEMORY, ONLINE, TABLE, Stage, needed_for
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -20,7 +20,7 @@ def package(root: Path, files: dict[str, str]) -> Path:
 
 def test_dvc_yaml_is_what_the_table_and_the_imports_say() -> None:
     assert (ROOT / "dvc.yaml").read_text() == dvc_yaml(ROOT), "run `make dvc`"
-    for group in (AGENT, ONLINE):
+    for group in (AGENT, ONLINE, MEMORY):
         assert (ROOT / group / "dvc.yaml").read_text() == dvc_yaml(ROOT, group), "run `make dvc`"
 
 
@@ -35,6 +35,10 @@ def test_the_agent_needs_the_model_that_it_starts_from_and_nothing_that_only_loo
 def test_learning_online_needs_the_agent_after_rl_and_none_of_its_figures() -> None:
     names = [stage.name for stage in needed_for(ONLINE, Config(profile="tiny"))]
     assert names[7:] == ["cota", "agent_sft@tools", "rft", "online"]
+
+
+def test_a_sam2_alone_needs_no_stage_after_its_memory() -> None:
+    assert [stage.name for stage in needed_for(MEMORY, Config(profile="tiny"))] == ["prepare", "base", "memory", "memory_report"]
 
 
 @pytest.mark.parametrize(("base", "before"), [

@@ -91,6 +91,11 @@ def of_sa2va(path: Path) -> tuple[GroundingConfig, dict[str, Tensor]]:
     return config.grounding, {name.removeprefix(PART): tensor.clone() for name, tensor in state if name.startswith(PART)}
 
 
+def keeps_no_original(path: Path) -> bool:
+    """Say whether a Sa2VA holds one mask decoder alone."""
+    return _kind(path) in (checkpoint.OUR_TYPE, checkpoint.RELEASE_TYPE) and not checkpoint.opened(path)[0].grounding.original_decoder
+
+
 def _kind(path: Path) -> str | None:
     file = path / "config.json"
     if not file.is_file():

@@ -64,7 +64,7 @@ class Memory(Section):
     image_share: Share = 0.0
     """Share of the clips that are made of stills: a camera that moves, things that pass in front."""
     frames: Positive = 8
-    """Frames of a training clip."""
+    """Frames of a training clip, and of a validation clip made of a picture."""
     max_gap: Positive = 1
     """Frames of a video are taken up to so many apart."""
     max_objects: Count = 3

@@ -105,9 +105,11 @@ class Config(Section):
         """Refuse to train SAM2's memory where no clips can be; which data sets of the user's hold videos, only the stage sees."""
         if not self.memory.train or self.prepare.sources:
             return
-        lacking = [] if self.prepare.val_clips else ["prepare.val_clips"]
-        if not self.prepare.clips and self.memory.image_share < 1:
-            lacking.append("prepare.clips")
+        prepare, share = self.prepare, self.memory.image_share
+        held_out = (prepare.clips and prepare.val_clips) or (prepare.scenes and prepare.val_scenes)
+        lacking = [] if held_out else ["prepare.val_clips", "prepare.val_scenes"]
+        lacking += [] if prepare.clips or share == 1 else ["prepare.clips"]
+        lacking += [] if prepare.scenes or share == 0 else ["prepare.scenes"]
         if lacking:
             raise Impossible(
                 "memory.train",

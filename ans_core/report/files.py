@@ -23,6 +23,12 @@ def data_uri(path: Path) -> str:
     return _uri(KINDS[path.suffix], path.read_bytes())
 
 
+def clips(folder: Path | None) -> list[dict[str, str]]:
+    """Return the stage `memory`'s validation clips, truth beside prediction."""
+    paths = sorted((folder / "clips").glob("*.gif")) if folder else []
+    return [{"name": path.stem.partition("-")[2], "source": data_uri(path)} for path in paths]
+
+
 def webp_uri(content: bytes) -> str:
     return _uri("webp", content)
 

@@ -129,9 +129,3 @@ def rollouts(folder: Path | None) -> list[dict[str, Any]]:
             step = path.stem.partition("-")[0].lstrip("0") or "0"
             shown.append(record | {"loop": loop, "step": step, "source": data_uri(path)})
     return shown
-
-
-def clips(folder: Path | None) -> list[dict[str, str]]:
-    """Return the stage `memory`'s validation clips, truth beside prediction."""
-    paths = sorted((folder / "clips").glob("*.gif")) if folder else []
-    return [{"name": path.stem.partition("-")[2], "source": data_uri(path)} for path in paths]

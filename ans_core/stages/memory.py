@@ -4,11 +4,13 @@
 
 Trained: the modules named in memory.trainable_modules, with gradients through the memory over the whole clip. The best epoch by J&F on the
 validation clips counts; the base itself, as epoch 0, is one of them, so the result is never worse than what it started from there.
+Without held-out videos the validation clips are pseudo-clips, made of held-out pictures.
 With `train: false` the base is passed through. A base that is a SAM2 alone gives a SAM2 alone, for the stock package and transformers.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from array import array
@@ -22,8 +24,7 @@ import torch
 from PIL import Image
 
 from ans_core import data, dist, loop, overlay, transforms
-from ans_core.checkpoints import checkpoint
-from ans_core.checkpoints import folder as folders
+from ans_core.checkpoints import checkpoint, sam2_export
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.config import Config, Memory
 from ans_core.data.mixture import Source
@@ -33,7 +34,7 @@ from ans_core.tracking.batch import PromptOptions, TrackingBatch, make_batch
 from ans_core.tracking.clips import JOINED, Clip, Clips, choose_window, load_window, why_left_out
 from ans_core.tracking.kept import Kept
 from ans_core.tracking.loss import LossWeights
-from ans_core.tracking.pseudo import pseudo_clip
+from ans_core.tracking.pseudo import PseudoClips, pseudo_clip
 from ans_core.tracking.training import PATIENCE, GradientCheck, Tracking, epoch_order, open_modules, places, set_dropout
 from ans_core.tracking.validation import follow_clip, validate
 from ans_core.types import RLE, ImageRef, Log
@@ -62,53 +63,64 @@ class Pool:
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: data, base. Writes the trained tensors (delta), those of the newest other epochs (last/epoch-N, each a delta),
-    curves.csv, clips/*.gif and, of a SAM2 alone, sam2/ and transformers/ to `out`; of what can't be trained on, left_out.txt."""
+    curves.csv, metrics.json and clips/*.gif to `out`; of a SAM2 alone sam2/ and transformers/; of what is not trained on left_out.txt."""
     settings, alone = cfg.memory, inputs["base"] / "sam2"
     base = alone if alone.is_dir() else inputs["base"] / "base"
     if not (settings.train or settings.validate_only):
         if dist.rank() == 0:
-            _write_delta(cfg, {}, out, base_hash=_base_hash(base))
+            _write_delta(cfg, {}, out, base=base)
         return {"trained": 0.0}
     machine = machine_of(cfg.launch, settings.dtype)
     loop.let_processes_talk(machine)  # they validate together
     train, val = (data.sources(inputs["data"], split) for split in ("train", "val"))
     _check_names(settings, [source.name for source in (*train, *val)])
     pool = _pool(settings, train) if settings.train else Pool(videos=Clips([]), stills=Clips([]), left_out=[], joined={})
-    held_out = _held_out(settings, val)
+    chosen = _held_out(settings, val)
     sam2 = _load(base, settings, machine.device)
+    stills = len(chosen[0].frames) == 1
+    held_out = PseudoClips(chosen, length=settings.frames, size=sam2.image_size) if stills else chosen
     curves: loop.Curves = []
     tensors: dict[str, torch.Tensor] = {}
     if settings.validate_only:
         metrics = validate(sam2, held_out, prompt=settings.val_prompt) | {"trained": 0.0}
+        metrics["J&F_without_memory"] = _without_memory(sam2, held_out, settings)
     else:
         kept = Kept(folder=scratch / "kept", last=settings.keep_last)
         curves, unreached = _train(cfg, sam2, pool, held_out, kept, machine=machine, scratch=scratch, log=log)
         best, scores = kept.best(), kept.scores()
         tensors = kept.load(best)
+        sam2.load_state_dict(tensors, strict=False)
+        before = _without_memory(_load(base, settings, machine.device), held_out, settings)
         metrics = {"J&F/before": scores[0], "J&F/best": scores[best], "best_epoch": float(best), "trained": 1.0}
+        metrics |= {"J&F/before_without_memory": before}
+        metrics |= {"J&F/best_without_memory": _without_memory(sam2, held_out, settings) if best else before}
         metrics |= {"tensors_without_gradient": float(unreached), "left_out_clips": float(len(pool.left_out))}
         metrics |= {name: value for name, value in last_means(curves).items() if "/val_" not in name}
+    if stills:
+        metrics["pseudo_clips"] = float(len(held_out))
     if dist.rank() == 0:
-        sam2.load_state_dict(tensors, strict=False)
-        base_hash = _base_hash(base)
-        _write_delta(cfg, tensors, out, base_hash=base_hash)
+        _write_delta(cfg, tensors, out, base=base)
         if settings.train:
             for epoch in kept.present():
                 if epoch not in (0, best):
-                    _write_delta(cfg, kept.load(epoch), out / f"last/epoch-{epoch:04d}", base_hash=base_hash)
+                    _write_delta(cfg, kept.load(epoch), out / f"last/epoch-{epoch:04d}", base=base)
             (out / "left_out.txt").write_text("".join(f"{line}\n" for line in (*_joined(pool), *pool.left_out)))
         if alone.is_dir():
-            sam2_files.save(sam2, out / "sam2", metadata={"stage": "memory", "seed": cfg.seed, **metrics})
-            if sam2.config.memory_width == sam2_files.TRANSFORMERS_WIDTH:
-                sam2_files.save_transformers(sam2, out / "transformers")
+            sam2_export.write(sam2, out, metadata={"stage": "memory", "seed": cfg.seed, **metrics})
         loop.write_curves(out / "curves.csv", {"memory": curves})
+        (out / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
         _write_gifs(sam2, held_out[: settings.clips_shown], out / "clips", settings)
     dist.wait_for_all()
     return metrics
 
 
+def _without_memory(sam2: Grounding, held_out: Sequence[Clip], settings: Memory) -> float:
+    """Return J&F where every frame is decoded by the prompt alone."""
+    return validate(sam2, held_out, prompt=settings.val_prompt, memory=False)["J&F"]
+
+
 def _train(
-    cfg: Config, sam2: Grounding, pool: Pool, held_out: Clips, kept: Kept, *, machine: loop.Machine, scratch: Path, log: Log
+    cfg: Config, sam2: Grounding, pool: Pool, held_out: Sequence[Clip], kept: Kept, *, machine: loop.Machine, scratch: Path, log: Log
 ) -> tuple[loop.Curves, int]:
     """Train and keep the epochs' tensors; return the curves, and how many trained tensors never had a gradient."""
     settings, batch = cfg.memory, cfg.memory.optim.batch
@@ -239,16 +251,22 @@ def _joined(pool: Pool) -> list[str]:
 
 
 def _held_out(settings: Memory, sources: Sequence[Source]) -> Clips:
+    """Choose the held-out videos; stills where there are none, of which validation makes pseudo-clips. Raises ValueError without both."""
     clips = Clips([source.samples for source in _chosen(settings, sources)])
+    most = settings.limit_val_batches * settings.optim.batch or None
     videos = (n for n, clip in enumerate(clips) if len(clip.frames) > 1 and clip.followed(range(len(clip.frames))))
-    chosen = list(islice(videos, settings.limit_val_batches * settings.optim.batch or None))
-    if not chosen:
-        raise ValueError(
-            f"no {'data set' if not settings.data else f'data set of memory.data {list(settings.data)}'} has a split 'val' with videos in"
-            " which an object can be followed: J&F on them chooses the best epoch; give about one video in ten to it, or set"
-            " memory.train=false"
-        )
-    return clips.at(chosen)
+    if chosen := list(islice(videos, most)):
+        return clips.at(chosen)
+    stills = (n for n, clip in enumerate(clips) if len(clip.frames) == 1 and clip.visible.any())
+    if chosen := list(islice(stills, most)):
+        if dist.rank() == 0:
+            print(f"no videos in split 'val': J&F is that of pseudo-clips, one of each of {len(chosen)} of its pictures (docs/video.md)")
+        return clips.at(chosen)
+    raise ValueError(
+        f"no {'data set' if not settings.data else f'data set of memory.data {list(settings.data)}'} has a split 'val' with videos in"
+        " which an object can be followed, or with pictures with masks of single objects: J&F on them chooses the best epoch; give about"
+        " one video in ten to it, or, without videos, one picture in ten, or set memory.train=false"
+    )
 
 
 def _load(base: Path, settings: Memory, device: torch.device) -> Grounding:
@@ -262,14 +280,10 @@ def _load(base: Path, settings: Memory, device: torch.device) -> Grounding:
     return sam2_files.load(base, image_size=settings.image_size, device=device)
 
 
-def _base_hash(base: Path) -> str:
-    weights = base / sam2_files.WEIGHTS
-    return folders.file_hash(weights) if weights.is_file() else checkpoint.weights_hash(base)
-
-
-def _write_delta(cfg: Config, tensors: dict[str, torch.Tensor], out: Path, *, base_hash: str) -> None:
-    named = {f"sam2.{name}": tensor for name, tensor in tensors.items()}
-    checkpoint.save_delta(named, out, base_hash=base_hash, config={"stage": "memory", "seed": cfg.seed})
+def _write_delta(cfg: Config, tensors: dict[str, torch.Tensor], out: Path, *, base: Path) -> None:
+    named = {f"{sam2_files.PART}{name}": tensor for name, tensor in tensors.items()}
+    config = {"stage": "memory", "seed": cfg.seed, "image_size": cfg.memory.image_size}
+    checkpoint.save_delta(named, out, base_hash=sam2_files.identity(base)[1], config=config)
 
 
 def _write_gifs(sam2: Grounding, clips: Sequence[Clip], folder: Path, settings: Memory) -> None:

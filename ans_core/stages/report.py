@@ -22,7 +22,7 @@ import torch
 import yaml
 
 from ans_core.config import Config
-from ans_core.report import figures, gallery, metrics, page
+from ans_core.report import figures, files, gallery, metrics, page
 from ans_core.report.changes import Answers, changes, read_answers, verdict
 from ans_core.report.files import read_json
 from ans_core.report.lookup import samples_of
@@ -62,7 +62,7 @@ def run(
         verdicts=_verdicts(summary, answers),
         tables=metrics.tables(summary, rows),
         curves={stage: figures.curves(inputs.get(stage)) for stage in learned},
-        clips=gallery.clips(inputs.get("memory")),
+        clips=files.clips(inputs.get("memory")),
         rewards=figures.rewards(inputs.get("rl")),
         rollouts=gallery.rollouts(inputs.get("rl")),
         galleries=galleries,

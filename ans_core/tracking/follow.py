@@ -42,6 +42,12 @@ class ObjectPrompt:
         x0, y0, x1, y1 = map(float, corners)
         return ObjectPrompt(frame=frame, points=((x0, y0), (x1, y1)), labels=(TOP_LEFT, BOTTOM_RIGHT))
 
+    @staticmethod
+    def around(mask: Bool[np.ndarray, "H W"], *, frame: int = 0) -> ObjectPrompt:
+        """Prompt with the box around a mask that is not empty."""
+        ys, xs = np.nonzero(mask)
+        return ObjectPrompt.box((xs.min(), ys.min(), xs.max() + 1, ys.max() + 1), frame=frame)
+
     def check(self, *, width: int, height: int, frames: int, where: str) -> None:
         """Raise ValueError for a frame that the video lacks, a point outside of the picture, a box without an inside, and a mask that is
         empty or of another size."""
@@ -64,12 +70,21 @@ class ObjectPrompt:
 
 
 def follow(
-    sam2: Grounding, pictures: Sequence[Image.Image] | Callable[[int], Image.Image], prompts: Sequence[ObjectPrompt], *, frames: int
+    sam2: Grounding,
+    pictures: Sequence[Image.Image] | Callable[[int], Image.Image],
+    prompts: Sequence[ObjectPrompt],
+    *,
+    frames: int,
+    memory: bool = True,
 ) -> Iterator[tuple[int, Float[Tensor, "N h4 w4"]]]:
     """Yield (frame, low-resolution mask logits of the N objects) in order of time, as the stock predictor computes them.
 
     Before the frame of its prompt an object is not looked for: its logits are NO_OBJ_SCORE. Raises ValueError for frames of unequal size.
+    Without `memory`, every frame from there on is decoded from its own features by the same prompt, to tell what the memory is worth. Of a
+    mask that is its box: SAM2 gives a mask back as it is.
     """
+    if not memory:
+        prompts = [prompt if prompt.mask is None else ObjectPrompt.around(prompt.mask, frame=prompt.frame) for prompt in prompts]
     picture = pictures if callable(pictures) else pictures.__getitem__
     size = picture(0).size
     tracks: list[tuple[int, list[int], Iterator[tuple[int, Tensor]]]] = []
@@ -78,8 +93,9 @@ def follow(
         for first in range(0, len(objects), AT_ONCE):
             chosen = objects[first : first + AT_ONCE]
             shown = iter(lambda: current[0], None)
-            given = {frame: _inputs(sam2, [prompts[n] for n in chosen], size)}
-            tracks.append((frame, chosen, sam2.propagate(shown, given, objects=len(chosen), frames=frames)))
+            given = _inputs(sam2, [prompts[n] for n in chosen], size)
+            prompted = dict.fromkeys([frame] if memory else range(frames), given)  # a prompted frame reads no memory
+            tracks.append((frame, chosen, sam2.propagate(shown, prompted, objects=len(chosen), frames=frames)))
     side = sam2.image_size // 4
     with stock_rules(sam2):
         for index in range(frames):

@@ -21,16 +21,16 @@ DISTANCES = (1, 2, 4, 8, 16, 32, 64)
 """Frames after the prompt at which J is reported by itself."""
 
 
-def validate(sam2: Grounding, clips: Sequence[Clip], *, prompt: PromptKind) -> dict[str, float]:
+def validate(sam2: Grounding, clips: Sequence[Clip], *, prompt: PromptKind, memory: bool = True) -> dict[str, float]:
     """Return J, F and J&F of all objects, divided among the processes, each of which gets the result; and J at DISTANCES.
 
     J and F count frames with ground truth after the prompted one, mean over an object's frames, then over objects. (The benchmarks of
     DAVIS, MOSE and SA-V leave out each clip's last annotated frame, too: `ans_core/benchmarks/public/vos.py`.) An object that is seen in
-    no frame before the last is not followed and does not count.
+    no frame before the last is not followed and does not count. `memory`: as in `follow`.
     """
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for number in range(dist.rank(), len(clips), dist.world_size()):
-        for scores in clip_scores(sam2, clips[number], prompt=prompt):
+        for scores in clip_scores(sam2, clips[number], prompt=prompt, memory=memory):
             for name, value in _of_object(scores).items():
                 sums[name][0] += value
                 sums[name][1] += 1
@@ -47,9 +47,9 @@ def _of_object(scores: dict[int, tuple[float, float]]) -> dict[str, float]:
     return {"J": j, "F": f} | {f"J_at_{d}": scores[d][0] for d in DISTANCES if d in scores}
 
 
-def clip_scores(sam2: Grounding, clip: Clip, *, prompt: PromptKind) -> list[dict[int, tuple[float, float]]]:
+def clip_scores(sam2: Grounding, clip: Clip, *, prompt: PromptKind, memory: bool = True) -> list[dict[int, tuple[float, float]]]:
     """Return (J, F) of each followed object by the distance of the frame from its prompt."""
-    objects, predicted = follow_clip(sam2, clip, prompt=prompt)
+    objects, predicted = follow_clip(sam2, clip, prompt=prompt, memory=memory)
     scores = []
     for n, masklet in zip(objects, predicted, strict=True):
         first = int(clip.visible[n].argmax())
@@ -59,7 +59,7 @@ def clip_scores(sam2: Grounding, clip: Clip, *, prompt: PromptKind) -> list[dict
     return scores
 
 
-def follow_clip(sam2: Grounding, clip: Clip, *, prompt: PromptKind) -> tuple[list[int], list[list[RLE]]]:
+def follow_clip(sam2: Grounding, clip: Clip, *, prompt: PromptKind, memory: bool = True) -> tuple[list[int], list[list[RLE]]]:
     """Return which objects of a clip are followed (those that a frame shows and a later one has ground truth for), and their predicted
     masks in every frame."""
     objects = clip.followed(range(len(clip.frames)))
@@ -71,7 +71,8 @@ def follow_clip(sam2: Grounding, clip: Clip, *, prompt: PromptKind) -> tuple[lis
         given.check(width=width, height=height, frames=len(clip.frames), where=f"{clip.name}, object {n}")
     masks: list[list[RLE]] = [[] for _ in objects]
     try:
-        for _, logits in follow(sam2, lambda index: transforms.open_image(clip.frames[index]), prompts, frames=len(clip.frames)):
+        shown = follow(sam2, lambda index: transforms.open_image(clip.frames[index]), prompts, frames=len(clip.frames), memory=memory)
+        for _, logits in shown:
             for own, z in zip(masks, logits, strict=True):
                 own.append(rle.encode(upsample(z, size=sam2.image_size, height=height, width=width)))
     except ValueError as error:
@@ -90,5 +91,4 @@ def true_prompt(clip: Clip, n: int, kind: PromptKind) -> ObjectPrompt:
     if kind == "point":
         x, y = center(mask)
         return ObjectPrompt(frame=frame, points=((x, y),), labels=(1,))
-    ys, xs = np.nonzero(mask)
-    return ObjectPrompt.box((xs.min(), ys.min(), xs.max() + 1, ys.max() + 1), frame=frame)
+    return ObjectPrompt.around(mask, frame=frame)

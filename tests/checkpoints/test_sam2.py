@@ -64,8 +64,12 @@ def drawn(*, temporal: bool, **sizes: int) -> Grounding:
 
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the stock predictor reads it."""
-    folder, rng = tmp_path_factory.mktemp("frames"), np.random.default_rng(0)
+    return write_frames(tmp_path_factory.mktemp("frames"))
+
+
+def write_frames(folder: Path) -> Path:
+    """Write frames as the stock predictor reads them."""
+    rng = np.random.default_rng(0)
     for index in range(FRAMES):
         pixels = rng.integers(0, 90, (HEIGHT, WIDTH, 3), dtype=np.uint8)
         pixels[10 + index : 30 + index, 16 + 3 * index : 40 + 3 * index] = (220, 120, 40)
@@ -95,6 +99,21 @@ def stock_masks(folder: Path, frames: Path, prompt: ObjectPrompt) -> torch.Tenso
     return torch.stack([logits[0, 0] for _, _, logits in predictor.propagate_in_video(state)])
 
 
+def transformers_masks(model: Sam2VideoModel, sam2: Grounding, frames: Path, prompt: ObjectPrompt) -> torch.Tensor:
+    pictures = [transforms.open_image(path) for path in sorted(frames.iterdir())]
+    session = Sam2VideoInferenceSession(transforms.normalise(pictures, size=64), HEIGHT, WIDTH, dtype=torch.float32)
+    number = session.obj_id_to_idx(1)
+    if prompt.mask is not None:
+        session.add_mask_inputs(number, 0, sam2.mask_prompts(torch.from_numpy(prompt.mask)[None, None], [0])[0]["masks"])
+    else:
+        points = torch.tensor(prompt.points) * torch.tensor([64 / WIDTH, 64 / HEIGHT])
+        given = {"point_coords": points[None, None], "point_labels": torch.tensor(prompt.labels, dtype=torch.int32)[None, None]}
+        session.add_point_inputs(number, 0, given)
+    session.obj_with_new_inputs = [1]
+    found = model.eval().propagate_in_video_iterator(session, start_frame_idx=0)
+    return torch.stack([out.pred_masks[0, 0].detach() for out in found])
+
+
 @pytest.mark.parametrize("temporal", [False, True], ids=["SAM 2", "SAM 2.1"])
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_the_stock_predictor_builds_our_folder_and_draws_the_same_masks(tmp_path: Path, frames: Path, kind: str, temporal: bool):
@@ -115,20 +134,9 @@ def test_transformers_loads_the_weights_and_draws_the_same_masks(tmp_path: Path,
     sam2_files.save_transformers(sam2, tmp_path / "hf")
     model, told = Sam2VideoModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert {key: found for key, found in told.items() if found} == {}
-    pictures = [transforms.open_image(path) for path in sorted(frames.iterdir())]
     sam2.binarize_mask_from_pts_for_mem_enc = True  # transformers always does, as the stock package's optional post-processing
     for kind, prompt in PROMPTS.items():
-        session = Sam2VideoInferenceSession(transforms.normalise(pictures, size=64), HEIGHT, WIDTH, dtype=torch.float32)
-        number = session.obj_id_to_idx(1)
-        if prompt.mask is not None:
-            session.add_mask_inputs(number, 0, sam2.mask_prompts(torch.from_numpy(prompt.mask)[None, None], [0])[0]["masks"])
-        else:
-            points = torch.tensor(prompt.points) * torch.tensor([64 / WIDTH, 64 / HEIGHT])
-            given = {"point_coords": points[None, None], "point_labels": torch.tensor(prompt.labels, dtype=torch.int32)[None, None]}
-            session.add_point_inputs(number, 0, given)
-        session.obj_with_new_inputs = [1]
-        found = model.eval().propagate_in_video_iterator(session, start_frame_idx=0)
-        theirs = torch.stack([out.pred_masks[0, 0].detach() for out in found])
+        theirs = transformers_masks(model, sam2, frames, prompt)
         mine = ours(sam2, frames, prompt)
         assert float((mine - theirs).abs().max()) < 5e-3 * float(theirs.abs().max()), kind
 

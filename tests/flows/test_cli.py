@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints import folder as folders
 from ans_core.model import Sa2VA
 from ans_core.stages import evaluate
 from flows import checkpoint_eval, cli, commands, doctor
@@ -100,6 +101,28 @@ def test_a_conversion_takes_nothing_away(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="models holds precious"):
             arguments.function(arguments)
     assert (tmp_path / "models/precious").is_dir()
+
+
+def test_the_sam2_of_a_model_is_written_for_other_programs_but_not_over_files_of_others(
+    tmp_path: Path, own_model: Sa2VA, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its memories are too narrow for transformers: a folder that an earlier conversion left there goes."""
+    checkpoint.save(own_model, tmp_path / "model", metadata={})
+    arguments = cli.parse(["convert", str(tmp_path / "model"), str(tmp_path / "out"), "--to", "sam2"])
+    (tmp_path / "out/transformers").mkdir(parents=True)
+    folders.write_manifest(tmp_path / "out/transformers", {})
+    for _ in range(2):
+        assert arguments.function(arguments) == 0
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["sam2"]
+    assert {"sam2.pt", "sam2.yaml"} < {path.name for path in (tmp_path / "out/sam2").iterdir()}
+    told = capsys.readouterr().out
+    assert "nothing for transformers: its Sam2VideoModel has memories of width 64 only, this SAM2's have 16" in told
+    assert "its mask decoder may be trained for [SEG]: SRC keeps none from before" in told
+    (tmp_path / "out/sam2/precious").touch()
+    with pytest.raises(ValueError, match="sam2 holds precious, which no earlier conversion wrote"):
+        arguments.function(arguments)
+    with pytest.raises(ValueError, match=r"model/config\.json is a file, and a folder is to be written there"):
+        commands.convert(argparse.Namespace(**vars(arguments) | {"target": str(tmp_path / "model/config.json/out")}))
 
 
 def test_two_summaries_are_compared_metric_by_metric(tmp_path: Path) -> None:

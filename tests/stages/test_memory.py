@@ -6,8 +6,10 @@ import csv
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +18,16 @@ from ans_core import data
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import memory as handed_on
 from ans_core.checkpoints import sam2 as sam2_files
-from ans_core.config import Config
+from ans_core.config import Config, resolve
 from ans_core.data.mixture import Source
 from ans_core.model import Sa2VA
-from ans_core.stages import memory, prepare
-from tests import tiny
+from ans_core.model.grounding import Grounding
+from ans_core.stages import base, memory, prepare
+from ans_core.tracking.clips import Clip, Clips
+from ans_core.tracking.validation import validate
+from tests import picture_sets, tiny
 from tests.checkpoints.test_sam2 import WIDE, drawn
-from tests.workspace import LIMIT_S, launch
+from tests.workspace import LIMIT_S, ROOT, launch
 
 TRAIN = {
     "train": True, "optim": {"steps": 4, "batch": 2, "lr": 1e-3, "save_every": 1}, "frames": 3, "limit_train_batches": 2,
@@ -128,6 +133,13 @@ def test_the_newest_epochs_are_kept_beside_the_best_and_load_as_the_result_does(
         assert loaded.keys() == trained[epoch].keys()
         assert all(torch.equal(loaded[name], tensor) and torch.equal(own[name], tensor) for name, tensor in trained[epoch].items())
     assert any(not torch.equal(trained[3][name], trained[4][name]) for name in trained[3])
+    [drawn_clips] = [source.samples for source in data.sources(inputs / "data", "val") if source.name == "scenes_clips"]
+    sam2, best = sam2_files.load(inputs / "base/base"), {name.removeprefix("sam2."): tensor for name, tensor in trained[1].items()}
+    for state, tensors in (("before", {}), ("best", best)):
+        sam2.load_state_dict(tensors, strict=False)
+        alone = validate(sam2, Clips([drawn_clips])[:1], prompt="mask", memory=False)  # limit_val_batches: one clip
+        assert metrics[f"J&F/{state}_without_memory"] == alone["J&F"], state
+    assert metrics["J&F/before_without_memory"] != metrics["J&F/best_without_memory"]
 
 
 def add_joined(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +168,16 @@ def test_a_set_without_identities_alone_is_refused(inputs: Path, tmp_path: Path,
     chosen = config(data=["mine"], frames=5, image_share=0.0)
     with pytest.raises(ValueError, match=r"all 2 clips are left out, the first is mine/i0: 4 frames, .*give the objects identities"):
         run(tmp_path, "out", chosen, inputs / "base")
+
+
+def test_without_held_out_videos_and_pictures_both_ways_out_are_named(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    add_joined(monkeypatch)
+    told = (
+        r"no data set of memory.data \['mine'\] has a split 'val' with videos in which an object can be followed, or with pictures with"
+        r" masks of single objects: .*; give about one video in ten to it, or, without videos, one picture in ten, or set memory.train"
+    )
+    with pytest.raises(ValueError, match=told):
+        run(tmp_path, "out", config(data=["mine"], image_share=1.0), inputs / "base")
 
 
 @pytest.mark.slow
@@ -207,6 +229,8 @@ def test_validation_alone_gives_the_score_that_training_starts_from(inputs: Path
     assert found["J&F"] == pytest.approx((found["J"] + found["F"]) / 2)
     trained = run(tmp_path, "trained", config(val_prompt="point"), inputs / "base")
     assert trained["J&F/before"] == found["J&F"]
+    assert trained["J&F/before_without_memory"] == found["J&F_without_memory"]
+    assert "pseudo_clips" not in trained
     assert json.loads((tmp_path / "memory/delta.json").read_text())["config"]["stage"] == "memory"
 
 
@@ -225,16 +249,53 @@ def test_a_sam2_alone_gives_files_for_the_stock_package_and_transformers(inputs:
     [
         ({"data": ["clips"]}, r"memory.data: no data set \['clips'\] with a split 'train' or 'val'; there are \['scenes_clips'"),
         ({"frames": 5, "image_share": 0.0}, "all 4 clips are left out, the first is .*: 4 frames, fewer than memory.frames = 5; lower"),
-        (
-            {"data": ["scenes_single"], "image_share": 1.0},
-            r"no data set of memory.data \['scenes_single'\] has a split 'val' with",
-        ),
         ({"trainable_modules": ["memory"]}, r"SAM2 has no \['memory'\]; it has .*'memory_attention'"),
     ],
 )
 def test_settings_that_fit_no_data_are_refused_before_anything_is_trained(inputs: Path, tmp_path: Path, changes, told):  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=told):
         run(tmp_path, "memory", config(**changes), inputs / "base")
+
+
+@pytest.mark.slow
+def test_pictures_in_cocos_format_alone_train_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The stages of the profile sam2-memory one after the other. Each epoch is judged on the same clips, made of the pictures of `val`."""
+    for split, seed in (("train", 0), ("val", 1)):
+        picture_sets.coco(tmp_path / split, picture_sets.draw(3, image_size=64, seed=seed))
+    made, mine = tmp_path / "val/coco", tmp_path / "train/coco"
+    (made / "train2017").rename(mine / "val2017")
+    (made / "annotations/instances_train2017.json").rename(mine / "annotations/instances_val2017.json")
+    sam2_files.save(drawn(temporal=True, **WIDE), tmp_path / "published", metadata={})
+    words = (
+        f"prepare.sources=[{{name: mine, format: coco, path: {mine}}}]", "prepare.clips=0", "memory.image_share=1",
+        f"base.sam2={tmp_path}/published", "memory.image_size=64", "memory.frames=3", "memory.dtype=fp32", "memory.val_prompt=box",
+        "memory.optim.steps=4", "memory.limit_train_batches=2", "memory.clips_shown=1",
+    )  # fmt: skip
+    cfg = Config.model_validate(resolve(ROOT / "profiles/sam2-memory.yaml", words))
+    judged: list[list[tuple[object, ...]]] = []
+
+    def noted(sam2: Grounding, clips: Sequence[Clip], **given: Any) -> dict[str, float]:
+        judged.append([(clip.name, clip.frames, clip.masklets) for clip in clips])
+        return validate(sam2, clips, **given)
+
+    monkeypatch.setattr(memory, "validate", noted)
+    monkeypatch.chdir(tmp_path)
+    folders: dict[str, Path] = {}
+    for stage, name in ((prepare, "data"), (base, "base"), (memory, "memory")):
+        folders[name] = tmp_path / "run" / name
+        folders[name].mkdir(parents=True)
+        metrics = stage.run(cfg, inputs=folders, out=folders[name], scratch=tmp_path / "scratch", log=lambda metrics, step: None)
+    assert metrics["trained"] == 1
+    assert 0 <= metrics["J&F/best"] <= 1
+    assert metrics["pseudo_clips"] == 3
+    assert json.loads((folders["memory"] / "metrics.json").read_text()) == metrics
+    assert len(judged) >= 3  # before, and after two epochs
+    assert all(clips == judged[0] for clips in judged)
+    assert [(name, len(frames)) for name, frames, _ in judged[0]] == [("mine/0", 3), ("mine/1", 3), ("mine/2", 3)]
+    assert capsys.readouterr().out.count("J&F is that of pseudo-clips, one of each of 3 of its pictures") == 1
+    assert len(list((folders["memory"] / "clips").glob("*.gif"))) == 1
 
 
 SCRIPT = """

@@ -11,7 +11,7 @@ import torch
 from ans_core import media, rle, transforms
 from ans_core.tracking.batch import PromptOptions, make_batch
 from ans_core.tracking.clips import Clip, Clips, choose_window, load_window, why_left_out
-from ans_core.tracking.pseudo import pseudo_clip
+from ans_core.tracking.pseudo import PseudoClips, pseudo_clip
 from ans_core.types import VideoFrames
 from tests import tiny
 from tests.data.clip_sets import write_video
@@ -133,6 +133,22 @@ def test_a_still_becomes_a_clip_in_which_frames_and_masks_move_together():
     assert min(areas) < 300 < 384 < max(areas)  # covered or zoomed out, zoomed in
     again = pseudo_clip(still, length=4, size=64, max_objects=0, rng=random.Random(5))
     assert torch.equal(again.pixels, pseudo_clip(still, length=4, size=64, max_objects=0, rng=random.Random(5)).pixels)
+
+
+def test_pseudo_clips_of_held_out_stills_are_the_same_bits_each_time_and_start_with_the_still():
+    """The name decides, not the place: a still alone gives the clip that it gives among others."""
+    stills = [clip_with((HERE,), (tiny.square(40, 30, 60, 50),), name=f"mine/{n}") for n in range(3)]
+    made = PseudoClips(stills, length=5, size=64)
+    assert (len(made), [clip.name for clip in made]) == (3, ["mine/0", "mine/1", "mine/2"])
+    again = PseudoClips(stills[1:], length=5, size=64)[0]
+    assert (made[1].frames, made[1].masklets) == (again.frames, again.masklets)
+    assert made[0].masklets != made[1].masklets  # of the same picture: another name, another camera
+    for clip in made[:2]:
+        assert clip.followed(range(5)) == [0, 1]
+        assert [masklet[0] for masklet in clip.masklets] == [HERE, tiny.square(40, 30, 60, 50)]
+        first, still = (np.asarray(transforms.open_image(shown)) for shown in (clip.frames[0], tiny.picture(0)))
+        assert (first == still).all()
+        assert len(set(clip.frames)) == 5
 
 
 @pytest.mark.slow

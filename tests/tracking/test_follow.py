@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from ans_core import rle, transforms
 from ans_core.benchmarks.public.asked import Item, Objects
+from ans_core.metrics.video import j_and_f
 from ans_core.model.grounding import Grounding
 from ans_core.model.masks import upsample_logits
 from ans_core.tracking.answering import masklets
@@ -41,6 +43,39 @@ def test_objects_followed_together_are_followed_as_one_by_one_and_late_ones_star
     for n, prompt in enumerate(prompts):
         alone = torch.stack([logits for _, logits in follow(sam2, shots, [prompt], frames=4)])
         assert torch.allclose(together[:, n], alone[:, 0], atol=2e-3), n  # memory is stored in bf16
+
+
+PROMPTS = (ObjectPrompt.box((0, 16, 16, 32)), ObjectPrompt(points=((20.0, 24.0),), labels=(1,), frame=1), ObjectPrompt(mask=MASK))
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=["box", "late point", "mask"])
+def test_without_memory_every_frame_is_decoded_as_if_it_were_the_prompted_one(sam2: Grounding, prompt: ObjectPrompt):
+    """Of a mask by its box: SAM2 would give the mask back."""
+    shots = pictures()
+    found = [logits[0] for _, logits in follow(sam2, shots, [prompt], frames=4, memory=False)]
+    asked = PROMPTS[0] if prompt.mask is not None else replace(prompt, frame=0)
+    for index, logits in enumerate(found):
+        [(_, alone)] = follow(sam2, shots[index : index + 1], [asked], frames=1)
+        assert torch.equal(logits, alone[0]) if index >= prompt.frame else bool((logits == -1024).all())
+    with torch.no_grad():
+        sam2.memory_encoder.out_proj.weight += 1  # read by memory alone
+    again = [logits[0] for _, logits in follow(sam2, shots, [prompt], frames=4, memory=False)]
+    assert all(map(torch.equal, found, again))
+
+
+def test_j_and_f_without_memory_of_a_clip_that_stands_still_are_those_of_its_picture(sam2: Grounding):
+    """With memory, equal frames get unequal masks."""
+    moving = tiny.clip(0, 4)
+    [clip] = Clips([[replace(moving, frames=moving.frames[:1] * 4, masks=(moving.masks[0][:1] * 4,))]])
+    [(_, [low])] = follow(sam2, pictures(1), [ObjectPrompt.around(MASK)], frames=1)
+    expected = j_and_f(upsample_logits(low, size=64, height=64, width=64) > 0, MASK)
+    assert 0 < expected[0] < 1
+    for prompt in ("mask", "box"):
+        [scores] = clip_scores(sam2, clip, prompt=prompt, memory=False)
+        assert scores == dict.fromkeys((1, 2, 3), expected)
+        assert validate(sam2, [clip], prompt=prompt, memory=False)["J&F"] == pytest.approx(sum(expected) / 2)
+    [remembered] = clip_scores(sam2, clip, prompt="box")
+    assert len(set(remembered.values())) > 1
 
 
 def test_memory_does_not_grow_with_the_clip(sam2: Grounding, monkeypatch: pytest.MonkeyPatch):
@@ -118,7 +153,7 @@ def test_scores_count_the_frames_after_the_prompt_that_have_ground_truth(sam2: G
     sample = tiny.sample(0, frames=tuple(tiny.picture(n) for n in range(5)), masks=((gone, square, square, None, square),))
     [clip] = Clips([[sample]])
 
-    def predicted(sam2, pictures, prompts, *, frames):  # type: ignore[no-untyped-def]
+    def predicted(sam2, pictures, prompts, *, frames, memory):  # type: ignore[no-untyped-def]
         assert [p.frame for p in prompts] == [1]
         inside = torch.nn.functional.max_pool2d(torch.from_numpy(tiny.rle.decode(square))[None, None].float(), 4)[0] * 20 - 10
         yield from ((index, inside if index == 2 else torch.full((1, 16, 16), -10.0)) for index in range(frames))
