@@ -113,6 +113,7 @@ def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (
         check_sharding(stage, config)
         check_shares(stage, config)
     check_base(stages, config, here)
+    check_sam2_alone(stages, config)
     run = PipelineRun(here, config, f"flow-{runtime.flow_run.id or os.getpid()}")
     run.start(str(runtime.flow_run.id))
     clock = Clock(start_s=time.monotonic(), stages=stages, durations_s=run.durations_s())
@@ -148,6 +149,15 @@ def check_base(stages: tuple[Stage, ...], config: Config, here: Path) -> None:
         raise ConfigError(
             f"agent.base = {config.agent.base!r} is no folder; name one that holds a Sa2VA (`ans pull REPO DIR` fetches one from the hub), "
             "or leave it empty for what this pipeline makes"
+        )
+
+
+def check_sam2_alone(stages: tuple[Stage, ...], config: Config) -> None:
+    """Raise ConfigError for stages that need a language model where the base is a SAM2 alone."""
+    if config.base.source == "sam2" and (others := [stage.name for stage in stages if stage not in needed_for(MEMORY, config)]):
+        raise ConfigError(
+            f"base.source is sam2, a SAM2 without a language model, which {others[0]} needs; run `ans run` or the deployment"
+            " memory-pipeline/sam2-memory, which end with its memory, or take another profile"
         )
 
 

@@ -1,0 +1,34 @@
+"""What a flow refuses before its first stage runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ans_core.config import Config
+from flows.pipeline import check_base, check_sam2_alone
+from tasks.stages import AGENT, MEMORY, STAGES, needed_for
+
+
+def settings(**changes: object) -> Config:
+    return Config.model_validate({"profile": "mine", **changes})
+
+
+def test_a_sam2_alone_goes_as_far_as_its_memory():
+    alone = settings(base={"source": "sam2", "sam2": "weights"})
+    check_sam2_alone(needed_for(MEMORY, alone), alone)
+    with pytest.raises(ValueError, match=r"base\.source is sam2, a SAM2 without a language model, which sft needs; run `ans run`"):
+        check_sam2_alone(STAGES, alone)
+    check_sam2_alone(STAGES, settings())
+
+
+def test_an_agents_base_is_there_or_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)  # as flows do
+    check_base(needed_for(AGENT, settings()), settings(), tmp_path)
+    other = settings(agent={"base": "models/mine"})
+    with pytest.raises(ValueError, match=r"agent\.base = 'models/mine' is no folder; name one that holds a Sa2VA"):
+        check_base(needed_for(AGENT, other), other, tmp_path)
+    check_base(STAGES, other, tmp_path)
+    (tmp_path / "models/mine").mkdir(parents=True)
+    check_base(needed_for(AGENT, other), other, tmp_path)
