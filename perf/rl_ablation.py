@@ -1,14 +1,15 @@
 """What each part of RL is good for: short runs from one SFT model with a part left out, judged by a frozen inverse model.
 
     ans run                                                # makes runs/tiny, up to `sft` is enough
-    python perf/rl_ablation.py                             # 2 cores: about an hour; writes perf/results/rl-ablation-seed<N>.json as it goes
+    python perf/rl_ablation.py                             # two hours or more; writes perf/results/rl-ablation-seed<N>.json as it goes
     python perf/rl_ablation.py --table                     # only the table, of all seeds that are there
     python perf/rl_ablation.py --steps 180 --name rl-gain --only "as in the profile" "ten times the KL"    # into a file of another name
 
 Every run is the profile's RL with `--steps` steps. Judged on held-out regions (`val`): IoU of loop 1 (the model captions, the frozen SFT
 model draws), METEOR of loop 2 (the model draws, the frozen SFT model captions), captions that are right word for word; and gIoU of
 expressions of one thing, and of all (absent and several things). Gains are paired by region or expression with the SFT model's own.
-Printed beside the table: the share of each loop's groups in which all rewards are equal, a mean over the steps.
+Printed beside the table: the share of each loop's groups in which all rewards are equal, a mean over the steps. A file of the same seed,
+steps and regions keeps the runs that it has: name another, or remove it, if SFT's model or the code is another one.
 """
 
 from __future__ import annotations
@@ -163,14 +164,18 @@ def main() -> None:
     val = data.sources(inputs["data"], "val")
     regions = [s for s in data.of_kind(val, "region_caption") if is_region(s)][: arguments.regions]
     referring = data.of_kind(val, "referring")
-    results = {"seed": cfg.seed, "steps": arguments.steps, "regions": len(regions), "runs": {}}
+    chosen = {"seed": cfg.seed, "steps": arguments.steps, "regions": len(regions)}
+    results = json.loads(path.read_text()) if path.is_file() else {}
+    if {name: results.get(name) for name in chosen} != chosen:
+        results = {**chosen, "runs": {}}
 
     def asking(model: Any) -> Predict:
         return remembering(partial(predict, model, max_tokens=cfg.evaluate.max_tokens, batch=cfg.evaluate.batch))
 
     start = asking(sft_model(inputs["base"] / "base", inputs["sft"]))
-    results["runs"]["SFT"] = judged(start, start, regions, referring)
-    for name in arguments.only:
+    if "SFT" not in results["runs"]:
+        results["runs"]["SFT"] = judged(start, start, regions, referring)
+    for name in (name for name in arguments.only if name not in results["runs"]):
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng():
             out, scratch = Path(folder, "out"), Path(folder, "scratch")

@@ -94,14 +94,16 @@ class Rl(Section):
     mask_policy: Literal["grid_gaussian", "seg_gaussian", "bernoulli", "multimask", "place", "token"] = "grid_gaussian"
     """Where loop 2 adds randomness (ans_core/rl/mask_policy.py)."""
     mask_grid: Positive = 8
-    """grid_gaussian, place: cells on a side of the action grid."""
+    """grid_gaussian: cells on a side of the action grid."""
     mask_sigma: Rate = 0.5
     """Initial width of exploration; it is then steered so that a group's masks have a mean IoU of 0.75 to 0.92."""
     place: Weight = 0.0
-    """Weight of a second action of the loop refer: in which cell of the picture (`mask_grid`) to click for the thing that is meant. 0 =
-    words alone, which can't move a mask to another thing."""
+    """Weight of a second action of the loop refer: which thing in the picture to draw, found by clicks where the mask's logits are high.
+    0 = words alone, which can't move a mask to another thing."""
     place_width: Rate = 0.5
-    """How far its clicks spread: the cells' logits are those of the mask, in units of their standard deviation and this."""
+    """How far its clicks spread, in standard deviations of the mask's logits."""
+    place_kl: Weight = 1.0
+    """Weight of the KL to the reference of all pixels of such a mask: it holds what no click judges, as edges."""
     mask_weight: Weight = 0.25
     """Weight of the supervised mask loss in loop 2."""
     stop_identical: Count = 50

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -37,6 +37,9 @@ class PolicyOutput:
     words: Float[Tensor, " B"]
     """Mean log-probability of the answer's tokens."""
 
+    def __getitem__(self, rows: Tensor) -> PolicyOutput:
+        return PolicyOutput(**{name: value[rows] for name, value in vars(self).items()})
+
 
 @dataclass(frozen=True, kw_only=True)
 class MaskActions:
@@ -49,6 +52,10 @@ class MaskActions:
     """Mean probability that the mask's pixels are foreground, 0.5 to 1; 0 where it is empty."""
     scale: float
     width: float
+
+    def take(self, rows: Tensor) -> MaskActions:
+        """Keep these samples."""
+        return replace(self, choice=self.choice[rows], masks=self.masks[rows], confidence=self.confidence[rows])
 
 
 Decode = Callable[[Float[Tensor, "P C"]], Float[Tensor, "P h w"]]
@@ -177,10 +184,14 @@ class Bernoulli:
         return torch.where(actions.choice, F.logsigmoid(z), F.logsigmoid(-z)).mean((2, 3))
 
     def kl(self, output: PolicyOutput, reference: PolicyOutput, actions: MaskActions) -> Float[Tensor, ""]:
-        z, fixed = output.logits / actions.width, reference.logits / actions.width
-        on = z.sigmoid()
-        each = on * (F.logsigmoid(z) - F.logsigmoid(fixed)) + (1 - on) * (F.logsigmoid(-z) - F.logsigmoid(-fixed))
-        return each.mean()
+        return pixel_kl(output.logits / actions.width, reference.logits / actions.width).mean()
+
+
+def pixel_kl(logits: Float[Tensor, "B h w"], reference: Float[Tensor, "B h w"]) -> Float[Tensor, " B"]:
+    """Return KL(policy || reference) of pixels, each of which is in the mask or not by itself: the mean over a mask's pixels."""
+    on = logits.sigmoid()
+    each = on * (F.logsigmoid(logits) - F.logsigmoid(reference)) + (1 - on) * (F.logsigmoid(-logits) - F.logsigmoid(-reference))
+    return each.flatten(1).mean(1)
 
 
 class Multimask:
@@ -207,25 +218,21 @@ class Multimask:
         return F.kl_div(fixed, policy, log_target=True, reduction="batchmean")
 
 
-@dataclass(frozen=True)
 class Place:
-    """The action is a cell of a grid of cells x cells, in whose middle SAM2 is clicked. What is drawn is the thing that lies there, so a
-    group can reach other things, which noise on a mask can't. The cells' logits are those of the mask, pooled and in units of their
-    standard deviation, so the gradient moves the mask. What a click draws is part of the environment. Log-probabilities are exact."""
+    """The action is which thing to draw, found by a click: a pixel is sampled by the mask's logits (in units of their standard deviation
+    and the width), and SAM2 is clicked there. If that draws much the same thing, the mask stays as it is; if not, the click's mask is
+    tried. So a group can reach other things, which noise on a mask can't, and is not paid for how well clicks draw.
 
-    cells: int
+    The log-probability is that of a click anywhere in the mask that was drawn, as if all of these drew it. The gradient moves the mask
+    towards things that earned more, whole; what a click draws is part of the environment."""
+
     explores: ClassVar[bool] = True
 
-    def log_probs(self, logits: Float[Tensor, "B h w"], width: float) -> Float[Tensor, "B K"]:
-        """Return the log-probability of every cell, row by row of the grid."""
-        pooled = F.adaptive_avg_pool2d(logits[:, None], self.cells).flatten(1)
+    def log_probs(self, logits: Float[Tensor, "B h w"], width: float) -> Float[Tensor, "B N"]:
+        """Return the log-probability of a click on every pixel, row by row."""
         flat = logits.flatten(1)
         deviation = torch.linalg.vector_norm(flat - flat.mean(1, keepdim=True), dim=1, keepdim=True) / flat.shape[1] ** 0.5
-        return (pooled / (width * deviation.clamp(min=1e-6))).log_softmax(1)
-
-    def middles(self, cell: Int[Tensor, "*P"]) -> Float[Tensor, "*P 2"]:
-        """Return the cells' middles (x, y), shares of the picture."""
-        return (torch.stack([cell % self.cells, cell // self.cells], dim=-1) + 0.5) / self.cells
+        return (flat / (width * deviation.clamp(min=1e-6))).log_softmax(1)
 
     def spread(self, output: PolicyOutput) -> float:
         return 1.0
@@ -233,15 +240,30 @@ class Place:
     def act(self, output: PolicyOutput, sampling: MaskSampling) -> MaskActions:
         rows = zip(self.log_probs(output.logits, sampling.width).exp(), sampling.generators, strict=True)
         choice = torch.stack([torch.multinomial(row, sampling.group, replacement=True, generator=g) for row, g in rows])
-        logits = sampling.decode(sampling.click(self.middles(choice).flatten(0, 1)))
-        return sampling.actions(choice, logits.unflatten(0, tuple(choice.shape)))
+        own = output.logits[:, None].expand(-1, sampling.group, -1, -1)
+        clicked = sampling.decode(sampling.click(middles(choice, own.shape[-2:]).flatten(0, 1))).view_as(own)
+        both, either = ((one.flatten(2).sum(2)) for one in ((own > 0) & (clicked > 0), (own > 0) | (clicked > 0)))
+        other = both < SAME_THING * either
+        return sampling.actions(choice, torch.where(other[:, :, None, None], clicked, own))
 
     def log_prob(self, output: PolicyOutput, actions: MaskActions) -> Float[Tensor, "B G"]:
-        return self.log_probs(output.logits, actions.width).gather(1, actions.choice)
+        inside = actions.masks.flatten(2).scatter(2, actions.choice[:, :, None], True)  # also where a click draws something beside it
+        logps = self.log_probs(output.logits, actions.width)[:, None].expand_as(inside)
+        return logps.masked_fill(~inside, -torch.inf).logsumexp(2)
 
     def kl(self, output: PolicyOutput, reference: PolicyOutput, actions: MaskActions) -> Float[Tensor, ""]:
         policy, fixed = (self.log_probs(known.logits, actions.width) for known in (output, reference))
         return F.kl_div(fixed, policy, log_target=True, reduction="batchmean")
+
+
+SAME_THING = 0.5
+"""Of the union of two masks, the share that they have in common if they draw the same thing."""
+
+
+def middles(pixel: Int[Tensor, "B G"], size: tuple[int, ...]) -> Float[Tensor, "B G 2"]:
+    """Return the middles (x, y) of pixels, numbered row by row, as shares of the picture. size: its height and width."""
+    height, width = size
+    return torch.stack([(pixel % width + 0.5) / width, (pixel // width + 0.5) / height], dim=-1)
 
 
 class Token:
@@ -269,7 +291,7 @@ MASK_POLICIES: dict[str, Callable[[int], MaskPolicy]] = {
     "seg_gaussian": lambda cells: SegGaussian(),
     "bernoulli": lambda cells: Bernoulli(),
     "multimask": lambda cells: Multimask(),
-    "place": Place,
+    "place": lambda cells: Place(),
     "token": lambda cells: Token(),
 }
 """Name -> constructor, which takes the number of grid cells on a side."""

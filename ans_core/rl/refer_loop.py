@@ -1,8 +1,8 @@
 """Expressions -> answers that draw what is meant, or deny that it is there; scored as gRefCOCO scores them.
 
-Two things are sampled. The words: whether there is something to draw. And, with `rl.place`, where: a cell of the picture, by the logits of
-the mask that the answer's `[SEG]` draws; what is drawn is then what a click there gives, so a group can try other things. Expressions that
-mean several things, or nothing, leave the mask to `[SEG]`: one click draws one thing.
+Two things are sampled. The words: whether there is something to draw. And, with `rl.place`, which thing: the mask policy `Place` clicks
+where the logits of the answer's own mask are high, so a group can try other things. Expressions that mean several things, or nothing, leave
+the mask to `[SEG]`: one click draws one thing.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ans_core import rle
 from ans_core.benchmarks import referring
 from ans_core.benchmarks.score import meant
+from ans_core.metrics.mask import pairwise_iou
 from ans_core.model.packing import Packed
 from ans_core.rl import grpo
-from ans_core.rl.mask_policy import Place
+from ans_core.rl.mask_policy import SAME_THING, MaskActions, MaskSampling, Place, PolicyOutput, pixel_kl
 from ans_core.rl.rollout import token_logps
 from ans_core.rl.step import Experience, Loop, RolloutStep
 from ans_core.rl.text_loop import experience_of, words_loss
 from ans_core.types import RLE, Prediction, Sample
 
+PLACE = Place()
 NOWHERE = -1
-"""In place of a cell, of an answer that is not drawn by a click."""
+"""In place of a pixel, of an answer that nothing is clicked for."""
 
 
 def act(step: RolloutStep) -> Experience:
@@ -58,75 +59,96 @@ def target(sample: Sample) -> RLE:
 # Where
 
 
-def places(
+def single_things(
     step: RolloutStep, packed: Packed, hidden: Float[Tensor, "B L D"], rollout: Int[Tensor, " M"]
-) -> tuple[Int[Tensor, " P"], Float[Tensor, "P K"], Bool[Tensor, " P"]]:
-    """Return the answers that draw one thing, the log-probability of every cell for each, and whether its mask is shown."""
-    answers, logits, shown = step.first_masks(packed, hidden, rollout)
+) -> tuple[Int[Tensor, " P"], PolicyOutput, Bool[Tensor, " P"]]:
+    """Return the answers that draw one thing, their masks, and whether these are shown."""
+    answers, output, shown = step.first_masks(packed, hidden, rollout)
     single = torch.tensor([len(sample.masks) == 1 for sample in step.batch.samples], device=answers.device)
     kept = single[answers // step.settings.group]
-    return answers[kept], Place(step.settings.mask_grid).log_probs(logits[kept], step.settings.place_width), shown[kept]
+    return answers[kept], output[kept], shown[kept]
 
 
 @torch.no_grad()
 def _click(step: RolloutStep, done: Experience) -> None:
-    """Sample a cell for every answer that draws one thing, and put what a click there draws in the place of its mask."""
-    group, place = step.settings.group, Place(step.settings.mask_grid)
+    """Sample which thing to draw for every answer that draws one, and put its mask in the place of the answer's."""
+    group, width = step.settings.group, step.settings.place_width
     with step.timer.part("draw"):
-        answers, logps, shown = places(step, *step.hidden(done.groups, done.regions))
-        answers, logps = answers[shown], logps[shown]  # nothing is clicked where the model sees nothing
-        done.cells = torch.full((len(done.groups), group), NOWHERE, device=logps.device)
-        if not len(answers):
-            return
-        generators = [torch.Generator(logps.device).manual_seed(step.seed("place", *divmod(answer, group))) for answer in answers.tolist()]
-        cells = torch.cat([torch.multinomial(row, 1, generator=own) for row, own in zip(logps.exp(), generators, strict=True)])
-        done.cells.view(-1)[answers] = cells
-        for answer, z in zip(answers.tolist(), step.decode(step.click(place.middles(cells)), answers // group), strict=True):
-            done.masks[answer] = step.rle(z, answer // group)
+        answers, output, shown = single_things(step, *step.hidden(done.groups, done.regions))
+        answers, output = answers[shown], output[shown]  # nothing is clicked where the model sees nothing
+        seeds = [step.seed("place", *divmod(answer, group)) for answer in answers.tolist()]
+        count, (height, wide) = len(done.texts), output.logits.shape[-2:]
+        choice = answers.new_full((count, 1), NOWHERE)
+        masks = torch.zeros(count, 1, height, wide, dtype=torch.bool, device=answers.device)
+        if len(answers):
+            sampling = MaskSampling(
+                width=width, scale=1.0, generators=[torch.Generator(answers.device).manual_seed(seed) for seed in seeds], group=1,
+                decode=lambda embeddings: step.decode(embeddings, answers // group), click=step.click,
+            )  # fmt: skip
+            tried = PLACE.act(output, sampling)
+            choice[answers], masks[answers] = tried.choice, tried.masks
+    for answer in answers.tolist():
+        done.masks[answer] = step.rle(masks[answer, 0].float() - 0.5, answer // group)
+    done.actions = MaskActions(
+        choice=choice.view(-1, group), masks=masks.view(-1, group, height, wide), scale=1.0, width=width,
+        confidence=torch.zeros(len(done.groups), group),
+    )  # fmt: skip
 
 
 def read_reference(step: RolloutStep, done: Experience) -> dict[str, Tensor]:
     packed, hidden, rollout = step.hidden(done.groups, done.regions)
     known = {"reference": token_logps(step.model, packed, hidden, step.reader)[0]}
-    if done.cells is not None:
-        known["places"] = places(step, packed, hidden, rollout)[1]
+    if done.actions is not None:
+        known["masks"] = single_things(step, packed, hidden, rollout)[1].logits
     return known
 
 
 def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[str, float]]:
     read = step.hidden(done.groups, done.regions)
     loss, metrics = words_loss(step, done, *read)
-    if done.cells is None:
+    if done.actions is None:
         return loss, metrics
-    placed, found = _place_loss(step, done, *read)
+    placed, found = _place_loss(step, done, done.actions, *read)
     return loss + step.settings.place * placed, metrics | found
 
 
 def _place_loss(
-    step: RolloutStep, done: Experience, packed: Packed, hidden: Float[Tensor, "B L D"], rollout: Int[Tensor, " M"]
+    step: RolloutStep,
+    done: Experience,
+    actions: MaskActions,
+    packed: Packed,
+    hidden: Float[Tensor, "B L D"],
+    rollout: Int[Tensor, " M"],
 ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-    """Return GRPO's loss of the cells that were clicked, one action an answer, with the KL of all cells to the reference; and metrics."""
+    """Return GRPO's loss of the things that were drawn, one action an answer, with the KL of the masks' pixels to the reference's; and
+    metrics."""
     s, known = step.settings, done.known
     assert done.advantage is not None, "advantages come before learning"
-    assert done.cells is not None, "cells are sampled before they are learned from"
-    answers, every, _ = places(step, packed, hidden, rollout)
-    cells = done.cells.to(answers.device).flatten()[answers]
-    clicked = cells != NOWHERE
-    logps = every[clicked].gather(1, cells[clicked][:, None])[:, 0]
+    answers, output, _ = single_things(step, packed, hidden, rollout)
+    every = MaskActions(
+        choice=actions.choice.view(-1, 1), masks=actions.masks.flatten(0, 1)[:, None], confidence=actions.confidence.view(-1, 1),
+        scale=actions.scale, width=actions.width,
+    )  # fmt: skip
+    tried = every.choice[answers, 0] != NOWHERE
+    logps = PLACE.log_prob(output[tried], every.take(answers[tried]))[:, 0]
     loss, _ = grpo.policy_loss(
         logps,
-        known.setdefault("places_behaviour", logps.detach()),
-        done.advantage.to(logps.device).flatten()[answers[clicked]],
+        known.setdefault("places", logps.detach()),
+        done.advantage.to(logps.device).flatten()[answers[tried]],
         torch.arange(len(logps), device=logps.device),
         replace(step.objective, max_tokens=1),
         answers=len(logps),
         totals=replace(step.totals, tokens=step.totals.answers),
     )
-    kl = F.kl_div(known["places"], every, log_target=True, reduction="sum")
+    kl = pixel_kl(output.logits, known["masks"])
     metrics = {"clicked": len(logps) / len(done.texts)}
-    if len(every):
-        metrics |= {"place_kl": float(kl.detach()) / len(every), "place_entropy": float(-(every.exp() * every).detach().sum(1).mean())}
-    return loss + s.kl * kl / step.totals.answers, metrics
+    if len(answers):
+        metrics["place_kl"] = float(kl.detach().mean())
+    if len(logps):
+        own = (output.logits[tried] > 0).detach()
+        moved = pairwise_iou(own[:, None], every.masks[answers[tried]])[:, 0, 0] < SAME_THING
+        metrics["another_thing"] = float(moved.float().mean())
+    return loss + s.place_kl * kl.sum() / step.totals.answers, metrics
 
 
 LOOP = Loop(

@@ -34,7 +34,7 @@ from ans_core.model.sa2va import Sa2VA
 from ans_core.rewards import Reward
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import grpo
-from ans_core.rl.mask_policy import MaskActions, MaskPolicy, mean_probability
+from ans_core.rl.mask_policy import MaskActions, MaskPolicy, PolicyOutput, mean_probability
 from ans_core.rl.practice import Practice
 from ans_core.rl.rollout import Group, Reader, Rollout, SampledAnswer, Segment, pack, sample
 from ans_core.types import RLE, Prediction, Request, Sample
@@ -112,8 +112,6 @@ class Experience:
     sampled_logps: list[tuple[float, ...]] = field(default_factory=list)
     """B x G: log-probabilities of the answer's tokens, as they were sampled."""
     actions: MaskActions | None = None
-    cells: Int[Tensor, "B G"] | None = None
-    """Where the loop refer clicked; -1 where it did not."""
     advantage: Float[Tensor, "B G"] | None = None
     known: dict[str, Tensor] = field(default_factory=dict)
     """Log-probabilities and logits of the reference, and of the policy that acted."""
@@ -123,10 +121,6 @@ class Experience:
         """Keep these samples only; allowed until `known` holds per-token values."""
         assert not self.known, "reference and behaviour are of the samples that stay"
         group = next(iter(self.rewards.values())).shape[1]
-        actions = self.actions
-        if actions is not None:
-            rows = torch.tensor(kept, device=actions.masks.device)
-            actions = replace(actions, choice=actions.choice[rows], masks=actions.masks[rows], confidence=actions.confidence[rows])
         return replace(
             self,
             kept=list(kept),
@@ -137,8 +131,7 @@ class Experience:
             masks=[self.masks[i * group + g] for i in kept for g in range(group)] if self.masks else [],
             sampled_logps=[self.sampled_logps[i * group + g] for i in kept for g in range(group)] if self.sampled_logps else [],
             rewards={name: values[list(kept)] for name, values in self.rewards.items()},
-            actions=actions,
-            cells=None if self.cells is None else self.cells[list(kept)],
+            actions=None if self.actions is None else self.actions.take(torch.tensor(kept, device=self.actions.masks.device)),
         )
 
     def learned_tokens(self) -> int:
@@ -351,20 +344,28 @@ class RolloutStep:
 
     def first_masks(
         self, packed: Packed, hidden: Float[Tensor, "B L D"], rollout: Int[Tensor, " M"]
-    ) -> tuple[Int[Tensor, " P"], Float[Tensor, "P h w"], Bool[Tensor, " P"]]:
-        """Return the answers that say `[SEG]`, the mask logits of the first one in each, and whether it is shown.
+    ) -> tuple[Int[Tensor, " P"], PolicyOutput, Bool[Tensor, " P"]]:
+        """Return the answers that say `[SEG]`, what the first one in each draws, and whether it is shown.
 
         Where no answer does, the (empty) logits hang in the graph all the same: processes wait for each other's gradients."""
         drawing = rollout[packed.input_ids[packed.loss_mask] == self.model.seg_token_id]
-        if not len(drawing):
-            blank, frame = self.model.sam2.blank_features(hidden), drawing.new_zeros(1)
-            out = self.model.sam2.decode(blank, frame, self.model.seg_embeddings(hidden[0, :1]))
-            return drawing, out.logits[:0] + unread(out), drawing.bool()
         first = torch.ones_like(drawing, dtype=torch.bool)
-        first[1:] = drawing[1:] != drawing[:-1]
-        out = self.decoded(packed, hidden)[1]
+        if len(drawing):
+            first[1:] = drawing[1:] != drawing[:-1]
+            embeddings, out = self.decoded(packed, hidden)
+        else:
+            embeddings = self.model.seg_embeddings(hidden[0, :1])
+            out = self.model.sam2.decode(self.model.sam2.blank_features(hidden), drawing.new_zeros(1), embeddings)
+            first = first.new_zeros(1)
+        output = PolicyOutput(
+            embeddings=embeddings.float(),
+            logits=out.logits + unread(out),
+            choices=out.all_logits,
+            ious=out.ious.float(),
+            words=torch.zeros(len(embeddings), device=hidden.device),
+        )
         shown = self.model.sam2.shown(out).flatten(1).amax(1) > 0
-        return drawing[first], out.logits[first] + unread(out), shown[first]
+        return drawing if not len(drawing) else drawing[first], output[first], shown[first]
 
     def decode(self, embeddings: Float[Tensor, "P C"], samples: Int[Tensor, " P"]) -> Float[Tensor, "P h w"]:
         """Decode embeddings in the pictures of these samples (their indices) to mask logits."""

@@ -28,7 +28,7 @@ from ans_core.rewards.judge.judging import Judging
 from ans_core.rewards.judge.rules import RuleJudge, questions_of
 from ans_core.rl import curriculum, refer_loop
 from ans_core.rl.dual_loop import LOOPS, Beside, DualLoop
-from ans_core.rl.mask_policy import MASK_POLICIES, steered
+from ans_core.rl.mask_policy import MASK_POLICIES, MaskActions, MaskSampling, PolicyOutput, steered
 from ans_core.rl.rollout import SampledAnswer, Segment
 from ans_core.rl.step import Experience, RolloutStep
 from ans_core.stages.rl import PHRASES_NEED, compares_masks, compares_words, samples_by_loop
@@ -610,38 +610,49 @@ ONE, BOTH, NONE = (
 
 def test_an_answer_that_draws_one_thing_is_drawn_by_a_click_and_others_by_seg(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
     said(monkeypatch, own_model, "It is [SEG].", "No.", "[SEG] [SEG]")
+    monkeypatch.setattr(refer_loop.Place, "act", lambda self, output, sampling: other(output, sampling))
+
+    def other(output: PolicyOutput, sampling: MaskSampling) -> MaskActions:
+        """Each answer draws a pixel of its own."""
+        masks = torch.zeros(len(output.logits), 1, *output.logits.shape[1:], dtype=torch.bool)
+        masks[torch.arange(len(masks)), 0, 3 + torch.arange(len(masks)), 3] = True
+        choice = torch.arange(len(masks))[:, None]
+        return MaskActions(choice=choice, masks=masks, confidence=torch.zeros(len(masks), 1), scale=1.0, width=sampling.width)
+
     _, step, done = placed(own_model, (ONE, BOTH, NONE))
     by_seg = step.drawn(done.groups)
-    assert done.cells is not None
-    assert [[cell >= 0 for cell in row] for row in done.cells.tolist()] == [[True, False, True], [False] * 3, [False] * 3]
+    assert done.actions is not None
+    assert done.actions.choice.tolist() == [[0, -1, 1], [-1] * 3, [-1] * 3]
     assert done.masks[3:] == [some[0] if some else rle.empty(64, 64) for some in by_seg[3:]]
-    x, y = done.cells[0, 2].item() % 4, done.cells[0, 2].item() // 4
-    at = torch.tensor([[(x + 0.5) / 4, (y + 0.5) / 4]]) * own_model.sam2.image_size
-    with torch.no_grad():
-        clicked = own_model.sam2.decode(step.frames, torch.tensor([0]), own_model.sam2.click_embeddings(at)).logits
-    assert done.masks[2] == step.rle(clicked[0], 0)
     assert done.masks[1] == rle.empty(64, 64)
+    assert done.masks[0] == step.rle(done.actions.masks[0, 0].float() - 0.5, 0) != done.masks[2]
 
 
 def test_places_follow_the_seed_and_survive_a_state_and_a_choice_of_groups(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
     said(monkeypatch, own_model, "It is [SEG].", "No.", "[SEG]")
-    _, _, done = placed(own_model, (ONE, NONE), place_width=5.0)
+    done = placed(own_model, (ONE, NONE), place_width=5.0)[2]
     again, alone = (placed(tiny.build(), samples, place_width=5.0)[2] for samples in ((ONE, NONE), (ONE,)))
-    assert done.cells is not None
-    assert torch.equal(done.cells, again.cells)
-    assert torch.equal(done.cells[:1], alone.cells)
-    assert torch.equal(done.take([1]).cells, done.cells[1:])
+    assert done.actions is not None
+    assert again.actions is not None
+    assert alone.actions is not None
+    assert torch.equal(done.actions.choice, again.actions.choice)
+    assert torch.equal(done.actions.choice[:1], alone.actions.choice)
     file = io.BytesIO()
-    torch.save(done.state(), file)
+    torch.save(done.take([1]).state(), file)
     file.seek(0)
-    assert torch.equal(Experience.of(torch.load(file, weights_only=True)).cells, done.cells)
+    kept = Experience.of(torch.load(file, weights_only=True)).actions
+    assert kept is not None
+    assert torch.equal(kept.choice, done.actions.choice[1:])
 
 
-def test_a_place_that_earned_more_becomes_likelier_and_masks_move_with_it(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_a_thing_that_earned_more_becomes_likelier_and_its_mask_grows(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
     """All answers have the same words, so only the place can learn."""
     said(monkeypatch, own_model, "It is [SEG].", "It is [SEG].", "It is [SEG].")
-    module, step, done = placed(own_model, (ONE,), place_width=5.0, kl=0.0)
-    done.cells = torch.tensor([[5, 6, 6]])
+    module, step, done = placed(own_model, (ONE,), place_width=5.0, kl=0.0, place_kl=0.0)
+    assert done.actions is not None
+    left, right = torch.zeros(2, 16, 16, dtype=torch.bool)
+    left[:, :8], right[:, 8:] = True, True
+    done.actions = dataclasses.replace(done.actions, choice=torch.tensor([[0, 15, 15]]), masks=torch.stack([left, right, right])[None])
     done.advantage = torch.tensor([[2.0, -1.0, -1.0]])
     step = dataclasses.replace(step, totals=dataclasses.replace(step.totals, samples=1.0, answers=3.0, tokens=float(done.learned_tokens())))
     with module.policies.using("reference"), torch.no_grad():
@@ -652,7 +663,8 @@ def test_a_place_that_earned_more_becomes_likelier_and_masks_move_with_it(own_mo
         optimizer.zero_grad()
         loss, found = LOOPS["refer"].learn(step, done)
         loss.backward()
-        return refer_loop.places(step, *step.hidden(done.groups, done.regions))[1].detach(), found
+        logits = refer_loop.single_things(step, *step.hidden(done.groups, done.regions))[1].logits.detach()
+        return refer_loop.PLACE.log_probs(logits, 5.0).exp().view(-1, 16, 16), found
 
     before, found = learned()
     assert found["clicked"] == 1
@@ -660,8 +672,22 @@ def test_a_place_that_earned_more_becomes_likelier_and_masks_move_with_it(own_mo
     assert any("sam_mask_decoder" in name for name in gradients(module))
     optimizer.step()
     after, found = learned()
-    assert (after - before)[:, 5].min() > 0 > (after - before)[:, 6].max()
+    assert ((after - before)[:, left].sum(1) > 0).all()
     assert found["place_kl"] > 0
+
+
+def test_the_pixels_of_a_mask_are_held_to_the_reference(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+    said(monkeypatch, own_model, "It is [SEG].", "It is [SEG].", "It is [SEG].")
+    module, step, done = placed(own_model, (ONE,), kl=0.0, place_kl=3.0)
+    done.advantage = torch.zeros(1, 3)
+    step = dataclasses.replace(step, totals=dataclasses.replace(step.totals, samples=1.0, answers=3.0, tokens=float(done.learned_tokens())))
+    with module.policies.using("reference"), torch.no_grad():
+        done.known |= LOOPS["refer"].read_reference(step, done)
+    done.known["masks"] = done.known["masks"] + 1.0
+    loss, found = LOOPS["refer"].learn(step, done)
+    policy, fixed = (torch.distributions.Bernoulli(logits=z) for z in (done.known["masks"] - 1, done.known["masks"]))
+    assert found["place_kl"] == pytest.approx(torch.distributions.kl_divergence(policy, fixed).mean().item(), rel=1e-4)
+    assert loss.item() == pytest.approx(3 * found["place_kl"], rel=1e-4)
 
 
 def test_where_nothing_is_drawn_by_a_click_every_trained_part_still_has_a_gradient(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):

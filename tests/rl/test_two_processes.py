@@ -36,7 +36,7 @@ def noting(name):
         done = act(step)
         for i, sample in enumerate(step.batch.samples):
             rows = slice(3 * i, 3 * i + 3)
-            cells = None if done.cells is None else done.cells[i].tolist()
+            cells = done.actions.choice[i].tolist() if name == "refer" else None
             rollouts[f"{step.seeds} {sample.sample_id}"] = [done.texts[rows], [m["counts"] for m in done.masks[rows]], cells]
         return done
     return dataclasses.replace(LOOPS[name], act=noted)
