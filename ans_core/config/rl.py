@@ -102,10 +102,8 @@ class Rl(Section):
     0 = words alone, which can't move a mask to another thing."""
     place_width: Rate = 0.5
     """How far its clicks spread, in standard deviations of the mask's logits."""
-    place_kl: Weight = 1.0
-    """Weight of the KL to the reference of all pixels of such a mask: it holds what no click judges, as edges."""
     mask_weight: Weight = 0.25
-    """Weight of the supervised mask loss in loop 2."""
+    """Weight of the supervised mask loss in loop 2, and where `place` chooses."""
     stop_identical: Count = 50
     """The run stops after this many consecutive updates in which every group of loop 2 has one mask only; 0 = never."""
     monitor_every: Count = 10

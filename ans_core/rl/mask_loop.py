@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ans_core.data.regions import is_region
 from ans_core.dist import shared_mean
-from ans_core.losses import mask_losses, mean_iou
+from ans_core.losses import mean_iou
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import grpo
 from ans_core.rl.mask_policy import MaskSampling, PolicyOutput
@@ -93,19 +93,11 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
     )
     kl = policy.kl(output, reference, done.actions)
     words_kl = grpo.exact_kl(words, known["said"]) / len(done.groups)
-    supervised = _supervised(step, output.logits) if s.mask_weight else loss.new_zeros(())
+    supervised = step.mask_loss(output.logits, batch.targets, range(len(batch.samples))) if s.mask_weight else loss.new_zeros(())
     metrics |= {"kl": float(kl.detach()), "words_kl": float(words_kl.detach())}
     if known_masks := [i for i, sample in enumerate(batch.samples) if sample.masks]:
         metrics["iou_mean"] = mean_iou(output.logits.detach()[known_masks], batch.targets[known_masks])
     return loss + share * (s.kl * kl + s.kl_words * words_kl + s.mask_weight * supervised), metrics
-
-
-def _supervised(step: RolloutStep, logits: Float[Tensor, "B h w"]) -> Float[Tensor, ""]:
-    """Return BCE and dice loss, weighted as in SFT. The random points of a sample are seeded by the sample, so they don't depend on its
-    process."""
-    seeds = [step.seed("mask points", i) for i in range(len(logits))]
-    bce, dice = mask_losses(logits, step.batch.targets, points=step.mask_points, seeds=seeds)
-    return step.mask_losses[0] * bce + step.mask_losses[1] * dice
 
 
 LOOP = Loop(

@@ -184,14 +184,10 @@ class Bernoulli:
         return torch.where(actions.choice, F.logsigmoid(z), F.logsigmoid(-z)).mean((2, 3))
 
     def kl(self, output: PolicyOutput, reference: PolicyOutput, actions: MaskActions) -> Float[Tensor, ""]:
-        return pixel_kl(output.logits / actions.width, reference.logits / actions.width).mean()
-
-
-def pixel_kl(logits: Float[Tensor, "B h w"], reference: Float[Tensor, "B h w"]) -> Float[Tensor, " B"]:
-    """Return KL(policy || reference) of pixels, each of which is in the mask or not by itself: the mean over a mask's pixels."""
-    on = logits.sigmoid()
-    each = on * (F.logsigmoid(logits) - F.logsigmoid(reference)) + (1 - on) * (F.logsigmoid(-logits) - F.logsigmoid(-reference))
-    return each.flatten(1).mean(1)
+        z, fixed = output.logits / actions.width, reference.logits / actions.width
+        on = z.sigmoid()
+        each = on * (F.logsigmoid(z) - F.logsigmoid(fixed)) + (1 - on) * (F.logsigmoid(-z) - F.logsigmoid(-fixed))
+        return each.mean()
 
 
 class Multimask:

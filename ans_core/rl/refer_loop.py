@@ -2,7 +2,7 @@
 
 Two things are sampled. The words: whether there is something to draw. And, with `rl.place`, which thing: the mask policy `Place` clicks
 where the logits of the answer's own mask are high, so a group can try other things. Expressions that mean several things, or nothing, leave
-the mask to `[SEG]`: one click draws one thing.
+the mask to `[SEG]`: one click draws one thing. As in loop 2 the loss then adds the supervised mask loss, without which masks drift.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from ans_core.benchmarks.score import meant
 from ans_core.metrics.mask import pairwise_iou
 from ans_core.model.packing import Packed
 from ans_core.rl import grpo
-from ans_core.rl.mask_policy import SAME_THING, MaskActions, MaskSampling, Place, PolicyOutput, pixel_kl
-from ans_core.rl.rollout import token_logps
+from ans_core.rl.mask_policy import SAME_THING, MaskActions, MaskSampling, Place, PolicyOutput
 from ans_core.rl.step import Experience, Loop, RolloutStep
-from ans_core.rl.text_loop import experience_of, words_loss
+from ans_core.rl.text_loop import experience_of, read_reference, words_loss
 from ans_core.types import RLE, Prediction, Sample
 
 PLACE = Place()
@@ -95,14 +94,6 @@ def _click(step: RolloutStep, done: Experience) -> None:
     )  # fmt: skip
 
 
-def read_reference(step: RolloutStep, done: Experience) -> dict[str, Tensor]:
-    packed, hidden, rollout = step.hidden(done.groups, done.regions)
-    known = {"reference": token_logps(step.model, packed, hidden, step.reader)[0]}
-    if done.actions is not None:
-        known["masks"] = single_things(step, packed, hidden, rollout)[1].logits
-    return known
-
-
 def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[str, float]]:
     read = step.hidden(done.groups, done.regions)
     loss, metrics = words_loss(step, done, *read)
@@ -120,8 +111,7 @@ def _place_loss(
     hidden: Float[Tensor, "B L D"],
     rollout: Int[Tensor, " M"],
 ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-    """Return GRPO's loss of the things that were drawn, one action an answer, with the KL of the masks' pixels to the reference's; and
-    metrics."""
+    """Return GRPO's loss of the things that were drawn, one action an answer, and the supervised mask loss; and metrics."""
     s, known = step.settings, done.known
     assert done.advantage is not None, "advantages come before learning"
     answers, output, _ = single_things(step, packed, hidden, rollout)
@@ -140,15 +130,19 @@ def _place_loss(
         answers=len(logps),
         totals=replace(step.totals, tokens=step.totals.answers),
     )
-    kl = pixel_kl(output.logits, known["masks"])
     metrics = {"clicked": len(logps) / len(done.texts)}
-    if len(answers):
-        metrics["place_kl"] = float(kl.detach().mean())
     if len(logps):
         own = (output.logits[tried] > 0).detach()
-        moved = pairwise_iou(own[:, None], every.masks[answers[tried]])[:, 0, 0] < SAME_THING
-        metrics["another_thing"] = float(moved.float().mean())
-    return loss + s.place_kl * kl.sum() / step.totals.answers, metrics
+        other = pairwise_iou(own[:, None], every.masks[answers[tried]])[:, 0, 0] < SAME_THING
+        metrics["another_thing"] = float(other.float().mean())
+    if s.mask_weight and len(answers):
+        of = answers // s.group
+        first = torch.ones_like(of, dtype=torch.bool)
+        first[1:] = of[1:] != of[:-1]
+        chosen = of[first].tolist()
+        share = len(chosen) / step.totals.samples
+        loss = loss + share * s.mask_weight * step.mask_loss(output.logits[first], step.batch.targets[chosen], chosen)
+    return loss, metrics
 
 
 LOOP = Loop(

@@ -22,6 +22,7 @@ from ans_core.config.rl import Rl
 from ans_core.data.collate import TensorBatch, conversation_ids, prefix_ids, resize_mask
 from ans_core.data.views import Views
 from ans_core.dist import seed_of
+from ans_core.losses import mask_losses
 from ans_core.metrics.mask import soft_iou
 from ans_core.model.adapters import Adapters
 from ans_core.model.backbones.base import ImageFeatures
@@ -374,6 +375,12 @@ class RolloutStep:
     def click(self, at: Float[Tensor, "P 2"]) -> Float[Tensor, "P C"]:
         """Return the prompt embeddings of clicks at (x, y), shares of the picture."""
         return self.model.sam2.click_embeddings(at.to(self.model.device) * self.model.sam2.image_size)
+
+    def mask_loss(self, logits: Float[Tensor, "P h w"], targets: Bool[Tensor, "P M M"], samples: Sequence[int]) -> Float[Tensor, ""]:
+        """Return BCE and dice loss of the masks of these samples (their indices), weighted as in SFT. The random points of a sample are
+        seeded by the sample, so they don't depend on its process."""
+        bce, dice = mask_losses(logits, targets, points=self.mask_points, seeds=[self.seed("mask points", i) for i in samples])
+        return self.mask_losses[0] * bce + self.mask_losses[1] * dice
 
     @torch.no_grad()
     def inverse_masks(self, texts: Sequence[str]) -> list[MaskPrediction]:
