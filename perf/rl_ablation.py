@@ -49,6 +49,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "place, too": {"place": 1.0},
     "rows of SFT, too": {"rows": 8},
     "place and rows of SFT, too": {"place": 1.0, "rows": 8},
+    "refer alone, place, too, no supervised mask loss": {"loops": {"refer": 1.0}, "place": 1.0, "mask_weight": 0.0},
+    "what makes masks almost still": {"modules_lr": 1e-3},
     "no judge": {"use_llm_judge": False},
     "teacher frozen at SFT": {"inverse": "reference"},
     "no teacher: the policy is its own inverse": {"inverse": "policy"},

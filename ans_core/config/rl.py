@@ -136,4 +136,4 @@ class Rl(Section):
     @property
     def drawing(self) -> bool:
         """Whether anything gives what makes masks a gradient, so that it is trained."""
-        return "mask" in self.loops or bool(self.place) or bool(self.rows)
+        return "mask" in self.loops or bool(self.rows)

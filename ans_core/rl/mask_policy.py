@@ -225,9 +225,11 @@ class Place:
     explores: ClassVar[bool] = True
 
     def log_probs(self, logits: Float[Tensor, "B h w"], width: float) -> Float[Tensor, "B N"]:
-        """Return the log-probability of a click on every pixel, row by row."""
+        """Return the log-probability of a click on every pixel, row by row. The unit is no part of the action: with a gradient through it,
+        a smaller mask, whose logits stand out more, would be surer of its thing."""
         flat = logits.flatten(1)
-        deviation = torch.linalg.vector_norm(flat - flat.mean(1, keepdim=True), dim=1, keepdim=True) / flat.shape[1] ** 0.5
+        centred = (flat - flat.mean(1, keepdim=True)).detach()
+        deviation = torch.linalg.vector_norm(centred, dim=1, keepdim=True) / flat.shape[1] ** 0.5
         return (flat / (width * deviation.clamp(min=1e-6))).log_softmax(1)
 
     def spread(self, output: PolicyOutput) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from ans_core import prompts, rle, transforms
 from ans_core.benchmarks.loops import caption_request, expression_of, true_mask
@@ -346,27 +346,27 @@ class RolloutStep:
     def first_masks(
         self, packed: Packed, hidden: Float[Tensor, "B L D"], rollout: Int[Tensor, " M"]
     ) -> tuple[Int[Tensor, " P"], PolicyOutput, Bool[Tensor, " P"]]:
-        """Return the answers that say `[SEG]`, what the first one in each draws, and whether it is shown.
-
-        Where no answer does, the (empty) logits hang in the graph all the same: processes wait for each other's gradients."""
+        """Return the answers that say `[SEG]`, what the first one in each draws, and whether it is shown. What makes masks of hidden states
+        is a constant here: gradients reach the language model alone."""
         drawing = rollout[packed.input_ids[packed.loss_mask] == self.model.seg_token_id]
         first = torch.ones_like(drawing, dtype=torch.bool)
-        if len(drawing):
-            first[1:] = drawing[1:] != drawing[:-1]
-            embeddings, out = self.decoded(packed, hidden)
-        else:
-            embeddings = self.model.seg_embeddings(hidden[0, :1])
-            out = self.model.sam2.decode(self.model.sam2.blank_features(hidden), drawing.new_zeros(1), embeddings)
-            first = first.new_zeros(1)
+        first[1:] = drawing[1:] != drawing[:-1]
+        with constant(self.model.text_hidden_fcs, self.model.sam2.sam_mask_decoder):
+            if len(drawing):
+                embeddings, out = self.decoded(packed, hidden)
+            else:  # SAM2 can't decode nothing
+                embeddings = self.model.seg_embeddings(hidden[0, :1])
+                out = self.model.sam2.decode(self.model.sam2.blank_features(hidden), drawing.new_zeros(1), embeddings)
         output = PolicyOutput(
             embeddings=embeddings.float(),
-            logits=out.logits + unread(out),
+            logits=out.logits,
             choices=out.all_logits,
             ious=out.ious.float(),
             words=torch.zeros(len(embeddings), device=hidden.device),
         )
+        kept = first if len(drawing) else first.new_zeros(1)
         shown = self.model.sam2.shown(out).flatten(1).amax(1) > 0
-        return drawing if not len(drawing) else drawing[first], output[first], shown[first]
+        return drawing[first], output[kept], shown[kept]
 
     def decode(self, embeddings: Float[Tensor, "P C"], samples: Int[Tensor, " P"]) -> Float[Tensor, "P h w"]:
         """Decode embeddings in the pictures of these samples (their indices) to mask logits."""
@@ -435,6 +435,19 @@ class RolloutStep:
                 name: torch.tensor([self.rewards[name](a, truths[i // size]) for i, a in enumerate(judged)]).view(-1, size)
                 for name in weights
             }
+
+
+@contextmanager
+def constant(*modules: nn.Module) -> Iterator[None]:
+    """Let what is computed here have no gradient with respect to the modules' parameters."""
+    trained = [p for module in modules for p in module.parameters() if p.requires_grad]
+    for p in trained:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in trained:
+            p.requires_grad_(True)
 
 
 def unread(out: MaskOutput) -> Float[Tensor, ""]:
