@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     adapters.prepare_sft(model, adapters.lora_config(**SFT_LORA), seed=1)
     both = memory.beside(of_memory, shaken(adapters.trained(model), 1))
     checkpoint.save_delta(both, sft, base_hash=hash_of(base), config={"stage": "sft", "lora": SFT_LORA, "seed": 0})
-    modules = adapters.policy_modules(model, ("mask",))
+    modules = adapters.policy_modules(model, drawing=True)
     policies = adapters.Policies(sft_model(base, sft), adapters.rl_config(**RL_LORA, modules=modules), seed=2)
     config = {"stage": "rl", "lora": RL_LORA, "modules": modules, "seed": 0}
     checkpoint.save_delta(shaken(policies.tensors("policy"), 2), rl, base_hash=hash_of(sft), config=config)
