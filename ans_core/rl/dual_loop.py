@@ -264,7 +264,7 @@ class DualLoop(nn.Module):
         if self.beside is not None and batch.rows is not None:
             loss, metrics = self.beside.supervised(batch.rows)
             decoder = (p.sum() for name, p in self.policies.parameters("policy").items() if ".sam_mask_decoder." in f".{name}.")
-            total = total + s.rows_weight * loss + 0.0 * sum(decoder)  # its scores, which no loss may read, as in `step.unread`
+            total = total + s.rows_weight * loss + 0.0 * sum(decoder)  # no loss may read its scores, as in mask_loop
             found |= {f"rows/{key}": value for key, value in metrics.items()}
         for experience in done.values():
             if "identical" in experience.metrics:

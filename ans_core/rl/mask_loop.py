@@ -19,7 +19,7 @@ from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import grpo
 from ans_core.rl.mask_policy import MaskSampling, PolicyOutput
 from ans_core.rl.rollout import Group
-from ans_core.rl.step import Experience, Loop, RolloutStep, unread
+from ans_core.rl.step import Experience, Loop, RolloutStep
 
 
 def policy_output(step: RolloutStep, groups: tuple[Group, ...]) -> tuple[PolicyOutput, Float[Tensor, "M V"]]:
@@ -30,9 +30,11 @@ def policy_output(step: RolloutStep, groups: tuple[Group, ...]) -> tuple[PolicyO
     words = step.reader.guarded(step.model.logits(hidden[at, place - 1]))
     logp = words.log_softmax(1).gather(1, packed.input_ids[at, place][:, None])[:, 0]
     total = torch.zeros(len(groups), device=logp.device).index_add(0, rollout, logp)
+    # DistributedDataParallel waits for a gradient of every trained parameter, and few losses use these two heads.
+    unread = 0.0 * (decoded.ious.sum() + decoded.object_score.sum())
     output = PolicyOutput(
         embeddings=embeddings.float(),
-        logits=decoded.logits + unread(decoded),
+        logits=decoded.logits + unread,
         choices=decoded.all_logits,
         ious=decoded.ious.float(),
         words=total / rollout.bincount(minlength=len(groups)),

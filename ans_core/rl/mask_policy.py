@@ -37,9 +37,6 @@ class PolicyOutput:
     words: Float[Tensor, " B"]
     """Mean log-probability of the answer's tokens."""
 
-    def __getitem__(self, rows: Tensor) -> PolicyOutput:
-        return PolicyOutput(**{name: value[rows] for name, value in vars(self).items()})
-
 
 @dataclass(frozen=True, kw_only=True)
 class MaskActions:
@@ -236,17 +233,24 @@ class Place:
         return 1.0
 
     def act(self, output: PolicyOutput, sampling: MaskSampling) -> MaskActions:
-        rows = zip(self.log_probs(output.logits, sampling.width).exp(), sampling.generators, strict=True)
+        return self.draw(output.logits, sampling)
+
+    def draw(self, logits: Float[Tensor, "B h w"], sampling: MaskSampling) -> MaskActions:
+        rows = zip(self.log_probs(logits, sampling.width).exp(), sampling.generators, strict=True)
         choice = torch.stack([torch.multinomial(row, sampling.group, replacement=True, generator=g) for row, g in rows])
-        own = output.logits[:, None].expand(-1, sampling.group, -1, -1)
+        own = logits[:, None].expand(-1, sampling.group, -1, -1)
         clicked = sampling.decode(sampling.click(middles(choice, own.shape[-2:]).flatten(0, 1))).view_as(own)
         both, either = ((one.flatten(2).sum(2)) for one in ((own > 0) & (clicked > 0), (own > 0) | (clicked > 0)))
         other = both < SAME_THING * either
         return sampling.actions(choice, torch.where(other[:, :, None, None], clicked, own))
 
     def log_prob(self, output: PolicyOutput, actions: MaskActions) -> Float[Tensor, "B G"]:
+        return self.drawn(output.logits, actions)
+
+    def drawn(self, logits: Float[Tensor, "B h w"], actions: MaskActions) -> Float[Tensor, "B G"]:
+        """Return the log-probability of the things that were drawn."""
         inside = actions.masks.flatten(2).scatter(2, actions.choice[:, :, None], True)  # also where a click draws something beside it
-        logps = self.log_probs(output.logits, actions.width)[:, None].expand_as(inside)
+        logps = self.log_probs(logits, actions.width)[:, None].expand_as(inside)
         return logps.masked_fill(~inside, -torch.inf).logsumexp(2)
 
     def kl(self, output: PolicyOutput, reference: PolicyOutput, actions: MaskActions) -> Float[Tensor, ""]:

@@ -19,7 +19,7 @@ from ans_core.benchmarks.score import meant
 from ans_core.metrics.mask import pairwise_iou
 from ans_core.model.packing import Packed
 from ans_core.rl import grpo
-from ans_core.rl.mask_policy import SAME_THING, MaskActions, MaskSampling, Place, PolicyOutput
+from ans_core.rl.mask_policy import SAME_THING, MaskActions, MaskSampling, Place
 from ans_core.rl.step import Experience, Loop, RolloutStep
 from ans_core.rl.text_loop import experience_of, read_reference, words_loss
 from ans_core.types import RLE, Prediction, Sample
@@ -60,12 +60,12 @@ def target(sample: Sample) -> RLE:
 
 def single_things(
     step: RolloutStep, packed: Packed, hidden: Float[Tensor, "B L D"], rollout: Int[Tensor, " M"]
-) -> tuple[Int[Tensor, " P"], PolicyOutput, Bool[Tensor, " P"]]:
-    """Return the answers that draw one thing, their masks, and whether these are shown."""
-    answers, output, shown = step.first_masks(packed, hidden, rollout)
+) -> tuple[Int[Tensor, " P"], Float[Tensor, "P h w"], Bool[Tensor, " P"]]:
+    """Return the answers that draw one thing, the logits of their masks, and whether these are shown."""
+    answers, logits, shown = step.first_masks(packed, hidden, rollout)
     single = torch.tensor([len(sample.masks) == 1 for sample in step.batch.samples], device=answers.device)
     kept = single[answers // step.settings.group]
-    return answers[kept], output[kept], shown[kept]
+    return answers[kept], logits[kept], shown[kept]
 
 
 @torch.no_grad()
@@ -73,10 +73,10 @@ def _click(step: RolloutStep, done: Experience) -> None:
     """Sample which thing to draw for every answer that draws one, and put its mask in the place of the answer's."""
     group, width = step.settings.group, step.settings.place_width
     with step.timer.part("draw"):
-        answers, output, shown = single_things(step, *step.hidden(done.groups, done.regions))
-        answers, output = answers[shown], output[shown]  # nothing is clicked where the model sees nothing
+        answers, logits, shown = single_things(step, *step.hidden(done.groups, done.regions))
+        answers, logits = answers[shown], logits[shown]  # nothing is clicked where the model sees nothing
         seeds = [step.seed("place", *divmod(answer, group)) for answer in answers.tolist()]
-        count, (height, wide) = len(done.texts), output.logits.shape[-2:]
+        count, (height, wide) = len(done.texts), logits.shape[-2:]
         choice = answers.new_full((count, 1), NOWHERE)
         masks = torch.zeros(count, 1, height, wide, dtype=torch.bool, device=answers.device)
         if len(answers):
@@ -84,13 +84,13 @@ def _click(step: RolloutStep, done: Experience) -> None:
                 width=width, scale=1.0, generators=[torch.Generator(answers.device).manual_seed(seed) for seed in seeds], group=1,
                 decode=lambda embeddings: step.decode(embeddings, answers // group), click=step.click,
             )  # fmt: skip
-            tried = PLACE.act(output, sampling)
+            tried = PLACE.draw(logits, sampling)
             choice[answers], masks[answers] = tried.choice, tried.masks
     for answer in answers.tolist():
         done.masks[answer] = step.rle(masks[answer, 0].float() - 0.5, answer // group)
     done.actions = MaskActions(
         choice=choice.view(-1, group), masks=masks.view(-1, group, height, wide), scale=1.0, width=width,
-        confidence=torch.zeros(len(done.groups), group),
+        confidence=torch.zeros(len(done.groups), group, device=answers.device),
     )  # fmt: skip
 
 
@@ -114,13 +114,13 @@ def _place_loss(
     """Return GRPO's loss of the things that were drawn, one action an answer, and the supervised mask loss; and metrics."""
     s, known = step.settings, done.known
     assert done.advantage is not None, "advantages come before learning"
-    answers, output, _ = single_things(step, packed, hidden, rollout)
+    answers, logits, _ = single_things(step, packed, hidden, rollout)
     every = MaskActions(
         choice=actions.choice.view(-1, 1), masks=actions.masks.flatten(0, 1)[:, None], confidence=actions.confidence.view(-1, 1),
         scale=actions.scale, width=actions.width,
     )  # fmt: skip
     tried = every.choice[answers, 0] != NOWHERE
-    logps = PLACE.log_prob(output[tried], every.take(answers[tried]))[:, 0]
+    logps = PLACE.drawn(logits[tried], every.take(answers[tried]))[:, 0]
     loss, _ = grpo.policy_loss(
         logps,
         known.setdefault("places", logps.detach()),
@@ -132,7 +132,7 @@ def _place_loss(
     )
     metrics = {"clicked": len(logps) / len(done.texts)}
     if len(logps):
-        own = (output.logits[tried] > 0).detach()
+        own = (logits[tried] > 0).detach()
         other = pairwise_iou(own[:, None], every.masks[answers[tried]])[:, 0, 0] < SAME_THING
         metrics["another_thing"] = float(other.float().mean())
     if s.mask_weight and len(answers):
@@ -141,7 +141,7 @@ def _place_loss(
         first[1:] = of[1:] != of[:-1]
         chosen = of[first].tolist()
         share = len(chosen) / step.totals.samples
-        loss = loss + share * s.mask_weight * step.mask_loss(output.logits[first], step.batch.targets[chosen], chosen)
+        loss = loss + share * s.mask_weight * step.mask_loss(logits[first], step.batch.targets[chosen], chosen)
     return loss, metrics
 
 

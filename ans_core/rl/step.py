@@ -35,7 +35,7 @@ from ans_core.model.sa2va import Sa2VA
 from ans_core.rewards import Reward
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import grpo
-from ans_core.rl.mask_policy import MaskActions, MaskPolicy, PolicyOutput, mean_probability
+from ans_core.rl.mask_policy import MaskActions, MaskPolicy, mean_probability
 from ans_core.rl.practice import Practice
 from ans_core.rl.rollout import Group, Reader, Rollout, SampledAnswer, Segment, pack, sample
 from ans_core.types import RLE, Prediction, Request, Sample
@@ -345,28 +345,21 @@ class RolloutStep:
 
     def first_masks(
         self, packed: Packed, hidden: Float[Tensor, "B L D"], rollout: Int[Tensor, " M"]
-    ) -> tuple[Int[Tensor, " P"], PolicyOutput, Bool[Tensor, " P"]]:
-        """Return the answers that say `[SEG]`, what the first one in each draws, and whether it is shown. What makes masks of hidden states
-        is a constant here: gradients reach the language model alone."""
+    ) -> tuple[Int[Tensor, " P"], Float[Tensor, "P h w"], Bool[Tensor, " P"]]:
+        """Return the answers that say `[SEG]`, the logits of the first one's mask in each, and whether it is shown. What makes masks of
+        hidden states is a constant here: gradients reach the language model alone."""
         drawing = rollout[packed.input_ids[packed.loss_mask] == self.model.seg_token_id]
         first = torch.ones_like(drawing, dtype=torch.bool)
         first[1:] = drawing[1:] != drawing[:-1]
         with constant(self.model.text_hidden_fcs, self.model.sam2.sam_mask_decoder):
             if len(drawing):
-                embeddings, out = self.decoded(packed, hidden)
+                out = self.decoded(packed, hidden)[1]
             else:  # SAM2 can't decode nothing
                 embeddings = self.model.seg_embeddings(hidden[0, :1])
                 out = self.model.sam2.decode(self.model.sam2.blank_features(hidden), drawing.new_zeros(1), embeddings)
-        output = PolicyOutput(
-            embeddings=embeddings.float(),
-            logits=out.logits,
-            choices=out.all_logits,
-            ious=out.ious.float(),
-            words=torch.zeros(len(embeddings), device=hidden.device),
-        )
         kept = first if len(drawing) else first.new_zeros(1)
         shown = self.model.sam2.shown(out).flatten(1).amax(1) > 0
-        return drawing[first], output[kept], shown[kept]
+        return drawing[first], out.logits[kept], shown[kept]
 
     def decode(self, embeddings: Float[Tensor, "P C"], samples: Int[Tensor, " P"]) -> Float[Tensor, "P h w"]:
         """Decode embeddings in the pictures of these samples (their indices) to mask logits."""
@@ -448,11 +441,6 @@ def constant(*modules: nn.Module) -> Iterator[None]:
     finally:
         for p in trained:
             p.requires_grad_(True)
-
-
-def unread(out: MaskOutput) -> Float[Tensor, ""]:
-    """Return 0, in the graph of two heads that few losses use: DistributedDataParallel waits for a gradient of every trained parameter."""
-    return 0.0 * (out.ious.sum() + out.object_score.sum())
 
 
 @dataclass(frozen=True, kw_only=True)

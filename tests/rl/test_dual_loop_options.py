@@ -28,7 +28,7 @@ from ans_core.rewards.judge.judging import Judging
 from ans_core.rewards.judge.rules import RuleJudge, questions_of
 from ans_core.rl import curriculum, refer_loop
 from ans_core.rl.dual_loop import LOOPS, Beside, DualLoop
-from ans_core.rl.mask_policy import MASK_POLICIES, MaskActions, MaskSampling, PolicyOutput, steered
+from ans_core.rl.mask_policy import MASK_POLICIES, MaskActions, MaskSampling, steered
 from ans_core.rl.rollout import SampledAnswer, Segment
 from ans_core.rl.step import Experience, RolloutStep
 from ans_core.stages.rl import PHRASES_NEED, compares_masks, compares_words, samples_by_loop
@@ -610,11 +610,11 @@ ONE, BOTH, NONE = (
 
 def test_an_answer_that_draws_one_thing_is_drawn_by_a_click_and_others_by_seg(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
     said(monkeypatch, own_model, "It is [SEG].", "No.", "[SEG] [SEG]")
-    monkeypatch.setattr(refer_loop.Place, "act", lambda self, output, sampling: other(output, sampling))
+    monkeypatch.setattr(refer_loop.Place, "draw", lambda self, logits, sampling: other(logits, sampling))
 
-    def other(output: PolicyOutput, sampling: MaskSampling) -> MaskActions:
+    def other(logits: Tensor, sampling: MaskSampling) -> MaskActions:
         """Each answer draws a pixel of its own."""
-        masks = torch.zeros(len(output.logits), 1, *output.logits.shape[1:], dtype=torch.bool)
+        masks = torch.zeros(len(logits), 1, *logits.shape[1:], dtype=torch.bool)
         masks[torch.arange(len(masks)), 0, 3 + torch.arange(len(masks)), 3] = True
         choice = torch.arange(len(masks))[:, None]
         return MaskActions(choice=choice, masks=masks, confidence=torch.zeros(len(masks), 1), scale=1.0, width=sampling.width)
@@ -663,7 +663,7 @@ def test_a_thing_that_earned_more_becomes_likelier_and_its_mask_grows(own_model:
         optimizer.zero_grad()
         loss, found = LOOPS["refer"].learn(step, done)
         loss.backward()
-        return refer_loop.single_things(step, *step.hidden(done.groups, done.regions))[1].logits.detach(), found
+        return refer_loop.single_things(step, *step.hidden(done.groups, done.regions))[1].detach(), found
 
     before, found = learned()
     assert found["clicked"] == 1
@@ -684,9 +684,9 @@ def test_masks_that_are_chosen_have_the_supervised_loss_too(own_model: Sa2VA, mo
     with module.policies.using("reference"), torch.no_grad():
         done.known |= LOOPS["refer"].read_reference(step, done)
     loss, _ = LOOPS["refer"].learn(step, done)
-    answers, output, _ = refer_loop.single_things(step, *step.hidden(done.groups, done.regions))
+    answers, logits, _ = refer_loop.single_things(step, *step.hidden(done.groups, done.regions))
     assert answers.tolist() == [4, 5]  # of the second sample; its first drawing answer counts
-    expected = step.mask_loss(output.logits[:1], step.batch.targets[1:], [1])
+    expected = step.mask_loss(logits[:1], step.batch.targets[1:], [1])
     assert loss.item() == pytest.approx(0.5 * 3 * expected.item(), rel=1e-4)
 
 
