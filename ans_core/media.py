@@ -8,13 +8,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 from PIL import Image, ImageSequence
 from torch import Tensor
 
 from ans_core import video_file
+from ans_core.lazy import Lazy
 from ans_core.types import ImageRef
 
 Picture = str | Path | bytes | Image.Image | np.ndarray
@@ -48,7 +48,7 @@ def frames(source: Path, *, scratch: Path) -> Iterator[tuple[Path, ...]]:
         yield tuple(found)
 
 
-class VideoFile(Sequence[bytes]):
+class VideoFile(Lazy[bytes]):
     """The frames of a video file as PNG, decoded on access, one held at a time. Indices that do not fall need one pass through the file.
     Raises ValueError for a file that can't be decoded to its end."""
 
@@ -64,20 +64,13 @@ class VideoFile(Sequence[bytes]):
     def __len__(self) -> int:
         return self._length
 
-    @overload
-    def __getitem__(self, index: int) -> bytes: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[bytes]: ...
-    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._length))]
-        wanted = range(self._length)[index]
-        if wanted == self._due - 1 and self._held:
+    def item(self, number: int) -> bytes:
+        if number == self._due - 1 and self._held:
             return self._held
-        if wanted < self._due:
+        if number < self._due:
             self._rest = enumerate(_shots(self._source))
-        self._held = next(_png(shot) for number, shot in self._rest if number == wanted)
-        self._due = wanted + 1
+        self._held = next(_png(shot) for place, shot in self._rest if place == number)
+        self._due = number + 1
         return self._held
 
 

@@ -20,12 +20,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from ans_core import types
+from ans_core.lazy import Lazy
 from ans_core.types import FilePart, ImageRef, Sample, VideoFrames
 
 RECORDS, ENDS, KEYS, TASKS, STAMP = "records.jsonl", "ends.npy", "picture_keys.npy", "tasks.npy", "stamp.json"
@@ -51,7 +52,7 @@ def stamp_of(path: Path, *, format: str, name: str, split: str) -> Stamp:
     return Stamp(format=format, path=str(path.resolve()), name=name, split=split, files=_files_hash(path), code=_code_hash())
 
 
-class SampleIndex(Sequence[Sample]):
+class SampleIndex(Lazy[Sample]):
     """The samples of an index, read one by one. Open it before loader processes are started: they share its file descriptor."""
 
     def __init__(self, folder: Path) -> None:
@@ -65,14 +66,7 @@ class SampleIndex(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        number = range(len(self))[index]
+    def item(self, number: int) -> Sample:
         start = int(self._ends[number - 1]) if number else 0
         return decode(os.pread(self._records.fileno(), int(self._ends[number]) - start, start), dataset=self.dataset)
 

@@ -7,7 +7,6 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import overload
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from ans_core import rle, transforms
 from ans_core.data.collate import resize_mask
 from ans_core.data.index import by_picture, picture_keys
+from ans_core.lazy import Lazy
 from ans_core.tracking.batch import ClipTensors
 from ans_core.tracking.simulator import center_at
 from ans_core.types import RLE, ImageRef, Masklet, Sample
@@ -57,7 +57,7 @@ JOINED = "its masks stand for several objects each: crowds, or a category whose 
 """Why a picture or video without a single object is left out."""
 
 
-class Clips(Sequence[Clip]):
+class Clips(Lazy[Clip]):
     """Every video and still of some sequences of samples with all its objects (those without any included), in the order of the samples.
 
     A clip is put together each time it is asked for, so what is kept in memory is numbers: 25 bytes a sample.
@@ -78,14 +78,8 @@ class Clips(Sequence[Clip]):
     def __len__(self) -> int:
         return len(self._pictures)
 
-    @overload
-    def __getitem__(self, index: int) -> Clip: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Clip]: ...
-    def __getitem__(self, index: int | slice) -> Clip | list[Clip]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        picture = self._pictures[range(len(self))[index]]
+    def item(self, number: int) -> Clip:
+        picture = self._pictures[number]
         samples = [self._sample(int(number)) for number in self._samples[self._bounds[picture] : self._bounds[picture + 1]]]
         objects: list[Masklet] = []
         joined: list[Masklet] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from random import Random
-from typing import overload
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from ans_core import media, rle, transforms
 from ans_core.dist import rng_of
+from ans_core.lazy import Lazy
 from ans_core.tracking.batch import ClipTensors
 from ans_core.tracking.clips import Clip, load_window
 
@@ -38,7 +38,7 @@ def pseudo_clip(still: Clip, *, length: int, size: int, max_objects: int, rng: R
     return ClipTensors(pixels=frames, masks=moved[first], known=torch.ones(int(first.sum()), length, dtype=torch.bool))
 
 
-class PseudoClips(Sequence[Clip]):
+class PseudoClips(Lazy[Clip]):
     """One pseudo-clip of each still, in the model's square, as a clip to follow. A still's name decides its camera and what passes in
     front: the clips are the same each time and in every run. One is made each time it is asked for."""
 
@@ -48,14 +48,8 @@ class PseudoClips(Sequence[Clip]):
     def __len__(self) -> int:
         return len(self._stills)
 
-    @overload
-    def __getitem__(self, index: int) -> Clip: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Clip]: ...
-    def __getitem__(self, index: int | slice) -> Clip | list[Clip]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        still = self._stills[index]
+    def item(self, number: int) -> Clip:
+        still = self._stills[number]
         rng = rng_of("memory validation", still.name)
         made = pseudo_clip(still, length=self._length, size=self._size, max_objects=0, rng=rng)
         masklets = tuple(tuple(rle.encode(mask) for mask in masks) for masks in made.masks.numpy())
