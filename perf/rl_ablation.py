@@ -6,10 +6,10 @@
     python perf/rl_ablation.py --steps 180 --name rl-gain --only "as in the profile" "ten times the KL"    # into a file of another name
 
 Every run is the profile's RL with `--steps` steps. Judged on held-out regions (`val`): IoU of loop 1 (the model captions, the frozen SFT
-model draws), METEOR of loop 2 (the model draws, the frozen SFT model captions), captions that are right word for word; and gIoU of
-expressions of one thing, and of all (absent and several things). Gains are paired by region or expression with the SFT model's own.
-Printed beside the table: the share of each loop's groups in which all rewards are equal, a mean over the steps. A file of the same seed,
-steps and regions keeps the runs that it has: name another, or remove it, if SFT's model or the code is another one.
+model draws), METEOR of loop 2 (the model draws, the frozen SFT model captions), captions that are right word for word, and those whose
+colour and shape are; and gIoU of expressions of one thing, and of all (absent and several things). Gains are paired by region or expression
+with the SFT model's own. Printed beside the table: the share of each loop's groups in which all rewards are equal, a mean over the steps. A
+file of the same seed, steps and regions keeps the runs that it has: name another, or remove it, if SFT's model or the code is another one.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ import torch
 from ans_core import data
 from ans_core.benchmarks import BENCHMARKS
 from ans_core.benchmarks.loops import loop_scores
+from ans_core.benchmarks.region_caption import ATTRIBUTES
 from ans_core.checkpoints.trained import rl_model, sft_model
 from ans_core.config import Config, load
 from ans_core.data.regions import is_region
-from ans_core.metrics.caption import same_text
+from ans_core.metrics.caption import attributes_right, same_text
 from ans_core.model.predict import predict
 from ans_core.stages import rl
 from ans_core.stages.evaluate import remembering
 from ans_core.types import Predict, Sample
 
 LOOP_2 = {"loops": {"mask": 0.2}}
+BOTH = {"loops": {"caption": 1.0, "mask": 0.2}}
 RUNS: dict[str, dict[str, Any]] = {
     "as in the profile": {},
     "loop 1 alone": {"loops": {"caption": 1.0}},
@@ -74,6 +76,13 @@ RUNS: dict[str, dict[str, Any]] = {
     "twice the candidates": {"oversample": 1.0},
     "ten times the KL, twice the samples": {"kl": 0.2, "optim": {"batch": 16}},
     "ten times the KL, twice the rate": {"kl": 0.2, "optim": {"lr": 1.2e-3}},
+    "true captions compared, too": {"rewards_caption": {"iou": 1.0, "meteor": 1.0}},
+    "true captions compared and judged, too": {"rewards_caption": {"iou": 1.0, "meteor": 1.0}, "use_llm_judge": True},
+    "loop 2, too": BOTH,
+    "loop 2, too, by `seg_gaussian`": {**BOTH, "mask_policy": "seg_gaussian"},
+    "loop 2, too, by `bernoulli`": {**BOTH, "mask_policy": "bernoulli"},
+    "loop 2, too, by `multimask`": {**BOTH, "mask_policy": "multimask"},
+    "loop 2, too, by `token`": {**BOTH, "mask_policy": "token", "stop_identical": 0},
 }  # fmt: skip
 """Name -> what differs from the profile's `rl`."""
 
@@ -94,6 +103,8 @@ def judged(ask: Predict, inverse: Predict, regions: Sequence[Sample], referring:
     told = ask([caption.request(sample) for sample in regions])
     ious = refer.score(referring, ask([refer.request(sample) for sample in referring])).per_sample
     found["exact captions"] = [float(same_text(p.text, s.text)) for p, s in zip(told, regions, strict=True)]
+    right = attributes_right([p.text for p in told], [{key: s.meta[key] for key in ATTRIBUTES if key in s.meta} for s in regions])
+    found["attributes"] = [float(r["colour"] and r["shape"]) for r in right if "colour" in r and "shape" in r]
     found["gIoU"] = [iou for iou, s in zip(ious, referring, strict=True) if len(s.masks) == 1]
     found["all expressions"] = ious
     return {name: [round(value, 5) for value in found[name]] for name in NAMES}
@@ -110,7 +121,7 @@ def tied(curves: Path) -> dict[str, float]:
     return {loop: round(statistics.fmean(values), 3) for loop, values in found.items()}
 
 
-NAMES = ("loop1 IoU", "loop2 METEOR", "exact captions", "gIoU", "all expressions")
+NAMES = ("loop1 IoU", "loop2 METEOR", "exact captions", "attributes", "gIoU", "all expressions")
 """The table's columns."""
 
 

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from ans_core.data.collate import LeftOut
+from ans_core.dist import shared_sum
 
 
 class LeftOutFile:
@@ -39,3 +42,8 @@ class LeftOutFile:
                     self._lines[json.loads(line)["step"]].add(line)
                 self._read = file.tell()
         return sum(json.loads(line)["samples"] for line in self._lines.pop(step, ()))
+
+    def metrics(self, step: int, device: torch.device) -> dict[str, float]:
+        """Return `skipped_samples` of the step over all processes, which must all call it; nothing if there are none."""
+        skipped = float(shared_sum(torch.tensor(float(self.count(step))), device))
+        return {"skipped_samples": skipped} if skipped else {}

@@ -132,6 +132,16 @@ def _sine(width: int) -> PositionEmbeddingSine:
     return PositionEmbeddingSine(num_pos_feats=width, normalize=True, scale=None, temperature=10000)
 
 
+class SharedPlaces(PositionEmbeddingSine):
+    """For the neck: places are the same in all pictures, so all share one tensor. SAM2 copies it for each (89 MB at 1024 pixels), and here
+    nobody reads it: `Grounding.step` makes its own."""
+
+    def forward(self, x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B D h w"]:
+        if (size := tuple(x.shape[-2:])) not in self.cache:
+            super().forward(x[:1])
+        return self.cache[size].to(x).expand(len(x), -1, -1, -1)
+
+
 def _rope(width: int, side: int, **kwargs: Any) -> RoPEAttention:
     return RoPEAttention(
         rope_theta=10000.0, feat_sizes=(side, side), embedding_dim=width, num_heads=1, downsample_rate=1, dropout=0.1, **kwargs
@@ -177,7 +187,7 @@ def _image_encoder(config: GroundingConfig) -> ImageEncoder:
         window_spec=config.windows,
     )
     neck = FpnNeck(
-        position_encoding=_sine(config.width),
+        position_encoding=SharedPlaces(num_pos_feats=config.width),
         d_model=config.width,
         backbone_channel_list=config.trunk_channels,
         fpn_top_down_levels=list(config.top_down_levels),
@@ -199,6 +209,7 @@ class Grounding(SAM2Base):
             **config.sam2_options,
         )
         self.config = config
+        self.places = _sine(config.width)
         self.blank_absent = False
         """SAM2's own rule (tracked masks are -1024 where the object score is negative); upstream Sa2VA switched it off."""
         self.seg_object_score = False
@@ -422,7 +433,7 @@ class Grounding(SAM2Base):
         flat = [x.flatten(2).permute(2, 0, 1) for x in here]  # (h*w, N, C)
         sizes = [tuple(x.shape[-2:]) for x in here]
         given = prompt is not None or masks is not None
-        places = self.image_encoder.neck.position_encoding(here[-1]).flatten(2).permute(2, 0, 1)
+        places = self.places(here[-1]).flatten(2).permute(2, 0, 1)
         out, heads, high_res, fused = self._track_step(index, given, flat, [places], sizes, prompt, masks, bank, frames, False, None)
         outputs = [(heads[0], heads[2], heads[6][:, 0])]
         for _ in range(corrections):

@@ -24,8 +24,9 @@ from ans_core.benchmarks.loops import true_mask
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config, Rl
-from ans_core.data.collate import Batch, collate
+from ans_core.data.collate import Batch, LeftOut, collate_readable
 from ans_core.data.index import picture_key
+from ans_core.data.left_out import LeftOutFile
 from ans_core.data.mixture import Source
 from ans_core.data.regions import is_region, wordless_regions
 from ans_core.model import adapters
@@ -45,7 +46,8 @@ from ans_core.types import Log, Sample
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: data, base, sft, questions. Writes the policy's tensors (delta on SFT), curves.csv, rewards.json, moved.json
-    and `samples` (pictures of rollouts) to `out`."""
+    and `samples` (pictures of rollouts) to `out`. Another sample is practised in the place of one that can't be read; the curve
+    `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
     if cfg.rl.mask_policy == "token" and "mask" in cfg.rl.loops:
         logging.warning(
             "rl.mask_policy token: every mask of a group is the same, so loop 2 has no policy gradient; it is there for comparison"
@@ -106,10 +108,13 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
         pictures_to=scratch / "samples",
     )
     referring = [s for source in sources for s in source.samples if s.task == "referring"]
-    make = RolloutBatches(cfg, practice, model, referring, rows_of_sft(cfg, sources, model) if settings.rows else None)
+    left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
+    rows = rows_of_sft(cfg, sources, model, left_out) if settings.rows else None
+    make = RolloutBatches(cfg, practice, model, referring, left_out, rows)
     curves = loop.train(
         module, make, name="rl", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
-        after_step=module.after_step, scales=dict.fromkeys(modules, settings.modules_lr),
+        after_step=lambda step: module.after_step(step) | left_out.metrics(step, machine.device),
+        scales=dict.fromkeys(modules, settings.modules_lr),
     )  # fmt: skip
     check_learned(curves)
     moved = check_moved(before, model)
@@ -191,8 +196,9 @@ def with_absent(samples: list[Sample], share: float) -> list[Sample]:
     return there + list(islice(cycle(silent), wanted))
 
 
-def rows_of_sft(cfg: Config, sources: Sequence[Source], model: Sa2VA) -> Callable[[int, int], Batch]:
-    """Return (step, micro-batch) -> this process's rows of SFT's mixture. Raises ValueError where a micro-batch would have none."""
+def rows_of_sft(cfg: Config, sources: Sequence[Source], model: Sa2VA, left_out: LeftOutFile) -> Callable[[int, int], Batch]:
+    """Return (step, micro-batch) -> this process's rows of SFT's mixture, without those that can't be read. Raises ValueError where a
+    micro-batch would have none."""
     s, seed = cfg.rl, dist.seed_of(cfg.seed, "rl rows")
     if s.rows < (least := s.optim.accumulate * dist.world_size()):
         raise ValueError(f"rl.rows is {s.rows}: {dist.world_size()} processes with {s.optim.accumulate} micro-batches each need {least}")
@@ -200,9 +206,16 @@ def rows_of_sft(cfg: Config, sources: Sequence[Source], model: Sa2VA) -> Callabl
     layout = sft_layout(cfg, model)
 
     def make(step: int, micro: int) -> Batch:
-        return collate(mixture.rows(step, micro, batch=s.rows, micros=s.optim.accumulate), model.tokenizer, layout)
+        rows = mixture.rows(step, micro, batch=s.rows, micros=s.optim.accumulate)
+        batch, samples = collate_readable(rows, model.tokenizer, layout)
+        left_out.add(step, samples)
+        return batch
 
     return make
+
+
+STAND_INS = 10
+"""Samples tried in the place of one that can't be read."""
 
 
 class RolloutBatches:
@@ -214,10 +227,11 @@ class RolloutBatches:
         practice: LoopSamples,
         model: Sa2VA,
         referring: Sequence[Sample],
+        left_out: LeftOutFile,
         rows: Callable[[int, int], Batch] | None = None,
     ) -> None:
         """rows: (step, micro-batch) -> this process's rows of SFT's mixture, beside the samples."""
-        self.cfg, self.practice, self.model, self.rows = cfg, practice, model, rows
+        self.cfg, self.practice, self.model, self.left_out, self.rows = cfg, practice, model, left_out, rows
         self.expressions = [expressions_of(samples, referring) for samples in practice.samples]
         """Expressions for the samples of loop 2; empty for samples of other loops."""
         s = cfg.rl
@@ -228,7 +242,7 @@ class RolloutBatches:
         rollout = step // s.inner_steps
         share = {"micro": micro, "micros": s.optim.accumulate}
         return Batches(
-            batches=[self._batch(kind, rollout, share) for kind in range(len(self.practice.samples))],
+            batches=[self._batch(kind, step, share) for kind in range(len(self.practice.samples))],
             of=self.practice.of,
             learned=len(dist.own_share(range(s.optim.batch), **share)),
             rollout=rollout,
@@ -238,8 +252,9 @@ class RolloutBatches:
             rows=self.rows(step, micro) if self.rows is not None else None,
         )
 
-    def _batch(self, kind: int, rollout: int, share: dict[str, int]) -> RlBatch:
+    def _batch(self, kind: int, step: int, share: dict[str, int]) -> RlBatch:
         cfg, s, samples = self.cfg, self.cfg.rl, self.practice.samples[kind]
+        rollout = step // s.inner_steps
         candidates = math.ceil(s.optim.batch * (1 + s.oversample))
         order = self.order[kind]
         if order is None:
@@ -252,6 +267,14 @@ class RolloutBatches:
                 order[i] for i in (rng.sample(range(pool), candidates) if pool >= candidates else rng.choices(range(pool), k=candidates))
             ]
         own = dist.own_share(list(zip(rows, repeats_of([samples[i] for i in rows]), strict=True)), **share)
+        try:
+            return self._read(kind, rollout, own)
+        except ValueError:
+            return self._read(kind, rollout, self._readable(kind, step, own, candidates))
+
+    def _read(self, kind: int, rollout: int, own: Sequence[tuple[int, int]]) -> RlBatch:
+        """Read samples and choose what they are asked. own: index of the sample, and how often it stands in the step before."""
+        cfg, s, samples = self.cfg, self.cfg.rl, self.practice.samples[kind]
         asked = []
         for i, repeat in own:
             rng = dist.rng_of(cfg.seed, "rl asked", rollout, samples[i].dataset, samples[i].sample_id, *([repeat] if repeat else []))
@@ -259,6 +282,32 @@ class RolloutBatches:
             asked.append(rng.choice(others) if others and rng.random() < s.expressions else samples[i].text)
         repeats = [repeat for _, repeat in own]
         return rl_batch([samples[i] for i, _ in own], asked, self.model, mask_size=cfg.sft.mask_size, repeats=repeats)
+
+    def _readable(self, kind: int, step: int, own: Sequence[tuple[int, int]], candidates: int) -> list[tuple[int, int]]:
+        """Put another sample in the place of each that can't be read, and write down which these are. Steps are functions of their number,
+        so a run that raised here would raise again whenever it is resumed. Raises ValueError if none of STAND_INS can be read either."""
+        samples, found, left_out = self.practice.samples[kind], list[tuple[int, int]](), list[LeftOut]()
+        for i, repeat in own:
+            if reason := self._fault(samples[i]):
+                name = f"{samples[i].dataset}/{samples[i].sample_id}"
+                left_out.append(LeftOut(row=name, samples=1, reason=reason))
+                rng = dist.rng_of(self.cfg.seed, "rl stand-in", step // self.cfg.rl.inner_steps, name, repeat)
+                others = (rng.randrange(len(samples)) for _ in range(STAND_INS))
+                repeat = candidates * (i + 1) + repeat  # its seeds are those of no other place in the step
+                i = next((other for other in others if not self._fault(samples[other])), -1)
+                if i < 0:
+                    raise ValueError(f"rl: {name} can't be read, nor can {STAND_INS} others in its place: {reason}")
+            found.append((i, repeat))
+        self.left_out.add(step, left_out)
+        return found
+
+    def _fault(self, sample: Sample) -> str:
+        """Return why a sample can't be read; empty if it can."""
+        try:
+            rl_batch([sample], [sample.text], self.model, mask_size=self.cfg.sft.mask_size)
+        except ValueError as error:
+            return str(error)
+        return ""
 
 
 def expressions_of(samples: Sequence[Sample], referring: Sequence[Sample]) -> list[list[str]]:

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from ans_core import data, dist, loop, sharding
 from ans_core.checkpoints import checkpoint, memory
 from ans_core.config import Config
@@ -69,10 +67,6 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         left_out.add(step, samples)
         return batch
 
-    def count(step: int) -> dict[str, float]:
-        skipped = dist.shared_sum(torch.tensor(float(left_out.count(step))), machine.device)
-        return {"skipped_samples": float(skipped)} if skipped else {}
-
     module = objective_of(cfg, model, features=_features(cfg, before))
     watch = Watch(
         validation=_validation(cfg, module, machine, layout, inputs["data"], scratch) if settings.val_every else None,
@@ -82,7 +76,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     )
     curves = loop.train(
         module, make, name="sft", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
-        after_step=count, scales={"sam_mask_decoder": settings.decoder_lr}, watch=watch,
+        after_step=lambda step: left_out.metrics(step, machine.device), scales={"sam_mask_decoder": settings.decoder_lr}, watch=watch,
     )  # fmt: skip
     moved, trained = check_moved(before, model), adapters.trained(model)
     if dist.rank() == 0:

@@ -531,6 +531,28 @@ def test_sft_goes_on_without_pictures_that_break_after_they_were_checked(runs: P
     assert all("cannot read the image" in line["reason"] for line in named)
 
 
+def test_rl_puts_others_in_the_place_of_samples_whose_pictures_break_after_they_were_checked(runs: Path, tmp_path: Path):
+    """Beside it SFT's rows go on without them."""
+    shutil.copytree(runs / "data", tmp_path / "data")
+    pictures = sorted((tmp_path / "data/scenes/images").glob("train_*.png"))
+    for picture in pictures[::2]:
+        picture.write_bytes(picture.read_bytes()[:100])
+    values = CONFIG.model_dump()
+    values["rl"] |= {"rows": 2}
+    inputs = {k: runs / k for k in ("base", "memory", "sft")} | {"data": tmp_path / "data"}
+    run(rl, tmp_path, "rl", inputs, Config.model_validate(values))
+    with (tmp_path / "rl/curves.csv").open() as file:
+        counted = sum(float(row["value"]) for row in csv.DictReader(file) if row["name"] == "rl/skipped_samples")
+    named = [json.loads(line) for line in (tmp_path / "scratch/rl/left_out-0.jsonl").read_text().splitlines()]
+    assert counted == sum(line["samples"] for line in named)
+    assert all("cannot read the image" in line["reason"] for line in named)
+    assert {line["row"].split("/")[0] for line in named} > {"scenes_single"}
+    for picture in pictures:
+        picture.write_bytes(picture.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"rl: .* can't be read, nor can 10 others in its place: cannot read the image"):
+        run(rl, tmp_path, "again", inputs, Config.model_validate(values))
+
+
 def test_what_a_stage_trained_becomes_an_adapter_by_one_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for stage in ("sft", "rl"):
         assert ans("convert", str(runs / stage), str(tmp_path / stage), "--to", "adapter") == 0
@@ -555,10 +577,10 @@ def test_published_bases_have_no_untrained_row(runs: Path, tmp_path: Path):
 
 
 def test_a_base_in_bf16_is_trained_merged_and_evaluated(runs: Path, tmp_path: Path):
-    """As published weights are."""
+    """As published weights are. RL also chooses which thing to draw, and learns from rows of SFT."""
     model = checkpoint.load(runs / "base" / "base", dtype=torch.bfloat16)
     checkpoint.save(model, tmp_path / "base" / "base", metadata={})
-    changes = {"sft": {"dtype": "bf16"}, "rl": {"dtype": "bf16"}}
+    changes = {"sft": {"dtype": "bf16"}, "rl": {"dtype": "bf16", "place": 1.0, "rows": 2}}
     cfg = CONFIG.model_copy(update={name: getattr(CONFIG, name).model_copy(update=values) for name, values in changes.items()})
     (tmp_path / "data").symlink_to(runs / "data")
     run(memory, tmp_path, "memory", {k: tmp_path / k for k in ("data", "base")}, cfg)
