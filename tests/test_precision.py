@@ -1,34 +1,70 @@
+from typing import Any
+
+import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
+from ans_core import precision
 from ans_core.precision import autocast
 
 CPU = torch.device("cpu")
 
 
-def test_a_cpu_computes_attention_in_fp32_and_matrix_products_in_bf16():
+def test_a_cpu_computes_attention_of_few_scores_as_products_in_bf16():
     torch.manual_seed(0)
-    linear, q = nn.Linear(8, 8), torch.randn(2, 2, 5, 8, requires_grad=True)
-    mask = torch.zeros(2, 1, 5, 5, dtype=torch.bfloat16)
+    linear, x = nn.Linear(8, 8), torch.randn(2, 2, 5, 8, requires_grad=True)
     with autocast(CPU, torch.bfloat16):
-        hidden = linear(q)
-        attended = F.scaled_dot_product_attention(hidden, hidden, hidden, attn_mask=mask)
-    assert (hidden.dtype, attended.dtype) == (torch.bfloat16, torch.float32)
-    wide = hidden.detach().float()
-    assert torch.equal(attended, F.scaled_dot_product_attention(wide, wide, wide, attn_mask=mask.float()))
+        hidden = linear(x)
+        attended = F.scaled_dot_product_attention(hidden, hidden, hidden)
+    assert (hidden.dtype, attended.dtype) == (torch.bfloat16, torch.bfloat16)
+    scores = (hidden * 8**-0.5) @ hidden.mT
+    assert torch.equal(attended, scores.softmax(-1) @ hidden)
     attended.sum().backward()
-    assert q.grad is not None
-    assert q.grad.dtype == torch.float32
-    assert bool(q.grad.any())
+    assert x.grad is not None
+    assert x.grad.dtype == torch.float32
+    assert bool(x.grad.any())
 
 
-def test_options_of_attention_arrive():
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"is_causal": True, "scale": 0.5},
+        {"attn_mask": torch.rand(2, 1, 6, 6, generator=torch.Generator().manual_seed(0)) > 0.5},
+        {"attn_mask": torch.rand(1, 4, 6, 6, generator=torch.Generator().manual_seed(0))},
+        {},
+    ],
+)
+def test_products_give_what_the_fused_kernel_gives(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    """Within bf16's rounding; values and gradients, with heads that share keys and values."""
     torch.manual_seed(0)
-    q, kv = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8)
+    q, k, v = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 5)
+    if isinstance(mask := options.get("attn_mask"), Tensor) and mask.dtype == torch.bool:
+        mask |= torch.eye(6, dtype=torch.bool)  # of a query that reads nothing the two say different things
+
+    def found() -> list[Tensor]:
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        with autocast(CPU, torch.bfloat16):
+            attended = F.scaled_dot_product_attention(*leaves, enable_gqa=True, **options)
+        attended.float().pow(2).sum().backward()
+        return [attended.detach().float(), *(x.grad for x in leaves if x.grad is not None)]
+
+    products = found()
+    monkeypatch.setattr(precision, "FEW", 0)
+    fused = found()
+    assert torch.equal(fused[0], F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options))  # in fp32
+    assert len(products) == len(fused) == 4
+    for one, other in zip(products, fused, strict=True):
+        assert 0 < float((one - other).norm() / other.norm()) < 0.02
+
+
+@pytest.mark.parametrize("lowest", [False, -torch.inf, torch.finfo(torch.float32).min])
+def test_a_query_that_may_read_nothing_makes_no_nan(lowest: float):
+    q = torch.randn(1, 1, 2, 4)
+    mask = torch.tensor([[True, True], [False, False]]) if lowest is False else torch.tensor([[0.0, 0.0], [lowest, lowest]])
     with autocast(CPU, torch.bfloat16):
-        attended = F.scaled_dot_product_attention(q, kv, kv, is_causal=True, scale=0.5, enable_gqa=True)
-    assert torch.equal(attended, F.scaled_dot_product_attention(q, kv, kv, is_causal=True, scale=0.5, enable_gqa=True))
+        attended = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+    assert bool(attended.isfinite().all())
 
 
 def test_fp32_is_no_autocast():

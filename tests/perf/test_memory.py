@@ -32,7 +32,8 @@ def test_trained_parameters_of_the_1b():
 @pytest.mark.parametrize(("half", "dropout"), [(False, 0.0), (False, 0.1), (True, 0.0), (True, 0.1)])
 def test_what_a_layer_keeps_is_what_the_formula_says(half: bool, dropout: float, monkeypatch: pytest.MonkeyPatch):
     """The difference of three layers and one, as autograd keeps it. bf16 also keeps copies of LoRA's weights, which are no activations."""
-    monkeypatch.setattr(precision, "CPU_ATTENTION", torch.bfloat16 if half else torch.float32)  # as on a GPU
+    monkeypatch.setattr(precision, "FEW", 0)  # the fused kernel alone, as on a GPU
+    monkeypatch.setattr(precision, "FUSED", torch.bfloat16 if half else torch.float32)
 
     def kept(layers: int) -> tuple[int, TextShape]:
         language = {"hidden": 64, "layers": layers, "heads": 4, "kv_heads": 2, "mlp": 160}
