@@ -77,7 +77,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "ten times the KL, twice the samples": {"kl": 0.2, "optim": {"batch": 16}},
     "ten times the KL, twice the rate": {"kl": 0.2, "optim": {"lr": 1.2e-3}},
     "true captions compared, too": {"rewards_caption": {"iou": 1.0, "meteor": 1.0}},
-    "true captions compared and judged, too": {"rewards_caption": {"iou": 1.0, "meteor": 1.0}, "use_llm_judge": True},
     "loop 2, too": BOTH,
     "loop 2, too, by `seg_gaussian`": {**BOTH, "mask_policy": "seg_gaussian"},
     "loop 2, too, by `bernoulli`": {**BOTH, "mask_policy": "bernoulli"},
