@@ -129,7 +129,7 @@ def in_order(prompts: Prompts, frames: int) -> list[int]:
 
 
 def _sine(width: int) -> PositionEmbeddingSine:
-    return PositionEmbeddingSine(num_pos_feats=width, normalize=True, scale=None, temperature=10000)
+    return PositionEmbeddingSine(num_pos_feats=width, normalize=True, scale=None, temperature=10000, warmup_cache=False)
 
 
 class SharedPlaces(PositionEmbeddingSine):
@@ -187,7 +187,7 @@ def _image_encoder(config: GroundingConfig) -> ImageEncoder:
         window_spec=config.windows,
     )
     neck = FpnNeck(
-        position_encoding=SharedPlaces(num_pos_feats=config.width),
+        position_encoding=SharedPlaces(num_pos_feats=config.width, warmup_cache=False),
         d_model=config.width,
         backbone_channel_list=config.trunk_channels,
         fpn_top_down_levels=list(config.top_down_levels),

@@ -288,16 +288,17 @@ class RolloutBatches:
         so a run that raised here would raise again whenever it is resumed. Raises ValueError if none of STAND_INS can be read either."""
         samples, found, left_out = self.practice.samples[kind], list[tuple[int, int]](), list[LeftOut]()
         for i, repeat in own:
-            if reason := self._fault(samples[i]):
-                name = f"{samples[i].dataset}/{samples[i].sample_id}"
-                left_out.append(LeftOut(row=name, samples=1, reason=reason))
-                rng = dist.rng_of(self.cfg.seed, "rl stand-in", step // self.cfg.rl.inner_steps, name, repeat)
-                others = (rng.randrange(len(samples)) for _ in range(STAND_INS))
-                repeat = candidates * (i + 1) + repeat  # its seeds are those of no other place in the step
-                i = next((other for other in others if not self._fault(samples[other])), -1)
-                if i < 0:
-                    raise ValueError(f"rl: {name} can't be read, nor can {STAND_INS} others in its place: {reason}")
-            found.append((i, repeat))
+            if not (reason := self._fault(samples[i])):
+                found.append((i, repeat))
+                continue
+            name = f"{samples[i].dataset}/{samples[i].sample_id}"
+            left_out.append(LeftOut(row=name, samples=1, reason=reason))
+            rng = dist.rng_of(self.cfg.seed, "rl stand-in", step // self.cfg.rl.inner_steps, name, repeat)
+            others = (rng.randrange(len(samples)) for _ in range(STAND_INS))
+            stand_in = next((other for other in others if not self._fault(samples[other])), None)
+            if stand_in is None:
+                raise ValueError(f"rl: {name} can't be read, nor can {STAND_INS} others in its place: {reason}")
+            found.append((stand_in, candidates * (i + 1) + repeat))  # its seeds are those of no other place in the step
         self.left_out.add(step, left_out)
         return found
 

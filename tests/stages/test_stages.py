@@ -547,6 +547,7 @@ def test_rl_puts_others_in_the_place_of_samples_whose_pictures_break_after_they_
     assert counted == sum(line["samples"] for line in named)
     assert all("cannot read the image" in line["reason"] for line in named)
     assert {line["row"].split("/")[0] for line in named} > {"scenes_single"}
+    assert {line["samples"] > 1 for line in named} == {False, True}  # samples of RL, and rows of several questions
     for picture in pictures:
         picture.write_bytes(picture.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"rl: .* can't be read, nor can 10 others in its place: cannot read the image"):
