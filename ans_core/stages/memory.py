@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from random import Random
 
 import torch
 from PIL import Image
@@ -27,10 +28,12 @@ from ans_core import data, dist, loop, overlay, transforms
 from ans_core.checkpoints import checkpoint, sam2_export
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.config import Config, Memory
+from ans_core.data.collate import LeftOut
+from ans_core.data.left_out import LeftOutFile
 from ans_core.data.mixture import Source
 from ans_core.model.grounding import Grounding
 from ans_core.stages.launch import last_means, machine_of, schedule_of
-from ans_core.tracking.batch import PromptOptions, TrackingBatch, make_batch
+from ans_core.tracking.batch import ClipTensors, PromptOptions, TrackingBatch, make_batch
 from ans_core.tracking.clips import JOINED, Clip, Clips, choose_window, load_window, why_left_out
 from ans_core.tracking.kept import Kept
 from ans_core.tracking.loss import LossWeights
@@ -42,6 +45,9 @@ from ans_core.types import RLE, ImageRef, Log
 FPS = 4.0
 SHOWN_WIDTH, SHOWN_FRAMES = 960, 48
 """Of the GIFs: pixels of both panels together, and the most frames."""
+
+STAND_INS = 10
+"""Most other clips that are tried in the place of one that can't be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +137,7 @@ def _train(
     check = GradientCheck(sam2, trained, modules=settings.trainable_modules, reached=module.reached)
     steps_per_epoch = math.ceil(pool.epoch(settings) / batch)
     steps, first, judged, gradients_judged = settings.optim.steps, -1, 0, False
+    left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
 
     def validated(epoch: int) -> dict[str, float]:
         nonlocal judged
@@ -149,14 +156,15 @@ def _train(
             check.judge(step + 1)
             gradients_judged = True
         epoch = math.ceil((step + 1) / steps_per_epoch) if step + 1 == steps else (step + 1) // steps_per_epoch
-        return validated(epoch) if epoch > judged else {}
+        return left_out.metrics(step, machine.device) | (validated(epoch) if epoch > judged else {})
 
     sam2.train()
     set_dropout(sam2, settings.dropout)
     sam2.blank_absent = True
+    make = _batches(cfg, pool, sam2.image_size, left_out)
     curves = loop.train(
-        module, _batches(cfg, pool, sam2.image_size), name="memory", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed,
-        scratch=scratch, log=log, after_step=after,
+        module, make, name="memory", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
+        after_step=after,
     )  # fmt: skip
     if not gradients_judged:  # the last step was skipped, or a run before this one did it
         check.judge(steps)
@@ -165,7 +173,7 @@ def _train(
     return curves, len(check.missing)
 
 
-def _batches(cfg: Config, pool: Pool, size: int):  # type: ignore[no-untyped-def]
+def _batches(cfg: Config, pool: Pool, size: int, left_out: LeftOutFile):  # type: ignore[no-untyped-def]
     settings, per_epoch = cfg.memory, pool.epoch(cfg.memory)
     prompts = settings.prompts
     options = PromptOptions(
@@ -174,20 +182,30 @@ def _batches(cfg: Config, pool: Pool, size: int):  # type: ignore[no-untyped-def
     )  # fmt: skip
     common = {"size": size, "max_objects": settings.max_objects}
 
-    def make(step: int, micro: int) -> TrackingBatch:
-        clips, rngs = [], []
-        for epoch, place in places(step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate, per_epoch=per_epoch):
-            rng = dist.rng_of(cfg.seed, "memory clip", epoch, place)
-            rngs.append(rng)
+    def read(epoch: int, place: int) -> tuple[ClipTensors, Random, list[LeftOut]]:
+        """Open the clip of this place, or another if it can't be read: steps are functions of their number, so a run that raised here would
+        raise again whenever it is resumed. Return it with its random numbers, and the clips that were left out for it."""
+        broken: list[LeftOut] = []
+        for attempt in range(1 + STAND_INS):
+            rng = dist.rng_of(cfg.seed, "memory clip", epoch, place, *([f"stand-in {attempt}"] if attempt else []))
             from_still = rng.random() < settings.image_share
             choices = pool.stills if from_still else pool.videos
-            clip = choices[epoch_order(len(choices), seed=cfg.seed, epoch=epoch)[place % len(choices)]]
-            if from_still:
-                clips.append(pseudo_clip(clip, length=settings.frames, rng=rng, **common))
-            else:
+            order = epoch_order(len(choices), seed=cfg.seed, epoch=epoch)
+            clip = choices[rng.randrange(len(choices)) if attempt else order[place % len(choices)]]
+            try:
+                if from_still:
+                    return pseudo_clip(clip, length=settings.frames, rng=rng, **common), rng, broken
                 window = choose_window(clip, length=settings.frames, max_gap=settings.max_gap, rng=rng)
-                clips.append(load_window(clip, window, rng=rng, **common))
-        return make_batch(clips, options, rngs=rngs)
+                return load_window(clip, window, rng=rng, **common), rng, broken
+            except ValueError as error:
+                broken.append(LeftOut(row=clip.name, samples=1, reason=str(error)))
+        raise ValueError(f"memory: {broken[0].row} can't be read, nor can {STAND_INS} others in its place: {broken[0].reason}")
+
+    def make(step: int, micro: int) -> TrackingBatch:
+        share = places(step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate, per_epoch=per_epoch)
+        found = [read(epoch, place) for epoch, place in share]
+        left_out.add(step, [clip for *_, broken in found for clip in broken])
+        return make_batch([clip for clip, *_ in found], options, rngs=[rng for _, rng, _ in found])
 
     return make
 

@@ -1,10 +1,12 @@
-"""Clips of pixels and masks in, one TrackingBatch out: objects of several clips with their targets, grouped by how they are prompted."""
+"""Clips of pixels and masks in, one TrackingBatch out: objects of several clips with their targets, grouped by how they are prompted and by
+the frames in which they are."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from random import Random
 
 import torch
@@ -42,7 +44,7 @@ class PromptOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptedObjects(TensorBatch):
-    """Objects that are prompted in the same way in the same frames: SAM2 tracks them together, from the first of these frames on."""
+    """Objects that are prompted in the same way in the same frames."""
 
     objects: Int[Tensor, " K"]
     """Index into the batch's objects."""
@@ -64,7 +66,8 @@ class TrackingBatch(TensorBatch):
     """Index into `frames` of object n's frame f."""
     targets: Bool[Tensor, "N F S S"]
     known: Bool[Tensor, "N F"]
-    groups: list[PromptedObjects]
+    tracks: list[list[PromptedObjects]]
+    """Groups that are prompted in the same frames: each is prompted by itself, and SAM2 follows the objects of all of them together."""
     total: int = 0
     """Predictions of all micro-batches and processes of the step, by which the loss is divided; 0: those of this batch."""
 
@@ -87,16 +90,22 @@ def make_batch(clips: Sequence[ClipTensors], options: PromptOptions, *, rngs: Se
             points = [_points(masks[f], kind, options, rng=rng) for f in frames]
             plans[kind, tuple(frames)].append((len(rows), points))
             rows.append(torch.arange(number * length, (number + 1) * length))
-    groups = []
+    tracks: list[list[PromptedObjects]] = []
+    places: dict[tuple[int, ...], int] = {}
     for (kind, prompted), planned in plans.items():
         for start in range(0, len(planned), options.at_once):
-            groups.append(_group(kind, list(prompted), planned[start : start + options.at_once], clicks=options.clicks))
+            group = _group(kind, list(prompted), planned[start : start + options.at_once], clicks=options.clicks)
+            place = places.get(prompted)
+            if place is None or sum(len(other.objects) for other in tracks[place]) + len(group.objects) > options.at_once:
+                places[prompted] = place = len(tracks)
+                tracks.append([])
+            tracks[place].append(group)
     return TrackingBatch(
         frames=torch.cat([clip.pixels for clip in clips]),
         rows=torch.stack(rows),
         targets=torch.cat([clip.masks for clip in clips]),
         known=torch.cat([clip.known for clip in clips]),
-        groups=groups,
+        tracks=tracks,
     )
 
 
@@ -121,7 +130,7 @@ def _group(kind: PromptKind, frames: list[int], planned: Sequence[tuple[int, lis
 def predictions(batch: TrackingBatch) -> int:
     """Count what a loss is taken of: every object, frame with ground truth from its prompt on, and correction. A given mask is none."""
     count = 0
-    for group in batch.groups:
+    for group in chain.from_iterable(batch.tracks):
         per_frame = batch.known[group.objects].sum(0).tolist()
         for index in range(group.frames[0], len(per_frame)):
             prompted = index in group.frames

@@ -9,11 +9,13 @@ that it sees among `checkpoint`'s arguments: a closure over tensors would lose i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -32,36 +34,65 @@ def remembered(out: dict[str, Any]) -> dict[str, Any]:
     return {key: out[key] for key in REMEMBERED}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tracked:
+    """What SAM2 says of some objects in one frame."""
+
+    index: int
+    """Of the frame."""
+    objects: Int[Tensor, " K"]
+    """Index into the batch's objects."""
+    prompted: PromptedObjects | None
+    """The group that is prompted in this frame; None: a frame that is read from memory."""
+    out: dict[str, Any]
+    """What `Grounding.step` returns."""
+
+
 def track(
     sam2: Grounding,
     maps: list[Tensor],
     batch: TrackingBatch,
-    group: PromptedObjects,
+    groups: Sequence[PromptedObjects],
     *,
     recompute: bool,
     remember: Remember = remembered,
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (frame, what `Grounding.step` returns) of a group's objects: the prompted frames first, then the others after the first
-    prompt in order of time."""
-    rows, length = batch.rows[group.objects], batch.rows.shape[1]
-    later = [index for index in range(group.frames[0], length) if index not in group.frames]
+) -> Iterator[Tracked]:
+    """Yield the prompted frames of the groups of one track, group by group, and then the other frames after the first prompt in order of
+    time, of all objects together: how an object was prompted makes no difference to what is done there."""
+    frames, length = groups[0].frames, batch.rows.shape[1]
+    later = [index for index in range(frames[0], length) if index not in frames]
     bank: Bank = {"cond_frame_outputs": {}, "non_cond_frame_outputs": {}}
-    for index in (*group.frames, *later):
+
+    def run(index: int, objects: Tensor, **prompt: Any) -> dict[str, Any]:
         seen = {kind: dict(outs) for kind, outs in bank.items()}  # as it is now: a frame may be computed again when there are later ones
         keep = bool(later) and index != later[-1]
-        step: Callable[..., dict[str, Any]] = partial(sam2.step, frames=length, remember=keep, **_prompt(batch, group, index))
-        read = (maps, rows[:, index], index, seen)
-        out = checkpoint(step, *read, use_reentrant=False) if recompute else step(*read)
-        if keep:
-            kind = "cond_frame_outputs" if index in group.frames else "non_cond_frame_outputs"
-            bank[kind][index] = remember(out)
-        yield index, out
+        step: Callable[..., dict[str, Any]] = partial(sam2.step, frames=length, remember=keep, **prompt)
+        read = (maps, batch.rows[objects, index], index, seen)
+        return checkpoint(step, *read, use_reentrant=False) if recompute else step(*read)
+
+    for index in frames:
+        outs = []
+        for group in groups:
+            outs.append(run(index, group.objects, **_prompt(batch, group, index)))
+            yield Tracked(index=index, objects=group.objects, prompted=group, out=outs[-1])
+        if later:
+            bank["cond_frame_outputs"][index] = remember(_together(outs))
+    every = torch.cat([group.objects for group in groups])
+    for index in later:
+        out = run(index, every)
+        if index != later[-1]:
+            bank["non_cond_frame_outputs"][index] = remember(out)
+        yield Tracked(index=index, objects=every, prompted=None, out=out)
+
+
+def _together(outs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what later frames read of one frame of several groups."""
+    joined = {key: torch.cat([out[key] for out in outs]) for key in ("maskmem_features", "obj_ptr")}
+    return joined | {"maskmem_pos_enc": [torch.cat(levels) for levels in zip(*(out["maskmem_pos_enc"] for out in outs), strict=True)]}
 
 
 def _prompt(batch: TrackingBatch, group: PromptedObjects, index: int) -> dict[str, Any]:
     """Return the arguments of `Grounding.step` that prompt this frame."""
-    if index not in group.frames:
-        return {}
     target = batch.targets[group.objects, index]
     if group.kind == "mask":
         return {"masks": target[:, None].float()}

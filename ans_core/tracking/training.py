@@ -62,19 +62,21 @@ class Tracking(nn.Module):
         maps = self.sam2.maps(features)
         sums: dict[str, Tensor] = defaultdict(lambda: maps[0].new_zeros((), dtype=torch.float32))
         own, ious = 0, defaultdict[int, list[tuple[float, int]]](list)
-        for group in batch.groups:
-            for index, out in track(self.sam2, maps, batch, group, recompute=self.recompute, remember=self.remember):
-                known = batch.known[group.objects, index]
-                if not known.any() or (group.kind == "mask" and index in group.frames):  # a given mask is no prediction
+        for groups in batch.tracks:
+            frames = groups[0].frames
+            for found in track(self.sam2, maps, batch, groups, recompute=self.recompute, remember=self.remember):
+                index, prompted = found.index, found.prompted
+                known = batch.known[found.objects, index]
+                if not known.any() or (prompted is not None and prompted.kind == "mask"):  # a given mask is no prediction
                     continue
-                target = batch.targets[group.objects, index][known]
-                for logits, predicted, score in out["outputs"]:
+                target = batch.targets[found.objects, index][known]
+                for logits, predicted, score in found.out["outputs"]:
                     for name, value in frame_losses(logits[known], predicted[known], score[known], target, self.weights).items():
                         sums[name] = sums[name] + value
                     own += len(target)
-                if index == group.frames[0] or index not in group.frames:
-                    since = index - max(frame for frame in group.frames if frame <= index)
-                    ious[since].append((mean_iou(out["pred_masks"][known, 0], target), len(target)))
+                if index == frames[0] or prompted is None:
+                    since = index - max(frame for frame in frames if frame <= index)
+                    ious[since].append((mean_iou(found.out["pred_masks"][known, 0], target), len(target)))
         # Zero times every trained tensor: processes that share gradients wait for all of them, whatever prompts were drawn here.
         unused = 0.0 * sum((p.float().sum() for p in self.sam2.parameters() if p.requires_grad), start=maps[0].new_zeros(()))
         curves = {f"loss_{name}": float(value.detach()) / own for name, value in sums.items()}

@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,30 @@ def test_the_best_epoch_is_handed_on_and_a_killed_run_resumes_to_the_same_bits(i
         assert (tmp_path / "again/resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     ended = run(tmp_path / "again", "ended", cfg, inputs / "base")  # killed after the last step: no gradient is seen any more
     assert ended == metrics
+
+
+def cut_short(clip: Clip) -> None:
+    """Leave of each frame what a reader checks, its size."""
+    for frame in clip.frames:
+        Path(str(frame)).write_bytes(Path(str(frame)).read_bytes()[:100])
+
+
+@pytest.mark.slow
+def test_a_clip_that_breaks_after_the_data_were_checked_is_named_and_another_is_trained_on(inputs: Path, tmp_path: Path):
+    shutil.copytree(inputs, tmp_path / "mine")
+    [clips] = [source.samples for source in data.sources(tmp_path / "mine/data", "train") if source.name == "scenes_clips"]
+    broken = Clips([clips])[1]
+    cut_short(broken)
+    run(tmp_path, "out", config(image_share=0.0), tmp_path / "mine/base")
+    told = [json.loads(line) for line in (tmp_path / "scratch/left_out-0.jsonl").read_text().splitlines()]
+    assert {line["row"] for line in told} == {broken.name}
+    assert all("cannot read the image" in line["reason"] for line in told)
+    rows = list(csv.DictReader((tmp_path / "out/curves.csv").open()))
+    assert sum(float(row["value"]) for row in rows if row["name"] == "memory/skipped_samples") == len(told) >= 2  # two epochs
+    for clip in Clips([clips]):
+        cut_short(clip)
+    with pytest.raises(ValueError, match=r"scenes_clips/\S+ can't be read, nor can 10 others in its place"):
+        run(tmp_path / "mine", "out", config(image_share=0.0), tmp_path / "mine/base")
 
 
 @pytest.mark.slow
@@ -325,7 +350,7 @@ def make(step, micro):
     return replace(
         made[0], frames=torch.cat([b.frames for b in made]), rows=torch.cat([b.rows + o for b, o in zip(made, offsets)]),
         targets=torch.cat([b.targets for b in made]), known=torch.cat([b.known for b in made]),
-        groups=[replace(b.groups[0], objects=b.groups[0].objects + i) for i, b in enumerate(made)],
+        tracks=[[replace(b.tracks[0][0], objects=b.tracks[0][0].objects + i) for i, b in enumerate(made)]],
     )
 
 schedule = loop.Schedule(steps=2, lr=1e-3, weight_decay=0.0, warmup=0.0, clip_grad=1e9, accumulate=1, save_every=2)

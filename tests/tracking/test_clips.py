@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +81,7 @@ def test_objects_enter_late_leave_and_are_unknown_in_some_frames():
     plans: dict[int, set[tuple[int, ...]]] = {0: set(), 1: set()}
     for seed in range(30):
         batch = make_batch([found], PromptOptions(kinds={"mask": 0.5, "box": 0.5}, second_frame=1.0), rngs=[random.Random(seed)])
-        for group in batch.groups:
+        for group in chain.from_iterable(batch.tracks):
             plans[int(group.objects)].add(tuple(group.frames))
     assert plans == {0: {(0, 1), (0,), (0, 3)}, 1: {(2,), (2, 3)}}  # frame 2 has no ground truth for the first object: it prompts nothing
 
@@ -105,11 +106,11 @@ def test_a_mask_of_another_size_than_its_frame_is_named():
 def test_an_object_looks_at_the_frames_of_its_own_clip_and_is_prompted_there():
     batch = batch_of("point", points=2, include_center=True, count=3)
     assert batch.rows.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    [group] = batch.groups
+    [[group]] = batch.tracks
     assert group.labels.tolist() == [[[1, 1]]] * 3
     for n, points in zip(group.objects.tolist(), group.coordinates[:, 0], strict=True):
         assert all(batch.targets[n, 0, int(y), int(x)] for x, y in points)
-    assert batch.to("cpu").groups[0].frames == [0]
+    assert batch.to("cpu").tracks[0][0].frames == [0]
 
 
 def test_a_still_becomes_a_clip_in_which_frames_and_masks_move_together():

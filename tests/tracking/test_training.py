@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -100,7 +102,7 @@ def test_a_frame_computed_again_reads_its_own_features_and_the_bank_of_its_time(
     """The gradient of every frame's features by itself, where an index bound too late would show; the bank grows meanwhile."""
     sam2.requires_grad_(False)
     batch = batch_of("box", frames=4, count=1)
-    group = batch.groups[0]
+    [groups] = batch.tracks
     with torch.no_grad():
         features = sam2.encode(batch.frames)
 
@@ -114,8 +116,8 @@ def test_a_frame_computed_again_reads_its_own_features_and_the_bank_of_its_time(
             kept.append(remembered(out))
             return kept[-1]
 
-        found = [out["pred_masks"].sum() for _, out in track(sam2, maps, batch, group, recompute=recompute, remember=remember)]
-        torch.stack(found).sum().backward()
+        found = track(sam2, maps, batch, groups, recompute=recompute, remember=remember)
+        torch.stack([frame.out["pred_masks"].sum() for frame in found]).sum().backward()
         assert coarse.grad is not None
         return coarse.grad
 
@@ -228,7 +230,7 @@ def test_objects_divided_among_passes_cost_what_they_cost_together(sam2: Groundi
     sam2.eval()
     sam2.requires_grad_(False)
     whole, parts = (batch_of("mask", count=4, at_once=n) for n in (4, 3))
-    assert [len(group.objects) for group in parts.groups] == [3, 1]
+    assert [[len(group.objects) for group in groups] for groups in parts.tracks] == [[3], [1]]
     (one, curves), (other, again) = (Tracking(sam2, LossWeights())(batch) for batch in (whole, parts))
     assert float(one) == pytest.approx(float(other), rel=1e-4)
     assert curves == pytest.approx(again, abs=2e-3)  # a pixel at the threshold may flip
@@ -241,11 +243,54 @@ def test_objects_divided_among_passes_cost_what_they_cost_together(sam2: Groundi
     }  # a given mask is no prediction
 
 
+def test_objects_of_every_kind_of_prompt_are_followed_together_as_each_by_itself(sam2: Grounding):
+    sam2.eval()
+    kinds = ("mask", "box", "point")
+    made = [batch_of(kind, count=2, clicks=0 if kind == "mask" else 1) for kind in kinds]
+    groups = [replace(b.tracks[0][0], objects=b.tracks[0][0].objects + 2 * n) for n, b in enumerate(made)]
+    common = {name: torch.cat([getattr(b, name) for b in made]) for name in ("frames", "targets", "known")}
+    rows = torch.cat([b.rows + n * len(b.frames) for n, b in enumerate(made)])
+    apart = replace(made[0], **common, rows=rows, tracks=[[group] for group in groups])
+    open_modules(sam2, (*MEMORY, "sam_prompt_encoder"))
+    costs, curves, steps = [], [], []
+    for batch in (apart, replace(apart, tracks=[groups])):
+        sam2.zero_grad()
+        torch.manual_seed(0)  # of corrective clicks
+        with counted_steps(sam2) as seen:
+            loss, found = Tracking(sam2, LossWeights(), recompute=False)(batch)
+        loss.backward()
+        costs.append((loss.item(), {name: p.grad.clone() for name, p in sam2.named_parameters() if p.grad is not None}))
+        curves.append(found)
+        steps.append(seen)
+    assert (len(steps[0]), len(steps[1])) == (12, 6)  # 3 groups of 4 frames; 3 first frames and 3 later ones
+    assert steps[1][3:] == [6, 6, 6]
+    assert costs[1][0] == pytest.approx(costs[0][0], rel=1e-4)
+    assert curves[1] == pytest.approx(curves[0], abs=2e-3)
+    assert costs[1][1].keys() == costs[0][1].keys()
+    assert {name for name, grad in costs[0][1].items() if not torch.allclose(grad, costs[1][1][name], rtol=1e-2, atol=1e-5)} == set()
+
+
+@contextmanager
+def counted_steps(sam2: Grounding) -> Iterator[list[int]]:
+    """List the objects of every pass through SAM2."""
+    step, seen = sam2.step, list[int]()
+
+    def counted(maps: list[Tensor], rows: Tensor, *arguments: Any, **words: Any) -> dict[str, Any]:
+        seen.append(len(rows))
+        return step(maps, rows, *arguments, **words)
+
+    sam2.step = counted  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        sam2.step = step  # type: ignore[method-assign]
+
+
 def test_distances_count_from_the_last_prompt_and_a_later_prompted_frame_is_none(sam2: Grounding):
     open_modules(sam2, MEMORY)
     batch = batch_of("box", frames=5, second_frame=1.0)
     expected = set()
-    for first, second in (group.frames for group in batch.groups):
+    for first, second in (group.frames for [group] in batch.tracks):
         expected |= {index - (second if index > second else first) for index in range(first, 5) if index != second}
     _, curves = Tracking(sam2, LossWeights())(batch)
     assert {int(name.removeprefix("iou_at_")) for name in curves if name.startswith("iou_at_")} == expected != set(range(5))
