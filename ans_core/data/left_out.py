@@ -1,18 +1,42 @@
-"""Record the samples that training left out in a file, and count them from it."""
+"""Samples that training leaves out: others in their place, and a file that names and counts them."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from ans_core.data.collate import LeftOut
 from ans_core.dist import shared_sum
+
+Candidate = TypeVar("Candidate")
+Read = TypeVar("Read")
+
+STAND_INS = 10
+"""Most others that are tried in the place of one that can't be read."""
+
+
+def first_readable(
+    candidates: Iterable[Candidate], read: Callable[[Candidate], Read], *, name: Callable[[Candidate], str], stage: str
+) -> tuple[Candidate, Read, list[LeftOut]]:
+    """Return the first candidate that can be read, what was read, and the candidates before it, for which `read` raised ValueError.
+
+    For steps that need all their samples: they are functions of their number, so a run that raised at the first candidate would raise
+    again whenever it is resumed. Raises ValueError if none can be read.
+    """
+    broken: list[LeftOut] = []
+    for candidate in candidates:
+        try:
+            return candidate, read(candidate), broken
+        except ValueError as error:
+            broken.append(LeftOut(row=name(candidate), samples=1, reason=str(error)))
+    raise ValueError(f"{stage}: {broken[0].row} can't be read, nor can {len(broken) - 1} others in its place: {broken[0].reason}")
 
 
 class LeftOutFile:

@@ -15,7 +15,7 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -28,8 +28,7 @@ from ans_core import data, dist, loop, overlay, transforms
 from ans_core.checkpoints import checkpoint, sam2_export
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.config import Config, Memory
-from ans_core.data.collate import LeftOut
-from ans_core.data.left_out import LeftOutFile
+from ans_core.data.left_out import STAND_INS, LeftOutFile, first_readable
 from ans_core.data.mixture import Source
 from ans_core.model.grounding import Grounding
 from ans_core.stages.launch import last_means, machine_of, schedule_of
@@ -45,9 +44,6 @@ from ans_core.types import RLE, ImageRef, Log
 FPS = 4.0
 SHOWN_WIDTH, SHOWN_FRAMES = 960, 48
 """Of the GIFs: pixels of both panels together, and the most frames."""
-
-STAND_INS = 10
-"""Most other clips that are tried in the place of one that can't be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +169,8 @@ def _train(
     return curves, len(check.missing)
 
 
-def _batches(cfg: Config, pool: Pool, size: int, left_out: LeftOutFile):  # type: ignore[no-untyped-def]
+def _batches(cfg: Config, pool: Pool, size: int, left_out: LeftOutFile) -> Callable[[int, int], TrackingBatch]:
+    """Return (step, micro-batch) -> this process's clips."""
     settings, per_epoch = cfg.memory, pool.epoch(cfg.memory)
     prompts = settings.prompts
     options = PromptOptions(
@@ -182,30 +179,26 @@ def _batches(cfg: Config, pool: Pool, size: int, left_out: LeftOutFile):  # type
     )  # fmt: skip
     common = {"size": size, "max_objects": settings.max_objects}
 
-    def read(epoch: int, place: int) -> tuple[ClipTensors, Random, list[LeftOut]]:
-        """Open the clip of this place, or another if it can't be read: steps are functions of their number, so a run that raised here would
-        raise again whenever it is resumed. Return it with its random numbers, and the clips that were left out for it."""
-        broken: list[LeftOut] = []
+    def candidates(epoch: int, place: int) -> Iterator[tuple[Clip, Random]]:
+        """Yield the clip of this place, then stand-ins, each with its own random numbers."""
         for attempt in range(1 + STAND_INS):
             rng = dist.rng_of(cfg.seed, "memory clip", epoch, place, *([f"stand-in {attempt}"] if attempt else []))
-            from_still = rng.random() < settings.image_share
-            choices = pool.stills if from_still else pool.videos
+            choices = pool.stills if rng.random() < settings.image_share else pool.videos
             order = epoch_order(len(choices), seed=cfg.seed, epoch=epoch)
-            clip = choices[rng.randrange(len(choices)) if attempt else order[place % len(choices)]]
-            try:
-                if from_still:
-                    return pseudo_clip(clip, length=settings.frames, rng=rng, **common), rng, broken
-                window = choose_window(clip, length=settings.frames, max_gap=settings.max_gap, rng=rng)
-                return load_window(clip, window, rng=rng, **common), rng, broken
-            except ValueError as error:
-                broken.append(LeftOut(row=clip.name, samples=1, reason=str(error)))
-        raise ValueError(f"memory: {broken[0].row} can't be read, nor can {STAND_INS} others in its place: {broken[0].reason}")
+            yield choices[rng.randrange(len(choices)) if attempt else order[place % len(choices)]], rng
+
+    def read(candidate: tuple[Clip, Random]) -> ClipTensors:
+        clip, rng = candidate
+        if len(clip.frames) == 1:
+            return pseudo_clip(clip, length=settings.frames, rng=rng, **common)
+        window = choose_window(clip, length=settings.frames, max_gap=settings.max_gap, rng=rng)
+        return load_window(clip, window, rng=rng, **common)
 
     def make(step: int, micro: int) -> TrackingBatch:
         share = places(step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate, per_epoch=per_epoch)
-        found = [read(epoch, place) for epoch, place in share]
+        found = [first_readable(candidates(*at), read, name=lambda candidate: candidate[0].name, stage="memory") for at in share]
         left_out.add(step, [clip for *_, broken in found for clip in broken])
-        return make_batch([clip for clip, *_ in found], options, rngs=[rng for _, rng, _ in found])
+        return make_batch([clip for _, clip, _ in found], options, rngs=[rng for (_, rng), *_ in found])
 
     return make
 

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from pathlib import Path
 
 from ans_core import data, dist, loop
@@ -26,7 +26,7 @@ from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config, Rl
 from ans_core.data.collate import Batch, LeftOut, collate_readable
 from ans_core.data.index import picture_key
-from ans_core.data.left_out import LeftOutFile
+from ans_core.data.left_out import STAND_INS, LeftOutFile, first_readable
 from ans_core.data.mixture import Source
 from ans_core.data.regions import is_region, wordless_regions
 from ans_core.model import adapters
@@ -214,10 +214,6 @@ def rows_of_sft(cfg: Config, sources: Sequence[Source], model: Sa2VA, left_out: 
     return make
 
 
-STAND_INS = 10
-"""Samples tried in the place of one that can't be read."""
-
-
 class RolloutBatches:
     """(step, micro-batch) -> this process's samples of every loop."""
 
@@ -284,31 +280,24 @@ class RolloutBatches:
         return rl_batch([samples[i] for i, _ in own], asked, self.model, mask_size=cfg.sft.mask_size, repeats=repeats)
 
     def _readable(self, kind: int, step: int, own: Sequence[tuple[int, int]], candidates: int) -> list[tuple[int, int]]:
-        """Put another sample in the place of each that can't be read, and write down which these are. Steps are functions of their number,
-        so a run that raised here would raise again whenever it is resumed. Raises ValueError if none of STAND_INS can be read either."""
+        """Put another sample in the place of each that can't be read, and write down which these are. Raises ValueError if none of
+        STAND_INS can be read either."""
         samples, found, left_out = self.practice.samples[kind], list[tuple[int, int]](), list[LeftOut]()
+
+        def name(i: int) -> str:
+            return f"{samples[i].dataset}/{samples[i].sample_id}"
+
+        def read(i: int) -> RlBatch:
+            return rl_batch([samples[i]], [samples[i].text], self.model, mask_size=self.cfg.sft.mask_size)
+
         for i, repeat in own:
-            if not (reason := self._fault(samples[i])):
-                found.append((i, repeat))
-                continue
-            name = f"{samples[i].dataset}/{samples[i].sample_id}"
-            left_out.append(LeftOut(row=name, samples=1, reason=reason))
-            rng = dist.rng_of(self.cfg.seed, "rl stand-in", step // self.cfg.rl.inner_steps, name, repeat)
+            rng = dist.rng_of(self.cfg.seed, "rl stand-in", step // self.cfg.rl.inner_steps, name(i), repeat)
             others = (rng.randrange(len(samples)) for _ in range(STAND_INS))
-            stand_in = next((other for other in others if not self._fault(samples[other])), None)
-            if stand_in is None:
-                raise ValueError(f"rl: {name} can't be read, nor can {STAND_INS} others in its place: {reason}")
-            found.append((stand_in, candidates * (i + 1) + repeat))  # its seeds are those of no other place in the step
+            chosen, _, broken = first_readable(chain([i], others), read, name=name, stage="rl")
+            found.append((chosen, candidates * (i + 1) + repeat if broken else repeat))  # its seeds are those of no other place in the step
+            left_out += broken[:1]
         self.left_out.add(step, left_out)
         return found
-
-    def _fault(self, sample: Sample) -> str:
-        """Return why a sample can't be read; empty if it can."""
-        try:
-            rl_batch([sample], [sample.text], self.model, mask_size=self.cfg.sft.mask_size)
-        except ValueError as error:
-            return str(error)
-        return ""
 
 
 def expressions_of(samples: Sequence[Sample], referring: Sequence[Sample]) -> list[list[str]]:

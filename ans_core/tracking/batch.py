@@ -90,22 +90,20 @@ def make_batch(clips: Sequence[ClipTensors], options: PromptOptions, *, rngs: Se
             points = [_points(masks[f], kind, options, rng=rng) for f in frames]
             plans[kind, tuple(frames)].append((len(rows), points))
             rows.append(torch.arange(number * length, (number + 1) * length))
-    tracks: list[list[PromptedObjects]] = []
-    places: dict[tuple[int, ...], int] = {}
+    tracks: dict[tuple[int, ...], list[list[PromptedObjects]]] = defaultdict(list)
     for (kind, prompted), planned in plans.items():
         for start in range(0, len(planned), options.at_once):
             group = _group(kind, list(prompted), planned[start : start + options.at_once], clicks=options.clicks)
-            place = places.get(prompted)
-            if place is None or sum(len(other.objects) for other in tracks[place]) + len(group.objects) > options.at_once:
-                places[prompted] = place = len(tracks)
-                tracks.append([])
-            tracks[place].append(group)
+            alike = tracks[prompted]
+            if not alike or sum(len(other.objects) for other in (*alike[-1], group)) > options.at_once:
+                alike.append([])
+            alike[-1].append(group)
     return TrackingBatch(
         frames=torch.cat([clip.pixels for clip in clips]),
         rows=torch.stack(rows),
         targets=torch.cat([clip.masks for clip in clips]),
         known=torch.cat([clip.known for clip in clips]),
-        tracks=tracks,
+        tracks=list(chain.from_iterable(tracks.values())),
     )
 
 

@@ -63,32 +63,37 @@ def track(
     later = [index for index in range(frames[0], length) if index not in frames]
     bank: Bank = {"cond_frame_outputs": {}, "non_cond_frame_outputs": {}}
 
-    def run(index: int, objects: Tensor, **prompt: Any) -> dict[str, Any]:
+    def run(index: int, objects: Tensor, *, keep: bool, **prompt: Any) -> dict[str, Any]:
         seen = {kind: dict(outs) for kind, outs in bank.items()}  # as it is now: a frame may be computed again when there are later ones
-        keep = bool(later) and index != later[-1]
         step: Callable[..., dict[str, Any]] = partial(sam2.step, frames=length, remember=keep, **prompt)
         read = (maps, batch.rows[objects, index], index, seen)
         return checkpoint(step, *read, use_reentrant=False) if recompute else step(*read)
 
     for index in frames:
-        outs = []
+        kept = []
         for group in groups:
-            outs.append(run(index, group.objects, **_prompt(batch, group, index)))
-            yield Tracked(index=index, objects=group.objects, prompted=group, out=outs[-1])
+            out = run(index, group.objects, keep=bool(later), **_prompt(batch, group, index))
+            if later:
+                kept.append(remember(out))
+            yield Tracked(index=index, objects=group.objects, prompted=group, out=out)
         if later:
-            bank["cond_frame_outputs"][index] = remember(_together(outs))
+            bank["cond_frame_outputs"][index] = _together(kept)
     every = torch.cat([group.objects for group in groups])
     for index in later:
-        out = run(index, every)
-        if index != later[-1]:
+        keep = index != later[-1]
+        out = run(index, every, keep=keep)
+        if keep:
             bank["non_cond_frame_outputs"][index] = remember(out)
         yield Tracked(index=index, objects=every, prompted=None, out=out)
 
 
-def _together(outs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what later frames read of one frame of several groups."""
-    joined = {key: torch.cat([out[key] for out in outs]) for key in ("maskmem_features", "obj_ptr")}
-    return joined | {"maskmem_pos_enc": [torch.cat(levels) for levels in zip(*(out["maskmem_pos_enc"] for out in outs), strict=True)]}
+def _together(kept: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one record of the objects of all groups, of what the memory bank keeps of each."""
+
+    def joined(values: Sequence[Any]) -> Any:
+        return [joined(levels) for levels in zip(*values, strict=True)] if isinstance(values[0], list) else torch.cat(list(values))
+
+    return {key: joined([one[key] for one in kept]) for key in REMEMBERED}
 
 
 def _prompt(batch: TrackingBatch, group: PromptedObjects, index: int) -> dict[str, Any]:

@@ -105,7 +105,9 @@ def cut_short(clip: Clip) -> None:
 
 
 @pytest.mark.slow
-def test_a_clip_that_breaks_after_the_data_were_checked_is_named_and_another_is_trained_on(inputs: Path, tmp_path: Path):
+def test_a_clip_that_breaks_after_the_data_were_checked_is_named_and_another_is_trained_on(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     shutil.copytree(inputs, tmp_path / "mine")
     [clips] = [source.samples for source in data.sources(tmp_path / "mine/data", "train") if source.name == "scenes_clips"]
     broken = Clips([clips])[1]
@@ -116,6 +118,21 @@ def test_a_clip_that_breaks_after_the_data_were_checked_is_named_and_another_is_
     assert all("cannot read the image" in line["reason"] for line in told)
     rows = list(csv.DictReader((tmp_path / "out/curves.csv").open()))
     assert sum(float(row["value"]) for row in rows if row["name"] == "memory/skipped_samples") == len(told) >= 2  # two epochs
+    add = memory.Kept.add
+
+    def killed(self: memory.Kept, epoch: int, *rest: Any) -> None:
+        add(self, epoch, *rest)
+        if epoch == 1:
+            raise KeyboardInterrupt
+
+    (tmp_path / "again").mkdir()
+    monkeypatch.setattr(memory.Kept, "add", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "again", "cut", config(image_share=0.0), tmp_path / "mine/base")
+    monkeypatch.setattr(memory.Kept, "add", add)
+    run(tmp_path / "again", "resumed", config(image_share=0.0), tmp_path / "mine/base")
+    for name in ("delta.safetensors", "curves.csv"):
+        assert (tmp_path / "again/resumed" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
     for clip in Clips([clips]):
         cut_short(clip)
     with pytest.raises(ValueError, match=r"scenes_clips/\S+ can't be read, nor can 10 others in its place"):

@@ -113,6 +113,18 @@ def test_an_object_looks_at_the_frames_of_its_own_clip_and_is_prompted_there():
     assert batch.to("cpu").tracks[0][0].frames == [0]
 
 
+def test_objects_of_all_kinds_of_prompt_in_the_same_frames_share_tracks_of_no_more_than_fit():
+    kinds = dict.fromkeys(("mask", "box", "point"), 1.0)
+    clips = [clip_tensors(n) for n in range(9)]
+    batch = make_batch(clips, PromptOptions(kinds=kinds, second_frame=0.5, at_once=4), rngs=[random.Random(n) for n in range(9)])
+    assert sorted(n for groups in batch.tracks for group in groups for n in group.objects.tolist()) == list(range(9))
+    assert all(len({tuple(group.frames) for group in groups}) == 1 for groups in batch.tracks)
+    assert all(sum(len(group.objects) for group in groups) <= 4 for groups in batch.tracks)
+    assert any(len({group.kind for group in groups}) > 1 for groups in batch.tracks)
+    whole = make_batch(clips, PromptOptions(kinds=kinds, second_frame=0.5), rngs=[random.Random(n) for n in range(9)])
+    assert len(whole.tracks) == len({tuple(group.frames) for groups in batch.tracks for group in groups})
+
+
 def test_a_still_becomes_a_clip_in_which_frames_and_masks_move_together():
     """The object is the only bright thing: wherever a mask says it is, the frame is bright, and nowhere else; occluders are dark."""
     pixels = np.full((64, 64, 3), 20, np.uint8)
