@@ -43,7 +43,8 @@ class Rl(Section):
     group: Annotated[int, Field(ge=2)] = 6
     """Rollouts of one sample (G). A single one has no baseline."""
     oversample: Weight = 0.0
-    """Share of additional candidates that are rolled out; they replace groups whose rewards are all equal (DAPO's dynamic sampling)."""
+    """Share of additional candidates that are rolled out; of all, the groups whose rewards vary most are learned from. Groups of equal
+    rewards teach nothing (DAPO's dynamic sampling)."""
     rows: Count = 0
     """Rows of SFT's mixture that every step learns from beside the loops, with SFT's losses, so that what no loop practises is not
     forgotten; 0 = none. At least one for each micro-batch of each process."""

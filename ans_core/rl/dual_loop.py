@@ -331,7 +331,7 @@ class DualLoop(nn.Module):
         """Roll out and reward one micro-batch, and let the reference read the rollouts.
 
         While a judge reads captions, the other loops act and the reference reads. If there are more candidates than are learned from, those
-        whose rewards differ are kept, and the reference reads only the kept ones.
+        whose rewards vary most are kept, and the reference reads only the kept ones.
         """
         done, judged = {}, {}
         for name, step in steps.items():

@@ -116,8 +116,7 @@ def advantages(rewards: Float[Tensor, "B G"], *, scale: Scale, std_floor: float,
     if rewards.shape[1] < 2:
         raise ValueError(f"groups of {rewards.shape[1]} have no baseline; rl.group must be at least 2")
     known = ~rewards.isnan()
-    same = _all_equal(rewards)[:, None]
-    centred = torch.where(known & ~same, rewards - rewards.nanmean(1, keepdim=True), 0.0)
+    centred = _centred(rewards)
     if scale == "none":
         return centred
     square, count = centred.pow(2).sum(1, keepdim=True), known.sum(1, keepdim=True)
@@ -129,6 +128,12 @@ def advantages(rewards: Float[Tensor, "B G"], *, scale: Scale, std_floor: float,
     else:
         std = torch.tensor(_over_all(rewards[known], total)[1])
     return centred / std.to(centred).clamp(min=max(std_floor, TINY))
+
+
+def _centred(rewards: Float[Tensor, "B G"]) -> Float[Tensor, "B G"]:
+    """Subtract the group's mean; exactly 0 in groups of equal rewards, and where a reward failed."""
+    learned = ~rewards.isnan() & ~_all_equal(rewards)[:, None]
+    return torch.where(learned, rewards - rewards.nanmean(1, keepdim=True), 0.0)
 
 
 def _all_equal(rewards: Float[Tensor, "B G"]) -> Bool[Tensor, " B"]:
@@ -144,9 +149,13 @@ def zero_spread(rewards: Float[Tensor, "B G"]) -> float:
 
 
 def most_telling(rewards: Float[Tensor, "B G"], count: int) -> Int[Tensor, " count"]:
-    """Choose the `count` groups to learn from, groups with differing rewards first; return their indices in ascending order. This is DAPO's
-    dynamic sampling with all candidates drawn beforehand."""
-    order = torch.argsort(_all_equal(rewards).int(), stable=True)
+    """Choose the `count` groups to learn from, those whose rewards vary most; return their indices in ascending order.
+
+    Groups of equal rewards come last: DAPO's dynamic sampling leaves these out. Here all candidates are drawn beforehand, and the others
+    are ranked, too: a mask redrawn with a pixel more is no lesson.
+    """
+    known = (~rewards.isnan()).sum(1).clamp(min=1)
+    order = torch.argsort(_centred(rewards).pow(2).sum(1) / known, descending=True, stable=True)
     return order[:count].sort().values
 
 

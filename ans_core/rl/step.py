@@ -377,22 +377,23 @@ class RolloutStep:
 
     @torch.no_grad()
     def inverse_masks(self, texts: Sequence[str]) -> list[MaskPrediction]:
-        """Return the inverse model's masks for G texts per sample; all texts of a picture share one packed row."""
+        """Return the inverse model's masks for G texts per sample. All texts of a picture share one packed row, and one that several
+        rollouts say is drawn once."""
         size = self.settings.group
-        groups = [
-            self.group_of(i, [self.referring_rollout(text) for text in texts[i * size : (i + 1) * size]])
-            for i in range(len(self.batch.samples))
-        ]
+        said = [dict.fromkeys(texts[i * size : (i + 1) * size]) for i in range(len(self.batch.samples))]
+        groups = [self.group_of(i, [self.referring_rollout(text) for text in own]) for i, own in enumerate(said)]
         with self.timer.part("draw"), self.policies.using(self.settings.inverse):
             packed, hidden, _ = self.hidden(groups, [])
             logits = self.model.sam2.shown(self.decoded(packed, hidden)[1])
-        confidence = mean_probability(logits.sigmoid(), logits > 0)
-        targets = self.batch.targets.repeat_interleave(size, dim=0)
-        overlap = soft_iou(F.interpolate(logits[:, None], size=targets.shape[-2:], mode="bilinear")[:, 0].sigmoid(), targets)
-        return [
-            MaskPrediction(text=text, masks=((self.rle(z, i // size),),), confidence=float(confidence[i]), soft_iou=float(overlap[i]))
-            for i, (text, z) in enumerate(zip(texts, logits, strict=True))
-        ]
+            confidence = mean_probability(logits.sigmoid(), logits > 0)
+            targets = self.batch.targets.repeat_interleave(torch.tensor([len(own) for own in said], device=logits.device), dim=0)
+            overlap = soft_iou(F.interpolate(logits[:, None], size=targets.shape[-2:], mode="bilinear")[:, 0].sigmoid(), targets)
+            asked = [(i, text) for i, own in enumerate(said) for text in own]
+            found = {
+                (i, text): MaskPrediction(text=text, masks=((self.rle(z, i),),), confidence=float(sure), soft_iou=float(soft))
+                for (i, text), z, sure, soft in zip(asked, logits, confidence, overlap, strict=True)
+            }
+        return [found[i // size, text] for i, text in enumerate(texts)]
 
     @torch.no_grad()
     def drawn(self, groups: Sequence[Group]) -> list[list[RLE]]:

@@ -286,6 +286,27 @@ def test_soft_iou_is_that_of_the_probabilities_drawn(own_model: Sa2VA):
     assert soft.flatten().tolist() == pytest.approx([one.soft_iou for one in drawn])
 
 
+def test_a_caption_that_a_group_says_twice_is_drawn_once_and_as_by_itself(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+    step = a_round(loops(own_model, group=3))
+    decode, drawn = own_model.sam2.decode, list[int]()
+
+    def counted(features: object, rows: Tensor, embeddings: Tensor) -> object:
+        drawn.append(len(embeddings))
+        return decode(features, rows, embeddings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(own_model.sam2, "decode", counted)
+    red, green = "a red square", "a small green square"
+    together = step.inverse_masks([red, green, red, green, green, green])
+    assert drawn == [3]
+    alone = [step.inverse_masks([text] * 6) for text in (red, green)]
+    expected = [alone[0][0], alone[1][1], alone[0][2], *alone[1][3:]]
+    assert [one.text for one in together] == [one.text for one in expected] == [red, green, red, green, green, green]
+    assert [one.masks for one in together] == [one.masks for one in expected]
+    assert together[0].masks != together[3].masks  # of another picture
+    for name in ("confidence", "soft_iou"):
+        assert [getattr(one, name) for one in together] == pytest.approx([getattr(one, name) for one in expected])
+
+
 def test_every_sample_of_an_epoch_comes_once_over_steps_and_processes(monkeypatch: pytest.MonkeyPatch):
     alone = [rows_of(8, step, batch=4, seed=0) for step in range(4)]
     assert sorted(alone[0] + alone[1]) == sorted(alone[2] + alone[3]) == list(range(8))

@@ -299,12 +299,12 @@ def test_a_rollout_with_a_failed_part_is_left_out():
     assert found.tolist() == [[pytest.approx(-(0.5**0.5)), 0.0, pytest.approx(0.5**0.5)]]
 
 
-def test_groups_with_a_spread_are_learned_from_first():
-    rewards = torch.tensor([[1.0, 1.0], [0.0, 1.0], [math.nan, 2.0], [3.0, 0.0]])
+def test_groups_with_the_widest_spread_are_learned_from_first():
+    rewards = torch.tensor([[1.0, 1.0, 1.0], [5.0, 5.1, 5.1], [math.nan, 2.0, 2.0], [0.0, 1.0, 0.0], [3.0, math.nan, 0.0], [math.nan] * 3])
     assert grpo.zero_spread(rewards) == 0.5
-    assert grpo.most_telling(rewards, 2).tolist() == [1, 3]
-    assert grpo.most_telling(rewards, 3).tolist() == [0, 1, 3]
-    assert grpo.most_telling(rewards, 4).tolist() == [0, 1, 2, 3]
+    assert [grpo.most_telling(rewards, count).tolist() for count in (1, 2, 3)] == [[4], [3, 4], [1, 3, 4]]
+    assert grpo.most_telling(rewards, 4).tolist() == [0, 1, 3, 4]  # of groups that teach nothing the first
+    assert grpo.most_telling(rewards, 6).tolist() == list(range(6))
 
 
 # KL
