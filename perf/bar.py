@@ -1,6 +1,6 @@
 """The README's results: the whole pipeline for several seeds, then the table (mean, deviation, gains of RL over SFT paired by seed).
 
-    python perf/bar.py --profile tiny --seeds 0 1 2        # 2 cores: 33 to 57 minutes a seed
+    python perf/bar.py --profile tiny --seeds 0 1 2        # 2 cores: 35 to 60 minutes a seed
     python perf/bar.py --table                             # only the table, from perf/results/
     python perf/bar.py --split val                         # the same of the pictures by which settings are chosen
 

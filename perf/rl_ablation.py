@@ -5,11 +5,12 @@
     python perf/rl_ablation.py --table                     # only the table, of all seeds that are there
     python perf/rl_ablation.py --steps 180 --name rl-gain --only "as in the profile" "ten times the KL"    # into a file of another name
 
-Every run is the profile's RL with `--steps` steps. Judged on held-out regions (`val`): IoU of loop 1 (the model captions, the frozen SFT
-model draws), METEOR of loop 2 (the model draws, the frozen SFT model captions), captions that are right word for word, and those whose
-colour and shape are; and gIoU of expressions of one thing, and of all (absent and several things). Gains are paired by region or expression
-with the SFT model's own. Printed beside the table: the share of each loop's groups in which all rewards are equal, a mean over the steps. A
-file of the same seed, steps and regions keeps the runs that it has: name another, or remove it, if SFT's model or the code is another one.
+Every run is the profile's RL with `--steps` steps, without rows of SFT beside it unless its name says so. Judged on held-out regions
+(`val`): IoU of loop 1 (the model captions, the frozen SFT model draws), METEOR of loop 2 (the model draws, the frozen SFT model captions),
+captions that are right word for word, and those whose colour and shape are; and gIoU of expressions of one thing, and of all (absent and
+several things). Gains are paired by region or expression with the SFT model's own. Printed beside the table: the share of each loop's
+groups in which all rewards are equal, a mean over the steps. A file of the same seed, steps and regions keeps the runs that it has: name
+another, or remove it, if SFT's model or the code is another one.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "loop 2, too, by `multimask`": {**BOTH, "mask_policy": "multimask"},
     "loop 2, too, by `token`": {**BOTH, "mask_policy": "token", "stop_identical": 0},
 }  # fmt: skip
-"""Name -> what differs from the profile's `rl`."""
+"""Name -> what differs from the profile's `rl` without rows of SFT."""
 
 NOTHING = "nothing moved, so the stage refused it"
 
@@ -95,7 +96,7 @@ NOTHING = "nothing moved, so the stage refused it"
 def configured(cfg: Config, changes: dict[str, Any], steps: int) -> Config:
     values = cfg.model_dump()
     optim = values["rl"]["optim"] | changes.get("optim", {}) | {"steps": steps}
-    values["rl"] |= {**changes, "optim": optim, "samples_every": 0}
+    values["rl"] |= {"rows": 0, **changes, "optim": optim, "samples_every": 0}
     return Config.model_validate(values)
 
 

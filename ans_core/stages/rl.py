@@ -1,6 +1,6 @@
 """rl: the merged SFT model and (image, mask, caption) samples in, the policy's trained tensors out.
 
-    dvc repro -s rl            tiny: about 4 minutes on 2 cores
+    dvc repro -s rl            tiny: about 6 minutes on 2 cores
 
 Policy and teacher are two adapters over one backbone; adapters off is the reference. Frozen: embeddings, head, encoders.
 """
