@@ -53,7 +53,7 @@ CONFIG = Config.model_validate(
         },
         "memory": {"train": True, "optim": OPTIM, "frames": 3, "clips_shown": 0},
         "sft": {"optim": OPTIM, "lora": {"rank": 2, "alpha": 4}, "frames": 2, "mask_points": 50, "mask_size": 32, "object_weight": 0.5},
-        "rl": {"optim": OPTIM, "dtype": "fp32", "lora": {"rank": 2, "alpha": 4}, "group": 2, "max_tokens": 4, "mask_grid": 4},
+        "rl": {"optim": OPTIM, "dtype": "fp32", "rows": 2, "lora": {"rank": 2, "alpha": 4}, "group": 2, "max_tokens": 4, "mask_grid": 4},
         "evaluate": {"limit": 2, "batch": 4, "max_tokens": 4, "overlays": 2},
     }
 )  # fmt: skip
@@ -156,7 +156,7 @@ def test_sft_and_rl_hold_trained_tensors_alone_and_the_hash_of_their_base(runs: 
 
 
 def test_rl_of_captions_alone_leaves_what_draws_frozen(runs: Path, tmp_path: Path):
-    changed = CONFIG.model_copy(update={"rl": CONFIG.rl.model_copy(update={"loops": {"caption": 1.0}})})
+    changed = CONFIG.model_copy(update={"rl": CONFIG.rl.model_copy(update={"loops": {"caption": 1.0}, "rows": 0})})
     run(rl, tmp_path, "rl", {k: runs / k for k in ("data", "base", "sft")}, changed)
     moved = json.loads((tmp_path / "rl" / "moved.json").read_text())
     assert moved["text_hidden_fcs (frozen)"] is moved["SAM2 mask decoder (frozen)"] is False
