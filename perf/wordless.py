@@ -1,6 +1,6 @@
 """Masks without captions: what RL on masks alone gives a model that has seen captions of a part of the training pictures; Markdown tables.
 
-    python perf/wordless.py                              # perf/results/tiny-wordless-fifth-seed<N>.json beside tiny-test-seed<N>.json
+    python perf/wordless.py                              # of perf/results/tiny-wordless-fifth-seed<N>.json
     python perf/wordless.py --name tiny-wordless-tenth
     python perf/wordless.py --add tiny-wordless-fifth --row sft metrics/summary.json               # after `ans run`
     python perf/wordless.py --add tiny-wordless-fifth --row "rl, kl 0.2" metrics/summary.json      # its row `rl`

@@ -382,13 +382,13 @@ class RolloutStep:
         size = self.settings.group
         said = [dict.fromkeys(texts[i * size : (i + 1) * size]) for i in range(len(self.batch.samples))]
         groups = [self.group_of(i, [self.referring_rollout(text) for text in own]) for i, own in enumerate(said)]
+        asked = [(i, text) for i, own in enumerate(said) for text in own]
         with self.timer.part("draw"), self.policies.using(self.settings.inverse):
             packed, hidden, _ = self.hidden(groups, [])
             logits = self.model.sam2.shown(self.decoded(packed, hidden)[1])
             confidence = mean_probability(logits.sigmoid(), logits > 0)
-            targets = self.batch.targets.repeat_interleave(torch.tensor([len(own) for own in said], device=logits.device), dim=0)
+            targets = self.batch.targets[[i for i, _ in asked]]
             overlap = soft_iou(F.interpolate(logits[:, None], size=targets.shape[-2:], mode="bilinear")[:, 0].sigmoid(), targets)
-            asked = [(i, text) for i, own in enumerate(said) for text in own]
             found = {
                 (i, text): MaskPrediction(text=text, masks=((self.rle(z, i),),), confidence=float(sure), soft_iou=float(soft))
                 for (i, text), z, sure, soft in zip(asked, logits, confidence, overlap, strict=True)
