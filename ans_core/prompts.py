@@ -140,11 +140,8 @@ SHORT_ANSWER = " Answer the question using a single word or phrase."
 SENTENCE_QUESTION = "{text} Please respond with segmentation mask."
 """LISA's, for the sentences of ReasonSeg."""
 
-# Pre-training of tiny bases: captions, InternVL's grounding format, regions. Long questions would be half of the tokens.
 CAPTION_QUESTION = "Describe the image."
-BOX_QUESTION = "<ref>{text}</ref>"
-PLACE_QUESTION = "Where is {text}?"
-SHORT_REGION_QUESTION = "Describe region1."
+"""For captions without masks."""
 
 
 def referring_question(text: str, template: str) -> str:

@@ -36,10 +36,10 @@ Box = tuple[float, float, float, float]
 
 
 def question_of(base: Path) -> str:
-    """Return how a base is asked for a box: one that `ans run` has pre-trained from random weights knows the bare `<ref>` alone."""
+    """Return how a base is asked for a box: one that `ans run` has pre-trained from random weights was asked as Sa2VA is for masks."""
     manifest = folders.read_manifest(base)
     made = manifest["metadata"] if manifest else {}
-    return "<image>\n" + prompts.BOX_QUESTION if "seed" in made else QUESTION
+    return prompts.REFERRING_EVAL if "seed" in made else QUESTION
 
 
 def answerer(model: Sa2VA, *, question: str, max_tokens: int) -> Answerer:

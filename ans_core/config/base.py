@@ -99,7 +99,7 @@ class Base(Section):
     language_text: Optim = Optim(steps=600, batch=16, lr=1e-3, muon_lr=4e-3)
     questions_per_image: Positive = 8
     mixture: dict[StillKind, Weight] = {"referring": 0.6, "region_caption": 0.3, "grounded_caption": 0.1}
-    """Shares of the language side's pre-training: places and boxes of expressions, captions of regions and of pictures."""
+    """Shares of the language side's pre-training: boxes of expressions, captions of regions and of pictures."""
     attention_weight: Weight = 4.0
     """Weight of supervised attention, beside the language side's text loss: attend to what a question names (LOG)."""
     box_weight: Weight = 4.0

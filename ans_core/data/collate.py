@@ -115,8 +115,9 @@ class Batch(TensorBatch):
     """What losses are divided by: learned `tokens` and `masks` of all micro-batches and processes of the step. Empty = counts of this
     batch."""
     looks: Int[Tensor, "K 3"]
-    """(row, place, thing) of the tokens whose attention has a known target (`Turn.target`), in order: the token before the answer and the
-    answer's first; if a region is described, all tokens that predict the answer."""
+    """(row, place, thing) of the tokens whose attention has a known target (`Turn.targets`), in order: the token before the answer and its
+    `<box>` or, where nothing fits, its first; of an answer with several boxes, each `<box>`; if a region is described, all tokens that
+    predict the answer."""
     things: Float[Tensor, "O cells"]
     """How each such thing spreads over the cells of the view that shows the whole picture; every row adds up to 1, or to 0 if the thing
     is not there."""
@@ -295,6 +296,20 @@ def collate_readable(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, la
     return batch_of(read, tokenizer, layout), left_out
 
 
+def looks_of(turn: Turn, row: PackedRow, branch: int, tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, int]]:
+    """Return the places of a turn's tokens whose attention has a target, each with its target's number."""
+    if not turn.targets:
+        return []
+    places = row.predicting(branch)
+    if turn.regions:
+        return [(place, 0) for place in places]
+    box = tokenizer.convert_tokens_to_ids("<box>")
+    boxes = [place for place in places if row.ids[place] == box]
+    if len(turn.targets) == 1:
+        return [(places[0], 0), (boxes[0] if boxes else places[1], 0)]
+    return list(zip(boxes, range(len(turn.targets)), strict=True))
+
+
 def batch_of(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Batch:
     """Make the tensors of rows that are read."""
     encoded: list[PackedRow] = []
@@ -312,11 +327,9 @@ def batch_of(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout
         encoded.append(read.packed)
         regions.append([cells for turn in row.turns for cells in region_cells(turn, read.views.shown)])
         for branch, turn in enumerate(row.turns, start=1):
-            if turn.target is not None:
-                places = encoded[-1].predicting(branch)
-                looks += [(len(encoded) - 1, place, len(things)) for place in (places if turn.regions else places[:2])]
-                things.append(cell_shares(turn.target, read.views.shown))
-                boxes.append(torch.tensor(rle.box(turn.target) if rle.area(turn.target) else (0.0, 0.0, 0.0, 0.0)))
+            looks += [(len(encoded) - 1, place, len(things) + number) for place, number in looks_of(turn, encoded[-1], branch, tokenizer)]
+            things += [cell_shares(target, read.views.shown) for target in turn.targets]
+            boxes += [torch.tensor(rle.box(target) if rle.area(target) else (0.0, 0.0, 0.0, 0.0)) for target in turn.targets]
         if any(turn.masks for turn in row.turns):
             first, begun = len(sam_frames), len(pairs)
             sam_frames += images

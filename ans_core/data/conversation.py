@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from ans_core import prompts, rle
 from ans_core.types import RLE, Masklet, Sample
@@ -27,9 +25,9 @@ class Turn:
     """One per `[SEG]` of the answer."""
     regions: tuple[RLE, ...] = ()
     """Visual prompts, on the first frame."""
-    target: RLE | None = None
-    """The object that the question is about, in the first frame: pre-training teaches a tiny base to look there before it answers. Empty =
-    nothing there fits."""
+    targets: tuple[RLE, ...] = ()
+    """What the question or its answer is about, in the first frame: pre-training teaches a tiny base to look there. One per `<box>` of the
+    answer, the region that it describes, or, where nothing fits the question, an empty mask."""
 
 
 def turn(sample: Sample, rng: random.Random) -> Turn:
@@ -67,22 +65,23 @@ def referring_turn(sample: Sample, rng: random.Random) -> Turn:
 
 
 def pretraining_turn(sample: Sample, rng: random.Random) -> Turn:
-    """Return what a tiny base learns before `[SEG]` exists: captions of pictures and regions, boxes of expressions (InternVL's format)."""
+    """Return what a tiny base learns before `[SEG]` exists: the same questions and answers, with a box (InternVL's format) in place of
+    each mask; half of the captions of pictures without any, for the plain question."""
+    if sample.task == "grounded_caption" and rng.random() < 0.5:
+        return Turn(question=prompts.CAPTION_QUESTION, answer=sentence(sample.text))
+    made = turn(sample, rng)
     match sample.task:
-        case "grounded_caption":
-            return Turn(question=prompts.CAPTION_QUESTION, answer=sentence(sample.text))
         case "region_caption":
-            region = _first(sample.masks[0])
-            return Turn(question=prompts.SHORT_REGION_QUESTION, answer=sentence(sample.text), regions=(region,), target=region)
-        case "referring":
-            target = rle.union([_first(m) for m in sample.masks]) if sample.masks else rle.empty(sample.height, sample.width)
-            if rng.random() < 0.5:
-                question, answer = prompts.PLACE_QUESTION, sentence(place(target)) if sample.masks else prompts.NO_TARGET_ANSWER
-            else:
-                question, answer = prompts.BOX_QUESTION, box(target) if sample.masks else prompts.NO_TARGET_ANSWER
-            return Turn(question=question.format(text=sample.text), answer=answer, target=target)
-        case "conversation" | "tracking" | "phrase":
-            return turn(sample, rng)
+            return replace(made, targets=made.regions[:1])
+        case "referring" | "grounded_caption":
+            targets, answer = tuple(_first(masklet) for masklet in made.masks), made.answer
+            for target in targets:
+                answer = answer.replace(prompts.SEG, box(target), 1)
+            if sample.task == "referring" and not targets:
+                targets = (rle.empty(sample.height, sample.width),)
+            return replace(made, answer=answer, masks=(), targets=targets)
+        case _:
+            return made
 
 
 def regions_of(sample: Sample) -> tuple[RLE, ...]:
@@ -106,17 +105,6 @@ def union(masks: tuple[Masklet, ...]) -> Masklet:
 
 def box(mask: RLE) -> str:
     return prompts.box_text(*rle.box(mask), step=BOX_STEP)
-
-
-def place(mask: RLE) -> str:
-    """Name the ninth of the picture that holds the mask's centre of gravity."""
-    rows, columns = np.nonzero(rle.decode(mask))
-    height, width = mask["size"]
-    row = min(2, int(3 * (rows.mean() + 0.5) / height))
-    column = min(2, int(3 * (columns.mean() + 0.5) / width))
-    if row == 1:
-        return ("on the left", "in the middle", "on the right")[column]
-    return f"at the {('top', '', 'bottom')[row]} {('left', '', 'right')[column]}".strip()
 
 
 def _first(masklet: Masklet) -> RLE:

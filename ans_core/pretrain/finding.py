@@ -31,7 +31,7 @@ class Finding(Supervised):
     If nothing fits, the attention shall stay on the text, as on a null word of translation's alignments; there is no box and no click then.
 
     The attention is that of the first half of the heads of the middle layer: the layers below gather the question's words, the layers above
-    read what was found. `Batch.looks` lists the tokens with a target; every question weighs the same. Box (by a linear head that is
+    read what was found. `Batch.looks` lists the tokens with a target; every thing weighs the same. Box (by a linear head that is
     discarded) and click are read from the last hidden states of the first two.
     """
 

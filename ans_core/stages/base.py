@@ -103,9 +103,10 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 @torch.no_grad()
 def _start_seg(model: Sa2VA) -> None:
-    """Initialise `[SEG]`, which no text has used so far, with the embedding of `<box>`, the known token nearest in meaning."""
-    table = model.vlm.get_input_embeddings().weight
-    table[model.seg_token_id] = table[model.tokenizer.convert_tokens_to_ids("<box>")]
+    """Initialise `[SEG]`, which no text has used so far, as `<box>`, in whose place it will stand: read alike, and said alike."""
+    box = model.tokenizer.convert_tokens_to_ids("<box>")
+    for layer in (model.vlm.get_input_embeddings(), model.vlm.get_output_embeddings()):
+        layer.weight[model.seg_token_id] = layer.weight[box]
 
 
 def _tiny(base: Base, tokenizer: PreTrainedTokenizerFast, frames: int) -> Sa2VAConfig:

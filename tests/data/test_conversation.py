@@ -6,7 +6,7 @@ import pytest
 
 from ans_core import prompts, rle
 from ans_core.benchmarks import BENCHMARKS
-from ans_core.data.conversation import box, pretraining_turn, turn, union
+from ans_core.data.conversation import Turn, box, pretraining_turn, turn, union
 from ans_core.rl import vqa_loop
 from ans_core.types import Sample
 from tests import tiny
@@ -73,18 +73,30 @@ def test_a_region_whose_first_frame_is_not_annotated_is_an_error():
         turn(tiny.region(masks=((None,),)), random.Random(0))
 
 
-def test_pretraining_asks_for_boxes_regions_and_captions_and_never_for_a_mask():
-    rng = random.Random(0)
-    found = pretraining_turn(tiny.sample(masks=((tiny.square(0, 16, 32, 64),),)), rng)
-    assert (found.question, found.answer) == ("<ref>red square</ref>", "<box>[[0, 250, 500, 1000]]</box>")
-    told = pretraining_turn(tiny.region(), rng)
-    assert (told.question, told.answer, len(told.regions)) == ("Describe region1.", "a red square.", 1)
-    grounded = tiny.sample(task="grounded_caption", text="a cat", phrases=((0, 5),))
-    caption = pretraining_turn(grounded, rng)
-    assert (caption.question, caption.answer, caption.masks) == ("Describe the image.", "a cat.", ())
-    nothing = pretraining_turn(tiny.sample(masks=()), rng)
-    assert (nothing.answer, nothing.target) == (prompts.NO_TARGET_ANSWER, rle.empty(64, 64))
-    assert nothing.question in ("<ref>red square</ref>", "Where is red square?")
+def test_pretraining_asks_as_sft_does_and_answers_with_boxes() -> None:
+    def asked(sample: Sample) -> list[Turn]:
+        return [pretraining_turn(sample, random.Random(n)) for n in range(200)]
+
+    square = tiny.square(0, 16, 32, 64)
+    found, drawn = asked(tiny.sample(masks=((square,),))), turns(tiny.sample(masks=((square,),)), 200)
+    assert {t.question for t in found} == {t.question for t in drawn}
+    assert {t.answer for t in found} == {t.answer.replace("[SEG]", "<box>[[0, 250, 500, 1000]]</box>") for t in drawn}
+    assert all((t.targets, t.masks) == ((square,), ()) for t in found)
+    nothing = asked(tiny.sample(masks=()))
+    assert {t.question for t in nothing} == {t.question for t in drawn}
+    assert all((t.answer, t.targets) == (prompts.NO_TARGET_ANSWER, (rle.empty(64, 64),)) for t in nothing)
+    region = tiny.region()
+    assert [(t.question, t.answer, t.regions) for t in asked(region)] == [(t.question, t.answer, t.regions) for t in turns(region, 200)]
+    assert all(t.targets == t.regions for t in asked(region))
+
+
+def test_pretraining_captions_pictures_with_boxes_and_without() -> None:
+    masks = ((tiny.square(0, 16, 32, 64),), (tiny.square(0, 0, 64, 64),))
+    sample = tiny.sample(task="grounded_caption", text="a cat and a dog", masks=masks, phrases=((0, 5), (10, 15)))
+    made = [pretraining_turn(sample, random.Random(n)) for n in range(50)]
+    grounded = "<p> a cat </p> <box>[[0, 250, 500, 1000]]</box> and <p> a dog </p> <box>[[0, 0, 1000, 1000]]</box>."
+    told = {(t.question in prompts.GROUNDED_QUESTIONS, t.answer, len(t.targets)) for t in made}
+    assert told == {(True, grounded, 2), (False, "a cat and a dog.", 0)}
 
 
 def test_a_long_caption_is_asked_for_in_detail_and_ends_with_one_full_stop():

@@ -18,7 +18,8 @@ from tests import tiny
 
 def batch(model: Sa2VA, *masks: RLE | None) -> Batch:
     turns = tuple(
-        Turn(question=f"Where is the {word} square?", answer="at the top.", target=m) for word, m in zip("abcd", masks, strict=False)
+        Turn(question=f"Where is the {word} square?", answer="at the top.", targets=() if m is None else (m,))
+        for word, m in zip("abcd", masks, strict=False)
     )
     other = (Turn(question="Describe the image.", answer="a red square."),)
     rows = [Row(name="x", frames=tiny.region().frames, turns=t) for t in (turns, other + turns[:1])]
@@ -37,9 +38,23 @@ def test_what_stands_before_an_answer_and_its_first_token_look_at_what_is_asked_
     assert found.boxes[1].tolist() == [8 / 64, 40 / 64, 24 / 64, 56 / 64]
 
 
+def test_a_box_looks_at_its_own_thing(tiny_model: Sa2VA) -> None:
+    one, other = tiny.square(0, 0, 16, 32), tiny.square(8, 40, 24, 56)
+    asked = Turn(question="Segment a.", answer="Sure, it is <box>[[0, 0, 250, 500]]</box>.", targets=(one,))
+    told = Turn(question="Describe it.", answer="<p> a </p> <box>[[0]]</box> by <p> b </p> <box>[[1]]</box>.", targets=(one, other))
+    nothing = Turn(question="Segment b.", answer="There is none.", targets=(rle.empty(64, 64),))
+    found = collate([tiny.row(asked, told, nothing)], tiny_model.tokenizer, tiny.layout(tiny_model))
+    before, boxes = found.loss_mask[0].nonzero()[:, 0] - 1, (found.input_ids[0] == tiny_model.tokenizer.convert_tokens_to_ids("<box>"))
+    first = [before[found.branch[0, before] == branch] for branch in (1, 3)]
+    assert found.looks[:, 1].tolist() == [first[0][0], *boxes.nonzero()[:, 0], *first[1][:2]]
+    assert found.looks[:, 2].tolist() == [0, 0, 1, 2, 3, 3]
+    assert [bool(share) for share in found.things.sum(1)] == [True, True, True, False]
+    assert torch.equal(found.boxes[0], found.boxes[1])
+
+
 def test_every_word_about_a_shown_region_looks_at_it(tiny_model: Sa2VA) -> None:
     mask = tiny.square(8, 40, 24, 56)
-    turns = (Turn(question="Describe region1.", answer="a red square.", regions=(mask,), target=mask),)
+    turns = (Turn(question="Describe region1.", answer="a red square.", regions=(mask,), targets=(mask,)),)
     found = collate([tiny.row(*turns)], tiny_model.tokenizer, tiny.layout(tiny_model))
     assert found.looks[:, 1].tolist() == (found.loss_mask[0].nonzero()[:, 0] - 1).tolist()
     assert found.looks[:, 2].tolist() == [0] * len(found.looks)

@@ -95,8 +95,9 @@ def test_the_base_stage_trains_its_phases_each_on_its_own_parts(runs: Path):
     }
     untrained, trained_model = checkpoint.load(runs / "base" / "untrained"), checkpoint.load(runs / "base" / "base")
     assert not torch.equal(untrained.internvl.lm_head.weight, trained_model.internvl.lm_head.weight)
-    table, box = trained_model.internvl.get_input_embeddings().weight, trained_model.tokenizer.convert_tokens_to_ids("<box>")
-    assert torch.equal(table[trained_model.seg_token_id], table[box])
+    box = trained_model.tokenizer.convert_tokens_to_ids("<box>")
+    for table in (trained_model.internvl.get_input_embeddings().weight, trained_model.internvl.lm_head.weight):
+        assert torch.equal(table[trained_model.seg_token_id], table[box])
 
 
 def test_the_base_stage_is_one_process_whatever_deepspeed_does_for_the_stages_after_it(runs: Path, tmp_path: Path):
