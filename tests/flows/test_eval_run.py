@@ -6,6 +6,7 @@ import argparse
 import copy
 import json
 import os
+import random
 import shutil
 import signal
 import sqlite3
@@ -21,6 +22,7 @@ import torch
 from ans_core import dist
 from ans_core.benchmarks import box_baseline, running
 from ans_core.checkpoints import checkpoint
+from ans_core.data.conversation import pretraining_turn
 from ans_core.data.scene_write import write_scenes
 from ans_core.model import Sa2VA
 from ans_core.model.prefill import prompt
@@ -236,6 +238,16 @@ def test_what_was_answered_is_not_asked_again(tmp_path: Path, data: Path, model:
     assert ans(*words(data, model, tmp_path / "cut"), "--limit", "10") == 0
     assert asked == batches[1:]
     assert [(tmp_path / "cut" / name).read_text() for name in FILES] == [(tmp_path / "whole" / name).read_text() for name in FILES]
+
+
+def test_a_base_is_asked_for_boxes_as_it_was_taught_to_give_them(tmp_path: Path, tiny_model: Sa2VA):
+    checkpoint.save(tiny_model, tmp_path / "made", metadata={"stage": "base", "seed": 0})
+    checkpoint.save(tiny_model, tmp_path / "imported", metadata={"stage": "base", "source": ["internvl", "sam2"]})
+    asked = box_baseline.question_of(tmp_path / "made").removeprefix("<image>\n").format(text="red square")
+    told = [pretraining_turn(tiny.sample(text="red square"), random.Random(n)) for n in range(40)]
+    assert asked in {turn.question for turn in told}
+    assert all(box_baseline.box_of(turn.answer) is not None for turn in told)
+    assert box_baseline.question_of(tmp_path / "imported") == box_baseline.QUESTION
 
 
 def test_a_base_is_asked_for_a_box_which_sam2_turns_into_a_mask(tmp_path: Path, data: Path, model: Path, tiny_model: Sa2VA):
