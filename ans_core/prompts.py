@@ -12,8 +12,9 @@ from types import MappingProxyType
 
 IMG_START, IMG_END, IMG_CONTEXT = "<img>", "</img>", "<IMG_CONTEXT>"
 SEG, P_START, P_END, VP_START, VP_END = "[SEG]", "<p>", "</p>", "<vp>", "</vp>"
+BOX_START, BOX_END = "<box>", "</box>"
 
-INTERNVL_TOKENS = (IMG_START, IMG_END, IMG_CONTEXT, "<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>")
+INTERNVL_TOKENS = (IMG_START, IMG_END, IMG_CONTEXT, "<quad>", "</quad>", "<ref>", "</ref>", BOX_START, BOX_END)
 SA2VA_TOKENS = (SEG, P_START, P_END, VP_START, VP_END)
 """Appended to a base's tokenizer in this order: their ids follow the base's last one."""
 
@@ -181,7 +182,7 @@ def region_text(cells: Sequence[int], marks: ImageMarks = INTERNVL_IMAGE) -> str
 
 def box_text(x1: float, y1: float, x2: float, y2: float, *, step: int = 1) -> str:
     """Return InternVL's `<box>[[x1, y1, x2, y2]]</box>`: shares of the image (0..1) as thousandths, rounded to multiples of `step`."""
-    return "<box>[[" + ", ".join(str(round(1000 * v / step) * step) for v in (x1, y1, x2, y2)) + "]]</box>"
+    return f"{BOX_START}[[" + ", ".join(str(round(1000 * v / step) * step) for v in (x1, y1, x2, y2)) + f"]]{BOX_END}"
 
 
 def interleave(caption: str, phrases: tuple[tuple[int, int], ...]) -> str:

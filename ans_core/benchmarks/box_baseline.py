@@ -36,7 +36,8 @@ Box = tuple[float, float, float, float]
 
 
 def question_of(base: Path) -> str:
-    """Return how a base is asked for a box: one that `ans run` has pre-trained from random weights was asked as Sa2VA is for masks."""
+    """Return how a base is asked for a box: one that `ans run` has pre-trained from random weights was taught to
+    answer the question for a mask with a box."""
     manifest = folders.read_manifest(base)
     made = manifest["metadata"] if manifest else {}
     return prompts.REFERRING_EVAL if "seed" in made else QUESTION

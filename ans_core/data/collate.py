@@ -303,7 +303,7 @@ def looks_of(turn: Turn, row: PackedRow, branch: int, tokenizer: PreTrainedToken
     places = row.predicting(branch)
     if turn.regions:
         return [(place, 0) for place in places]
-    box = tokenizer.convert_tokens_to_ids("<box>")
+    box = tokenizer.convert_tokens_to_ids(prompts.BOX_START)
     boxes = [place for place in places if row.ids[place] == box]
     if len(turn.targets) == 1:
         return [(places[0], 0), (boxes[0] if boxes else places[1], 0)]

@@ -65,8 +65,8 @@ def referring_turn(sample: Sample, rng: random.Random) -> Turn:
 
 
 def pretraining_turn(sample: Sample, rng: random.Random) -> Turn:
-    """Return what a tiny base learns before `[SEG]` exists: the same questions and answers, with a box (InternVL's format) in place of
-    each mask; half of the captions of pictures without any, for the plain question."""
+    """Return what a tiny base learns before `[SEG]` exists: SFT's questions and answers, with a box (InternVL's format) in place of each
+    mask. Half of the captions of pictures are plain, without boxes."""
     if sample.task == "grounded_caption" and rng.random() < 0.5:
         return Turn(question=prompts.CAPTION_QUESTION, answer=sentence(sample.text))
     made = turn(sample, rng)

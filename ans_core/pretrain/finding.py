@@ -32,7 +32,7 @@ class Finding(Supervised):
 
     The attention is that of the first half of the heads of the middle layer: the layers below gather the question's words, the layers above
     read what was found. `Batch.looks` lists the tokens with a target; every thing weighs the same. Box (by a linear head that is
-    discarded) and click are read from the last hidden states of the first two.
+    discarded) and click are read from the last hidden states of a thing's first two (one, in a caption), each of which weighs the same.
     """
 
     def __init__(self, model: Sa2VA, *, attention_weight: float, box_weight: float, click_weight: float) -> None:
@@ -44,8 +44,8 @@ class Finding(Supervised):
     def begin_step(self, batches: Sequence[Batch]) -> list[Batch]:
         told = super().begin_step(batches)
         things = float(sum(len(batch.things) for batch in batches))
-        found = float(sum(int(is_there(batch).sum()) for batch in batches))
-        return [replace(batch, totals={**batch.totals, "things": things, "found": found}) for batch in told]
+        early = float(sum(int(early_looks(batch).sum()) for batch in batches))
+        return [replace(batch, totals={**batch.totals, "things": things, "early": early}) for batch in told]
 
     def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], dict[str, float]]:
         seen: dict[str, Any] = {}
@@ -70,14 +70,14 @@ class Finding(Supervised):
             return loss, metrics
         on_target = (attended.detach().exp() * (target > 0)).sum(2).mean(1)
         metrics["attention_on_target"] = float((weights * on_target).sum() / weights[there].sum())
-        early = first_looks(thing) & there
+        early = early_looks(batch)
         hidden, box = self._last[rows[early], places[early]], batch.boxes[thing[early]]
         off = (self.box_head(hidden).float() - box).abs().mean()
         middle = (box[:, :2] + box[:, 2:]) / 2 * self.model.sam2.image_size
         missed = F.mse_loss(self.model.seg_embeddings(hidden).float(), self.model.sam2.click_embeddings(middle))
         metrics |= {"box": float(off.detach()), "click": float(missed.detach())}
-        found = float(is_there(batch).sum())
-        return loss + found / batch.totals.get("found", found) * (self.box_weight * off + self.click_weight * missed), metrics
+        share = float(early.sum()) / batch.totals.get("early", float(early.sum()))
+        return loss + share * (self.box_weight * off + self.click_weight * missed), metrics
 
     def states(self, batch: Batch) -> Float[Tensor, "B L D"]:
         self._last = super().states(batch)
@@ -107,6 +107,12 @@ class Finding(Supervised):
 def is_there(batch: Batch) -> Bool[Tensor, " O"]:
     """Tell which of the batch's things are in their picture."""
     return batch.things.sum(1) > 0
+
+
+def early_looks(batch: Batch) -> Bool[Tensor, " K"]:
+    """Tell which looks box and click are read from: the first two at each thing that is there."""
+    thing = batch.looks[:, 2]
+    return first_looks(thing) & is_there(batch)[thing]
 
 
 def look_weights(thing: Tensor) -> Float[Tensor, " K"]:

@@ -1,6 +1,6 @@
 """base: data in, the model that SFT starts from out: imported published weights, or a tiny model pre-trained from random weights.
 
-    dvc repro -s base          tiny: about 8 minutes on 2 cores; prompted IoU (held-out) in metrics.json
+    dvc repro -s base          tiny: about 11 minutes on 2 cores; prompted IoU (held-out) in metrics.json
 
 Pre-training of a tiny model replaces what published weights have learned: the vision tower tells regions' words apart; words lie near the
 image tokens they fit; SAM2 segments what is clicked or boxed in pictures (through clips: the stage `memory`); the language model captions
@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from ans_core import data, dist, loop
+from ans_core import data, dist, loop, prompts
 from ans_core.checkpoints import bases, checkpoint, sam2
 from ans_core.config import Base, Config, Optim
 from ans_core.data import conversation
@@ -104,7 +104,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 @torch.no_grad()
 def _start_seg(model: Sa2VA) -> None:
     """Initialise `[SEG]`, which no text has used so far, as `<box>`, in whose place it will stand: read alike, and said alike."""
-    box = model.tokenizer.convert_tokens_to_ids("<box>")
+    box = model.tokenizer.convert_tokens_to_ids(prompts.BOX_START)
     for layer in (model.vlm.get_input_embeddings(), model.vlm.get_output_embeddings()):
         layer.weight[model.seg_token_id] = layer.weight[box]
 

@@ -156,8 +156,8 @@ def names_of(one: Mixture, rows: range) -> dict[str, list[str]]:
 
 
 def test_rows_of_a_single_pool_are_those_that_cached_bases_were_trained_on():
-    """Hashes of rows as they were when there was no schedule of pools (6c7b00d);
-    since then pre-training has an empty target for what is absent."""
+    """Hashes of rows: SFT's are as they were when there was no schedule of pools (6c7b00d), pre-training's as they have been since its
+    questions are SFT's."""
 
     def seen(sample: Sample, n: int) -> Sample:
         return replace(sample, frames=(Path(f"{n}.png"),))

@@ -126,6 +126,18 @@ def test_what_is_not_there_takes_no_attention_from_the_text_and_has_no_box(tiny_
         assert module(module.begin_step([both])[0])[1][name] == pytest.approx(module(alone)[1][name], rel=1e-5)
 
 
+def test_micro_batches_add_up_to_the_loss_of_all_rows(tiny_model: Sa2VA) -> None:
+    one, other = tiny.square(0, 0, 16, 32), tiny.square(8, 40, 24, 56)
+    asked = Turn(question="Segment a.", answer="Sure, it is <box>[[0, 0, 250, 500]]</box>.", targets=(one,))
+    told = Turn(question="Describe it.", answer="<p> a </p> <box>[[0]]</box> by <p> b </p> <box>[[1]]</box>.", targets=(one, other))
+    nothing = Turn(question="Segment b.", answer="There is none.", targets=(rle.empty(64, 64),))
+    rows, layout = [tiny.row(asked, nothing), tiny.row(told), tiny.row(asked, told, asked)], tiny.layout(tiny_model)
+    whole, first, second = (collate(some, tiny_model.tokenizer, layout) for some in (rows, rows[:1], rows[1:]))
+    module = Finding(tiny_model, attention_weight=3.0, box_weight=2.0, click_weight=5.0)
+    losses = [float(module(batch)[0].detach()) for batch in module.begin_step([first, second])]
+    assert sum(losses) == pytest.approx(float(module(module.begin_step([whole])[0])[0].detach()), rel=1e-5)
+
+
 @pytest.mark.slow
 def test_training_it_moves_attention_to_what_is_meant(own_model: Sa2VA) -> None:
     own_model.internvl.requires_grad_(True)
