@@ -170,6 +170,7 @@ def test_text_has_its_place_in_the_native_picture_and_none_is_an_observation(too
     seen, _ = call(toolbox, workspace, "read_text", image="image_2")
     (line,) = seen.values["lines"]
     assert line["text"] == "47"
+    assert seen.text == f"{line['bbox_2d']}, confidence {line['confidence']}: '47'"  # at its end: copied from a fixed distance
     x1, y1, x2, y2 = line["bbox_2d"]
     assert 700 < x1 < 750 < x2 < 800
     assert 200 < y1 < 250 < y2 < 300
