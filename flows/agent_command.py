@@ -44,7 +44,7 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
     of.add_argument("--until-idle", action="store_true", help="end where no task waits, or learning is frozen")
     action("status", status)
     of = action("rollback", rollback)
-    of.add_argument("version", nargs="?", type=int, help="(default: the one before that which is served)")
+    of.add_argument("version", nargs="?", type=int, help="(default: the one that the served one came after)")
     of = action("export", export)
     of.add_argument("folder", help="a new one: experiences.jsonl, audit.jsonl and pictures")
     of = action("forget", forget)
@@ -59,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 def serve(arguments: argparse.Namespace) -> int:
     """Answers questions (HTTP, JSON) from the last snapshot, and puts them into the store for the worker."""
     from ans_core.agent.online.server import Server, check_address
+    from ans_core.agent.online.store import FILE
     from ans_core.agent.online.worker import ADAPTERS
     from ans_core.config import load
     from ans_core.stages.launch import machine_of
@@ -73,6 +74,8 @@ def serve(arguments: argparse.Namespace) -> int:
     check_address(arguments.host, arguments.port)
     exit_on_term()
     machine = machine_of(cfg.launch)
+    if not adapter.is_dir() and (arguments.adapter or not (folder / FILE).exists()):
+        raise ValueError(f"no agent {adapter} for a new store to begin with: `ans run --agent` trains one, or name one (--adapter)")
     start = adapter if adapter.is_dir() else None
     with opened(cfg, base=base, start=start, folder=folder, machine=machine, families=cfg.agent.families, names=ADAPTERS[3:]) as parts:
         engine = parts.engine(read_only=arguments.read_only)
@@ -149,11 +152,10 @@ def status(arguments: argparse.Namespace) -> int:
 def rollback(arguments: argparse.Namespace) -> int:
     """Serves an earlier version again, with the bits it had; learning goes on from it, also after a freeze."""
     with open_store(arguments) as (_, snapshots):
-        served, versions = snapshots.served(), snapshots.versions()
-        earlier = [version for version in versions if version < served]
-        if arguments.version is None and not earlier:
+        served = snapshots.served()
+        version = snapshots.before(served) if arguments.version is None else arguments.version
+        if version is None:
             raise ValueError(f"version {served} is the first; there is none before it")
-        version = earlier[-1] if arguments.version is None else arguments.version
         snapshots.roll_back(version, why="by hand")
         print(f"version {version} is served instead of {served}")
     return 0

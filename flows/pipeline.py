@@ -113,6 +113,7 @@ def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (
         check_sharding(stage, config)
         check_shares(stage, config)
     check_base(stages, config, here)
+    check_traces(stages, config, here)
     check_sam2_alone(stages, config)
     run = PipelineRun(here, config, f"flow-{runtime.flow_run.id or os.getpid()}")
     run.start(str(runtime.flow_run.id))
@@ -150,6 +151,21 @@ def check_base(stages: tuple[Stage, ...], config: Config, here: Path) -> None:
             f"agent.base = {config.agent.base!r} is no folder; name one that holds a Sa2VA (`ans pull REPO DIR` fetches one from the hub), "
             "or leave it empty for what this pipeline makes"
         )
+
+
+def check_traces(stages: tuple[Stage, ...], config: Config, here: Path) -> None:
+    """Raise ConfigError if these stages learn from own traces that are not there, and DataError if these have faults."""
+    if not config.agent.sft.traces or all(stage.task != "agent_sft" for stage in stages):
+        return
+    from ans_core.agent.world.trace_file import FILE, read_traces  # loads the operations, which runs without own traces do without
+
+    folder = here / config.agent.sft.traces
+    if not (folder / FILE).is_file():
+        raise ConfigError(
+            f"agent.sft.traces = {config.agent.sft.traces!r} has no {FILE}; name a folder that has one, or leave it empty for the traces"
+            " of the stage cota"
+        )
+    read_traces(folder)
 
 
 def check_sam2_alone(stages: tuple[Stage, ...], config: Config) -> None:

@@ -153,7 +153,7 @@ def test_a_trace_whose_observations_do_not_give_the_answer_is_dropped(tiny_model
     assert set(found) <= {"call_failed", "wrong_conclusion", "no_evidence"}
 
 
-GOLDEN = {
+GOLDEN: dict[str, Any] = {
     "trace_id": "mine/1",
     "kind": "golden",
     "question": "Which pattern is on the red square?",
@@ -173,6 +173,11 @@ GOLDEN = {
 }
 
 
+def called(record: dict[str, Any], name: str, **arguments: object) -> None:
+    """Put another call into the place of the first."""
+    record["turns"][1]["text"] = protocol.call_text(protocol.Call(name=name, arguments=arguments))
+
+
 def read(folder: Path, *records: dict[str, Any]) -> list[Trace]:
     for name in ("1.png", "2.png"):
         Image.new("RGB", (40, 30)).save(folder / name)
@@ -183,6 +188,28 @@ def read(folder: Path, *records: dict[str, Any]) -> list[Trace]:
 def test_a_trace_written_by_hand_is_read(tmp_path: Path) -> None:
     (found,) = read(tmp_path, GOLDEN)
     assert (found.said, found.kind, len(found.turns)) == ("Checked.", "golden", 4)
+
+
+def test_a_call_names_what_an_earlier_turn_told_of(tmp_path: Path) -> None:
+    """In a clip: a mask, its track, a frame, and a box of that frame, which is smaller than 8 pixels as one of image_1 would be."""
+    calls: list[tuple[str, dict[str, Any], str]] = [
+        ("segment_object_at", {"point_2d": [500, 500]}, "mask_1: [0, 0, 500, 500]"),
+        ("track_object", {"mask": "mask_1"}, "track_1: right"),
+        ("select_frames", {"frames": [1]}, "image_2: frame 1"),
+        ("zoom_in", {"bbox_2d": [0, 0, 100, 100], "image": "image_2"}, "image_3: [0, 0, 100, 100]"),
+    ]
+    turns = [GOLDEN["turns"][0]]
+    for name, arguments, told in calls:
+        turns.append({"role": "assistant", "text": protocol.call_text(protocol.Call(name=name, arguments=arguments)), "trainable": True})
+        turns.append({"role": "user", "text": told})
+    record = GOLDEN | {"frames": ["1.png", "2.png"], "turns": [*turns, GOLDEN["turns"][3]]}
+    assert len(read(tmp_path, record)) == 1
+    record["turns"][6]["text"] = "frame 1"
+    with pytest.raises(ValueError, match=r"turn 7: no turn before it tells of 'image_2'; there is image_1, mask_1, track_1"):
+        read(tmp_path, record)
+    called(record, "select_frames", frames=[2])
+    with pytest.raises(ValueError, match=r"turn 1: frames \[2\]: the clip has frames 0 to 1"):
+        read(tmp_path, record)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +244,14 @@ def test_a_trace_written_by_hand_is_read(tmp_path: Path) -> None:
         (lambda r: r["turns"].pop(3), "ends with the answer"),
         (lambda r: r["turns"][1].update(text="<tool_call>zoom</tool_call>"), "turn 1: the call is no JSON"),
         (lambda r: r["turns"][1].update(text=r["turns"][1]["text"].replace("zoom_in", "zoom")), "there is no operation 'zoom'"),
+        (lambda r: called(r, "zoom_in", bbox_2d=[650, 550, 250, 150]), "turn 1: bbox_2d [650, 550, 250, 150] is empty"),
+        (lambda r: called(r, "zoom_in", bbox_2d=[0, 0, 2500, 1500]), "turn 1: bbox_2d [0, 0, 2500, 1500] reaches outside of image_1"),
+        (lambda r: called(r, "zoom_in", bbox_2d=[0, 0, 100, 500]), "turn 1: the box is 4 x 15 pixels; it needs 8"),
+        (lambda r: called(r, "zoom_in", bbox_2d=[0, 0, 500, 500], image="image_2"), "no turn before it tells of 'image_2'; there is im"),
+        (lambda r: called(r, "zoom_in", mask="mask_7"), "turn 1: no turn before it tells of 'mask_7'"),
+        (lambda r: called(r, "segment_object_at", point_2d=[500, 1200]), "turn 1: point_2d [500, 1200] is outside"),
+        (lambda r: called(r, "select_frames", frames=[0]), "turn 1: select_frames needs a clip; the trace has a single frame"),
+        (lambda r: r["turns"][3].update(text="checked<|im_end|>"), "turn 3 holds '<|im_end|>', which begins or ends a turn"),
         (lambda r: r["turns"][1].update(text="Let me see."), "turn 1: no call, but turns follow"),
         (lambda r: r["turns"][3].update(text=r["turns"][1]["text"]), "ends with an answer, not with a call"),
         (lambda r: r["turns"][2].update(error="bad_box"), "turn 1: a call that failed is trainable"),

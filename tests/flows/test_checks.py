@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ans_core.config import Config
-from flows.pipeline import check_base, check_sam2_alone
+from flows.pipeline import check_base, check_sam2_alone, check_traces
 from tasks.stages import AGENT, MEMORY, STAGES, needed_for
 
 
@@ -32,3 +32,15 @@ def test_an_agents_base_is_there_or_made(tmp_path: Path, monkeypatch: pytest.Mon
     check_base(STAGES, other, tmp_path)
     (tmp_path / "models/mine").mkdir(parents=True)
     check_base(needed_for(AGENT, other), other, tmp_path)
+
+
+def test_own_traces_are_read_before_the_first_stage(tmp_path: Path):
+    mine = settings(agent={"sft": {"traces": "mine"}})
+    check_traces(needed_for(AGENT, settings()), settings(), tmp_path)
+    check_traces(STAGES, mine, tmp_path)
+    with pytest.raises(ValueError, match=r"agent\.sft\.traces = 'mine' has no traces\.jsonl; name a folder"):
+        check_traces(needed_for(AGENT, mine), mine, tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/traces.jsonl").write_text('{"kind": "golden"}\n')
+    with pytest.raises(ValueError, match=r"line 1: trace_id: Field required"):
+        check_traces(needed_for(AGENT, mine), mine, tmp_path)

@@ -92,7 +92,8 @@ def create(file: Path, meta: dict[str, str]) -> None:
 
 
 def check(db: sqlite3.Connection, file: Path) -> None:
-    """Raise ValueError for a file of somebody else's, of another version, or a damaged one."""
+    """Raise ValueError for a file of somebody else's, of another version, or a damaged one; sqlite3.OperationalError for one that can't be
+    read at present (its rights, a full disk), whatever it holds."""
     try:
         (application,) = db.execute("PRAGMA application_id").fetchone()
         (version,) = db.execute("PRAGMA user_version").fetchone()
@@ -101,6 +102,8 @@ def check(db: sqlite3.Connection, file: Path) -> None:
         if version != VERSION:
             raise ValueError(f"{file} has layout {version}, this program reads {VERSION}; use the program that wrote it, or another folder")
         (told, *_) = db.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.OperationalError:
+        raise
     except sqlite3.DatabaseError as error:
         told = str(error)
     if told != "ok":

@@ -113,12 +113,27 @@ class Snapshots:
                 break
         return set(changes)
 
+    def before(self, version: int) -> int | None:
+        """Return the newest version still here that a version came after: what was served when it was published, or what came before that.
+        None for the first. Numbers alone don't tell: what somebody took back by hand has a lower number than what follows it."""
+        came_after: dict[int, int | None] = {}
+        serving = None
+        for event, body in reversed(self._last_changes(-1)):
+            named = int(json.loads(body)["version"])
+            if event == "published":
+                came_after[named] = serving
+            serving = named
+        here, found = self.versions(), came_after.get(version)
+        while found is not None and found not in here:
+            found = came_after.get(found)
+        return found
+
     def rolled_back(self) -> bool:
         """Whether what is served was named by a roll-back, and not published since."""
         return [event for event, _ in self._last_changes(1)] == ["rolled_back"]
 
     def _last_changes(self, most: int) -> list[tuple[str, str]]:
-        """Return (event, body) of the newest audit rows that name what is served, the newest first."""
+        """Return (event, body) of the newest audit rows that name what is served, the newest first; all of them for -1."""
         asked = "SELECT event, body FROM audit WHERE event IN ('published', 'rolled_back') ORDER BY number DESC LIMIT ?"
         return [(str(event), str(body)) for event, body in self.store.rows(asked, most)]
 
@@ -126,14 +141,17 @@ class Snapshots:
         """Return why nothing is learned any more; None if it is."""
         return self.store.meta(FROZEN)
 
-    def marks(self) -> list[tuple[int, str]]:
-        """Return the audit rows that the versions name."""
-        marked = [self.load(version).about["audit"] for version in self.versions()]
-        return [(int(number), str(digest)) for number, digest in marked]
-
     def audit_fault(self) -> str | None:
-        """Say what is wrong with the store's audit chain; None if it holds."""
-        return audit.fault(overview.audit_rows(self.store), marks=self.marks())
+        """Say what is wrong with the store's audit chain, or with a version whose mark in it can't be read; None if it holds."""
+        marks, unread = [], None
+        for version in self.versions():
+            try:
+                number, digest = self.load(version).about["audit"]
+            except ValueError as error:
+                unread = f"version {version}: {str(error).partition(';')[0]}; serve another one (`ans agent rollback VERSION`)"
+            else:
+                marks.append((int(number), str(digest)))
+        return audit.fault(overview.audit_rows(self.store), marks=marks) or unread
 
     def _drop_old(self, served: int) -> None:
         kept = {0, served, self.served(), *self.versions()[-self.keep :]}  # served by now: somebody may have rolled back

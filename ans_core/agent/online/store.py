@@ -114,11 +114,11 @@ class Store:
         self._lock = threading.RLock()
         try:
             self._db = sqlite3.connect(self.file, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+            schema.check(self._db, self.file)
+            for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "secure_delete = ON"):
+                self._db.execute(f"PRAGMA {pragma}")
         except sqlite3.OperationalError as error:
             raise self._damaged(error) from error
-        schema.check(self._db, self.file)
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "secure_delete = ON"):
-            self._db.execute(f"PRAGMA {pragma}")
         if not self.rows("SELECT 1 FROM sqlite_master WHERE name = 'before'"):
             with self.writing() as db:
                 db.execute(schema.BEFORE)
@@ -174,7 +174,9 @@ class Store:
         if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
             return error
         if isinstance(error, sqlite3.OperationalError):  # its rights, its disk, another process: what it holds is as good as before
-            return OSError(f"{self.file} can't be read or written ({error}); mend its rights, or end the process that holds it")
+            return OSError(
+                f"{self.file} can't be read or written ({error}); free space on its disk, mend its rights, or end the process that holds it"
+            )
         return OSError(
             f"{self.file} can't be read ({error}); end engine and worker and put a backup in its place, or name another folder (--store)"
         )

@@ -12,8 +12,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +22,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ans_core.agent import protocol
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.protocol import IMAGE
+from ans_core.agent.operations.base import SMALLEST, pixel_box
+from ans_core.agent.protocol import IMAGE, Call
 from ans_core.agent.refusal import ErrorKind, Refused
+from ans_core.agent.workspace import FIRST, THOUSAND, Workspace
 from ans_core.agent.world.families import FAMILIES
 from ans_core.agent.world.question import same_answer
 from ans_core.data.formats import checks
@@ -36,6 +39,10 @@ TOLERANCE = 0.05
 """That a share may be off."""
 LONGEST_TURN = 4000
 """Characters."""
+HANDLE = re.compile(r"(?:image|mask|track)_\d+")
+FOR_CLIPS = ("track_object", "select_frames")
+TEMPLATE = ("<|im_start|>", "<|im_end|>")
+"""Tokens that begin and end a turn."""
 
 
 class Record(BaseModel):
@@ -120,9 +127,9 @@ def write_traces(folder: Path, traces: Iterable[Trace]) -> None:
 
 def read_traces(folder: Path) -> list[Trace]:
     """Checked: fields and types, that ids are unique, pictures are in the folder and as many as `<image>`s, the question shows the first
-    frame, only the user shows pictures, no text holds a token that stands for pixels, turns alternate and begin with the question, calls
-    are well-formed where they are targets, and that something is a target and nothing wrong is. A family is one of FAMILIES, or empty.
-    Raises DataError naming file and line of every wrong record; pixels are not read."""
+    frame, only the user shows pictures, no text holds a token that stands for pixels or ends a turn, turns alternate and begin with the
+    question, calls are well-formed and possible where they are targets, and that something is a target and nothing wrong is. A family is
+    one of FAMILIES, or empty. Raises DataError naming file and line of every wrong record; pixels are not read."""
     file = folder / FILE
     traces: dict[str, Trace] = {}
     faults = checks.Faults(file)
@@ -157,6 +164,8 @@ def _check(trace: Trace, folder: Path, where: str) -> None:
     sizes = {checks.image_size(checks.inside(folder, name, where=where), where=where) for name in trace.frames}
     if len(sizes) != 1:
         raise checks.DataError(f"{where}: frames of sizes {sorted(sizes)}; bring them to one size")
+    frames = Workspace.of([checks.inside(folder, name, where=where) for name in trace.frames])
+    known = {FIRST}
     for number, turn in enumerate(trace.turns):
         here, role = f"{where}, turn {number}", ("user", "assistant")[number % 2]
         if turn.role != role:
@@ -172,7 +181,9 @@ def _check(trace: Trace, folder: Path, where: str) -> None:
             )
         if turn.role == "assistant":
             failed = number + 1 < len(trace.turns) and trace.turns[number + 1].error is not None
-            _check_said(turn, last=number == len(trace.turns) - 1, failed=failed, where=here)
+            _check_said(turn, last=number == len(trace.turns) - 1, failed=failed, frames=frames, known=known, where=here)
+        else:
+            known |= set(HANDLE.findall(turn.text))
     if len(trace.turns) % 2:
         raise checks.DataError(f"{where}: the last turn is the user's; a trace ends with the answer")
     _check_targets(trace, where)
@@ -186,16 +197,19 @@ def _check_pictures_of(turn: Turn, folder: Path, where: str) -> None:
     if marks != len(turn.pictures):
         raise checks.DataError(f"{where} has {marks} {IMAGE} and {len(turn.pictures)} pictures; write one for each")
     checks.without_reserved(turn.text.replace(IMAGE, ""), where=where)
+    if token := next((token for token in TEMPLATE if token in turn.text), None):
+        raise checks.DataError(f"{where} holds {token!r}, which begins or ends a turn; take it out")
     for name in turn.pictures:
         checks.image_size(checks.inside(folder, name, where=where), where=where)
 
 
-def _check_said(turn: Turn, *, last: bool, failed: bool, where: str) -> None:
-    """A call in every turn but the last; a well-formed one that worked where it is a target."""
+def _check_said(turn: Turn, *, last: bool, failed: bool, frames: Workspace, known: Set[str], where: str) -> None:
+    """A call in every turn but the last; where it is a target, a well-formed one that worked. known: the handles told of so far."""
     try:
         _, call = protocol.parse(turn.text)
         if call is not None:
             protocol.checked(call, OPERATIONS)
+            _check_possible(call, frames, known)
     except Refused as refused:
         if turn.trainable or not failed:
             raise checks.DataError(f"{where}: {refused.message}; correct the call, or mark the next turn with its error") from None
@@ -206,6 +220,23 @@ def _check_said(turn: Turn, *, last: bool, failed: bool, where: str) -> None:
         raise checks.DataError(f"{where}: no call, but turns follow; remove them or write the call")
     if turn.trainable and failed:
         raise checks.DataError(f"{where}: a call that failed is trainable; a model would learn to make it")
+
+
+def _check_possible(call: Call, frames: Workspace, known: Set[str]) -> None:
+    """Raise Refused for what an operation would refuse whatever it sees: a handle that no turn told of, a clip's operation on a picture, a
+    box, a point or a frame outside. How large other images than the first are is not known here."""
+    given = call.arguments
+    for name in (given.get("image"), given.get("mask")):
+        if name is not None and name not in known:
+            raise Refused("unknown_handle", f"no turn before it tells of {name[:40]!r}; there is {', '.join(sorted(known))}")
+    if call.name in FOR_CLIPS and not frames.clip:
+        raise Refused("not_a_clip", f"{call.name} needs a clip; the trace has a single frame")
+    if box := given.get("bbox_2d"):
+        pixel_box(frames, FIRST, box, smallest=SMALLEST if given.get("image") in (None, FIRST) else 1)
+    if (point := given.get("point_2d")) and not all(0 <= value <= THOUSAND for value in point):
+        raise Refused("bad_box", f"point_2d {point} is outside; x and y go from 0 to {THOUSAND}")
+    if (chosen := given.get("frames")) and not all(0 <= frame < len(frames.frames) for frame in chosen):
+        raise Refused("bad_box", f"frames {chosen}: the clip has frames 0 to {len(frames.frames) - 1}")
 
 
 def _check_targets(trace: Trace, where: str) -> None:

@@ -246,6 +246,18 @@ def test_foreign_cut_and_empty_files_and_another_encoder_are_refused_with_a_sent
         Store(tmp_path / "note.txt", encoder="e")
 
 
+def test_a_store_that_can_not_be_read_now_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody holds it, or its disk is full: putting a backup in its place would lose what was acknowledged."""
+    opened(tmp_path).close()
+    monkeypatch.setattr("ans_core.agent.online.store.BUSY_S", 0.1)
+    with closing(sqlite3.connect(tmp_path / FILE)) as db:
+        db.execute("PRAGMA journal_mode = DELETE")
+        db.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(OSError, match=r"can't be read or written \(database is locked\); free space on its disk"):
+            Store(tmp_path)
+    Store(tmp_path).close()
+
+
 def test_a_store_has_one_worker(tmp_path: Path) -> None:
     refused = pytest.raises(ValueError, match=rf"has a worker already \(process {os.getpid()}\)")
     with worker_lock(tmp_path), refused, worker_lock(tmp_path):

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -289,6 +290,55 @@ def test_status_rollback_export_and_forget(tmp_path: Path, capsys: pytest.Captur
     (folder / FILE).write_bytes(b"")
     with pytest.raises(ValueError, match="is no store of the agent's experiences"):
         agent("status", *where)
+
+
+def test_a_roll_back_follows_what_was_served_not_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Somebody took 2 back; what was learned from 0 then does not lead back to it."""
+    where = ("--store", str(tmp_path))
+    with Store(tmp_path, encoder="b: kind") as store:
+        snapshots = Snapshots(store, base_hash="b", keep=9)
+
+        def publish(after: int | None) -> None:
+            snapshots.publish({"w": torch.zeros(3)}, after=after, update=0, about={}, told={})
+
+        for after in (None, 0, 1):
+            publish(after)
+        snapshots.roll_back(0, why="by hand")
+        publish(0)
+        snapshots.roll_back(3, why="a refused release")
+        publish(3)
+        shutil.rmtree(snapshots.path(3))  # as old versions go
+    assert agent("rollback", *where) == 0
+    assert capsys.readouterr().out == "version 0 is served instead of 4\n"
+    with pytest.raises(ValueError, match="version 0 is the first; there is none before it"):
+        agent("rollback", *where)
+
+
+def test_status_goes_on_where_a_version_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ("--store", str(tmp_path))
+    with Store(tmp_path, encoder="b: kind") as store:
+        snapshots = Snapshots(store, base_hash="b")
+        for after in (None, 0):
+            snapshots.publish({"w": torch.zeros(3)}, after=after, update=0, about={}, told={})
+        (snapshots.path(1) / "delta.safetensors").write_bytes(b"cut")
+        with store.writing() as db:
+            db.execute("UPDATE audit SET event = 'x' WHERE number = 2")
+    assert agent("status", *where) == 1
+    assert "audit row 2 (x) was edited" in capsys.readouterr().out
+    with Store(tmp_path) as store, store.writing() as db:
+        db.execute("UPDATE audit SET event = 'published' WHERE number = 2")
+    assert agent("status", *where) == 1
+    told = capsys.readouterr().out
+    assert "version 1: " in told
+    assert "is damaged" in told
+    assert "`ans agent rollback VERSION`" in told
+
+
+def test_a_new_store_needs_an_agent_to_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ans_core.stages.online_parts.opened", lambda *args, **kwargs: pytest.fail("a store was opened"))
+    with pytest.raises(ValueError, match=r"no agent .*nope for a new store to begin with: `ans run --agent` trains one, or name one"):
+        agent("serve", "--model", str(tmp_path), "--store", str(tmp_path / "store"), "--adapter", str(tmp_path / "nope"), "--port", "0")
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_server_that_keeps_nothing_needs_a_store_that_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
