@@ -6,6 +6,7 @@ import argparse
 import atexit
 import gc
 import os
+import select
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +16,8 @@ from flows import agent_command, commands, eval_command
 from flows.paths import environment
 
 USER_ERROR = 2
+CLOSED_PIPE = 141
+"""Exit status of a program that SIGPIPE ends, as the shell shows it."""
 
 
 PROMPTS = (
@@ -244,13 +247,37 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
+    try:
+        try:
+            run()
+        finally:
+            sys.stdout.flush()  # here, where an error is caught, and not as the interpreter ends
+    except OSError as error:  # of standard output: run() tells any other
+        closed = output_is_closed()
+        if os.environ.get("ANS_TRACEBACK") and not closed:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what could not be written
+        if not closed:
+            print(f"ans: {error}", file=sys.stderr)
+        sys.exit(CLOSED_PIPE if closed else USER_ERROR)
+
+
+def output_is_closed() -> bool:
+    """Whether the program that reads standard output, as `head`, has ended. Any other broken pipe is an error."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def run() -> None:
+    """Run the command of the command line and exit with its status."""
     arguments = parse()
     atexit.register(gc.freeze)  # else the interpreter walks through all that was imported as it ends: 0.9 s with MLflow and Prefect
     os.environ.update(environment())
     try:
         sys.exit(arguments.function(arguments))
     except (ValueError, OSError) as error:  # errors in the input; ANS_TRACEBACK=1 shows where they were raised
-        if os.environ.get("ANS_TRACEBACK"):
+        if os.environ.get("ANS_TRACEBACK") or (isinstance(error, BrokenPipeError) and output_is_closed()):
             raise
         print(f"ans: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)

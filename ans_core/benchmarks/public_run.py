@@ -12,6 +12,7 @@ from typing import Any
 from ans_core.benchmarks import running
 from ans_core.benchmarks.public import CONVENTIONS, OTHER_NAMES, SCORERS, Answerer, Given, Runner, Scored, Scorer, UnscoredError
 from ans_core.benchmarks.public.scored import scores_of
+from ans_core.config.section import nearest
 
 
 def scorer_of(name: str) -> tuple[str, Scorer]:
@@ -19,7 +20,8 @@ def scorer_of(name: str) -> tuple[str, Scorer]:
     known = name.lower().replace("-", "_")
     known = OTHER_NAMES.get(known, known)
     if known not in SCORERS:
-        raise ValueError(f"no benchmark {name!r} to score; there are {', '.join(sorted(SCORERS))}")
+        near = nearest(known, [*SCORERS, *OTHER_NAMES])
+        raise ValueError(f"no benchmark {name!r} to score{near}; there are {', '.join(sorted(SCORERS))}")
     return known, SCORERS[known]
 
 

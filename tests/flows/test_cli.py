@@ -76,6 +76,36 @@ def test_what_is_wrong_with_the_input_is_one_line() -> None:
     assert "Traceback" in ans("convert", "somewhere", ANS_TRACEBACK="1").stderr
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_output_that_nobody_reads_any_more_ends_the_command_quietly(unbuffered: str) -> None:
+    known = environment(ROOT, PYTHONUNBUFFERED=unbuffered)
+    with subprocess.Popen([sys.executable, "-c", "pass"], stdin=subprocess.PIPE) as reader:
+        reader.wait()
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", "tools"], cwd=ROOT, env=known, stdout=reader.stdin, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    command = [sys.executable, "-m", "flows.cli", "tools"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=ROOT, env=environment(ROOT), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "ans: [Errno 28] No space left on device\n")
+
+
+def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def fails(arguments: argparse.Namespace) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(commands, "status", fails)
+    monkeypatch.setattr(cli, "environment", dict)
+    monkeypatch.setattr(sys, "argv", ["ans", "status"])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert capfd.readouterr().err == "ans: [Errno 32] Broken pipe\n"
+
+
 def test_converting_nonsense_says_what_to_give(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     state = tmp_path / "iter.pth"

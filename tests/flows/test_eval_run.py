@@ -267,7 +267,7 @@ def test_a_base_is_asked_for_a_box_which_sam2_turns_into_a_mask(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["refcocoo", "--model", "m"], "no benchmark 'refcocoo' to score; there are captions"),
+        (["refcocoo", "--model", "m"], "no benchmark 'refcocoo' to score .did you mean 'refcoco'..; there are captions"),
         (["mask_pairs", "--model", "m"], r"mask_pairs scores files alone .*a model can be run on detailed_captions"),
         (["refcoco,mevis", "--model", "m", "--data", "d"], "--data, --out and --split are of one benchmark"),
         (["refcoco", "--model", "m", "--predictions", "p"], "ans eval BENCHMARK takes no --predictions"),

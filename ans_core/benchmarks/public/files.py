@@ -5,6 +5,7 @@ JSON or JSON lines, plain or .gz.
 
 from __future__ import annotations
 
+import ast
 import gzip
 import io
 import json
@@ -157,6 +158,15 @@ def pictures(folder: Path, *names: str) -> Path:
     raise ValueError(f"{folder}: none of the folders {', '.join(names)} is there; put the pictures (or a link to them) into one of them")
 
 
+def pictures_named(names: Iterable[str], *folders: Path, where: Path) -> dict[str, Path]:
+    """The picture of each name, in the first of these folders that has it; if any is missing, that is said before a model runs."""
+    found = {name: [path for folder in folders if (path := folder / name).is_file()] for name in names}
+    if absent := [name for name, paths in found.items() if not paths]:
+        told = " or ".join(map(str, folders))
+        raise ValueError(f"{where}: {len(absent)} of {len(found)} pictures are not in {told}: {shown(absent)}; put them there")
+    return {name: paths[0] for name, paths in found.items()}
+
+
 def named(folder: Path, *names: str) -> Path:
     """The file of that name in `folder` (or with .gz), or `folder` itself where it is a file."""
     if folder.is_file():
@@ -190,6 +200,18 @@ def listed(record: Any, key: str, *, where: str, of: type = object) -> list[Any]
     return found
 
 
+def literal(record: Any, key: str, *, where: str) -> list[str]:
+    """The entries of a Python list that stands there as text."""
+    found = text(record, key, where=where)
+    try:
+        entries = ast.literal_eval(found)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # all of them: what is not Python, or nested too deep
+        entries = None
+    if not isinstance(entries, list):
+        raise ValueError(f"{where}: {key!r} is {rle.short(found)}, not the text of a Python list")
+    return [str(entry) for entry in entries]
+
+
 def table(record: Any, key: str, *, where: str) -> dict[str, Any]:
     found = value(record, key, where=where)
     if not isinstance(found, dict) or not found:
@@ -204,14 +226,19 @@ def number(record: Any, key: str, *, where: str) -> int | float:
     return found
 
 
+def id_of(record: Any, key: str, *, where: str) -> str:
+    """As text, so that 7 and "7" are one."""
+    found = value(record, key, where=where)
+    if isinstance(found, bool) or not isinstance(found, str | int):
+        raise ValueError(f"{where}: {key} {rle.short(found)} is no id; an id is text or a whole number")
+    return str(found)
+
+
 def by_id(found: Iterable[Any], key: str, *, where: str) -> dict[str, dict[str, Any]]:
-    """Ids as text, so that 7 and "7" are one; an id that comes twice is refused."""
+    """An id that comes twice is refused."""
     table: dict[str, dict[str, Any]] = {}
     for record in found:
-        name = value(record, key, where=where)
-        if isinstance(name, bool) or not isinstance(name, str | int):
-            raise ValueError(f"{where}: {key} {rle.short(name)} is no id; an id is text or a whole number")
-        name = str(name)
+        name = id_of(record, key, where=where)
         if name in table:
             raise ValueError(f"{where}: {key} {name!r} comes twice; leave one prediction a sample")
         table[name] = record

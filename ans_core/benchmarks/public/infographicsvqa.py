@@ -29,7 +29,7 @@ def score(given: Given) -> Scored:
     told = files.by_id(files.records(given.predictions), "questionId", where=str(given.predictions))
     assert given.data is not None, "needs_data"
     path = files.named(given.data, TRUTH)
-    truth = files.by_id(_listed(path), "questionId", where=str(path))
+    truth = _questions(path)
     missing = files.refuse_unknown(told, truth, where=given.predictions, what="questions")
     samples: list[dict[str, Any]] = []
     for name, question in truth.items():
@@ -71,11 +71,17 @@ def _similarity(reply: str, answer: str, *, raw_length: bool) -> float:
     return similar if similar >= THRESHOLD else 0.0
 
 
-def _listed(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = files.listed(files.load(path), "data", where=str(path), of=dict)
+def _questions(path: Path) -> dict[str, dict[str, Any]]:
+    """Return {questionId: question}."""
+    found = files.listed(files.load(path), "data", where=str(path), of=dict)
     if not found:
         raise ValueError(f"{path}: no questions")
-    return found
+    by_id = files.by_id(found, "questionId", where=str(path))
+    for name, question in by_id.items():
+        for group in GROUPS:
+            if question.get(group) is not None:
+                files.listed(question, group, where=f"{path}, {name}", of=str)
+    return by_id
 
 
 def _answers(question: Mapping[str, Any], where: str) -> list[str]:
@@ -86,17 +92,18 @@ def _answers(question: Mapping[str, Any], where: str) -> list[str]:
 
 
 def _kinds(question: Mapping[str, Any]) -> dict[str, list[str]]:
-    return {group: [str(kind) for kind in question.get(group) or ()] for group in GROUPS}
+    return {group: question.get(group) or [] for group in GROUPS}
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, TRUTH)
-    pictures = files.pictures(folder, "infographicsvqa_images", "images")
-    for asked in sorted(_listed(path), key=lambda q: str(q.get("image_local_name"))):
-        where = f"{path}, {asked.get('questionId')}"
-        question, image = (files.text(asked, key, where=where) for key in ("question", "image_local_name"))
-        name = str(files.value(asked, "questionId", where=where))
-        request = Request(frames=(pictures / image,), text=f"<image>\n{question}\n{questions.SHORT}")
+    listed = _questions(path)
+    images = {name: files.text(asked, "image_local_name", where=f"{path}, {name}") for name, asked in listed.items()}
+    pictures = files.pictures_named(images.values(), files.pictures(folder, "infographicsvqa_images", "images"), where=path)
+    for name, image in sorted(images.items(), key=lambda pair: pair[1]):
+        where, asked = f"{path}, {name}", listed[name]
+        question = files.text(asked, "question", where=where)
+        request = Request(frames=(pictures[image],), text=f"<image>\n{question}\n{questions.SHORT}")
         facts = {"questionId": name, "question": question, "answers": _answers(asked, where)}
         yield Item(name=name, request=request, facts=facts, truth=Prediction(text=facts["answers"][0]))
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ans_core import rle
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Given, Judge, JudgeRequest, Judging, Scored, Scorer, accuracy, percent
@@ -45,7 +46,6 @@ def score(given: Given) -> Scored:
     extracted = _extracted(given)
     samples: list[dict[str, Any]] = []
     for pid, problem in truth.items():
-        where = f"{given.data}, {pid}"
         if pid not in told and given.predicted_only:
             continue
         found = extraction_of(told[pid], problem, extracted.get(pid), f"{given.predictions}, {pid}") if pid in told else ""
@@ -54,7 +54,7 @@ def score(given: Given) -> Scored:
                 f"{given.predictions}, {pid}: no rule reads an answer in {told[pid]['response'][:60]!r}; a language model does:"
                 " --replay {pid: extraction}, or name a judge in params.yaml"
             )
-        said = normalised(found, problem, where) if found else None  # the official script gives an empty reply the shortest option
+        said = normalised(found, problem) if found else None  # the official script gives an empty reply the shortest option
         samples.append({"pid": pid, "answer": said, "right": said is not None and said == str(problem["answer"]), **_kinds(problem)})
     metrics, ratio = accuracy(("", s["right"]) for s in samples)
     metrics = {key: value for key, value in metrics.items() if "/" not in key}
@@ -83,9 +83,25 @@ def _problems(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or not found:
         raise ValueError(f"{path}: expected {{pid: problem}}")
     for pid, problem in found.items():
-        for key in ("question", "question_type", "answer_type", "answer"):
-            files.text(problem, key, where=f"{path}, {pid}")
+        _check(problem, f"{path}, {pid}")
     return found
+
+
+def _check(problem: Any, where: str) -> None:
+    """Raise ValueError for a problem that can't be asked or scored."""
+    for key in ("question", "question_type", "answer_type", "answer"):
+        files.text(problem, key, where=where)
+    if problem.get("query") is not None:
+        files.text(problem, "query", where=where)
+    choice = problem["question_type"] == "multi_choice"
+    if choice or problem.get("choices") is not None:
+        choices = files.listed(problem, "choices", where=where, of=str)
+        if choice and not choices:
+            raise ValueError(f"{where}: a multi_choice question without choices")
+    if problem["answer_type"] == "float" and not choice:
+        files.number(problem, "precision", where=where)
+    if not isinstance(problem.get("metadata") or {}, dict):
+        raise ValueError(f"{where}: 'metadata' is {rle.short(problem['metadata'])}, not an object")
 
 
 def _told(given: Given) -> dict[str, dict[str, Any]]:
@@ -131,16 +147,16 @@ def extraction_of(entry: Mapping[str, Any], problem: Mapping[str, Any], replayed
     return replayed
 
 
-def normalised(extraction: str, problem: Mapping[str, Any], where: str) -> str | None:
+def normalised(extraction: str, problem: Mapping[str, Any]) -> str | None:
     """Return the answer in the form of the true one; None: it has not that form."""
     text = extraction.strip()
     if problem["question_type"] == "multi_choice":
-        return _option(text, files.listed(problem, "choices", where=where, of=str))
+        return _option(text, problem["choices"])
     try:
         if problem["answer_type"] == "integer":
             return str(int(float(text)))
         if problem["answer_type"] == "float":
-            return str(round(float(text), int(files.number(problem, "precision", where=where))))
+            return str(round(float(text), int(problem["precision"])))
     except (ValueError, OverflowError):
         return None
     return extraction
@@ -192,11 +208,12 @@ def _query(problem: Mapping[str, Any]) -> str:
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, *TRUTH)
-    problems, pictures = _problems(path), files.pictures(folder, "images")
-    for pid, problem in sorted(problems.items(), key=lambda pair: str(pair[1].get("image"))):
-        image = files.text(problem, "image", where=f"{path}, {pid}").removeprefix("images/")
-        request = Request(frames=(pictures / image,), text=f"<image>\n{_query(problem)}")
-        yield Item(name=str(pid), request=request, facts={"pid": str(pid)}, truth=Prediction(text=problem["answer"]))
+    problems = _problems(path)
+    images = {pid: files.text(problem, "image", where=f"{path}, {pid}").removeprefix("images/") for pid, problem in problems.items()}
+    pictures = files.pictures_named(images.values(), files.pictures(folder, "images"), where=path)
+    for pid, image in sorted(images.items(), key=lambda pair: pair[1]):
+        request = Request(frames=(pictures[image],), text=f"<image>\n{_query(problems[pid])}")
+        yield Item(name=pid, request=request, facts={"pid": pid}, truth=Prediction(text=problems[pid]["answer"]))
 
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:

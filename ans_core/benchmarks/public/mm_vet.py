@@ -51,7 +51,7 @@ def score(given: Given) -> Scored:
     samples: list[dict[str, Any]] = []
     for name, question in truth.items():
         where = f"{given.replay}, {name}"
-        capability = sorted(files.listed(question, "capability", where=f"{given.data}, {name}", of=str))
+        capability = sorted(question["capability"])
         if name in told:
             graded = _grades(files.value(grades, name, where=str(given.replay)), told[name], where)
         elif given.predicted_only:
@@ -76,11 +76,16 @@ def score(given: Given) -> Scored:
 
 def _truth(given: Given) -> dict[str, Any]:
     assert given.data is not None, "needs_data"
-    path = files.named(given.data, QUESTIONS)
-    truth = files.load(path)
-    if not isinstance(truth, dict) or not truth:
+    return _questions(files.named(given.data, QUESTIONS))
+
+
+def _questions(path: Path) -> dict[str, Any]:
+    found = files.load(path)
+    if not isinstance(found, dict) or not found:
         raise ValueError(f"{path}: expected {{id: question}}")
-    return truth
+    for name, question in found.items():
+        files.listed(question, "capability", where=f"{path}, {name}", of=str)
+    return found
 
 
 def _told(given: Given) -> dict[str, str]:
@@ -97,6 +102,9 @@ def _grades(grade: Any, reply: str, where: str) -> list[float]:
     found: list[Any] = files.listed(grade, "score", where=where)
     if not found or not all(isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= 1 for x in found):
         raise ValueError(f"{where}: score {str(found)[:60]} is no list of numbers from 0 to 1")
+    for key in ("model", "content"):
+        if key in grade:
+            files.listed(grade, key, where=where, of=str)
     if grade.get("prediction", reply) != reply:
         raise ValueError(f"{where}: the judge saw another reply than the predicted one")
     return [float(x) for x in found]
@@ -108,9 +116,9 @@ def _mean(samples: list[dict[str, Any]]) -> float:
 
 def _notes(grades: Mapping[str, Any], names: Iterable[str], path: Path) -> list[str]:
     graded = [grades[name] for name in names]
-    judges = sorted({str(judge) for grade in graded for judge in grade.get("model") or ()})
+    judges = sorted({judge for grade in graded for judge in grade.get("model", ())})
     ours = any("prediction" in grade for grade in graded)
-    unread = sum(number_of(str(said)) is None for grade in graded for said in grade.get("content") or ())
+    unread = sum(number_of(said) is None for grade in graded for said in grade.get("content", ()))
     notes = [f"judge: {', '.join(judges) or f'the one that wrote {path.name}'} (published with gpt-4-0613); another judge moves the figure"]
     notes += ["the judge was asked in other words than the benchmark's, once"] if ours else []
     return notes + ([f"{unread} replies of the judge are no grade and count 0"] if unread else [])
@@ -147,10 +155,12 @@ def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, QUESTIONS)
-    pictures = files.pictures(folder, "images")
-    for name, asked in sorted(files.load(path).items(), key=lambda pair: str(pair[1].get("imagename"))):
-        image, question, answer = (files.text(asked, key, where=f"{path}, {name}") for key in ("imagename", "question", "answer"))
-        request = Request(frames=(pictures / image,), text=f"<image>\n{question}")
+    questions = _questions(path)
+    images = {name: files.text(asked, "imagename", where=f"{path}, {name}") for name, asked in questions.items()}
+    pictures = files.pictures_named(images.values(), files.pictures(folder, "images"), where=path)
+    for name, image in sorted(images.items(), key=lambda pair: pair[1]):
+        question, answer = (files.text(questions[name], key, where=f"{path}, {name}") for key in ("question", "answer"))
+        request = Request(frames=(pictures[image],), text=f"<image>\n{question}")
         yield Item(name=name, request=request, facts={"id": name, "question": question}, truth=Prediction(text=answer))
 
 

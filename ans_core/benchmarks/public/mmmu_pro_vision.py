@@ -9,7 +9,6 @@ A reply that names no option gets a random one from the official script, not see
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +46,8 @@ def _reply(record: dict[str, Any], path: Path) -> tuple[str, list[str]]:
     for key in ("subject", "answer"):
         files.text(record, key, where=where)
     options = files.value(record, "options", where=where)
-    try:
-        listed = options if isinstance(options, list) else ast.literal_eval(options)
-    except (ValueError, SyntaxError):
-        raise ValueError(f"{where}: options {str(options)[:60]!r} are no list") from None
-    return files.text(record, "response", where=where), [str(option) for option in listed]
+    listed = [str(option) for option in options] if isinstance(options, list) else files.literal(record, "options", where=where)
+    return files.text(record, "response", where=where), listed
 
 
 def letter_of(reply: str, options: list[str]) -> str | None:

@@ -10,7 +10,6 @@ official number, drawn as there (seed 42, subjects in the file's order).
 
 from __future__ import annotations
 
-import ast
 import random
 import re
 import string
@@ -74,13 +73,11 @@ def _by_subject(records: list[dict[str, Any]], where: str) -> dict[str, list[dic
 
 def _judged(record: dict[str, Any], subject: str, rng: random.Random, where: str) -> dict[str, Any]:
     reply = files.text(record, "response", where=where)
-    kind, truth = files.text(record, "question_type", where=where), files.value(record, "answer", where=where)
-    if not all(isinstance(text, str) for text in (truth if isinstance(truth, list) else [truth])):
-        raise ValueError(f"{where}: answer {rle.short(truth)} is neither text nor a list of texts")
+    name, kind, truth = str(record["id"]), files.text(record, "question_type", where=where), _answer(record, "answer", where)
     if kind != "multiple-choice":
         right = open_right(truth, reply)
         return {
-            "id": record["id"],
+            "id": name,
             "subject": subject,
             "parsed": None,
             "truth": truth,
@@ -94,7 +91,25 @@ def _judged(record: dict[str, Any], subject: str, rng: random.Random, where: str
     letter = letter_of(reply, letters, texts)
     guess = rng.choice(letters) if letter is None else letter
     known = {"right": letter == truth, "right_with_guess": guess == truth, "open": False}
-    return {"id": record["id"], "subject": subject, "parsed": letter, "truth": truth, **known}
+    return {"id": name, "subject": subject, "parsed": letter, "truth": truth, **known}
+
+
+def _answer(record: Mapping[str, Any], key: str, where: str) -> str | list[str]:
+    found: str | list[str] = files.value(record, key, where=where)
+    if not all(isinstance(text, str) for text in (found if isinstance(found, list) else [found])):
+        raise ValueError(f"{where}: {key!r} is {rle.short(found)}, neither text nor a list of texts")
+    return found
+
+
+def _official(path: Path) -> dict[str, dict[str, Any]]:
+    """Return {id: its question_type and ground_truth}."""
+    found = files.load(path)
+    if not isinstance(found, dict) or not found:
+        raise ValueError(f"{path}: expected {{id: question_type and ground_truth}}")
+    for name, entry in found.items():
+        files.text(entry, "question_type", where=f"{path}, {name}")
+        _answer(entry, "ground_truth", f"{path}, {name}")
+    return found
 
 
 def _check_truth(samples: list[dict[str, Any]], given: Given) -> int:
@@ -102,7 +117,7 @@ def _check_truth(samples: list[dict[str, Any]], given: Given) -> int:
     if given.data is None:
         return 0
     path = files.named(given.data, "answer_dict_val.json")
-    truth = files.load(path)
+    truth = _official(path)
     missing = files.refuse_unknown([s["id"] for s in samples], truth, where=given.predictions, what="questions")
     for sample in samples:
         if sample["truth"] != truth[sample["id"]]["ground_truth"]:
@@ -114,7 +129,7 @@ def _check_truth(samples: list[dict[str, Any]], given: Given) -> int:
 def _parsed(answers: Mapping[str, Any], given: Given) -> Scored:
     if given.data is None:
         raise ValueError(f"{given.predictions} holds final answers only: --data answer_dict_val.json has the truth")
-    truth = files.load(files.named(given.data, "answer_dict_val.json"))
+    truth = _official(files.named(given.data, "answer_dict_val.json"))
     missing = files.refuse_unknown(answers, truth, where=given.predictions, what="questions")
     samples = []
     for name, entry in truth.items():
@@ -123,9 +138,17 @@ def _parsed(answers: Mapping[str, Any], given: Given) -> Scored:
             continue
         said, real = answers[name], entry["ground_truth"]
         multiple = entry["question_type"] == "multiple-choice"
-        right = said == real if multiple else _open_match(real, said if isinstance(said, list) else open_candidates(said))
+        right = said == real if multiple else _open_match(real, _candidates(said, f"{given.predictions}, {name}"))
         samples.append(_wrong(name, entry) | {"parsed": said, "right": right, "right_with_guess": right})
     return _scored(samples, len(missing))
+
+
+def _candidates(said: Any, where: str) -> list[str | float]:
+    """Return what a final answer to an open question may mean, which other scripts write as a list."""
+    listed = open_candidates(said) if isinstance(said, str) else said
+    if not isinstance(listed, list) or not all(isinstance(one, str | int | float) for one in listed):
+        raise ValueError(f"{where}: answer {rle.short(said)} is neither text nor a list of texts and numbers")
+    return [one if isinstance(one, str) else float(one) for one in listed]
 
 
 def _wrong(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,17 +203,21 @@ def _open_match(truth: str | list[str], candidates: Sequence[str | float]) -> bo
 
 
 def open_candidates(reply: str) -> list[str | float]:
-    """What an open reply may mean: the tails behind its indicator words, and every number in them."""
+    """What an open reply may mean: the tails behind its indicator words, and every number in them; without a tail the whole reply.
+
+    As in the official script, an empty tail counts for nothing and gives way to the next word's, even a longer one.
+    """
     said = reply.strip().strip(".").lower()
     sentences = re.split(r"\.\s(?=[A-Z])|\n", said)
     tails: list[str] = []
     for i, sentence in enumerate(sentences):
         indicators = (*_INDICATORS, "=") if i == len(sentences) - 1 else _INDICATORS
-        behind = [sentence.split(word)[-1].strip() for word in indicators if word in sentence]
-        if behind:
-            shortest = min(behind, key=len)
-            if shortest.strip() not in (":", ",", ".", "!", "?", ";", "'"):
-                tails.append(shortest)
+        shortest = ""
+        for tail in (sentence.split(word)[-1].strip() for word in indicators if word in sentence):
+            if not shortest or len(tail) < len(shortest):
+                shortest = tail
+        if shortest not in ("", ":", ",", ".", "!", "?", ";", "'"):
+            tails.append(shortest)
     found = tails or [said]
     numbers = [number for tail in found for pattern in _NUMBERS for number in re.findall(pattern, tail)]
     return list(dict.fromkeys(n for text in (*found, *numbers) for n in _normalised(text)))
@@ -220,17 +247,23 @@ def items(folder: Path, split: str) -> Iterator[Item]:
 
 
 def _item(row: dict[str, Any], subject: str, where: str) -> Item:
-    texts = [str(text) for text in ast.literal_eval(row["options"])] if files.text(row, "options", where=where) else []
+    texts = files.literal(row, "options", where=where) if files.text(row, "options", where=where) else []
     options = dict(zip(string.ascii_uppercase, texts, strict=False))
+    name = files.id_of(row, "id", where=where)
     kind, answer = (files.text(row, key, where=where) for key in ("question_type", "answer"))
-    truth = ast.literal_eval(answer) if answer.startswith("[") else answer
+    if kind == "multiple-choice" and not options:
+        raise ValueError(f"{where}: a multiple-choice question without options")
+    truth = files.literal(row, "answer", where=where) if answer.startswith("[") else answer
+    picture = files.value(files.value(row, "image_1", where=where), "bytes", where=f"{where}, image_1")
+    if not isinstance(picture, bytes):
+        raise ValueError(f"{where}: image_1 holds {rle.short(picture)}, not the bytes of a picture")
     question = re.sub(r"\s*<image \d>\s*", " ", files.text(row, "question", where=where)).strip()
-    facts = {"id": row["id"], "subject": subject, "question_type": kind, "answer": truth}
+    facts: dict[str, Any] = {"id": name, "subject": subject, "question_type": kind, "answer": truth}
     if kind == "multiple-choice":
         facts |= {"all_choices": list(options), "index2ans": options}
     return Item(
-        name=row["id"],
-        request=Request(frames=(row["image_1"]["bytes"],), text=questions.ask(question, options if kind == "multiple-choice" else {})),
+        name=name,
+        request=Request(frames=(picture,), text=questions.ask(question, options if kind == "multiple-choice" else {})),
         facts=facts,
         truth=Prediction(text=str(truth)),
     )

@@ -91,16 +91,15 @@ def number_of(reply: str) -> int | None:
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, TEST)
     roots = [root for root in (path.parent, path.parent / "images") if root.is_dir()]
-    for asked in sorted(_complex(path), key=lambda q: str(q["image"])):
+    listed = _complex(path)
+    images = [files.text(asked, "image", where=f"{path}, {asked['question_id']}") for asked in listed]
+    pictures = files.pictures_named(images, *roots, where=path)
+    for asked, image in sorted(zip(listed, images, strict=True), key=lambda pair: pair[1]):
         where, name = f"{path}, {asked['question_id']}", str(asked["question_id"])
-        image, question = (files.text(asked, key, where=where) for key in ("image", "question"))
-        picture = next((root / image for root in roots if (root / image).is_file()), None)
-        if picture is None:
-            raise ValueError(f"{where}: no picture {image} in {' or '.join(map(str, roots))}; put COCO's and Visual Genome's folders there")
-        answer = _whole(asked, where)
+        question, answer = files.text(asked, "question", where=where), _whole(asked, where)
         text = f"<image>\n{question}\n{questions.SHORT}"
         facts = {"question_id": name, "question": question, "answer": answer}
-        yield Item(name=name, request=Request(frames=(picture,), text=text), facts=facts, truth=Prediction(text=str(answer)))
+        yield Item(name=name, request=Request(frames=(pictures[image],), text=text), facts=facts, truth=Prediction(text=str(answer)))
 
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:

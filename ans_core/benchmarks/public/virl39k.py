@@ -1,12 +1,14 @@
 """ViRL39K's hold-out: replies -> final answers -> accuracy over all and per category.
 
-ViRL39K is a training set. One question in 50 is held out, chosen by a hash of its picture's name, so that no picture is on both sides;
-`held_out` says which. --predictions: records {"qid", "prediction", "answer", "category"}. A model is run on the release: a *.parquet with
-`qid`, `question`, `answer`, `category`, `image`, and the folder `images`.
+ViRL39K is a training set. One picture in 50 is held out, chosen by a hash of its name. Questions about that picture alone are asked; no
+question that shows it, alone or among others, may be trained on (`held_out`).
 
-The answer is what stands in the last \\boxed{} of a reply, or the whole reply. Both sides are compared as texts without blanks, dollar
-signs, units and LaTeX's spacing, and as numbers (fractions too) with a relative tolerance of 1e-4. The release recommends math-verify,
-which knows more equal forms: here such an answer counts as wrong.
+--predictions: records {"qid", "prediction", "answer", "category"}. A model is run on the release: a *.parquet with `qid`, `question`,
+`answer`, `category`, `image`, and the folder `images`.
+
+The answer is what stands in the last \\boxed{} of a reply, or the whole reply. Both sides are compared as texts without blanks, dollar,
+degree and percent signs and LaTeX's spacing, and as numbers (fractions too) with a relative tolerance of 1e-4. Units are compared: `5 cm`
+is not `5`. The release recommends math-verify, which drops units and knows more equal forms: here such an answer counts as wrong.
 """
 
 from __future__ import annotations
@@ -24,18 +26,20 @@ from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, p
 from ans_core.types import Prediction, Request
 
 SHARE = 50
-"""One question in so many."""
+"""One picture in so many."""
 TOLERANCE = 1e-4
 BOXED = "\\boxed{"
 ASKED = "Give the final answer in \\boxed{}."
 COLUMNS = ("qid", "question", "answer", "category", "image")
 _NOISE = re.compile(r"\\(?:left|right|,|;|!|:|quad|displaystyle)|\\text\s*\{\s*([^{}]*)\}|\^?\\circ|\^\{\\circ\}|°|[$\s]|\\%|%")
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\{(-?[\d.]+)\}\{(-?[\d.]+)\}|(-?)([\d.]+)/([\d.]+)")
+_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.\d*)?(?:e[+-]?\d+)?")
+"""Commas stand between thousands: `1,200` is a number, `1,2` is two."""
 
 
 def held_out(images: Sequence[str]) -> bool:
-    """Whether a question about these pictures belongs to the hold-out, and so to no training."""
-    return int.from_bytes(hashlib.sha256("|".join(images).encode()).digest()[:8], "big") % SHARE == 0
+    """Whether one of a question's pictures is held out, so that the question may not be trained on."""
+    return any(int.from_bytes(hashlib.sha256(image.encode()).digest()[:8], "big") % SHARE == 0 for image in images)
 
 
 def score(given: Given) -> Scored:
@@ -78,7 +82,7 @@ def same(reply: str, answer: str) -> bool:
 
 
 def plain(text: str) -> str:
-    """In lower case, without blanks, dollar signs, units and LaTeX's spacing; `(A)`, `A.` and `A` are one."""
+    """In lower case, without blanks, dollar, degree and percent signs and LaTeX's spacing; `(A)`, `A.` and `A` are one."""
     bare = _NOISE.sub(lambda found: found[1] or "", text).strip().removesuffix(".").lower()
     return bare[1] if re.fullmatch(r"\([a-z]\)", bare) else bare
 
@@ -89,13 +93,21 @@ def number_of(text: str) -> float | None:
         if fraction:
             sign, top, bottom = fraction.groups()[:3] if fraction[2] else fraction.groups()[3:]
             return float(f"{sign}1") * float(top) / float(bottom)
-        return float(text.replace(",", ""))
+        return float(text.replace(",", "")) if _NUMBER.fullmatch(text) else None
     except (ValueError, ZeroDivisionError):
         return None
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     """Questions of one picture; the few that have none or several are left out."""
+    asked = list(_asked(folder))  # some 800 texts
+    pictures = files.pictures_named((row["image"][0] for row, _ in asked), folder, where=folder)
+    for row, where in asked:
+        yield _item(row, pictures[row["image"][0]], where)
+
+
+def _asked(folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the rows that are asked about, and where each stands."""
     import pyarrow.parquet as parquet
 
     paths = sorted(folder.glob("*.parquet"))
@@ -107,15 +119,17 @@ def items(folder: Path, split: str) -> Iterator[Item]:
             raise ValueError(f"{path}: columns {', '.join(sorted(absent))} are missing")
         for batch in table.iter_batches(batch_size=512, columns=list(COLUMNS)):
             for row in batch.to_pylist():
-                if len(row["image"] or ()) == 1 and held_out(row["image"]):
-                    yield _item(row, folder, f"{path}, {row['qid']}")
+                where = f"{path}, {row['qid']}"
+                images = [] if row["image"] is None else files.listed(row, "image", where=where, of=str)
+                if len(images) == 1 and held_out(images):
+                    yield row, where
 
 
-def _item(row: dict[str, Any], folder: Path, where: str) -> Item:
+def _item(row: dict[str, Any], picture: Path, where: str) -> Item:
     question, answer, category = (files.text(row, key, where=where) for key in ("question", "answer", "category"))
     asked = question.replace("<image>", "").strip()
-    facts = {"qid": str(row["qid"]), "answer": answer, "category": category}
-    request = Request(frames=(folder / row["image"][0],), text=f"<image>\n{asked}\n{ASKED}")
+    facts = {"qid": files.id_of(row, "qid", where=where), "answer": answer, "category": category}
+    request = Request(frames=(picture,), text=f"<image>\n{asked}\n{ASKED}")
     return Item(name=facts["qid"], request=request, facts=facts, truth=Prediction(text=answer))
 
 

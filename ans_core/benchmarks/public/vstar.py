@@ -1,7 +1,8 @@
 """V*Bench with free-text replies (DeepEyes' protocol) -> accuracy per question type and over all.
 
 --predictions: records {"image", "test_type", "question", "options", "answer", "pred_ans"}; `letter` is that of the right option (without it
-the options are not shuffled and A is right), `judged` what a text judge said of a reply that no rule decides (without it that is wrong).
+the options are not shuffled and A is right), `judged` what a text judge said of a reply that no rule decides (true or
+false, 1 or 0, "1" or "0"; without it the reply is wrong).
 
 A model is run on the release: folders `direct_attributes` and `relative_position`, beside each picture a JSON file with `question` and
 `options`, the first of which is right. It is asked with the options in an order that the picture's name decides: told A, B, C, D as
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ans_core import rle
 from ans_core.benchmarks.public import files, questions
 from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
@@ -38,7 +40,7 @@ def score(given: Given) -> Scored:
         ruled = by_rule(files.text(record, "pred_ans", where=where), record["answer"], letter=_letter(record, where))
         if ruled is None and "judged" in record:
             judged += 1
-            verdicts.append(bool(record["judged"]))
+            verdicts.append(_verdict(record["judged"], where))
         else:
             undecided += ruled is None
             verdicts.append(bool(ruled))
@@ -53,6 +55,12 @@ def score(given: Given) -> Scored:
             f"{judged} replies that no rule decides: as the text judge of that run decided (`judged`); {undecided} without one are wrong",
         ],
     )
+
+
+def _verdict(judged: object, where: str) -> bool:
+    if judged not in (True, False, "1", "0"):  # 1 and 1.0 equal True
+        raise ValueError(f"{where}: 'judged' is {rle.short(judged)}; write true or false, 1 or 0 (also as text), or leave it out")
+    return judged in (True, "1")
 
 
 def _letter(record: dict[str, Any], where: str) -> str:
@@ -85,13 +93,16 @@ def items(folder: Path, split: str) -> Iterator[Item]:
     found = [(kind, path) for kind in TYPES for path in sorted((folder / kind).glob("*")) if path.suffix.lower() in files.PICTURES]
     if not found:
         raise ValueError(f"{folder}: no pictures in {' or '.join(TYPES)}; give the folder of V*Bench's release")
+    known = {picture.with_suffix(".json") for _, picture in found}
+    if alone := [f"{kind}/{path.name}" for kind in TYPES for path in sorted((folder / kind).glob("*.json")) if path not in known]:
+        raise ValueError(f"{folder}: {len(alone)} questions have no picture beside them: {files.shown(alone)}; put the pictures there")
     for kind, picture in found:
         annotation = picture.with_suffix(".json")
         where = str(annotation)
         asked = files.load(annotation)
         listed = files.listed(asked, "options", where=where, of=str)
-        if not listed:
-            raise ValueError(f"{where}: no options")
+        if not 0 < len(listed) <= len(string.ascii_uppercase):
+            raise ValueError(f"{where}: {len(listed)} options; there must be one for each of some letters from A to Z")
         name = f"{kind}/{picture.name}"
         order = rng_of("vstar", name).sample(range(len(listed)), len(listed))
         options = [listed[place] for place in order]

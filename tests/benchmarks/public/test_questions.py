@@ -55,6 +55,10 @@ def test_mmmu_pro_letters(reply: str, letter: str | None):
         (["oak", "ash"], "ash", True),
         ("b", "it is b ", True),
         ("b", "it is abbey", False),  # a single letter must stand alone
+        ("5", "So \n5", True),  # nothing behind the only indicator word: the whole reply
+        ("5", "x = 5 =", True),
+        ("5", "The result is \n5", False),  # behind `result` stands `is`
+        ("12", "final 12 so 7 is \nok", True),  # the empty tail of `is` gives way to the longer one of `final`
     ],
 )
 def test_mmmu_open_answers(truth: Any, reply: str, right: bool):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ans_core.benchmarks import running
+from ans_core.benchmarks import public_run, running
 from ans_core.benchmarks.public import SCORERS, Given, Item, Scored, infographicsvqa, mathvista, mm_vet, tallyqa_complex, virl39k, vstar
 from ans_core.types import Prediction
 from tests.benchmarks.public import question_sets
@@ -69,6 +70,20 @@ def test_vstar_counts_what_a_rule_or_the_judge_calls_right(tmp_path: Path) -> No
     assert (found["count/relative_position"], found["decided_by_judge"], found["undecided"]) == (3, 1, 1)
 
 
+JUDGED = {"image": "1", "test_type": "t", "question": "q", "options": ["dog", "cat"], "answer": "dog", "pred_ans": "the dog"}
+
+
+@pytest.mark.parametrize("judged", [True, 1, 1.0, "1", False, 0, 0.0, "0"])
+def test_vstar_reads_a_judges_verdict(tmp_path: Path, judged: Any) -> None:
+    assert score("vstar", write(tmp_path / "told.json", [JUDGED | {"judged": judged}])).metrics["accuracy"] == float(judged)
+
+
+@pytest.mark.parametrize("judged", ["0.0", "no", "", None, 2, []])
+def test_vstar_refuses_a_verdict_that_says_neither(tmp_path: Path, judged: Any) -> None:
+    with pytest.raises(ValueError, match=r"told.json, record 0: 'judged' is .*; write true or false, 1 or 0"):
+        score("vstar", write(tmp_path / "told.json", [JUDGED | {"judged": judged}]))
+
+
 def test_vstar_letters_are_those_of_the_record(tmp_path: Path) -> None:
     assert vstar.by_rule("B", "the cat", letter="B") is True
     assert vstar.by_rule("A.", "the cat", letter="B") is False
@@ -78,6 +93,12 @@ def test_vstar_letters_are_those_of_the_record(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="record 0: option 'A' of 2 is not the answer"):
         score("vstar", write(tmp_path / "told.json", [record | {"letter": "A"}]))
     with pytest.raises(ValueError, match="no pictures in direct_attributes or relative_position"):
+        next(iter(SCORERS["vstar"].runner.items(tmp_path, "")))  # type: ignore[union-attr]
+
+
+def test_a_question_of_vstar_without_its_picture_is_not_left_out_unsaid(tmp_path: Path) -> None:
+    (question_sets.vstar(tmp_path) / "direct_attributes/1.jpg").unlink()
+    with pytest.raises(ValueError, match=r"1 questions have no picture beside them: direct_attributes/1\.json"):
         next(iter(SCORERS["vstar"].runner.items(tmp_path, "")))  # type: ignore[union-attr]
 
 
@@ -182,7 +203,7 @@ def test_mmmu_without_a_letter_is_wrong_by_subject_and_domain_and_a_guess_for_th
     ],
 )
 def test_mathvistas_normalisation(extraction: str, changes: dict[str, Any], said: str | None) -> None:
-    assert mathvista.normalised(extraction, problem(**changes), "here") == said
+    assert mathvista.normalised(extraction, problem(**changes)) == said
 
 
 def test_mathvistas_extractions_are_read_by_rule_or_replayed(tmp_path: Path) -> None:
@@ -298,6 +319,15 @@ def test_no_answer_of_mm_vet_is_graded_0_and_shown_to_no_judge(tmp_path: Path) -
         ("17.1", r"\boxed{17}", False),
         ("", r"\boxed{17}", False),
         (r"\boxed{1/0}", r"\boxed{0}", False),
+        ("1,200.50", "1200.5", True),
+        ("-1,200,000", "-1.2e6", True),
+        (r"\boxed{12}", r"\boxed{1,2}", False),  # two numbers
+        ("1,2,3", "123", False),
+        ("1,2000", "12000", False),
+        ("1_000", "1000", False),
+        (".5", "0.5", True),
+        ("5 cm", "5", False),  # units are compared
+        ("50%", "50", True),
     ],
 )
 def test_final_answers(reply: str, answer: str, right: bool) -> None:
@@ -316,8 +346,46 @@ def test_the_hold_out_is_chosen_by_picture_and_is_a_fiftieth(tmp_path: Path) -> 
     assert evaluate("virl39k", tmp_path, tmp_path / "silent", silent).metrics["accuracy"] == 0.0
 
 
+def test_a_question_that_shows_a_held_out_picture_among_others_is_not_trained_on() -> None:
+    chosen = next(f"images/{n}.png" for n in range(500) if virl39k.held_out([f"images/{n}.png"]))
+    assert virl39k.held_out([chosen, "images/0.png"])
+    assert virl39k.held_out(["images/0.png", chosen])
+    assert not virl39k.held_out(["images/0.png"])
+    assert not virl39k.held_out([])
+
+
 def test_virl39k_counts_by_category_and_how_many_replies_are_boxed(tmp_path: Path) -> None:
     answers = [("a", "Math", "\\boxed{3}"), ("b", "Math", "4"), ("c", "Charts", "3")]
     records = [{"qid": name, "category": category, "prediction": said, "answer": "3"} for name, category, said in answers]
     found = score("virl39k", write(tmp_path / "told.jsonl", records)).metrics
     assert (found["accuracy"], found["accuracy/Math"], found["accuracy/Charts"], found["boxed"]) == (2 / 3, 0.5, 1.0, 1 / 3)
+
+
+# Pictures that are not there
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "refusal"),
+    [
+        ("tallyqa_complex", "", r"test\.json: 2 of 2 pictures are not in .*: VG_100K_2/1\.jpg, val2014/2\.jpg; put them there"),
+        ("infographicsvqa", "images", r"withQT\.json: 2 of 2 pictures are not in .*images: 1\.jpeg, 2\.jpeg"),
+        ("mm_vet", "images", r"mm-vet\.json: 2 of 2 pictures are not in .*images: a\.jpg, b\.jpg"),
+        ("mathvista", "images", r"annot_testmini\.json: 1 of 1 pictures are not in .*images: 1\.jpg"),
+        ("virl39k", "images", r"2 of 2 pictures are not in .*: images/"),
+    ],
+)
+def test_pictures_that_are_not_there_are_named_before_the_first_question(tmp_path: Path, name: str, folder: str, refusal: str) -> None:
+    data = question_sets.SETS[name](tmp_path)
+    assert public_run.missing(SCORERS[name].runner, data, SCORERS[name].runner.splits[0]) is None  # type: ignore[union-attr, arg-type]
+    for path in sorted((data / folder).rglob("*.*")):
+        if path.suffix in (".jpg", ".jpeg", ".png"):
+            path.unlink()
+    found = public_run.missing(SCORERS[name].runner, data, SCORERS[name].runner.splits[0])  # type: ignore[union-attr, arg-type]
+    assert found is not None
+    assert re.search(refusal, found), found
+
+
+def test_one_picture_that_is_not_there_is_named_though_its_question_comes_late(tmp_path: Path) -> None:
+    (infographics(tmp_path) / "images/2.jpeg").unlink()
+    with pytest.raises(ValueError, match=r"1 of 2 pictures are not in .*images: 2\.jpeg; put them there"):
+        next(iter(SCORERS["infographicsvqa"].runner.items(tmp_path, "val")))  # type: ignore[union-attr]

@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet as parquet
 import pytest
 
+from ans_core.benchmarks.public import SCORERS
 from tests.benchmarks.public import test_gcg, test_questions, test_video_files
 from tests.benchmarks.public.drawn import H, W, coded, score, write
+from tests.benchmarks.public.question_sets import SETS
 
 ODD: tuple[Any, ...] = (None, True, float("nan"), "", [], {"size": None})
 DELETED = object()
+ART = "Art/validation-00000-of-00001.parquet"
 CHOICES = {"question_type": "multiple-choice", "answer": "B", "all_choices": ["A", "B"], "index2ans": {"A": "x", "B": "y"}}
 PREDICTIONS: dict[str, Any] = {
     "refcoco": [{"id": "a", "mask": coded(0, 5)}, {"id": "c", "mask": None}],
@@ -127,6 +132,123 @@ def test_wrong_types_in_the_truth_are_refused_by_name(tmp_path: Path, name: str)
         path.write_text(text)
     assert refusals
     assert [refusal for refusal in refusals if str(tmp_path) not in refusal and "zoo/" not in refusal] == []
+
+
+def rewritten(path: Path) -> Iterator[None]:
+    """Write each wrong value to each place of a JSON file; of a table, to its first row, alone in it."""
+    content, table = path.read_bytes(), path.suffix == ".parquet"
+    valid = parquet.read_table(path).to_pylist()[0] if table else json.loads(content)
+    for at in places(valid):
+        for odd in (*ODD, DELETED):
+            wrong = changed(valid, at, odd)
+            if table:
+                parquet.write_table(pyarrow.Table.from_pylist([wrong]), path)
+            else:
+                path.write_text(json.dumps(wrong))
+            yield
+    path.write_bytes(content)
+
+
+def refused(path: Path, *reads: Callable[[], object]) -> list[str]:
+    """How each of these refuses the values that `rewritten` writes."""
+    refusals = []
+    for _ in rewritten(path):
+        for read in reads:
+            try:
+                read()
+            except ValueError as error:
+                refusals.append(str(error))
+    return refusals
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_wrong_types_in_a_set_of_questions_are_refused_by_name(tmp_path: Path, name: str):
+    """By those who ask a model, and by those who score its answers."""
+    folder, runner = SETS[name](tmp_path / "data"), SCORERS[name].runner
+    assert runner is not None
+    asked = [runner.record(item, item.truth) for item in runner.items(folder, runner.splits[0]) if item.truth]
+    predictions = write(tmp_path / "told.json", asked)
+    others = {"data": folder} if SCORERS[name].data else {}
+    if name == "mmmu_val":
+        others = {}  # its release holds no answer_dict_val.json
+    if name == "mm_vet":
+        graded = {record["id"]: {"model": ["m"], "content": ["1.0"], "score": [1.0]} for record in asked}
+        others["replay"] = write(tmp_path / "grades.json", graded)
+    assert score(name, predictions, **others).metrics
+
+    def ask() -> None:
+        list(runner.items(folder, runner.splits[0]))
+
+    for path in [*sorted(folder.rglob("*.json")), *folder.rglob("*.parquet"), *tmp_path.glob("grades.json")]:
+        refusals = refused(path, ask, lambda: score(name, predictions, **others))
+        assert refusals
+        assert [refusal for refusal in refusals if str(tmp_path) not in refusal] == []
+
+
+@pytest.mark.parametrize(
+    "told", [PREDICTIONS["mmmu_val"], {"validation_Art_1": "B", "validation_Art_2": ["7", 7.0]}], ids=["replies", "parsed"]
+)
+def test_wrong_types_in_mmmus_answers_are_refused_by_name(tmp_path: Path, told: dict[str, Any]):
+    truth = {"validation_Art_1": {"question_type": "multiple-choice", "ground_truth": "B"}}
+    truth |= {"validation_Art_2": {"question_type": "short-answer", "ground_truth": "7"}}
+    paths = write(tmp_path / "told.json", told), write(tmp_path / "answer_dict_val.json", truth)
+    assert score("mmmu_val", paths[0], data=paths[1]).metrics["accuracy"] == 1.0
+    for path in paths:
+        refusals = refused(path, lambda: score("mmmu_val", paths[0], data=paths[1]))
+        assert refusals
+        assert [refusal for refusal in refusals if str(tmp_path) not in refusal] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "at", "odd", "refusal"),
+    [
+        ("tallyqa_complex", "test.json", (0, "image"), DELETED, r"test\.json, 7: key 'image' is missing"),
+        ("infographicsvqa", "infographicsVQA_val_v1.0_withQT.json", ("data", 0, "answer_type"), 1, r"71: 'answer_type' is 1, not a list"),
+        ("mathvista", "annot_testmini.json", ("1", "metadata"), 1, r"testmini\.json, 1: 'metadata' is 1, not an object"),
+        ("mathvista", "annot_testmini.json", ("2", "choices"), 1, r"testmini\.json, 2: 'choices' is 1, not a list of str"),
+        ("mathvista", "annot_testmini.json", ("2", "choices"), [], r"testmini\.json, 2: a multi_choice question without choices"),
+        ("mathvista", "annot_testmini.json", ("1", "answer_type"), "float", r"testmini\.json, 1: 'precision' is None, not a finite number"),
+        ("mm_vet", "mm-vet.json", ("v1_0", "imagename"), 1, r"mm-vet\.json, v1_0: 'imagename' is int '1', not text"),
+        ("mm_vet", "mm-vet.json", ("v1_0", "capability"), "ocr", r"mm-vet\.json, v1_0: 'capability' is 'ocr', not a list of str"),
+        ("mmmu_val", ART, ("image_1",), None, r"validation_Art_1, image_1: NoneType, not an object with 'bytes'"),
+        ("mmmu_val", ART, ("image_1", "bytes"), None, r"image_1 holds None, not the bytes"),
+        ("mmmu_val", ART, ("options",), "['me', ", r"Art_1: 'options' is \"\['me', \", not the text of a Py"),
+        ("mmmu_val", ART, ("options",), "[]", r"Art_1: a multiple-choice question without options"),
+        ("mmmu_val", ART, ("id",), DELETED, r"parquet, None: key 'id' is missing"),
+        ("virl39k", "39Krelease.parquet", ("image",), 1, r"39Krelease\.parquet, 0: 'image' is 1, not a list of str"),
+        ("virl39k", "39Krelease.parquet", ("image",), [{"path": "0.png"}], r"39Krelease\.parquet, 0: 'image' is .*, not a list of str"),
+        ("virl39k", "39Krelease.parquet", ("qid",), 0.5, r"39Krelease\.parquet, 0\.5: qid 0\.5 is no id"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_set_of_questions_is_said_in_a_sentence(
+    tmp_path: Path, name: str, file: str, at: tuple[Any, ...], odd: Any, refusal: str
+):
+    folder, runner = SETS[name](tmp_path), SCORERS[name].runner
+    path = folder / file
+    if path.suffix == ".parquet":
+        row = parquet.read_table(path).to_pylist()[0]
+        parquet.write_table(pyarrow.Table.from_pylist([changed(row, at, odd)]), path)
+    else:
+        write(path, changed(json.loads(path.read_text()), at, odd))
+    assert runner is not None
+    with pytest.raises(ValueError, match=refusal):
+        list(runner.items(folder, runner.splits[0]))
+
+
+def test_mm_vets_questions_as_a_list_are_refused(tmp_path: Path):
+    folder, runner = SETS["mm_vet"](tmp_path), SCORERS["mm_vet"].runner
+    write(folder / "mm-vet.json", [{"imagename": "a.jpg"}])
+    assert runner is not None
+    with pytest.raises(ValueError, match=r"mm-vet\.json: expected \{id: question\}"):
+        list(runner.items(folder, ""))
+
+
+@pytest.mark.parametrize("key", ["model", "content"])
+def test_a_replay_of_mm_vet_whose_runs_are_no_list_is_refused(tmp_path: Path, key: str):
+    others = truth_of("mm_vet", tmp_path)
+    write(others["replay"], {"v1_0": {"model": ["m"], "content": ["1.0"], "score": [1.0], key: 1}})
+    with pytest.raises(ValueError, match=rf"grades\.json, v1_0: '{key}' is 1, not a list of str"):
+        score("mm_vet", write(tmp_path / "told.json", PREDICTIONS["mm_vet"]), **others)
 
 
 def test_a_number_that_is_none_is_not_scored(tmp_path: Path):
