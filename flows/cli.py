@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import errno
 import gc
 import os
 import select
@@ -258,8 +259,13 @@ def main() -> None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what could not be written
         if not closed:
-            print(f"ans: {error}", file=sys.stderr)
+            print(told(error), file=sys.stderr)
         sys.exit(CLOSED_PIPE if closed else USER_ERROR)
+
+
+def told(error: Exception) -> str:
+    full = isinstance(error, OSError) and error.errno == errno.ENOSPC  # what Python says of it names no remedy
+    return f"ans: {error}" + ("; free space there, and give the same command again" if full else "")
 
 
 def output_is_closed() -> bool:
@@ -279,7 +285,7 @@ def run() -> None:
     except (ValueError, OSError) as error:  # errors in the input; ANS_TRACEBACK=1 shows where they were raised
         if os.environ.get("ANS_TRACEBACK") or (isinstance(error, BrokenPipeError) and output_is_closed()):
             raise
-        print(f"ans: {error}", file=sys.stderr)
+        print(told(error), file=sys.stderr)
         sys.exit(USER_ERROR)
     except KeyboardInterrupt:
         print("\nstopped; the same command resumes", file=sys.stderr)

@@ -91,7 +91,10 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
     command = [sys.executable, "-m", "flows.cli", "tools"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, cwd=ROOT, env=environment(ROOT), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "ans: [Errno 28] No space left on device\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "ans: [Errno 28] No space left on device; free space there, and give the same command again\n",
+    )
 
 
 def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

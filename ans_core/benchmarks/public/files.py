@@ -226,6 +226,13 @@ def number(record: Any, key: str, *, where: str) -> int | float:
     return found
 
 
+def verdict(record: Any, key: str, *, where: str) -> bool:
+    found = value(record, key, where=where)
+    if found not in (True, False, "1", "0"):  # 1 and 1.0 equal True
+        raise ValueError(f"{where}: {key!r} is {rle.short(found)}; write true or false, 1 or 0 (also as text), or leave it out")
+    return found in (True, "1")
+
+
 def id_of(record: Any, key: str, *, where: str) -> str:
     """As text, so that 7 and "7" are one."""
     found = value(record, key, where=where)

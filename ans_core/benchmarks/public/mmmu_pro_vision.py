@@ -29,7 +29,7 @@ def score(given: Given) -> Scored:
     metrics["unparsed"] = sum(letter is None for letter in letters)
     ratios = {"accuracy": ratio}
     if all("if_right" in record for record in records):
-        stored = [float(bool(record["if_right"])) for record in records]
+        stored = [float(files.verdict(record, "if_right", where=f"{given.predictions}, {record['id']}")) for record in records]
         metrics |= {"accuracy_stored": sum(stored) / len(stored), "correct_stored": int(sum(stored))}
         ratios["accuracy_stored"] = Ratio(numerators=stored)
     return Scored(

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ans_core import rle
 from ans_core.benchmarks.public import files, questions
 from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
@@ -40,7 +39,7 @@ def score(given: Given) -> Scored:
         ruled = by_rule(files.text(record, "pred_ans", where=where), record["answer"], letter=_letter(record, where))
         if ruled is None and "judged" in record:
             judged += 1
-            verdicts.append(_verdict(record["judged"], where))
+            verdicts.append(files.verdict(record, "judged", where=where))
         else:
             undecided += ruled is None
             verdicts.append(bool(ruled))
@@ -55,12 +54,6 @@ def score(given: Given) -> Scored:
             f"{judged} replies that no rule decides: as the text judge of that run decided (`judged`); {undecided} without one are wrong",
         ],
     )
-
-
-def _verdict(judged: object, where: str) -> bool:
-    if judged not in (True, False, "1", "0"):  # 1 and 1.0 equal True
-        raise ValueError(f"{where}: 'judged' is {rle.short(judged)}; write true or false, 1 or 0 (also as text), or leave it out")
-    return judged in (True, "1")
 
 
 def _letter(record: dict[str, Any], where: str) -> str:

@@ -35,7 +35,7 @@ PREDICTIONS: dict[str, Any] = {
                 {"index": 1_000_001, "A": "y", "B": "x", "answer": "B", "prediction": "A"}],
     "mmmu_val": {"Art": [{"id": "validation_Art_1", "response": "B", **CHOICES},
                          {"id": "validation_Art_2", "response": "7", "question_type": "open", "answer": "7"}]},
-    "mmmu_pro_vision": [{"id": "1", "subject": "Art", "options": "['x', 'y']", "answer": "A", "response": "A"}],
+    "mmmu_pro_vision": [{"id": "1", "subject": "Art", "options": "['x', 'y']", "answer": "A", "response": "A", "if_right": True}],
     "mme": [{"category": "count", "image": "1", "question": q, "answer": "Yes", "prediction": "yes"} for q in "ab"],
     "seed_bench": [{"question_id": "1_0", "prediction": "A", "gt_answer": "B"}],
     "vstar": [{"image": "x", "test_type": "t", "question": "q", "options": ["cat", "dog"], "answer": "cat", "pred_ans": "A", "judged": 1}],
