@@ -124,6 +124,8 @@ def run_on(profile: str, seed: int, made: Path, rows: Sequence[str]) -> None:
     for stage in wanted(rows):
         began, out, scratch = time.perf_counter(), own / stage.out, own / "scratch" / stage.out
         places[stage.out] = out
+        if stage.name == "agent_report":
+            shutil.rmtree(out, ignore_errors=True)  # an earlier call may have had other rows
         if out.exists():
             continue
         scratch.mkdir(parents=True, exist_ok=True)
