@@ -74,9 +74,9 @@ def serve(arguments: argparse.Namespace) -> int:
     check_address(arguments.host, arguments.port)
     exit_on_term()
     machine = machine_of(cfg.launch)
-    if not adapter.is_dir() and (arguments.adapter or not (folder / FILE).exists()):
-        raise ValueError(f"no agent {adapter} for a new store to begin with: `ans run --agent` trains one, or name one (--adapter)")
     start = adapter if adapter.is_dir() else None
+    if start is None and (arguments.adapter or not (folder / FILE).exists()):
+        raise ValueError(f"no agent {adapter} for a new store to begin with: `ans run --agent` trains one, or name one (--adapter)")
     with opened(cfg, base=base, start=start, folder=folder, machine=machine, families=cfg.agent.families, names=ADAPTERS[3:]) as parts:
         engine = parts.engine(read_only=arguments.read_only)
         with Server(engine, host=arguments.host, port=arguments.port) as server:

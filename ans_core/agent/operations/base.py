@@ -75,13 +75,19 @@ class Operation:
     run: Callable[[Workspace, Any, Tools], Result]
     needs_model: bool = False
     """Without a model it runs in a process of its own, which is killed at the time limit; it must then be a module's function."""
+    for_clips: bool = False
+    """It refuses a single picture, so traces of one that call it are refused as they are read."""
     call_pieces: tuple[str, ...] = ()
     """What stands between a call's values, as `protocol.call_text` writes it, for tokenizers that never saw calls."""
 
 
 def pixel_box(workspace: Workspace, image: str, bbox_2d: Sequence[int], *, smallest: int) -> ImageHandle:
     """A box in thousandths of an image -> the same part of its frame, in native pixels. Raises Refused."""
-    handle = workspace.image(image)
+    return part_of(workspace.image(image), image, bbox_2d, smallest=smallest)
+
+
+def part_of(handle: ImageHandle, image: str, bbox_2d: Sequence[int], *, smallest: int) -> ImageHandle:
+    """The same of an image, whose name is told where the box is refused."""
     x1, y1, x2, y2 = bbox_2d
     if min(bbox_2d) < 0 or max(bbox_2d) > THOUSAND:
         raise Refused("bad_box", f"bbox_2d {list(bbox_2d)} reaches outside of {image}; its corners go from 0 to {THOUSAND}")

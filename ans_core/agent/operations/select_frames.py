@@ -36,5 +36,6 @@ SELECT_FRAMES = Operation(
     sentence=f"Shows frames of a clip, at most {MOST}.",
     arguments=SelectFrames,
     run=run,
+    for_clips=True,
     call_pieces=('{"frames": [', "]}"),
 )

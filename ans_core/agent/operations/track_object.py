@@ -88,5 +88,6 @@ TRACK_OBJECT = Operation(
     arguments=TrackObject,
     run=run,
     needs_model=True,
+    for_clips=True,
     call_pieces=('{"mask": "mask_', '"}'),
 )

@@ -22,10 +22,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ans_core.agent import protocol
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.operations.base import SMALLEST, pixel_box
+from ans_core.agent.operations.base import SMALLEST, part_of
 from ans_core.agent.protocol import IMAGE, Call
 from ans_core.agent.refusal import ErrorKind, Refused
-from ans_core.agent.workspace import FIRST, THOUSAND, Workspace
+from ans_core.agent.workspace import FIRST, THOUSAND, ImageHandle
 from ans_core.agent.world.families import FAMILIES
 from ans_core.agent.world.question import same_answer
 from ans_core.data.formats import checks
@@ -40,7 +40,7 @@ TOLERANCE = 0.05
 LONGEST_TURN = 4000
 """Characters."""
 HANDLE = re.compile(r"(?:image|mask|track)_\d+")
-FOR_CLIPS = ("track_object", "select_frames")
+"""Names of images, masks and tracks."""
 TEMPLATE = ("<|im_start|>", "<|im_end|>")
 """Tokens that begin and end a turn."""
 
@@ -164,8 +164,8 @@ def _check(trace: Trace, folder: Path, where: str) -> None:
     sizes = {checks.image_size(checks.inside(folder, name, where=where), where=where) for name in trace.frames}
     if len(sizes) != 1:
         raise checks.DataError(f"{where}: frames of sizes {sorted(sizes)}; bring them to one size")
-    frames = Workspace.of([checks.inside(folder, name, where=where) for name in trace.frames])
-    known = {FIRST}
+    ((height, width),) = sizes
+    first, known = ImageHandle(frame=0, box=(0, 0, width, height)), {FIRST}
     for number, turn in enumerate(trace.turns):
         here, role = f"{where}, turn {number}", ("user", "assistant")[number % 2]
         if turn.role != role:
@@ -181,7 +181,8 @@ def _check(trace: Trace, folder: Path, where: str) -> None:
             )
         if turn.role == "assistant":
             failed = number + 1 < len(trace.turns) and trace.turns[number + 1].error is not None
-            _check_said(turn, last=number == len(trace.turns) - 1, failed=failed, frames=frames, known=known, where=here)
+            last, frames = number == len(trace.turns) - 1, len(trace.frames)
+            _check_said(turn, last=last, failed=failed, first=first, frames=frames, known=known, where=here)
         else:
             known |= set(HANDLE.findall(turn.text))
     if len(trace.turns) % 2:
@@ -203,13 +204,13 @@ def _check_pictures_of(turn: Turn, folder: Path, where: str) -> None:
         checks.image_size(checks.inside(folder, name, where=where), where=where)
 
 
-def _check_said(turn: Turn, *, last: bool, failed: bool, frames: Workspace, known: Set[str], where: str) -> None:
+def _check_said(turn: Turn, *, last: bool, failed: bool, first: ImageHandle, frames: int, known: Set[str], where: str) -> None:
     """A call in every turn but the last; where it is a target, a well-formed one that worked. known: the handles told of so far."""
     try:
         _, call = protocol.parse(turn.text)
         if call is not None:
             protocol.checked(call, OPERATIONS)
-            _check_possible(call, frames, known)
+            _check_possible(call, first, frames, known)
     except Refused as refused:
         if turn.trainable or not failed:
             raise checks.DataError(f"{where}: {refused.message}; correct the call, or mark the next turn with its error") from None
@@ -222,21 +223,22 @@ def _check_said(turn: Turn, *, last: bool, failed: bool, frames: Workspace, know
         raise checks.DataError(f"{where}: a call that failed is trainable; a model would learn to make it")
 
 
-def _check_possible(call: Call, frames: Workspace, known: Set[str]) -> None:
+def _check_possible(call: Call, first: ImageHandle, frames: int, known: Set[str]) -> None:
     """Raise Refused for what an operation would refuse whatever it sees: a handle that no turn told of, a clip's operation on a picture, a
     box, a point or a frame outside. How large other images than the first are is not known here."""
     given = call.arguments
-    for name in (given.get("image"), given.get("mask")):
+    for name in (given.get("image"), given.get("mask"), *(given.get("masks") or ())):
         if name is not None and name not in known:
             raise Refused("unknown_handle", f"no turn before it tells of {name[:40]!r}; there is {', '.join(sorted(known))}")
-    if call.name in FOR_CLIPS and not frames.clip:
+    if OPERATIONS[call.name].for_clips and frames == 1:
         raise Refused("not_a_clip", f"{call.name} needs a clip; the trace has a single frame")
     if box := given.get("bbox_2d"):
-        pixel_box(frames, FIRST, box, smallest=SMALLEST if given.get("image") in (None, FIRST) else 1)
+        image = given.get("image") or FIRST
+        part_of(first, image, box, smallest=SMALLEST if image == FIRST else 1)
     if (point := given.get("point_2d")) and not all(0 <= value <= THOUSAND for value in point):
         raise Refused("bad_box", f"point_2d {point} is outside; x and y go from 0 to {THOUSAND}")
-    if (chosen := given.get("frames")) and not all(0 <= frame < len(frames.frames) for frame in chosen):
-        raise Refused("bad_box", f"frames {chosen}: the clip has frames 0 to {len(frames.frames) - 1}")
+    if (chosen := given.get("frames")) and not all(0 <= frame < frames for frame in chosen):
+        raise Refused("bad_box", f"frames {chosen}: the clip has frames 0 to {frames - 1}")
 
 
 def _check_targets(trace: Trace, where: str) -> None:

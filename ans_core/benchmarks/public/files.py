@@ -227,6 +227,7 @@ def number(record: Any, key: str, *, where: str) -> int | float:
 
 
 def verdict(record: Any, key: str, *, where: str) -> bool:
+    """Whether a judge, or a script, called an answer right."""
     found = value(record, key, where=where)
     if found not in (True, False, "1", "0"):  # 1 and 1.0 equal True
         raise ValueError(f"{where}: {key!r} is {rle.short(found)}; write true or false, 1 or 0 (also as text), or leave it out")
