@@ -249,6 +249,7 @@ def test_a_call_names_what_an_earlier_turn_told_of(tmp_path: Path) -> None:
         (lambda r: called(r, "zoom_in", bbox_2d=[0, 0, 100, 500]), "turn 1: the box is 4 x 15 pixels; it needs 8"),
         (lambda r: called(r, "zoom_in", bbox_2d=[0, 0, 500, 500], image="image_2"), "no turn before it tells of 'image_2'; there is im"),
         (lambda r: called(r, "zoom_in", mask="mask_7"), "turn 1: no turn before it tells of 'mask_7'"),
+        (lambda r: called(r, "get_properties", masks=["mask_7"], properties=["rank"]), "turn 1: no turn before it tells of 'mask_7'"),
         (lambda r: called(r, "segment_object_at", point_2d=[500, 1200]), "turn 1: point_2d [500, 1200] is outside"),
         (lambda r: called(r, "select_frames", frames=[0]), "turn 1: select_frames needs a clip; the trace has a single frame"),
         (lambda r: r["turns"][3].update(text="checked<|im_end|>"), "turn 3 holds '<|im_end|>', which begins or ends a turn"),
