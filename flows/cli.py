@@ -96,7 +96,9 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--model", help="checkpoint folder (default: runs/<profile>/model)")
     it.add_argument("--max-tokens", type=eval_command.positive, default=64)
     it.add_argument("--out", metavar="FOLDER", help="where to write; an earlier answer there is removed (default: .ans/predictions/<name>)")
-    it.add_argument("--video-mode", choices=["auto", "sa2va", "sa2va-i"], default="auto", help="how masks go through a clip: docs/video.md")
+    it.add_argument(
+        "--video-mode", choices=["auto", "sa2va", "sa2va-i", "keyframe"], default="auto", help="how masks go through a clip: docs/video.md"
+    )
     it.add_argument("--fps", type=float, default=8.0, help="of a video's overlay, 0.002 to 100 (default: 8)")
     it.add_argument("--past", nargs=2, action="append", metavar=("QUESTION", "ANSWER"), help="an earlier turn; the first one first")
     it.add_argument("--mask", action="append", metavar="FILE", help="a region to ask about, not black where it is: region1, region2, ...")

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of an answer (default: 512; of an agent, and of its calls: agent.episode.turn_tokens)",
     )
-    add("--video-mode", choices=["auto", "sa2va", "sa2va-i"], help="how masks go through a clip: docs/video.md (default: auto)")
+    add("--video-mode", choices=["auto", "sa2va", "sa2va-i", "keyframe"], help="how masks go through a clip: docs/video.md (default: auto)")
     add("--processes", type=positive, metavar="N", help="processes or GPUs that share the questions (torchrun; default: 1)")
     add("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     add("--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights (default: as they are stored)")

@@ -83,7 +83,7 @@ def table(profile: str, split: str) -> str:
     for metric in (name.format(split=split) for name in METRICS):
         start = statistics.fmean(summary["sft"][metric] for summary, _ in rows)
         of_rl = spread([summary["rl"][metric] - summary["sft"][metric] for summary, _ in rows], "+")
-        of_sft = spread([found[metric] - summary["sft"][metric] for summary, found in rows], "+")
+        of_sft = spread([found[metric] - summary["sft"][metric] if metric in found else None for summary, found in rows], "+")
         lines.append(f"| {metric} | {start:.3f} | {of_rl} | {of_sft} |")
     return "\n".join(lines)
 

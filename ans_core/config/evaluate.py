@@ -36,7 +36,7 @@ class Evaluate(Section):
     """Samples per benchmark; 0 = all."""
     loop_samples: Positive = 300
     """Number of regions on which the two loops are measured."""
-    video_mode: Literal["auto", "sa2va", "sa2va-i"] = "auto"
+    video_mode: Literal["auto", "sa2va", "sa2va-i", "keyframe"] = "auto"
     """How masks are propagated through clips; auto = sa2va-i if the model keeps SAM2's original mask decoder."""
     batch: Positive = 32
     max_tokens: Positive = 48

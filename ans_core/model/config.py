@@ -8,9 +8,10 @@ from typing import Any, Literal, get_args
 from ans_core.model.backbones import BACKBONES
 from ans_core.model.grounding import GroundingConfig
 
-VideoMode = Literal["sa2va", "sa2va-i"]
+VideoMode = Literal["sa2va", "sa2va-i", "keyframe"]
 """How masks go through a clip. `sa2va`: the seen frames are decoded from the seg embedding and the trained decoder propagates their masks.
-`sa2va-i`: their masks prompt SAM2 as it was before training (kumuji/Sa2VA-i), which scores higher with the same weights."""
+`sa2va-i`: their masks prompt SAM2 as it was before training (kumuji/Sa2VA-i), which scores higher with the same weights.
+`keyframe`: the trained decoder propagates the mask of one seen frame, the one whose track agrees best with the seg embedding."""
 
 
 FrameChoice = Literal["first", "uniform"]
@@ -39,7 +40,7 @@ class Sa2VAConfig:
     """Number of frames of a video that the language model sees and that condition the masks."""
     frame_choice: FrameChoice = "uniform"
     """Which frames these are in video mode `sa2va`: the first ones (upstream's inference) or evenly spread ones (closer to training, which
-    samples the whole clip). Mode `sa2va-i` always spreads them."""
+    samples the whole clip). The other modes always spread them."""
     seg_object_score: bool = False
     """Whether the object score was trained for `[SEG]` (sft.object_weight): its masks are then blank where the score is negative.
     Upstream's was not."""

@@ -45,8 +45,10 @@ class PredictOptions:
                 raise ValueError(f"{name} {given!r}; there are {', '.join(get_args(kind))}")
         check_preparation(self.preparation)
         check_frames(1 if self.frames is None else self.frames, self.frame_choice or "uniform")
-        if self.mode == "sa2va-i" and self.frame_choice == "first":
-            raise ValueError("frame choice 'first' in video mode sa2va-i, which spreads the frames; leave it out, or use video mode sa2va")
+        if self.mode != "sa2va" and self.frame_choice == "first":
+            raise ValueError(
+                f"frame choice 'first' in video mode {self.mode}, which spreads the frames; leave it out, or use video mode sa2va"
+            )
 
     def seen_frames(self, model: Sa2VA, frames: int) -> list[int]:
         """Return the indices of the frames of a clip that the language model sees."""

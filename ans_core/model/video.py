@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ans_core import transforms
 from ans_core.model.grounding import FrameFeatures, in_order
+from ans_core.model.keyframe import track_from_key_frame
 from ans_core.model.masks import upsample
 from ans_core.model.options import PredictOptions
 from ans_core.model.sa2va import Sa2VA
@@ -38,8 +39,11 @@ def track_frames(
 
     `picture` opens a frame. It is called once for each frame; AHEAD frames are encoded together and dropped before the next.
     In mode `sa2va-i` each seen frame is decoded alone, as in training. Its masks, at the pictures' size, then prompt the original SAM2
-    (kumuji/Sa2VA-i).
+    (kumuji/Sa2VA-i). Mode `keyframe` opens all frames first, and yields them in order of time.
     """
+    if options.mode == "keyframe":
+        yield from enumerate(track_from_key_frame(model, [*map(picture, range(frames))], seg_embeddings, options, ahead=AHEAD).unbind(1))
+        return
     seen = options.seen_frames(model, frames)
     first = [picture(index) for index in seen]
     precision = model.own_precision()

@@ -131,7 +131,7 @@ def _talk(names: Sequence[str]) -> dict[str, Any]:
             elem_id="against",
         )
         found["mode"] = gr.Radio(
-            ["auto", "sa2va", "sa2va-i"], value="auto", label="Video mode", min_width=210, elem_id="mode", visible=False
+            ["auto", "sa2va", "sa2va-i", "keyframe"], value="auto", label="Video mode", min_width=210, elem_id="mode", visible=False
         )
     return found
 

@@ -82,7 +82,7 @@ def test_predict_writes_the_answer_its_masks_and_overlays(
     assert ("4 frames, video mode sa2va-i" in capsys.readouterr().out) == (what == "video")
 
 
-@pytest.mark.parametrize("mode", ["sa2va", "sa2va-i"])
+@pytest.mark.parametrize("mode", ["sa2va", "sa2va-i", "keyframe"])
 def test_a_clips_answer_is_that_of_the_model(tmp_path: Path, model: Path, clip: Path, mode: str) -> None:
     told = predict(clip, model, tmp_path / "out", "--video-mode", mode)
     (expected,) = ask.predict(

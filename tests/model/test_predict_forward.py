@@ -81,7 +81,7 @@ def test_a_release_on_internvl3_is_read_as_one_on_internvl2_5(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["sa2va", "sa2va-i"])
+@pytest.mark.parametrize("mode", ["sa2va", "sa2va-i", "keyframe"])
 @pytest.mark.parametrize("dtype", ["bfloat16", torch.float16])
 def test_in_half_precision_the_answers_are_nearly_the_same(dtype: torch.dtype | str, mode: VideoMode):
     exact = copy.deepcopy(qwen2()[0])
@@ -120,9 +120,9 @@ def test_a_batch_of_everything_is_answered_as_one_by_one():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["sa2va", "sa2va-i"])
+@pytest.mark.parametrize("mode", ["sa2va", "sa2va-i", "keyframe"])
 def test_a_clip_is_followed_frame_by_frame_with_the_same_masks(mode: VideoMode):
-    """Every frame is encoded once; between two frames the model answers other questions as ever."""
+    """Every frame is encoded once (in mode keyframe twice); between two frames the model answers other questions as ever."""
     model, inputs, _ = copy.deepcopy(qwen2())
     model.keep_original_decoder()
     with torch.no_grad():
@@ -139,14 +139,14 @@ def test_a_clip_is_followed_frame_by_frame_with_the_same_masks(mode: VideoMode):
         assert (masks[0] != whole.masks[0][index]).mean() < 1e-3
     handle.remove()
     assert index == 13
-    assert sum(encoded) == 14
+    assert sum(encoded) == (28 if mode == "keyframe" else 14)
     _, frames = model.follow(**asked, max_tokens=8, video_mode=mode)
     next(frames)
     assert (model.predict(**question("image"), max_tokens=8).masks[0] == picture.masks[0]).all()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["sa2va", "sa2va-i"])
+@pytest.mark.parametrize("mode", ["sa2va", "sa2va-i", "keyframe"])
 def test_a_video_file_is_followed_as_its_frames_with_a_few_held(tmp_path: Path, mode: VideoMode):
     """40 frames, of which five are kept and one is decoded at a time."""
     model, inputs, _ = copy.deepcopy(qwen2())
@@ -205,7 +205,7 @@ def test_earlier_turns_stand_before_the_question_as_training_wrote_them():
         ({"image": None}, "the text has 1 <image> for 0 frames"),
         ({"text": "<image>" + "word " * 40_000}, r"\d+ tokens, pictures included, in a context of \d+"),
         ({"video_mode": "sa2va-i"}, "SAM2's original mask decoder"),
-        ({"video_mode": "sa2va_i"}, "video mode 'sa2va_i'; there are sa2va, sa2va-i, and auto"),
+        ({"video_mode": "sa2va_i"}, "video mode 'sa2va_i'; there are sa2va, sa2va-i, keyframe, and auto"),
         ({"constants": "bfloat16"}, "constants 'bfloat16'; there are fp32, bf16"),
         ({"tiny_regions": "all"}, "tiny_regions 'all'; there are largest, none"),
         ({"frames": 0}, "0 frames of a clip; give a whole number from 1"),

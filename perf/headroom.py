@@ -1,0 +1,147 @@
+"""How much RL can gain by choosing among what a model says already: greedy answer, mean and best of G samples; a Markdown table.
+
+    ans run                                          # makes runs/<profile>; up to `sft` is enough
+    python perf/headroom.py [--split test]           # 2 cores: some 10 minutes; writes perf/results/<name>-<split>-headroom-seed<N>.json
+    python perf/headroom.py --table [--name NAME]    # of all seeds that are there
+
+The answers are sampled from the SFT model as RL's rollouts are (`rl.group`, `rl.temperature`). Loop 1: IoU of the mask that the same model
+draws from each caption of a region. Expressions: IoU of each answer as the benchmark scores it, absent and several things included.
+
+RL makes likelier what scored well among samples. A policy that said the best of G every time would have the column "best of G": more than
+that needs answers which the model doesn't give, so it is a bound on what this many samples can teach, not a forecast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from ans_core import data, dist
+from ans_core.benchmarks import BENCHMARKS
+from ans_core.benchmarks.loops import caption_request, mask_request, predicted_mask, true_mask
+from ans_core.checkpoints.trained import sft_model
+from ans_core.config import Config, load
+from ans_core.data.regions import is_region
+from ans_core.metrics.mask import counts
+from ans_core.model import Sa2VA
+from ans_core.model.generation import seg_embeddings_of, spoken_ids, text_of
+from ans_core.model.options import PredictOptions
+from ans_core.model.predict import Answer, decode_masks, predict
+from ans_core.model.prefill import prompt
+from ans_core.rl.rollout import Reader, sample
+from ans_core.stages.evaluate import remembering
+from ans_core.types import Predict, Prediction, Request, Sample
+from perf.bar import RESULTS, spread
+
+Scores = dict[str, list[list[float]]]
+"""Greedy score and scores of the G samples, `[greedy, sample 1, ..., sample G]` for each region or expression, by what is measured."""
+
+
+@torch.no_grad()
+def sampled(model: Sa2VA, requests: Sequence[Request], cfg: Config, *, what: str, group: int) -> list[list[Prediction]]:
+    """Return G sampled answers to each request. Seeds depend on the request's number alone, not on what shares its batch."""
+    reader = Reader(temperature=cfg.rl.temperature, forbidden=[model.image_token_id], guard=cfg.rl.logit_guard)
+    found = []
+    batch = max(1, cfg.evaluate.batch // group)
+    for start in tqdm(range(0, len(requests), batch), desc=what, mininterval=1):
+        some = requests[start : start + batch]
+        each = [request for request in some for _ in range(group)]
+        prompted = prompt(model, each)
+        seeds = [dist.seed_of(cfg.seed, "headroom", what, start + i, g) for i in range(len(some)) for g in range(group)]
+        said = sample(model, prompted, group=1, max_tokens=cfg.rl.max_tokens, reader=reader, seeds=seeds)
+        ids = [spoken_ids(model, list(one.ids)) for one in said]
+        embeddings = seg_embeddings_of(model, prompted, ids)
+        masks = decode_masks(model, each, prompted.images, embeddings, PredictOptions())
+        answers = [
+            Answer(
+                text=text_of(model, row), mask_logits=logits, seg_embeddings=own, size=(pictures[0].height, pictures[0].width),
+                square=model.sam2.image_size,
+            ).prediction()
+            for row, logits, own, pictures in zip(ids, masks, embeddings, prompted.images, strict=True)
+        ]  # fmt: skip
+        found += [answers[i : i + group] for i in range(0, len(answers), group)]
+    return found
+
+
+def loop1(model: Sa2VA, ask: Predict, regions: Sequence[Sample], cfg: Config, *, group: int) -> tuple[list[list[float]], list[list[float]]]:
+    """Return IoUs of greedy and sampled captions, and those of the true ones."""
+    requests = [caption_request(region, true_mask(region)) for region in regions]
+    greedy = ask(requests)
+    captions = [
+        [first.text, *(one.text for one in more)]
+        for first, more in zip(greedy, sampled(model, requests, cfg, what="caption", group=group), strict=True)
+    ]
+    drawn = ask([mask_request(region, caption) for region, own in zip(regions, captions, strict=True) for caption in [*own, region.text]])
+    size = group + 2
+    ious = [counts(predicted_mask(regions[i // size], one), true_mask(regions[i // size])).iou for i, one in enumerate(drawn)]
+    rows = [ious[i : i + size] for i in range(0, len(ious), size)]
+    return [row[:-1] for row in rows], [row[-1:] for row in rows]
+
+
+def expressions(model: Sa2VA, ask: Predict, referring: Sequence[Sample], cfg: Config, *, group: int) -> list[list[float]]:
+    benchmark = BENCHMARKS["referring"]
+    requests = [benchmark.request(one) for one in referring]
+    answers = [[first, *more] for first, more in zip(ask(requests), sampled(model, requests, cfg, what="refer", group=group), strict=True)]
+    columns = [benchmark.score(referring, [own[g] for own in answers]).per_sample for g in range(group + 1)]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def measured(cfg: Config, *, split: str, group: int, regions: int) -> Scores:
+    runs = Path("runs") / cfg.profile
+    held_out = data.sources(runs / "data", split)
+    model = sft_model(runs / "base" / "base", runs / "sft")
+    ask = remembering(partial(predict, model, max_tokens=cfg.evaluate.max_tokens, batch=cfg.evaluate.batch))
+    some = [s for s in data.of_kind(held_out, "region_caption") if is_region(s)][:regions]
+    referring = data.of_kind(held_out, "referring")
+    captions, truth = loop1(model, ask, some, cfg, group=group)
+    found = expressions(model, ask, referring, cfg, group=group)
+    absent = [row for row, s in zip(found, referring, strict=True) if not s.masks]
+    return {"loop 1 IoU": captions, "loop 1 IoU of true captions": truth, "all expressions": found, "absent things": absent}
+
+
+COLUMNS: dict[str, Callable[[list[float]], float]] = {
+    "greedy": lambda row: row[0],
+    "mean of the samples": lambda row: statistics.fmean(row[1:]),
+    "best of them": lambda row: max(row[1:]),
+    "samples differ": lambda row: float(max(row[1:]) > min(row[1:])),
+}
+
+
+def table(seeds: Sequence[Scores]) -> str:
+    """Mean ± deviation over seeds; the last column is the bound on RL's gain, paired by seed."""
+    names = [name for name in seeds[0] if len(seeds[0][name][0]) > 1]
+    lines = [f"| | {' | '.join(COLUMNS)} | best - greedy |", "|-" * (len(COLUMNS) + 2) + "|"]
+    for name in names:
+        means: list[list[float | None]] = [[statistics.fmean(map(column, seed[name])) for seed in seeds] for column in COLUMNS.values()]
+        room: list[float | None] = [statistics.fmean(max(row[1:]) - row[0] for row in seed[name]) for seed in seeds]
+        lines.append(f"| {name} | {' | '.join(map(spread, means))} | {spread(room, '+')} |")
+    for name in (name for name in seeds[0] if name not in names):
+        known: list[float | None] = [statistics.fmean(row[0] for row in seed[name]) for seed in seeds]
+        lines.append(f"| {name} | {spread(known)} |{' |' * len(COLUMNS)}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--group", type=int, help="samples of each answer; `rl.group` by default")
+    parser.add_argument("--regions", type=int, default=800)
+    parser.add_argument("--name", help="of the files, in place of the profile's")
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    config = load(Path("params.yaml"))
+    name = f"{arguments.name or config.profile}-{arguments.split}-headroom"
+    if not arguments.table:
+        scores = measured(config, split=arguments.split, group=arguments.group or config.rl.group, regions=arguments.regions)
+        rounded = {what: [[round(value, 4) for value in row] for row in rows] for what, rows in scores.items()}
+        (RESULTS / f"{name}-seed{config.seed}.json").write_text(json.dumps(rounded))
+    if not (paths := sorted(RESULTS.glob(f"{name}-seed*.json"))):
+        raise SystemExit(f"{RESULTS}/{name}-seed*.json: no such file; make one without --table")
+    print(table([json.loads(path.read_text()) for path in paths]))
