@@ -1,14 +1,15 @@
-"""How much RL can gain by choosing among what a model says already: greedy answer, mean and best of G samples; a Markdown table.
+"""How much better than its greedy answer a model's best sampled answers are: what RL has to choose from; Markdown tables.
 
     ans run                                          # makes runs/<profile>; up to `sft` is enough
-    python perf/headroom.py [--split test]           # 2 cores: some 10 minutes; writes perf/results/<name>-<split>-headroom-seed<N>.json
+    python perf/headroom.py [--split test]           # 2 cores: some 5 minutes; writes perf/results/<name>-<split>-headroom-seed<N>.json
     python perf/headroom.py --table [--name NAME]    # of all seeds that are there
 
-The answers are sampled from the SFT model as RL's rollouts are (`rl.group`, `rl.temperature`). Loop 1: IoU of the mask that the same model
-draws from each caption of a region. Expressions: IoU of each answer as the benchmark scores it, absent and several things included.
+The answers are sampled from the SFT model as RL's rollouts are (`rl.group`, `rl.temperature`, `rl.max_tokens`). Loop 1: IoU of the mask
+that the same model draws from each caption of a region. Expressions: IoU of each answer as the benchmark scores it, absent and several
+things included. The best of an answer's samples is chosen with the true mask in hand, and the greedy answer is one of them.
 
-RL makes likelier what scored well among samples. A policy that said the best of G every time would have the column "best of G": more than
-that needs answers which the model doesn't give, so it is a bound on what this many samples can teach, not a forecast.
+It is no bound on RL, which draws new samples in every step and trains what draws masks, too. It says how often a step's samples hold
+anything better than what the model says anyway.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from ans_core.model.options import PredictOptions
 from ans_core.model.predict import Answer, decode_masks, predict
 from ans_core.model.prefill import prompt
 from ans_core.rl.rollout import Reader, sample
-from ans_core.stages.evaluate import remembering
+from ans_core.stages.evaluate import limited, remembering
+from ans_core.stages.launch import machine_of
 from ans_core.types import Predict, Prediction, Request, Sample
 from perf.bar import RESULTS, spread
 
@@ -53,15 +55,16 @@ def sampled(model: Sa2VA, requests: Sequence[Request], cfg: Config, *, what: str
     for start in tqdm(range(0, len(requests), batch), desc=what, mininterval=1):
         some = requests[start : start + batch]
         each = [request for request in some for _ in range(group)]
-        prompted = prompt(model, each)
         seeds = [dist.seed_of(cfg.seed, "headroom", what, start + i, g) for i in range(len(some)) for g in range(group)]
-        said = sample(model, prompted, group=1, max_tokens=cfg.rl.max_tokens, reader=reader, seeds=seeds)
-        ids = [spoken_ids(model, list(one.ids)) for one in said]
-        embeddings = seg_embeddings_of(model, prompted, ids)
-        masks = decode_masks(model, each, prompted.images, embeddings, PredictOptions())
+        with model.own_precision():
+            prompted = prompt(model, each)
+            said = sample(model, prompted, group=1, max_tokens=cfg.rl.max_tokens, reader=reader, seeds=seeds)
+            ids = [spoken_ids(model, list(one.ids)) for one in said]
+            embeddings = seg_embeddings_of(model, prompted, ids)
+            masks = decode_masks(model, each, prompted.images, embeddings, PredictOptions())
         answers = [
             Answer(
-                text=text_of(model, row), mask_logits=logits, seg_embeddings=own, size=(pictures[0].height, pictures[0].width),
+                text=text_of(model, row), mask_logits=logits, seg_embeddings=own.float(), size=(pictures[0].height, pictures[0].width),
                 square=model.sam2.image_size,
             ).prediction()
             for row, logits, own, pictures in zip(ids, masks, embeddings, prompted.images, strict=True)
@@ -96,36 +99,46 @@ def expressions(model: Sa2VA, ask: Predict, referring: Sequence[Sample], cfg: Co
 def measured(cfg: Config, *, split: str, group: int, regions: int) -> Scores:
     runs = Path("runs") / cfg.profile
     held_out = data.sources(runs / "data", split)
-    model = sft_model(runs / "base" / "base", runs / "sft")
+    model = sft_model(runs / "base" / "base", runs / "sft", device=machine_of(cfg.launch).device)
     ask = remembering(partial(predict, model, max_tokens=cfg.evaluate.max_tokens, batch=cfg.evaluate.batch))
-    some = [s for s in data.of_kind(held_out, "region_caption") if is_region(s)][:regions]
+    some = limited([s for s in data.of_kind(held_out, "region_caption") if is_region(s)], regions)
     referring = data.of_kind(held_out, "referring")
     captions, truth = loop1(model, ask, some, cfg, group=group)
     found = expressions(model, ask, referring, cfg, group=group)
     absent = [row for row, s in zip(found, referring, strict=True) if not s.masks]
-    return {"loop 1 IoU": captions, "loop 1 IoU of true captions": truth, "all expressions": found, "absent things": absent}
+    scores = {"loop 1 IoU": captions, "loop 1 IoU of true captions": truth, "all expressions": found, "absent things": absent}
+    return {name: rows for name, rows in scores.items() if rows}
 
 
 COLUMNS: dict[str, Callable[[list[float]], float]] = {
     "greedy": lambda row: row[0],
     "mean of the samples": lambda row: statistics.fmean(row[1:]),
-    "best of them": lambda row: max(row[1:]),
+    "best of all": max,
     "samples differ": lambda row: float(max(row[1:]) > min(row[1:])),
 }
 
 
 def table(seeds: Sequence[Scores]) -> str:
-    """Mean ± deviation over seeds; the last column is the bound on RL's gain, paired by seed."""
+    """Mean ± deviation over seeds; then what the best of the greedy answer and the first k samples has over the greedy one, by k. Raises
+    SystemExit where seeds have unlike numbers of samples."""
     names = [name for name in seeds[0] if len(seeds[0][name][0]) > 1]
-    lines = [f"| | {' | '.join(COLUMNS)} | best - greedy |", "|-" * (len(COLUMNS) + 2) + "|"]
+    if len(sizes := {len(row) for seed in seeds for name in names for row in seed[name]}) != 1:
+        raise SystemExit(f"the files have unlike numbers of samples, {sorted(size - 1 for size in sizes)}: measure all with one --group")
+    lines = [f"| | {' | '.join(COLUMNS)} |", "|-" * (len(COLUMNS) + 1) + "|"]
     for name in names:
-        means: list[list[float | None]] = [[statistics.fmean(map(column, seed[name])) for seed in seeds] for column in COLUMNS.values()]
-        room: list[float | None] = [statistics.fmean(max(row[1:]) - row[0] for row in seed[name]) for seed in seeds]
-        lines.append(f"| {name} | {' | '.join(map(spread, means))} | {spread(room, '+')} |")
+        lines.append(f"| {name} | {' | '.join(of_seeds(seeds, name, column) for column in COLUMNS.values())} |")
     for name in (name for name in seeds[0] if name not in names):
-        known: list[float | None] = [statistics.fmean(row[0] for row in seed[name]) for seed in seeds]
-        lines.append(f"| {name} | {spread(known)} |{' |' * len(COLUMNS)}")
+        lines.append(f"| {name} | {of_seeds(seeds, name, COLUMNS['greedy'])} |{' |' * (len(COLUMNS) - 1)}")
+    most = range(1, sizes.pop())
+    lines += ["", f"| best - greedy, by samples | {' | '.join(map(str, most))} |", "|-" * (len(most) + 1) + "|"]
+    for name in names:
+        cells = [of_seeds(seeds, name, lambda row, k=k: max(row[: k + 1]) - row[0], sign="+") for k in most]  # type: ignore[misc]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def of_seeds(seeds: Sequence[Scores], name: str, column: Callable[[list[float]], float], *, sign: str = "") -> str:
+    return spread([statistics.fmean(map(column, seed[name])) for seed in seeds], sign)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from ans_core.model.grounding import GroundingConfig
 VideoMode = Literal["sa2va", "sa2va-i", "keyframe"]
 """How masks go through a clip. `sa2va`: the seen frames are decoded from the seg embedding and the trained decoder propagates their masks.
 `sa2va-i`: their masks prompt SAM2 as it was before training (kumuji/Sa2VA-i), which scores higher with the same weights.
-`keyframe`: the trained decoder propagates the mask of one seen frame, the one whose track agrees best with the seg embedding."""
+`keyframe`: the trained decoder propagates the mask of one seen frame, the one whose track agrees best with those of the others."""
 
 
 FrameChoice = Literal["first", "uniform"]

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
 
-from ans_core.metrics.mask import pairwise_iou
 from ans_core.model.grounding import FrameFeatures
 from ans_core.model.options import PredictOptions
 from ans_core.model.sa2va import Sa2VA
@@ -26,7 +25,7 @@ def track_from_key_frame(
     """Return low-resolution mask logits of N objects in every frame of a clip.
 
     The seg embedding draws a mask in each of the K seen frames, and the memory carries each of them to both ends of the clip: K tracks. An
-    object keeps the one that has the highest mean IoU with the others, frame by frame; of equals the first.
+    object keeps the one that has the highest mean IoU with all of them (`track_iou`); of equals, as of any two, the first.
 
     `ahead` frames are encoded together. Every frame is encoded twice and read by the memory K times, and all tracks are held to the end.
     """
@@ -35,10 +34,17 @@ def track_from_key_frame(
     with model.own_precision():
         for order in (range(frames - 1, -1, -1), range(frames)):
             for index, masks in _sweep(model, pictures, list(order), seen, seg_embeddings, options, ahead=ahead):
-                for place, logits in masks.items():
-                    tracks[:, place, index] = logits
-    agreement = sum(pairwise_iou(drawn, drawn).sum(dim=-1) for drawn in (tracks > 0).unbind(dim=2))
-    return tracks[torch.arange(len(tracks), device=model.device), agreement.argmax(dim=1)]
+                for number, logits in masks.items():
+                    tracks[:, number, index] = logits
+    return tracks[torch.arange(len(tracks), device=model.device), track_iou(tracks > 0).sum(dim=-1).argmax(dim=1)]
+
+
+def track_iou(tracks: Bool[Tensor, "N K F h w"]) -> Float[Tensor, "N K K"]:
+    """Return the IoU of every two tracks of an object: all frames' common pixels by all that either has, as YouTube-VIS counts it. A track
+    without any pixel has 0 with all, itself included: it must not win because others lost the object, too."""
+    both = sum((frame[:, :, None] & frame[:, None]).sum(dim=(-2, -1)) for frame in tracks.unbind(dim=2))
+    area = tracks.sum(dim=(2, 3, 4))
+    return both / (area[:, :, None] + area[:, None] - both).clamp(min=1)
 
 
 def _sweep(

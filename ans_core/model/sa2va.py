@@ -188,7 +188,8 @@ class Sa2VA(nn.Module):
     ) -> tuple[str, Iterator[tuple[int, np.ndarray]]]:
         """Answer about a video of any length as `predict` does: return the text and an iterator of (index, masks (N, H, W)).
 
-        A few frames of a video file or a folder are held at a time; frames given as pixels are held as long as the iterator."""
+        A few frames of a video file or a folder are held at a time; frames given as pixels are held as long as the iterator. In video mode
+        `keyframe` all of them are read, and followed to the end, before the first masks come."""
         from ans_core.model.clicks import with_clicks
         from ans_core.model.options import PredictOptions
         from ans_core.model.predict import follow

@@ -1,4 +1,4 @@
-"""Clips: seg embeddings -> masks, frame by frame through SAM2's memory. Each frame is encoded once."""
+"""Clips: seg embeddings -> masks, frame by frame through SAM2's memory. Each frame is encoded once (in mode `keyframe` twice)."""
 
 from __future__ import annotations
 
