@@ -25,7 +25,7 @@ def track_from_key_frame(
     """Return low-resolution mask logits of N objects in every frame of a clip.
 
     The seg embedding draws a mask in each of the K seen frames, and the memory carries each of them to both ends of the clip: K tracks. An
-    object keeps the one that has the highest mean IoU with all of them (`track_iou`); of equals, as of any two, the first.
+    object keeps the one that has the highest mean IoU with all of them (`track_iou`), of equals the first: of two tracks that is always so.
 
     `ahead` frames are encoded together. Every frame is encoded twice and read by the memory K times, and all tracks are held to the end.
     """

@@ -109,8 +109,7 @@ def follow(
     """Answer a request about one clip of any length: return the text and an iterator of (index, masks (N, H, W)) in order of time.
 
     `request` comes without frames. Each of `frames` is read when it is needed and then dropped; only the seen ones are kept (in mode
-    `keyframe` all are, and the masks come after the last). The iterator
-    is empty if the text has no `[SEG]`.
+    `keyframe` all are, and the masks come after the last). The iterator is empty if the text has no `[SEG]`.
     """
     kept = {index: frames[index] for index in options.seen_frames(model, len(frames))}
     with model.own_precision():
