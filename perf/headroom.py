@@ -26,15 +26,13 @@ from tqdm import tqdm
 
 from ans_core import data, dist
 from ans_core.benchmarks import BENCHMARKS
-from ans_core.benchmarks.loops import caption_request, mask_request, predicted_mask, true_mask
+from ans_core.benchmarks.loops import caption_request, redrawn_ious, true_mask
 from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config, load
 from ans_core.data.regions import is_region
-from ans_core.metrics.mask import counts
 from ans_core.model import Sa2VA
-from ans_core.model.generation import seg_embeddings_of, spoken_ids, text_of
 from ans_core.model.options import PredictOptions
-from ans_core.model.predict import Answer, decode_masks, predict
+from ans_core.model.predict import answers_of, predict
 from ans_core.model.prefill import prompt
 from ans_core.rl.rollout import Reader, sample
 from ans_core.stages.evaluate import limited, remembering
@@ -59,16 +57,7 @@ def sampled(model: Sa2VA, requests: Sequence[Request], cfg: Config, *, what: str
         with model.own_precision():
             prompted = prompt(model, each)
             said = sample(model, prompted, group=1, max_tokens=cfg.rl.max_tokens, reader=reader, seeds=seeds)
-            ids = [spoken_ids(model, list(one.ids)) for one in said]
-            embeddings = seg_embeddings_of(model, prompted, ids)
-            masks = decode_masks(model, each, prompted.images, embeddings, PredictOptions())
-        answers = [
-            Answer(
-                text=text_of(model, row), mask_logits=logits, seg_embeddings=own.float(), size=(pictures[0].height, pictures[0].width),
-                square=model.sam2.image_size,
-            ).prediction()
-            for row, logits, own, pictures in zip(ids, masks, embeddings, prompted.images, strict=True)
-        ]  # fmt: skip
+        answers = [one.prediction() for one in answers_of(model, each, prompted, [one.ids for one in said], PredictOptions())]
         found += [answers[i : i + group] for i in range(0, len(answers), group)]
     return found
 
@@ -81,9 +70,12 @@ def loop1(model: Sa2VA, ask: Predict, regions: Sequence[Sample], cfg: Config, *,
         [first.text, *(one.text for one in more)]
         for first, more in zip(greedy, sampled(model, requests, cfg, what="caption", group=group), strict=True)
     ]
-    drawn = ask([mask_request(region, caption) for region, own in zip(regions, captions, strict=True) for caption in [*own, region.text]])
     size = group + 2
-    ious = [counts(predicted_mask(regions[i // size], one), true_mask(regions[i // size])).iou for i, one in enumerate(drawn)]
+    ious = redrawn_ious(
+        [region for region in regions for _ in range(size)],
+        [caption for region, own in zip(regions, captions, strict=True) for caption in (*own, region.text)],
+        inverse=ask,
+    )
     rows = [ious[i : i + size] for i in range(0, len(ious), size)]
     return [row[:-1] for row in rows], [row[-1:] for row in rows]
 
@@ -132,9 +124,13 @@ def table(seeds: Sequence[Scores]) -> str:
     most = range(1, sizes.pop())
     lines += ["", f"| best - greedy, by samples | {' | '.join(map(str, most))} |", "|-" * (len(most) + 1) + "|"]
     for name in names:
-        cells = [of_seeds(seeds, name, lambda row, k=k: max(row[: k + 1]) - row[0], sign="+") for k in most]  # type: ignore[misc]
+        cells = [of_seeds(seeds, name, partial(gain, samples=count), sign="+") for count in most]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def gain(row: list[float], *, samples: int) -> float:
+    return max(row[: samples + 1]) - row[0]
 
 
 def of_seeds(seeds: Sequence[Scores], name: str, column: Callable[[list[float]], float], *, sign: str = "") -> str:

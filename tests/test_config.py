@@ -31,9 +31,11 @@ from ans_core.config import (
     resolve,
     yaml_file,
 )  # fmt: skip
+from ans_core.config.evaluate import Evaluate
 from ans_core.config.read import completed
 from ans_core.data import Kind
 from ans_core.data.formats import FORMATS
+from ans_core.model.config import VideoMode
 from ans_core.rewards import CORPUS_REWARDS, REWARDS
 from ans_core.rl import grpo
 from ans_core.rl.curriculum import CURRICULA
@@ -115,6 +117,7 @@ def test_the_names_that_settings_can_hold_are_those_that_there_are() -> None:
     assert set(names.BENCHMARKS) == {*BENCHMARKS, LOOP_BENCHMARK}
     assert {OTHER_NAMES.get(name, name) for name in names.PUBLIC} == {name for name, scorer in SCORERS.items() if scorer.runner}
     assert {*names.DATA_KINDS, "masks", "phrases"} == set(get_args(Kind))  # these have one half of a pair: no share of a mixture
+    assert get_args(Evaluate.model_fields["video_mode"].annotation) == ("auto", *get_args(VideoMode))
     assert set(get_args(LoopName)) == set(LOOPS)
     assert set(get_args(RewardName)) == {*REWARDS, *CORPUS_REWARDS}
     assert set(get_args(TextRewardName)) <= set(get_args(RewardName))

@@ -69,13 +69,17 @@ def loop_scores_of_truth(samples: Sequence[Sample], *, inverse: Predict) -> Foun
 def closed(samples: Sequence[Sample], captions: Sequence[str], masks: Sequence[dict[str, object]], *, inverse: Predict) -> FoundEach:
     """Close both loops. loop1 IoU: true mask against the mask that `inverse` draws from the caption. loop2 METEOR: true caption against the
     caption that `inverse` gives for the mask (an empty mask gets 0)."""
-    redrawn = inverse([mask_request(s, c) for s, c in zip(samples, captions, strict=True)])
-    ious = [counts(predicted_mask(s, p), true_mask(s)).iou for s, p in zip(samples, redrawn, strict=True)]
     asked = [i for i, mask in enumerate(masks) if rle.area(mask)]
     retold = inverse([caption_request(samples[i], masks[i]) for i in asked])
     scores = dict.fromkeys(range(len(samples)), 0.0)
     scores |= {i: meteor(p.text.rstrip("."), [samples[i].text]) for i, p in zip(asked, retold, strict=True)}
-    return [("loop1", "IoU", ious), ("loop2", "METEOR", list(scores.values()))]
+    return [("loop1", "IoU", redrawn_ious(samples, captions, inverse=inverse)), ("loop2", "METEOR", list(scores.values()))]
+
+
+def redrawn_ious(samples: Sequence[Sample], captions: Sequence[str], *, inverse: Predict) -> list[float]:
+    """Return the IoU of each true mask with the mask that `inverse` draws from the caption."""
+    redrawn = inverse([mask_request(s, c) for s, c in zip(samples, captions, strict=True)])
+    return [counts(predicted_mask(s, p), true_mask(s)).iou for s, p in zip(samples, redrawn, strict=True)]
 
 
 def true_mask(sample: Sample) -> dict[str, object]:

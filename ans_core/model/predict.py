@@ -19,7 +19,7 @@ from ans_core.model.config import VideoMode
 from ans_core.model.generation import generate, seg_embeddings_of, spoken_ids, text_of
 from ans_core.model.masks import decode_stills, upsample
 from ans_core.model.options import PredictOptions
-from ans_core.model.prefill import prompt
+from ans_core.model.prefill import PrefilledBatch, prompt
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.video import stream_masks, track
 from ans_core.types import Frames, ImageRef, Predict, Prediction, Request
@@ -87,7 +87,17 @@ def answers(model: Sa2VA, requests: Sequence[Request], options: PredictOptions, 
     """Answer all requests in one batch. Raises ValueError for a request that makes no sense (see `prompt`)."""
     with model.own_precision():
         prompted = prompt(model, requests, options=options)
-        ids = [spoken_ids(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
+        said = generate(model, prompted, max_tokens=max_tokens)
+    return answers_of(model, requests, prompted, said, options)
+
+
+@torch.no_grad()
+def answers_of(
+    model: Sa2VA, requests: Sequence[Request], prompted: PrefilledBatch, said: Sequence[Sequence[int]], options: PredictOptions
+) -> list[Answer]:
+    """Turn the token ids said to one batch's requests into answers, and draw their masks."""
+    with model.own_precision():
+        ids = [spoken_ids(model, list(row)) for row in said]
         embeddings = seg_embeddings_of(model, prompted, ids)
         logits = decode_masks(model, requests, prompted.images, embeddings, options)
     return [

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gradio as gr
 
 from ans_core import overlay
+from ans_core.model.config import VideoMode
 from flows.demo import pictures, words
 from flows.demo.chat import BRUSH_WIDTH, Answer, Chat
 from flows.demo.samples import Example
@@ -131,7 +132,7 @@ def _talk(names: Sequence[str]) -> dict[str, Any]:
             elem_id="against",
         )
         found["mode"] = gr.Radio(
-            ["auto", "sa2va", "sa2va-i", "keyframe"], value="auto", label="Video mode", min_width=210, elem_id="mode", visible=False
+            ["auto", *get_args(VideoMode)], value="auto", label="Video mode", min_width=210, elem_id="mode", visible=False
         )
     return found
 

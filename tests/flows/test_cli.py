@@ -7,6 +7,7 @@ import sys
 from importlib import metadata
 from importlib.metadata import version
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import folder as folders
 from ans_core.model import Sa2VA
+from ans_core.model.config import VideoMode
 from ans_core.stages import evaluate
 from flows import checkpoint_eval, cli, commands, doctor
 from flows.compare import table
@@ -45,6 +47,13 @@ def test_an_unknown_profile_is_one_line_not_a_traceback() -> None:
     done = ans("profile", "tinny")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ans: no profile named 'tinny' (did you mean 'tiny'?)")
+
+
+@pytest.mark.parametrize("command", ["predict clip.mp4 question", "eval mevis"])
+def test_a_command_knows_every_video_mode(command: str) -> None:
+    """They are written out there, since help loads nothing heavy."""
+    for mode in ("auto", *get_args(VideoMode)):
+        assert cli.parse([*command.split(), "--video-mode", mode]).video_mode == mode
 
 
 @pytest.mark.parametrize("words", ["tiny a=1 b=2 --force", "--force tiny a=1 b=2", "tiny --force a=1 b=2", "tiny a=1 --force b=2"])

@@ -77,6 +77,15 @@ def test_further_sft_and_rl_are_paired_with_the_same_seeds_sft(results: Path):
     assert cells(found, GIOU) == ["0.400", "+0.100 ± 0.000", "+0.200 ± 0.141"]  # further: .3 and .1
 
 
+def test_what_further_sft_was_not_measured_by_stays_open(results: Path):
+    every = {metric.format(split="test") for metric in further_sft.METRICS}
+    write(results / "tiny-test-seed0.json", {"sft": dict.fromkeys(every, 0.2), "rl": dict.fromkeys(every, 0.3)})
+    write(results / "tiny-test-further-seed0.json", dict.fromkeys(every - {GIOU}, 0.5))
+    found = further_sft.table("tiny", "test")
+    assert cells(found, GIOU) == ["0.200", "+0.100", "-"]
+    assert cells(found, N_ACC) == ["0.200", "+0.100", "+0.300"]
+
+
 def test_further_sft_refuses_a_seed_that_perf_bar_did_not_measure(results: Path):
     write(results / "tiny-test-further-seed5.json", {})
     with pytest.raises(SystemExit, match=r"none of perf/bar\.py for the same seeds"):
