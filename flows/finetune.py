@@ -77,7 +77,6 @@ def prepared(arguments: argparse.Namespace) -> Asked:
     from ans_core.data.formats import infer
     from ans_core.data.formats.checks import DataError
     from ans_core.data.mixture import paired
-    from ans_core.model.sa2va import Sa2VA
 
     source = Path(arguments.folder).resolve()
     form = arguments.format or infer(source)
@@ -105,7 +104,7 @@ def prepared(arguments: argparse.Namespace) -> Asked:
     start = base if base.exists() else local_folder(arguments.model)
     told, pictures = conversion.account(start), len({sample.image_id for sample in train})
     config = settings(source, form, arguments, pictures=pictures, benchmarks=benchmarks, parameters=told.parameters)
-    model = None if start == base else Sa2VA.from_pretrained(start)
+    model = None if start == base else checkpoint.load(start)
     out.mkdir(parents=True, exist_ok=True)
     (out / "finetune.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     if model is not None:
