@@ -169,11 +169,10 @@ def begin(request: Request) -> None:
     writes nothing for a model that can't be loaded."""
     from ans_core.checkpoints import checkpoint
     from ans_core.checkpoints.folder import local_folder
-    from ans_core.model.sa2va import Sa2VA
 
     out, base = request.out, request.out / "base/base"
     refuse_another(out / "finetune.json", request.identity)  # another one may have begun while this one waited
-    model = None if base.exists() else Sa2VA.from_pretrained(local_folder(request.model))
+    model = None if base.exists() else checkpoint.load(local_folder(request.model))
     out.mkdir(parents=True, exist_ok=True)
     (out / "finetune.json").write_text(json.dumps(request.identity, indent=1) + "\n", encoding="utf-8")
     if request.imported and not (out / IMPORTED).exists():
