@@ -138,7 +138,7 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
 
 
 def import_held_out(source: Path, into: Path, form: str | None) -> Path:
-    """Import an export, and hold out one picture in five, by a hash of its name, where the export has no split "train" or "val" itself. Its
+    """Import an export, and hold out one picture in five, by a hash of its name, where the export itself lacks "train" or "val". Its
     split "test" stays what it is."""
     from ans_core.data.exports import import_export
 
