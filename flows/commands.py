@@ -62,7 +62,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     with prefect_api(root()):
         from flows import sweep as flow
 
-        print(Path(flow.sweep(grid=grid, name=arguments.name)).read_text(encoding="utf-8"))
+        print(flow.plain_text(Path(flow.sweep(grid=grid, name=arguments.name))))
     return 0
 
 
