@@ -41,7 +41,7 @@ def items(root: Path, split: str) -> Iterator[Item]:
         frames = sorted(found, key=lambda path: place_in_time(path.stem))
         if not frames:
             raise ValueError(f"{pictures / video}: no pictures ({', '.join(files.PICTURES)})")
-        width, height = transforms.image_size(frames[0])
+        (width, height), _ = transforms.stored(frames[0])
         yield Item(
             name=video,
             request=Request(frames=tuple(frames), text="", clip=True),

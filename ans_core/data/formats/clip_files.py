@@ -81,12 +81,15 @@ def _numbered(video: Path, names: Sequence[str], *, where: str) -> Frames:
 def size_of(frames: Frames, *, where: str, stated: tuple[int | None, int | None] = (None, None)) -> tuple[int, int]:
     """Read (height, width) from the headers of all frames, which must be of one size."""
     first = checks.image_size(frames[0], where=where, stated=stated)
+    turn = transforms.stored(frames[0])[1]
     for frame in () if isinstance(frames, VideoFrames) else frames[1:]:
-        if (size := checks.image_size(frame, where=where)) != first:
+        if (size := checks.image_size(frame, where=where, stated=stated)) != first:
             raise checks.DataError(
                 f"{where}: {getattr(frame, 'name', frame)} is {size}, the first frame {first} (height, width); the frames of a video are "
                 "of one size"
             )
+        if transforms.stored(frame)[1] != turn:
+            raise checks.DataError(f"{where}: the EXIF tag of {frame!r} turns it, unlike the first frame; turn the pixels and drop the tag")
     return first
 
 
