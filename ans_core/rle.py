@@ -6,8 +6,10 @@ import reprlib
 
 import numpy as np
 from jaxtyping import Bool, Int64
+from PIL import Image
 from pycocotools import mask as coco
 
+from ans_core import orientation
 from ans_core.types import RLE
 
 LETTERS = bytes(range(48, 112))
@@ -30,6 +32,16 @@ def encode(mask: Bool[np.ndarray, "H W"]) -> RLE:
 
 def decode(rle: RLE) -> Bool[np.ndarray, "H W"]:
     return coco.decode(rle).view(bool)
+
+
+def upright(rle: RLE, turn: int) -> RLE:
+    """Turn or mirror a mask of the stored pixels as `orientation.upright` does their picture."""
+    return rle if turn == orientation.UPRIGHT else encode(np.asarray(orientation.upright(Image.fromarray(decode(rle)), turn)))
+
+
+def stored(rle: RLE, turn: int) -> RLE:
+    """Undo `upright`."""
+    return rle if turn == orientation.UPRIGHT else encode(np.asarray(orientation.stored(Image.fromarray(decode(rle)), turn)))
 
 
 def empty(height: int, width: int) -> RLE:

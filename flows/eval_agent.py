@@ -24,7 +24,7 @@ def run(name: str, arguments: argparse.Namespace) -> int:
 
     whole = eval_run.asked(name, arguments)
     runner = runner_of(name)
-    if not missing(runner, whole.data, whole.split) and (first := next(iter(runner.items(whole.data, whole.split)), None)) is not None:
+    if not missing(runner, whole.data, whole.split) and (first := next(iter(runner.questions(whole.data, whole.split)), None)) is not None:
         check(first)
     agent = cache(partial(Loaded, arguments))
     statuses = []

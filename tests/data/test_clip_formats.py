@@ -78,6 +78,42 @@ def test_real_davis_pngs_are_read_and_void_is_background():
     }  # 255, of some pixels of tennis, is no object
 
 
+def test_davis_2016_is_0_and_255_with_a_list_of_frames(tmp_path):
+    drawn = draw()
+    for name in ("a", "b"):
+        clip_sets.write_frames(tmp_path / f"JPEGImages/480p/{name}", drawn)
+        (tmp_path / f"Annotations/480p/{name}").mkdir(parents=True)
+        for frame, mask in zip(NAMES, drawn.masks[1], strict=True):
+            Image.fromarray(mask.astype(np.uint8) * 255).save(tmp_path / f"Annotations/480p/{name}/{frame}.png")
+    lists = tmp_path / "ImageSets/480p"
+    lists.mkdir(parents=True)
+    lines = [f"/JPEGImages/480p/b/{n}.jpg /Annotations/480p/b/{n}.png" for n in NAMES]
+    (lists / "val.txt").write_text("\n".join(lines))
+    (clip,) = read("davis", tmp_path, "val")
+    assert (clip.sample_id, clip.meta["object_ids"], pixels(clip.masks[0])) == ("b", [1], [36, 36, 36, 0, 36, 36])
+
+
+def test_numbers_that_can_be_no_objects_are_refused_with_what_to_write(tmp_path):
+    """Grey levels of two objects; one object scaled with interpolation. Done as the messages say, both are read."""
+    one, two = np.zeros((21, 33), np.uint8), np.zeros((21, 33), np.uint8)
+    one[5:15, 5:15], two[5:15, 20:28] = 1, 1
+    smooth = np.asarray(Image.fromarray(one * 200).resize((64, 48), Image.Resampling.BILINEAR))
+    nearest = np.asarray(Image.fromarray(one * 200).resize((64, 48), Image.Resampling.NEAREST))
+
+    def objects(labels: np.ndarray) -> list[int]:
+        Image.fromarray(labels).save(tmp_path / "0.png")
+        height, width = labels.shape
+        return list(clip_files.palette_masklets(tmp_path, ["0"], height=height, width=width, where="here"))
+
+    with pytest.raises(DataError, match=r"hold 127 and 255, which look like grey levels .* number the objects 1, 2"):
+        objects(one * 127 + two * 255)
+    assert objects(one + two * 2) == [1, 2]
+    with pytest.raises(DataError, match=r"object numbers, of which \d+ are nothing but edges .* nearest neighbour"):
+        objects(smooth)
+    assert objects(nearest) == [200]
+    assert objects(one * 5 + two * 255) == [5]  # void beside an object
+
+
 def test_sav_has_every_fourth_frame_of_a_video_file(written):
     drawn, root = draw(), written("sav")
     assert (infer(root), SPLITS["sav"](root)) == ("sav", ["train"])

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
-from ans_core import rle
+from ans_core import rle, transforms
 from ans_core.data.exports import import_export
 from ans_core.data.exports.label_studio import brush
-from ans_core.data.formats import plain
+from ans_core.data.formats import FORMATS, plain
 from ans_core.data.formats.checks import DataError
 from flows import cli
 
@@ -110,6 +110,29 @@ def test_a_fault_of_cvat_is_named_by_file_and_place_and_nothing_is_written(tmp_p
     with pytest.raises(DataError, match=match):
         import_export(file, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_masks_drawn_on_a_picture_that_cvat_shows_upright_lie_right(tmp_path: Path, orientation: int):
+    """A white square near a corner of a stored picture of 20 x 10, outlined where CVAT shows it."""
+    stored = np.zeros((10, 20), np.uint8)
+    stored[1:4, 2:6] = 255
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    (tmp_path / "images").mkdir()
+    Image.fromarray(stored).save(tmp_path / "images/a.png", exif=exif)
+    shown = np.asarray(ImageOps.exif_transpose(Image.open(tmp_path / "images/a.png"))) > 0
+    rows, columns = np.flatnonzero(shown.any(1)), np.flatnonzero(shown.any(0))
+    box = f'xtl="{columns[0]}" ytl="{rows[0]}" xbr="{columns[-1] + 1}" ybr="{rows[-1] + 1}"'
+    height, width = shown.shape
+    image = f'<image id="0" name="a.png" width="{width}" height="{height}"><box label="dog" {box}/></image>'
+    file = write(tmp_path, "annotations.xml", f"<annotations>{image}</annotations>")
+    lines = import_export(file, tmp_path / "out")
+    assert any("turned or mirrored by an EXIF tag" in line for line in lines) == (orientation in (2, 3, 4))
+    (sample,) = (s for split in plain.splits(tmp_path / "out") for s in FORMATS["annotations"](tmp_path / "out", name="d", split=split))
+    ((mask,),) = sample.masks
+    assert np.array_equal(rle.decode(mask), shown)
+    assert np.array_equal(np.asarray(transforms.open_image(sample.frames[0]))[..., 0] > 0, shown)
 
 
 def packed(total: int, *runs: tuple[int, int] | list[int]) -> list[int]:

@@ -20,8 +20,8 @@ from jaxtyping import UInt8
 from ans_core import rle
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.scored import Given
+from ans_core.object_numbers import VOID, fault, is_binary, with_inside
 
-VOID = 255
 IndexMask = UInt8[np.ndarray, "H W"]
 INNER = ("Annotations", "Annotations_6fps", "480p")
 """Folders inside a data set's own that lead to its masks."""
@@ -154,15 +154,19 @@ def _clip(video: str, one: str | None, true_root: Path, drawn: _Drawn) -> Clip:
         raise ValueError(f"{folder}: {len(frames)} PNGs; the first and last don't count, so at least 3 are needed")
     real = [files.index_mask(folder / f"{frame}.png") for frame in frames]
     predicted = drawn.masks(video, one, frames)
+    numbers = {number for frame in real for number in np.unique(frame).tolist()}
+    if not one and (reason := fault(numbers, set().union(*map(with_inside, real)))):
+        raise ValueError(f"{folder}: {reason}")
+    single = one or is_binary(numbers)
     for frame, true, other in zip(frames, real, predicted, strict=True):
         where = f"{video}/{one}" if one else video
         if true.shape != other.shape or true.shape != real[0].shape:
             raise ValueError(
                 f"{where}, {frame}.png: [height, width] {other.shape}, the truth's is {true.shape}, its first frame's {real[0].shape}"
             )
-        if one and max(len(np.unique(true)), len(np.unique(other))) > 2:
-            raise ValueError(f"{where}, {frame}.png: more than one object in the folder of one")
-    if one:
+        if single and max(len(np.unique(true)), len(np.unique(other))) > 2:
+            raise ValueError(f"{where}, {frame}.png: more than one object, where the truth has one alone")
+    if single:
         real, predicted = ([(frame > 0).astype(np.uint8) for frame in listed] for listed in (real, predicted))
     return Clip(name=f"{video}/{one}" if one else video, truth=real, predictions=predicted)
 

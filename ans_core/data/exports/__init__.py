@@ -8,14 +8,15 @@ import tempfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ans_core import rle
+from ans_core import orientation, rle, transforms
 from ans_core.data.exports import cvat, label_studio, read_as_samples
 from ans_core.data.exports.labelled import Export
 from ans_core.data.formats import checks, plain
+from ans_core.types import RLE
 from ans_core.written import written_whole
 
 EXPORTS: dict[str, Callable[[Path], Export]] = {
@@ -44,12 +45,12 @@ def import_export(source: Path, out: Path, *, form: str | None = None) -> list[s
                 export = EXPORTS[form or _format(file)](file)
             except checks.DataError as error:  # it names files of a folder that goes
                 raise checks.DataError(str(error).replace(unpacked, str(source))) from None
-            _write(export, partial)
+            doubtful = _write(export, partial)
             export.file = Path(str(export.file).replace(unpacked, str(source)))
         for split in plain.splits(partial):  # the reader that training uses finds what is left to find
             for _ in plain.read(partial, name=out.name, split=split):
                 pass
-    return _told(export, out)
+    return _told(export, out, doubtful)
 
 
 def _unpacked(archive: Path, into: Path) -> Path:
@@ -95,8 +96,9 @@ def _json_format(content: Any) -> str:
     return "finetune" if {"image", "mask", "text"} <= first.keys() else ""
 
 
-def _write(export: Export, out: Path) -> None:
-    """Copy the pictures to `images/` and write the records. Pictures of one name from several folders get numbers."""
+def _write(export: Export, out: Path) -> list[str]:
+    """Copy the pictures to `images/` and write the records. Pictures of one name from several folders get numbers. Return what is
+    doubtful."""
     (out / "images").mkdir()
     names: dict[Path, str] = {}
     records: list[dict[str, Any]] = []
@@ -108,16 +110,43 @@ def _write(export: Export, out: Path) -> None:
                 name, number = f"{stem}-{number}{suffix}", number + 1
             names[labelled.picture] = name
             shutil.copyfile(labelled.picture, out / "images" / name)
-        record = {"image": f"images/{names[labelled.picture]}", "text": labelled.text, "masks": list(labelled.masks)}
+        masks = [_of_stored(mask, labelled.picture) if export.drawn_upright else mask for mask in labelled.masks]
+        record = {"image": f"images/{names[labelled.picture]}", "text": labelled.text, "masks": masks}
         more = {"task": labelled.task} if labelled.task != "referring" else {}
         records.append(record | more | ({"split": labelled.split} if labelled.split else {}))
     (out / "annotations.json").write_text(json.dumps(records, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    return _doubtful(names) if export.drawn_upright else []
 
 
-def _told(export: Export, out: Path) -> list[str]:
+def _of_stored(mask: RLE, picture: Path) -> RLE:
+    """Return a mask that was drawn in a labelling tool on the stored pixels, which annotations.json's masks are of. Tools show pictures
+    upright; the mask's size tells of one that does not, if the picture is turned by a quarter."""
+    (width, height), turn = transforms.stored(picture)
+    of_stored = orientation.swaps_sides(turn) and height != width and mask["size"] == [height, width]
+    return mask if of_stored else rle.stored(mask, turn)
+
+
+def _doubtful(pictures: Iterable[Path]) -> list[str]:
+    """Return a line about the pictures that an EXIF tag turns or mirrors without a change of size."""
+    names = []
+    for picture in pictures:
+        (width, height), turn = transforms.stored(picture)
+        if turn != orientation.UPRIGHT and (width == height or not orientation.swaps_sides(turn)):
+            names.append(picture.name)
+    if not names:
+        return []
+    return [
+        f"warning: {len(names):,} pictures are turned or mirrored by an EXIF tag that leaves their size, as {names[0]}. Their masks are "
+        "taken as drawn on the turned picture, which tools show: look at them (`ans data show`); if they lie wrong, turn the pixels, drop "
+        "the tag and label these again"
+    ]
+
+
+def _told(export: Export, out: Path, doubtful: Sequence[str]) -> list[str]:
     tasks = Counter(labelled.task for labelled in export.labelled)
     pictures = len({labelled.picture for labelled in export.labelled})
     objects = sum(rle.area(mask) > 0 for labelled in export.labelled for mask in labelled.masks)
     left = [f"left out: {count:,} {reason}" for reason, count in export.left_out.most_common()]
     counts = ", ".join(f"{count:,} {task}" for task, count in tasks.items())
-    return [f"{export.file}: {pictures:,} pictures, {counts} records, {objects:,} masks", *left, f"wrote {out / 'annotations.json'}"]
+    head = f"{export.file}: {pictures:,} pictures, {counts} records, {objects:,} masks"
+    return [head, *left, *doubtful, f"wrote {out / 'annotations.json'}"]

@@ -27,8 +27,9 @@ def coco_file(file: Path) -> Export:
 
 
 def finetune_file(file: Path) -> Export:
+    """Upstream's masks are of the stored pixels."""
     samples = [sample for split in plain.splits(file) for sample in plain.read(file, name=file.stem, split=split)]
-    return Export(file=file, labelled=[_labelled(sample, None) for sample in samples])
+    return Export(file=file, labelled=[_labelled(sample, None) for sample in samples], drawn_upright=False)
 
 
 def _labelled(sample: Sample, split: str | None) -> Labelled:

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, BinaryIO, TypeVar
@@ -16,8 +17,8 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 import jiter
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from ans_core import prompts, rle, transforms
-from ans_core.types import RLE, ImageRef
+from ans_core import orientation, prompts, rle, transforms
+from ans_core.types import RLE, ImageRef, Sample, VideoFrames
 
 TOLD = 20
 """Number of a file's faults that are listed one by one."""
@@ -128,20 +129,45 @@ def _keys(form: type[Record]) -> list[str]:
 def image_size(image: ImageRef, *, where: str, stated: tuple[int | None, int | None] = (None, None)) -> tuple[int, int]:
     """Read (height, width) from the file's header, without the pixels. `stated` is the size in the annotations, None if they have none.
 
-    Pictures and masks are in the frame of the stored pixels; an EXIF tag turns neither, as in COCO's annotations and upstream.
+    Where an EXIF tag turns the picture by a quarter, `stated` tells whether the annotations are of the upright picture or of the stored
+    pixels. Where it does not, they are of the stored pixels, as in COCO; `upright` turns their masks.
     """
+    try:
+        (width, height), turn = transforms.stored(image)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
+    if orientation.swaps_sides(turn) and stated == (width, height):
+        return width, height
+    if stated[0] not in (None, height) or stated[1] not in (None, width):
+        raise DataError(
+            f"{where}: the annotations are of a picture of [height, width] = {rle.short(list(stated))}, the file has {[height, width]};"
+            " put the original there, or scale the annotations too"
+        )
+    return height, width
+
+
+def shown_size(image: ImageRef, *, where: str) -> tuple[int, int]:
+    """Read (height, width) of the upright picture from the file's header."""
     try:
         width, height = transforms.image_size(image)
     except ValueError as error:
         raise DataError(f"{where}: {error}") from None
-    if stated[0] not in (None, height) or stated[1] not in (None, width):
-        turned = stated == (width, height)
-        advice = "it was turned by its EXIF tag where it was annotated, which COCO and upstream don't do: turn the pixels and drop the tag"
-        raise DataError(
-            f"{where}: the annotations are of a picture of [height, width] = {rle.short(list(stated))}, the file has {[height, width]};"
-            f" {advice if turned else 'put the original there, or scale the annotations too'}"
-        )
     return height, width
+
+
+def upright(sample: Sample) -> Sample:
+    """Turn the masks of pictures whose EXIF tag turns them, as `transforms.open_image` turns the pictures. Masks of upright pictures stay,
+    as the sample's size tells where a picture is turned by a quarter."""
+    if isinstance(sample.frames, VideoFrames):
+        return sample
+    turns = [transforms.stored(frame)[1] for frame in sample.frames]
+    width, height = transforms.image_size(sample.frames[0])
+    is_upright = orientation.swaps_sides(turns[0]) and (sample.height, sample.width) == (height, width) and height != width
+    if is_upright or set(turns) == {orientation.UPRIGHT}:
+        return sample
+    masks = (zip(masklet, turns, strict=True) for masklet in sample.masks)
+    shown = tuple(tuple(mask and rle.upright(mask, turn) for mask, turn in masklet) for masklet in masks)
+    return replace(sample, masks=shown, height=height, width=width)
 
 
 def inside(folder: Path, name: str, *, where: str) -> Path:

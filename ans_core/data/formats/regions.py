@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ans_core import rle
+from ans_core import orientation, rle, transforms
 from ans_core.data.formats import checks
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.scene_text import place_words
@@ -44,6 +44,10 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             if region.image not in sizes:
                 image = checks.inside(path, region.image, where=where)
                 sizes[region.image] = checks.image_size(image, where=where, stated=(region.height, region.width))
+                if not region.caption and transforms.stored(image)[1] != orientation.UPRIGHT:
+                    raise checks.DataError(
+                        f"{where}: an EXIF tag turns the picture, so that its bbox tells no place; write a caption, or turn the pixels"
+                    )
             height, width = sizes[region.image]
             mask = checks.mask(region.segmentation, height=height, width=width, where=where)
             text = _text(region, height=height, width=width, where=where)

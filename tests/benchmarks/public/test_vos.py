@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path):
     write_index_masks(tmp_path / "drawn/cat", [ONE] * 3)
     with pytest.raises(ValueError, match="1 videos are not there: cat"):
         score("vos", **paths)
-    write_index_masks(tmp_path / "truth/cat", [ONE * 255] * 3)
+    write_index_masks(tmp_path / "truth/cat", [ONE * 0] * 3)
     with pytest.raises(ValueError, match="cat: the truth holds no object, only background and void"):
         score("vos", **paths)
     with pytest.raises(ValueError, match="one of davis, mose"):
@@ -92,6 +92,16 @@ def test_what_does_not_fit_is_refused(tmp_path: Path):
         score("vos", tmp_path / "Annotations", data=tmp_path)
     with pytest.raises(ValueError, match="no file with sequence, height, width and objects"):
         score("vos", tmp_path)
+
+
+def test_masks_of_0_and_255_are_one_object_however_the_prediction_numbers_it(tmp_path: Path):
+    """As DAVIS 2016 scores: what is not black."""
+    for number in (1, 255):
+        paths = folders(tmp_path / str(number), [ONE * 255] * 3, [HALF * number] * 3)
+        for convention in ("davis", "mose"):
+            assert score("vos", convention=convention, **paths).metrics["J"] == 0.5
+    with pytest.raises(ValueError, match=r"hold 127 and 255, which look like grey levels .* number the objects 1, 2"):
+        score("vos", **folders(tmp_path / "grey", [ONE * 255 - HALF * 128] * 3, [ONE] * 3))
 
 
 def test_recorded_clips_hold_truth_and_prediction_and_their_objects_do_not_overlap(tmp_path: Path):
