@@ -56,7 +56,7 @@ def test_numbers_that_no_object_has_count_only_in_davis_own_code(tmp_path: Path)
         assert (found.metrics["J&F"], [s["object"] for s in found.samples]) == (pytest.approx(j), objects)
         assert any("1 videos have gaps" in note for note in found.notes) == (convention != "mose")
     write_index_masks(tmp_path / "drawn/dog", [ONE * 3] * 4)
-    with pytest.raises(ValueError, match="holds object 3; .* has objects 1, 5;"):
+    with pytest.raises(ValueError, match=r"holds object 3; .* has objects 1, 5;"):
         score("vos", **paths)
     write_index_masks(tmp_path / "truth/dog", [ONE + EDGE * 5, ONE * 3, ONE * 3, ONE * 3])  # 3 appears later, and is below 5
     assert [s["object"] for s in score("vos", **paths).samples] == [1, 3, 5]
@@ -82,7 +82,7 @@ def test_sav_has_a_folder_an_object_and_they_may_overlap(tmp_path: Path):
 
 def test_what_does_not_fit_is_refused(tmp_path: Path):
     paths = folders(tmp_path, [ONE] * 3, [ONE * 2] * 3)
-    with pytest.raises(ValueError, match="dog: a predicted mask holds object 2; .* has objects 1; --convention mose"):
+    with pytest.raises(ValueError, match=r"dog: a predicted mask holds object 2; .* has objects 1; --convention mose"):
         score("vos", **paths)
     (paths["predictions"] / "dog/00001.png").unlink()
     with pytest.raises(ValueError, match=r"1 of 3 frames are not there: 00001\.png"):
