@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from ans_core import orientation, video_file
+from ans_core import nearest_file, orientation, video_file
 from ans_core.types import FilePart, ImageRef, VideoFrame
 
 CODEC_ERRORS = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, struct.error, zlib.error)
@@ -103,7 +103,8 @@ def _opened(ref: ImageRef) -> Iterator[Image.Image]:
                 raise ValueError("it has no pixel")
             yield image
     except FileNotFoundError as error:
-        raise ValueError(f"the image {where} does not exist; put the file there, or correct the path") from error
+        nearest = nearest_file.hint(ref) if isinstance(ref, Path) else ""
+        raise ValueError(f"the image {where} does not exist; put the file there, or correct the path{nearest}") from error
     except Image.DecompressionBombError as error:
         assert Image.MAX_IMAGE_PIXELS, "Pillow raises this only where there is a limit"
         limit = 2 * Image.MAX_IMAGE_PIXELS

@@ -81,6 +81,7 @@ def check(name: str, path: Path, form: str, split: str | None, *, pixels: bool, 
     entries = {part: DatasetEntry(name=name, format=form, path=str(path), split=part, kind="extra") for part, s in read.items() if s}
     samples = {entry: read[part] for part, entry in entries.items()}
     known = {entry: found[part] for part, entry in entries.items()}
+    page.parent.mkdir(parents=True, exist_ok=True)
     write_report(page, samples, errors=wrong, warnings=noted, pictures=pixels, known=known)
     print(f"counts and pictures: {page}")
     return FAULTY if wrong else 0

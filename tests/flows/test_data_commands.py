@@ -53,6 +53,13 @@ def test_a_data_set_is_checked_and_told_about(tmp_path, capsys):
     assert "cannot read the image" in (folder / "page/report.html").read_text()
 
 
+def test_the_page_of_a_set_that_cannot_be_read_is_written_into_a_new_folder(tmp_path, capsys):
+    (tmp_path / "annotations").mkdir()
+    page = tmp_path / "new/page/report.html"
+    assert data_check.check("mine", tmp_path, "coco", None, pixels=True, page=page) == 1
+    assert "holds no instances*.json" in page.read_text()
+
+
 def test_faults_of_structure_and_of_masks_are_told_in_one_go(tmp_path, capsys):
     Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
     wrong = [

@@ -69,7 +69,7 @@ def videos_of(root: Path, split: str) -> list[str]:
     inner = split_folder(root, split)
     for path in (root / f"ImageSets/2017/{split}.txt", root / f"ImageSets/{split}.txt", inner / f"{inner.name}.txt", root / f"{split}.txt"):
         if split and path.is_file():
-            return sorted(path.read_text(encoding="utf-8").split())
+            return sorted(path.read_text(encoding="utf-8-sig").split())
     return []
 
 
@@ -194,6 +194,8 @@ def _filled(record: dict[str, Any], key: str, source: Path) -> list[IndexMask]:
         raise ValueError(f"{source}: masks of {sorted(lengths)} frames; every object needs one, or null, in every frame")
     frames = [np.zeros((height, width), np.uint8) for _ in range(lengths.pop())]
     for one in record["objects"]:
+        if one.get("id") not in range(1, VOID):
+            raise ValueError(f"{source}: object id {rle.short(one.get('id'))} is no number of a PNG (1 to {VOID - 1})")
         for t, found in enumerate(one[key]):
             where = f"{source}, object {one['id']}, frame {t}"
             pixels = rle.decode(files.mask(found, height=height, width=width, where=where))

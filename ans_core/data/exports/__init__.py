@@ -9,12 +9,13 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ans_core import orientation, rle, transforms
 from ans_core.data.exports import cvat, label_studio, read_as_samples
-from ans_core.data.exports.labelled import Export
+from ans_core.data.exports.labelled import Export, Labelled
 from ans_core.data.formats import checks, plain
 from ans_core.types import RLE
 from ans_core.written import written_whole
@@ -43,13 +44,17 @@ def import_export(source: Path, out: Path, *, form: str | None = None) -> list[s
             try:
                 file = _file(place, form)
                 export = EXPORTS[form or _format(file)](file)
+                export.labelled = merged(export.labelled)
             except checks.DataError as error:  # it names files of a folder that goes
                 raise checks.DataError(str(error).replace(unpacked, str(source))) from None
             doubtful = _write(export, partial)
             export.file = Path(str(export.file).replace(unpacked, str(source)))
-        for split in plain.splits(partial):  # the reader that training uses finds what is left to find
-            for _ in plain.read(partial, name=out.name, split=split):
-                pass
+        try:
+            for split in plain.splits(partial):  # the reader that training uses finds what is left to find
+                for _ in plain.read(partial, name=out.name, split=split):
+                    pass
+        except checks.DataError as error:  # nothing is left at the place that it names
+            raise checks.DataError(f"{source}, imported: {str(error).replace(str(partial), str(out))}") from None
     return _told(export, out, doubtful)
 
 
@@ -94,6 +99,22 @@ def _json_format(content: Any) -> str:
     if "data" in first and ("annotations" in first or "completions" in first):
         return "label_studio"
     return "finetune" if {"image", "mask", "text"} <= first.keys() else ""
+
+
+def merged(labelled: Iterable[Labelled]) -> list[Labelled]:
+    """Return the records with one of each picture and text: the same picture may stand in an export twice (in two tasks, under two ids).
+    Referring means the objects of all; of captions with the same masks one is left. Raises DataError if they are in two splits."""
+    found: dict[tuple[Any, ...], Labelled] = {}
+    for one in labelled:
+        counts = [mask["counts"] for mask in one.masks]
+        key = (one.picture, one.task, checks.text_key(one.text), *(() if one.task == "referring" else counts))
+        if (before := found.setdefault(key, one)) is one:
+            continue
+        if before.split != one.split:
+            raise checks.DataError(f"{one.picture} with {one.text!r} is in the splits {before.split} and {one.split}; leave it in one")
+        there = {mask["counts"] for mask in before.masks}
+        found[key] = replace(before, masks=[*before.masks, *(mask for mask in one.masks if mask["counts"] not in there)])
+    return list(found.values())
 
 
 def _write(export: Export, out: Path) -> list[str]:

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ans_core import rle
+from ans_core import nearest_file, rle
 from ans_core.data.formats import checks
 from ans_core.types import RLE
 
+NO_PIXEL = "objects without a pixel"
+"""A reason to leave out."""
 ImportedTask = Literal["referring", "region_caption"]
 SPLITS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
 TEXTS = {"text": "referring", "expression": "referring", "caption": "region_caption", "description": "region_caption"}
@@ -60,16 +62,16 @@ class Shape:
 def records(picture: Path, shapes: Iterable[Shape], *, split: str | None) -> list[Labelled]:
     """Return a referring record a text, which means all objects that have it (a label where an object has no text), and a region caption
     an object with a caption."""
-    meant: dict[str, list[RLE]] = {}
+    meant: dict[str, tuple[str, list[RLE]]] = {}
     captions: list[Labelled] = []
     for shape in shapes:
-        texts = [(TEXTS[name], text.strip()) for name, text in shape.texts if name in TEXTS and text.strip()]
+        texts = [(TEXTS[name], checks.text(text, where=str(picture))) for name, text in shape.texts if name in TEXTS and text.strip()]
         for task, text in texts or [("referring", shape.label)]:
             if task == "referring":
-                meant.setdefault(text, []).append(shape.mask)
+                meant.setdefault(checks.text_key(text), (text, []))[1].append(shape.mask)
             else:
                 captions.append(Labelled(picture=picture, text=text, masks=[shape.mask], task="region_caption", split=split))
-    return [Labelled(picture=picture, text=text, masks=masks, split=split) for text, masks in meant.items()] + captions
+    return [Labelled(picture=picture, text=text, masks=masks, split=split) for text, masks in meant.values()] + captions
 
 
 def find(folders: Sequence[Path], name: str, *, where: str) -> Path:
@@ -80,8 +82,10 @@ def find(folders: Sequence[Path], name: str, *, where: str) -> Path:
         for candidate in dict.fromkeys((name.lstrip("/"), leaf, UPLOADED.sub("", leaf))):
             if candidate and (path := checks.inside(folder, candidate, where=where)).is_file():
                 return path
-    told = ", ".join(map(str, folders))
-    raise checks.DataError(f"{where}: the picture {rle.short(name)} is not in {told}; export with the pictures, or put them there")
+    searched, nearest = ", ".join(map(str, folders)), nearest_file.hint(*(folder / name.lstrip("/") for folder in folders))
+    raise checks.DataError(
+        f"{where}: the picture {rle.short(name)} is not in {searched}; export with the pictures, or put them there{nearest}"
+    )
 
 
 def turned(points: Sequence[tuple[float, float]], around: tuple[float, float], degrees: float) -> list[float]:

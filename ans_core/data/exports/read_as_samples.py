@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import posixpath
 from pathlib import Path
 from typing import cast
 
-from ans_core.data.exports.labelled import SPLITS, Export, ImportedTask, Labelled
+from ans_core.data.exports.labelled import NO_PIXEL, SPLITS, Export, ImportedTask, Labelled
 from ans_core.data.formats import checks, coco, plain
 from ans_core.data.formats.files import SPLIT_OF
 from ans_core.types import Sample
@@ -15,12 +16,13 @@ def coco_file(file: Path) -> Export:
     """A category's name is the text, and means all its objects in the picture. Splits come from the file's name."""
     told = SPLIT_OF.fullmatch(file.stem)
     export = Export(file=file)
-    samples = list(coco.read(file, name=file.stem, split=told["split"] if told else "train", rectangles=True))
+    samples = list(coco.read(file, name=file.stem, split=told["split"] if told else "train"))
     export.labelled = [_labelled(sample, SPLITS[told["split"]] if told else None) for sample in samples]
     content = checks.load_json(file)
     lost = {
-        "objects without a pixel": len(content["annotations"]) - sum(len(sample.masks) for sample in samples),
-        "pictures without an object": len(content["images"]) - len({sample.image_id for sample in samples}),
+        NO_PIXEL: len(content["annotations"]) - sum(len(sample.masks) for sample in samples),
+        "pictures without an object": len({posixpath.normpath(str(image.get("file_name"))) for image in content["images"]})
+        - len({sample.image_id for sample in samples}),
     }
     export.left_out.update({reason: count for reason, count in lost.items() if count})
     return export

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from ans_core import object_numbers, rle, transforms, video_file
+from ans_core import nearest_file, object_numbers, rle, transforms, video_file
 from ans_core.data.formats import checks
 from ans_core.media import place_in_time
 from ans_core.types import RLE, Frames, Masklet, Sample, VideoFrames
@@ -54,7 +54,10 @@ def find_video(folders: Iterable[Path], names: Sequence[str], *, where: str) -> 
     tried = [checks.inside(folder, name, where=where) for folder in folders for name in dict.fromkeys(names)]
     if found := next((file for file in tried if file.is_file()), None):
         return found
-    raise checks.DataError(f"{where}: the video {rle.short(names[0])} is at none of {', '.join(map(str, tried))}; put (or link) it there")
+    raise checks.DataError(
+        f"{where}: the video {rle.short(names[0])} is at none of {', '.join(map(str, tried))}; put (or link) it there"
+        + nearest_file.hint(*tried)
+    )
 
 
 def video_frames(video: Path, *, where: str) -> VideoFrames:
