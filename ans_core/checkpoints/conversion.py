@@ -40,7 +40,7 @@ LORA_ALPHA_PER_RANK = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Description of a checkpoint. No `problems` means: every tensor is known, none is missing, all have the right shape."""
+    """Description of a checkpoint. No `problems` means: every tensor is known, none is missing, all have the right shape and are finite."""
 
     kind: str
     tensors: int
@@ -74,11 +74,13 @@ class Reader:
 
 
 def account(source: str | Path) -> Account:
-    """Compare names and shapes with the model that config.json describes, on the meta device; reads no weights.
+    """Compare names and shapes with the model that config.json describes, and look for weights that are NaN or infinite: reads each tensor
+    once.
 
     Raises ValueError for a folder that is no checkpoint, or one of another family.
     """
-    return _account(Path(source))[0]
+    found, _, _, reader = _account(Path(source))
+    return replace(found, problems=(*found.problems, *checkpoint.not_finite((name, reader[name]) for name in reader.shapes)))
 
 
 def _account(source: Path) -> tuple[Account, Sa2VAConfig, PreTrainedTokenizerBase, Reader]:
@@ -126,7 +128,7 @@ def convert(
     one out. From a release to upstream's layouts, the files beside the weights are copied as they are (Python code only where it reads the
     layout: not from Sa2VA to Sa2VA-i or back). Our layout keeps none of them, so from ours config.json, tokenizer and (Qwen-VL)
     processor files are written anew, and upstream's own classes need the code files of a release beside them.
-    Raises ValueError for a damaged source, one with a tensor that is not known, missing or mis-shaped (all are listed), where an original
+    Raises ValueError for a damaged source, one with a tensor that is not known, missing or mis-shaped, or not finite, where an original
     decoder is wanted but not there, or there twice, and for a target that holds something else than a former output.
     """
     source, target = Path(source), Path(target)
@@ -154,6 +156,8 @@ def convert(
         for file, names in plan.filename_to_tensors.items():
             inputs = {i for name in names for i in recipes[name][0]}
             read = {i: reader[i] for i in inputs}  # views of the source's files: held for a shard, they take no memory
+            if problems := checkpoint.not_finite(read.items()):
+                raise ValueError(f"{source}: {'; '.join(problems)}")
             save_file({name: _made(recipes[name], read).contiguous() for name in names}, unfinished / file, metadata={"format": "pt"})
         if plan.is_sharded:
             index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
@@ -262,6 +266,8 @@ def from_training_state(
     found = _state_tensors(file, known=merged)
     if problems := _state_problems(merged, found):
         raise ValueError(f"{state} does not fit {internvl} with {sam2}: {'; '.join(problems)}")
+    if problems := checkpoint.not_finite(found.items()):
+        raise ValueError(f"{state}: {'; '.join(problems)}")
     merged |= {key: tensor for key, tensor in found.items() if key in merged}
     for down in (key for key in found if key.endswith(".lora_A")):
         key, up = f"{down.removesuffix('.lora_A')}.weight", f"{down.removesuffix('A')}B"
@@ -277,7 +283,7 @@ def training_account(state: str | Path, *, internvl: str | Path, sam2: str | Pat
     merged, _, _ = _by_release_names(bases.import_base(internvl, sam2, template))
     found = _state_tensors(file, known=merged)
     kind = "training state with LoRA unmerged" if any(key.endswith(".lora_A") for key in found) else "training state"
-    return _told(kind, found.values(), _state_problems(merged, found))
+    return _told(kind, found.values(), (*_state_problems(merged, found), *checkpoint.not_finite(found.items())))
 
 
 def _by_release_names(model: Sa2VA) -> tuple[dict[str, Tensor], dict[str, Tensor], layouts.Layout]:

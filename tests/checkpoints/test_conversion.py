@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 import sys
 import types
@@ -418,6 +419,12 @@ def test_a_training_state_is_accounted_for_beside_its_bases(tmp_path: Path):
     del state["text_hidden_fcs.0.bias"]
     torch.save(state | {"odd": torch.zeros(2)}, tmp_path / "bad.pth")
     assert conversion.training_account(tmp_path / "bad.pth", **bases).problems == ("1 missing: text_hidden_fcs.0.bias", "1 unexpected: odd")
+    whole["text_hidden_fcs.0.bias"][3] = torch.inf
+    torch.save(whole, tmp_path / "inf.pth")
+    (problem,) = conversion.training_account(tmp_path / "inf.pth", **bases).problems
+    assert problem.startswith("1 with weights that are NaN or infinite: text_hidden_fcs.0.bias (")
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        trained(tmp_path / "inf.pth")
 
 
 @needs_golden
@@ -431,7 +438,7 @@ def test_a_training_state_is_accounted_for_beside_its_bases(tmp_path: Path):
         ("model.layers.1.", 14, "language_model.model.layers.1.mlp.down_proj.lora_A"),
         ("q_proj.lora", 4, "language_model.model.layers.0.self_attn.q_proj.lora_B"),
         ("sam_mask_decoder", 131, "grounding_encoder.sam2_model.sam_mask_decoder.conv_s0.bias"),
-        ("", 143, "mlp1.3.weight"),
+        ("", 143, "grounding_encoder.sam2_model.sam_mask_decoder.conv_s0.bias"),
     ],
 )
 def test_what_a_training_state_lacks_is_listed(tmp_path: Path, left_out: str, count: int, named: str):
@@ -439,8 +446,10 @@ def test_what_a_training_state_lacks_is_listed(tmp_path: Path, left_out: str, co
     torch.save({"state_dict": {k: v for k, v in state.items() if left_out not in k}}, tmp_path / "iter_1.pth")
     with pytest.raises(ValueError, match=rf"{count} missing: ") as told:
         trained(tmp_path / "iter_1.pth")
-    missing = str(told.value).split("missing: ")[1].split(", ")
-    assert len(missing) == count
+    listed, _, more = str(told.value).split("missing: ")[1].partition(" and ")
+    missing = listed.split(", ")
+    assert len(missing) == min(count, 10)
+    assert more == (f"{count - 10} more" if count > 10 else "")
     assert named in missing
 
 
