@@ -234,8 +234,10 @@ WORDS = re.compile(
 )
 LAYERS = ("language_model.model.layers.", "model.model.language_model.layers.")
 """Upstream trains TRAINED_PARTS (Qwen-VL has no mlp1) and WORDS fully, and LoRA on every matrix of LAYERS."""
-DEEPSPEED_FILE = "mp_rank_00_model_states.pt"
-"""Name of the file inside `iter_1000.pth` where that is a folder."""
+DEEPSPEED_FILE, ZERO3_FILES = "mp_rank_00_model_states.pt", "zero_pp_rank_*_model_states.pt"
+"""Names of the files inside `iter_1000.pth` or `global_step1000` where that is a folder: all weights; with ZeRO-3 a process's share of them."""
+POINTERS = ("latest", "last_checkpoint")
+"""Files in the folder around training states that name the last one: DeepSpeed's, mmengine's."""
 
 
 def _file_of(state: str | Path) -> Path:
@@ -246,9 +248,31 @@ def _file_of(state: str | Path) -> Path:
 
 
 def training_file(source: Path) -> Path | None:
-    """Find the file of a training state: `source` itself, or the one in DeepSpeed's folder. None for any other folder."""
-    file = source / DEEPSPEED_FILE if source.is_dir() else source
+    """Find the file of a training state: `source` itself, the one in DeepSpeed's folder, or in the last one of the folders in `source`. None
+    for any other folder. Raises ValueError, with the way out, for weights that ZeRO-3 divided and where no last state is named."""
+    if not source.is_dir() or (source / "config.json").exists():
+        return source if source.is_file() else None
+    state = _last_state(source)
+    file = state / DEEPSPEED_FILE if state.is_dir() else state
+    if not file.exists() and any(state.glob(ZERO3_FILES)):
+        place = state.resolve()
+        raise ValueError(
+            f"{state} holds weights that ZeRO-3 divided among processes. DeepSpeed's zero_to_fp32.py joins them: `python -m"
+            f" deepspeed.utils.zero_to_fp32 {place.parent} OUT -t {place.name} --max_shard_size 1000GB`; then give OUT/pytorch_model.bin"
+        )
     return file if file.is_file() else None
+
+
+def _last_state(source: Path) -> Path:
+    for pointer in (source / name for name in POINTERS if (source / name).is_file()):
+        state = source / Path(pointer.read_text().strip()).name  # mmengine's path is of the machine that trained
+        if not state.exists():
+            raise ValueError(f"{pointer} names {state.name}, which is not there; give a training state by its own name")
+        return state
+    inside = sorted({file.parent for pattern in (DEEPSPEED_FILE, ZERO3_FILES) for file in source.glob(f"*/{pattern}")})
+    if inside:
+        raise ValueError(f"{source} holds training states and no file that names the last; give one: {', '.join(map(str, inside))}")
+    return source
 
 
 def from_training_state(

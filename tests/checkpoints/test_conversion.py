@@ -6,6 +6,7 @@ import copy
 import json
 import re
 import shutil
+import subprocess
 import sys
 import types
 from dataclasses import replace
@@ -515,6 +516,48 @@ def test_what_upstreams_training_loop_saves_is_read(tmp_path: Path, monkeypatch:
         else:
             torch.save({"state_dict": state, **beside}, tmp_path / "iter_10.pth")
     ours, theirs = trained(tmp_path / "iter_10.pth").state_dict(), checkpoint.load(PAIR / "merged_hf").state_dict()
+    assert all(torch.allclose(ours[name], tensor, atol=1e-6) for name, tensor in theirs.items())
+
+
+def test_the_folder_around_deepspeeds_folders_is_followed_to_the_last_one(tmp_path: Path):
+    for step in (10, 20):
+        (tmp_path / f"global_step{step}").mkdir()
+        (tmp_path / f"global_step{step}/mp_rank_00_model_states.pt").touch()
+    with pytest.raises(ValueError, match=r"give one: .*/global_step10, .*/global_step20"):
+        conversion.training_file(tmp_path)
+    one = tmp_path / "global_step10/mp_rank_00_model_states.pt"
+    assert conversion.training_file(one.parent) == conversion.training_file(one) == one
+    (tmp_path / "latest").write_text("global_step10\n")
+    assert conversion.training_file(tmp_path) == one
+    (tmp_path / "latest").write_text("global_step30")
+    with pytest.raises(ValueError, match=r"latest names global_step30, which is not there"):
+        conversion.training_file(tmp_path)
+    (tmp_path / "latest").unlink()
+    (tmp_path / "last_checkpoint").write_text("/elsewhere/work_dirs/global_step20")  # mmengine's
+    assert conversion.training_file(tmp_path) == tmp_path / "global_step20/mp_rank_00_model_states.pt"
+    with pytest.raises(ValueError, match=r"is a training state of DeepSpeed: `ans convert .* DST --internvl BASE --sam2 SAM2`"):
+        checkpoint.load(tmp_path)
+    assert conversion.training_file(tmp_path / "absent") is None
+
+
+@needs_golden
+def test_weights_that_zero_3_divided_are_read_as_the_message_says(tmp_path: Path):
+    """One process's state, written as DeepSpeed does: shapes in one file, all trained numbers in a row in another."""
+    state = {name: tensor.float() for name, tensor in load_file(PAIR / "training_state_dict.safetensors").items()}
+    step, rank = tmp_path / "global_step10", "zero_pp_rank_0_mp_rank_00"
+    step.mkdir()
+    shapes = {name: tensor.shape for name, tensor in state.items()}
+    weights = {"module": {}, "buffer_names": [], "param_shapes": [shapes], "shared_params": {}, "frozen_param_shapes": None}
+    torch.save(weights | {"frozen_param_fragments": None, "ds_version": "0.19"}, step / f"{rank}_model_states.pt")
+    numbers = torch.cat([tensor.flatten() for tensor in state.values()])
+    moments = {"zero_stage": 3, "partition_count": 1, "fp32_flat_groups": [numbers]}
+    torch.save({"optimizer_state_dict": moments}, step / f"{rank}_optim_states.pt")
+    (tmp_path / "latest").write_text("global_step10")
+    with pytest.raises(ValueError, match=r"ZeRO-3 .* OUT/pytorch_model\.bin$") as caught:
+        trained(tmp_path)
+    command = re.search("`python (.*?)`", str(caught.value))[1].replace("OUT", str(tmp_path / "out"))
+    subprocess.run([sys.executable, *command.split()], check=True, capture_output=True)
+    ours, theirs = trained(tmp_path / "out/pytorch_model.bin").state_dict(), checkpoint.load(PAIR / "merged_hf").state_dict()
     assert all(torch.allclose(ours[name], tensor, atol=1e-6) for name, tensor in theirs.items())
 
 
