@@ -178,7 +178,9 @@ def read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not file.exists():
         if any(path.glob("*model_states.pt")) or any(path.glob("*/*model_states.pt")):
-            raise ValueError(f"{path} is a training state of DeepSpeed: `ans convert {path} DST --internvl BASE --sam2 SAM2` makes a model of it")
+            raise ValueError(
+                f"{path} is a training state of DeepSpeed: `ans convert {path} DST --internvl BASE --sam2 SAM2` makes a model of it"
+            )
         raise ValueError(f"{path} is no model folder: it has no config.json")
     with folders.reading(file):
         values = dict(json.loads(file.read_text()))

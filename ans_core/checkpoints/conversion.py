@@ -235,7 +235,7 @@ WORDS = re.compile(
 LAYERS = ("language_model.model.layers.", "model.model.language_model.layers.")
 """Upstream trains TRAINED_PARTS (Qwen-VL has no mlp1) and WORDS fully, and LoRA on every matrix of LAYERS."""
 DEEPSPEED_FILE, ZERO3_FILES = "mp_rank_00_model_states.pt", "zero_pp_rank_*_model_states.pt"
-"""Names of the files inside `iter_1000.pth` or `global_step1000` where that is a folder: all weights; with ZeRO-3 a process's share of them."""
+"""Files inside `iter_1000.pth` or `global_step1000` where that is a folder: all weights; with ZeRO-3 a process's share of them."""
 POINTERS = ("latest", "last_checkpoint")
 """Files in the folder around training states that name the last one: DeepSpeed's, mmengine's."""
 
@@ -248,8 +248,8 @@ def _file_of(state: str | Path) -> Path:
 
 
 def training_file(source: Path) -> Path | None:
-    """Find the file of a training state: `source` itself, the one in DeepSpeed's folder, or in the last one of the folders in `source`. None
-    for any other folder. Raises ValueError, with the way out, for weights that ZeRO-3 divided and where no last state is named."""
+    """Find the file of a training state: `source` itself, the one in DeepSpeed's folder, or in the last one of the folders in `source`.
+    None for any other folder. Raises ValueError, with the way out, for weights that ZeRO-3 divided and where no last state is named."""
     if not source.is_dir() or (source / "config.json").exists():
         return source if source.is_file() else None
     state = _last_state(source)

@@ -70,8 +70,9 @@ class Sa2VA(nn.Module):
         ids = self.tokenizer.encode(token, add_special_tokens=False)
         if len(ids) != 1:
             raise ValueError(
-                f"the tokenizer splits {token!r} into {len(ids)} tokens: it is of a base, or was saved before Sa2VA's tokens were added; copy the"
-                " tokenizer's files (tokenizer.json, tokenizer_config.json, added_tokens.json ...) from the checkpoint that was trained"
+                f"the tokenizer splits {token!r} into {len(ids)} tokens: it is a base's, or was saved before Sa2VA's tokens were added;"
+                " copy the tokenizer's files (tokenizer.json, tokenizer_config.json, added_tokens.json ...)"
+                " from the checkpoint that was trained"
             )
         return ids[0]
 

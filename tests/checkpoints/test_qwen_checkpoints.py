@@ -146,7 +146,9 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, monkeypatch: pytes
         (folder / "tokenizer.json").write_text(json.dumps(table))
         for file in ("tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"):
             (folder / file).write_text((folder / file).read_text().replace(f'"{token}"', '"[OTHER]"'))
-        with pytest.raises(ValueError, match=rf"{name}: the tokenizer splits '{re.escape(token)}' into \d+ tokens.*; copy the tokenizer's files"):
+        with pytest.raises(
+            ValueError, match=rf"{name}: the tokenizer splits '{re.escape(token)}' into \d+ tokens.*; copy the tokenizer's files"
+        ):
             Sa2VA.from_pretrained(folder)
         for file in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json"):  # as the message says
             shutil.copy(GOLDEN / "qwen3_vl" / file, folder)
