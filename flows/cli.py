@@ -266,8 +266,11 @@ def main() -> None:
 
 
 def told(error: Exception) -> str:
-    full = isinstance(error, OSError) and error.errno == errno.ENOSPC  # what Python says of it names no remedy
-    return f"ans: {error}" + ("; free space there, and give the same command again" if full else "")
+    remedies = {  # of what Python says without one
+        errno.ENOSPC: "; free space there, and give the same command again",
+        errno.EACCES: "; if that is in another user's checkout, work in a clone of your own",
+    }
+    return f"ans: {error}" + (remedies.get(error.errno or 0, "") if isinstance(error, OSError) else "")
 
 
 def output_is_closed() -> bool:

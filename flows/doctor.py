@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import shutil
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -13,6 +15,8 @@ import psutil
 from flows.preflight import Finding, preflight
 
 MIN_FREE_GB = 5
+CLONE = "work in a clone of your own; `dvc cache dir FOLDER` in both shares DVC's cache"
+"""Remedy in another user's checkout."""
 
 
 BREAKS = (
@@ -90,15 +94,29 @@ def lock_file(root: Path) -> Finding:
     return Finding(ok=True, what="DVC's lock files can be read")
 
 
+def writable(root: Path) -> Finding:
+    """Report folders in which this user can't write: the workspace is another user's."""
+    closed = [str(path) for path in (root, root / ".ans", root / ".dvc", root / "runs") if path.exists() and not os.access(path, os.W_OK)]
+    if not closed:
+        return Finding(ok=True, what="this user can write in the workspace")
+    return Finding(ok=False, what=f"this user can't write in {', '.join(closed)}", remedy=CLONE)
+
+
+def repository(root: Path) -> Finding:
+    from flows.dvc_state import check_git
+
+    check_git(root)
+    return Finding(ok=True, what="DVC finds its repository")
+
+
 def locks(root: Path) -> list[Finding]:
     """Report locks. A lock held by a process is work in progress; leftover text in a lock file that nobody holds is harmless."""
     found = []
     for path in sorted((root / ".ans").glob("*.lock")):
-        with path.open("a+") as file:
-            file.seek(0)
+        with path.open() as file:  # to read alone: it may be another user's
             holder = file.read().strip()
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 found.append(at_work(path.name, holder))
     return found or [Finding(ok=True, what="nothing is running in this workspace")]
@@ -151,20 +169,36 @@ def scratch(root: Path) -> Finding:
     return Finding(ok=True, what=f"unfinished stages that the same command resumes: {names or 'none'}")
 
 
+def look(check: Callable[[], Finding | list[Finding]]) -> list[Finding]:
+    """Return a check's findings. An error in it becomes one too, so that the others are still made; ANS_TRACEBACK=1 shows where it was."""
+    try:
+        found = check()
+    except Exception as error:  # whatever is wrong with the machine: to find it is what this command is for
+        if os.environ.get("ANS_TRACEBACK"):
+            raise
+        what, _, remedy = str(error).partition(": ") if isinstance(error, ValueError) else (f"{type(error).__name__}: {error}", "", "")
+        remedy = CLONE if isinstance(error, PermissionError) else remedy
+        return [Finding(ok=False, what=what.partition("\n")[0], remedy=remedy or "`ANS_TRACEBACK=1 ans doctor` shows where")]
+    return found if isinstance(found, list) else [found]
+
+
 def report(root: Path, *, repair: bool, deep: bool) -> int:
     """Print the findings; exit status 1 if one is a fault. `deep` reads DVC's whole cache."""
-    findings = [
-        *versions(),
-        locked(root),
-        machine(root),
-        computes(),
-        *settings(root),
-        lock_file(root),
-        *locks(root),
-        scratch(root),
-        stuck_runs(root, repair=repair),
-        *(cache(root) if deep else []),
+    checks: list[Callable[[], Finding | list[Finding]]] = [
+        versions,
+        lambda: locked(root),
+        lambda: machine(root),
+        computes,
+        lambda: writable(root),
+        lambda: settings(root),
+        lambda: repository(root),
+        lambda: lock_file(root),
+        lambda: locks(root),
+        lambda: scratch(root),
+        lambda: stuck_runs(root, repair=repair),
+        *([lambda: cache(root)] if deep else []),
     ]
+    findings = [finding for check in checks for finding in look(check)]
     for finding in findings:
         print("ok  " if finding.ok else "BAD ", finding.what, "" if finding.ok else f"-> {finding.remedy}")
     return 0 if all(finding.ok for finding in findings) else 1

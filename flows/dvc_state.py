@@ -25,6 +25,22 @@ BUSY = 75
 """Exit code if another dvc command is at work (EX_TEMPFAIL)."""
 
 
+def check_git(root: Path) -> None:
+    """Raise ValueError for a checkout without .git (a zip from GitHub, an image) whose DVC was not told to go without."""
+    from dvc.repo import Repo
+    from dvc.scm import SCMError
+
+    try:
+        with Repo(str(root)):
+            return
+    except SCMError as error:
+        raise no_git(root) from error
+
+
+def no_git(root: Path) -> ValueError:
+    return ValueError(f"DVC finds no git repository in {root}: `dvc config core.no_scm true` goes on without git; or `git init`")
+
+
 def is_up_to_date(target: str, root: Path) -> bool:
     """Tell what `dvc status TARGET` tells, 20 times as fast. Call it after everything upstream ran. Raises BlockingIOError while DVC is
     busy."""
@@ -39,6 +55,7 @@ def are_up_to_date(targets: Iterable[str], root: Path) -> bool:
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
     from dvc.repo import Repo
+    from dvc.scm import SCMError
 
     quiet_dvc()
     try:
@@ -46,6 +63,8 @@ def are_up_to_date(targets: Iterable[str], root: Path) -> bool:
             return not any(repo.stage.load_one(path=str(root / path), name=name).changed() for path, name in parsed)
     except LockError as error:
         raise BlockingIOError(f"another dvc command is at work in {root}") from error
+    except SCMError as error:
+        raise no_git(root) from error
     except DvcException as error:
         raise ValueError(f"dvc can't tell what is up to date: {error}") from error
 

@@ -69,7 +69,8 @@ def card(checkpoint: Path, repo: str, *, run: Path | None, licence: str | None, 
     written = ModelCard(file.read_text(encoding="utf-8")) if file.exists() else None
     known = licence or (written.data.get("license") if written else None)
     if not known:
-        raise ValueError(f"{file} states no licence: give --licence apache-2.0, or what the base weights and the data allow")
+        why = f"{file} states no licence" if written else f"{checkpoint} has no {README} that would state a licence"
+        raise ValueError(f"{why}: give --licence apache-2.0, or what the base weights and the data allow")
     folder, lacking = run or checkpoint.resolve().parent, []
     row = evaluated(folder)
     if row is None:

@@ -51,12 +51,12 @@ def parcel(source: Path, repo: str, *, run: Path | None, licence: str | None) ->
         validate_repo_id(repo)
     except HFValidationError as error:
         raise ValueError(f"{repo!r} is no repository: write OWNER/NAME ({error})") from error
+    folder.verify(source)
     told = conversion.account(source)
     if told.problems:
-        raise ValueError(f"{source} does not fit the model that its config.json describes: {'; '.join(told.problems)}")
+        raise ValueError(f"{source} is not sent, since it could not be loaded: {'; '.join(told.problems)}")
     if told.kind not in ("native", "upstream", "sa2va-i"):
         raise ValueError(f"{source} is a base ({told.kind}), not a Sa2VA; push a folder that `ans convert` or the stage convert wrote")
-    folder.verify(source)
     written = card(source, repo, run=run, licence=licence, upstream=told.kind != "native")
     there = sorted(path for path in source.iterdir() if path.name != README and not path.name.startswith("."))
     sent = [path for path in there if path.is_file() and any(fnmatch.fnmatch(path.name, pattern) for pattern in SENT)]

@@ -72,18 +72,25 @@ def check_database(path: Path) -> None:
 
 
 def client(root: Path) -> MlflowClient:
-    """Return the client of the store that MLFLOW_TRACKING_URI names, else of this checkout's .ans/mlflow.db."""
+    """Return the client of the store that MLFLOW_TRACKING_URI names, else of this checkout's .ans/mlflow.db. Raises TrackingError for one
+    that this MLflow can't open."""
     import logging
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
     from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
 
     (root / ".ans").mkdir(exist_ok=True)
-    if not (uri := os.environ.get("MLFLOW_TRACKING_URI")):
-        database = root.resolve() / ".ans/mlflow.db"
-        check_database(database)
-        uri = f"sqlite:///{database}"
-    return MlflowClient(uri)
+    if uri := os.environ.get("MLFLOW_TRACKING_URI"):
+        return MlflowClient(uri)
+    database = root.resolve() / ".ans/mlflow.db"
+    check_database(database)
+    try:
+        return MlflowClient(f"sqlite:///{database}")
+    except MlflowException as error:
+        why = str(error).partition(". ")[0]
+        remedy = f"move it away and a new one is begun, or copy it and try `mlflow db upgrade sqlite:///{database}`"
+        raise TrackingError(f"MLflow can't open the history of runs {database} ({why}): {remedy}") from None
 
 
 def experiment_id(mlflow: MlflowClient, root: Path) -> str:

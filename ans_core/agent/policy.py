@@ -46,9 +46,7 @@ def load_base(
     `set_tiles`. `dtype`: None keeps the stored one. `quantize`: as in `Sa2VA.from_pretrained`, for inference."""
     model = checkpoint.load(path, device=device, dtype=dtype, quantize=quantize)
     if prompts.SEG not in model.tokenizer.get_vocab():
-        raise ValueError(
-            f"{path} has no {prompts.SEG}: operations draw masks with it; take a Sa2VA as agent.base (`ans convert` makes one)"
-        )
+        raise ValueError(f"{path} has no {prompts.SEG}: operations draw masks with it; take a Sa2VA with its own tokenizer as agent.base")
     add_call_tokens(model, operations)
     set_tiles(model, tiles)
     return model.requires_grad_(False).eval()

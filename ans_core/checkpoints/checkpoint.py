@@ -40,6 +40,8 @@ OTHER_FAMILIES = ("llava", "sam3")
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = (*WEIGHT_DTYPES, torch.float64)
 """dtypes of tensors that count as weights."""
+LISTED = 10
+"""Names of tensors that one line of a message holds; the line says how many more there are."""
 CONFIG_SUFFIXES = (".json", ".txt", ".model")
 DELTA, DELTA_WEIGHTS = "delta.json", "delta.safetensors"
 
@@ -76,8 +78,8 @@ def load(
     divide: called with every layer of the language model and the vision tower once it is loaded, before the next one is: no process then
     holds the whole model (`sharding.divide`).
     SAM2's layer norms become fp32 in any case, and all layer norms where fp32 and half precision are mixed.
-    Raises ValueError for a damaged file, for missing, unexpected or mis-shaped tensors (all are named), and where `dtype` is None for
-    tensors in two half precisions, or in float64.
+    Raises ValueError for a damaged file, for missing, unexpected or mis-shaped tensors, for weights that are NaN or infinite, also in
+    `dtype` alone, and where `dtype` is None for tensors in two half precisions, or in float64.
     """
     path = Path(path)
     config, tokenizer, state = opened(path)
@@ -87,7 +89,7 @@ def load(
     fill(model, state, where=str(path), dtype=dtype, device=device, divide=divide)
     stored = {p.dtype for p in model.parameters()}
     if torch.float64 in stored or stored >= set(HALF):
-        listed = ", ".join(sorted(str(one).removeprefix("torch.") for one in stored))
+        listed = ", ".join(sorted(map(_name, stored)))
         raise ValueError(f'{path} holds weights in {listed}, which no forward pass takes together; load it in one: dtype="bfloat16"')
     model.norms_in_fp32()
     return model.eval()
@@ -135,7 +137,7 @@ def _weights_dtype(asked: torch.dtype | str | None, device: torch.device) -> tor
         return inference_dtype(device)
     found = getattr(torch, asked, None) if isinstance(asked, str) else asked
     if found not in WEIGHT_DTYPES:
-        raise ValueError(f"dtype {asked!r} holds no weights; use {', '.join(str(d).removeprefix('torch.') for d in WEIGHT_DTYPES)}")
+        raise ValueError(f"dtype {asked!r} holds no weights; use {', '.join(map(_name, WEIGHT_DTYPES))}")
     if found in HALF:
         resolved("bf16", device)  # warns where it is emulated
     return found
@@ -179,6 +181,10 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read config.json. Raises ValueError for an unknown model type, saying why it is not read."""
     file = path / "config.json"
     if not file.exists():
+        if any(path.glob("*model_states.pt")) or any(path.glob("*/*model_states.pt")):
+            raise ValueError(
+                f"{path} is a training state of DeepSpeed: `ans convert {path} DST --internvl BASE --sam2 SAM2` makes a model of it"
+            )
         raise ValueError(f"{path} is no model folder: it has no config.json")
     with folders.reading(file):
         values = dict(json.loads(file.read_text()))
@@ -258,20 +264,26 @@ def fill(
     divide: Callable[[nn.Module], None] | None = None,
 ) -> None:
     """Copy tensors into the model, each once; `divide` gets every layer that is complete. Raises ValueError unless names and shapes are
-    exactly the model's."""
+    exactly the model's and all weights are finite."""
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     layers = _Layers(model, divide) if divide is not None else None
     taken: dict[str, Tensor] = {}
     found: dict[str, Tensor] = {}
+    broken: list[tuple[str, Tensor]] = []
     for name, tensor in state:
         found[name] = tensor.to("meta")
         if shapes.get(name) == tensor.shape:
             wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
             taken[name] = tensor.to(device, wanted, copy=True, memory_format=torch.contiguous_format)
+            if not is_finite(taken[name]):
+                broken.append((name, tensor))
             if layers is not None:
                 layers.take(name, taken)
     if problems := misfits(shapes, found):
         raise ValueError(f"{where} does not fit the model that its config.json describes: {'; '.join(problems)}")
+    if broken:
+        problems = not_finite(broken) or [f"{_listed(f'too large for {_name(dtype)}', dict(broken))}; load it in bfloat16 or float32"]
+        raise ValueError(f"{where}: {problems[0]}")
     model.load_state_dict(taken, assign=True, strict=layers is None)
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
@@ -299,15 +311,39 @@ class _Layers:
 
 def misfits(wanted: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> list[str]:
     """List what keeps tensors from fitting a model: at most one line each for missing, unexpected and mis-shaped tensors and for those of a
-    dtype that holds no weights. Every name is listed."""
+    dtype that holds no weights."""
     both = [(name, tensor) for name, tensor in found.items() if name in wanted]
     kinds = {
         "missing": [name for name in wanted if name not in found],
         "unexpected": [name for name in found if name not in wanted],
         "mis-shaped": [f"{name} {tuple(t.shape)} for {tuple(wanted[name])}" for name, t in both if t.shape != wanted[name]],
-        "not of floating point": [f"{name} {str(t.dtype).removeprefix('torch.')}" for name, t in both if t.dtype not in DTYPES],
+        "not of floating point": [f"{name} {_name(t.dtype)}" for name, t in both if t.dtype not in DTYPES],
     }
-    return [f"{len(names)} {kind}: {', '.join(sorted(names))}" for kind, names in kinds.items() if names]
+    return [_listed(kind, names) for kind, names in kinds.items() if names]
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Say whether no weight is NaN or infinite. What holds no weights counts as finite."""
+    if tensor.dtype not in DTYPES or tensor.is_meta or not tensor.numel():
+        return True
+    low, high = torch.aminmax(tensor)  # both are NaN if any weight is; a tenth of a copy's time, where isfinite takes three copies'
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Name the tensors with weights that are NaN or infinite, in one line with a remedy; no line where all are finite."""
+    names = [name for name, tensor in tensors if not is_finite(tensor)]
+    remedy = "numbers overflowed where it was trained, merged or cast: take an earlier checkpoint, or write it again in bfloat16 or float32"
+    return [f"{_listed('with weights that are NaN or infinite', names)} ({remedy})"] if names else []
+
+
+def _listed(kind: str, names: Collection[str]) -> str:
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"{len(names)} {kind}: {', '.join(sorted(names)[:LISTED])}{more}"
+
+
+def _name(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _bytes(state: Iterable[Tensor]) -> int:
@@ -326,7 +362,8 @@ def save_delta(tensors: dict[str, Tensor], path: Path, *, base_hash: str, config
 
 
 def load_delta(path: str | Path, *, base_hash: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Load (tensors, config) of a delta. Raises ValueError when the delta is damaged or was trained on another base than `base_hash`."""
+    """Load (tensors, config) of a delta. Raises ValueError when the delta is damaged, not finite, or was trained on another base than
+    `base_hash`."""
     path = Path(path)
     if not (path / DELTA).exists():
         raise ValueError(f"{path} holds no {DELTA}: it is no folder of trained tensors")
@@ -336,4 +373,7 @@ def load_delta(path: str | Path, *, base_hash: str) -> tuple[dict[str, Tensor], 
         raise ValueError(
             f"{path} was trained on the base {values['base_hash'][:12]}, not on {base_hash[:12]}; use its own base or train again"
         )
-    return {name: tensor.clone() for name, tensor in folders.tensors([path / DELTA_WEIGHTS])}, values["config"]
+    tensors = {name: tensor.clone() for name, tensor in folders.tensors([path / DELTA_WEIGHTS])}
+    if problems := not_finite(tensors.items()):
+        raise ValueError(f"{path}: {problems[0]}")
+    return tensors, values["config"]

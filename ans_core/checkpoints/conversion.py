@@ -40,7 +40,7 @@ LORA_ALPHA_PER_RANK = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Description of a checkpoint. No `problems` means: every tensor is known, none is missing, all have the right shape."""
+    """Description of a checkpoint. No `problems` means: every tensor is known, none is missing, all have the right shape and are finite."""
 
     kind: str
     tensors: int
@@ -74,11 +74,13 @@ class Reader:
 
 
 def account(source: str | Path) -> Account:
-    """Compare names and shapes with the model that config.json describes, on the meta device; reads no weights.
+    """Compare names and shapes with the model that config.json describes, and look for weights that are NaN or infinite: reads each tensor
+    once.
 
     Raises ValueError for a folder that is no checkpoint, or one of another family.
     """
-    return _account(Path(source))[0]
+    found, _, _, reader = _account(Path(source))
+    return replace(found, problems=(*found.problems, *checkpoint.not_finite((name, reader[name]) for name in reader.shapes)))
 
 
 def _account(source: Path) -> tuple[Account, Sa2VAConfig, PreTrainedTokenizerBase, Reader]:
@@ -126,7 +128,7 @@ def convert(
     one out. From a release to upstream's layouts, the files beside the weights are copied as they are (Python code only where it reads the
     layout: not from Sa2VA to Sa2VA-i or back). Our layout keeps none of them, so from ours config.json, tokenizer and (Qwen-VL)
     processor files are written anew, and upstream's own classes need the code files of a release beside them.
-    Raises ValueError for a damaged source, one with a tensor that is not known, missing or mis-shaped (all are listed), where an original
+    Raises ValueError for a damaged source, one with a tensor that is not known, missing or mis-shaped, or not finite, where an original
     decoder is wanted but not there, or there twice, and for a target that holds something else than a former output.
     """
     source, target = Path(source), Path(target)
@@ -154,6 +156,8 @@ def convert(
         for file, names in plan.filename_to_tensors.items():
             inputs = {i for name in names for i in recipes[name][0]}
             read = {i: reader[i] for i in inputs}  # views of the source's files: held for a shard, they take no memory
+            if problems := checkpoint.not_finite(read.items()):
+                raise ValueError(f"{source}: {'; '.join(problems)}")
             save_file({name: _made(recipes[name], read).contiguous() for name in names}, unfinished / file, metadata={"format": "pt"})
         if plan.is_sharded:
             index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
@@ -230,8 +234,10 @@ WORDS = re.compile(
 )
 LAYERS = ("language_model.model.layers.", "model.model.language_model.layers.")
 """Upstream trains TRAINED_PARTS (Qwen-VL has no mlp1) and WORDS fully, and LoRA on every matrix of LAYERS."""
-DEEPSPEED_FILE = "mp_rank_00_model_states.pt"
-"""Name of the file inside `iter_1000.pth` where that is a folder."""
+DEEPSPEED_FILE, ZERO3_FILES = "mp_rank_00_model_states.pt", "zero_pp_rank_*_model_states.pt"
+"""Files inside `iter_1000.pth` or `global_step1000` where that is a folder: all weights; with ZeRO-3 a process's share of them."""
+POINTERS = ("latest", "last_checkpoint")
+"""Files in the folder around training states that name the last one: DeepSpeed's, mmengine's."""
 
 
 def _file_of(state: str | Path) -> Path:
@@ -242,9 +248,31 @@ def _file_of(state: str | Path) -> Path:
 
 
 def training_file(source: Path) -> Path | None:
-    """Find the file of a training state: `source` itself, or the one in DeepSpeed's folder. None for any other folder."""
-    file = source / DEEPSPEED_FILE if source.is_dir() else source
+    """Find the file of a training state: `source` itself, the one in DeepSpeed's folder, or in the last one of the folders in `source`.
+    None for any other folder. Raises ValueError, with the way out, for weights that ZeRO-3 divided and where no last state is named."""
+    if not source.is_dir() or (source / "config.json").exists():
+        return source if source.is_file() else None
+    state = _last_state(source)
+    file = state / DEEPSPEED_FILE if state.is_dir() else state
+    if not file.exists() and any(state.glob(ZERO3_FILES)):
+        place = state.resolve()
+        raise ValueError(
+            f"{state} holds weights that ZeRO-3 divided among processes. DeepSpeed's zero_to_fp32.py joins them: `python -m"
+            f" deepspeed.utils.zero_to_fp32 {place.parent} OUT -t {place.name} --max_shard_size 1000GB`; then give OUT/pytorch_model.bin"
+        )
     return file if file.is_file() else None
+
+
+def _last_state(source: Path) -> Path:
+    for pointer in (source / name for name in POINTERS if (source / name).is_file()):
+        state = source / Path(pointer.read_text().strip()).name  # mmengine's path is of the machine that trained
+        if not state.exists():
+            raise ValueError(f"{pointer} names {state.name}, which is not there; give a training state by its own name")
+        return state
+    inside = sorted({file.parent for pattern in (DEEPSPEED_FILE, ZERO3_FILES) for file in source.glob(f"*/{pattern}")})
+    if inside:
+        raise ValueError(f"{source} holds training states and no file that names the last; give one: {', '.join(map(str, inside))}")
+    return source
 
 
 def from_training_state(
@@ -262,6 +290,8 @@ def from_training_state(
     found = _state_tensors(file, known=merged)
     if problems := _state_problems(merged, found):
         raise ValueError(f"{state} does not fit {internvl} with {sam2}: {'; '.join(problems)}")
+    if problems := checkpoint.not_finite(found.items()):
+        raise ValueError(f"{state}: {'; '.join(problems)}")
     merged |= {key: tensor for key, tensor in found.items() if key in merged}
     for down in (key for key in found if key.endswith(".lora_A")):
         key, up = f"{down.removesuffix('.lora_A')}.weight", f"{down.removesuffix('A')}B"
@@ -277,7 +307,7 @@ def training_account(state: str | Path, *, internvl: str | Path, sam2: str | Pat
     merged, _, _ = _by_release_names(bases.import_base(internvl, sam2, template))
     found = _state_tensors(file, known=merged)
     kind = "training state with LoRA unmerged" if any(key.endswith(".lora_A") for key in found) else "training state"
-    return _told(kind, found.values(), _state_problems(merged, found))
+    return _told(kind, found.values(), (*_state_problems(merged, found), *checkpoint.not_finite(found.items())))
 
 
 def _by_release_names(model: Sa2VA) -> tuple[dict[str, Tensor], dict[str, Tensor], layouts.Layout]:

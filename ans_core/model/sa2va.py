@@ -69,7 +69,11 @@ class Sa2VA(nn.Module):
     def _token_id(self, token: str) -> int:
         ids = self.tokenizer.encode(token, add_special_tokens=False)
         if len(ids) != 1:
-            raise ValueError(f"the tokenizer splits {token!r} into {len(ids)} tokens; add it as a special token (`ans convert` does)")
+            raise ValueError(
+                f"the tokenizer splits {token!r} into {len(ids)} tokens: it is a base's, or was saved before Sa2VA's tokens were added;"
+                " copy the tokenizer's files (tokenizer.json, tokenizer_config.json, added_tokens.json ...)"
+                " from the checkpoint that was trained"
+            )
         return ids[0]
 
     @classmethod

@@ -227,6 +227,64 @@ def test_missing_unexpected_and_misshaped_tensors_are_all_listed(tmp_path: Path)
     assert "1 mis-shaped: text_hidden_fcs.0.bias (31,) for (32,)" in message
 
 
+def test_of_many_tensors_ten_are_named_and_the_others_counted():
+    """25 wanted, of which two are there."""
+    found = {"t03": torch.zeros(1), "t07": torch.zeros(1)}
+    (line,) = checkpoint.misfits({f"t{n:02d}": torch.Size((1,)) for n in range(25)}, found)
+    assert line == "23 missing: t00, t01, t02, t04, t05, t06, t08, t09, t10, t11 and 13 more"
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_one_weight_that_is_no_number_is_found_wherever_it_stands(dtype: torch.dtype, value: float):
+    for size in (1, 7, 64, 1001):  # with and without a rest behind the processor's vectors
+        for place in {0, size // 2, size - 1}:
+            weights = torch.full((size,), 60000.0, dtype=dtype)  # their sum is too large for fp16
+            assert checkpoint.is_finite(weights)
+            weights[place] = value
+            assert not checkpoint.is_finite(weights)
+    assert checkpoint.is_finite(torch.zeros(0, dtype=dtype))
+
+
+def with_weight(path: Path, name: str, value: float, dtype: torch.dtype = torch.float32) -> Path:
+    """Save the tiny model with one weight of a tensor set to `value`."""
+    model = copy.deepcopy(tiny()).to(dtype)
+    model.get_parameter(name).data.view(-1)[-1] = value
+    checkpoint.save(model, path, metadata={})
+    return path
+
+
+BROKEN = "internvl.model.language_model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_a_model_with_a_weight_that_is_no_number_is_refused_by_its_name(tmp_path: Path, value: float):
+    folder = with_weight(tmp_path / "m", BROKEN, value)
+    (problem,) = conversion.account(folder).problems
+    said = re.escape(f"1 with weights that are NaN or infinite: {BROKEN} (")
+    assert re.match(said, problem)
+    divided = []
+    for read in (
+        lambda: checkpoint.load(folder),
+        lambda: checkpoint.load(folder, dtype=torch.bfloat16),
+        lambda: checkpoint.load(folder, divide=divided.append),
+        lambda: conversion.convert(folder, tmp_path / "out", to="native", metadata={}),
+        lambda: conversion.convert(folder, tmp_path / "out", to="upstream", metadata={}),
+    ):
+        with pytest.raises(ValueError, match=said):
+            read()
+    assert divided  # layer by layer
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_weight_that_is_too_large_for_the_asked_dtype_is_named(tmp_path: Path):
+    folder = with_weight(tmp_path / "m", BROKEN, 70000.0)  # fp16 ends at 65504
+    assert conversion.account(folder).problems == ()
+    with pytest.raises(ValueError, match=re.escape(f"1 too large for float16: {BROKEN}; load it in bfloat16 or float32")):
+        Sa2VA.from_pretrained(folder, dtype="float16")
+    assert Sa2VA.from_pretrained(folder, dtype="bfloat16").get_parameter(BROKEN).max() > 65504  # as the message says
+
+
 def test_a_folder_that_is_no_sa2va_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match=r"has no config\.json"):
         checkpoint.load(tmp_path)
@@ -409,6 +467,10 @@ def test_a_delta_comes_back_and_refuses_another_base(tmp_path: Path):
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"delta\.safetensors is damaged"):
         checkpoint.load_delta(tmp_path / "d", base_hash="1" * 64)
+    tensors["b"][1] = torch.nan
+    checkpoint.save_delta(tensors, tmp_path / "nan", base_hash="1" * 64, config={})
+    with pytest.raises(ValueError, match="1 with weights that are NaN or infinite: b "):
+        checkpoint.load_delta(tmp_path / "nan", base_hash="1" * 64)
 
 
 # Upstream's layout

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
+import subprocess
 import sys
 import types
 from dataclasses import replace
@@ -418,6 +420,12 @@ def test_a_training_state_is_accounted_for_beside_its_bases(tmp_path: Path):
     del state["text_hidden_fcs.0.bias"]
     torch.save(state | {"odd": torch.zeros(2)}, tmp_path / "bad.pth")
     assert conversion.training_account(tmp_path / "bad.pth", **bases).problems == ("1 missing: text_hidden_fcs.0.bias", "1 unexpected: odd")
+    whole["text_hidden_fcs.0.bias"][3] = torch.inf
+    torch.save(whole, tmp_path / "inf.pth")
+    (problem,) = conversion.training_account(tmp_path / "inf.pth", **bases).problems
+    assert problem.startswith("1 with weights that are NaN or infinite: text_hidden_fcs.0.bias (")
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        trained(tmp_path / "inf.pth")
 
 
 @needs_golden
@@ -431,7 +439,7 @@ def test_a_training_state_is_accounted_for_beside_its_bases(tmp_path: Path):
         ("model.layers.1.", 14, "language_model.model.layers.1.mlp.down_proj.lora_A"),
         ("q_proj.lora", 4, "language_model.model.layers.0.self_attn.q_proj.lora_B"),
         ("sam_mask_decoder", 131, "grounding_encoder.sam2_model.sam_mask_decoder.conv_s0.bias"),
-        ("", 143, "mlp1.3.weight"),
+        ("", 143, "grounding_encoder.sam2_model.sam_mask_decoder.conv_s0.bias"),
     ],
 )
 def test_what_a_training_state_lacks_is_listed(tmp_path: Path, left_out: str, count: int, named: str):
@@ -439,8 +447,10 @@ def test_what_a_training_state_lacks_is_listed(tmp_path: Path, left_out: str, co
     torch.save({"state_dict": {k: v for k, v in state.items() if left_out not in k}}, tmp_path / "iter_1.pth")
     with pytest.raises(ValueError, match=rf"{count} missing: ") as told:
         trained(tmp_path / "iter_1.pth")
-    missing = str(told.value).split("missing: ")[1].split(", ")
-    assert len(missing) == count
+    listed, _, more = str(told.value).split("missing: ")[1].partition(" and ")
+    missing = listed.split(", ")
+    assert len(missing) == min(count, 10)
+    assert more == (f"{count - 10} more" if count > 10 else "")
     assert named in missing
 
 
@@ -506,6 +516,48 @@ def test_what_upstreams_training_loop_saves_is_read(tmp_path: Path, monkeypatch:
         else:
             torch.save({"state_dict": state, **beside}, tmp_path / "iter_10.pth")
     ours, theirs = trained(tmp_path / "iter_10.pth").state_dict(), checkpoint.load(PAIR / "merged_hf").state_dict()
+    assert all(torch.allclose(ours[name], tensor, atol=1e-6) for name, tensor in theirs.items())
+
+
+def test_the_folder_around_deepspeeds_folders_is_followed_to_the_last_one(tmp_path: Path):
+    for step in (10, 20):
+        (tmp_path / f"global_step{step}").mkdir()
+        (tmp_path / f"global_step{step}/mp_rank_00_model_states.pt").touch()
+    with pytest.raises(ValueError, match=r"give one: .*/global_step10, .*/global_step20"):
+        conversion.training_file(tmp_path)
+    one = tmp_path / "global_step10/mp_rank_00_model_states.pt"
+    assert conversion.training_file(one.parent) == conversion.training_file(one) == one
+    (tmp_path / "latest").write_text("global_step10\n")
+    assert conversion.training_file(tmp_path) == one
+    (tmp_path / "latest").write_text("global_step30")
+    with pytest.raises(ValueError, match=r"latest names global_step30, which is not there"):
+        conversion.training_file(tmp_path)
+    (tmp_path / "latest").unlink()
+    (tmp_path / "last_checkpoint").write_text("/elsewhere/work_dirs/global_step20")  # mmengine's
+    assert conversion.training_file(tmp_path) == tmp_path / "global_step20/mp_rank_00_model_states.pt"
+    with pytest.raises(ValueError, match=r"is a training state of DeepSpeed: `ans convert .* DST --internvl BASE --sam2 SAM2`"):
+        checkpoint.load(tmp_path)
+    assert conversion.training_file(tmp_path / "absent") is None
+
+
+@needs_golden
+def test_weights_that_zero_3_divided_are_read_as_the_message_says(tmp_path: Path):
+    """One process's state, written as DeepSpeed does: shapes in one file, all trained numbers in a row in another."""
+    state = {name: tensor.float() for name, tensor in load_file(PAIR / "training_state_dict.safetensors").items()}
+    step, rank = tmp_path / "global_step10", "zero_pp_rank_0_mp_rank_00"
+    step.mkdir()
+    shapes = {name: tensor.shape for name, tensor in state.items()}
+    weights = {"module": {}, "buffer_names": [], "param_shapes": [shapes], "shared_params": {}, "frozen_param_shapes": None}
+    torch.save(weights | {"frozen_param_fragments": None, "ds_version": "0.19"}, step / f"{rank}_model_states.pt")
+    numbers = torch.cat([tensor.flatten() for tensor in state.values()])
+    moments = {"zero_stage": 3, "partition_count": 1, "fp32_flat_groups": [numbers]}
+    torch.save({"optimizer_state_dict": moments}, step / f"{rank}_optim_states.pt")
+    (tmp_path / "latest").write_text("global_step10")
+    with pytest.raises(ValueError, match=r"ZeRO-3 .* OUT/pytorch_model\.bin$") as caught:
+        trained(tmp_path)
+    command = re.search("`python (.*?)`", str(caught.value))[1].replace("OUT", str(tmp_path / "out"))
+    subprocess.run([sys.executable, *command.split()], check=True, capture_output=True)
+    ours, theirs = trained(tmp_path / "out/pytorch_model.bin").state_dict(), checkpoint.load(PAIR / "merged_hf").state_dict()
     assert all(torch.allclose(ours[name], tensor, atol=1e-6) for name, tensor in theirs.items())
 
 

@@ -146,8 +146,13 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, monkeypatch: pytes
         (folder / "tokenizer.json").write_text(json.dumps(table))
         for file in ("tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"):
             (folder / file).write_text((folder / file).read_text().replace(f'"{token}"', '"[OTHER]"'))
-        with pytest.raises(ValueError, match=rf"{name}: the tokenizer splits '{re.escape(token)}' into \d+ tokens"):
+        with pytest.raises(
+            ValueError, match=rf"{name}: the tokenizer splits '{re.escape(token)}' into \d+ tokens.*; copy the tokenizer's files"
+        ):
             Sa2VA.from_pretrained(folder)
+        for file in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json"):  # as the message says
+            shutil.copy(GOLDEN / "qwen3_vl" / file, folder)
+        Sa2VA.from_pretrained(folder)
     monkeypatch.setattr(transformers, "Qwen3VLConfig", None)  # as in an older version
     with pytest.raises(ValueError, match=r"transformers \S+ has no Qwen3VLConfig; install that of constraints\.txt"):
         Sa2VA.from_pretrained(GOLDEN / "qwen3_vl")

@@ -2,8 +2,11 @@ import argparse
 import copy
 import json
 import re
+import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from importlib import metadata
 from importlib.metadata import version
 from pathlib import Path
@@ -17,8 +20,9 @@ from ans_core.checkpoints import folder as folders
 from ans_core.model import Sa2VA
 from ans_core.model.config import VideoMode
 from ans_core.stages import evaluate
-from flows import checkpoint_eval, cli, commands, doctor
+from flows import checkpoint_eval, cli, commands, doctor, dvc_state
 from flows.compare import table
+from tasks import tracking
 from tests.workspace import environment, tiny_params
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,6 +188,56 @@ def test_versions_that_break_each_other_are_found(monkeypatch: pytest.MonkeyPatc
     fastapi, sqlalchemy, omegaconf = doctor.versions()
     assert (fastapi.ok, sqlalchemy.ok, omegaconf.ok) == (False, True, True)
     assert fastapi.remedy == 'pip install "fastapi<0.151"'
+
+
+def test_an_error_in_one_check_of_doctor_leaves_the_others_and_becomes_a_finding() -> None:
+    def fails() -> list[doctor.Finding]:
+        raise ValueError("x is broken: mend x")
+
+    def odd() -> doctor.Finding:
+        raise KeyError("y")
+
+    def closed() -> doctor.Finding:
+        raise PermissionError("z")
+
+    broken, other, foreign = (doctor.look(check)[0] for check in (fails, odd, closed))
+    assert (broken.ok, broken.what, broken.remedy) == (False, "x is broken", "mend x")
+    assert (other.what, other.remedy) == ("KeyError: 'y'", "`ANS_TRACEBACK=1 ans doctor` shows where")
+    assert "clone of your own" in foreign.remedy
+    assert doctor.look(lambda: doctor.Finding(ok=True, what="fine")) == [doctor.Finding(ok=True, what="fine")]
+
+
+@pytest.mark.parametrize("remedy", ["dvc config core.no_scm true", "git init"])
+def test_a_checkout_without_git_is_told_what_to_do_and_that_works(tmp_path: Path, remedy: str) -> None:
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config").touch()
+    (tmp_path / "dvc.yaml").write_text("stages:\n  a: {cmd: 'true'}\n")
+    (finding,) = doctor.look(lambda: doctor.repository(tmp_path))
+    assert not finding.ok
+    assert f"`{remedy}`" in finding.remedy
+    with pytest.raises(ValueError, match=r"no git repository in .*core\.no_scm"):  # `ans run`
+        dvc_state.are_up_to_date(["a"], tmp_path)
+    words = [sys.executable, "-m", *remedy.split()] if remedy.startswith("dvc") else remedy.split()
+    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+    assert doctor.look(lambda: doctor.repository(tmp_path))[0].ok
+    assert dvc_state.are_up_to_date(["a"], tmp_path) is False
+
+
+@pytest.mark.slow
+def test_a_history_of_runs_of_another_mlflow_is_told_and_a_new_one_is_begun_where_it_is_moved_away(tmp_path: Path) -> None:
+    made, file = tmp_path / "made", tmp_path / ".ans/mlflow.db"
+    made.mkdir()
+    file.parent.mkdir()
+    tracking.client(made).search_experiments()
+    shutil.copy(made / ".ans/mlflow.db", file)  # at a place that MLflow has not opened in this process
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("update alembic_version set version_num = 'acf3f17fdcc7'")
+    (finding,) = doctor.look(lambda: doctor.stuck_runs(tmp_path, repair=False))
+    assert not finding.ok
+    assert "mlflow.db (Detected out-of-date database schema" in finding.what
+    assert finding.remedy.startswith("move it away and a new one is begun")
+    file.rename(tmp_path / "old.db")
+    assert doctor.look(lambda: doctor.stuck_runs(tmp_path, repair=False))[0].ok
 
 
 def test_the_installed_versions_are_those_of_the_lock() -> None:

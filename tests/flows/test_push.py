@@ -154,6 +154,11 @@ def test_what_is_no_checkpoint_or_no_repository_is_refused(run: Path, tmp_path: 
         ans("push", run / "model", "a b", "--dry-run")
     with pytest.raises(ValueError, match=r"has no evaluate/<untrained\|base\|sft\|rl>/metrics\.json"):
         ans("push", run / "model", REPO, "--run", tmp_path, "--dry-run")
+    (run / "model/README.md").rename(tmp_path / "README.md")
+    with pytest.raises(ValueError, match=r"model has no README\.md that would state a licence: give --licence apache-2\.0"):
+        ans("push", run / "model", REPO, "--dry-run")
+    assert ans("push", run / "model", REPO, "--dry-run", "--licence", "apache-2.0") == 0  # as the message says
+    (tmp_path / "README.md").rename(run / "model/README.md")
     shard = next((run / "model").glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"\0")
     with pytest.raises(ValueError, match="is damaged, or was edited"):

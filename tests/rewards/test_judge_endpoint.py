@@ -16,7 +16,7 @@ from ans_core.rewards.judge.base import self_checked
 from ans_core.rewards.judge.chat import Price, is_local
 from ans_core.rewards.judge.endpoint import EndpointJudge
 from ans_core.rewards.judge.questions import Option, Question, Questions
-from tests.rewards.chat_server import Handler, body, cuts_off, fails, hangs, says, serving
+from tests.rewards.chat_server import Handler, body, completion, cuts_off, fails, hangs, says, serving
 
 QUESTIONS: Questions = (
     Question(kind="recognition", text="A dog?", options=(Option(text="Yes", score=1.0), Option(text="No", score=0.0))),
@@ -80,6 +80,51 @@ def test_what_passes_is_tried_again(make: Make, first: Callable[[Handler], None]
     with serving(first, first, says(RIGHT)) as server:
         assert make(server.url).submit(DOG).result() == [1.0]
         assert len(server.seen) == 3
+
+
+def error_in_200(error: object, **more: object) -> Callable[[Handler], None]:
+    return lambda handler: handler.send(200, json.dumps({"error": error} | more), headers={"retry-after-ms": "1"})
+
+
+LIMIT = {"message": "Rate limit exceeded", "code": 429}
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        error_in_200(LIMIT),
+        error_in_200(LIMIT | {"code": "429"}, choices=[]),
+        error_in_200({"message": "Provider returned error", "code": "server_error"}),
+        error_in_200("busy"),
+        error_in_200(None, choices=[{"error": {"code": 502}, "finish_reason": "error", "message": {"content": ""}}]),
+    ],
+    ids=["429", "text", "no number", "no object", "choice"],
+)
+def test_an_error_in_a_body_of_status_200_is_tried_again_like_its_own_status(make: Make, first: Callable[[Handler], None]):
+    with serving(first, first, says(RIGHT)) as server:
+        judge = make(server.url)
+        assert judge.submit(DOG).result() == [1.0]
+        assert len(server.seen) == 3
+    with serving(first) as server:
+        assert make(server.url).submit([("a cat", QUESTIONS)]).result() == [None]
+        assert len(server.seen) == 3  # the first call and two more
+
+
+def test_an_error_in_a_body_of_status_200_is_told_and_final_where_its_own_status_is(make: Make, caplog: pytest.LogCaptureFixture):
+    with serving(error_in_200({"message": "Insufficient credits", "code": 402})) as server:
+        judge = make(server.url)
+        assert judge.submit(DOG).result() == [None]
+        assert len(server.seen) == 1
+    assert judge.stats()["failed"] == 1
+    assert "the judge's endpoint failed: APIStatusError 402" in caplog.text
+    with serving(error_in_200({"message": "no response_format here", "code": 400}), says(RIGHT)) as server:
+        assert make(server.url).submit([("a cat", QUESTIONS)]).result() == [1.0]
+        assert ["response_format" in seen.body for seen in server.seen] == [True, False]
+
+
+def test_no_error_beside_a_reply_changes_nothing(make: Make):
+    with serving(body(json.dumps(json.loads(completion(RIGHT)) | {"error": None}))) as server:
+        assert make(server.url).submit(DOG).result() == [1.0]
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """One OpenAI-compatible chat endpoint: a request in, the text of its reply out, or `Unavailable`; it counts what the calls cost.
 
 Retries are the openai client's own: 408, 409, 429, 5xx, timeouts and broken connections, after Retry-After (up to two minutes) or
-exponential pauses with jitter; any other 4xx is final. All methods belong to one event loop.
+exponential pauses with jitter; any other 4xx is final. A status of 200 whose body holds an error counts as the error's own. All methods
+belong to one event loop.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import ipaddress
+import json
 import logging
 import os
+import re
 import time
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -107,7 +110,10 @@ class Chat:
             where = base_url or "OpenAI's endpoint"
             raise ValueError(f"{where} wants an API key: set the environment variable {api_key_env} (named by judge.api_key_env)")
         self._key = key
-        self._client = openai.AsyncOpenAI(api_key=key or "none", base_url=base_url or None, timeout=timeout_s, max_retries=retries)
+        self._client = openai.AsyncOpenAI(
+            api_key=key or "none", base_url=base_url or None, timeout=timeout_s, max_retries=retries,
+            http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [_take_status_of_body]}),
+        )  # fmt: skip
         self._model, self._price, self._breaker = model, price, breaker
         self._slots = asyncio.Semaphore(concurrency)
         self._refused: set[str] = set()
@@ -123,6 +129,7 @@ class Chat:
             self.usage.calls += 1
             try:
                 completion = await self._complete(request)
+                text = _text(completion)
             except asyncio.CancelledError:  # the deadline: the only sign of a server that hangs
                 self._breaker.failed()
                 raise
@@ -132,7 +139,6 @@ class Chat:
             self._breaker.succeeded()
             self.usage.answered += 1
             self.usage.waited_s += time.monotonic() - start_s
-            text = _text(completion)
             self._count(completion, request, text)
             return text
 
@@ -222,9 +228,32 @@ def _is_count(told: object) -> TypeGuard[int]:
 
 
 def _text(completion: ChatCompletion) -> str:
-    """Return the text; empty if the server gives no choice, message or content (a refusal). The client does not check what it receives."""
+    """Return the text; empty without content (a refusal). Raises ValueError without a choice or message: the client does not check what it
+    receives."""
     try:
         content = completion.choices[0].message.content
-    except (AttributeError, IndexError, TypeError):
-        return ""
+    except (AttributeError, IndexError, TypeError) as error:
+        raise ValueError("the reply holds no choice") from error
     return content if isinstance(content, str) else ""
+
+
+async def _take_status_of_body(response: Any) -> None:
+    """Give a response of status 200 that holds an error the error's status, before the client looks at it: OpenRouter and some proxies
+    answer a rate limit so."""
+    if response.status_code == 200:
+        response.status_code = _status(await response.aread())
+
+
+def _status(body: bytes) -> int:
+    """Return the status of an error in a body, at its top or in its first choice; 500 if it names none; 200 without an error."""
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError):  # the client says what is wrong with it
+        return 200
+    choices = values.get("choices") if isinstance(values, dict) else None
+    first = choices[0] if isinstance(choices, list) and choices else None
+    error = next((part["error"] for part in (values, first) if isinstance(part, dict) and part.get("error")), None)
+    if error is None:
+        return 200
+    code = str(error.get("code")) if isinstance(error, dict) else ""
+    return int(code) if re.fullmatch("[45][0-9]{2}", code) else 500

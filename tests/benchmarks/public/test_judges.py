@@ -19,7 +19,7 @@ from flows import cli, eval_score
 from tests import tiny
 from tests.benchmarks.public.drawn import write
 from tests.golden import REFERENCE
-from tests.rewards.chat_server import fails, says, serving
+from tests.rewards.chat_server import body, fails, says, serving
 
 REPLAY = REFERENCE / "data"
 recorded = pytest.mark.skipif(not (REPLAY / "replay").is_dir(), reason="no recorded replies in ANS_REFERENCE")
@@ -136,6 +136,15 @@ def test_free_text_is_asked_without_a_schema_and_kept(tmp_path: Path):
     with serving(says("B"), fails(400)) as server:
         judge = Replies(model="other", base_url=server.url, cache=tmp_path / "judge.sqlite", concurrency=1, timeout_s=5.0, retries=0)
         with pytest.raises(NoReplyError, match=r"left 2 of 3 requests without a reply .*run again to go on"):
+            judge.ask(requests, desc="d")
+
+
+@pytest.mark.parametrize("text", ['{"error": {"code": 403}}', "{}", '{"choices": []}'])
+def test_status_200_without_a_reply_is_told_and_never_scored(tmp_path: Path, text: str):
+    requests = [Request(system="", user=f"question {n}", schema=None, max_tokens=9) for n in range(3)]
+    with serving(says("B"), body(text)) as server:
+        judge = Replies(model="m", base_url=server.url, cache=tmp_path / "judge.sqlite", concurrency=1, timeout_s=5.0, retries=0)
+        with pytest.raises(NoReplyError, match=r"left 2 of 3 requests without a reply \(the judge's endpoint failed: "):
             judge.ask(requests, desc="d")
 
 
