@@ -40,15 +40,15 @@ def settings_of_run(
     The settings are those of params.yaml where it holds this profile (or none is asked for), else the profile's; then overrides and data.
     """
     path = here / "params.yaml"
-    is_there = path.exists() and profile in {None, load(path).profile}
+    is_there = profile is None or (path.exists() and load(path).profile == profile)
     if is_there:
-        report(watch_sources(here))  # which also writes what a file of an older version lacks
+        print_lines(watch_sources(here))  # which also writes what a file of an older version lacks
         if not (overrides or data):
             yield
             return
     words = words_of(overrides or {})
     values = resolve(path if is_there else here / PROFILES / f"{profile}.yaml", words)
-    report(insert_sources(values, [Path(folder).resolve() for folder in data or ()], None))
+    print_lines(insert_sources(values, [Path(folder).resolve() for folder in data or ()], None))
     insert_fingerprints(values, here)
     if path.exists():
         partial = here / RUN.with_suffix(".partial")
@@ -63,7 +63,7 @@ def settings_of_run(
         give_back(here)
 
 
-def report(lines: list[str]) -> None:
+def print_lines(lines: list[str]) -> None:
     for line in lines:
         print(line, flush=True)
 

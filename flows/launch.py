@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.child import LAUNCH, StageFailedError, end_group
 from flows.dvc_state import are_up_to_date
-from flows.kept import recover, report
+from flows.kept import print_lines, recover
 from flows.params import watch_sources
 from flows.paths import deployment_names, environment, root
 from flows.prefect_server import deployment_command, prefect_server
@@ -47,8 +47,8 @@ def run_pipeline(here: Path, *, group: str = MAIN) -> int:
     os.chdir(here)
     from ans_core.config import load
 
-    with held(here / ".ans/flow.lock", f"{group}-pipeline"):
-        report(recover(here))  # before the settings are read, which a killed run may have left
+    with held(here / ".ans/flow.lock", "full-pipeline"):
+        print_lines(recover(here))  # before the settings are read, which a killed run may have left
     config = load(here / "params.yaml")
     if group == MAIN and config.base.source == "sam2":
         group = MEMORY
@@ -74,7 +74,7 @@ def nothing_to_do(here: Path, stages: tuple[Stage, ...]) -> list[tuple[str, str,
     """Return all stages as cached if none would run, else nothing: server, Prefect and MLflow take 20 s of processor time to find out the
     same."""
     with held(here / ".ans/flow.lock", "full-pipeline"):
-        report(watch_sources(here))
+        print_lines(watch_sources(here))
         try:
             up_to_date = are_up_to_date([stage.target for stage in stages], here)
             return [(stage.name, "cached", 0.0) for stage in stages] if up_to_date else []

@@ -22,7 +22,7 @@ from ans_core.config.section import nearest
 from flows import progress
 from flows.child import BUSY_RETRY_S, Say, SettingsError, StageFailedError, repro, write_error
 from flows.dvc_state import is_up_to_date, output_hash
-from flows.kept import recover, report, settings_of_run
+from flows.kept import print_lines, recover, settings_of_run
 from flows.params import differing
 from flows.paths import root
 from flows.pipeline_run import PipelineRun
@@ -248,7 +248,7 @@ def full_pipeline(
     os.chdir(here)
     chosen, forced = stages_named(stages), {stage.name for stage in stages_named(force or ())}
     with held(here / ".ans/flow.lock", "full-pipeline"):
-        report(recover(here))
+        print_lines(recover(here))
         with settings_of_run(here, profile=profile, overrides=overrides, data=data):
             return run_stages(chosen, here, forced)
 
@@ -278,7 +278,7 @@ def run_group(group: str, profile: str | None, overrides: dict[str, Any] | None,
     os.chdir(here)
     stages_named(force or (), known=TABLE)
     with held(here / ".ans/flow.lock", f"{group}-pipeline"):
-        report(recover(here))
+        print_lines(recover(here))
         with settings_of_run(here, profile=profile, overrides=overrides):
             needed = needed_for(group, load(here / "params.yaml"))
             forced = {stage.name for stage in stages_named(force or (), known=needed)}

@@ -19,7 +19,7 @@ from ans_core.config import load, resolve
 from ans_core.report.metrics import headline
 from flows import kept
 from flows.child import StageFailedError, run_once
-from flows.kept import report, settings_of_run, words_of
+from flows.kept import print_lines, settings_of_run, words_of
 from flows.paths import root
 from flows.pipeline import end_with_worker, run_name
 from tasks.process import held
@@ -50,7 +50,7 @@ def sweep(
         raise ValueError('nothing to run: give a grid, as {"rl.kl": [0.01, 0.05]}, or a list of runs, as [{"rl.kl": 0.01}]')
     name = name or f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
     with held(here / ".ans/flow.lock", "sweep"):
-        report(kept.recover(here))
+        print_lines(kept.recover(here))
         with settings_of_run(here, profile=profile):
             members = {f"{name}-{n}": resolve(here / "params.yaml", words_of(overrides)) for n, overrides in enumerate(asked, start=1)}
             done = {experiment: found for experiment, settings in members.items() if (found := finished(experiment, settings, here))}

@@ -61,7 +61,6 @@ def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(workspace: P
     shown = commands.ans(workspace, "nightly", status=2)
     assert "runs/smoke/data: run the pipeline first (`ans run`)" in shown
     assert len(shown.splitlines()) < 4
-    dvc(workspace, "checkout")
 
 
 def test_a_sweep_runs_every_combination_and_leaves_the_workspace_as_it_was(workspace: Path, commands: Commands) -> None:

@@ -357,13 +357,19 @@ def test_two_checkouts_up_at_once_run_their_own_and_ask_no_proxy(tmp_path: Path)
         shown = [ans(workspace, "up", "--port", str(free_port()), "--ui-port", str(free_port()), **proxy) for workspace in workspaces]
         records = [json.loads((workspace / ".ans/services.json").read_text()) for workspace in workspaces]
         for workspace, lines in zip(workspaces, shown, strict=True):
-            command = f"{lines.splitlines()[-1]} -p 'stages=[\"prepare\"]' --watch"
+            command = lines.splitlines()[-1]
             assert "full-pipeline/current" in command
-            subprocess.run(command, shell=True, check=True, cwd=workspace, env=environment(workspace, **proxy), timeout=LIMIT_S)
+            only = f"""{command} -p 'stages=["prepare"]' --watch"""
+            subprocess.run(only, shell=True, check=True, cwd=workspace, env=environment(workspace, **proxy), timeout=LIMIT_S)
             assert [executed(one) for one in workspaces] == [["prepare from 0"] if one == workspace else [] for one in workspaces]
+        wrong = f"""{command} -p 'overrides={{"rll.kl": 1}}' --watch"""
+        subprocess.run(wrong, shell=True, check=False, cwd=workspaces[1], env=environment(workspaces[1], **proxy), timeout=LIMIT_S)
+        log = (workspaces[1] / ".ans/logs/server.log").read_text()
+        assert "did you mean 'rl'" in log
+        assert "Traceback" not in log
         ans(workspaces[1], "run", **proxy)  # on the server that is up
         assert flow_runs_of(records[0][0]) == 1
-        assert flow_runs_of(records[1][0]) == 2
+        assert flow_runs_of(records[1][0]) == 3
         copy = shutil.copytree(workspaces[0], tmp_path / "copy")  # with the record of the services of the first
         assert ans(copy, "down").strip() == "ended: nothing was up"
         assert ans(workspaces[0], "down").strip() == "ended: prefect, mlflow"

@@ -59,7 +59,9 @@ class Answer(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.parametrize(("host", "excepted"), [("127.0.0.1", {}), ("localhost", {"no_proxy": "example.org"})])
+@pytest.mark.parametrize(
+    ("host", "excepted"), [("127.0.0.1", {}), ("localhost", {"no_proxy": "example.org", "ALL_PROXY": "socks5://127.0.0.1:9"})]
+)
 def test_this_machines_servers_are_reached_past_a_proxy(host: str, excepted: dict[str, str]) -> None:
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), Answer) for _ in range(2)]
     for server in servers:
@@ -115,11 +117,11 @@ def test_a_pipelines_run_shows_results_and_neither_curves_nor_the_machines_load(
     def shown(stage: str, *names: str) -> dict[str, float]:
         return pipeline_metrics(stage, dict.fromkeys(names, 0.5))
 
-    assert set(shown("evaluate@rl", "eval/video/val/J_F", "system/cpu", "duration_s")) == {"rl/video/val/J_F", "duration_s/evaluate/rl"}
+    assert set(shown("evaluate@rl", "eval/video/val/J_F", "system/cpu", "duration_s")) == {"rl/video/val/J_F", "wall_s/evaluate/rl"}
     assert set(shown("sft", "sft/loss", "mixture/drawn/rows", "train/loss")) == {"train/sft/loss"}
     assert set(shown("report", "rl/video/val/J_F", "system/cpu")) == {"rl/video/val/J_F"}
-    assert set(shown("prepare", "samples/drawn/train", "duration_s")) == {"duration_s/prepare"}
-    assert set(shown("convert", "parity/texts", "duration_s")) == {"convert/parity/texts", "duration_s/convert"}
+    assert set(shown("prepare", "samples/drawn/train", "duration_s")) == {"wall_s/prepare"}
+    assert set(shown("convert", "parity/texts", "duration_s")) == {"convert/parity/texts", "wall_s/convert"}
 
 
 def test_a_run_is_named_by_what_tells_it_from_others() -> None:
@@ -235,9 +237,10 @@ def test_what_is_logged_while_the_store_is_away_is_sent_by_the_next_stage(tmp_pa
     assert (sft.info.status, sft.info.end_time) == ("FINISHED", run.record.end_ms)
     assert [(found.step, found.value) for found in mlflow.get_metric_history(sft.info.run_id, "loss")] == [(0, 0.0), (1, 0.5), (2, 1.0)]
     assert "system/system_memory_usage_percentage" in sft.data.metrics
-    (data,) = sft.inputs.dataset_inputs
-    assert (data.dataset.name, data.dataset.digest) == ("data", "a" * 32 + ".dir")
     parent = mlflow.get_run(sft.data.tags["mlflow.parentRunId"])
+    for one in (sft, parent):
+        (data,) = one.inputs.dataset_inputs
+        assert (data.dataset.name, data.dataset.digest) == ("data", "a" * 32 + ".dir")
     assert (parent.info.status, parent.data.params, parent.data.metrics) == ("FINISHED", {"seed": "0"}, {"train/sft/loss": 0.5})
     assert {"mlflow.user", "mlflow.source.git.commit", "git.dirty", "dvc.lock", "version.torch", "hardware.cpu"} <= parent.data.tags.keys()
     assert f"- [sft](#/experiments/{experiment.experiment_id}/runs/{sft.info.run_id}): ran, " in parent.data.tags["mlflow.note.content"]
