@@ -38,9 +38,9 @@ def stage(arguments: argparse.Namespace) -> int:
 
 def nightly(arguments: argparse.Namespace) -> int:
     """Champion against challenger: evaluates the newest registered checkpoint and the best so far, and promotes the better one."""
-    from flows.launch import prefect_api, stage_failures_told
+    from flows.launch import exit_if_a_stage_fails, prefect_api
 
-    with stage_failures_told(), prefect_api(root()):
+    with exit_if_a_stage_fails(), prefect_api(root()):
         from flows.nightly import nightly_evals
 
         print("\n".join(nightly_evals().lines()))
@@ -50,7 +50,7 @@ def nightly(arguments: argparse.Namespace) -> int:
 def sweep(arguments: argparse.Namespace) -> int:
     """The pipeline for every combination of settings, as DVC experiments, and one table of their results."""
     from ans_core.config.yaml_file import parse
-    from flows.launch import prefect_api, stage_failures_told
+    from flows.launch import exit_if_a_stage_fails, prefect_api
 
     grid = {}
     for word in arguments.settings:
@@ -58,7 +58,7 @@ def sweep(arguments: argparse.Namespace) -> int:
         if not values:
             raise ValueError(f"{word!r}: write KEY=VALUE,VALUE as in rl.kl=0.01,0.05")
         grid[key] = [parse(value, source=repr(word))[0] for value in values.split(",")]
-    with stage_failures_told(resume=""), prefect_api(root()):
+    with exit_if_a_stage_fails(resume=""), prefect_api(root()):
         from flows import sweep as flow
 
         print(Path(flow.sweep(grid=grid, name=arguments.name)).read_text(encoding="utf-8"))

@@ -53,7 +53,7 @@ def run_pipeline(here: Path, *, group: str = MAIN) -> int:
     if group == MAIN and config.base.source == "sam2":
         group = MEMORY
     start_s = time.monotonic()
-    with stage_failures_told():
+    with exit_if_a_stage_fails():
         rows = nothing_to_do(here, STAGES if group == MAIN else needed_for(group, config)) or run_flow(here, group)
     took_s = time.monotonic() - start_s
     {MAIN: print_result, AGENT: print_agent, ONLINE: print_online, MEMORY: print_memory}[group](rows, here, config.profile, took_s)
@@ -61,7 +61,7 @@ def run_pipeline(here: Path, *, group: str = MAIN) -> int:
 
 
 @contextmanager
-def stage_failures_told(resume: str = "\nThe same command resumes where it stopped.") -> Iterator[None]:
+def exit_if_a_stage_fails(resume: str = "\nThe same command resumes where it stopped.") -> Iterator[None]:
     """End this process with a sentence if a stage fails, whose own message is already printed."""
     try:
         yield

@@ -49,8 +49,8 @@ class PlainErrors(logging.Filter):
         return record.name != "prefect.engine"  # which logs the error of a flow once more, as its process ends
 
 
-for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
-    logging.getLogger(name).addFilter(PlainErrors())
+for prefect_logger in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
+    logging.getLogger(prefect_logger).addFilter(PlainErrors())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +240,7 @@ def full_pipeline(
     overrides: settings on top, as in {"sft.optim.lr": 0.0001}.
     stages, force: names of tasks/stages.py, as evaluate@rl. Forced stages run even if they are up to date.
     data: folders of data sets to add to prepare.sources.
-    All three belong to this run: params.yaml is as before when it ends.
+    Profile, overrides and data belong to this run: params.yaml is as before when it ends.
     Raises ConfigError for an unknown or impossible setting and ValueError for an unknown stage, before any stage runs.
     """
     end_with_worker()
