@@ -164,9 +164,33 @@ def stuck_runs(root: Path, *, repair: bool) -> Finding:
 
 
 def scratch(root: Path) -> Finding:
-    folders = [path for path in (root / ".ans/scratch").glob("*/*/*") if path.is_dir() and not (path / "done").exists()]
-    names = ", ".join(str(path.relative_to(root / ".ans/scratch")) for path in folders)
-    return Finding(ok=True, what=f"unfinished stages that the same command resumes: {names or 'none'}")
+    """Name unfinished stages, and apart from them states that the same command does not go on with."""
+    place = root / ".ans/scratch"
+    folders = [path for path in sorted(place.glob("*/*/*")) if path.is_dir() and not (path / "done").exists()]
+    others = [path for path in folders if not resumes(path, root)]
+    names = ", ".join(str(path.relative_to(place)) for path in folders if path not in others)
+    what = f"unfinished stages that the same command resumes: {names or 'none'}"
+    if others:
+        paths = " ".join(str(path.relative_to(root)) for path in others)
+        what += f"; given up, of other settings, inputs or code than now: `rm -r {paths}` removes them"
+    return Finding(ok=True, what=what)
+
+
+def resumes(folder: Path, root: Path) -> bool:
+    """Tell whether a stage that runs now would go on from this state. One of `ans eval` is taken to be: its settings are not known."""
+    from ans_core.config import ConfigError, load
+    from tasks.runner import state_key
+    from tasks.stages import TABLE
+
+    profile, name, key = folder.parts[-3:]
+    stage = next((stage for stage in TABLE if stage.name == name), None)
+    if stage is None:
+        return True
+    try:
+        config = load(root / "params.yaml")
+        return config.profile == profile and state_key(stage, config, root) == key
+    except ConfigError:  # without settings, or without what the stage needs, none runs
+        return False
 
 
 def look(check: Callable[[], Finding | list[Finding]]) -> list[Finding]:

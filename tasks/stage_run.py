@@ -86,7 +86,9 @@ def send(record: Record, mlflow: MlflowClient, experiment: str, root: Path) -> N
         tracking.log_params(mlflow, record.run_id, record.params)
         record.params = {}
     if record.data:
-        mlflow.log_inputs(record.run_id, list(data_sets(record)))
+        found = list(data_sets(record))
+        mlflow.log_inputs(record.run_id, found)
+        mlflow.log_inputs(record.parent, tracking.pipeline_data(record.stage, found))
         record.data = {}
     while record.metrics:
         batch = record.metrics[:MAX_METRICS]

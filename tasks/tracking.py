@@ -10,7 +10,7 @@ import socket
 import sqlite3
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,7 +196,7 @@ def log_metrics(mlflow: MlflowClient, run: str, metrics: Mapping[str, float]) ->
 
 def pipeline_metrics(stage: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Return what the pipeline's run shows of a stage's metrics: `rl/referring/val/gIoU` of evaluate@rl and the report, `train/sft/loss`
-    (the mean over the last steps) and `duration_s/sft`. Its curves, counts of samples and the machine's load stay with the stage's own
+    (the mean over the last steps) and `wall_s/sft`. Its curves, counts of samples and the machine's load stay with the stage's own
     run."""
     task, _, row = stage.partition("@")
     place = stage.replace("@", "/")
@@ -204,7 +204,7 @@ def pipeline_metrics(stage: str, metrics: Mapping[str, float]) -> dict[str, floa
     for name, value in metrics.items():
         part, _, rest = name.partition("/")
         if name == "duration_s":
-            shown[f"duration_s/{place}"] = value
+            shown[f"wall_s/{place}"] = value  # last in the alphabet: MLflow compares the first metrics by default
         elif task == "evaluate" and part == "eval":
             shown[f"{row}/{rest}"] = value
         elif task == "report" and part in ROWS:
@@ -216,13 +216,20 @@ def pipeline_metrics(stage: str, metrics: Mapping[str, float]) -> dict[str, floa
     return shown
 
 
+def pipeline_data(stage: str, found: Sequence[Any]) -> list[Any]:
+    """Return which of a stage's inputs the pipeline's run shows as its data sets: those that `prepare` reads, and what it makes of them."""
+    return [one for one in found if stage == "prepare" or one.dataset.name == "data"]
+
+
 def link_cached(mlflow: MlflowClient, experiment: str, parent: str, stage: str, state_key: str) -> Any | None:
-    """Name in the pipeline's run which run made a cached stage's output, and show that run's metrics. Return that run, None if unknown."""
+    """Name in the pipeline's run which run made a cached stage's output, and show that run's metrics and data. Return that run, None if it
+    is unknown."""
     found = find_runs(mlflow, experiment, {"ans.kind": "stage", "ans.stage": stage, "ans.key": state_key}, limit=20)
     made = next((run for run in found if run.info.status == "FINISHED"), None)
     if made is not None:
         mlflow.set_tag(parent, f"cached.{stage.replace('@', '/')}", made.info.run_id)
         log_metrics(mlflow, parent, pipeline_metrics(stage, made.data.metrics))
+        mlflow.log_inputs(parent, pipeline_data(stage, made.inputs.dataset_inputs))
     return made
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 
 from ans_core.config import Config
-from flows.pipeline import check_base, check_sam2_alone, check_traces
+from flows.child import StageFailedError
+from flows.pipeline import PlainErrors, check_base, check_sam2_alone, check_traces
 from tasks.stages import AGENT, MEMORY, STAGES, needed_for
 
 
@@ -44,3 +46,19 @@ def test_own_traces_are_read_before_the_first_stage(tmp_path: Path):
     (tmp_path / "mine/traces.jsonl").write_text('{"kind": "golden"}\n')
     with pytest.raises(ValueError, match=r"line 1: trace_id: Field required"):
         check_traces(needed_for(AGENT, mine), mine, tmp_path)
+
+
+@pytest.mark.parametrize(("error", "plain"), [(ValueError("rl.kl"), True), (StageFailedError("rl.kl"), True), (KeyError("kl"), False)])
+def test_a_users_mistake_is_logged_as_its_sentence(error: Exception, plain: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("ANS_TRACEBACK", raising=False)
+
+    def record() -> logging.LogRecord:
+        return logging.LogRecord("prefect.flow_runs", logging.ERROR, "", 0, "Encountered %r", (error,), (type(error), error, None))
+
+    shown = record()
+    assert PlainErrors().filter(shown)
+    assert (shown.getMessage() == "rl.kl", shown.exc_info is None) == (plain, plain)
+    monkeypatch.setenv("ANS_TRACEBACK", "1")
+    shown = record()
+    assert PlainErrors().filter(shown)
+    assert shown.exc_info

@@ -107,7 +107,7 @@ def test_the_flow_and_dvc_share_one_cache_and_mlflow_shows_a_parent_with_nested_
     assert {run["ans.stage"] for run in runs if run.get("mlflow.parentRunId") == parents[0]["id"]} == set(NAMES)
     params, metrics = logged(workspace, parents[0]["id"])
     assert (params["profile"], params["rl.kl"], metrics["rl/final/score"]) == ("smoke", "0.02", 0.5)
-    assert {f"duration_s/{name.replace('@', '/')}" for name in NAMES} <= metrics.keys()
+    assert {f"wall_s/{name.replace('@', '/')}" for name in NAMES} <= metrics.keys()
 
     assert "Data and pipelines are up to date" in dvc(workspace, "repro")
     used_s = os.times()
@@ -225,6 +225,9 @@ def test_a_killed_flow_leaves_no_stage_behind_and_doctor_closes_its_runs(
     until(lambda: not any(map(psutil.pid_exists, pids)), "nobody reaps them")  # until then DVC takes its lock for one that is held
     shown = commands.ans(workspace, "doctor", status=None)
     assert "resumes: smoke/base" in shown
+    ans(workspace, "profile", "smoke", "seed=5")
+    assert "resumes: none; given up, of other settings" in ans(workspace, "status")
+    ans(workspace, "profile", "smoke")
     assert "RUNNING" not in {run["status"] for run in mlflow_runs(workspace)}
     executed(workspace)
     dvc(workspace, "repro", "base")

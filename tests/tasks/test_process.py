@@ -4,8 +4,9 @@ import signal
 import subprocess
 import sys
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import psutil
@@ -29,6 +30,14 @@ from tasks.tracking import (
     works_since,
 )
 
+ASK = """
+import sys, urllib.request
+import tasks
+import httpx, requests
+address = f"http://{sys.argv[2]}:{sys.argv[1]}/"
+print(urllib.request.urlopen(address).read().decode(), requests.get(address).text, httpx.get(address).text)
+print(httpx.get("http://192.0.2.1/").text)
+"""
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -38,6 +47,33 @@ with held(Path(sys.argv[1]), "first"):
     time.sleep(60)
 """
 ROOT = Path(__file__).resolve().parents[2]
+
+
+class Answer(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.path.encode())
+
+    def log_message(self, *_words: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("host", "excepted"), [("127.0.0.1", {}), ("localhost", {"no_proxy": "example.org", "ALL_PROXY": "socks5://127.0.0.1:9"})]
+)
+def test_this_machines_servers_are_reached_past_a_proxy(host: str, excepted: dict[str, str]) -> None:
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Answer) for _ in range(2)]
+    for server in servers:
+        Thread(target=server.serve_forever, daemon=True).start()
+    (own, _), (proxy, _) = ((server.server_address[1], server) for server in servers)
+    environ = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    environ |= {"HTTP_PROXY": f"http://127.0.0.1:{proxy}", "http_proxy": f"http://127.0.0.1:{proxy}", **excepted}
+    asked = subprocess.run([sys.executable, "-c", ASK, str(own), host], cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+    assert asked.stdout == "/ / /\nhttp://192.0.2.1/\n", asked.stderr  # a proxy is asked for the whole address
 
 
 def test_a_second_holder_is_refused_by_name_and_gets_the_lock_when_the_first_is_killed(tmp_path: Path) -> None:
@@ -81,11 +117,11 @@ def test_a_pipelines_run_shows_results_and_neither_curves_nor_the_machines_load(
     def shown(stage: str, *names: str) -> dict[str, float]:
         return pipeline_metrics(stage, dict.fromkeys(names, 0.5))
 
-    assert set(shown("evaluate@rl", "eval/video/val/J_F", "system/cpu", "duration_s")) == {"rl/video/val/J_F", "duration_s/evaluate/rl"}
+    assert set(shown("evaluate@rl", "eval/video/val/J_F", "system/cpu", "duration_s")) == {"rl/video/val/J_F", "wall_s/evaluate/rl"}
     assert set(shown("sft", "sft/loss", "mixture/drawn/rows", "train/loss")) == {"train/sft/loss"}
     assert set(shown("report", "rl/video/val/J_F", "system/cpu")) == {"rl/video/val/J_F"}
-    assert set(shown("prepare", "samples/drawn/train", "duration_s")) == {"duration_s/prepare"}
-    assert set(shown("convert", "parity/texts", "duration_s")) == {"convert/parity/texts", "duration_s/convert"}
+    assert set(shown("prepare", "samples/drawn/train", "duration_s")) == {"wall_s/prepare"}
+    assert set(shown("convert", "parity/texts", "duration_s")) == {"convert/parity/texts", "wall_s/convert"}
 
 
 def test_a_run_is_named_by_what_tells_it_from_others() -> None:
@@ -201,9 +237,10 @@ def test_what_is_logged_while_the_store_is_away_is_sent_by_the_next_stage(tmp_pa
     assert (sft.info.status, sft.info.end_time) == ("FINISHED", run.record.end_ms)
     assert [(found.step, found.value) for found in mlflow.get_metric_history(sft.info.run_id, "loss")] == [(0, 0.0), (1, 0.5), (2, 1.0)]
     assert "system/system_memory_usage_percentage" in sft.data.metrics
-    (data,) = sft.inputs.dataset_inputs
-    assert (data.dataset.name, data.dataset.digest) == ("data", "a" * 32 + ".dir")
     parent = mlflow.get_run(sft.data.tags["mlflow.parentRunId"])
+    for one in (sft, parent):
+        (data,) = one.inputs.dataset_inputs
+        assert (data.dataset.name, data.dataset.digest) == ("data", "a" * 32 + ".dir")
     assert (parent.info.status, parent.data.params, parent.data.metrics) == ("FINISHED", {"seed": "0"}, {"train/sft/loss": 0.5})
     assert {"mlflow.user", "mlflow.source.git.commit", "git.dirty", "dvc.lock", "version.torch", "hardware.cpu"} <= parent.data.tags.keys()
     assert f"- [sft](#/experiments/{experiment.experiment_id}/runs/{sft.info.run_id}): ran, " in parent.data.tags["mlflow.note.content"]
