@@ -60,7 +60,7 @@ server: setup  ## Prefect server and a process worker, for deployments
 	$(BIN)/ans server
 
 deploy: setup  ## register the deployments of prefect.yaml with the server at PREFECT_API_URL (key in PREFECT_API_AUTH_STRING)
-	ANS_HOME=$(CURDIR) $(BIN)/prefect --no-prompt deploy --all
+	$(BIN)/python -m flows.launch
 
 ui: setup  ## MLflow in the browser: make ui [UI_PORT=5000]
 	$(BIN)/python -m flows.services $(UI_PORT)

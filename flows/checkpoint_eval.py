@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,15 @@ def evaluated(checkpoint: Path, content: str, here: Path, config: Config) -> Pat
     out = result_folder(checkpoint, content, here, config)
     if (out / METRICS).exists():
         return out
-    stage = stage_named(STAGE)
-    inputs = stage.input_paths(config, here) | {"model": checkpoint}
-    if missing := [str(path) for path in inputs.values() if not path.is_dir()]:
-        raise ValueError(f"no folder {', '.join(missing)}: run the pipeline first (`ans run`)")
+    check_inputs(checkpoint, here, config)
     evaluate_into(out, checkpoint, here, config)
     return out
+
+
+def check_inputs(checkpoint: Path, here: Path, config: Config) -> None:
+    inputs = stage_named(STAGE).input_paths(config, here) | {"model": checkpoint}
+    if missing := [str(path) for path in inputs.values() if not path.is_dir()]:
+        raise ValueError(f"no folder {', '.join(missing)}: run the pipeline first (`ans run`)")
 
 
 def evaluate_into(out: Path, checkpoint: Path, here: Path, config: Config) -> dict[str, float]:
@@ -101,6 +105,7 @@ def in_child(checkpoint: Path, content: str, here: Path, changes: dict[str, Any]
     config = with_fingerprints(settings(here, changes), here)
     out = result_folder(checkpoint, content, here, config)
     if not (out / METRICS).exists():
+        check_inputs(checkpoint, here, config)
         section = json.dumps(config.model_dump(mode="json")["evaluate"])  # with the fingerprints that named `out`
         command = [*one_node_words(config.launch, os.environ), "-m", "flows.checkpoint_eval", str(checkpoint), content, section]
         here_now = inference_processes_here(config.launch, os.environ)
@@ -125,10 +130,11 @@ def main(checkpoint: str, content: str, changes: str) -> None:
 
     die_with_parent()
     exit_on_term()
-    print(evaluated(Path(checkpoint), content, root(), settings(root(), json.loads(changes))))
+    try:
+        print(evaluated(Path(checkpoint), content, root(), settings(root(), json.loads(changes))))
+    except (ValueError, OSError) as error:  # as of a command: a sentence
+        sys.exit(f"ans: {error}")
 
 
 if __name__ == "__main__":
-    import sys
-
     main(*sys.argv[1:])

@@ -38,20 +38,19 @@ def stage(arguments: argparse.Namespace) -> int:
 
 def nightly(arguments: argparse.Namespace) -> int:
     """Champion against challenger: evaluates the newest registered checkpoint and the best so far, and promotes the better one."""
-    from flows.launch import prefect_api
+    from flows.launch import prefect_api, stage_failures_told
 
-    here = root()
-    with prefect_api(here):
+    with stage_failures_told(), prefect_api(root()):
         from flows.nightly import nightly_evals
 
-        print(f"nightly-evals: {nightly_evals()}")
+        print("\n".join(nightly_evals().lines()))
     return 0
 
 
 def sweep(arguments: argparse.Namespace) -> int:
     """The pipeline for every combination of settings, as DVC experiments, and one table of their results."""
     from ans_core.config.yaml_file import parse
-    from flows.launch import prefect_api
+    from flows.launch import prefect_api, stage_failures_told
 
     grid = {}
     for word in arguments.settings:
@@ -59,7 +58,7 @@ def sweep(arguments: argparse.Namespace) -> int:
         if not values:
             raise ValueError(f"{word!r}: write KEY=VALUE,VALUE as in rl.kl=0.01,0.05")
         grid[key] = [parse(value, source=repr(word))[0] for value in values.split(",")]
-    with prefect_api(root()):
+    with stage_failures_told(resume=""), prefect_api(root()):
         from flows import sweep as flow
 
         print(Path(flow.sweep(grid=grid, name=arguments.name)).read_text(encoding="utf-8"))

@@ -1,22 +1,83 @@
-"""The files that a sweep's members overwrite, and git's index, kept on disk: they come back after each member, and after a sweep that was
-killed."""
+"""What runs overwrite and give back, kept on disk: params.yaml under a run with settings of its own; files and git's index under a sweep,
+after each member too. After a killed one the next run brings it back."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ans_core.config import ConfigError, load
+from ans_core.config import PROFILES, ConfigError, load, resolve
 from flows.child import run_once
+from flows.params import insert_fingerprints, insert_sources, render, watch_sources
+from tasks.process import held, holder_of
+from tasks.runner import STAGE_LOCK, drop_partial_outputs
 from tasks.stages import HEADLINE
 from tasks.surroundings import git
 
 FOLDER = Path(".ans/sweep-kept")
 FILES = ("params.yaml", "dvc.lock", HEADLINE)
 """What DVC does not bring back by itself."""
+RUN = Path(".ans/run-kept.json")
+"""params.yaml as it was, and the settings of the run that it makes way for."""
 MEMBER, INDEX = "member.json", "index.txt"
+
+
+def words_of(overrides: dict[str, Any]) -> tuple[str, ...]:
+    """Return settings as `ans profile` takes them."""
+    return tuple(f"{key}={json.dumps(value)}" for key, value in overrides.items())
+
+
+@contextmanager
+def settings_of_run(
+    here: Path, *, profile: str | None = None, overrides: dict[str, Any] | None = None, data: list[str] | None = None
+) -> Iterator[None]:
+    """Have params.yaml hold what a flow's parameters ask for, and give it back at the end, unless somebody has written it meanwhile.
+
+    The settings are those of params.yaml where it holds this profile (or none is asked for), else the profile's; then overrides and data.
+    """
+    path = here / "params.yaml"
+    is_there = path.exists() and profile in {None, load(path).profile}
+    if is_there:
+        report(watch_sources(here))  # which also writes what a file of an older version lacks
+        if not (overrides or data):
+            yield
+            return
+    words = words_of(overrides or {})
+    values = resolve(path if is_there else here / PROFILES / f"{profile}.yaml", words)
+    report(insert_sources(values, [Path(folder).resolve() for folder in data or ()], None))
+    insert_fingerprints(values, here)
+    if path.exists():
+        partial = here / RUN.with_suffix(".partial")
+        partial.parent.mkdir(exist_ok=True)
+        partial.write_text(json.dumps({"before": path.read_text(encoding="utf-8"), "run": values}), encoding="utf-8")
+        partial.rename(here / RUN)
+    try:
+        path.write_text(render(values, words), encoding="utf-8")
+        load(path)  # raises ConfigError for data sets that the settings can't have
+        yield
+    finally:
+        give_back(here)
+
+
+def report(lines: list[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
+
+
+def give_back(here: Path) -> list[str]:
+    """Undo what `settings_of_run` did to params.yaml; return a line that says so. Settings that somebody wrote since stay."""
+    if not (here / RUN).exists():
+        return []
+    kept = json.loads((here / RUN).read_text(encoding="utf-8"))
+    is_of_run = settings_of(here / "params.yaml") == kept["run"]
+    if is_of_run:
+        (here / "params.yaml").write_text(kept["before"], encoding="utf-8")
+    (here / RUN).unlink()
+    return ["a run with settings of its own was killed here: params.yaml is again as before it"] if is_of_run else []
 
 
 def keep(here: Path) -> None:
@@ -56,8 +117,15 @@ def end(here: Path) -> None:
 
 
 def recover(here: Path) -> list[str]:
-    """Undo what a killed sweep left, and say so. Call it under the lock that a sweep holds. Settings that somebody wrote after the sweep
-    had died stay."""
+    """Undo what a killed run or sweep left, and return lines that say so. Call it under the lock that they hold. Settings that somebody
+    wrote after it had died stay."""
+    if not holder_of(here / STAGE_LOCK):
+        with held(here / STAGE_LOCK, "tidying up"):
+            drop_partial_outputs(here)
+    return [*recover_sweep(here), *give_back(here)]  # the sweep is inside of the run
+
+
+def recover_sweep(here: Path) -> list[str]:
     folder = here / FOLDER
     if not folder.exists():
         return []

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from flows.child import LAUNCH, StageFailedError, end_group
 from flows.dvc_state import are_up_to_date
-from flows.kept import recover
+from flows.kept import recover, report
 from flows.params import watch_sources
-from flows.paths import environment
-from flows.prefect_server import prefect_server
+from flows.paths import deployment_names, environment, root
+from flows.prefect_server import deployment_command, prefect_server
+from flows.services import running
 from tasks.process import exit_on_term, held, imports_without_collector
 from tasks.stage_run import import_store
 from tasks.stages import AGENT, AGENT_FIGURES, MAIN, MEMORY, ONLINE, ONLINE_FIGURES, ROWS, STAGES, SUMMARY, Stage, needed_for
@@ -29,13 +30,11 @@ SHOWN = (
     "referring/gIoU", "referring/cIoU", "referring/gIoU_shuffled_text", "region_caption/METEOR", "region_caption/exact_match",
     "grounded_caption/mIoU_all_objects", "loop1/IoU", "loop2/METEOR", "video/J&F",
 )  # fmt: skip
-POOL = "ans"
 
 
 def quiet_prefect(here: Path) -> None:
     """Set Prefect up for runs without a user's server; must come before prefect is imported."""
-    os.environ.setdefault("PREFECT_HOME", str(here / ".ans/prefect"))
-    Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+    os.environ["PREFECT_HOME"] = str(here / ".ans/prefect")
     os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "15")  # default 60: in some runs a request is never answered, only its retry
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")  # stages report their own errors; Prefect would add tracebacks
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
@@ -48,26 +47,34 @@ def run_pipeline(here: Path, *, group: str = MAIN) -> int:
     os.chdir(here)
     from ans_core.config import load
 
+    with held(here / ".ans/flow.lock", f"{group}-pipeline"):
+        report(recover(here))  # before the settings are read, which a killed run may have left
     config = load(here / "params.yaml")
     if group == MAIN and config.base.source == "sam2":
         group = MEMORY
     start_s = time.monotonic()
-    try:
+    with stage_failures_told():
         rows = nothing_to_do(here, STAGES if group == MAIN else needed_for(group, config)) or run_flow(here, group)
-    except (StageFailedError, TimeoutError) as error:  # the stage's own message is already printed
-        print(f"\nans: {str(error).splitlines()[0]}\nThe same command resumes where it stopped.", file=sys.stderr)
-        return 1
     took_s = time.monotonic() - start_s
     {MAIN: print_result, AGENT: print_agent, ONLINE: print_online, MEMORY: print_memory}[group](rows, here, config.profile, took_s)
     return 0
+
+
+@contextmanager
+def stage_failures_told(resume: str = "\nThe same command resumes where it stopped.") -> Iterator[None]:
+    """End this process with a sentence if a stage fails, whose own message is already printed."""
+    try:
+        yield
+    except (StageFailedError, TimeoutError) as error:
+        print(f"\nans: {str(error).splitlines()[0]}{resume}", file=sys.stderr)
+        sys.exit(1)
 
 
 def nothing_to_do(here: Path, stages: tuple[Stage, ...]) -> list[tuple[str, str, float]]:
     """Return all stages as cached if none would run, else nothing: server, Prefect and MLflow take 20 s of processor time to find out the
     same."""
     with held(here / ".ans/flow.lock", "full-pipeline"):
-        for line in [*recover(here), *watch_sources(here)]:
-            print(line)
+        report(watch_sources(here))
         try:
             up_to_date = are_up_to_date([stage.target for stage in stages], here)
             return [(stage.name, "cached", 0.0) for stage in stages] if up_to_date else []
@@ -88,18 +95,21 @@ def run_flow(here: Path, group: str) -> list[tuple[str, str, float]]:
 
 @contextmanager
 def prefect_api(here: Path) -> Iterator[None]:
-    """Use the server that PREFECT_API_URL names, else a temporary one. Import flows inside."""
+    """Use the server that PREFECT_API_URL names, else that of `ans up` here, else a temporary one. Import flows inside."""
     quiet_prefect(here)
     with ExitStack() as stack:
         if url := os.environ.get("PREFECT_API_URL"):
-            check_server(url)
+            check_server(f"PREFECT_API_URL names {url}", "start it (`ans server`), or unset PREFECT_API_URL for a temporary server")
+        elif up := next((service for service in running(here) if service.key), None):
+            os.environ |= {"PREFECT_API_URL": f"{up.url}/api", "PREFECT_API_AUTH_STRING": up.key}
+            check_server(f"`ans up` started a server at {up.url}", "`ans down` ends it; then `ans up`, or a temporary server")
         else:
             os.environ.update(stack.enter_context(prefect_server(here, temporary=True)))
         yield
 
 
-def check_server(url: str) -> None:
-    """Raise OSError if no Prefect server answers at PREFECT_API_URL, or if it wants another key."""
+def check_server(which: str, remedy: str) -> None:
+    """Raise OSError if no Prefect server answers at PREFECT_API_URL (`remedy` says what then), or if it wants another key."""
     import httpx
     from prefect.client.orchestration import get_client
 
@@ -109,9 +119,7 @@ def check_server(url: str) -> None:
     except (RuntimeError, httpx.HTTPError) as error:
         if isinstance(error, httpx.HTTPStatusError):
             remedy = "set PREFECT_API_AUTH_STRING to the key that `ans server` printed"
-        else:
-            remedy = "start it (`ans server`), or unset PREFECT_API_URL for a temporary server"
-        raise OSError(f"PREFECT_API_URL names {url}: {str(error.__cause__ or error).splitlines()[0]}; {remedy}") from error
+        raise OSError(f"{which}: {str(error.__cause__ or error).splitlines()[0]}; {remedy}") from error
 
 
 def print_result(rows: list[tuple[str, str, float]], here: Path, profile: str, took_s: float) -> None:
@@ -201,21 +209,27 @@ def serve(here: Path, *, port: int) -> int:
     """Start server, deployments and worker, and end them together, however this process ends."""
     exit_on_term()
     with prefect_server(here, port=port) as client:
-        env = {**environment(), **client, "ANS_HOME": str(here), "PREFECT_CLI_PROMPT": "false"}
-        prefect = [sys.executable, "-m", "prefect"]
-        subprocess.run([*prefect, "work-pool", "create", POOL, "--type", "process", "--overwrite"], cwd=here, env=env, check=True)
-        subprocess.run([*prefect, "deploy", "--all"], cwd=here, env=env, check=True)
+        env = environment() | client | deployment_names(here, shared=False)
+        deploy(here, env)
         api, key = client["PREFECT_API_URL"], client["PREFECT_API_AUTH_STRING"]
         print(f"\nIn the browser: {api.removesuffix('/api')}, which asks for this key: {key}")
-        print(f"PREFECT_API_URL={api} PREFECT_API_AUTH_STRING={key} prefect deployment run full-pipeline/tiny\n", flush=True)
-        close_open_runs(client)
+        print(f"{deployment_command(api, key)}\n", flush=True)
+        close_open_runs(client, env["ANS_POOL"])
         while (status := run_worker(here, env)) < 0:
-            close_open_runs(client)
+            close_open_runs(client, env["ANS_POOL"])
             print(f"the worker was killed (signal {-status}), another one takes its place", file=sys.stderr, flush=True)
         return status
 
 
-def close_open_runs(client: dict[str, str]) -> None:
+def deploy(here: Path, env: Mapping[str, str]) -> None:
+    """Make the checkout's pool and the deployments of prefect.yaml on the server that `env` names."""
+    prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
+    pool = [*prefect, "work-pool", "create", env["ANS_POOL"], "--type", "process", "--overwrite"]
+    for command in (pool, [*prefect, "deploy", "--all"]):
+        subprocess.run(command, cwd=here, env=env, check=True)
+
+
+def close_open_runs(client: dict[str, str], pool: str) -> None:
     """Set the pool's open flow runs to Crashed. To be called when no worker lives: what it started ends with it, but a flow can't always
     say so itself, and the next runs of its deployment would wait for its place."""
     import httpx
@@ -223,7 +237,7 @@ def close_open_runs(client: dict[str, str]) -> None:
     user, password = client["PREFECT_API_AUTH_STRING"].split(":", 1)
     with httpx.Client(base_url=client["PREFECT_API_URL"], auth=(user, password), timeout=60) as api:
         is_open = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
-        found = api.post("flow_runs/filter", json={"flow_runs": is_open, "work_pools": {"name": {"any_": [POOL]}}})
+        found = api.post("flow_runs/filter", json={"flow_runs": is_open, "work_pools": {"name": {"any_": [pool]}}})
         crashed = {"state": {"type": "CRASHED", "name": "Crashed", "message": "its worker was killed"}, "force": True}
         for run in found.raise_for_status().json():
             api.post(f"flow_runs/{run['id']}/set_state", json=crashed).raise_for_status()
@@ -231,10 +245,22 @@ def close_open_runs(client: dict[str, str]) -> None:
 
 def run_worker(here: Path, env: dict[str, str]) -> int:
     worker = subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--limit", "1"],
+        [sys.executable, "-c", LAUNCH, sys.executable, "-m", "prefect", "worker", "start", "--pool", env["ANS_POOL"], "--limit", "1"],
         cwd=here, env=env | {"ANS_PARENT_PID": str(os.getpid())}, start_new_session=True,
     )  # fmt: skip
     try:
         return worker.wait()
     finally:
         end_group(worker)  # before its server: without it the worker waits long for an answer
+
+
+def main() -> None:
+    """Deploy to the server at PREFECT_API_URL, which other checkouts may share."""
+    names = deployment_names(root(), shared=True)
+    deploy(root(), environment() | names)
+    print(f"deployed as full-pipeline/current{names['ANS_SUFFIX']} and so on")
+    print(f"a worker for them: prefect worker start --pool {names['ANS_POOL']} --limit 1")
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,9 +17,10 @@ from prefect.events import emit_event
 from ans_core.config import load
 from ans_core.report.changes import Change, changes, read_answers
 from flows.checkpoint_eval import METRICS, in_child, registered
+from flows.child import run_once
 from flows.dvc_state import output_hash
 from flows.paths import root
-from flows.pipeline import end_with_worker, run_name
+from flows.pipeline import end_with_worker, is_worth_a_retry, run_name
 from tasks import registry
 from tasks.process import held
 from tasks.registry import Version
@@ -26,12 +28,39 @@ from tasks.stages import stage_named
 from tasks.tracking import client, experiment_id, last_run, metric_name
 
 Decision = Literal["first", "promoted", "kept", "same"]
-"""first: there was no champion. same: the newest checkpoint is the champion."""
+MEANING: dict[Decision, str] = {
+    "first": "there was no champion; the challenger is the first",
+    "promoted": "the challenger is champion now",
+    "kept": "the champion stays: the challenger is not better beyond the intervals, or worse somewhere",
+    "same": "the newest checkpoint is the champion",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Night:
+    """What was decided, on which grounds. `results`: the folder of each role's evaluation. `page`: compares them, if there are two."""
+
+    decision: Decision
+    profile: str
+    versions: dict[str, Version]
+    changes: list[Change]
+    results: dict[str, Path]
+    page: Path | None
+
+    def lines(self) -> list[str]:
+        """Return lines for a terminal; the last one names the decision."""
+        lines = [f"{role}: version {version.number}, evaluated in {self.results[role]}" for role, version in self.versions.items()]
+        lines += ["  ".join(cells_of(change)) for change in self.changes]
+        if self.page:
+            lines.append(f"page: {self.page}")
+        elif self.changes:
+            lines.append(f"no page: `ans compare {self.results['champion']} {self.results['challenger']}` says why")
+        return [*lines, f"{MEANING[self.decision]} (profile {self.profile})", f"nightly-evals: {self.decision}"]
 
 
 @flow(name="nightly-evals", flow_run_name=run_name, retries=0)
-def nightly_evals() -> Decision:
-    """Return what was decided. A checkpoint whose settings, data and code did not change since last night is not evaluated again."""
+def nightly_evals() -> Night:
+    """Compare and decide. A checkpoint whose settings, data and code did not change since last night is not evaluated again."""
     end_with_worker()
     here = root()
     os.chdir(here)
@@ -45,8 +74,10 @@ def nightly_evals() -> Decision:
         decision = decide(versions, found)
         if decision in {"first", "promoted"}:
             registry.promote(here, profile, challenger)
-        record(decision, found, versions, results, here, profile)
-    return decision
+        page = comparison_page(results, here) if found else None
+        night = Night(decision=decision, profile=profile, versions=versions, changes=found, results=results, page=page)
+        record(night, here)
+    return night
 
 
 def newest(here: Path, profile: str) -> Version:
@@ -63,7 +94,10 @@ def newest(here: Path, profile: str) -> Version:
 
 
 def evaluation_task(role: str):  # type: ignore[no-untyped-def]
-    return task(name=f"evaluate {role}", retries=1, retry_delay_seconds=5, cache_policy=NO_CACHE)(evaluate_version)
+    make = task(
+        name=f"evaluate {role}", retries=1, retry_delay_seconds=5, retry_condition_fn=is_worth_a_retry, cache_policy=NO_CACHE
+    )  # fmt: skip
+    return make(evaluate_version)
 
 
 def evaluate_version(version: Version, here: Path) -> Path:
@@ -90,15 +124,24 @@ def decide(versions: dict[str, Version], found: list[Change]) -> Decision:
     return "promoted" if "better" in verdicts and "worse" not in verdicts else "kept"
 
 
-def record(
-    decision: Decision, found: list[Change], versions: dict[str, Version], results: dict[str, Path], here: Path, profile: str
-) -> None:
+def comparison_page(results: dict[str, Path], here: Path) -> Path | None:
+    """Write the page of `ans compare`, the champion first; None if that fails."""
+    folder = here / ".ans/nightly" / "-against-".join(results[role].name for role in ("challenger", "champion"))
+    words = ["-m", "flows.cli", "compare", str(results["champion"]), str(results["challenger"]), "--out", str(folder)]
+    failed = run_once(words, root=here, timeout_s=3600, extra_environment={}, say=lambda lines: None)
+    return None if failed else folder / "page.html"
+
+
+def record(night: Night, here: Path) -> None:
     """Show the night in Prefect (a page, and an event that an automation can react to) and in MLflow (a run with both results)."""
+    decision, profile, found, versions = night.decision, night.profile, night.changes, night.versions
     named = {role: f"version {version.number}" for role, version in versions.items()}
     lines = [f"# nightly-evals, profile {profile}: {decision}", "", *(f"- {role}: {name}" for role, name in named.items())]
     if found:
         lines += ["", "| benchmark | metric | champion | challenger | difference | 95 % | |", "|-|-|-:|-:|-:|-|-|"]
-        lines += [row_of(change) for change in found]
+        lines += [f"| {' | '.join(cells_of(change))} |" for change in found]
+    if night.page:
+        lines += ["", f"Answers side by side: [{night.page}]({night.page.as_uri()})"]
     create_markdown_artifact("\n".join(lines), key="nightly-evals", description=f"{profile}: {decision}")
     emit_event(
         event=f"ans.nightly.{decision}",
@@ -108,7 +151,7 @@ def record(
     mlflow = client(here)
     tags = {"ans.kind": "nightly", "ans.profile": profile, "ans.decision": decision, **{f"ans.{role}": v for role, v in named.items()}}
     run = mlflow.create_run(experiment_id(mlflow, here), tags=tags, run_name=f"nightly {profile}: {decision}").info.run_id
-    for role, folder in results.items():
+    for role, folder in night.results.items():
         for name, value in json.loads((folder / METRICS).read_text(encoding="utf-8")).items():
             mlflow.log_metric(run, metric_name(f"{role}/{name}"), value)
             if role == "challenger":
@@ -116,15 +159,8 @@ def record(
     mlflow.set_terminated(run, "FINISHED")
 
 
-def row_of(change: Change) -> str:
+def cells_of(change: Change) -> list[str]:
+    """Return what a table's row says of a change, the champion's figure first."""
     interval = f"{change.interval[0]:+.3f} to {change.interval[1]:+.3f}" if change.interval else "no interval"
-    cells = [
-        change.title,
-        change.metric,
-        f"{change.before:.3f}",
-        f"{change.after:.3f}",
-        f"{change.difference:+.3f}",
-        interval,
-        change.verdict,
-    ]
-    return "| " + " | ".join(cells) + " |"
+    figures = [f"{change.before:.3f}", f"{change.after:.3f}", f"{change.difference:+.3f}"]
+    return [change.title, change.metric, *figures, interval, change.verdict]

@@ -111,9 +111,16 @@ def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[
     settings, not comments."""
     if not paths:
         return []
+    values = load(root / "params.yaml").model_dump(mode="json")
+    lines = insert_sources(values, paths, data_format)
+    rewrite(root, values)
+    return lines
+
+
+def insert_sources(values: dict[str, Any], paths: list[Path], data_format: str | None) -> list[str]:
+    """Insert folders into prepare.sources of these settings; return what to print."""
     from ans_core.data.formats import infer  # loads torch and datasets, which `ans profile` does without
 
-    values = load(root / "params.yaml").model_dump(mode="json")
     lines = []
     sources = values["prepare"]["sources"]
     for folder in paths:
@@ -122,13 +129,12 @@ def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[
             continue
         name = folder.stem if folder.is_file() else folder.name
         if any(source["name"] == name for source in sources):
-            raise ConfigError(f"--add-data {folder}: prepare.sources has another data set named {name!r}; rename the folder")
+            raise ConfigError(f"{folder} can't be added: prepare.sources has another data set named {name!r}; rename the folder")
         if not folder.exists():
-            raise ConfigError(f"--add-data {folder} is no folder and no file")
+            raise ConfigError(f"{folder} can't be added to prepare.sources: there is no such folder or file")
         source = DataSource(name=name, format=data_format or infer(folder), path=str(folder))
         sources.append(source.model_dump(mode="json"))
         lines.append(f"params.yaml: {folder} added to prepare.sources")
-    rewrite(root, values)
     return lines
 
 
@@ -136,6 +142,13 @@ def watch_sources(root: Path) -> list[str]:
     """Write the fingerprints of prepare.sources, evaluate.sources, evaluate.public and of weights and traces on this machine (FOLDERS) if
     the files have changed: their stages then run again."""
     values = load(root / "params.yaml").model_dump(mode="json")
+    lines = insert_fingerprints(values, root)
+    rewrite(root, values)
+    return lines
+
+
+def insert_fingerprints(values: dict[str, Any], root: Path) -> list[str]:
+    """Insert into these settings the fingerprints of the files as they are now; return what to print of those that have changed."""
     lines = []
     for source in (*values["prepare"]["sources"], *values["evaluate"]["sources"], *values["evaluate"]["public"]):
         found = fingerprint(root / source["path"])
@@ -149,7 +162,6 @@ def watch_sources(root: Path) -> list[str]:
         if section[key] != found:
             lines += [f"params.yaml: the files of {' or '.join(given)} have changed"] if section[key] else []
             section[key] = found
-    rewrite(root, values)
     return lines
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -21,10 +20,10 @@ from prefect.states import Completed, State
 from ans_core.config import Config, ConfigError, load
 from ans_core.config.section import nearest
 from flows import progress
-from flows.child import BUSY_RETRY_S, Say, SettingsError, repro, write_error
+from flows.child import BUSY_RETRY_S, Say, SettingsError, StageFailedError, repro, write_error
 from flows.dvc_state import is_up_to_date, output_hash
-from flows.kept import recover
-from flows.params import add_sources, differing, watch_sources, write, write_if_needed
+from flows.kept import recover, report, settings_of_run
+from flows.params import differing
 from flows.paths import root
 from flows.pipeline_run import PipelineRun
 from tasks.launcher import check_sharding, check_shares
@@ -36,6 +35,22 @@ RETRY_DELAY_S = 5
 REPORT = "report/report.html"
 Row = tuple[str, str, float]
 """A stage, `ran` or `cached`, and the seconds it took (for a cached one: when it ran)."""
+
+
+class PlainErrors(logging.Filter):
+    """Let Prefect log a mistake that its user can mend as the sentence that it is, as commands do; ANS_TRACEBACK=1 shows where it was
+    raised."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, (ValueError, OSError, StageFailedError)) or os.environ.get("ANS_TRACEBACK"):
+            return True
+        record.msg, record.args, record.exc_info = str(error), (), None
+        return record.name != "prefect.engine"  # which logs the error of a flow once more, as its process ends
+
+
+for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
+    logging.getLogger(name).addFilter(PlainErrors())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +77,8 @@ def clock_text(seconds: float) -> str:
 
 
 def is_worth_a_retry(_task: Any, _run: Any, state: State[Any]) -> bool:
-    """Retry unless the settings are wrong."""
-    return not isinstance(state.result(raise_on_failure=False), SettingsError)
+    """Retry unless the settings are wrong, or an input is."""
+    return not isinstance(state.result(raise_on_failure=False), (SettingsError, ValueError))
 
 
 def run_stage(stage: Stage, here: Path, tracked: Callable[[], dict[str, str]], clock: Clock, force: bool) -> State[None]:
@@ -221,10 +236,11 @@ def full_pipeline(
 ) -> list[Row]:
     """Run everything from raw annotations to the report, or some `stages`.
 
-    profile: writes params.yaml if it holds another profile; None uses it as it is.
-    overrides: settings on top of the profile, as in {"sft.optim.lr": 0.0001}; they replace those of an earlier run.
+    profile: its settings, or those of params.yaml if that holds this profile; None takes params.yaml as it is.
+    overrides: settings on top, as in {"sft.optim.lr": 0.0001}.
     stages, force: names of tasks/stages.py, as evaluate@rl. Forced stages run even if they are up to date.
     data: folders of data sets to add to prepare.sources.
+    All three belong to this run: params.yaml is as before when it ends.
     Raises ConfigError for an unknown or impossible setting and ValueError for an unknown stage, before any stage runs.
     """
     end_with_worker()
@@ -232,12 +248,9 @@ def full_pipeline(
     os.chdir(here)
     chosen, forced = stages_named(stages), {stage.name for stage in stages_named(force or ())}
     with held(here / ".ans/flow.lock", "full-pipeline"):
-        for line in recover(here):
-            print(line)
-        use_settings(profile, overrides, here)
-        for line in [*add_sources([Path(folder).resolve() for folder in data or ()], None, here), *watch_sources(here)]:
-            print(line)
-        return run_stages(chosen, here, forced)
+        report(recover(here))
+        with settings_of_run(here, profile=profile, overrides=overrides, data=data):
+            return run_stages(chosen, here, forced)
 
 
 @flow(name="agent-pipeline", flow_run_name=run_name, retries=0, log_prints=False)
@@ -265,14 +278,11 @@ def run_group(group: str, profile: str | None, overrides: dict[str, Any] | None,
     os.chdir(here)
     stages_named(force or (), known=TABLE)
     with held(here / ".ans/flow.lock", f"{group}-pipeline"):
-        for line in recover(here):
-            print(line)
-        use_settings(profile, overrides, here)
-        needed = needed_for(group, load(here / "params.yaml"))
-        forced = {stage.name for stage in stages_named(force or (), known=needed)}
-        for line in watch_sources(here):
-            print(line)
-        return run_stages(needed, here, forced, page=page)
+        report(recover(here))
+        with settings_of_run(here, profile=profile, overrides=overrides):
+            needed = needed_for(group, load(here / "params.yaml"))
+            forced = {stage.name for stage in stages_named(force or (), known=needed)}
+            return run_stages(needed, here, forced, page=page)
 
 
 def stages_named(names: Collection[str] | None, known: tuple[Stage, ...] = STAGES) -> tuple[Stage, ...]:
@@ -282,16 +292,3 @@ def stages_named(names: Collection[str] | None, known: tuple[Stage, ...] = STAGE
         if name not in there:
             raise ValueError(f"no stage {name!r}{nearest(name, there)}; there are {there}")
     return tuple(stage for stage in known if names is None or stage.name in names)
-
-
-def words_of(overrides: dict[str, Any]) -> tuple[str, ...]:
-    """Return settings as `ans profile` takes them."""
-    return tuple(f"{key}={json.dumps(value)}" for key, value in overrides.items())
-
-
-def use_settings(profile: str | None, overrides: dict[str, Any] | None, here: Path) -> None:
-    """Write params.yaml as a flow's parameters ask."""
-    if overrides:
-        write(profile or load(here / "params.yaml").profile, here, words_of(overrides))
-    elif profile:
-        write_if_needed(profile, here)

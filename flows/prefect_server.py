@@ -10,6 +10,7 @@ import atexit
 import gc
 import os
 import secrets
+import shlex
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
+from urllib.request import getproxies_environment
 
 from flows.paths import environment
 from tasks.process import die_with_parent, imports_without_collector
@@ -74,7 +76,9 @@ def prefect_server(here: Path, *, port: int = 0, temporary: bool = False) -> Ite
             "ANS_PARENT_PID": str(os.getpid()),
             **({"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_UI_ENABLED": "0"} if temporary else {}),
         }
-        kept = Kept(listening, here, environment() | client | server)
+        environ = environment() | client | server
+        Path(environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
+        kept = Kept(listening, here, environ)
         try:
             wait_for(f"{address}/api/health", kept.process)
             yield client
@@ -117,6 +121,12 @@ class Kept:
         if self._thread.is_alive():
             self.process.kill()
             self._thread.join()
+
+
+def deployment_command(api: str, key: str) -> str:
+    """Return a command for the user's shell that starts a run on this machine's server, past a proxy if the shell has one."""
+    direct = f"no_proxy={shlex.quote(os.environ['no_proxy'])} " if getproxies_environment().keys() & {"http", "https", "all"} else ""
+    return f"{direct}PREFECT_API_URL={api} PREFECT_API_AUTH_STRING={key} prefect deployment run full-pipeline/current"
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:

@@ -22,7 +22,7 @@ import psutil
 
 from flows.doctor import locks, scratch
 from flows.paths import environment, root
-from flows.prefect_server import HOST, wait_for
+from flows.prefect_server import HOST, deployment_command, wait_for
 from tasks.tracking import EXPERIMENT
 
 UP_S = 300.0
@@ -39,12 +39,13 @@ class Service:
     url: str
     key: str = ""
 
-    @property
-    def lives(self) -> bool:
+    def lives(self, here: Path) -> bool:
+        """Tell whether it is at work for this checkout: a copy of the folder has the record of the original's services."""
         try:
             process = psutil.Process(self.pid)
-            return abs(process.create_time() - self.created_s) < 1 and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
+            its_own = abs(process.create_time() - self.created_s) < 1 and Path(process.cwd()) == here.resolve()
+            return its_own and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
             return False
 
 
@@ -58,15 +59,20 @@ def known(here: Path) -> list[Service]:
     return [Service(**record) for record in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
 
 
+def running(here: Path) -> list[Service]:
+    """Return those that are at work."""
+    return [service for service in known(here) if service.lives(here)]
+
+
 def up(here: Path, *, port: int, ui_port: int) -> list[Service]:
     """Start what does not run yet; a port that is taken is replaced by a free one. Raises OSError if a service does not come up."""
-    running = {service.name: service for service in known(here) if service.lives}
+    services = {service.name: service for service in running(here)}
     (here / ".ans/logs").mkdir(parents=True, exist_ok=True)
     for name, start, wanted in (("prefect", start_prefect, port), ("mlflow", start_mlflow, ui_port)):
-        if name not in running:
-            running[name] = start(here, free_port(wanted))
-            write_record(here, list(running.values()))
-    return list(running.values())
+        if name not in services:
+            services[name] = start(here, free_port(wanted))
+            write_record(here, list(services.values()))
+    return list(services.values())
 
 
 def write_record(here: Path, services: list[Service]) -> None:
@@ -157,13 +163,11 @@ def alive(process: psutil.Process) -> bool:
 
 def down(here: Path) -> list[str]:
     """End what `ans up` started; return the names."""
-    ended = []
-    for running in known(here):
-        if running.lives:
-            end(running.pid)
-            ended.append(running.name)
+    services = running(here)
+    for service in services:
+        end(service.pid)
     record_file(here).unlink(missing_ok=True)
-    return ended
+    return [service.name for service in services]
 
 
 def runs_page(here: Path, url: str) -> str:
@@ -182,16 +186,14 @@ def told(services: list[Service], here: Path) -> list[str]:
         address = service.url if service.key else runs_page(here, service.url)
         lines.append(f"{service.name:<8} {address}" + (f"  (key: {service.key})" if service.key else ""))
     for prefect in (service for service in services if service.key):
-        variables = f"PREFECT_API_URL={prefect.url}/api PREFECT_API_AUTH_STRING={prefect.key}"
-        lines.append(f"{variables} prefect deployment run full-pipeline/tiny")
+        lines.append(deployment_command(f"{prefect.url}/api", prefect.key))
     return lines
 
 
 def status(here: Path) -> list[str]:
     """Return what is up, what is at work, and what waits to be resumed."""
-    services = known(here)
-    lines = [line for service in services if service.lives for line in told([service], here)]
-    lines += [f"{service.name:<8} is gone; `ans up` starts it again" for service in services if not service.lives]
+    lines = told(running(here), here)
+    lines += [f"{service.name:<8} is gone; `ans up` starts it again" for service in known(here) if not service.lives(here)]
     return [*(lines or ["no services: `ans up` starts them"]), *(finding.what for finding in [*locks(here), scratch(here)])]
 
 

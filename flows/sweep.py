@@ -19,9 +19,9 @@ from ans_core.config import load, resolve
 from ans_core.report.metrics import headline
 from flows import kept
 from flows.child import StageFailedError, run_once
-from flows.params import watch_sources
+from flows.kept import report, settings_of_run, words_of
 from flows.paths import root
-from flows.pipeline import end_with_worker, run_name, use_settings, words_of
+from flows.pipeline import end_with_worker, run_name
 from tasks.process import held
 from tasks.stages import HEADLINE, STAGES, SUMMARY
 from tasks.surroundings import git
@@ -50,35 +50,35 @@ def sweep(
         raise ValueError('nothing to run: give a grid, as {"rl.kl": [0.01, 0.05]}, or a list of runs, as [{"rl.kl": 0.01}]')
     name = name or f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
     with held(here / ".ans/flow.lock", "sweep"):
-        for line in kept.recover(here):
-            print(line)
-        use_settings(profile, None, here)
-        for line in watch_sources(here):
-            print(line)
-        members = {f"{name}-{n}": resolve(here / "params.yaml", words_of(overrides)) for n, overrides in enumerate(asked, start=1)}
-        done = {experiment: found for experiment, settings in members.items() if (found := finished(experiment, settings, here))}
-        print(f"sweep {name}: {len(members) - len(done)} of {len(members)} to run; after a stop, --name {name} goes on with it", flush=True)
-        results: list[tuple[str, Overrides, dict[str, float] | None]] = []
-        kept.keep(here)
-        try:
-            with started() as tracked:
-                for (experiment, settings), overrides in zip(members.items(), asked, strict=True):
-                    if experiment in done:
-                        results.append((experiment, overrides, done[experiment]))
-                        continue
-                    kept.note_member(here, settings)
-                    state = experiment_task(experiment)(experiment, overrides, here, lambda: tracked, return_state=True)
-                    results.append((experiment, overrides, state.result(raise_on_failure=False) if state.is_completed() else None))
-                    kept.put_back(here)
-        finally:
-            kept.end(here)
+        report(kept.recover(here))
+        with settings_of_run(here, profile=profile):
+            members = {f"{name}-{n}": resolve(here / "params.yaml", words_of(overrides)) for n, overrides in enumerate(asked, start=1)}
+            done = {experiment: found for experiment, settings in members.items() if (found := finished(experiment, settings, here))}
+            print(
+                f"sweep {name}: {len(members) - len(done)} of {len(members)} to run; after a stop, --name {name} goes on with it",
+                flush=True,
+            )
+            results: list[tuple[str, Overrides, dict[str, float] | None]] = []
+            kept.keep(here)
+            try:
+                with started() as tracked:
+                    for (experiment, settings), overrides in zip(members.items(), asked, strict=True):
+                        if experiment in done:
+                            results.append((experiment, overrides, done[experiment]))
+                            continue
+                        kept.note_member(here, settings)
+                        state = experiment_task(experiment)(experiment, overrides, here, lambda: tracked, return_state=True)
+                        results.append((experiment, overrides, state.result(raise_on_failure=False) if state.is_completed() else None))
+                        kept.put_back(here)
+            finally:
+                kept.end(here)
     path = here / ".ans/sweeps" / f"{name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     page = table(results) + comparison([experiment for experiment, _, found in results if found is not None], path.with_suffix(""), here)
     path.write_text(page, encoding="utf-8")
     create_markdown_artifact(page, key="sweep", description=name)
     if failed := [experiment for experiment, _, found in results if found is None]:
-        raise StageFailedError(f"{', '.join(failed)} failed; the others are in {path}")
+        raise StageFailedError(f"{', '.join(failed)} failed, its message is above; --name {name} goes on, the others are in {path}")
     return str(path)
 
 

@@ -38,6 +38,8 @@ USER_ERROR = 2
 """Exit code for a mistake that no retry mends."""
 STAGE_FAILED = 1
 DONE = "done"
+STAGE_LOCK = Path(".ans/stage.lock")
+"""Held by the one stage that runs in a workspace."""
 MIN_FREE_BYTES = 500_000_000
 
 
@@ -149,9 +151,20 @@ def drop_done_scratch(root: Path, keep: str) -> None:
             shutil.rmtree(mark.parent)
 
 
+def drop_partial_outputs(root: Path, *, keep: Path | None = None) -> None:
+    """Remove what killed stages had written of their outputs, of any profile, but for `keep`; no attempt goes on with it. To be called
+    under STAGE_LOCK."""
+    for stage in TABLE:
+        for folder in (root / "runs").glob(f"*/{stage.out}.partial"):
+            if folder != keep:
+                shutil.rmtree(folder)
+
+
 def run_tracked(stage: Stage, config: Config, root: Path) -> None:
     key = state_key(stage, config, root)
     drop_done_scratch(root, keep=key)
+    out = stage.out_path(config.profile, root)
+    drop_partial_outputs(root, keep=out.with_name(out.name + ".partial"))
     params = {"profile": config.profile, **settings_of(stage, config), "launch": config.launch.model_dump(mode="json")}
     sources = [*config.prepare.sources, *config.evaluate.sources]
     data = {source.name: source.files for source in sources if source.files} if stage.name == "prepare" else {}
@@ -201,7 +214,7 @@ def main(name: str, root: Path = Path()) -> None:
         leave_note(log=str(log_file.resolve()))
     try:
         if first:
-            with held(root / ".ans/stage.lock", f"stage {name}"):
+            with held(root / STAGE_LOCK, f"stage {name}"):
                 run_tracked(stage, config, root)
         else:
             call_stage(stage, config, lambda metrics, step: None, root, state_key(stage, config, root))

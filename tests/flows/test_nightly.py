@@ -1,5 +1,6 @@
 """Champion and challenger in a real MLflow registry, with DVC's cache as the place of their weights, and sweeps (tests/workspace.py)."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -41,13 +42,26 @@ def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(workspace: P
     dvc(workspace, "repro", "convert")  # registers nothing; the night does
     executed(workspace)
     shutil.rmtree(workspace / ".ans/registry")  # the champion's weights are in no working folder any more
-    assert night("0.505") == "nightly-evals: promoted"
+    shown = commands.ans(workspace, "nightly", FAKE_SCORE="0.505")
+    assert shown.splitlines()[-1] == "nightly-evals: promoted"
+    assert "challenger: version 2, " in shown
+    assert re.search(r"gIoU_all  0\.500  0\.505  \+0\.005 .* better", shown)
+    page = re.search(r"^page: (.*)$", shown, flags=re.MULTILINE)
+    assert page
+    assert "gIoU" in Path(page[1]).read_text()
     assert (executed(workspace), version("champion")) == (["evaluate@rl from 0"], "2")
 
     ans(workspace, "profile", "smoke", "convert.max_shard=3GB")
     dvc(workspace, "repro", "convert")
     assert night("0.4") == "nightly-evals: kept"
     assert (version("champion"), version("challenger")) == ("2", "3")
+
+    ans(workspace, "profile", "smoke", "seed=1")
+    shutil.rmtree(workspace / "runs/smoke/data")  # as an interrupted `prepare` leaves it
+    shown = commands.ans(workspace, "nightly", status=2)
+    assert "runs/smoke/data: run the pipeline first (`ans run`)" in shown
+    assert len(shown.splitlines()) < 4
+    dvc(workspace, "checkout")
 
 
 def test_a_sweep_runs_every_combination_and_leaves_the_workspace_as_it_was(workspace: Path, commands: Commands) -> None:

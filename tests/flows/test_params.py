@@ -3,11 +3,13 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from ans_core.config import ConfigError, load
+from flows.kept import RUN, recover, settings_of_run
 from flows.params import MARK, add_sources, digest, edited_keys, marked, watch_sources, write, write_if_needed
 from tasks.fingerprint import fingerprint
 
@@ -178,3 +180,52 @@ def test_data_of_unknown_format_is_refused_before_anything_is_written(workspace:
     with pytest.raises(ValueError, match="name its format with --format"):
         add_sources([workspace / "odd"], None, workspace)
     assert edited_keys(workspace / "params.yaml") == []
+
+
+@pytest.mark.parametrize("asked", [{"overrides": {"rl.kl": 0.25}}, {"profile": "tiny"}, {"profile": "smoke", "data": ["mine"]}])
+def test_settings_of_a_run_are_gone_after_it(workspace: Path, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workspace)
+    (workspace / "mine").mkdir()
+    (workspace / "mine/annotations.json").write_text(json.dumps([]))
+    write("smoke", workspace)
+    edit(workspace, "seed: 0", "seed: 3  # by hand")
+    watch_sources(workspace)
+    before, values = (workspace / "params.yaml").read_text(), load(workspace / "params.yaml")
+    with settings_of_run(workspace, **asked):
+        config = load(workspace / "params.yaml")
+        assert config != values
+        assert config.seed == (0 if asked.get("profile") == "tiny" else 3)  # on top of what is there, edits too
+    assert (workspace / "params.yaml").read_text() == before
+
+
+def test_settings_of_a_killed_run_go_with_the_next_and_those_written_since_stay(workspace: Path) -> None:
+    write("smoke", workspace)
+    before = (workspace / "params.yaml").read_text()
+
+    def killed_run() -> None:
+        with settings_of_run(workspace, overrides={"rl.kl": 0.25}):
+            note = (workspace / RUN).read_bytes()
+            changed = (workspace / "params.yaml").read_text()
+        (workspace / RUN).write_bytes(note)
+        (workspace / "params.yaml").write_text(changed)
+
+    killed_run()
+    partial = workspace / "runs/smoke/base.partial"  # of its stage
+    partial.mkdir(parents=True)
+    assert recover(workspace) == ["a run with settings of its own was killed here: params.yaml is again as before it"]
+    assert (workspace / "params.yaml").read_text() == before
+    assert not partial.exists()
+    killed_run()
+    write("tiny", workspace, force=True)
+    assert recover(workspace) == []
+    assert load(workspace / "params.yaml").profile == "tiny"
+
+
+def test_what_a_run_can_not_have_is_said_in_its_users_words_and_changes_nothing(workspace: Path) -> None:
+    write("smoke", workspace)
+    before = (workspace / "params.yaml").read_text()
+    for asked, sentence in (({"data": ["/nope"]}, "^/nope can't be added"), ({"overrides": {"rll.kl": 1}}, "did you mean 'rl'")):
+        with pytest.raises(ConfigError, match=sentence), settings_of_run(workspace, **asked):
+            pass
+    assert (workspace / "params.yaml").read_text() == before
+    assert not (workspace / RUN).exists()

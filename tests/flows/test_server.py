@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -21,6 +22,7 @@ import httpx
 import psutil
 import pytest
 
+from flows.paths import deployment_names
 from flows.prefect_server import OwnAddressOnly
 from tasks.stages import STAGES
 from tests.workspace import ROOT, ans, end_all, environment, executed, living, make, run, words_of
@@ -140,8 +142,9 @@ def test_no_page_of_another_site_makes_a_deployment(served: Served, headers: dic
     )  # fmt: skip
     assert asked.status_code == 403
     assert "access-control-allow-origin" not in asked.headers
+    pool = deployment_names(served.workspace, shared=False)["ANS_POOL"]
     step = {"prefect.deployments.steps.run_shell_script": {"script": f"touch {served.workspace}/owned"}}
-    deployment = {"name": "attack", "flow_id": "0" * 8 + "-0000-4000-8000-" + "0" * 12, "pull_steps": [step], "work_pool_name": "ans"}
+    deployment = {"name": "attack", "flow_id": "0" * 8 + "-0000-4000-8000-" + "0" * 12, "pull_steps": [step], "work_pool_name": pool}
     assert served.ask("deployments/", deployment, **headers).status_code in {401, 403}
     assert "attack" not in {found["name"] for found in served.authorized("deployments/filter", {})}
     assert not (served.workspace / "owned").exists()
@@ -343,6 +346,37 @@ def test_up_status_and_down(tmp_path: Path) -> None:
         assert "nothing was up" in ans(workspace, "down")
     finally:
         end_all(workspace)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * LIMIT_S)
+def test_two_checkouts_up_at_once_run_their_own_and_ask_no_proxy(tmp_path: Path) -> None:
+    workspaces = [make(tmp_path / name) for name in ("one", "other")]
+    proxy = {"HTTP_PROXY": "http://127.0.0.1:9"}  # nobody there
+    try:
+        shown = [ans(workspace, "up", "--port", str(free_port()), "--ui-port", str(free_port()), **proxy) for workspace in workspaces]
+        records = [json.loads((workspace / ".ans/services.json").read_text()) for workspace in workspaces]
+        for workspace, lines in zip(workspaces, shown, strict=True):
+            command = f"{lines.splitlines()[-1]} -p 'stages=[\"prepare\"]' --watch"
+            assert "full-pipeline/current" in command
+            subprocess.run(command, shell=True, check=True, cwd=workspace, env=environment(workspace, **proxy), timeout=LIMIT_S)
+            assert [executed(one) for one in workspaces] == [["prepare from 0"] if one == workspace else [] for one in workspaces]
+        ans(workspaces[1], "run", **proxy)  # on the server that is up
+        assert flow_runs_of(records[0][0]) == 1
+        assert flow_runs_of(records[1][0]) == 2
+        copy = shutil.copytree(workspaces[0], tmp_path / "copy")  # with the record of the services of the first
+        assert ans(copy, "down").strip() == "ended: nothing was up"
+        assert ans(workspaces[0], "down").strip() == "ended: prefect, mlflow"
+    finally:
+        for workspace in workspaces:
+            end_all(workspace)
+
+
+def flow_runs_of(server: dict[str, str]) -> int:
+    """Return how many runs of the pipeline a server has seen."""
+    asked = {"flows": {"name": {"any_": ["full-pipeline"]}}}
+    auth = httpx.BasicAuth(*server["key"].split(":", 1))
+    return int(httpx.post(f"{server['url']}/api/flow_runs/count", json=asked, auth=auth, timeout=60).raise_for_status().text)
 
 
 def mlflow_away_for_a_while(workspace: Path, server: dict[str, Any], ports: list[str]) -> None:

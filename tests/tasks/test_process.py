@@ -4,8 +4,9 @@ import signal
 import subprocess
 import sys
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import psutil
@@ -29,6 +30,14 @@ from tasks.tracking import (
     works_since,
 )
 
+ASK = """
+import sys, urllib.request
+import tasks
+import httpx, requests
+address = f"http://{sys.argv[2]}:{sys.argv[1]}/"
+print(urllib.request.urlopen(address).read().decode(), requests.get(address).text, httpx.get(address).text)
+print(httpx.get("http://192.0.2.1/").text)
+"""
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -38,6 +47,31 @@ with held(Path(sys.argv[1]), "first"):
     time.sleep(60)
 """
 ROOT = Path(__file__).resolve().parents[2]
+
+
+class Answer(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.path.encode())
+
+    def log_message(self, *_words: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("host", "excepted"), [("127.0.0.1", {}), ("localhost", {"no_proxy": "example.org"})])
+def test_this_machines_servers_are_reached_past_a_proxy(host: str, excepted: dict[str, str]) -> None:
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Answer) for _ in range(2)]
+    for server in servers:
+        Thread(target=server.serve_forever, daemon=True).start()
+    (own, _), (proxy, _) = ((server.server_address[1], server) for server in servers)
+    environ = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    environ |= {"HTTP_PROXY": f"http://127.0.0.1:{proxy}", "http_proxy": f"http://127.0.0.1:{proxy}", **excepted}
+    asked = subprocess.run([sys.executable, "-c", ASK, str(own), host], cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+    assert asked.stdout == "/ / /\nhttp://192.0.2.1/\n", asked.stderr  # a proxy is asked for the whole address
 
 
 def test_a_second_holder_is_refused_by_name_and_gets_the_lock_when_the_first_is_killed(tmp_path: Path) -> None:
