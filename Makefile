@@ -47,8 +47,9 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-dvc: setup  ## write dvc.yaml from tasks/stages.py and the imports of ans_core
+dvc: setup  ## write dvc.yaml from tasks/stages.py and the imports of ans_core, and docs/settings.md
 	$(BIN)/python -m tasks.deps --write
+	$(BIN)/python -m tasks.settings_page
 
 lock: setup  ## write constraints.txt from the installed environment
 	{ grep '^#' constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable | sed 's/+cpu$$//' | grep -v ' @ '; } > constraints.new && mv constraints.new constraints.txt

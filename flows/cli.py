@@ -57,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
         return made
 
     it = command("run", commands.run)
+    it.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="for this run alone, as in rl.kl=0.05")
     it.add_argument(
         "--add-data",
         action="append",
@@ -79,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     it = command("profile", commands.profile)
     it.add_argument("name", help="a file of profiles/, without .yaml")
     it.add_argument("settings", nargs="*", metavar="key=value", help="as in sft.optim.steps=200")
+    it.add_argument("--show", action="store_true", help="print the settings, write nothing")
     it.add_argument("--force", action="store_true", help="drop edits made by hand")
     it.add_argument("--if-needed", action="store_true", help="leave a params.yaml of this profile alone if it has own settings")
     it = command("finetune", commands.finetune)
@@ -239,9 +241,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     is an error."""
     top = parser()
     arguments, rest = top.parse_known_args(words)
-    unknown = [
-        word for word in rest if word.startswith("-") or arguments.function not in (commands.profile, commands.tools, commands.finetune)
-    ]
+    with_settings = (commands.run, commands.profile, commands.tools, commands.finetune)
+    unknown = [word for word in rest if word.startswith("-") or arguments.function not in with_settings]
     if unknown:
         top.error(f"unrecognized arguments: {' '.join(unknown)}")
     if rest:

@@ -14,21 +14,28 @@ from flows.paths import environment, root
 
 def run(arguments: argparse.Namespace) -> int:
     """The whole pipeline on params.yaml (of a SAM2 alone: up to its memory and a page of it); with --agent the pixel-space agent's stages,
-    with --online its learning online, and all that they need."""
+    with --online its learning online, and all that they need. Settings are for this run: params.yaml is as before afterwards."""
+    from ans_core.config import setting
+    from flows.kept import settle
     from flows.launch import run_pipeline
     from flows.params import add_sources
 
     here = root()
+    overrides = dict(setting(word) for word in arguments.settings)
+    if arguments.add_data:
+        settle(here)
     for line in add_sources([Path(path).resolve() for path in arguments.add_data or ()], arguments.format, here):
         print(line)
-    return run_pipeline(here, group=arguments.group)
+    return run_pipeline(here, group=arguments.group, overrides=overrides)
 
 
 def stage(arguments: argparse.Namespace) -> int:
     """One stage, if it changed."""
+    from flows.kept import settle
     from flows.params import watch_sources
     from tasks.stages import TABLE
 
+    settle(root())
     target = {made.name: made.target for made in TABLE}.get(arguments.name, arguments.name)
     for line in watch_sources(root()):
         print(line, flush=True)
@@ -67,14 +74,21 @@ def sweep(arguments: argparse.Namespace) -> int:
 
 def profile(arguments: argparse.Namespace) -> int:
     """Writes params.yaml."""
-    from flows.params import write, write_if_needed
+    from ans_core.config import PROFILES, resolve
+    from flows.kept import settle
+    from flows.params import render, write, write_if_needed
     from tasks.process import holder_of
 
+    here, words = root(), tuple(arguments.settings)
+    if arguments.show:
+        print(render(resolve(here / PROFILES / f"{arguments.name}.yaml", words), words), end="")
+        return 0
+    settle(here)
     if arguments.if_needed:
-        print(write_if_needed(arguments.name, root()))
+        print(write_if_needed(arguments.name, here))
     else:
-        print("wrote", write(arguments.name, root(), tuple(arguments.settings), force=arguments.force))
-    if holder := holder_of(root() / ".ans/flow.lock"):
+        print("wrote", write(arguments.name, here, words, force=arguments.force))
+    if holder := holder_of(here / ".ans/flow.lock"):
         print(
             f"note: {holder} is at work here; if its settings are others now, it stops before its next stage",
             file=sys.stderr,

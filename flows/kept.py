@@ -63,6 +63,17 @@ def settings_of_run(
         give_back(here)
 
 
+def settle(here: Path) -> None:
+    """Give params.yaml back after a killed run, for a command that reads or writes it. Raises ConfigError while a run with settings of its
+    own is at work: what stands there is not the user's."""
+    if not (here / RUN).exists():
+        return
+    if holder := holder_of(here / ".ans/flow.lock"):
+        raise ConfigError(f"params.yaml holds the settings of a run at work, {holder}, and is as before when it ends; wait for it")
+    with held(here / ".ans/flow.lock", "tidying up"):
+        print_lines(give_back(here))
+
+
 def print_lines(lines: list[str]) -> None:
     for line in lines:
         print(line, flush=True)

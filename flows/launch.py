@@ -16,8 +16,7 @@ import yaml
 
 from flows.child import LAUNCH, StageFailedError, end_group
 from flows.dvc_state import are_up_to_date
-from flows.kept import FILES, print_lines, recover
-from flows.params import watch_sources
+from flows.kept import FILES, print_lines, recover, settings_of_run
 from flows.paths import deployment_names, environment, root
 from flows.prefect_server import deployment_command, prefect_server
 from flows.services import running
@@ -45,19 +44,21 @@ def quiet_prefect(here: Path) -> None:
     os.environ.setdefault("PREFECT_CLI_PROMPT", "false")
 
 
-def run_pipeline(here: Path, *, group: str = MAIN) -> int:
+def run_pipeline(here: Path, *, group: str = MAIN, overrides: dict[str, Any] | None = None) -> int:
     """Run the pipeline, or the stages of another group and all that they need. The pipeline of a SAM2 alone ends with its memory."""
     os.chdir(here)
     from ans_core.config import load
 
-    with held(here / ".ans/flow.lock", "full-pipeline"):
-        print_lines(recover(here))  # before the settings are read, which a killed run may have left
-    config = load(here / "params.yaml")
-    if group == MAIN and config.base.source == "sam2":
-        group = MEMORY
     start_s = time.monotonic()
     with exit_if_a_stage_fails():
-        rows = nothing_to_do(here, STAGES if group == MAIN else needed_for(group, config)) or run_flow(here, group)
+        with held(here / ".ans/flow.lock", f"{group}-pipeline"):
+            print_lines(recover(here))  # before the settings are read, which a killed run may have left
+            with settings_of_run(here, overrides=overrides):
+                config = load(here / "params.yaml")
+                if group == MAIN and config.base.source == "sam2":
+                    group = MEMORY
+                rows = nothing_to_do(here, STAGES if group == MAIN else needed_for(group, config))
+        rows = rows or run_flow(here, group, overrides)
     took_s = time.monotonic() - start_s
     {MAIN: print_result, AGENT: print_agent, ONLINE: print_online, MEMORY: print_memory}[group](rows, here, config.profile, took_s)
     for line in before_a_pull(here):
@@ -78,23 +79,21 @@ def exit_if_a_stage_fails(resume: str = "\nThe same command resumes where it sto
 def nothing_to_do(here: Path, stages: tuple[Stage, ...]) -> list[tuple[str, str, float]]:
     """Return all stages as cached if none would run, else nothing: server, Prefect and MLflow take 20 s of processor time to find out the
     same."""
-    with held(here / ".ans/flow.lock", "full-pipeline"):
-        print_lines(watch_sources(here))
-        try:
-            up_to_date = are_up_to_date([stage.target for stage in stages], here)
-            return [(stage.name, "cached", 0.0) for stage in stages] if up_to_date else []
-        except BlockingIOError:  # the flow waits for it
-            return []
+    try:
+        up_to_date = are_up_to_date([stage.target for stage in stages], here)
+        return [(stage.name, "cached", 0.0) for stage in stages] if up_to_date else []
+    except BlockingIOError:  # the flow waits for it
+        return []
 
 
-def run_flow(here: Path, group: str) -> list[tuple[str, str, float]]:
+def run_flow(here: Path, group: str, overrides: dict[str, Any] | None) -> list[tuple[str, str, float]]:
     with prefect_api(here):
         with imports_without_collector():
             from flows.pipeline import agent_pipeline, full_pipeline, memory_pipeline, online_pipeline
         import_store()
 
         flow: Any = {MAIN: full_pipeline, AGENT: agent_pipeline, ONLINE: online_pipeline, MEMORY: memory_pipeline}[group]
-        rows: list[tuple[str, str, float]] = flow()
+        rows: list[tuple[str, str, float]] = flow(overrides=overrides)
         return rows
 
 

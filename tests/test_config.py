@@ -32,7 +32,8 @@ from ans_core.config import (
     yaml_file,
 )  # fmt: skip
 from ans_core.config.evaluate import Evaluate
-from ans_core.config.read import completed
+from ans_core.config.read import _flat, completed
+from ans_core.config.section import SYNONYMS
 from ans_core.data import Kind
 from ans_core.data.formats import FORMATS
 from ans_core.model.config import VideoMode
@@ -182,6 +183,14 @@ def test_words_override_one_key_and_keep_the_rest() -> None:
     [
         ("sft.optim.stps=3", "did you mean 'steps'"),
         ("sftt.x=1", "no section 'sftt' .did you mean 'sft'"),
+        ("sft.learning_rate=1e-4", r"did you mean 'sft.optim.lr'\?"),
+        ("sft.lr=1e-4", r"did you mean 'sft.optim.lr'\?"),
+        ("training.lr=1e-4", "no section 'training' .did you mean 'memory.optim.lr' or 'sft.optim.lr' or 'rl.optim.lr'"),
+        ("sft.seed=1", r"did you mean 'seed'\?"),
+        ("num_generations=8", r"did you mean 'rl.group'\?"),
+        ("rl.beta=0.1", r"did you mean 'rl.kl'\?"),
+        ("prepare.sources.0=1", r"prepare.sources has no keys; give its value as a whole, as prepare.sources=\[\]"),
+        ("profile=smoke", "`ans profile smoke`"),
         ("seed", "write key=value"),
         ("rl.kl=true", "'rl.kl=true': rl.kl = True: Input should be a valid number"),
         ("rl.kl=[1", r"'rl.kl=\[1':1 is no YAML"),
@@ -190,6 +199,14 @@ def test_words_override_one_key_and_keep_the_rest() -> None:
 def test_a_mistyped_word_is_refused(word: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(PROFILES / "tiny.yaml", (word,))
+
+
+def test_every_synonym_leads_to_a_setting_and_hides_none() -> None:
+    names = [f".{name}" for name in _flat(Config(profile="none").model_dump(mode="json"))]
+    for word, name in SYNONYMS.items():
+        assert any(full.endswith(f".{name}") for full in names), name
+        with pytest.raises(ConfigError, match=rf"did you mean '[\w.]*{name}'"):
+            resolve(PROFILES / "tiny.yaml", (f"{word}=1",))
 
 
 def test_a_free_table_in_a_profile_replaces_the_default_one(tmp_path: Path) -> None:

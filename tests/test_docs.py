@@ -18,7 +18,9 @@ import yaml
 from pydantic import ValidationError
 
 from ans_core.config import Config, resolve
+from ans_core.config.read import _flat
 from flows import cli
+from tasks import settings_page
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -185,3 +187,13 @@ def test_the_site_is_built_without_a_dead_link_and_loads_nothing_from_elsewhere(
     for page in (tmp_path / "site").rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?://[^"]+)"', page.read_text(encoding="utf-8"))
         assert loaded == [], page.name
+
+
+def test_the_page_of_settings_is_what_classes_and_profiles_say() -> None:
+    page = settings_page.page(ROOT)
+    assert (ROOT / "docs/settings.md").read_text(encoding="utf-8") == page, "run `make dvc`"
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    assert re.fullmatch(r"\| `rl.group` \| whole number >= 2 \| `6` \| Rollouts of one sample .* \|.*\|", rows["rl.group"])
+    assert "`auto`, `cpu`, `cuda`" in rows["launch.device"]
+    assert rows["sft.optim.lr"].count("0.0007") == 1  # the default of this section, not of its class
+    assert set(_flat(Config(profile="none").model_dump(mode="json", exclude={"profile"}))) <= rows.keys()

@@ -9,7 +9,7 @@ from ans_core.config.launch import Launch
 from ans_core.config.memory import Memory
 from ans_core.config.names import LoopName, RewardName, TextRewardName
 from ans_core.config.prepare import DataSource, Prepare
-from ans_core.config.read import PROFILES, completed, load, resolve
+from ans_core.config.read import PROFILES, completed, load, resolve, setting
 from ans_core.config.report import Report
 from ans_core.config.rl import Rl
 from ans_core.config.section import ConfigError, Section
@@ -49,4 +49,5 @@ __all__ = [
     "read_yaml",
     "require_samples",
     "resolve",
+    "setting",
 ]

@@ -3,7 +3,7 @@ tests/test_config.py compares them with the registries."""
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, WithJsonSchema
 
 from ans_core.config.section import nearest
 
@@ -38,11 +38,11 @@ PUBLIC = (
 )  # fmt: skip
 """ans_core/benchmarks/public: those that a model is run on."""
 
-StillKind = Annotated[str, one_of(STILL_KINDS)]
-FormatName = Annotated[str, one_of(FORMATS)]
-PublicName = Annotated[str, one_of(PUBLIC)]
-BenchmarkName = Annotated[str, one_of(BENCHMARKS)]
-FamilyName = Annotated[str, one_of(FAMILIES)]
+StillKind = Annotated[str, one_of(STILL_KINDS), WithJsonSchema({"type": "string", "enum": STILL_KINDS})]
+FormatName = Annotated[str, one_of(FORMATS), WithJsonSchema({"type": "string", "enum": FORMATS})]
+PublicName = Annotated[str, one_of(PUBLIC), WithJsonSchema({"type": "string", "enum": PUBLIC})]
+BenchmarkName = Annotated[str, one_of(BENCHMARKS), WithJsonSchema({"type": "string", "enum": BENCHMARKS})]
+FamilyName = Annotated[str, one_of(FAMILIES), WithJsonSchema({"type": "string", "enum": FAMILIES})]
 LoopName = Literal["caption", "mask", "refer", "ground", "describe", "vqa", "agent"]
 RewardName = Literal["iou", "soft_iou", "meteor", "meteor_nltk", "format", "confidence", "cider"]
 GroundRewardName = Literal["iou", "meteor", "meteor_nltk", "cider"]

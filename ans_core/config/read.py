@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from ans_core.config.section import ConfigError, Impossible, nearest
+from ans_core.config.section import SYNONYMS, ConfigError, Impossible, nearest
 from ans_core.config.whole import PROFILE_NAME, Config
 from ans_core.config.yaml_file import YamlFile, parse, read_yaml
 
@@ -88,17 +88,29 @@ def _profile_files(path: Path, before: tuple[Path, ...] = ()) -> tuple[YamlFile,
     return (file, *_profile_files(path.with_name(f"{base}.yaml"), (*before, path)))
 
 
-def _set(values: dict[str, Any], word: str) -> None:
+def setting(word: str) -> tuple[str, Any]:
+    """Return the dotted key and the value of a `key=value` word."""
     key, equals, text = word.partition("=")
-    if not equals:
+    if not (equals and key):
         raise ConfigError(f"{word!r} is no setting: write key=value, as in rl.kl=0.05")
+    if key == "profile":
+        raise ConfigError(f"{word!r}: a profile is no single setting; `ans profile {text}` writes all of its settings")
+    return key, parse(text, source=repr(word))[0]
+
+
+def _set(values: dict[str, Any], word: str) -> None:
+    key, value = setting(word)
     *sections, leaf = key.split(".")
     at = values
-    for section in sections:
-        if not isinstance(at.get(section), dict):
-            raise ConfigError(f"{word!r}: there is no section {section!r}{nearest(section, at)}")
+    for place, section in enumerate(sections):
+        if section not in at:
+            meant = nearest(section, at) or _meant(sections[:place], leaf, known=())
+            raise ConfigError(f"{word!r}: there is no section {section!r}{meant}")
+        if not isinstance(at[section], dict):
+            name = ".".join(sections[: place + 1])
+            raise ConfigError(f"{word!r}: {name} has no keys; give its value as a whole, as {name}={_shortened(str(at[section]))}")
         at = at[section]
-    at[leaf], _ = parse(text, source=repr(word))
+    at[leaf] = value
 
 
 def _merge(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -146,12 +158,23 @@ def _explain(fault: Any, origin: Origin) -> str:
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "extra_forbidden":
         known = _keys(keys[:-1])
-        return f"{where}: unknown setting{nearest(keys[-1], known)}; there are {known}"
+        return f"{where}: unknown setting{_meant(keys[:-1], keys[-1], known)}; there are {known}"
     if isinstance(fault["input"], dict | tuple | BaseModel) or fault["type"] == "missing":
         return f"{where}: {message}"  # without the value, which is long or a secret
     if fault["type"] == "literal_error":
         message += nearest(str(fault["input"]), re.findall(r"'([^']*)'", fault["ctx"]["expected"]))
     return f"{where} = {_shortened(repr(fault['input']))}: {message}"
+
+
+def _meant(sections: Sequence[str], leaf: str, known: Sequence[str]) -> str:
+    """Return ` (did you mean 'sft.optim.lr'?)`: a setting below this section by a name that other libraries use, or by the same name; else
+    one of the `known` that is spelled alike; else up to three settings elsewhere; nothing if there is none."""
+    name = SYNONYMS.get(leaf, leaf)
+    everywhere = [key for key in _flat(Config(profile="none").model_dump(mode="json")) if f".{key}".endswith(f".{name}")]
+    below = [key for key in everywhere if key.startswith(".".join([*sections, ""]))]
+    if (alike := nearest(leaf, known)) and not (below and sections) and leaf not in SYNONYMS:
+        return alike
+    return f" (did you mean {' or '.join(map(repr, (below or everywhere)[:3]))}?)" if everywhere else ""
 
 
 def _shortened(text: str) -> str:

@@ -19,6 +19,30 @@ Weight = Annotated[float, Field(ge=0)]
 Name = Annotated[str, Field(min_length=1)]
 SAME = {"gpu": "cuda", "float32": "fp32", "bfloat16": "bf16"}
 """Words for settings that people know from elsewhere -> the name here, where spelling alone would suggest another."""
+SYNONYMS = {
+    "learning_rate": "optim.lr", "lr": "optim.lr", "steps": "optim.steps", "batch": "optim.batch",
+    "epochs": "optim.steps", "num_train_epochs": "optim.steps", "max_steps": "optim.steps", "num_steps": "optim.steps",
+    "batch_size": "optim.batch", "per_device_train_batch_size": "optim.batch", "global_batch_size": "optim.batch",
+    "gradient_accumulation_steps": "optim.accumulate", "grad_accum": "optim.accumulate",
+    "warmup_ratio": "optim.warmup", "warmup_steps": "optim.warmup", "wd": "optim.weight_decay",
+    "gradient_clipping": "optim.clip_grad", "max_grad_norm": "optim.clip_grad", "save_steps": "optim.save_every",
+    "lora_r": "lora.rank", "r": "lora.rank", "lora_rank": "lora.rank", "lora_alpha": "lora.alpha", "lora_dropout": "lora.dropout",
+    "fp16": "dtype", "bf16": "dtype", "fp32": "dtype", "precision": "dtype", "torch_dtype": "dtype", "amp": "dtype",
+    "gradient_checkpointing": "checkpointing", "activation_checkpointing": "checkpointing",
+    "max_seq_length": "sft.max_length", "max_seq_len": "sft.max_length", "model_max_length": "sft.max_length",
+    "eval_steps": "sft.val_every", "early_stopping_patience": "sft.early_stop", "num_frames": "sft.frames",
+    "num_generations": "rl.group", "group_size": "rl.group", "num_rollouts": "rl.group",
+    "beta": "rl.kl", "kl_coef": "rl.kl", "kl_beta": "rl.kl", "entropy_coef": "rl.entropy",
+    "epsilon": "rl.clip_low", "clip_range": "rl.clip_low", "epsilon_low": "rl.clip_low", "epsilon_high": "rl.clip_high",
+    "num_iterations": "rl.inner_steps", "loss_type": "rl.objective", "reward_weights": "rl.rewards_caption",
+    "max_new_tokens": "rl.max_tokens", "max_completion_length": "rl.max_tokens",
+    "model": "base.internvl", "model_name_or_path": "base.internvl", "base_model": "base.internvl",
+    "dataset": "prepare.sources", "datasets": "prepare.sources", "data": "prepare.sources", "data_path": "prepare.sources",
+    "random_seed": "seed", "rng_seed": "seed", "num_workers": "launch.workers", "dataloader_num_workers": "launch.workers",
+    "num_processes": "launch.processes", "nproc_per_node": "launch.processes", "num_gpus": "launch.processes",
+    "gpus": "launch.processes", "zero_stage": "launch.deepspeed_stage", "deepspeed": "launch.deepspeed_stage",
+}  # fmt: skip
+"""Names of settings in TRL, transformers, PEFT, DeepSpeed and Lightning -> the last parts of the name here."""
 
 Listed = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 """Added to a tuple type: YAML has lists only."""

@@ -22,6 +22,7 @@ from ans_core.model.config import VideoMode
 from ans_core.stages import evaluate
 from flows import checkpoint_eval, cli, commands, doctor, dvc_state
 from flows.compare import table
+from flows.params import write
 from tasks import tracking
 from tests.workspace import environment, tiny_params
 
@@ -64,6 +65,22 @@ def test_a_command_knows_every_video_mode(command: str) -> None:
 def test_options_stand_anywhere_among_a_profiles_settings(words: str) -> None:
     arguments = cli.parse(["profile", *words.split()])
     assert (arguments.name, arguments.settings, arguments.force) == ("tiny", ["a=1", "b=2"], True)
+
+
+def test_a_runs_settings_stand_before_or_after_its_options() -> None:
+    arguments = cli.parse(["run", "rl.kl=0.1", "--agent", "seed=1"])
+    assert (arguments.settings, arguments.group) == (["rl.kl=0.1", "seed=1"], "agent")
+
+
+def test_a_profile_is_shown_and_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    monkeypatch.setattr(commands, "root", lambda: tmp_path)
+    arguments = cli.parse(["profile", "smoke", "rl.kl=0.5", "--show"])
+    assert arguments.function(arguments) == 0
+    shown = capsys.readouterr().out
+    assert not (tmp_path / "params.yaml").exists()
+    write("smoke", tmp_path, ("rl.kl=0.5",))
+    assert shown == (tmp_path / "params.yaml").read_text()
 
 
 @pytest.mark.parametrize(

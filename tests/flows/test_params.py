@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from ans_core.config import ConfigError, load
-from flows.kept import RUN, recover, settings_of_run
+from flows.kept import RUN, recover, settings_of_run, settle
 from flows.params import MARK, add_sources, digest, edited_keys, marked, watch_sources, write, write_if_needed
 from tasks.fingerprint import fingerprint
+from tasks.process import held
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -229,3 +230,19 @@ def test_what_a_run_can_not_have_is_said_in_its_users_words_and_changes_nothing(
             pass
     assert (workspace / "params.yaml").read_text() == before
     assert not (workspace / RUN).exists()
+
+
+def test_edits_under_a_run_with_settings_of_its_own_are_safe_from_ans_profile(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("smoke", workspace)
+    edit(workspace, "seed: 0", "seed: 3")
+    with settings_of_run(workspace, overrides={"rl.kl": 0.25}):
+        with (
+            held(workspace / ".ans/flow.lock", "full-pipeline"),
+            pytest.raises(ConfigError, match="settings of a run at work, full-pipeline"),
+        ):
+            settle(workspace)
+        settle(workspace)  # as if the run had been killed
+    assert "params.yaml is again as before" in capsys.readouterr().out
+    assert load(workspace / "params.yaml").seed == 3
+    with pytest.raises(ConfigError, match="edited by hand: seed"):
+        write("smoke", workspace)

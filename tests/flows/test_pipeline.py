@@ -203,6 +203,25 @@ def test_a_stage_killed_at_any_step_resumes_there_and_gives_the_same_result(work
     assert (workspace / "runs/smoke/sft/result.txt").read_text() == resumed
 
 
+def test_settings_given_to_ans_run_are_of_that_run_and_the_same_command_resumes_a_killed_one(workspace_before_sft: Path) -> None:
+    workspace, words = workspace_before_sft, ["run", "rl.kl=0.5"]
+    before = (workspace / "params.yaml").read_text()
+    process = start_stalled(workspace, ["-m", "flows.cli", *words], "rl:2")
+    process.kill()
+    process.wait()
+    until(lambda: not living(workspace), "stage, tracker or temporary server outlive their flow")
+    assert yaml.safe_load((workspace / "params.yaml").read_text())["rl"]["kl"] == 0.5
+    executed(workspace)
+    assert "params.yaml is again as before" in ans(workspace, *words)
+    assert executed(workspace)[0] == "rl from 3"
+    assert (workspace / "params.yaml").read_text() == before
+    assert yaml.safe_load((workspace / "dvc.lock").read_text())["stages"]["rl"]["params"]["params.yaml"]["rl"]["kl"] == 0.5
+    parent = [run for run in mlflow_runs(workspace) if run["ans.kind"] == "pipeline"][-1]
+    assert logged(workspace, parent["id"])[0]["rl.kl"] == "0.5"
+    assert ans(workspace, *words).count("cached") == len(NAMES)
+    assert executed(workspace) == []
+
+
 # dvc starts a stage by the shell; Debian's sh stays between them where bash does not
 @pytest.mark.parametrize(("shell", "worse"), [("/bin/bash", False), ("/bin/sh", True)])
 def test_a_killed_flow_leaves_no_stage_behind_and_doctor_closes_its_runs(
