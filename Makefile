@@ -1,4 +1,3 @@
-PROFILE ?= tiny
 UI_PORT ?= 5000
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -18,16 +17,16 @@ setup: .venv/.stamp  ## virtual environment with locked dependencies
 	./setup.sh
 	@touch $@
 
-demo: setup  ## the whole pipeline: make demo [PROFILE=tiny|smoke]
-	$(BIN)/ans profile $(PROFILE) --if-needed
+demo: setup  ## the whole pipeline: make demo [PROFILE=quick|tiny|smoke]
+	$(BIN)/ans profile $(or $(PROFILE),quick) --if-needed
 	$(BIN)/ans run
 
 agent: setup  ## the pixel-space agent, after or instead of the demo: make agent [PROFILE=tiny|smoke]
-	$(BIN)/ans profile $(PROFILE) --if-needed
+	$(BIN)/ans profile $(or $(PROFILE),tiny) --if-needed
 	$(BIN)/ans run --agent
 
 online: setup  ## learning online, simulated; makes what it needs of the agent: make online [PROFILE=tiny|smoke]
-	$(BIN)/ans profile $(PROFILE) --if-needed
+	$(BIN)/ans profile $(or $(PROFILE),tiny) --if-needed
 	$(BIN)/ans run --online
 
 # Where it is set (as in many containers), each process compiles tests and package anew: 7 s of 17.

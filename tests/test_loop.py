@@ -345,12 +345,13 @@ def test_muon_moves_matrices_of_stacks_in_all_directions_alike_and_adamw_the_res
 
 @pytest.mark.parametrize("native", [True, False], ids=["bf16", "fp32"])
 def test_muon_on_all_matrices_of_a_shape_at_once_is_torchs_own(native: bool, monkeypatch: pytest.MonkeyPatch):
-    """torch's own iterates in bf16; where `bfloat16` casts to fp32 instead, in fp32. Wide, tall, square, and one without a gradient."""
+    """torch's own iterates in bf16; where `bfloat16` casts to fp32 instead, in fp32. Wide, tall, square, long (by their Gram
+    matrices), and one without a gradient."""
     monkeypatch.setattr(optim, "bf16_is_faster", lambda device: native)
     if not native:
         monkeypatch.setattr(Tensor, "bfloat16", Tensor.clone)
     torch.manual_seed(0)
-    start = [torch.randn(shape) for shape in ((6, 4), (4, 6), (6, 4), (5, 5), (4, 6), (5, 5))]
+    start = [torch.randn(shape) for shape in ((6, 4), (4, 6), (6, 4), (5, 5), (3, 20), (20, 3), (4, 6), (5, 5))]
     gradients = [[torch.randn_like(p) for p in start] for _ in range(3)]
     ends, states = [], []
     for kind in (optim.BatchedMuon, torch.optim.Muon):
