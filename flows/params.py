@@ -111,7 +111,7 @@ def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[
     settings, not comments."""
     if not paths:
         return []
-    from ans_core.data.formats import infer  # loads torch and datasets, which `ans profile` does without
+    from ans_core.data.formats import training_format  # loads torch and datasets, which `ans profile` does without
 
     values = load(root / "params.yaml").model_dump(mode="json")
     lines = []
@@ -125,7 +125,7 @@ def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[
             raise ConfigError(f"--add-data {folder}: prepare.sources has another data set named {name!r}; rename the folder")
         if not folder.exists():
             raise ConfigError(f"--add-data {folder} is no folder and no file")
-        source = DataSource(name=name, format=data_format or infer(folder), path=str(folder))
+        source = DataSource(name=name, format=data_format or training_format(folder), path=str(folder))
         sources.append(source.model_dump(mode="json"))
         lines.append(f"params.yaml: {folder} added to prepare.sources")
     rewrite(root, values)

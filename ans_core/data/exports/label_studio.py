@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import UInt8
 
 from ans_core import rle
-from ans_core.data.exports.labelled import TEXTS, Export, Shape, ellipse, find, records, turned
+from ans_core.data.exports.labelled import SUFFIXES, TEXTS, Export, Shape, ellipse, find, records, turned
 from ans_core.data.formats import checks
 from ans_core.types import RLE
 
 
-def read(file: Path) -> Export:
+def read(place: Path, file: Path) -> Export:
     """Read the format `JSON` (not JSON-MIN, which has no sizes). Pictures are in `images/` beside it, or beside it, also by the names that
     uploading gave them. Of several annotations of a task the ground truth counts; without one the task is a fault."""
     export, faults = Export(file=file), checks.Faults(file)
@@ -75,9 +75,6 @@ def _picture_name(data: dict[str, Any], results: list[dict[str, Any]], *, where:
     address = urlparse(told)
     local = parse_qs(address.query).get("d")  # /data/local-files/?d=path
     return unquote(local[0] if local else address.path)
-
-
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
 
 
 def _shape(parts: list[dict[str, Any]], picture: Path, *, where: str) -> Shape | None:
