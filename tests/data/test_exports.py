@@ -459,7 +459,7 @@ def test_masks_of_0_and_255_mean_the_one_class_and_values_without_a_name_are_fau
     ("layout", "file", "before", "after", "match"),
     [
         (labelme, "train/train.json", '"cat"', '" "', "shape 0, label: the text is ' '"),
-        (labelme, "train/train.json", '[[10, 0], [11, 1]]', '[[19, 0], [20, 1]]', r"shape 1: its box of \[height, width\] = .* at \[19, 0\] leaves"),
+        (labelme, "train/train.json", '[[10, 0], [11, 1]]', '[[19, 0], [20, 1]]', r"shape 1: its box .* at \[19, 0\] leaves"),
         (labelme, "train/train.json", 'train.jpg"', 'gone.jpg"', r"train\.json: the picture 'gone\.jpg' is not in"),
         (yolo, "valid/labels/a.txt", "0 0.2", "7 0.2", r"valid/labels/a\.txt: line 1: class 7 is not in data\.yaml, which has \[0, 1\]"),
         (yolo, "valid/labels/a.txt", "0.25", "25", "line 1: coordinates from .* shares of the sides"),
@@ -469,7 +469,7 @@ def test_masks_of_0_and_255_mean_the_one_class_and_values_without_a_name_are_fau
         (supervisely, "val/ann/a.jpg.json", '"origin": [10, 0]', '"origin": [18, 0]', "object 1: its box of .* leaves the picture"),
         (via, "train/via_train.json", '"width": 4', '"width": null', r"'a\.jpg123', region 1: rect has .* not numbers"),
         (via, "train/via_train.json", '{"label": "cat"}', "{}", r"region 0: which of its attributes \[\] is the label"),
-        (panoptic, "annotations/panoptic_val2017.json", '"category_id": 1', '"category_id": 5', "annotation 0: category_id 5 is in no list"),
+        (panoptic, "annotations/panoptic_val2017.json", '"category_id": 1', '"category_id": 5', "annotation 0: category_id 5 is in no"),
     ],
 )  # fmt: skip
 def test_a_fault_of_a_layout_is_named_by_file_and_place(tmp_path: Path, layout: Callable, file: str, before: str, after: str, match: str):
@@ -521,3 +521,17 @@ def test_other_tools_files_are_not_taken_for_formats_of_the_same_file_names(tmp_
     with pytest.raises(DataError, match=r"no known annotations in it, but \['a\.jpg', 'notes\.txt'\]") as caught:
         infer(tmp_path / "unknown")
     assert len(str(caught.value)) < 500 + len(str(tmp_path))
+
+
+def test_lists_of_classes_belong_to_yolo_or_masks_by_what_is_beside_them(tmp_path: Path):
+    """Label Studio's YOLO has classes.txt alone, others put it to the labels; CVAT's Pascal VOC has a labelmap.txt without masks."""
+    for number, place in enumerate(("classes.txt", "labels/classes.txt")):
+        write(tmp_path / f"yolo{number}", "labels/a.txt", "0 0.2 0.25 0.2 0.3\n", "images/a.jpg")
+        write(tmp_path / f"yolo{number}", place, "cat\n")
+        assert imported(tmp_path / f"yolo{number}", tmp_path / f"out{number}") == {("images/a.jpg", "referring", "cat"): [[1, 3, 2, 5, 12]]}
+    voc(tmp_path / "voc")
+    write(tmp_path / "voc", "labelmap.txt", "background:0,0,0::\ncat:1,2,3::\n")
+    assert infer(tmp_path / "voc") == "voc"
+    write(tmp_path / "test", "a.json", {"shapes": [], "imagePath": "a.jpg"}, "a.jpg")
+    with pytest.raises(DataError, match=r"no mask in it \(1 pictures without a shape"):
+        import_export(tmp_path / "test", tmp_path / "out")

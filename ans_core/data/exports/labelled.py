@@ -111,7 +111,7 @@ def each_picture(place: Path, files: Iterable[Path], read: Callable[[Path, Expor
 
 def split_of(file: Path, place: Path) -> str | None:
     """Return the split that the innermost folder of that name below `place` tells, as `train`, `valid` or `val2017`."""
-    folders = [place.name, *file.relative_to(place).parts[:-1]]
+    folders = file.relative_to(place).parts[:-1]
     return next((SPLITS[name] for folder in reversed(folders) if (name := folder.lower().rstrip("0123456789")) in SPLITS), None)
 
 

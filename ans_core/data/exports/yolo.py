@@ -16,10 +16,10 @@ def read(place: Path, file: Path) -> Export:
     """`file` names the classes: data.yaml, or classes.txt with one a line. A line of five numbers is a box: the mask of its whole area.
     Folders named train, valid ... tell the split, or those that data.yaml names."""
     names, folders = _classes(file)
-    root = file.parent
+    root = file.parent.parent if file.parent.name == "labels" else file.parent
     pictures = [path for path in sorted(root.rglob("*")) if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
     labels = {label: picture for picture in pictures if (label := _label_file(picture, root))}
-    lost = [path for path in sorted(root.rglob("*.txt")) if path not in labels and path.parent.name == "labels"]
+    lost = [path for path in sorted(root.rglob("*.txt")) if path not in labels and path != file and path.parent.name == "labels"]
     if lost:
         raise checks.DataError(
             f"{lost[0]} and {len(lost) - 1} more have no picture of their name in images/; put them there, or remove these"

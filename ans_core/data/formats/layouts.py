@@ -13,7 +13,9 @@ from ans_core.data.formats import checks
 MASK_FOLDERS = ("masks", "mask", "SegmentationClass", "labels", "annotations", "Annotations")
 """Names of folders of pictures whose values are classes."""
 XML_ROOTS = {b"annotations": "cvat", b"annotation": "voc"}
-CLASS_LISTS = {"_classes.csv": "masks", "labelmap.txt": "masks", "data.yaml": "yolo", "dataset.yaml": "yolo"}
+CLASS_LISTS = {"_classes.csv", "labelmap.txt", "classes.txt"}
+"""Names of files that name the classes of masks; the last, of YOLO's labels as well."""
+SUFFIXES = {".json", ".xml", ".yaml", ".yml"}
 KEYS = (
     ("reasonseg", {"text", "is_sentence", "shapes"}),
     ("labelme", {"shapes", "imagePath"}),
@@ -39,9 +41,8 @@ def recognise(place: Path, *, limit: int | None = None) -> dict[str, list[Path]]
     for file in islice(files, limit):
         if layout := layout_of(file):
             layouts.setdefault(layout, []).append(file)
-    yamls = {file.parent for file in layouts.get("yolo", []) if file.suffix == ".yaml"}
-    if yamls:
-        layouts["yolo"] = [file for file in layouts["yolo"] if file.suffix == ".yaml" or file.parent not in yamls]
+    if yamls := [file for file in layouts.get("yolo", []) if file.name != "classes.txt"]:
+        layouts["yolo"] = yamls  # they name the classes, too
     if "masks" in layouts:
         layouts.pop("voc", None)  # its boxes; the masks say more
     if not layouts and place.is_dir() and (folders := _mask_folders(place)):
@@ -51,15 +52,17 @@ def recognise(place: Path, *, limit: int | None = None) -> dict[str, list[Path]]
 
 def layout_of(file: Path) -> str:
     """Return the layout that a file's name and content tell, "" for none."""
-    if file.name == "classes.txt":
-        return "masks" if _mask_folders(file.parent) else "yolo"
-    if layout := CLASS_LISTS.get(file.name):
-        return layout
-    if file.suffix.lower() == ".xml":
+    if file.name in CLASS_LISTS:
+        is_of_masks = file.name == "_classes.csv" or _mask_folders(file.parent)
+        return "masks" if is_of_masks else "yolo" if file.name == "classes.txt" else ""
+    suffix = file.suffix.lower()
+    if suffix == ".xml":
         with file.open("rb") as opened:
             root = re.search(rb"<(\w+)", opened.read(2000))  # neither <?xml nor <!--
         return XML_ROOTS.get(root[1], "") if root else ""
-    return _json_layout(checks.load_json(file, encoding=ENCODING)) if file.suffix.lower() == ".json" else ""
+    if suffix in (".yaml", ".yml"):
+        return "yolo" if re.search(rb"(?m)^names\s*:", file.read_bytes()) else ""
+    return _json_layout(checks.load_json(file, encoding=ENCODING)) if suffix == ".json" else ""
 
 
 def _json_layout(content: Any) -> str:
@@ -85,7 +88,7 @@ def _first(values: Any) -> dict[str, Any]:
 def _label_files(place: Path) -> Iterator[Path]:
     for file in sorted(place.rglob("*")):
         hidden = any(part.startswith(".") or part == "__MACOSX" for part in file.relative_to(place).parts)
-        if not hidden and (file.suffix.lower() in {".json", ".xml"} or file.name in {*CLASS_LISTS, "classes.txt"}):
+        if not hidden and (file.suffix.lower() in SUFFIXES or file.name in CLASS_LISTS):
             yield file
 
 
