@@ -500,8 +500,9 @@ def test_backslashes_in_a_zip_are_folders_and_masks_without_words_are_refused(tm
     assert "pictures by split: test 1, train 1, val 1 (as the export has them)" in import_export(tmp_path / "windows.zip", tmp_path / "out")
     sam = {"image": {"image_id": 1, "width": W, "height": H, "file_name": "a.jpg"}, "annotations": []}
     write(tmp_path / "sam", "train/a.json", sam, "train/a.jpg")
-    with pytest.raises(DataError, match=r"a\.json has masks without classes or texts, as SA-1B; export it as COCO segmentation"):
-        import_export(tmp_path / "sam", tmp_path / "out2")
+    for read in (infer, lambda place: import_export(place, tmp_path / "out2")):
+        with pytest.raises(DataError, match=r"train/a\.json has masks without classes or texts.* export COCO segmentation instead"):
+            read(tmp_path / "sam")
 
 
 def test_other_tools_files_are_not_taken_for_formats_of_the_same_file_names(tmp_path: Path):
@@ -535,3 +536,14 @@ def test_lists_of_classes_belong_to_yolo_or_masks_by_what_is_beside_them(tmp_pat
     write(tmp_path / "test", "a.json", {"shapes": [], "imagePath": "a.jpg"}, "a.jpg")
     with pytest.raises(DataError, match=r"no mask in it \(1 pictures without a shape"):
         import_export(tmp_path / "test", tmp_path / "out")
+
+
+def test_a_split_without_objects_does_not_stop_the_others(tmp_path: Path):
+    via(tmp_path / "set")
+    file = tmp_path / "set/test/via_test.json"
+    content = json.loads(file.read_text())
+    content["a.jpg123"]["regions"] = []
+    file.write_text(json.dumps(content))
+    lines = import_export(tmp_path / "set", tmp_path / "out")
+    assert "left out: 1 pictures without a region" in lines
+    assert "pictures by split: train 1, val 1 (as the export has them)" in lines

@@ -52,7 +52,7 @@ EXPORTS: dict[str, Reader] = {
     "voc": voc.read,
     "yolo": _each(yolo.read),
 }
-"""Layout -> read(folder, files with labels); faults of all files are raised together."""
+"""Layout -> read(folder, files with labels)."""
 
 
 def import_export(source: Path, out: Path, *, form: str | None = None) -> list[str]:
@@ -70,6 +70,7 @@ def import_export(source: Path, out: Path, *, form: str | None = None) -> list[s
             try:
                 layout, files = _layout(place, form)
                 export = EXPORTS[layout](place if place.is_dir() else place.parent, files)
+                export.check()
             except checks.DataError as error:  # it names files of a folder that goes
                 raise checks.DataError(str(error).replace(unpacked, str(source))) from None
             if not (has_val := any(labelled.split == "val" for labelled in export.labelled)):  # a hash of the name holds some out
@@ -115,10 +116,7 @@ def _layout(place: Path, form: str | None) -> tuple[str, list[Path]]:
             f"{place} is in our own format already: `ans data check {place}` and `ans finetune {place}` read it as it is"
         )
     if "sam" in found and not known:
-        raise checks.DataError(
-            f"{place}: {found['sam'][0].name} has masks without classes or texts, as SA-1B; export it as COCO segmentation instead "
-            "(or, if it is SA-1B, train SAM2's memory on it as the format sa1b)"
-        )
+        raise checks.DataError(layouts.WORDLESS.format(file=found["sam"][0]))
     if known:
         raise checks.DataError(
             f"{place} holds labels of {len(known)} layouts: {_names(place, known)}; name one with --format, or give the path of one file"

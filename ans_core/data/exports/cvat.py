@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from ans_core import rle
-from ans_core.data.exports.labelled import SPLITS, TEXTS, Export, Shape, ellipse, find, placed, records, turned
+from ans_core.data.exports.labelled import SPLITS, TEXTS, Export, Shape, clipped, ellipse, find, placed, records, turned
 from ans_core.data.formats import checks
 from ans_core.types import RLE
 
@@ -34,7 +34,6 @@ def read(place: Path, file: Path) -> Export:
         with faults:
             _picture(image, export, file, faults)
     faults.tell()
-    export.check()
     return export
 
 
@@ -90,12 +89,7 @@ def _mask(shape: ElementTree.Element, *, height: int, width: int, where: str) ->
     else:
         centre = value("cx"), value("cy")
         polygon = turned(ellipse(*centre, value("rx"), value("ry")), centre, rotation)
-    return checks.mask(_clipped(polygon, height, width), height=height, width=width, where=where)
-
-
-def _clipped(polygon: list[float], height: int, width: int) -> list[float]:
-    """CVAT draws a little over the edge, and a turned box may leave the picture."""
-    return [min(max(value, 0), (width, height)[place % 2]) for place, value in enumerate(polygon)]
+    return checks.mask(clipped(polygon, height, width), height=height, width=width, where=where)
 
 
 def _runs(shape: ElementTree.Element, *, height: int, width: int, where: str) -> RLE:

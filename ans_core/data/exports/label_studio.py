@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from ans_core import rle
-from ans_core.data.exports.labelled import SUFFIXES, TEXTS, Export, Shape, ellipse, find, records, turned
+from ans_core.data.exports.labelled import SUFFIXES, TEXTS, Export, Shape, clipped, ellipse, find, records, turned
 from ans_core.data.formats import checks
 from ans_core.types import RLE
 
@@ -23,7 +23,6 @@ def read(place: Path, file: Path) -> Export:
         with faults:
             _task(task, export, file, f"{file}: task {task.get('id', number) if isinstance(task, dict) else number}", faults)
     faults.tell()
-    export.check()
     return export
 
 
@@ -125,8 +124,7 @@ def _mask(value: dict[str, Any], *, height: int, width: int, where: str) -> RLE:
             polygon = turned([(x, y), (x + wide, y), (x + wide, y + high), (x, y + high)], (x, y), float(value.get("rotation", 0)))
     except (KeyError, TypeError, ValueError) as error:
         raise checks.DataError(f"{where}: no rectangle, polygon, ellipse or brush ({error!r}): {rle.short(value)}") from None
-    clipped = [min(max(part, 0), (width, height)[place % 2]) for place, part in enumerate(polygon)]
-    return checks.mask(clipped, height=height, width=width, where=where)
+    return checks.mask(clipped(polygon, height, width), height=height, width=width, where=where)
 
 
 def brush(content: Any, *, height: int, width: int, where: str) -> np.ndarray:

@@ -105,7 +105,6 @@ def each_picture(place: Path, files: Iterable[Path], read: Callable[[Path, Expor
             read(file, part, faults)
             export.add(part, owners)
     faults.tell()
-    export.check()
     return export
 
 
@@ -158,6 +157,11 @@ def ellipse(x: float, y: float, radius_x: float, radius_y: float) -> list[tuple[
     """Return an ellipse as a polygon of 72 points."""
     steps = [math.radians(5 * step) for step in range(72)]
     return [(x + radius_x * math.cos(angle), y + radius_y * math.sin(angle)) for angle in steps]
+
+
+def clipped(polygon: Sequence[float], height: int, width: int) -> list[float]:
+    """Move points to the picture's edge: tools draw a little over it, and circles and turned boxes may leave the picture."""
+    return [min(max(value, 0), (width, height)[place % 2]) for place, value in enumerate(polygon)]
 
 
 def placed(part: Bool[np.ndarray, "h w"], *, left: int, top: int, height: int, width: int, where: str) -> Bool[np.ndarray, "H W"]:

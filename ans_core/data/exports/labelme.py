@@ -15,7 +15,7 @@ from jaxtyping import Bool
 from PIL import Image, UnidentifiedImageError
 
 from ans_core import rle
-from ans_core.data.exports.labelled import Export, Shape, each_picture, ellipse, find, placed, records, split_of
+from ans_core.data.exports.labelled import Export, Shape, clipped, each_picture, ellipse, find, placed, records, split_of
 from ans_core.data.formats import checks
 from ans_core.data.formats.reasonseg import Point
 from ans_core.types import RLE
@@ -86,11 +86,12 @@ def _mask(shape: LabelmeShape, size: tuple[int, int], export: Export, *, where: 
         points = [[x0, y0], [x1, y0], [x1, y1], [x0, y1]]
     elif kind == "circle" and len(points) == 2:  # the centre, and a point of the edge
         (x, y), radius = points[0], math.dist(*points)
-        points = [[min(max(x, 0.0), width), min(max(y, 0.0), height)] for x, y in ellipse(x, y, radius, radius)]
+        points = [[*point] for point in ellipse(x, y, radius, radius)]
     elif kind not in ("polygon", "rectangle", "oriented_rectangle"):
         export.left_out[f"of type {kind}, which has no pixels"] += 1
         return None
-    return export.mask([[part for point in points for part in point]], height=height, width=width, where=where)
+    polygon = clipped([part for point in points for part in point], height, width)
+    return export.mask([polygon], height=height, width=width, where=where)
 
 
 def _box_mask(shape: LabelmeShape, size: tuple[int, int], *, where: str) -> Bool[np.ndarray, "H W"]:

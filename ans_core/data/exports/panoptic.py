@@ -53,7 +53,6 @@ def read(place: Path, file: Path) -> Export:
                     shapes.append(Shape(mask=mask, label=label))
             export.labelled += records(picture, shapes, split=split_of_file(file, place))
     faults.tell()
-    export.check()
     return export
 
 

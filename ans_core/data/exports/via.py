@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ans_core import rle
-from ans_core.data.exports.labelled import TEXTS, Export, Shape, ellipse, find, records, split_of
+from ans_core.data.exports.labelled import TEXTS, Export, Shape, clipped, ellipse, find, records, split_of
 from ans_core.data.formats import checks
 
 CORNERS = {"polygon": ("all_points_x", "all_points_y"), "rect": ("x", "y", "width", "height"), "circle": ("cx", "cy", "r")} | {
@@ -40,7 +40,6 @@ def read(place: Path, file: Path) -> Export:
                         shapes.append(shape)
             export.labelled += records(picture, shapes, split=split_of(picture, place))
     faults.tell()
-    export.check()
     return export
 
 
@@ -56,6 +55,8 @@ def _shape(region: Any, export: Export, *, height: int, width: int, where: str) 
         polygon = _polygon(kind, values)
     except (TypeError, ValueError):
         raise checks.DataError(f"{where}: {kind} has {CORNERS[kind]} = {rle.short(values)}, which are not numbers") from None
+    if kind != "polygon":  # VIA keeps polygons inside: points far outside are of another picture
+        polygon = clipped(polygon, height, width)
     mask = export.mask([polygon], height=height, width=width, where=where)
     attributes = {str(key).strip(): text for key, value in (region.get("region_attributes") or {}).items() if (text := _text(value))}
     texts = tuple((key.lower(), text) for key, text in attributes.items() if key.lower() in TEXTS)

@@ -192,7 +192,10 @@ def training_format(path: Path) -> str:
 
 
 def _by_content(path: Path, otherwise: str | None) -> str:
-    layout = next(iter(layouts.recognise(path, limit=LOOKED_AT)), otherwise)
+    recognised = layouts.recognise(path, limit=LOOKED_AT)
+    layout = next(iter(recognised), otherwise)
+    if layout == "sam":
+        raise checks.DataError(layouts.WORDLESS.format(file=recognised[layout][0]))
     if layout is None:
         names = sorted(file.name for file in path.iterdir())[:5] if path.is_dir() else [path.name]
         raise checks.DataError(f"{path}: no known annotations in it, but {names}. {layouts.HOW}; a published set needs --format")

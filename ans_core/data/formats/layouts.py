@@ -30,6 +30,11 @@ HOW = (
     "annotations.json (docs/your-data.md#step-by-step)"
 )
 """What to do with labels that are in no known layout."""
+WORDLESS = (
+    "{file} has masks without classes or texts, as SA-1B's files; export COCO segmentation instead. (Of SA-1B itself, SAM2's memory can be "
+    "trained: the format sa1b)"
+)
+"""What to do with files of the layout `sam`, as Roboflow exports for SAM 2."""
 ENCODING = "cp1252"
 """Of some of ReasonSeg's files."""
 
