@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageSequence
 from torch import Tensor
 
-from ans_core import video_file
+from ans_core import orientation, video_file
 from ans_core.lazy import Lazy
 from ans_core.types import ImageRef
 
@@ -146,14 +146,15 @@ def reference(picture: Picture) -> ImageRef:
 
 
 def _png(picture: Image.Image) -> bytes:
-    """Encode as PNG. A 16-bit grey picture stays 16-bit: `open_image` takes the high byte. Pillow's mode "I" has no range of its own:
-    values up to 255 count as 8 bits, others as 16."""
+    """Encode as PNG, upright. A 16-bit grey picture stays 16-bit: `open_image` takes the high byte. Pillow's mode "I" has no range of its
+    own: values up to 255 count as 8 bits, others as 16."""
     file = io.BytesIO()
+    turn = orientation.of_picture(picture)
     if picture.mode.startswith("I"):
         values = np.asarray(picture).clip(0, 65535)
         small = picture.mode == "I" and values.max(initial=0) <= 255
         picture = Image.fromarray(values.astype(np.uint8 if small else np.uint16))
     else:
         picture = picture.convert("RGB")
-    picture.save(file, "PNG", compress_level=1)
+    orientation.upright(picture, turn).save(file, "PNG", compress_level=1)
     return file.getvalue()

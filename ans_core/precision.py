@@ -1,22 +1,123 @@
-"""The precision of forward passes: fp32, or bf16 by autocast.
+"""The precision of forward passes: fp32, or bf16 by autocast, whichever this machine computes faster.
 
-On a CPU, autocast computes attention in its own way here. PyTorch's takes its fused kernel to bf16, where that costs 2 to 3 times as much,
-backward pass included, while matrix products cost a quarter (`python perf/precision.py`). So attention is two matrix products in bf16 with
-a softmax between them, as long as its scores are few, and the fused kernel in fp32 beyond.
+A CPU without bf16 instructions (avx512_bf16, amx) emulates them: a matrix product takes some hundred times as long, a convolution forty.
+
+On a CPU that has them, autocast computes attention in its own way here. PyTorch's takes its fused kernel to bf16, where that costs two to
+three times as much, backward pass included, while matrix products cost a quarter (`python perf/precision.py`). So attention is two matrix
+products in bf16 with a softmax between them, as long as its scores are few, and the fused kernel in fp32 beyond.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
+import logging
+import os
+import platform
+import time
 import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ans_core.written import write_whole
+
 FEW = 2**25
 """Scores that are kept for the backward pass at most: 64 MB in bf16."""
 FUSED = torch.float32
 """Dtype of the fused kernel on a CPU."""
+SMALL, LARGE = (256, 32), (4096, 64)
+"""(rows of a matrix, side of a picture) to measure with."""
+EMULATED = 4.0
+"""bf16 that takes this many times as long as fp32 on small matrices is emulated: where it is not, it took 0.2 to 1.3 times as long (a Xeon
+with amx, 1 to 16 threads), on a processor with AVX2 alone 57 times."""
+
+
+def resolved(dtype: str, device: torch.device) -> str:
+    """Return fp32 or bf16 for `auto`, as is faster on the device; the others stay. bf16 where it is emulated gives one warning."""
+    if dtype == "auto":
+        return "bf16" if bf16_is_faster(device) else "fp32"
+    if dtype == "bf16" and not bf16_is_faster(device):
+        _warn_of_emulation(device)
+    return dtype
+
+
+def inference_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the dtype to load weights in for inference: None keeps the stored one; float32 where the device emulates half precision."""
+    return None if bf16_is_faster(device) else torch.float32
+
+
+def bf16_is_faster(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return cpu_times()["bf16"] < cpu_times()["fp32"]
+
+
+def described(device: torch.device) -> str:
+    """Name the precision that `auto` chooses on the device, and why."""
+    if device.type == "cuda":
+        return f"{resolved('auto', device)} on {torch.cuda.get_device_name(device)}"
+    ratio = cpu_times()["bf16"] / cpu_times()["fp32"]
+    return f"{resolved('auto', device)} on {processor()} (bf16 takes {ratio:.2g} times as long as fp32)"
+
+
+@functools.cache
+def _warn_of_emulation(device: torch.device) -> None:
+    logging.warning('%s computes bf16 without instructions for it: dtype "auto" is faster here: %s', device, described(device))
+
+
+def processor() -> str:
+    """Return the CPU's name."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+@functools.cache
+def cpu_times() -> dict[str, float]:
+    """Return the milliseconds of a matrix product and a 3x3 convolution on the CPU in fp32 and bf16, best of five.
+
+    They are measured once for a processor, a number of threads and a torch, and then read from the user's cache folder, so that all stages
+    and processes of a run choose alike."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ans")
+    # The two variables hide instructions from torch and oneDNN.
+    hidden = [os.environ.get(name, "") for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")]
+    key = " ".join([processor(), str(torch.get_num_threads()), torch.__version__, *hidden])
+    file = folder / f"precision-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    if file.is_file():
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    # Small ones first, since emulation takes seconds for large ones; of these, starting threads and kernels hides nothing.
+    fp32 = _milliseconds(torch.float32, *LARGE)
+    ratio = _milliseconds(torch.bfloat16, *SMALL) / _milliseconds(torch.float32, *SMALL)
+    times = {"fp32": fp32, "bf16": ratio * fp32 if ratio > EMULATED else _milliseconds(torch.bfloat16, *LARGE)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(times))
+    except OSError as error:
+        logging.info("what bf16 costs is measured anew by every process, since %s can't be written: %s", file, error)
+    return times
+
+
+@torch.no_grad()
+def _milliseconds(dtype: torch.dtype, rows: int, side: int) -> float:
+    left, right = torch.ones(rows, 256, dtype=dtype), torch.ones(256, 256, dtype=dtype)
+    pictures, kernels = torch.ones(4, 32, side, side, dtype=dtype), torch.ones(32, 32, 3, 3, dtype=dtype)
+    return sum(_best_of_five(work) for work in (lambda: left @ right, lambda: F.conv2d(pictures, kernels, padding=1)))
+
+
+def _best_of_five(work: Callable[[], Any]) -> float:
+    found = []
+    for _ in range(6):  # the first one makes oneDNN's kernels
+        start = time.perf_counter()
+        work()
+        found.append(1000 * (time.perf_counter() - start))
+    return min(found[1:])
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:

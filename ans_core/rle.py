@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import reprlib
+from typing import TypeGuard
 
 import numpy as np
 from jaxtyping import Bool, Int64
+from PIL import Image
 from pycocotools import mask as coco
 
+from ans_core import orientation
 from ans_core.types import RLE
 
 LETTERS = bytes(range(48, 112))
@@ -32,6 +35,16 @@ def decode(rle: RLE) -> Bool[np.ndarray, "H W"]:
     return coco.decode(rle).view(bool)
 
 
+def upright(rle: RLE, turn: int) -> RLE:
+    """Turn or mirror a mask of the stored pixels as `orientation.upright` does their picture."""
+    return rle if turn == orientation.UPRIGHT else encode(np.asarray(orientation.upright(Image.fromarray(decode(rle)), turn)))
+
+
+def stored(rle: RLE, turn: int) -> RLE:
+    """Undo `upright`."""
+    return rle if turn == orientation.UPRIGHT else encode(np.asarray(orientation.stored(Image.fromarray(decode(rle)), turn)))
+
+
 def empty(height: int, width: int) -> RLE:
     return encode(np.zeros((height, width), bool))
 
@@ -54,10 +67,11 @@ def union(rles: list[RLE]) -> RLE:
 
 
 def from_annotation(segmentation: object, *, height: int, width: int, where: str) -> RLE:
-    """Convert any of COCO's three forms (list of polygons, uncompressed RLE, compressed RLE) to a compressed RLE of exactly height x width.
+    """Convert any of COCO's three forms (list of polygons, uncompressed RLE, compressed RLE), or a matrix of 0 and 1 (or 255), to a
+    compressed RLE of exactly height x width. A polygon of fewer than 3 points beside a good one adds nothing.
 
     Raises ValueError naming `where` for anything else. Everything is checked here: pycocotools reads past the end of truncated counts, and
-    a coordinate of 1e308 kills the process.
+    takes two points for a box, and a coordinate of 1e308 kills the process.
     """
     if isinstance(segmentation, dict) and "counts" in segmentation and "size" in segmentation:
         size, counts = segmentation["size"], segmentation["counts"]
@@ -68,10 +82,39 @@ def from_annotation(segmentation: object, *, height: int, width: int, where: str
         if isinstance(counts, list):
             return _from_runs(counts, height=height, width=width, where=where)
         return _from_counts(counts, height=height, width=width, where=where)
+    if is_matrix(segmentation, height=height, width=width):
+        return _from_matrix(segmentation, where=where)
     if isinstance(segmentation, list) and segmentation:
         polygons = segmentation if isinstance(segmentation[0], list) else [segmentation]
-        return _from_polygons(polygons, height=height, width=width, where=where)
-    raise ValueError(f"{where}: segmentation is neither polygons nor RLE but {type(segmentation).__name__} {short(segmentation)}")
+        if not (good := outlines(polygons)):
+            numbers = len(polygons[0])
+            raise NoOutlineError(f"{where}: a polygon needs at least 3 points as [x1, y1, x2, y2, ...], got {numbers} numbers")
+        return _from_polygons(good, height=height, width=width, where=where)
+    kind = NoOutlineError if segmentation in (None, []) else ValueError
+    raise kind(f"{where}: segmentation is neither polygons nor RLE but {type(segmentation).__name__} {short(segmentation)}")
+
+
+class NoOutlineError(ValueError):
+    """An object without a mask: nothing at all, or polygons none of which has 3 points."""
+
+
+def is_matrix(segmentation: object, *, height: int, width: int) -> TypeGuard[list[list[object]]]:
+    """Tell whether a mask is a list of rows of the picture's size."""
+    rows = segmentation if isinstance(segmentation, list) else []
+    return len(rows) == height and all(isinstance(row, list) and len(row) == width for row in rows)
+
+
+def outlines(polygons: list[object]) -> list[object]:
+    """Return the polygons without those that enclose nothing: of fewer than 3 points, or with half a point. Tools write them where somebody
+    clicked once too often."""
+    return [p for p in polygons if not isinstance(p, list) or (len(p) >= 6 and len(p) % 2 == 0)]
+
+
+def left_out(segmentation: object, *, height: int, width: int) -> int:
+    """Return how many polygons of a mask `from_annotation` leaves out."""
+    if not isinstance(segmentation, list) or not isinstance(segmentation[0], list) or is_matrix(segmentation, height=height, width=width):
+        return 0
+    return len(segmentation) - len(outlines(segmentation))
 
 
 def run_lengths(counts: str) -> Int64[np.ndarray, " n"]:
@@ -148,8 +191,6 @@ def _from_polygons(polygons: list[object], *, height: int, width: int, where: st
     for polygon in polygons:
         if not isinstance(polygon, list):
             raise ValueError(f"{where}: a polygon is {short(polygon)}, not a list [x1, y1, x2, y2, ...]")
-        if len(polygon) < 6 or len(polygon) % 2:
-            raise ValueError(f"{where}: a polygon needs at least 3 points as [x1, y1, x2, y2, ...], got {len(polygon)} numbers")
         for value in polygon:
             if type(value) not in (int, float):
                 raise ValueError(f"{where}: a polygon holds {short(value)}, which is no number")
@@ -168,6 +209,13 @@ def _from_polygons(polygons: list[object], *, height: int, width: int, where: st
             f"multiply x by its width ({width}) and y by its height ({height})"
         )
     return union([_text(r) for r in coco.frPyObjects(polygons, height, width)])
+
+
+def _from_matrix(rows: list[list[object]], *, where: str) -> RLE:
+    for value in {value if isinstance(value, (int, float)) else short(value) for row in rows for value in row}:
+        if value not in (0, 1, 255):
+            raise ValueError(f"{where}: a matrix of the picture's size holds {value}; write 1 (or 255) for the object and 0 elsewhere")
+    return encode(np.array(rows, float) > 0)
 
 
 def _text(rle: RLE) -> RLE:

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, UInt8
-from PIL import ExifTags, Image
+from PIL import Image
 from torch import Tensor
 
-from ans_core import video_file
+from ans_core import nearest_file, orientation, video_file
 from ans_core.types import FilePart, ImageRef, VideoFrame
 
 CODEC_ERRORS = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, struct.error, zlib.error)
@@ -26,34 +26,57 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def open_image(ref: ImageRef) -> Image.Image:
-    """Return the RGB picture of a file or of encoded bytes. Raises ValueError naming the file if it is missing, truncated, no picture, too
-    large or in floating point.
+    """Return the RGB picture of a file or of encoded bytes, upright: an EXIF tag turns or mirrors it, as in viewers. Raises ValueError
+    naming the file if it is missing, truncated, no picture, too large or in floating point.
 
     Deviation on purpose: 16-bit grey (0..65535) becomes 8-bit, the high byte, as Pillow reads 16-bit colour. Upstream's `convert("RGB")`
     clips it at 255, which leaves white.
     """
     with _opened(ref) as image:
+        turn = orientation.of_picture(image)  # before Pillow reads the pixels, and a tag after them
         if image.mode == "F":  # Pillow would take them for 0 to 255: what lies in [0, 1] would be black
             raise ValueError("its values are floating-point numbers of unknown range (save it with 8 or 16 bits)")
         if not image.mode.startswith("I"):  # "I", "I;16", "I;16B"
-            return image.convert("RGB")
-        return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
+            return orientation.upright(image.convert("RGB"), turn)
+        grey = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+        return orientation.upright(grey.convert("RGB"), turn)
 
 
 def image_size(ref: ImageRef) -> tuple[int, int]:
-    """Return (width, height) without reading the pixels. Raises ValueError as `open_image` does."""
-    if isinstance(ref, VideoFrame):
-        return video_file.size(ref.file)
-    with _opened(ref) as image:
-        return image.size
+    """Return (width, height) of the upright picture without reading the pixels. Raises ValueError as `open_image` does."""
+    (width, height), turn = stored(ref)
+    return (height, width) if orientation.swaps_sides(turn) else (width, height)
 
 
-def is_turned(ref: ImageRef) -> bool:
-    """Tell whether a picture's EXIF tag says that it is to be shown turned or mirrored. Raises ValueError as `open_image` does."""
+def stored(ref: ImageRef) -> tuple[tuple[int, int], int]:
+    """Return (width, height) of the stored pixels, and EXIF's orientation, 1 to 8, by which they are shown. Raises ValueError as
+    `open_image` does."""
     if isinstance(ref, VideoFrame):
-        return False
+        return video_file.size(ref.file), orientation.UPRIGHT
+    if isinstance(ref, bytes):
+        return _header(ref)
+    file = ref.file if isinstance(ref, FilePart) else Path(ref)
+    return _header_of_file(ref, file.stat().st_mtime_ns if file.is_file() else 0)
+
+
+def stored_pixels(ref: ImageRef) -> ImageRef:
+    """Return a picture that opens as its stored pixels, whatever an EXIF tag says. Raises ValueError as `open_image` does."""
+    turn = stored(ref)[1]
+    if turn == orientation.UPRIGHT:
+        return ref
+    file = io.BytesIO()
+    orientation.stored(open_image(ref), turn).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+@lru_cache(maxsize=65536)
+def _header_of_file(ref: Path | FilePart, changed: int) -> tuple[tuple[int, int], int]:
+    return _header(ref)
+
+
+def _header(ref: Path | bytes | FilePart) -> tuple[tuple[int, int], int]:
     with _opened(ref) as image:
-        return image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+        return image.size, orientation.of_picture(image)
 
 
 def check_image(ref: ImageRef) -> None:
@@ -80,7 +103,8 @@ def _opened(ref: ImageRef) -> Iterator[Image.Image]:
                 raise ValueError("it has no pixel")
             yield image
     except FileNotFoundError as error:
-        raise ValueError(f"the image {where} does not exist; put the file there, or correct the path") from error
+        nearest = nearest_file.hint(ref) if isinstance(ref, Path) else ""
+        raise ValueError(f"the image {where} does not exist; put the file there, or correct the path{nearest}") from error
     except Image.DecompressionBombError as error:
         assert Image.MAX_IMAGE_PIXELS, "Pillow raises this only where there is a limit"
         limit = 2 * Image.MAX_IMAGE_PIXELS

@@ -10,9 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import av
+import numpy as np
+from av.container import InputContainer
 from av.video.frame import VideoFrame as Shot
 from PIL import Image
 
+from ans_core.orientation import of_matrix, upright
 from ans_core.types import VideoFrame, VideoFrames
 
 CODEC_ERRORS = (av.FFmpegError, OSError, ValueError, IndexError, EOFError)
@@ -33,16 +36,16 @@ def shots(file: Path) -> Iterator[Image.Image]:
     with av.open(str(file)) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1  # several end at a broken frame without an error, or don't say that it is damaged
+        expected = _shown(container)
         count, end_s = 0, 0.0
         for packet in container.demux(stream):
-            count += packet.is_discard
             for shot in packet.decode():
                 if shot.is_corrupt:
                     raise ValueError(f"frame {count} is damaged")
                 count, end_s = count + 1, max(end_s, _end_s(shot))
                 yield _upright(shot)
-        if count < stream.frames - max(FEW, stream.frames // 50):
-            raise ValueError(f"it says that it has {stream.frames} frames, and ends after {count}")
+        if count < expected - max(FEW, expected // 50):
+            raise ValueError(f"it says that it has {expected} frames, and ends after {count}")
         alone = len(container.streams) == 1  # another stream, as sound, may well be longer
         if not stream.frames and alone and container.duration and end_s:
             whole_s = container.duration / av.time_base
@@ -106,11 +109,20 @@ def _header(file: Path, changed: int) -> tuple[int, tuple[int, int]]:
         with av.open(str(file)) as container:
             stream = next(iter(container.streams.video))
             first = _upright(next(container.decode(stream)))
-            count = stream.frames
+            count = _shown(container)
         return count or len(_times(file)), first.size
     except (*CODEC_ERRORS, StopIteration) as error:
         reason = str(error) or "it holds no picture"
         raise ValueError(f"cannot read the video {file}: {reason}; is it cut short? (`ffmpeg -i` tells)") from None
+
+
+def _shown(container: InputContainer) -> int:
+    """Return how many frames the file says that players show; 0 if it says nothing. An MP4 that was cut without encoding (`ffmpeg -c copy`,
+    a phone's editor) stores more of them, from the key frame before, which its edit list hides."""
+    stream = container.streams.video[0]
+    if stream.frames and container.format.name.startswith("mov"):
+        return sum(not entry.is_discard for entry in stream.index_entries)
+    return stream.frames
 
 
 def _times(file: Path) -> list[int | None]:
@@ -121,9 +133,13 @@ def _times(file: Path) -> list[int | None]:
 
 
 def _upright(shot: Shot) -> Image.Image:
-    """Return the picture as players show it: phones store video lying on its side and say so."""
+    """Return the picture as players show it: phones store video lying on its side, front cameras mirrored, and say so."""
     picture: Image.Image = shot.to_image()
-    return picture.rotate(shot.rotation, expand=True) if shot.rotation % 360 else picture
+    matrix = shot.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return picture
+    orientation = of_matrix(np.frombuffer(matrix, "=i4").tolist())  # type: ignore[call-overload]  # PyAV's stub has no mapping here
+    return picture.rotate(shot.rotation, expand=True) if orientation is None else upright(picture, orientation)
 
 
 class _Decoder:
@@ -135,7 +151,8 @@ class _Decoder:
         self.stream = self.container.streams.video[0]
         self.stream.codec_context.thread_count = 1  # loader workers share the cores
         self.times = _times(file)
-        self.keys = [n for n, entry in enumerate(self.stream.index_entries) if entry.is_keyframe]
+        entries = (entry for entry in self.stream.index_entries if not entry.is_discard)
+        self.keys = [n for n, entry in enumerate(entries) if entry.is_keyframe]
         self.shots: Iterator[Shot] = self.container.decode(self.stream)
         self.settled = False
         """Whether a key frame was decoded since the file was opened or sought in: what comes before may lack what it is made from."""

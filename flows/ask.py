@@ -23,6 +23,7 @@ from ans_core.agent.workspace import Workspace
 from ans_core.checkpoints import folder
 from ans_core.checkpoints.checkpoint import DELTA, present_device
 from ans_core.config import load
+from ans_core.precision import inference_dtype
 from ans_core.types import Request
 from flows import answer, tools
 
@@ -49,7 +50,7 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
     old = former(out)
     with media.frames(source, scratch=out) as frames:
         answer.check([source, *frames], frames, old, earlier="an earlier question")
-        policy = load_policy(base, trained, operations=OPERATIONS, device=device)
+        policy = load_policy(base, trained, operations=OPERATIONS, device=device, dtype=inference_dtype(device))
         with Toolbox(policy.model, adapters_off=policy.base, seconds=tools.SECONDS) as toolbox:
             answer.remove(old)
             diary = Diary(out=out, frames=frames, tile=toolbox.tile, told={"source": str(source), "asked": question, "agent": str(trained)})

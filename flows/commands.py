@@ -62,7 +62,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     with prefect_api(root()):
         from flows import sweep as flow
 
-        print(Path(flow.sweep(grid=grid, name=arguments.name)).read_text(encoding="utf-8"))
+        print(flow.plain_text(Path(flow.sweep(grid=grid, name=arguments.name))))
     return 0
 
 
@@ -278,7 +278,7 @@ def _check_traces(arguments: argparse.Namespace) -> int:
     shares = ", ".join(f"{kind} {share:.2f}" for kind, share in mix(traces).items())
     print(f"{folder}: {len(traces)} traces ({shares}), no fault found")
     if names:
-        print(f"{len(names)} pictures have an EXIF tag that turns them for display (as {names[0]}); boxes are of the stored pixels")
+        print(f"{len(names)} pictures have an EXIF tag that turns them (as {names[0]}); boxes are of the upright pictures")
     return 0
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ans_core.report.changes import Change
 from ans_core.report.metrics import short
 from ans_core.report.runs import Run
 from flows.results import git, is_checkpoint, results, revision_of, stage_runs
@@ -133,36 +134,48 @@ def settings_lines(runs: Sequence[Run]) -> list[str]:
 
 def change_lines(runs: Sequence[Run]) -> list[str]:
     """Return the changes of every row against the first run, with intervals."""
-    from ans_core.report.page import figure, interval
     from ans_core.report.runs import all_changes
 
     lines = []
-    for row, name, changed in all_changes(runs):
-        lines += ["", f"{name}{f', {row},' if row else ''} against {runs[0].name}"]
-        for change in changed:
-            values = f"{figure(change.before):>7} {figure(change.after):>7} {figure(change.difference, True):>7}"
-            lines.append(f"  {f'{change.title}, {change.metric}':<60} {values}  {interval(change):<18} {change.verdict}")
+    for row, name, changes in all_changes(runs):
+        lines += ["", f"{name}{f', {row},' if row else ''} against {runs[0].name}", *change_table(changes)]
     return lines
 
 
+def change_table(changes: Sequence[Change]) -> list[str]:
+    """Return a line per figure whose three digits, or verdict, say that it changed, and one that counts the others."""
+    from ans_core.report.page import figure, interval
+
+    moved = [one for one in changes if figure(one.before) != figure(one.after) or one.verdict in ("better", "worse")]
+    same = len(changes) - len(moved)
+    lines = [f"  {'':<60} {'before':>7} {'after':>7} {'change':>7}  95 % interval"] if moved else []
+    for change in moved:
+        values = f"{figure(change.before):>7} {figure(change.after):>7} {figure(change.difference, True):>7}"
+        lines.append(f"  {f'{change.title}, {change.metric}':<60} {values}  {interval(change):<18} {change.verdict}")
+    return lines + ([f"  {same} figure{'s are' if same > 1 else ' is'} the same"] if same else [])
+
+
 def table(one: str, other: str, root: Path, *, titles: tuple[str, str] | None = None) -> str:
-    """Return one line per metric, with `-` where one result lacks it. titles: of the columns; None is the results' own names. Raises
-    ValueError if they have none in common."""
+    """Return one line per metric that differs in its four digits, with `-` where one result lacks it, and how many do not. titles: of
+    the columns; None is the results' own names. Raises ValueError if they have none in common."""
     left, right = in_common(metrics_of(one, root), metrics_of(other, root))
     if not left.keys() & right.keys():
         raise ValueError(
             f"{one} and {other} have no metric in common: {', '.join(sorted(left)[:3])} ... and {', '.join(sorted(right)[:3])} ..."
         )
-    width = max(len(name) for name in {*left, *right})
     heads = titles or (one[-12:], other[-12:])
-    wide = max(12, *map(len, heads))
-    lines = [f"{'metric':<{width}}  {heads[0]:>{wide}}  {heads[1]:>{wide}}  {'difference':>12}"]
-    for name in sorted({*left, *right}):
+    names, cells = sorted({*left, *right}), {}
+    for name in names:
         a, b = left.get(name), right.get(name)
-        cells = ["-" if value is None else f"{value:.4f}" for value in (a, b)]
-        difference = "-" if a is None or b is None else f"{b - a:+.4f}"
-        lines.append(f"{name:<{width}}  {cells[0]:>{wide}}  {cells[1]:>{wide}}  {difference:>12}")
-    return "\n".join(lines)
+        values = ["-" if value is None else f"{value:.4f}" for value in (a, b)]
+        if values[0] != values[1]:
+            cells[name] = (*values, "-" if a is None or b is None else f"{b - a:+.4f}")
+    same = [f"{len(names) - len(cells)} of {len(names)} metrics are the same to four digits"] if len(cells) < len(names) else []
+    if not cells:
+        return same[0]
+    width, wide = max(map(len, cells)), max(12, *map(len, heads))
+    rows = {"metric": (*heads, "difference"), **cells}
+    return "\n".join([*(f"{n:<{width}}  {a:>{wide}}  {b:>{wide}}  {d:>12}" for n, (a, b, d) in rows.items()), *same])
 
 
 def in_common(left: Metrics, right: Metrics) -> tuple[Metrics, Metrics]:

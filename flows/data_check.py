@@ -28,8 +28,9 @@ FAULTY = 1
 GUESSED = ("train", "val", "test")
 """Splits that are read where faults keep the data set from telling its own."""
 TURNED = (
-    "{count:,} pictures have an EXIF tag that turns them for display, as {example}. Masks are read in the stored pixels, which annotation "
-    "tools show turned: look at them (`ans data show`); if they lie wrong, turn the pixels, drop the tag and annotate these"
+    "{count:,} pictures have an EXIF tag that turns them, as {example}. They are shown upright, and masks of the stored pixels are turned "
+    "along; masks count as of the upright picture only where the annotation states its size. Look at them (`ans data show`); if they lie "
+    "wrong, turn the pixels, drop the tag and annotate these again"
 )
 NO_IDENTITIES = (
     "split {split!r}: {count:,} masks join all of a category in a clip, since the annotation has no instance_id or track_id. They teach"
@@ -80,6 +81,7 @@ def check(name: str, path: Path, form: str, split: str | None, *, pixels: bool, 
     entries = {part: DatasetEntry(name=name, format=form, path=str(path), split=part, kind="extra") for part, s in read.items() if s}
     samples = {entry: read[part] for part, entry in entries.items()}
     known = {entry: found[part] for part, entry in entries.items()}
+    page.parent.mkdir(parents=True, exist_ok=True)
     write_report(page, samples, errors=wrong, warnings=noted, pictures=pixels, known=known)
     print(f"counts and pictures: {page}")
     return FAULTY if wrong else 0

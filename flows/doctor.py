@@ -60,6 +60,13 @@ def machine(root: Path) -> Finding:
     )
 
 
+def computes() -> Finding:
+    """Name the processor or GPU, and the precision that `dtype: auto` is on it."""
+    from ans_core import dist, precision
+
+    return Finding(ok=True, what=f"dtype auto: {precision.described(dist.pick_device('auto'))}")
+
+
 def settings(root: Path) -> list[Finding]:
     """Look at params.yaml, and at what the machine has for it."""
     from ans_core.config import ConfigError, load
@@ -150,6 +157,7 @@ def report(root: Path, *, repair: bool, deep: bool) -> int:
         *versions(),
         locked(root),
         machine(root),
+        computes(),
         *settings(root),
         lock_file(root),
         *locks(root),

@@ -24,7 +24,7 @@ def run(name: str, arguments: argparse.Namespace) -> int:
 
     whole = eval_run.asked(name, arguments)
     runner = runner_of(name)
-    if not missing(runner, whole.data, whole.split) and (first := next(iter(runner.items(whole.data, whole.split)), None)) is not None:
+    if not missing(runner, whole.data, whole.split) and (first := next(iter(runner.questions(whole.data, whole.split)), None)) is not None:
         check(first)
     agent = cache(partial(Loaded, arguments))
     statuses = []
@@ -87,11 +87,14 @@ class Loaded:
         from ans_core.checkpoints.checkpoint import present_device
         from ans_core.config import load
         from ans_core.model import quantization
+        from ans_core.precision import inference_dtype
 
         episode = load(root() / "params.yaml").agent.episode
         base, device = folder.local_folder(arguments.model), present_device(arguments.device or "auto")
         kind = quantization.check(arguments.quantize, device) if arguments.quantize else None
-        self.policy = load_policy(base, Path(arguments.agent), operations=OPERATIONS, device=device, quantize=kind)
+        self.policy = load_policy(
+            base, Path(arguments.agent), operations=OPERATIONS, device=device, dtype=inference_dtype(device), quantize=kind
+        )
         self.toolbox = Toolbox(self.policy.model, adapters_off=self.policy.base, seconds=episode.time_limit_s)
         self.told = self.policy.is_told(episode.operations_told)
         self.limits = replace(Limits.of(episode), turn_tokens=arguments.max_tokens or episode.turn_tokens)

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--predictions", type=Path, metavar="FILE|DIR", help="what is scored or submitted")
     add("--predicted-only", action="store_true", default=None, help="score only what is predicted (a run with --limit)")
     add("--replay", type=Path, metavar="FILE", help="a judge's recorded replies, in place of a judge")
-    add("--convention", choices=["davis", "mose"], help="of vos (default: davis; of mose and sav: mose)")
+    add("--convention", choices=["davis", "davis2017-evaluation", "mose"], help="of vos (default: davis; of mose and sav: mose)")
     add("--text-encoder", metavar="PATH", help="folder or hub id of the encoder that compares gcg's phrases")
 
 

@@ -140,7 +140,7 @@ def files_hash(name: str, data: Path, split: str, *, leave_out: Path | None) -> 
     if public_run.missing(runner, data, split):
         return ""
     whole = hashlib.sha256(fingerprint(data, leave_out=leave_out).encode())
-    frames = (frame for item in runner.items(data, split) for frame in item.request.frames)
+    frames = (frame for item in runner.questions(data, split) for frame in item.request.frames)
     for path in dict.fromkeys(path for frame in frames if (path := file_of(frame))):
         known = path.stat() if path.exists() else None  # the error of a missing picture comes when it is asked about
         whole.update(f"{path} {known and (known.st_size, known.st_mtime_ns)}\n".encode())
@@ -227,7 +227,7 @@ def evaluate(asked: Asked, load: Callable[[], Callable[..., Any]], arguments: ar
         if first:
             write_reason(asked, skipped=reason)
         return SKIPPED
-    items = running.limited(partial(runner.items, asked.data, asked.split), asked.settings["limit"])
+    items = running.limited(partial(runner.questions, asked.data, asked.split), asked.settings["limit"])
     predictions = running.predict_all(
         items, lambda some: load()(some), runner, out=asked.out, batch=asked.settings["batch"], desc=asked.title
     )

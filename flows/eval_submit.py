@@ -40,6 +40,6 @@ def export(arguments: argparse.Namespace) -> int:
     if len(arguments.names) != 1 or arguments.data is None or arguments.out is None:
         raise ValueError("ans eval export BENCHMARK --data DIR --out FOLDER; one of them is missing")
     runner = runner_of(arguments.names[0])
-    items = limited(partial(runner.items, arguments.data, arguments.split or runner.splits[0]), arguments.limit or 0)
+    items = limited(partial(runner.questions, arguments.data, arguments.split or runner.splits[0]), arguments.limit or 0)
     print(f"wrote {arguments.out / QUESTIONS}: {write_questions(items(), arguments.out)} questions")
     return 0

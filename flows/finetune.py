@@ -7,6 +7,7 @@ import argparse
 import json
 import math
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,13 +22,13 @@ from typing import Any
 import yaml
 
 from ans_core.benchmarks import BENCHMARKS
-from ans_core.config import PROFILES, Config, resolve
+from ans_core.config import PROFILES, Config, DataSource, resolve
 from ans_core.types import Sample
 from ans_core.written import written_whole
 from flows.paths import root
 from tasks import provenance
 from tasks.fingerprint import fingerprint
-from tasks.process import held
+from tasks.process import held, holder_of
 from tasks.runner import stage_function
 from tasks.stages import stage_named
 
@@ -40,89 +41,153 @@ FEW = 4
 """Held-out pictures from which on a comparison is worth more than a glance."""
 CHUNK = 25
 """Steps between resumable states."""
+IMPORTED = "imported"
+"""Folder of what an export became that holds nothing out itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Request:
+    """A fine-tuning whose data, model and settings are checked."""
+
     source: Path
     model: str
     out: Path
     config: Config
+    identity: dict[str, Any]
+    """What finetune.json holds: a folder is of one fine-tuning."""
+    imported: Path | None
+    """Where `source` was imported to, if its own files hold nothing out."""
 
 
 def finetune(arguments: argparse.Namespace) -> int:
-    """Fine-tune as the command line asks; a killed run goes on where it stopped."""
-    with held(root() / ".ans/stage.lock", "ans finetune"):
-        asked = prepared(arguments)
-        if arguments.estimate or not (asked.out / "sft").exists():
-            print(estimate(asked), flush=True)
+    """Fine-tune as the command line says; a killed run goes on where it stopped. An estimate waits for nobody and leaves nothing behind."""
+    lock = root() / ".ans/stage.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="finetune-", dir=lock.parent) as scratch:
+        request = checked(arguments, Path(scratch))
         if arguments.estimate:
+            if holder := holder_of(lock):
+                print(f"{holder} is at work here: the estimate is of a machine that both share")
+            begin(request)
+            print(estimate(request))
             return 0
-        for name, work in works(asked):
-            begin_s = time.monotonic()
-            ran = done(asked.out / name, work)
-            print(f"{name}: {f'{time.monotonic() - begin_s:.0f} s' if ran else 'was there'}", flush=True)
-    page = asked.out / "report/report.html"
-    print(f"model:  {asked.out / 'model'}\nreport: {page}")
-    print(f'try it: ans predict PICTURE "Please segment the ... in this image." --model {asked.out / "model"}')
+        with held(lock, "ans finetune"):
+            begin(request)
+            if not (request.out / "sft").exists():
+                print(estimate(request), flush=True)
+            for name, work in works(request):
+                begin_s = time.monotonic()
+                ran = done(request.out / name, work)
+                print(f"{name}: {f'{time.monotonic() - begin_s:.0f} s' if ran else 'was there'}", flush=True)
+    print("\n".join(["", *gains(request.out / "evaluate"), ""]))
+    print(f"model:  {request.out / 'model'}\nreport: {request.out / 'report/report.html'}")
+    print(f'try it: ans predict PICTURE "Please segment the ... in this image." --model {request.out / "model"}')
     return 0
 
 
-def prepared(arguments: argparse.Namespace) -> Asked:
-    """Read and check the data set, put the start model and the settings into the folder. Raises ValueError, and writes nothing, for data, a
-    model or settings that do not fit, and for a folder that holds another fine-tuning."""
+def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
+    """Read and check the data set, the start model's tensors and the settings. Raises ValueError, and writes to `scratch` alone, for what
+    does not fit, and for a folder that holds another fine-tuning."""
     from ans_core import data
-    from ans_core.checkpoints import checkpoint, conversion
+    from ans_core.checkpoints import conversion
     from ans_core.checkpoints.folder import local_folder
-    from ans_core.data.formats import infer
-    from ans_core.data.formats.checks import DataError
+    from ans_core.data.exports import EXPORTS
+    from ans_core.data.formats import SPLITS, infer
+    from ans_core.data.formats.checks import NoSplit
     from ans_core.data.mixture import paired
-    from ans_core.model.sa2va import Sa2VA
 
     source = Path(arguments.folder).resolve()
-    form = arguments.format or infer(source)
-    read = data.read_samples(format=form, path=source, name=source.name, split="train")
+    out = scratch / "out" if arguments.estimate else Path(arguments.out or root() / "runs" / f"finetune-{source.name}").resolve()
+    folder, form, imported = source, arguments.format or infer(source), None
+    identity = {
+        "source": str(source), "files": fingerprint(source), "model": arguments.model, "profile": arguments.profile,
+        "settings": list(arguments.settings), "steps": arguments.steps,
+    }  # fmt: skip
+    refuse_another(out / "finetune.json", identity)
+    if form in EXPORTS and (form not in SPLITS or not {"train", "val"} <= {*SPLITS[form](source)}):
+        imported, form = scratch / IMPORTED, "annotations"
+        folder = out / IMPORTED if (out / IMPORTED).exists() else import_held_out(source, imported, arguments.format)
+    read = data.read_samples(format=form, path=folder, name=source.name, split="train")
     train = list(compress(read, paired(read)))
     if not train:
         raise ValueError(f"{source}: no record of its split 'train' has both a text and what it is about: there is nothing to fine-tune on")
+    more = how_to_hold_out(source, form, imported)
     try:
-        held_out = data.read_samples(format=form, path=source, name=source.name, split="val")
-    except DataError as error:
-        raise ValueError(f'{error}\nwithout held-out pictures nothing tells what was learned: give some records "split": "val"') from None
+        held_out = data.read_samples(format=form, path=folder, name=source.name, split="val")
+    except NoSplit:
+        raise ValueError(f"{source} has no split 'val'\nwithout held-out pictures nothing tells what was learned: {more}") from None
     benchmarks = sorted({benchmark_of(sample) for sample in held_out} & BENCHMARKS.keys())
     if not benchmarks:
         raise ValueError(
             f"{source}: its held-out samples are questions and answers, or half of a pair, which no benchmark compares: give it records"
             ' of objects or regions with "split": "val", or run the pipeline on it (`ans run --add-data`)'
         )
-    out = Path(arguments.out or root() / "runs" / f"finetune-{source.name}").resolve()
-    whole = {
-        "source": str(source), "files": fingerprint(source), "model": arguments.model, "profile": arguments.profile,
-        "settings": list(arguments.settings), "steps": arguments.steps,
-    }  # fmt: skip
-    refuse_another(out / "finetune.json", whole)
-    base = out / "base/base"
-    start = base if base.exists() else local_folder(arguments.model)
-    told, pictures = conversion.account(start), len({sample.image_id for sample in train})
-    config = settings(source, form, arguments, pictures=pictures, benchmarks=benchmarks, parameters=told.parameters)
-    model = None if start == base else Sa2VA.from_pretrained(start)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "finetune.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    if model is not None:
-        checkpoint.save(model, base, metadata={"stage": "base", "source": arguments.model})
-    (out / "params.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
-    print(
-        f"{source}: {len(train)} samples to train on, {len(held_out)} held out; {config.sft.optim.steps} steps of {config.sft.optim.batch}"
+    start = out / "base/base" if (out / "base/base").exists() else local_folder(arguments.model)
+    config = settings(
+        DataSource(name=source.name, format=form, path=str(out / IMPORTED if imported else source)),
+        arguments,
+        pictures=len({sample.image_id for sample in train}),
+        benchmarks=benchmarks,
+        parameters=conversion.account(start).parameters,
     )
+    optim = config.sft.optim
+    print(f"{source}: {len(train)} samples to train on, {len(held_out)} held out; {optim.steps} steps of {optim.batch}", flush=True)
     if len({sample.image_id for sample in held_out}) < FEW:
-        print(f'fewer than {FEW} pictures are held out: the report will hardly tell a gain from chance; give more records "split": "val"')
-    return Asked(source=source, model=arguments.model, out=out, config=config)
+        print(f"fewer than {FEW} pictures are held out: the report will hardly tell a gain from chance; {more}", flush=True)
+    return Request(source=source, model=arguments.model, out=out, config=config, identity=identity, imported=imported)
 
 
-def refuse_another(file: Path, asked: dict[str, Any]) -> None:
+def import_held_out(source: Path, into: Path, form: str | None) -> Path:
+    """Import an export, and hold out one picture in five, by a hash of its name, where the export itself lacks "train" or "val". Its
+    split "test" stays what it is."""
+    from ans_core.data.exports import import_export
+
+    lines = import_export(source, into, form=form)
+    print("\n".join(line for line in lines if not line.startswith("wrote")))
+    file = into / "annotations.json"
+    records = json.loads(file.read_text(encoding="utf-8"))
+    if not {"train", "val"} <= {record.get("split") for record in records}:
+        for record in records:
+            if record.get("split") != "test":
+                record.pop("split", None)
+        file.write_text(json.dumps(records, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        print(f"{source.name} holds out no pictures: one in five is held out, by a hash of its name")
+    return into
+
+
+def how_to_hold_out(source: Path, form: str, imported: Path | None) -> str:
+    """Return what the user can do for more held-out pictures."""
+    if imported:
+        return f'`ans data import {source} --out DIR`, give some records of DIR/annotations.json "split": "val", and fine-tune on DIR'
+    if form == "annotations":
+        return 'give some records "split": "val"'
+    return f"put pictures of a split 'val' beside the others, as the format {form!r} has them (docs/your-data.md)"
+
+
+def begin(request: Request) -> None:
+    """Make the folder this fine-tuning's: its identity, start model, imported data and settings. Raises ValueError if it is another's, and
+    writes nothing for a model that can't be loaded."""
+    from ans_core.checkpoints import checkpoint
+    from ans_core.checkpoints.folder import local_folder
+
+    out, base = request.out, request.out / "base/base"
+    refuse_another(out / "finetune.json", request.identity)  # another one may have begun while this one waited
+    model = None if base.exists() else checkpoint.load(local_folder(request.model))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "finetune.json").write_text(json.dumps(request.identity, indent=1) + "\n", encoding="utf-8")
+    if request.imported and not (out / IMPORTED).exists():
+        with written_whole(out / IMPORTED) as partial:
+            for part in request.imported.iterdir():
+                shutil.move(part, partial)
+    if model is not None:
+        checkpoint.save(model, base, metadata={"stage": "base", "source": request.model})
+    (out / "params.yaml").write_text(yaml.safe_dump(request.config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+
+
+def refuse_another(file: Path, identity: dict[str, Any]) -> None:
     """Raise ValueError if the folder holds a fine-tuning with other data, model or settings, or anything else."""
-    if file.exists() and (before := json.loads(file.read_text(encoding="utf-8"))) != asked:
-        changed = [f"{key} {before.get(key)!r}, now {asked[key]!r}" for key in asked if before.get(key) != asked[key]]
+    if file.exists() and (before := json.loads(file.read_text(encoding="utf-8"))) != identity:
+        changed = [f"{key} {before.get(key)!r}, now {value!r}" for key, value in identity.items() if before.get(key) != value]
         raise ValueError(f"{file.parent} holds another fine-tuning ({'; '.join(changed)}); give another --out, or remove it")
     if not file.exists() and file.parent.exists() and any(file.parent.iterdir()):
         raise ValueError(f"{file.parent} is not empty and holds no fine-tuning; give another --out")
@@ -133,18 +198,15 @@ def benchmark_of(sample: Sample) -> str:
     return "video" if sample.task == "referring" and len(sample.frames) > 1 else sample.task
 
 
-def settings(
-    source: Path, form: str, arguments: argparse.Namespace, *, pictures: int, benchmarks: Sequence[str], parameters: int
-) -> Config:
+def settings(source: DataSource, arguments: argparse.Namespace, *, pictures: int, benchmarks: Sequence[str], parameters: int) -> Config:
     """Return the settings: those of a profile for a model of this size, with this data set alone, and a number of steps that shows every
     picture about EPOCHS times."""
     profile = arguments.profile or ("tiny" if parameters < SMALL else "sa2va-4b")
     file = root() / PROFILES / f"{profile}.yaml"
     batch = min(resolve(file)["sft"]["optim"]["batch"], max(1, pictures))
     steps = arguments.steps or max(20, math.ceil(EPOCHS * pictures / batch))
-    mine = {"name": source.name, "format": form, "path": str(source)}
     words = [
-        f"prepare.sources=[{json.dumps(mine)}]",
+        f"prepare.sources=[{json.dumps(source.model_dump(mode='json', include={'name', 'format', 'path'}))}]",
         *(f"prepare.{name}=0" for name in ("scenes", "clips", "val_scenes", "test_scenes", "val_clips", "test_clips")),
         f"sft.optim.steps={steps}", f"sft.optim.batch={batch}", "sft.optim.accumulate=1", f"sft.optim.save_every={min(CHUNK, steps)}",
         "memory.train=false",
@@ -154,12 +216,12 @@ def settings(
     return Config.model_validate(resolve(file, tuple(words)))
 
 
-def works(asked: Asked) -> Iterator[tuple[str, Callable[[Path], None]]]:
+def works(request: Request) -> Iterator[tuple[str, Callable[[Path], None]]]:
     """Yield (folder of its output, what writes it) in order."""
-    folder = {name: asked.out / name for name in ("data", "base", "memory", "sft", "model", "evaluate/base", "evaluate/sft")}
+    folder = {name: request.out / name for name in ("data", "base", "memory", "sft", "model", "evaluate/base", "evaluate/sft")}
 
     def stage(name: str, *inputs: str) -> Callable[[Path], None]:
-        return lambda out: run_stage(name, asked, {key: folder[key] for key in inputs}, out)
+        return lambda out: run_stage(name, request, {key: folder[key] for key in inputs}, out)
 
     yield "data", stage("prepare")
     yield "memory", stage("memory", "data", "base")
@@ -170,14 +232,14 @@ def works(asked: Asked) -> Iterator[tuple[str, Callable[[Path], None]]]:
     yield "report", stage("report", "data", "base", "sft", "evaluate/base", "evaluate/sft")
 
 
-def run_stage(name: str, asked: Asked, inputs: dict[str, Path], out: Path) -> None:
-    stage, scratch = stage_named(name), asked.out / ".scratch" / name
+def run_stage(name: str, request: Request, inputs: dict[str, Path], out: Path) -> None:
+    stage, scratch = stage_named(name), request.out / ".scratch" / name
     scratch.mkdir(parents=True, exist_ok=True)
     more: dict[str, Any] = {"row": stage.row} if stage.row else {}
     if name == "report":
-        inputs = inputs | {"versions": provenance.write(scratch / "versions.json", asked.config, {}, root())}
-        more = {"rows": ("base", "sft"), "title": f"fine-tuning on {asked.source.name}"}
-    stage_function(stage)(asked.config, inputs=inputs, out=out, scratch=scratch, log=lambda metrics, step: None, **more)
+        inputs = inputs | {"versions": provenance.write(scratch / "versions.json", request.config, {}, root())}
+        more = {"rows": ("base", "sft"), "title": f"fine-tuning on {request.source.name}"}
+    stage_function(stage)(request.config, inputs=inputs, out=out, scratch=scratch, log=lambda metrics, step: None, **more)
 
 
 def merge(base: Path, sft: Path, out: Path) -> None:
@@ -196,22 +258,34 @@ def done(out: Path, work: Callable[[Path], None]) -> bool:
     return True
 
 
-def estimate(asked: Asked) -> str:
+def gains(evaluated: Path) -> list[str]:
+    """Return the table of what fine-tuning changed on the held-out pictures."""
+    from ans_core.report.changes import changes, read_answers
+    from ans_core.report.files import read_json
+    from flows.compare import change_table
+
+    rows = {"base": "before", "sft": "after"}
+    summary = {name: read_json(evaluated / row / "metrics.json") for row, name in rows.items()}
+    answers = {name: read_answers(evaluated / row) for row, name in rows.items()}
+    return ["held-out pictures, before and after", *change_table(changes(summary, answers, "before", "after"))]
+
+
+def estimate(request: Request) -> str:
     """Return what training will take, measured on MEASURED_STEPS steps in a process of its own. Raises ValueError if they fail."""
-    for name, work in works(asked):
+    for name, work in works(request):
         if name in ("data", "memory"):  # a step needs them
-            done(asked.out / name, work)
-    command = [sys.executable, "-m", "flows.finetune", str(asked.out)]
-    told = subprocess.run(command, cwd=root(), capture_output=True, text=True, check=False)
-    if told.returncode:
-        raise ValueError(f"a step of training failed, so nothing was begun:\n{told.stderr.strip()[-2000:]}")
-    found = json.loads(told.stdout.splitlines()[-1])
-    steps = asked.config.sft.optim.steps
-    minutes = found["step_s"] * steps / 60
-    where = "GPU memory" if found["gpu"] else "memory"
+            done(request.out / name, work)
+    command = [sys.executable, "-m", "flows.finetune", str(request.out)]
+    trial = subprocess.run(command, cwd=root(), capture_output=True, text=True, check=False)
+    if trial.returncode:
+        raise ValueError(f"a step of training failed, so nothing was trained:\n{trial.stderr.strip()[-2000:]}")
+    measured = json.loads(trial.stdout.splitlines()[-1])
+    steps = request.config.sft.optim.steps
+    minutes = measured["step_s"] * steps / 60
+    where = "GPU memory" if measured["gpu"] else "memory"
     return (
-        f"estimate, from {MEASURED_STEPS} steps: {found['step_s']:.2f} s a step, {minutes:.1f} minutes of training; "
-        f"{found['bytes'] / 1e9:.1f} GB of {where} ({found['total'] / 1e9:.0f} GB here). Evaluation comes before and after."
+        f"estimate, from {MEASURED_STEPS} steps: {measured['step_s']:.2f} s a step, {minutes:.1f} minutes of training; "
+        f"{measured['bytes'] / 1e9:.1f} GB of {where} ({measured['total'] / 1e9:.0f} GB here). Evaluation comes before and after."
     )
 
 

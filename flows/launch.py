@@ -12,15 +12,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from flows.child import LAUNCH, StageFailedError, end_group
 from flows.dvc_state import are_up_to_date
-from flows.kept import recover
+from flows.kept import FILES, recover
 from flows.params import watch_sources
 from flows.paths import environment
 from flows.prefect_server import prefect_server
 from tasks.process import exit_on_term, held, imports_without_collector
 from tasks.stage_run import import_store
 from tasks.stages import AGENT, AGENT_FIGURES, MAIN, MEMORY, ONLINE, ONLINE_FIGURES, ROWS, STAGES, SUMMARY, Stage, needed_for
+from tasks.surroundings import git
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,6 +62,8 @@ def run_pipeline(here: Path, *, group: str = MAIN) -> int:
         return 1
     took_s = time.monotonic() - start_s
     {MAIN: print_result, AGENT: print_agent, ONLINE: print_online, MEMORY: print_memory}[group](rows, here, config.profile, took_s)
+    for line in before_a_pull(here):
+        print(line)
     return 0
 
 
@@ -127,8 +132,20 @@ def print_result(rows: list[tuple[str, str, float]], here: Path, profile: str, t
     where = binaries.relative_to(here) if binaries.is_relative_to(here) else binaries
     print(f"report:    {here / 'runs' / profile / 'report/report.html'}")
     print("runs:      make ui     (MLflow; it prints the address of their table)")
-    print(f"changes:   {where}/dvc metrics diff")
+    if committed_profile(here) == profile:
+        print(f"changes:   {where}/dvc metrics diff     (against the last commit)")
     print(f"schedule:  {where}/ans server     (Prefect server, deployments and a worker)")
+
+
+def before_a_pull(here: Path) -> list[str]:
+    """Return what lets `git pull` work again after a run, whose settings, lock and figures are files of git; nothing if it changed none."""
+    changed = git(here, "diff", "--name-only", "--relative", "HEAD", "--", *FILES).split()
+    return [f"git pull:  needs `git stash push -- {' '.join(changed)}` first; runs/ and the cache keep what ran"] if changed else []
+
+
+def committed_profile(here: Path) -> str:
+    """Return the profile of the last commit's params.yaml, and so of its figures; nothing without git."""
+    return str((yaml.safe_load(git(here, "show", "HEAD:params.yaml")) or {}).get("profile", ""))
 
 
 def print_stages(console: Console, title: str, rows: list[tuple[str, str, float]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -139,3 +140,16 @@ def table(results: Sequence[tuple[str, Overrides, dict[str, float] | None]]) -> 
         values = [None if found is None else found.get(metric) for _, _, found in results]
         lines.append(f"| {metric} | " + " | ".join("-" if value is None else f"{value:.4f}" for value in values) + " |")
     return "\n".join(lines) + "\n"
+
+
+def plain_text(path: Path) -> str:
+    """Return a sweep's page for a terminal: aligned columns, headed by what their experiments' names add to the sweep's."""
+    *lines, last = path.read_text(encoding="utf-8").strip().splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (*lines, last) if line.startswith("| ")]
+    names = [name.removeprefix(path.stem) for name in cells[0][1:]]
+    rows = [[path.stem, *names], *cells[1:]]
+    first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    text = [
+        f"{name:<{first}}" + "".join(f"  {value:>{width}}" for value, width in zip(values, widths, strict=True)) for name, *values in rows
+    ]
+    return "\n".join(text + ([] if last.startswith("|") else ["", re.sub(r"\[(.*)\]\(.*\)", r"\1", last)]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def stages(keys: dict[str, str], root: Path) -> dict[str, dict[str, str]]:
                     "began": time.strftime("%Y-%m-%d %H:%M", time.localtime(run.info.start_time / 1000)),
                     "took": f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}",
                     "on": tags.get("ans.host", ""),
+                    "precision": {1.0: "bf16", 0.0: "fp32"}.get(run.data.metrics.get("precision/bf16", math.nan), ""),
                     "commit": tags.get("git.sha", "")[:10] + ("*" if tags.get("git.dirty") == "true" else ""),
                 }
     except store_faults() as error:

@@ -63,3 +63,11 @@ def own_model() -> Sa2VA:
     from tests import tiny
 
     return tiny.build()
+
+
+@pytest.fixture
+def native_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with bf16 instructions: weights in half precision are loaded as they are stored."""
+    from ans_core import precision
+
+    monkeypatch.setattr(precision, "cpu_times", lambda: {"fp32": 2.0, "bf16": 1.0})

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ans_core import loop, states
+from ans_core import loop, optim, states
 from ans_core.optim import lr_factor, optimizer_of
 from ans_core.watch import Validation, Watch
 from tests import forks
@@ -341,6 +341,32 @@ def test_muon_moves_matrices_of_stacks_in_all_directions_alike_and_adamw_the_res
     assert (slow < 1.3).all()
     assert moved["head.weight"].abs() == pytest.approx(torch.full((2, 4), 0.01), rel=1e-3)
     assert moved["slow.0.bias"].abs() == pytest.approx(torch.full((4,), 0.001), rel=1e-3)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["bf16", "fp32"])
+def test_muon_on_all_matrices_of_a_shape_at_once_is_torchs_own(native: bool, monkeypatch: pytest.MonkeyPatch):
+    """torch's own iterates in bf16; where `bfloat16` casts to fp32 instead, in fp32. Wide, tall, square, and one without a gradient."""
+    monkeypatch.setattr(optim, "bf16_is_faster", lambda device: native)
+    if not native:
+        monkeypatch.setattr(Tensor, "bfloat16", Tensor.clone)
+    torch.manual_seed(0)
+    start = [torch.randn(shape) for shape in ((6, 4), (4, 6), (6, 4), (5, 5), (4, 6), (5, 5))]
+    gradients = [[torch.randn_like(p) for p in start] for _ in range(3)]
+    ends, states = [], []
+    for kind in (optim.BatchedMuon, torch.optim.Muon):
+        parameters = [nn.Parameter(p.clone()) for p in start]
+        optimizer = kind(parameters, lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+        for some in gradients:
+            for p, gradient in zip(parameters[:-1], some, strict=False):
+                p.grad = gradient.clone()
+            optimizer.step()
+        ends.append([p.detach() for p in parameters])
+        states.append(optimizer.state_dict()["state"])
+    for one, other in zip(*ends, strict=True):
+        assert torch.allclose(one, other, atol=2e-2 if native else 1e-6)
+    assert torch.equal(ends[0][-1], start[-1])
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][k]["momentum_buffer"], states[1][k]["momentum_buffer"]) for k in states[0])
 
 
 def test_muon_is_refused_with_deepspeed(tmp_path: Path):

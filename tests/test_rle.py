@@ -34,6 +34,23 @@ def test_all_three_forms_of_annotations_give_the_same_mask():
         assert (rle.decode(rle.from_annotation(form, height=4, width=5, where="x")) == square).all()
 
 
+def test_a_matrix_of_the_pictures_size_is_a_mask():
+    square = mask(".....", ".xx..", ".xx..", ".....")
+    for value in (1, 1.0, 255, True):
+        rows = [[value if pixel else 0 for pixel in row] for row in square]
+        assert (rle.decode(rle.from_annotation(rows, height=4, width=5, where="x")) == square).all()
+        assert rle.left_out(rows, height=4, width=5) == 0
+    with pytest.raises(ValueError, match="a matrix of the picture's size holds 7"):
+        rle.from_annotation([[7] * 5] * 4, height=4, width=5, where="x")
+
+
+def test_a_polygon_that_encloses_nothing_adds_nothing_beside_another():
+    square = [1, 1, 3, 1, 3, 3, 1, 3]
+    for stray in ([4, 3], [0, 0, 5, 4], [], [0, 0, 5, 0, 5, 4, 0]):  # pycocotools takes the second for a box
+        assert rle.area(rle.from_annotation([stray, square], height=4, width=5, where="x")) == 4
+        assert rle.left_out([stray, square], height=4, width=5) == 1
+
+
 def test_several_polygons_are_one_mask():
     both = rle.from_annotation([[0, 0, 1, 0, 1, 1, 0, 1], [3, 0, 5, 0, 5, 2, 3, 2]], height=4, width=5, where="x")
     assert rle.area(both) == 1 + 4

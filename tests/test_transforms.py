@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from ans_core import transforms
 from tests.golden import GOLDEN, arrays, error, needs_golden
@@ -165,6 +165,22 @@ def test_a_picture_of_too_many_pixels_is_named_with_the_limit(tmp_path: Path, mo
     Image.new("L", (5, 4)).save(tmp_path / "map.png")
     with pytest.raises(ValueError, match=r"map\.png has more than 16 pixels, the most that are read; scale it down"):
         read(tmp_path / "map.png")
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_opened_upright_as_pillow_shows_it(tmp_path: Path, suffix: str, orientation: int):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)).save(tmp_path / f"a.{suffix}", exif=exif)
+    with Image.open(tmp_path / f"a.{suffix}") as opened:
+        expected = ImageOps.exif_transpose(opened).convert("RGB")
+    found = transforms.open_image(tmp_path / f"a.{suffix}")
+    assert np.array_equal(np.asarray(found), np.asarray(expected))
+    assert transforms.image_size(tmp_path / f"a.{suffix}") == expected.size == found.size
+    assert found.getexif().get(ExifTags.Base.Orientation, 1) == 1
+    raw = transforms.open_image(transforms.stored_pixels(tmp_path / f"a.{suffix}"))
+    assert raw.size == ((8, 6) if suffix != "tif" else expected.size)  # Pillow turns a TIFF itself
 
 
 def test_a_size_is_told_without_reading_the_pixels(tmp_path: Path):

@@ -46,7 +46,7 @@ def missing(runner: Runner, data: Path, split: str) -> str | None:
     if not data.exists():
         return f"{data} is not there; put the benchmark's files there, or give --data"
     try:
-        next(iter(runner.items(data, split)), None)
+        next(iter(runner.questions(data, split)), None)
     except (ValueError, OSError) as error:
         return str(error)
     return None
@@ -85,7 +85,7 @@ def run(name: str, data: Path, *, split: str, limit: int, ask: Answerer, batch: 
     title = "/".join(filter(None, (name, split)))
     if reason := missing(runner, data, split):
         return Result(title=title, metrics={}, scores={}, reason=f"skipped: {reason}")
-    items = running.limited(lambda: runner.items(data, split), limit)
+    items = running.limited(lambda: runner.questions(data, split), limit)
     folder = title.replace("/", "-")
     (scratch / folder).mkdir(parents=True, exist_ok=True)
     (out / folder).mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.quantization import Quantization, check, is_quantized, quantizer
 from ans_core.model.sa2va import HALF, Sa2VA
+from ans_core.precision import inference_dtype, resolved
 from ans_core.written import written_whole
 
 OUR_TYPE, RELEASE_TYPE = "ans_sa2va", "sa2va_chat"
@@ -120,7 +121,8 @@ def from_pretrained(
     quantize: str | None,
 ) -> Sa2VA:
     """Implement `Sa2VA.from_pretrained`."""
-    wanted, device = _weights_dtype(dtype), present_device(device_map)  # before anything is fetched
+    device = present_device(device_map)  # before anything is fetched
+    wanted = _weights_dtype(dtype, device)
     kind = None if quantize is None else check(quantize, device)
     model = load(folders.local_folder(path), dtype=wanted, device=device, quantize=kind)
     if attn_implementation is not None:
@@ -128,12 +130,14 @@ def from_pretrained(
     return model
 
 
-def _weights_dtype(asked: torch.dtype | str | None) -> torch.dtype | None:
+def _weights_dtype(asked: torch.dtype | str | None, device: torch.device) -> torch.dtype | None:
     if asked is None or asked == "auto":
-        return None
+        return inference_dtype(device)
     found = getattr(torch, asked, None) if isinstance(asked, str) else asked
     if found not in WEIGHT_DTYPES:
         raise ValueError(f"dtype {asked!r} holds no weights; use {', '.join(str(d).removeprefix('torch.') for d in WEIGHT_DTYPES)}")
+    if found in HALF:
+        resolved("bf16", device)  # warns where it is emulated
     return found
 
 

@@ -32,15 +32,15 @@ def rl_model(base: Path, sft: Path, rl: Path, *, device: torch.device | str = "c
     return _policies(base, sft, rl, device).merged("policy").requires_grad_(False).eval()
 
 
-def policy_model(base: Path, sft: Path, rl: Path, *, device: torch.device | str = "cpu") -> Sa2VA:
+def policy_model(base: Path, sft: Path, rl: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
     """Load the model as RL trained it: policy adapter active, not merged."""
-    return _policies(base, sft, rl, device).model.eval()
+    return _policies(base, sft, rl, device, dtype).model.eval()
 
 
-def _policies(base: Path, sft: Path, rl: Path, device: torch.device | str) -> adapters.Policies:
+def _policies(base: Path, sft: Path, rl: Path, device: torch.device | str, dtype: torch.dtype | None = None) -> adapters.Policies:
     tensors, config = checkpoint.load_delta(rl, base_hash=checkpoint.weights_hash(sft))
     policies = adapters.Policies(
-        sft_model(base, sft, device=device), adapters.rl_config(**config["lora"], modules=config["modules"]), seed=0
+        sft_model(base, sft, dtype=dtype, device=device), adapters.rl_config(**config["lora"], modules=config["modules"]), seed=0
     )
     policies.load("policy", tensors)
     return policies

@@ -10,7 +10,7 @@ from ans_core.config.names import FamilyName
 from ans_core.config.online import Online
 from ans_core.config.rft import Rft
 from ans_core.config.section import Count, Impossible, Listed, Positive, Rate, Section, Share
-from ans_core.config.training import Checkpointing, Lora, Optim
+from ans_core.config.training import Checkpointing, Dtype, Lora, Optim
 
 
 class Cota(Section):
@@ -60,7 +60,7 @@ class AgentSft(Section):
     """A part of the curriculum is taken back if it costs more accuracy than this, and than chance, on what came before it."""
     checked: Count = 30
     """Held-out questions of every family that this is measured on; 0 = nothing is taken back."""
-    dtype: Literal["fp32", "bf16"] = "fp32"
+    dtype: Dtype = "auto"
     checkpointing: Checkpointing = "none"
 
     @property

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from ans_core.config.names import StillKind
 from ans_core.config.section import Count, Impossible, Listed, Positive, Section, Weight, divides, some_weight
-from ans_core.config.training import Optim
+from ans_core.config.training import Dtype, Optim
 
 
 class Vision(Section):
@@ -106,9 +106,8 @@ class Base(Section):
     """Weight of the box head beside it: predict that thing's box."""
     click_weight: Weight = 4.0
     """Weight of the warm-up of text_hidden_fcs beside it: predict where SAM2 would have to be clicked. 0 leaves it untrained."""
-    dtype: Literal["fp32", "bf16"] = "bf16"
-    """Dtype of the forward pass (autocast): on a CPU with bf16 instructions bf16 takes two thirds of the time (LOG), without them more;
-    weights are fp32."""
+    dtype: Dtype = "auto"
+    """Dtype of the forward pass (autocast); weights are fp32."""
 
     @model_validator(mode="after")
     def _possible(self) -> Base:

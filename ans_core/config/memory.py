@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import model_validator
 
 from ans_core.config.section import Count, Impossible, Listed, Name, Positive, Rate, Section, Share, Weight, some_weight
-from ans_core.config.training import Optim
+from ans_core.config.training import Dtype, Optim
 
 PromptName = Literal["point", "box", "mask"]
 
@@ -88,7 +88,7 @@ class Memory(Section):
     """Newest epochs kept beside the best: those of them that are not the best are in `last/`."""
     clips_shown: Count = 4
     """Validation clips drawn as GIFs, predictions beside truth."""
-    dtype: Literal["fp32", "bf16"] = "fp32"
+    dtype: Dtype = "auto"
     """Dtype of the forward pass (autocast)."""
 
     @model_validator(mode="after")

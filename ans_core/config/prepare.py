@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -43,6 +43,8 @@ class Prepare(Section):
     `rl.rewards_mask` compares with no true mask and `rl.mask_weight` is 0; otherwise they serve nothing."""
     image_size: Positive = 128
     """Side of a drawn scene in pixels."""
+    world: Literal["full", "small"] = "full"
+    """small: three shapes, four colours and no textures, which a model learns in minutes."""
     sources: Annotated[tuple[DataSource, ...], Listed] = ()
     """Real data sets, in addition to or instead of the drawn ones: trained on together, evaluated separately."""
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from ans_core.config.names import FamilyName
 from ans_core.config.section import Count, Impossible, Positive, Rate, Section, Share, Weight
-from ans_core.config.training import Checkpointing, Optim
+from ans_core.config.training import Checkpointing, Dtype, Optim
 
 
 class PhaseEnd(Section):
@@ -41,7 +41,7 @@ class Rft(Section):
     often: dict[FamilyName, Positive] = {}
     """Questions of a family in every turn of all families, 1 where it is not named. Groups about what the agent answers anyway tie, and
     teach nothing."""
-    dtype: Literal["fp32", "bf16"] = "fp32"
+    dtype: Dtype = "auto"
     checkpointing: Checkpointing = "none"
     group: Annotated[int, Field(ge=6)] = 6
     """Episodes about one question (G). A smaller group hardly ever has a call and none side by side where calls are rare."""

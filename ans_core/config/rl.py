@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from ans_core.config.names import GroundRewardName, LoopName, RewardName, TextRewardName
 from ans_core.config.section import Count, Impossible, Positive, Rate, Section, Share, Weight, some_weight
-from ans_core.config.training import Checkpointing, Lora, Optim
+from ans_core.config.training import Checkpointing, Dtype, Lora, Optim
 
 
 class Rl(Section):
@@ -19,7 +19,7 @@ class Rl(Section):
     """Factor on the learning rate of modules trained in full (projector, text_hidden_fcs, SAM2's mask decoder): LoRA tolerates a higher
     rate. At 1 a tiny model's masks break (LOG, 2026-11-21)."""
     lora: Lora = Lora()
-    dtype: Literal["fp32", "bf16"] = "bf16"
+    dtype: Dtype = "auto"
     """Dtype of the forward pass, rollouts included (autocast); log-probabilities and trained tensors are always fp32."""
     checkpointing: Checkpointing = "none"
     """layers: recompute the layers in the backward pass, for memory. Rollouts keep their KV cache."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from ans_core.config.section import Count, Impossible, Positive, Section, Weight, some_weight
-from ans_core.config.training import Checkpointing, Lora, Optim
+from ans_core.config.training import Checkpointing, Dtype, Lora, Optim
 
 
 class Sft(Section):
@@ -45,7 +45,7 @@ class Sft(Section):
     mask_size: Positive = 256
     """Side of the mask targets that points are sampled from (upstream: 256)."""
     max_length: Positive = 8192
-    dtype: Literal["fp32", "bf16"] = "bf16"
+    dtype: Dtype = "auto"
     """Dtype of the forward pass (autocast); trained tensors are always fp32. fp32 also casts a half-precision base up."""
     checkpointing: Checkpointing = "none"
     """layers: recompute the layers in the backward pass, for memory."""

@@ -42,6 +42,8 @@ class Optim(Section):
             )
 
 
+Dtype = Literal["auto", "fp32", "bf16"]
+"""auto: bf16 where this machine computes it faster than fp32 (GPUs; processors with bf16 instructions), else fp32."""
 Checkpointing = Literal["none", "layers"]
 """layers: the layers of the language model, and of the vision tower where it is trained, keep their inputs alone and run again in the
 backward pass: a third more computation for a fraction of the memory."""

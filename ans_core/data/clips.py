@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
 from ans_core.data.scene_text import ATTRIBUTES, Expression, Query, has_attributes, phrase, several_expression, unique_query, words
-from ans_core.data.scenes import SPLITS, Thing, background, outline, random_attributes, random_thing, render
+from ans_core.data.scenes import FULL, SPLITS, Thing, World, background, outline, random_attributes, random_thing, render
 
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 MOTIONS = ("still", "straight", "bouncing", "leaving", "entering")
@@ -36,7 +36,7 @@ class Clip:
     masks: Bool[np.ndarray, "N F H W"]
 
 
-def draw_clip(*, seed: int, split: str, index: int, image_size: int, frames: int) -> Clip:
+def draw_clip(*, seed: int, split: str, index: int, image_size: int, frames: int, world: World = FULL) -> Clip:
     """Draw a clip that depends on the arguments alone. Draw again if a thing is hardly ever visible, or a leaving (entering) thing is
     visible in the last (first) frame."""
     key = [seed, SPLITS.index(split), index, 7]  # 7: a random stream of its own, unlike those of still scenes
@@ -44,7 +44,7 @@ def draw_clip(*, seed: int, split: str, index: int, image_size: int, frames: int
     attempt = 1
     while True:
         rng = np.random.default_rng([*key, attempt])
-        things = tuple(_moving(rng, *drawn, frames=frames) for drawn in random_attributes(rng, count))
+        things = tuple(_moving(rng, *drawn, frames=frames, world=world) for drawn in random_attributes(rng, count, world))
         canvas = background(rng, image_size)
         shots = [
             render(tuple(replace(m.thing, x=float(m.path[f, 0]), y=float(m.path[f, 1])) for m in things), canvas) for f in range(frames)
@@ -99,8 +99,8 @@ def _attributes_of(rng: np.random.Generator, thing: Thing, *, least: int) -> Que
     return Query(**{name: getattr(thing, name) for name in said})
 
 
-def _moving(rng: np.random.Generator, shape: str, colour: str, size: str, *, frames: int) -> Moving:
-    thing = random_thing(rng, shape=shape, colour=colour, size=size)
+def _moving(rng: np.random.Generator, shape: str, colour: str, size: str, *, frames: int, world: World) -> Moving:
+    thing = random_thing(rng, shape=shape, colour=colour, size=size, world=world)
     motion = str(rng.choice(MOTIONS, p=(0.2, 0.35, 0.15, 0.15, 0.15)))
     low, high = -outline(thing).min(0), 1 - outline(thing).max(0)
     start = rng.uniform(low, high)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tqdm import tqdm
 
-from ans_core import transforms, video_file
+from ans_core import orientation, transforms, video_file
 from ans_core.data.formats.checks import DataError, Faults
 from ans_core.types import ImageRef, Sample, VideoFrames
 
@@ -17,16 +17,19 @@ CHUNK = 1024
 
 def check_pictures(samples: Sequence[Sample], *, where: str) -> list[ImageRef]:
     """Decode every picture once, completely, and every video in one pass. An error names a picture with the first sample that shows it.
-    Return the pictures that are shown turned (`transforms.is_turned`): whoever annotated them saw other coordinates, as a rule."""
+    Return the pictures with masks that an EXIF tag turns: nothing but the sizes, where they differ, tells which way they were annotated."""
     shown: dict[ImageRef | VideoFrames, str] = {}
+    masked: set[ImageRef | VideoFrames] = set()
     for sample in samples:
+        if sample.masks and not isinstance(sample.frames, VideoFrames):
+            masked.update(sample.frames)
         for ref in (sample.frames,) if isinstance(sample.frames, VideoFrames) else sample.frames:
             shown.setdefault(ref, f"sample {sample.sample_id}")
-    return check_decoding(shown, where=where)
+    return [ref for ref in check_decoding(shown, where=where) if ref in masked]
 
 
 def check_decoding(shown: Mapping[ImageRef | VideoFrames, str], *, where: str) -> list[ImageRef]:
-    """As `check_pictures`, of pictures and videos with what shows each."""
+    """As `check_pictures`, of pictures and videos with what shows each; return all pictures that an EXIF tag turns."""
     refs, faults = list(shown), Faults(where)
     turned: list[ImageRef] = []
     with ThreadPoolExecutor() as threads, tqdm(total=len(refs), desc="decode pictures", mininterval=1) as bar:
@@ -36,7 +39,7 @@ def check_decoding(shown: Mapping[ImageRef | VideoFrames, str], *, where: str) -
                 with faults:
                     if reason is not None:
                         raise DataError(f"{where}, {shown[ref]}: {reason}")
-                    if not isinstance(ref, VideoFrames) and transforms.is_turned(ref):
+                    if not isinstance(ref, VideoFrames) and transforms.stored(ref)[1] != orientation.UPRIGHT:
                         turned.append(ref)
             bar.update(len(chunk))
     faults.tell()

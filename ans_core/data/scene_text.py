@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ans_core.colours import COLOURS
-from ans_core.data.scenes import CLEAR, SHAPES, SIZES, TEXTURES, THIRDS, Thing
+from ans_core.data.scenes import CLEAR, FULL, SHAPES, SIZES, TEXTURES, THIRDS, Thing, World
 
 ATTRIBUTES = ("size", "colour", "texture", "shape")
 """In the order of words in every phrase."""
@@ -150,14 +150,14 @@ def several_expression(rng: np.random.Generator, things: Sequence[Thing]) -> Exp
     return None
 
 
-def none_expression(rng: np.random.Generator, things: Sequence[Thing]) -> Expression | None:
+def none_expression(rng: np.random.Generator, things: Sequence[Thing], world: World = FULL) -> Expression | None:
     """Describe a plausible thing that is absent: it differs from one that is there in colour or in shape alone."""
     for _ in range(12):
         query = _some_attributes(rng, things[int(rng.integers(len(things)))], least=1, most=3)
         if rng.random() < 0.5:
-            query = replace(query, colour=str(rng.choice(list(COLOURS))), shape=query.shape or str(rng.choice(SHAPES)))
+            query = replace(query, colour=str(rng.choice(world.colours)), shape=query.shape or str(rng.choice(world.shapes)))
         else:
-            query = replace(query, shape=str(rng.choice(SHAPES)))
+            query = replace(query, shape=str(rng.choice(world.shapes)))
         if resolve(query, things) == ():
             return Expression(text=phrase(query), targets=(), kind="none")
     return None

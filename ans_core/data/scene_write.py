@@ -28,7 +28,7 @@ from tqdm import tqdm
 from ans_core import rle
 from ans_core.data import scene_text as say
 from ans_core.data.clips import clip_expressions, draw_clip
-from ans_core.data.scenes import SHAPES, SPLITS, Scene, draw_scene
+from ans_core.data.scenes import FULL, SHAPES, SPLITS, Scene, World, draw_scene
 
 PNG_LEVEL = 3
 """zlib level: 4 ms less per picture than the default for 3 % larger files."""
@@ -43,7 +43,14 @@ EXPRESSIONS = {"train": 6, "val": 3, "test": 3}
 
 
 def write_scenes(
-    root: Path, *, seed: int, counts: dict[str, int], image_size: int, captioned: int | None = None, masked: int | None = None
+    root: Path,
+    *,
+    seed: int,
+    counts: dict[str, int],
+    image_size: int,
+    captioned: int | None = None,
+    masked: int | None = None,
+    world: World = FULL,
 ) -> None:
     """Draw `counts[split]` still scenes per split and write them in the four still layouts. Of the training scenes after the first
     `captioned` (None: all), masks are written in place of captions of regions and of the picture; of those before the last `masked` (None:
@@ -57,7 +64,7 @@ def write_scenes(
         regions: list[dict[str, Any]] = []
         grounded: list[dict[str, Any]] = []
         for index in tqdm(range(counts[split]), desc=f"draw {split} scenes", mininterval=1):
-            scene = draw_scene(seed=seed, split=split, index=index, image_size=image_size)
+            scene = draw_scene(seed=seed, split=split, index=index, image_size=image_size, world=world)
             file_name = f"{split}_{index:06d}.png"
             Image.fromarray(scene.image).save(root / "images" / file_name, compress_level=PNG_LEVEL)
             if split == "train" and masked is not None and index < counts[split] - masked:
@@ -73,7 +80,7 @@ def write_scenes(
             refs += _refs(found, scene, image_id=image_id, first=first, split=split, file_name=file_name, ref_id=len(refs), grouped=True)
             others = [
                 (SEVERAL_SHARE, say.several_expression(rng, scene.things)),
-                (NONE_SHARE[split], say.none_expression(rng, scene.things)),
+                (NONE_SHARE[split], say.none_expression(rng, scene.things, world)),
             ]
             found = [e for share, e in others if rng.random() < share and e is not None]
             grefs += _refs(found, scene, image_id=image_id, first=first, split=split, file_name=file_name, ref_id=len(grefs), grouped=False)
@@ -95,13 +102,13 @@ def write_scenes(
     _json(root / "grefcoco" / "grefs(unc).json", grefs)
 
 
-def write_clips(root: Path, *, seed: int, counts: dict[str, int], image_size: int, frames: int) -> None:
+def write_clips(root: Path, *, seed: int, counts: dict[str, int], image_size: int, frames: int, world: World = FULL) -> None:
     """Draw `counts[split]` clips per split and write them as a MeViS-type set."""
     for split, count in counts.items():
         videos: dict[str, Any] = {}
         mask_dict: dict[str, Any] = {}
         for index in tqdm(range(count), desc=f"draw {split} clips", mininterval=1):
-            clip = draw_clip(seed=seed, split=split, index=index, image_size=image_size, frames=frames)
+            clip = draw_clip(seed=seed, split=split, index=index, image_size=image_size, frames=frames, world=world)
             name = f"{split}_{index:06d}"
             folder = root / "mevis" / split / "JPEGImages" / name
             folder.mkdir(parents=True)

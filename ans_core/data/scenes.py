@@ -21,6 +21,24 @@ SHAPES = ("circle", "square", "triangle", "star", "cross")
 SIZES = {"small": (0.036, 0.044), "large": (0.084, 0.104)}
 """Range of a circle's area as a share of the picture; other shapes are a little smaller (AREA_FACTOR)."""
 TEXTURES = {"plain": 0.5, "striped": 0.28, "dotted": 0.22}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """What things can be."""
+
+    shapes: tuple[str, ...]
+    colours: tuple[str, ...]
+    textures: dict[str, float]
+    """Texture -> its share."""
+
+
+WORLDS = {
+    "full": World(shapes=SHAPES, colours=tuple(COLOURS), textures=TEXTURES),
+    "small": World(shapes=("circle", "triangle", "cross"), colours=("red", "green", "blue", "yellow"), textures={"plain": 1.0}),
+}
+"""small: a fifth of the words, which a model learns in minutes."""
+FULL = WORLDS["full"]
 AREA_FACTOR = {"circle": 1.0, "square": 1.0, "triangle": 0.9, "star": 0.85, "cross": 0.9}
 """Pointed shapes reach further for the same area; a smaller area keeps them inside the picture."""
 THIRDS = (1 / 3, 2 / 3)
@@ -56,14 +74,14 @@ class Scene:
     masks: Bool[np.ndarray, "N H W"]
 
 
-def draw_scene(*, seed: int, split: str, index: int, image_size: int) -> Scene:
+def draw_scene(*, seed: int, split: str, index: int, image_size: int, world: World = FULL) -> Scene:
     """Draw a scene that depends on the arguments alone. Layouts that hide more than 1 - VISIBLE of a thing are drawn again."""
     key = [seed, SPLITS.index(split), index]
     count = int(np.random.default_rng(key).integers(2, 7))
     attempt = 1
     while True:
         rng = np.random.default_rng([*key, attempt])
-        things = _layout(rng, count)
+        things = _layout(rng, count, world)
         if things is not None:
             image, masks, full = render(things, background(rng, image_size))
             if (masks.sum((1, 2)) >= VISIBLE * full).all():
@@ -71,7 +89,7 @@ def draw_scene(*, seed: int, split: str, index: int, image_size: int) -> Scene:
         attempt += 1
 
 
-def random_thing(rng: np.random.Generator, *, shape: str, colour: str, size: str) -> Thing:
+def random_thing(rng: np.random.Generator, *, shape: str, colour: str, size: str, world: World = FULL) -> Thing:
     """Draw a thing with these attributes and everything else random; it stays at the top left corner until it gets a place."""
     area = rng.uniform(*SIZES[size]) * AREA_FACTOR[shape]
     red, green, blue = np.clip(np.array(COLOURS[colour]) + rng.integers(-12, 13, 3), 0, 255).tolist()
@@ -79,7 +97,7 @@ def random_thing(rng: np.random.Generator, *, shape: str, colour: str, size: str
         shape=shape,
         colour=colour,
         size=size,
-        texture=str(rng.choice(list(TEXTURES), p=list(TEXTURES.values()))),
+        texture=str(rng.choice(list(world.textures), p=list(world.textures.values()))),
         x=0.0,
         y=0.0,
         radius=float(np.sqrt(area / _polygon_area(shape))),
@@ -95,12 +113,12 @@ def outline(thing: Thing) -> Float[np.ndarray, "P 2"]:
     return _polygon(thing.shape) @ turn.T * thing.radius
 
 
-def random_attributes(rng: np.random.Generator, count: int) -> list[tuple[str, str, str]]:
+def random_attributes(rng: np.random.Generator, count: int, world: World = FULL) -> list[tuple[str, str, str]]:
     """Draw (shape, colour, size) of `count` things. A new thing often shares its colour or shape with an earlier one: a distractor."""
     drawn: list[tuple[str, str, str]] = []
     large = 0
     for i in range(count):
-        shape, colour = str(rng.choice(SHAPES)), str(rng.choice(list(COLOURS)))
+        shape, colour = str(rng.choice(world.shapes)), str(rng.choice(world.colours))
         if i and rng.random() < 0.45:
             other = drawn[rng.integers(i)]
             shape, colour = (other[0], colour) if rng.random() < 0.5 else (shape, other[1])
@@ -153,11 +171,11 @@ def render(
     return image.round().astype(np.uint8), masks, full
 
 
-def _layout(rng: np.random.Generator, count: int) -> tuple[Thing, ...] | None:
+def _layout(rng: np.random.Generator, count: int, world: World) -> tuple[Thing, ...] | None:
     """Draw things with places; None if they found no room."""
     placed: list[Thing] = []
-    for shape, colour, size in random_attributes(rng, count):
-        thing = random_thing(rng, shape=shape, colour=colour, size=size)
+    for shape, colour, size in random_attributes(rng, count, world):
+        thing = random_thing(rng, shape=shape, colour=colour, size=size, world=world)
         low, high = -outline(thing).min(0) + 0.01, 1 - outline(thing).max(0) - 0.01
         for _ in range(60):
             x, y = (float(v) for v in rng.uniform(low, high))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -89,6 +89,8 @@ def prompt(
     differ in size, a mask prompt is empty, of another size than the picture or of none, and when the text is longer than the context.
     """
     options = options or PredictOptions()
+    if model.backbone.prompt_form(options.preparation).pictures_first:
+        requests = [_pictures_first(request) for request in requests]
     opened = {frames: [transforms.open_image(ref) for ref in frames] for frames in dict.fromkeys(r.frames for r in requests)}
     for request in requests:
         _check(request, opened[request.frames])
@@ -120,6 +122,17 @@ def prompt(
         images=[opened[r.frames] for r in requests],
         **rest,
     )
+
+
+def _pictures_first(request: Request) -> Request:
+    """Move `<image>` to the start of its turn; without any it is put into the first turn. A text alone loses it."""
+    questions = [*(question for question, _ in request.past), request.text]
+    at = next((place for place, question in enumerate(questions) if "<image>" in question), 0)
+    questions = [question.replace("<image>", "") for question in questions]
+    if request.frames:
+        questions[at] = "<image>" + questions[at]
+    past = tuple((question, answer) for question, (_, answer) in zip(questions[:-1], request.past, strict=True))
+    return replace(request, text=questions[-1], past=past)
 
 
 def _check(request: Request, pictures: Sequence[Image.Image]) -> None:

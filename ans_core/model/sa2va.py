@@ -117,7 +117,8 @@ class Sa2VA(nn.Module):
         """Answer a question with a text and a mask per `[SEG]` in it: upstream's `predict_forward`.
 
         text: holds `<image>` where the picture or the frames go. White space at its ends is removed, as in training; upstream keeps it.
-        video: a file, a folder of frames, the frames, or one array (F, H, W, 3).
+        image, video: seen upright as an EXIF tag says, and so are the masks. A video is a file, a folder of frames, the frames, or one
+        array (F, H, W, 3).
         past: (question, answer) of the turns before, the first with `<image>`.
         mask_prompts: regions of the first frame, (H, W), called region1, region2, ... in the text.
         point_prompts, box_prompts: more regions, counting on: the objects at (x, y) and in (x1, y1, x2, y2), in pixels, as SAM2 finds them.

@@ -31,7 +31,6 @@ def track(
     return torch.stack([found[index] for index in range(len(pictures))], dim=1)
 
 
-@torch.no_grad()
 def track_frames(
     model: Sa2VA, frames: int, picture: Callable[[int], Image.Image], seg_embeddings: Float[Tensor, "N C"], options: PredictOptions
 ) -> Iterator[tuple[int, Float[Tensor, "N h4 w4"]]]:
@@ -47,7 +46,7 @@ def track_frames(
     seen = options.seen_frames(model, frames)
     first = [picture(index) for index in seen]
     precision = model.own_precision()
-    with precision:
+    with torch.no_grad(), precision:  # no decorator: one of a generator fails where Python ends before the generator does
         known = model.sam2.encode(options.pixels(model, first))
         if options.mode == "sa2va":
             prompts_of = model.sam2.seg_prompts(seg_embeddings, seen)

@@ -29,6 +29,7 @@ from ans_core.agent.world import Question, draw_question, oracle
 from ans_core.benchmarks import BENCHMARKS
 from ans_core.config import Config
 from ans_core.model.predict import on_all_processes, predict
+from ans_core.precision import inference_dtype
 from ans_core.stages.launch import machine_of
 from ans_core.types import Log, Sample
 
@@ -55,7 +56,7 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path) -> dic
     device = machine_of(cfg.launch).device
     if row == "oracle":
         return ceiling(cfg, path, device)
-    policy = load_policy(path, inputs[POLICIES[row]], operations=OPERATIONS, device=device)
+    policy = load_policy(path, inputs[POLICIES[row]], operations=OPERATIONS, device=device, dtype=inference_dtype(device))
     found = _of_policy(cfg, policy, row, out)
     if settings.referring and row != "direct":
         found |= referring(cfg, policy, inputs["data"])
@@ -75,7 +76,7 @@ def drawing(cfg: Config, toolbox: Toolbox) -> Callable[[str, int], Question]:
 def ceiling(cfg: Config, path: Path, device: torch.device) -> dict[str, float]:
     """Return the figures of the shortest plans."""
     settings = cfg.agent.evaluate
-    model = load_base(path, operations=OPERATIONS, device=device, tiles=cfg.agent.tiles)
+    model = load_base(path, operations=OPERATIONS, device=device, tiles=cfg.agent.tiles, dtype=inference_dtype(device))
     with Toolbox(model, seconds=cfg.agent.episode.time_limit_s) as toolbox:
         draw = drawing(cfg, toolbox)
 

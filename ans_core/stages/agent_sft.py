@@ -51,7 +51,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     """Run the stage. inputs: data, model, agent/cota. Writes the trained tensors (delta), curves.csv, moved.json and curriculum.json."""
     settings = cfg.agent.sft
     settings.check_shares(processes=dist.world_size())
-    machine = replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0)  # an adapter's optimizer is small
+    machine = replace(machine_of(cfg.launch, settings.dtype, log=log), deepspeed_stage=0)  # an adapter's optimizer is small
     loop.let_processes_talk(machine)  # they check parts together
     path = inputs["model"]
     folder = Path(settings.traces) if settings.traces else inputs["agent/cota"] / "train"
@@ -61,7 +61,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     readers = readers_of(traces)
     warn_of_other_reader(readers, what=f"the traces in {folder} were made")
     tuned = tuned_weights(Path(settings.lora_ranks_from), base=path) if settings.lora_ranks_from else None
-    model = load_base(path, operations=OPERATIONS, device=machine.device, tiles=cfg.agent.tiles, dtype=weights_dtype(settings.dtype))
+    model = load_base(path, operations=OPERATIONS, device=machine.device, tiles=cfg.agent.tiles, dtype=weights_dtype(machine.dtype))
     trained_rows = set(add_call_tokens(model, OPERATIONS))
     if settings.rows == "said":
         trained_rows |= set(said_rows(model, (turn.text for trace in traces for turn in trace.turns if turn.trainable)))

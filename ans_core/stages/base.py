@@ -76,11 +76,12 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     tokenizer = build_tokenizer(_texts(train, seed=cfg.seed), kind=cfg.base.kind)
     model = build_tiny(_tiny(cfg.base, tokenizer, cfg.sft.frames), tokenizer, seed=dist.seed_of(cfg.seed, "weights"))
     checkpoint.save(model, out / "untrained", metadata={"stage": "untrained", "seed": cfg.seed})
+    # One process trains here: nothing to share out.
+    machine = replace(machine_of(cfg.launch, cfg.base.dtype, log=log), deepspeed_stage=0)
     moved, curves = {}, {}
     for name, start in PHASES.items():
         dist.seed_everything(cfg.seed, name, "start")  # some losses add heads: random, but the same after a restart
         phase = start(cfg, model, train)
-        machine = replace(machine_of(cfg.launch, cfg.base.dtype), deepspeed_stage=0)  # one process trains here: nothing to share out
         before = hashes(model)
         curves[name] = loop.train(
             phase.loss,

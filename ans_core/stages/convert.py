@@ -23,6 +23,7 @@ from ans_core.data.regions import is_region
 from ans_core.model.generation import generate, seg_embeddings_of
 from ans_core.model.prefill import prompt
 from ans_core.model.sa2va import Sa2VA
+from ans_core.precision import inference_dtype
 from ans_core.stages.launch import machine_of
 from ans_core.types import Log, Request
 
@@ -48,12 +49,16 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     machine = machine_of(cfg.launch)
     base, sft, rl = inputs["base"] / "base", inputs["sft"], inputs["rl"]
     asked = probes(inputs["data"], cfg.evaluate.split)
-    trained = outputs(policy_model(base, sft, rl, device=machine.device), asked, cfg.rl.max_tokens)
+    dtype = inference_dtype(machine.device)
+    trained = outputs(policy_model(base, sft, rl, dtype=dtype, device=machine.device), asked, cfg.rl.max_tokens)
     metadata = {"stage": "convert", "profile": cfg.profile, "seed": cfg.seed}
-    checkpoint.save(rl_model(base, sft, rl, device=machine.device), out, max_shard=cfg.convert.max_shard, metadata=metadata)
-    model = Sa2VA.from_pretrained(out, device_map=machine.device)
+    merged = rl_model(base, sft, rl, device=machine.device)  # in the base's own precision, which rounds what is merged
+    rounded = merged.dtype != torch.float32
+    checkpoint.save(merged, out, max_shard=cfg.convert.max_shard, metadata=metadata)
+    del merged
+    model = Sa2VA.from_pretrained(out, dtype=dtype, device_map=machine.device)
     difference = compare(trained, outputs(model, asked, cfg.rl.max_tokens))
-    tolerance, texts = (HALF_TOLERANCE, HALF_TEXTS * difference["probes"]) if model.dtype != torch.float32 else (TOLERANCE, 0.0)
+    tolerance, texts = (HALF_TOLERANCE, HALF_TEXTS * difference["probes"]) if rounded else (TOLERANCE, 0.0)
     if not difference["masks"] <= tolerance or difference["texts"] > texts:  # NaN is refused too
         raise RuntimeError(f"the converted model is not the trained one: {difference}; relative tolerance {tolerance}, answers {texts:.0f}")
     (out / "parity.json").write_text(json.dumps(difference, indent=1))

@@ -23,6 +23,7 @@ from ans_core.agent.world import judging
 from ans_core.agent.world.traces import TraceJudge, Written, write_drawn_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
+from ans_core.precision import inference_dtype
 from ans_core.stages.launch import machine_of
 from ans_core.types import Log
 
@@ -50,7 +51,8 @@ def judge_of_traces(cfg: Config, log: Log) -> Iterator[TraceJudge | None]:
 
 def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[str, float]:
     """Write the traces of both splits, made with the model at `path`; return their numbers."""
-    model = load_base(path, operations=OPERATIONS, device=machine_of(cfg.launch).device, tiles=cfg.agent.tiles)
+    device = machine_of(cfg.launch).device
+    model = load_base(path, operations=OPERATIONS, device=device, tiles=cfg.agent.tiles, dtype=inference_dtype(device))
     about = {"base": checkpoint.weights_hash(path), "ocr": ocr.reader()} | ({"judge": cfg.judge.model} if judge is not None else {})
     found: dict[str, float] = {}
     families, settings = cfg.agent.families, cfg.agent.cota

@@ -32,6 +32,7 @@ from ans_core.data.regions import is_region
 from ans_core.metrics.caption import same_text
 from ans_core.model.predict import on_all_processes, predict
 from ans_core.model.sa2va import Sa2VA
+from ans_core.precision import inference_dtype
 from ans_core.progress import bar_interval_s
 from ans_core.stages.launch import machine_of
 from ans_core.tracking import answering
@@ -72,7 +73,7 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratc
     ask = remembering(on_all_processes(partial(predict, model, max_tokens=settings.max_tokens, video_mode=mode), settings.batch))
     inverse = ask
     if row != "sft" and any(asked.benchmark == LOOPS for asked in sets):
-        frozen = sft_model(inputs["base"] / "base", inputs["sft"], device=machine.device)
+        frozen = load_row("sft", inputs, machine.device)
         inverse = remembering(on_all_processes(partial(predict, frozen, max_tokens=settings.max_tokens), settings.batch))
     metrics: dict[str, float] = {}
     with (out / "predictions.jsonl").open("w") as lines:
@@ -136,13 +137,14 @@ def remembering(ask: Predict) -> Predict:
 
 
 def load_row(row: str, inputs: dict[str, Path], device: torch.device) -> Sa2VA:
+    dtype = inference_dtype(device)
     match row:
         case "untrained" | "base":
-            return checkpoint.load(inputs["base"] / row, device=device)
+            return checkpoint.load(inputs["base"] / row, dtype=dtype, device=device)
         case "sft":
-            return sft_model(inputs["base"] / "base", inputs["sft"], device=device)
+            return sft_model(inputs["base"] / "base", inputs["sft"], dtype=dtype, device=device)
         case "rl":
-            return checkpoint.load(inputs["model"], device=device)
+            return checkpoint.load(inputs["model"], dtype=dtype, device=device)
     raise ValueError(f"no row {row!r}; rows are untrained, base, sft, rl")
 
 

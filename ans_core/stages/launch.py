@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ans_core import precision
 from ans_core.config import Launch, Optim
 from ans_core.dist import deterministic, pick_device, rank
 from ans_core.loop import Curves, Machine, Schedule
@@ -22,14 +23,19 @@ def schedule_of(optim: Optim) -> Schedule:
     return Schedule(**values)
 
 
-def machine_of(launch: Launch, dtype: str = "fp32") -> Machine:
-    """Return the machine; also sets threads and determinism for the process."""
+def machine_of(launch: Launch, dtype: str = "fp32", *, log: Log | None = None) -> Machine:
+    """Return the machine; also sets threads and determinism for the process. With `log`, what `dtype` became is printed and logged."""
     if launch.threads:
         torch.set_num_threads(launch.threads)
     deterministic(launch.deterministic)
+    device = pick_device(launch.device)
+    chosen = precision.resolved(dtype, device)
+    if log is not None and rank() == 0:
+        print(f"precision: {chosen} as set" if dtype == chosen else f"precision: {precision.described(device)}")
+        log({"precision/bf16": float(chosen == "bf16")}, 0)
     return Machine(
-        device=pick_device(launch.device),
-        dtype=dtype,
+        device=device,
+        dtype=chosen,
         deepspeed_stage=launch.deepspeed_stage,
         workers=launch.workers,
         keep_states=launch.keep_states,

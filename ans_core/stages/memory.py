@@ -72,7 +72,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         if dist.rank() == 0:
             _write_delta(cfg, {}, out, base=base)
         return {"trained": 0.0}
-    machine = machine_of(cfg.launch, settings.dtype)
+    machine = machine_of(cfg.launch, settings.dtype, log=log)
     loop.let_processes_talk(machine)  # they validate together
     train, val = (data.sources(inputs["data"], split) for split in ("train", "val"))
     _check_names(settings, [source.name for source in (*train, *val)])

@@ -32,6 +32,7 @@ from ans_core.agent.workspace import Workspace
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, Lora, Rl
 from ans_core.loop import Machine, Schedule
+from ans_core.precision import inference_dtype
 from ans_core.stages.launch import schedule_of
 from ans_core.types import ImageRef, Log, Request
 
@@ -112,7 +113,8 @@ def opened(
         if source is None:
             raise ValueError(f"{folder} has no first snapshot; start `ans agent serve`, which makes it")
         check_room(folder, source)
-        policy = load_policy(base, source, operations=OPERATIONS, device=machine.device, names=names)
+        dtype = inference_dtype(machine.device)
+        policy = load_policy(base, source, operations=OPERATIONS, device=machine.device, names=names, dtype=dtype)
         if store.meta("served") is None:
             tensors = {name: tensor.cpu() for name, tensor in policy.adapters.tensors(names[0]).items()}
             snapshots.publish(tensors, after=None, update=0, about=policy.about(), told={})

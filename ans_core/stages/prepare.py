@@ -18,6 +18,7 @@ from ans_core.data.formats import NO_VAL, SPLITS
 from ans_core.data.pictures import check_pictures
 from ans_core.data.report import write_report
 from ans_core.data.scene_write import write_clips, write_scenes
+from ans_core.data.scenes import WORLDS
 from ans_core.types import RLE, ImageRef, Log, Sample
 
 DRAWN: tuple[tuple[str, str, str, Kind], ...] = (
@@ -72,12 +73,12 @@ def source_entries(sources: tuple[DataSource, ...]) -> list[DatasetEntry]:
 
 
 def _draw(cfg: Prepare, *, seed: int, out: Path) -> list[DatasetEntry]:
-    root = out / "scenes"
+    root, world = out / "scenes", WORLDS[cfg.world]
     entries = []
     if cfg.scenes:
         counts = {"train": cfg.scenes, "val": cfg.val_scenes, "test": cfg.test_scenes}
         captioned, masked = math.ceil(cfg.caption_share * cfg.scenes), math.ceil(cfg.mask_share * cfg.scenes)
-        write_scenes(root, seed=seed, counts=counts, image_size=cfg.image_size, captioned=captioned, masked=masked)
+        write_scenes(root, seed=seed, counts=counts, image_size=cfg.image_size, captioned=captioned, masked=masked, world=world)
         entries += [_entry(drawn, split) for drawn in DRAWN for split, count in counts.items() if count]
         if captioned < cfg.scenes:
             entries.append(_entry(MASKS, "train"))
@@ -85,7 +86,7 @@ def _draw(cfg: Prepare, *, seed: int, out: Path) -> list[DatasetEntry]:
             entries.append(_entry(PHRASES, "train"))
     if cfg.clips:
         counts = {"train": cfg.clips, "val": cfg.val_clips, "test": cfg.test_clips}
-        write_clips(root, seed=seed, counts=counts, image_size=cfg.image_size, frames=cfg.clip_frames)
+        write_clips(root, seed=seed, counts=counts, image_size=cfg.image_size, frames=cfg.clip_frames, world=world)
         entries += [_entry(CLIPS, split) for split, count in counts.items() if count]
     return entries
 

@@ -46,10 +46,10 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     each phase of the rewards), curves.csv, rewards.json, moved.json and `samples` (episodes with their rewards)."""
     settings = cfg.agent.rft
     settings.check_shares(processes=dist.world_size())
-    machine = replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0)  # an adapter's optimizer is small
+    machine = replace(machine_of(cfg.launch, settings.dtype, log=log), deepspeed_stage=0)  # an adapter's optimizer is small
     base = inputs["model"]
     policy = load_policy(
-        base, inputs["agent/sft/tools"], operations=OPERATIONS, device=machine.device, names=ADAPTERS, dtype=weights_dtype(settings.dtype)
+        base, inputs["agent/sft/tools"], operations=OPERATIONS, device=machine.device, names=ADAPTERS, dtype=weights_dtype(machine.dtype)
     )
     policy.model.checkpointing = settings.checkpointing
     before, boundaries = hashes(policy.model), scratch / "boundaries"

@@ -74,7 +74,7 @@ def _judging(cfg: Config, inputs: dict[str, Path]) -> Iterator[Judging | None]:
 
 def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     settings = cfg.rl
-    machine = machine_of(cfg.launch, settings.dtype)
+    machine = machine_of(cfg.launch, settings.dtype, log=log)
     if machine.deepspeed_stage == 3:
         raise ValueError("rl: launch.deepspeed_stage 3 divides weights that its three policies read whole; use 2, or 0")
     sources = data.sources(inputs["data"], "train")
@@ -85,7 +85,7 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
         wordless=not compares_words(settings),
         maskless=not compares_masks(settings),
     )
-    model = sft_model(inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(settings.dtype), device=machine.device)
+    model = sft_model(inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(machine.dtype), device=machine.device)
     model.checkpointing = settings.checkpointing
     modules = adapters.policy_modules(model, drawing=settings.drawing)
     lora = adapters.rl_config(**settings.lora.model_dump(), modules=modules)

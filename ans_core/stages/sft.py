@@ -39,11 +39,11 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     moved.json and `samples` (pictures of validated masks) to `out`. Samples that can't be read or are too long are left out: the curve
     `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
     settings, base = cfg.sft, inputs["base"] / "base"
-    machine = machine_of(cfg.launch, settings.dtype)
+    machine = machine_of(cfg.launch, settings.dtype, log=log)
     if (inputs["base"] / "sam2").is_dir():
         raise ValueError("base.source is sam2, a SAM2 without a language model: its pipeline ends with the stage memory")
     divide = sharding.divide if machine.deepspeed_stage == 3 else None
-    model = checkpoint.load(base, dtype=weights_dtype(settings.dtype), device=machine.device, divide=divide)
+    model = checkpoint.load(base, dtype=weights_dtype(machine.dtype), device=machine.device, divide=divide)
     of_memory = memory.load_into(model, inputs["memory"], base=base)
     model.checkpointing = settings.checkpointing
     if settings.object_weight:
@@ -67,7 +67,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         left_out.add(step, samples)
         return batch
 
-    module = objective_of(cfg, model, features=_features(cfg, before))
+    module = objective_of(cfg, model, features=_features(cfg, before, dtype=machine.dtype))
     watch = Watch(
         validation=_validation(cfg, module, machine, layout, inputs["data"], scratch) if settings.val_every else None,
         rows=lambda step: [row.name for micro in range(settings.optim.accumulate) for row in rows(step, micro)],
@@ -99,11 +99,11 @@ def _ranks(cfg: Config, base: Sa2VA) -> dict[str, dict[str, int]]:
     return {"rank_pattern": rank_pattern(base, dict(tuned.named_parameters()), energy=cfg.sft.lora_energy)}
 
 
-def _features(cfg: Config, hashes: Mapping[str, str]) -> FeatureCache | None:
+def _features(cfg: Config, hashes: Mapping[str, str], *, dtype: str) -> FeatureCache | None:
     """Return the cache of what these frozen encoders give."""
     if not cfg.launch.feature_cache:
         return None
-    salt = f"{hashes['vision tower (frozen)']} {hashes['SAM2 image encoder (frozen)']} {cfg.sft.dtype}"
+    salt = f"{hashes['vision tower (frozen)']} {hashes['SAM2 image encoder (frozen)']} {dtype}"
     return FeatureCache(Path(cfg.launch.feature_cache), limit=round(cfg.launch.feature_cache_gb * 1e9), salt=salt)
 
 

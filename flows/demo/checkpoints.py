@@ -10,6 +10,7 @@ from ans_core import dist
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
 from ans_core.model import Sa2VA
+from ans_core.precision import inference_dtype
 
 Load = Callable[[], Sa2VA]
 
@@ -33,7 +34,8 @@ def offered(model: str, others: Sequence[str], *, device: str) -> dict[str, Load
 
 
 def _before_rl(base: Path, sft: Path, device: str) -> Sa2VA:
-    return sft_model(base, sft, device=dist.pick_device(device))
+    place = dist.pick_device(device)
+    return sft_model(base, sft, dtype=inference_dtype(place), device=place)
 
 
 def _names(paths: Sequence[str]) -> list[str]:

@@ -24,7 +24,8 @@ FORMS = ("PNG", "RLE", "COCO")
 ALONE = "no other checkpoint"
 STAGE = """${value ? `<div class="stage ${value.form}"><img src="${value.src}" alt="${value.alt}" draggable="false">
 <svg viewBox="0 0 ${value.width} ${value.height}" preserveAspectRatio="none"><rect/><polyline stroke-width="${value.brush}"/></svg></div>`
-: `<div class="stage empty">No picture yet: drop a picture or a clip, or choose one of the samples below.</div>`}"""
+: `<div class="stage empty">No picture yet: %s.</div>`}"""
+"""`%s`: what to do for one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ def lay_out(names: Sequence[str], examples: Sequence[Example]) -> Layout:
                 gr.Radio(kinds, value="click", container=False, interactive=True, scale=3, min_width=200, elem_id="prompt-kind")
                 clear = gr.Button("Clear regions", size="sm", scale=1, min_width=110, elem_id="clear")
             with gr.Row():
-                columns = [_column(place) for place in range(COLUMNS)]
+                columns = [_column(place, samples=bool(examples)) for place in range(COLUMNS)]
         with gr.Column(scale=2, min_width=320):
             talk = _talk(names)
     return Layout(tab=gr.State(), columns=columns, clear=clear, samples=_samples(examples), **talk)
@@ -137,14 +138,15 @@ def _talk(names: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _column(place: int) -> Column:
+def _column(place: int, *, samples: bool) -> Column:
+    advice = "drop a picture or a clip, or choose one of the samples below" if samples else "drop a picture or a clip"
     with gr.Column(visible=place == 0, min_width=260) as whole:
         title = gr.HTML("", visible=False)
         player = gr.Video(
             visible=False, interactive=False, show_label=False, autoplay=True, loop=True, buttons=[], elem_id=f"player-{place}"
         )
         script = (HERE / "stage.js").read_text(encoding="utf-8")
-        stage = gr.HTML("", html_template=STAGE, js_on_load=script, elem_id=f"stage-{place}")
+        stage = gr.HTML("", html_template=STAGE % advice, js_on_load=script, elem_id=f"stage-{place}")
         masks = gr.CheckboxGroup(visible=False, show_label=False, container=False, elem_classes="masks", elem_id=f"masks-{place}")
         with gr.Row(elem_classes="tools"):
             files = {form: _download(form, place) for form in FORMS}

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from sam2.modeling.sam2_utils import LayerNorm2d
 from torch import nn
 
+from ans_core import precision
 from ans_core.checkpoints import bases, checkpoint, conversion, folder, layouts, published
 from ans_core.model import Sa2VA
 from ans_core.model.grounding import GroundingConfig
@@ -136,6 +137,7 @@ PARTS = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("native_bf16")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("halved", [["language", "head"], ["projector"], ["sam2", "seg"], ["vision"], "some tensors"])
 def test_any_mixture_with_a_half_precision_loads_and_answers(tmp_path: Path, halved: list[str] | str, dtype: torch.dtype):
@@ -162,6 +164,7 @@ def test_any_mixture_with_a_half_precision_loads_and_answers(tmp_path: Path, hal
                 assert (answer.seg_embeddings - expected.seg_embeddings).norm() < 0.1 * expected.seg_embeddings.norm()
 
 
+@pytest.mark.usefixtures("native_bf16")
 @pytest.mark.parametrize(
     ("dtypes", "listed"), [((torch.bfloat16, torch.float16), "bfloat16, float16, float32"), ((torch.float64,), "float32, float64")]
 )
@@ -175,12 +178,16 @@ def test_weights_that_no_forward_pass_takes_together_are_refused_unless_cast(tmp
     assert Sa2VA.from_pretrained(tmp_path / "m", dtype="float32").dtype == torch.float32
 
 
-def test_auto_takes_the_stored_dtype_and_a_device_that_is_there(tmp_path: Path):
+@pytest.mark.usefixtures("native_bf16")
+def test_auto_takes_the_stored_dtype_and_a_device_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     checkpoint.save(copy.deepcopy(tiny()).to(torch.bfloat16), tmp_path / "m", metadata={})
     model = Sa2VA.from_pretrained(tmp_path / "m", dtype="auto", device_map="auto")
     assert model.dtype == torch.bfloat16
     assert model.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert Sa2VA.from_pretrained(tmp_path / "m", dtype="float32").dtype == torch.float32
+    monkeypatch.setattr(precision, "cpu_times", lambda: {"fp32": 1.0, "bf16": 9.0})
+    assert Sa2VA.from_pretrained(tmp_path / "m", device_map="cpu").dtype == torch.float32  # bf16 would be emulated
+    assert Sa2VA.from_pretrained(tmp_path / "m", dtype="bfloat16").dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip"])

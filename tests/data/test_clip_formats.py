@@ -78,6 +78,42 @@ def test_real_davis_pngs_are_read_and_void_is_background():
     }  # 255, of some pixels of tennis, is no object
 
 
+def test_davis_2016_is_0_and_255_with_a_list_of_frames(tmp_path):
+    drawn = draw()
+    for name in ("a", "b"):
+        clip_sets.write_frames(tmp_path / f"JPEGImages/480p/{name}", drawn)
+        (tmp_path / f"Annotations/480p/{name}").mkdir(parents=True)
+        for frame, mask in zip(NAMES, drawn.masks[1], strict=True):
+            Image.fromarray(mask.astype(np.uint8) * 255).save(tmp_path / f"Annotations/480p/{name}/{frame}.png")
+    lists = tmp_path / "ImageSets/480p"
+    lists.mkdir(parents=True)
+    lines = [f"/JPEGImages/480p/b/{n}.jpg /Annotations/480p/b/{n}.png" for n in NAMES]
+    (lists / "val.txt").write_text("\n".join(lines))
+    (clip,) = read("davis", tmp_path, "val")
+    assert (clip.sample_id, clip.meta["object_ids"], pixels(clip.masks[0])) == ("b", [1], [36, 36, 36, 0, 36, 36])
+
+
+def test_numbers_that_can_be_no_objects_are_refused_with_what_to_write(tmp_path):
+    """Grey levels of two objects; one object scaled with interpolation. Done as the messages say, both are read."""
+    one, two = np.zeros((21, 33), np.uint8), np.zeros((21, 33), np.uint8)
+    one[5:15, 5:15], two[5:15, 20:28] = 1, 1
+    smooth = np.asarray(Image.fromarray(one * 200).resize((64, 48), Image.Resampling.BILINEAR))
+    nearest = np.asarray(Image.fromarray(one * 200).resize((64, 48), Image.Resampling.NEAREST))
+
+    def objects(labels: np.ndarray) -> list[int]:
+        Image.fromarray(labels).save(tmp_path / "0.png")
+        height, width = labels.shape
+        return list(clip_files.palette_masklets(tmp_path, ["0"], height=height, width=width, where="here"))
+
+    with pytest.raises(DataError, match=r"hold 127 and 255, which look like grey levels .* number the objects 1, 2"):
+        objects(one * 127 + two * 255)
+    assert objects(one + two * 2) == [1, 2]
+    with pytest.raises(DataError, match=r"object numbers, of which \d+ are nothing but edges .* nearest neighbour"):
+        objects(smooth)
+    assert objects(nearest) == [200]
+    assert objects(one * 5 + two * 255) == [5]  # void beside an object
+
+
 def test_sav_has_every_fourth_frame_of_a_video_file(written):
     drawn, root = draw(), written("sav")
     assert (infer(root), SPLITS["sav"](root)) == ("sav", ["train"])
@@ -153,8 +189,28 @@ def test_coco_video_frames_are_ordered_and_those_without_annotation_unknown(tmp_
     assert (persons.meta["object_ids"], persons.meta["joined"]) == ([2, "category 2"], [1])
     mixed = [a | {"instance_id": "2" if place % 2 else 2} for place, a in enumerate(numbered)]
     clip_sets.write_json(file, content | {"annotations": mixed})
-    with pytest.raises(checks.DataError, match=r"instance '?2'? of .* comes as a number and as a text; write all of them alike"):
-        read("coco_video", root)
+    (persons,) = read("coco_video", root)  # 2 and "2" are one
+    assert persons.meta["object_ids"] == [2]
+    named = [category | {"name": "a  person" if place else "a person"} for place, category in enumerate(content["categories"])]
+    clip_sets.write_json(file, content | {"categories": named})
+    (both,) = read("coco_video", root)  # two categories of one name
+    assert [pixels(m) for m in both.masks] == [pixels(car.masks[0]), pixels(person.masks[0])]
+    boxes = [a | {"segmentation": [], "bbox": [0, 0, 3, 2]} if a["instance_id"] == 2 else a for a in numbered]
+    clip_sets.write_json(file, content | {"annotations": boxes})
+    (persons,) = read("coco_video", root)
+    assert {area for area in pixels(persons.masks[0]) if area} == {6}
+    clip_sets.write_json(file, content | {"annotations": [a | {"segmentation": []} if n else a for n, a in enumerate(numbered)]})
+    (persons,) = read("coco_video", root)  # neither outline nor box: absent
+    assert [area for area in pixels(persons.masks[0]) if area] == [36]
+
+
+def test_a_clip_under_two_ids_is_refused_with_both(written, tmp_path):
+    root = shutil.copytree(written("youtube_vis"), tmp_path / "set")
+    file = root / "train/instances.json"
+    content = json.loads(file.read_text())
+    clip_sets.write_json(file, content | {"videos": [*content["videos"], content["videos"][0] | {"id": 77}]})
+    with pytest.raises(checks.DataError, match="video 77 has the frames of video 1; give the annotations of both one video_id"):
+        read("youtube_vis", root)
 
 
 def test_frames_of_a_folder_are_in_order_of_time_whatever_their_suffixes(tmp_path):
@@ -335,7 +391,7 @@ FAULTS = [
     ("revos", "meta_expressions_train_.json", ("videos", "MOSE/2", "expressions", "2", "type_id"), 3, "'2': type_id 3 is none of"),
     ("revos", "meta_expressions_train_.json", ("videos", "MOSE/2", "expressions", "2", "type_id"), 0, r"and anno_id is \[\]"),
     ("ref_youtube_vos", "meta_expressions/train/meta_expressions.json", ("videos", "0062", "expressions", "2", "obj_id"), "3",
-     r"expression '2': obj_id '3' is unknown: the PNGs of .*0062 show \[1, 2\]"),
+     r"expression '2': obj_id 3 is unknown: the PNGs of .*0062 show \[1, 2\]"),
     ("ref_sav", "Ref-SAV.json", ("sav_000001", "objects", "2"), {"formated": "x"}, "object '2' is unknown: .* has the objects 0 to 1"),
     ("ref_sav", "Ref-SAV.json", ("sav_000001", "video_path"), "sav_0.mp4", "'sav_000001': the file 'sav_0.mp4' is at none of"),
     ("chat_univi", "video_chat.json", (1, "video"), "v_2.mp4", "record 1: the video 'v_2.mp4' is at none of"),

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
-from ans_core import rle
+from ans_core import rle, transforms
 from ans_core.data.exports import import_export
 from ans_core.data.exports.label_studio import brush
 from ans_core.data.formats import FORMATS, SPLITS, infer, plain, training_format
@@ -114,6 +114,29 @@ def test_a_fault_of_cvat_is_named_by_file_and_place_and_nothing_is_written(tmp_p
     with pytest.raises(DataError, match=match):
         import_export(file, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_masks_drawn_on_a_picture_that_cvat_shows_upright_lie_right(tmp_path: Path, orientation: int):
+    """A white square near a corner of a stored picture of 20 x 10, outlined where CVAT shows it."""
+    stored = np.zeros((10, 20), np.uint8)
+    stored[1:4, 2:6] = 255
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    (tmp_path / "images").mkdir()
+    Image.fromarray(stored).save(tmp_path / "images/a.png", exif=exif)
+    shown = np.asarray(ImageOps.exif_transpose(Image.open(tmp_path / "images/a.png"))) > 0
+    rows, columns = np.flatnonzero(shown.any(1)), np.flatnonzero(shown.any(0))
+    box = f'xtl="{columns[0]}" ytl="{rows[0]}" xbr="{columns[-1] + 1}" ybr="{rows[-1] + 1}"'
+    height, width = shown.shape
+    image = f'<image id="0" name="a.png" width="{width}" height="{height}"><box label="dog" {box}/></image>'
+    file = write(tmp_path, "annotations.xml", f"<annotations>{image}</annotations>")
+    lines = import_export(file, tmp_path / "out")
+    assert any("turned or mirrored by an EXIF tag" in line for line in lines) == (orientation in (2, 3, 4))
+    (sample,) = (s for split in plain.splits(tmp_path / "out") for s in FORMATS["annotations"](tmp_path / "out", name="d", split=split))
+    ((mask,),) = sample.masks
+    assert np.array_equal(rle.decode(mask), shown)
+    assert np.array_equal(np.asarray(transforms.open_image(sample.frames[0]))[..., 0] > 0, shown)
 
 
 def packed(total: int, *runs: tuple[int, int] | list[int]) -> list[int]:
@@ -482,14 +505,21 @@ def test_a_fault_of_a_layout_is_named_by_file_and_place(tmp_path: Path, layout: 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_picture_that_two_files_label_is_a_fault_that_names_both(tmp_path: Path):
+def test_a_picture_that_two_files_of_one_split_label_has_each_object_once(tmp_path: Path):
     for name in ("instances_default.json", "person_keypoints_default.json"):
         write(tmp_path / "set", f"annotations/{name}", coco_content("a.jpg"), "images/a.jpg")
-    with pytest.raises(
-        DataError, match=r"images/a\.jpg is labelled in .*/instances_default\.json and in .*/person_keypoints_default\.json"
-    ):
-        import_export(tmp_path / "set", tmp_path / "out")
-    assert "pictures by split: " in "".join(import_export(tmp_path / "set/annotations/instances_default.json", tmp_path / "out"))
+    both = imported(tmp_path / "set", tmp_path / "both")
+    assert both == {("images/a.jpg", "referring", "cat"): [[1, 3, 2, 5, 12]], ("images/a.jpg", "referring", "dog"): [[0, 1, 10, 13, 8]]}
+
+
+def test_shares_of_a_picture_that_tools_show_turned_are_of_the_shown_sides(tmp_path: Path):
+    """EXIF 6: the stored 20 x 10 is shown as 10 x 20, turned clockwise; stored (x, y) is shown at (9 - y, x)."""
+    write(tmp_path / "set", "data.yaml", "names: [cat]\n", "images/a.jpg")
+    write(tmp_path / "set", "labels/a.txt", "0 0.25 0.2 0.3 0.2\n")  # shown: columns 1 to 3 of rows 2 to 5
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new("RGB", (W, H), "grey").save(tmp_path / "set/images/a.jpg", exif=exif)
+    assert imported(tmp_path / "set", tmp_path / "out") == {("images/a.jpg", "referring", "cat"): [[6, 8, 2, 5, 12]]}
 
 
 def test_backslashes_in_a_zip_are_folders_and_masks_without_words_are_refused(tmp_path: Path):

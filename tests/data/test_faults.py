@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -13,11 +14,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ans_core import rle
+from ans_core.data.exports import cvat, import_export
 from ans_core.data.formats import FORMATS, SPLITS, infer
 from ans_core.data.formats.checks import DataError
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.pictures import check_pictures
 from ans_core.data.scene_write import write_clips, write_scenes
+from ans_core.nearest_file import hint
 from ans_core.stages.prepare import source_entries
 from tests import picture_sets
 from tests.data.test_formats import GOOD, block, png, region, write_annotations, write_refs, write_regions
@@ -275,3 +279,152 @@ def test_every_layout_is_told_by_its_files(drawn):
     }
     folders |= {"mevis": "mevis", "regions": "regions"}
     assert {infer(drawn / folder): folder for folder in folders.values()} == folders
+
+
+NFC, NFD = "caf\u00e9.png", "cafe\u0301.png"
+
+
+@pytest.mark.parametrize(
+    ("there", "name", "difference"),
+    [
+        ("images/a.png", "images\\a.png", "backslashes"),
+        ("images/a.png", "D:\\set\\images\\a.png", "backslashes"),
+        (f"images/{NFD}", f"images/{NFC}", r"Unicode form of its letters \(NFC"),
+        (f"images/{NFC}", f"images/{NFD.upper()}", "upper and lower case, the Unicode form"),
+        ("images/A.PNG", "Images/a.png", "upper and lower case"),
+        ("images/a.png", "images/a.jpg", r"suffix \(\.jpg and \.png\)"),
+        ("images/a b.png", "images/a b .png", "blanks"),
+    ],
+)
+def test_a_picture_that_is_named_otherwise_is_told_with_the_difference(tmp_path, there, name, difference):
+    """The remedy is tried: with the file's own name the set is read."""
+    (tmp_path / "images").mkdir()
+    png(tmp_path / there)
+    (tmp_path / "images/a.txt").touch()  # never offered
+    for read_set in (read_plain, read_coco, read_cvat):
+        with pytest.raises(DataError, match=rf"; {re.escape(str(tmp_path / there))} is there, .*differs in .*{difference}.*: correct"):
+            read_set(tmp_path, name)
+        read_set(tmp_path, there)
+
+
+def test_thousands_of_missing_pictures_read_a_folder_once(tmp_path, monkeypatch):
+    for n in range(3):
+        png(tmp_path / f"{n}.png")
+    listed = []
+    iterdir = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda self: listed.append(self) or iterdir(self))
+    assert all(hint(tmp_path / f"{n}.jpg") for n in range(3))
+    assert hint(tmp_path / "other.jpg") == ""
+    assert len(listed) == 1
+
+
+OTHER = [4, 3, 7, 3, 7, 5, 4, 5]
+
+
+def of(image: Any, category: Any, shape: Any = POLYGON, **more: Any) -> dict[str, Any]:
+    return {"image_id": image, "category_id": category, "segmentation": [shape] if shape and type(shape[0]) is int else shape, **more}
+
+
+@pytest.mark.parametrize(
+    ("names", "categories", "annotations"),
+    [
+        (["a.png"], ("dog", "dog"), [of(0, 0), of(0, 1, OTHER)]),
+        (["a.png"], ("hot dog", " hot  dog "), [of(0, 0), of(0, 1, OTHER)]),
+        (["a.png"], ("caf\u00e9", "cafe\u0301"), [of(0, 0), of(0, 1, OTHER)]),
+        (["a.png", "a.png"], ("dog",), [of(0, 0), of(1, 0, OTHER)]),
+        (["a.png", "./a.png"], ("dog",), [of(0, 0), of(1, 0, OTHER)]),
+    ],
+)
+def test_what_has_two_numbers_in_coco_is_one_sample_with_all_objects(tmp_path, caplog, names, categories, annotations):
+    png(tmp_path / "images/a.png")
+    (sample,) = FORMATS["coco"](write_coco(tmp_path, names, annotations, categories), name="mine", split="train")
+    assert [rle.area(mask) for (mask,) in sample.masks] == [6, 6]
+    assert (sample.sample_id, sample.image_id) == ("0_0", "0")
+    assert "1 categories have the name" in caplog.text or "1 images have the file" in caplog.text
+    lines = import_export(tmp_path, tmp_path / "imported")
+    assert "1 pictures, 1 referring records, 2 masks" in lines[0]
+    assert not any("left out" in line for line in lines)
+    (again,) = FORMATS["annotations"](tmp_path / "imported", name="mine", split="train")
+    assert again.masks == sample.masks
+
+
+def test_one_picture_twice_in_an_export_is_one_record_of_each_text(tmp_path):
+    """Projects of CVAT hold a picture in two tasks."""
+    png(tmp_path / "images/a.png")
+    box = '<box label="dog" xtl="{0}" ytl="1" xbr="{1}" ybr="4"/>'
+    image = '<image id="{2}" name="a.png" width="8" height="6" subset="{3}">' + box + "</image>"
+
+    def export(*images: tuple[Any, ...]) -> Path:
+        text = "".join(image.format(*values) for values in images)
+        (tmp_path / "a.xml").write_text(f"<annotations>{text}</annotations>")
+        return tmp_path / "a.xml"
+
+    import_export(export((1, 3, 0, "train"), (5, 8, 1, "train"), (5, 8, 2, "train")), tmp_path / "one")
+    (sample,) = FORMATS["annotations"](tmp_path / "one", name="mine", split="train")
+    assert [rle.area(mask) for (mask,) in sample.masks] == [6, 9]
+    with pytest.raises(DataError, match=r"a\.png with 'dog' is in the splits train and val; leave it in one"):
+        import_export(export((1, 3, 0, "train"), (5, 8, 1, "val")), tmp_path / "two")
+    import_export(export((1, 3, 0, "train"), (2, 2, 1, "train")), tmp_path / "three")  # a box without a pixel
+
+
+def test_polygons_of_fewer_than_3_points_are_left_out_and_counted(tmp_path, caplog):
+    png(tmp_path / "a.png")
+    annotations = [of(0, 0, [[4, 3], POLYGON]), of(0, 0, [[4, 3]]), of(0, 0, [[1, 1, 5, 4]]), of(0, 0, None), of(0, 0, [])]
+    (sample,) = FORMATS["coco"](write_coco(tmp_path, ["a.png"], annotations), name="mine", split="train")
+    assert [rle.area(mask) for (mask,) in sample.masks] == [6]
+    assert "1 polygons of fewer than 3 points are left out" in caplog.text
+    assert "4 records are left out: 4 with no mask" in caplog.text
+    caplog.clear()
+    (plain,) = read(tmp_path, GOOD | {"masks": [[[4, 3], POLYGON]]})
+    assert (plain.masks, "1 polygons of fewer" in caplog.text) == (sample.masks, True)
+    with pytest.raises(DataError, match=r"instances_train\.json: no record can be used: 1 with no mask: no polygon \[x1, y1, x2, y2"):
+        list(FORMATS["coco"](write_coco(tmp_path, ["a.png"], [of(0, 0, [[[2, 1], [5, 1], [5, 3]]])]), name="mine", split="train"))
+
+
+def test_a_box_is_the_mask_of_an_object_without_an_outline_in_all_commands(tmp_path, caplog):
+    png(tmp_path / "images/a.png")
+    empty = [of(0, 0, shape, bbox=[2, 1, 3, 2]) for shape in ([], [[]], None)]
+    (sample,) = FORMATS["coco"](write_coco(tmp_path, ["a.png"], empty), name="mine", split="train")
+    assert [rle.area(mask) for (mask,) in sample.masks] == [6, 6, 6]
+    assert "3 objects have a box and no outline: the box is their mask" in caplog.text
+    assert "3 masks" in import_export(tmp_path, tmp_path / "imported")[0]
+
+
+@pytest.mark.parametrize(("image", "category"), [("0", "0"), (0.0, 0.0), ("0", 0)])
+def test_ids_as_texts_and_in_floating_point_and_unknown_sizes_are_read(tmp_path, image, category):
+    png(tmp_path / "a.png")
+    write_coco(tmp_path, ["a.png"], [of(image, category, iscrowd=0.0)])
+    content = json.loads((tmp_path / "instances_train.json").read_text())
+    for width, height in ((-1, -1), (8.0, 6.0), (0, 0)):
+        content["images"][0] |= {"width": width, "height": height}
+        (tmp_path / "instances_train.json").write_text(json.dumps(content))
+        (sample,) = FORMATS["coco"](tmp_path, name="mine", split="train")
+        assert (sample.sample_id, sample.width, sample.height) == ("0_0", 8, 6)
+    content["images"][0]["id"] = 0.5
+    (tmp_path / "instances_train.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"image 0: id is 0\.5: expected a whole number or a text"):
+        list(FORMATS["coco"](tmp_path, name="mine", split="train"))
+
+
+def read_plain(root: Path, name: str) -> None:
+    (root / "annotations.json").write_text(json.dumps([GOOD | {"image": name, "split": "train"}]))
+    list(FORMATS["annotations"](root, name="mine", split="train"))
+
+
+def read_coco(root: Path, name: str) -> None:
+    write_coco(root, [name], [{"image_id": 0, "category_id": 0, "segmentation": [POLYGON]}])
+    list(FORMATS["coco"](root, name="mine", split="train"))
+
+
+def read_cvat(root: Path, name: str) -> None:
+    box = '<box label="dog" xtl="1" ytl="1" xbr="4" ybr="4"/>'
+    (root / "a.xml").write_text(f'<annotations><image id="0" name="{name}" width="8" height="6">{box}</image></annotations>')
+    cvat.read(root / "a.xml")
+
+
+def write_coco(root: Path, names: list[str], annotations: list[dict[str, Any]], categories: tuple[str, ...] = ("dog",)) -> Path:
+    """Pictures and categories are numbered from 0."""
+    images = [{"id": n, "file_name": name} for n, name in enumerate(names)]
+    content = {"images": images, "annotations": annotations, "categories": [{"id": n, "name": c} for n, c in enumerate(categories)]}
+    (root / "instances_train.json").write_text(json.dumps(content))
+    return root

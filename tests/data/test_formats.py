@@ -226,7 +226,7 @@ def test_a_region_without_caption_is_called_by_category_and_place(tmp_path):
     ("lines", "message"),
     [
         ((region(), '{"id": '), "manifest.jsonl: line 2 is not JSON"),
-        ((region(), region()), "id '0' comes twice"),
+        ((region(), region()), "id 0 comes twice"),
         ((region(segmentation=block(height=5)),), r"line 1 \(id 0\): RLE size \[5, 8\]"),
         ((region(category=None),), r"line 1 \(id 0\): no caption, and as category: the text is None"),
     ],

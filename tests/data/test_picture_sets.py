@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from datasets import Dataset
-from PIL import Image
+from PIL import ExifTags, Image
 
 from ans_core import prompts, rle, transforms
 from ans_core.data.conversation import turn
-from ans_core.data.formats import FORMATS, SPLITS, grounded, infer
+from ans_core.data.formats import FORMATS, SPLITS, clip_files, grounded, infer
 from ans_core.data.formats.checks import DataError
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.scene_text import grounded_caption
@@ -267,24 +267,49 @@ def test_splits_lie_beside_each_other_and_two_sets_in_one_folder_are_told_apart_
     assert SPLITS["grandf"](tmp_path / "OpenPsgGCG_train.json") == ["train", "val"]
 
 
-def test_masks_are_in_the_frame_of_the_stored_pixels_whatever_exif_says(tmp_path):
-    turned = Image.Exif()
-    turned[0x0112] = 6  # to be shown turned by 90 degrees
-    annotation = {"image": "a.png", "text": "a dog", "masks": [block()], "split": "train"}
-    write_annotations(tmp_path, annotation)
-    Image.new("RGB", (8, 6)).save(tmp_path / "a.png", exif=turned)
-    (sample,) = FORMATS["annotations"](tmp_path, name="mine", split="train")
-    assert (sample.height, sample.width, transforms.open_image(sample.frames[0]).size) == (6, 8, (8, 6))
-    store(
-        tmp_path / "osprey_conversation.json",
-        [
-            {"file_name": "a.png", "height": 8, "width": 6, "annotation": [{"segmentation": block()}]}
-            | {"conversations": said(("What?", "It."))}
-        ],
-    )
+def write_turned(file: Path, orientation: int) -> None:
+    """Write 8 x 6 stored pixels, white where `block` is, with an EXIF orientation."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    Image.fromarray(rle.decode(block()).astype(np.uint8) * 255).save(file, exif=exif)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_masks_of_stored_pixels_are_turned_with_their_picture(tmp_path, orientation):
+    """COCO's annotations are of stored pixels; those of the upright picture are known by its size, where a quarter turn changes it."""
+    write_annotations(tmp_path, {"image": "a.png", "text": "a dog", "masks": [block()], "split": "train"})
+    write_turned(tmp_path / "a.png", orientation)
     (tmp_path / "images").symlink_to(tmp_path)
-    with pytest.raises(DataError, match=r"= \[8, 6\], the file has \[6, 8\]; it was turned by its EXIF tag where it was annotated"):
-        list(FORMATS["osprey"](tmp_path, name="mine", split="train"))
+    white = np.asarray(transforms.open_image(tmp_path / "a.png"))[..., 0] > 0
+
+    def osprey(mask: np.ndarray) -> Sample:
+        height, width = mask.shape
+        row = {"file_name": "a.png", "height": height, "width": width, "annotation": [{"segmentation": rle.encode(mask)}]}
+        store(tmp_path / "osprey_conversation.json", [row | {"conversations": said(("What?", "It."))}])
+        (sample,) = FORMATS["osprey"](tmp_path, name="mine", split="train")
+        return sample
+
+    samples = [*FORMATS["annotations"](tmp_path, name="mine", split="train"), osprey(rle.decode(block()))]
+    for sample in samples + [osprey(white)] * (orientation >= 5):
+        ((mask,),) = sample.masks
+        assert np.array_equal(rle.decode(mask), white)
+        assert (sample.height, sample.width) == white.shape
+
+
+def test_frames_of_a_clip_are_turned_alike_and_places_are_not_told_of_a_turned_picture(tmp_path):
+    for name, orientation in (("1.png", 3), ("2.png", 3), ("3.png", 1)):
+        write_turned(tmp_path / name, orientation)
+    frames = tuple(tmp_path / f"{n}.png" for n in (1, 2, 3))
+    assert clip_files.size_of(frames[:2], where="here") == (6, 8)
+    with pytest.raises(DataError, match=r"the EXIF tag of .*3\.png.* turns it, unlike the first frame"):
+        clip_files.size_of(frames, where="here")
+    region = {"id": 1, "image": "1.png", "segmentation": block(), "category": "dog", "bbox": [2, 1, 3, 2]}
+    (tmp_path / "manifest.jsonl").write_text(json.dumps(region))
+    split = split_by_image("1.png")
+    with pytest.raises(DataError, match="so that its bbox tells no place; write a caption"):
+        list(FORMATS["regions"](tmp_path, name="mine", split=split))
+    (tmp_path / "manifest.jsonl").write_text(json.dumps(region | {"caption": "a dog"}))
+    assert len(list(FORMATS["regions"](tmp_path, name="mine", split=split))) == 2
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "I;16", "CMYK"])

@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from ans_core.config import Config, load
+from ans_core.report.changes import Change
 from flows import cli, commands
-from flows.compare import table
+from flows.compare import change_table, table
 from flows.results import result, revision_of, stage_runs
 from tasks.tracking import client, experiment_id
 from tests.stages.test_report import write_data, write_evaluation, write_training
@@ -40,6 +41,20 @@ def test_a_headline_or_another_split_is_compared_by_names_without_the_split(tmp_
     one = write(tmp_path / "one.json", before)
     other = write(tmp_path / "other.json", {"rl": {"referring/test/gIoU": 0.25, "referring/test/cIoU": 0.5}})
     assert cells(table(one, other, tmp_path)) == {"rl/referring/gIoU": ["0.5000", "0.2500", "-0.2500"]}
+
+
+def test_metrics_and_changes_that_are_the_same_are_counted_and_not_listed(tmp_path: Path):
+    one = write(tmp_path / "one.json", {"rl": {"referring/val/gIoU": 0.5, "referring/val/cIoU": 0.25, "video/val/F": 0.5}})
+    other = write(tmp_path / "other.json", {"rl": {"referring/val/gIoU": 0.50001, "referring/val/cIoU": 0.5, "video/val/J": 0.5}})
+    *lines, last = table(one, other, tmp_path).splitlines()
+    assert list(cells("\n".join(lines))) == ["rl/referring/val/cIoU", "rl/video/val/F", "rl/video/val/J"]  # others in one alone
+    assert last == "1 of 4 metrics are the same to four digits"
+    assert table(one, one, tmp_path) == "3 of 3 metrics are the same to four digits"
+    still, sure, moved = ({"before": 0.5, "after": 0.5}, {"before": 0.5, "after": 0.5001}, {"before": 0.5, "after": 0.7})
+    made = [Change(title="a", metric=str(n), **values) for n, values in enumerate((still, moved))]
+    made.append(Change(title="a", metric="2", **sure, interval=(0.00005, 0.0002)))
+    told = change_table(made)
+    assert [line.split()[:2] for line in told[1:]] == [["a,", "1"], ["a,", "2"], ["1", "figure"]]
 
 
 def test_results_without_a_common_metric_are_refused(tmp_path: Path):

@@ -53,6 +53,13 @@ def test_a_data_set_is_checked_and_told_about(tmp_path, capsys):
     assert "cannot read the image" in (folder / "page/report.html").read_text()
 
 
+def test_the_page_of_a_set_that_cannot_be_read_is_written_into_a_new_folder(tmp_path, capsys):
+    (tmp_path / "annotations").mkdir()
+    page = tmp_path / "new/page/report.html"
+    assert data_check.check("mine", tmp_path, "coco", None, pixels=True, page=page) == 1
+    assert "holds no instances*.json" in page.read_text()
+
+
 def test_faults_of_structure_and_of_masks_are_told_in_one_go(tmp_path, capsys):
     Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
     wrong = [
@@ -89,11 +96,14 @@ def test_pictures_that_are_shown_turned_are_told(tmp_path, capsys):
     for orientation, name in enumerate(("straight.jpg", "turned.jpg"), start=1):
         tag[ExifTags.Base.Orientation] = 1 if orientation == 1 else 6
         photograph(orientation).save(tmp_path / name, exif=tag)
-    records = [{"image": name, "text": name, "masks": [], "split": "train"} for name in ("straight.jpg", "turned.jpg")]
-    (tmp_path / "annotations.json").write_text(json.dumps(records))
-    assert check(tmp_path) == 0
-    (told,) = [line for line in capsys.readouterr().out.splitlines() if "EXIF" in line]
-    assert told.startswith(f"warning: 1 pictures have an EXIF tag that turns them for display, as {tmp_path / 'turned.jpg'}.")
+    square = [2, 2, 9, 2, 9, 9, 2, 9]
+    for masks, warned in (([square], 1), ([], 0)):  # where nothing is masked, nothing can lie wrong
+        records = [{"image": name, "text": name, "masks": masks, "split": "train"} for name in ("straight.jpg", "turned.jpg")]
+        (tmp_path / "annotations.json").write_text(json.dumps(records))
+        assert check(tmp_path) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if "EXIF" in line]
+        start = f"warning: 1 pictures have an EXIF tag that turns them, as {tmp_path / 'turned.jpg'}."
+        assert [line.startswith(start) for line in lines] == [True] * warned
 
 
 def test_clips_whose_objects_have_no_identities_are_told(tmp_path, capsys):

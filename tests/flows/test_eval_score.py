@@ -78,6 +78,17 @@ def test_files_that_cannot_be_read_are_refused_by_name(tmp_path: Path):
             ans("refcoco", "--predictions", tmp_path / name, "--data", truth)
 
 
+def test_a_byte_order_mark_and_ids_in_floating_point_change_no_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    numbered = [record | {"id": float(n)} for n, record in enumerate(TRUTH)]
+    truth = write(tmp_path / "truth.json", [record | {"id": n} for n, record in enumerate(TRUTH)])
+    mark, whole, lines = b"\xef\xbb\xbf", json.dumps(numbered).encode(), "\n".join(map(json.dumps, numbered)).encode()
+    files = {"a.json": mark + whole, "b.jsonl": mark + lines, "c.json.gz": gzip.compress(mark + whole), "d.json": whole}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+        assert ans("refcoco", "--predictions", tmp_path / name, "--data", truth) == 0
+        assert "1.000000" in capsys.readouterr().out
+
+
 def test_a_hard_link_to_the_truth_is_refused(tmp_path: Path):
     truth = write(tmp_path / "truth.json", TRUTH)
     (tmp_path / "mine.json").hardlink_to(truth)

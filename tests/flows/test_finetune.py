@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from ans_core import data
 from ans_core.checkpoints import checkpoint
+from ans_core.config import load
+from ans_core.data.formats.plain import split_by_image
 from ans_core.model import Sa2VA
 from flows import cli
+from flows.finetune import begin, checked
+from flows.paths import root
+from tasks.process import held
 from tests import tiny
 
 
@@ -53,6 +61,77 @@ def test_what_can_not_be_fine_tuned_is_refused_before_a_model_is_loaded(tmp_path
         ans(folder, "--model", "nothing", "--out", tmp_path / "full", "--steps", 2)
 
 
+def coco(folder: Path, name: str, pictures: int) -> Path:
+    """Write one COCO file, as annotation tools do that know no splits."""
+    (folder / "images").mkdir(parents=True)
+    images, annotations = [], []
+    for number in range(pictures):
+        (folder / f"images/{number}.png").write_bytes(tiny.picture(number))
+        images.append({"id": number, "file_name": f"{number}.png", "height": tiny.SIDE, "width": tiny.SIDE})
+        outline = [8, 8, 24, 8, 24, 24, 8, 24]
+        annotations.append({"id": number, "image_id": number, "category_id": 1, "segmentation": [outline], "bbox": [8, 8, 16, 16]})
+    content = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "red square"}]}
+    (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["instances_default.json", "instances_train.json", "instances_val2017.json"])
+def test_coco_of_one_split_has_pictures_held_out_by_their_names(
+    tmp_path: Path, tiny_model: Sa2VA, name: str, capsys: pytest.CaptureFixture[str]
+):
+    """Of the names 0.png to 9.png, the hash holds out a share."""
+    checkpoint.save(tiny_model, tmp_path / "model", metadata={})
+    folder, out = coco(tmp_path / "mine", name, 10), tmp_path / "out"
+    held_out = sum(split_by_image(f"images/{number}.png") == "val" for number in range(10))
+    arguments = cli.parse(["finetune", str(folder), "--model", str(tmp_path / "model"), "--out", str(out)])
+    (tmp_path / "scratch").mkdir()
+    begin(checked(arguments, tmp_path / "scratch"))
+    assert f"{10 - held_out} samples to train on, {held_out} held out" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "scratch")
+    (source,) = load(out / "params.yaml").prepare.sources
+    assert (source.format, source.path) == ("annotations", str(out / "imported"))
+    assert len(data.read_samples(format=source.format, path=Path(source.path), name="mine", split="val")) == held_out
+    (tmp_path / "again").mkdir()
+    checked(arguments, tmp_path / "again")  # a killed run goes on with what was imported
+    assert not any((tmp_path / "again").iterdir())
+
+
+def test_the_remedy_for_an_export_too_small_to_hold_out_a_picture_works(tmp_path: Path):
+    folder = coco(tmp_path / "mine", "instances_default.json", 2)
+    assert {split_by_image(f"images/{number}.png") for number in range(2)} == {"train"}
+    with pytest.raises(ValueError, match=r"has no split 'val'\n.*give some records of DIR/annotations\.json") as error:
+        ans(folder, "--model", "nothing", "--out", tmp_path / "out")
+    command = re.search(r"`ans (data import .*) DIR`", str(error.value))
+    assert command
+    words = [*command[1].split(), str(tmp_path / "DIR")]
+    assert cli.parse(words).function(cli.parse(words)) == 0
+    file = tmp_path / "DIR/annotations.json"
+    first, second = json.loads(file.read_text())
+    file.write_text(json.dumps([first | {"split": "train"}, second | {"split": "val"}]))
+    with pytest.raises(ValueError, match="no folder 'nothing'"):  # the data pass
+        ans(tmp_path / "DIR", "--model", "nothing", "--out", tmp_path / "out")
+
+
+def test_a_refusal_does_not_wait_for_a_run_at_work_and_an_estimate_neither_waits_nor_claims_the_folder(
+    tmp_path: Path, tiny_model: Sa2VA, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Training three steps is left out: what waits and what is left behind is the same without."""
+    checkpoint.save(tiny_model, tmp_path / "model", metadata={})
+    monkeypatch.setattr("flows.finetune.estimate", lambda request: f"estimate in {request.out}")
+    folder, out = pictures(tmp_path / "mine", ("train", "val")), tmp_path / "out"
+    before = set((root() / ".ans").glob("finetune-*"))
+    with held(root() / ".ans/stage.lock", "a run"):  # of another process in life; flock knows open files
+        with pytest.raises(ValueError, match="no folder 'nothing'"):
+            ans(folder, "--model", "nothing", "--out", out)
+        assert ans(folder, "--model", tmp_path / "model", "--out", out, "--estimate") == 0
+    told = capsys.readouterr().out
+    assert "a run (pid" in told
+    assert "is at work here: the estimate is of a machine that both share" in told
+    assert "estimate in " in told
+    assert not out.exists()
+    assert set((root() / ".ans").glob("finetune-*")) == before
+
+
 def test_a_mistyped_model_or_setting_leaves_nothing_that_refuses_the_right_one(tmp_path: Path, tiny_model: Sa2VA):
     checkpoint.save(tiny_model, tmp_path / "model", metadata={})
     folder, out = pictures(tmp_path / "mine", ("train", "val")), tmp_path / "out"
@@ -78,6 +157,7 @@ def test_pictures_and_a_checkpoint_become_a_checkpoint_and_a_report(tmp_path: Pa
     assert "s a step, " in told
     assert "fewer than 4 pictures are held out" in told
     after = Sa2VA.from_pretrained(out / "model")
+    assert re.search(r"^held-out pictures, before and after\n +before +after +change +95 % interval\n  Referring", told, re.MULTILINE)
     assert any(not new.equal(old) for new, old in zip(after.parameters(), tiny_model.parameters(), strict=True))
     assert "mine/referring/gIoU" in json.loads((out / "evaluate/sft/metrics.json").read_text())
     page = (out / "report/report.html").read_text()

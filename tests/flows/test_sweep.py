@@ -1,12 +1,14 @@
 """A sweep that is stopped (real dvc and Prefect on cheap stages, tests/workspace.py)."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from flows.sweep import plain_text, table
 from tests.flows.test_pipeline import start_stalled, until
 from tests.workspace import LIMIT_S, ans, end_all, executed, living, make
 
@@ -48,10 +50,26 @@ def test_a_stopped_sweep_gives_the_settings_back_and_goes_on_by_its_name(workspa
     assert [line.split()[0] for line in executed(workspace)] == ["rl", "convert", "evaluate@rl", "report"] * 2
     shown = ans(workspace, *SWEEP)
     assert "sweep s: 0 of 2 to run" in shown
-    assert "| rl.kl | 0.5 | 0.25 |" in shown
+    assert re.search(r"^s +-1 +-2\nrl\.kl +0\.5 +0\.25\n", shown, re.MULTILINE)
+    assert "|" not in shown
     assert executed(workspace) == []
     assert "an experiment s-1 with other settings" in ans(workspace, "sweep", "rl.kl=0.6", "--name", "s", status=None)
     assert now() == before
+
+
+def test_a_terminal_gets_aligned_columns_and_the_path_of_the_page(tmp_path: Path) -> None:
+    results = [("kl-1", {"rl.kl": 0.5}, {"rl/referring/gIoU": 0.25}), ("kl-2", {"seed": 1}, None)]
+    page = tmp_path / "kl.md"
+    page.write_text(table(results))
+    lines = [
+        "kl                     -1  -2",
+        "rl.kl                 0.5    ",
+        "seed                        1",
+        "rl/referring/gIoU  0.2500   -",
+    ]
+    assert plain_text(page).splitlines() == lines
+    page.write_text(table(results) + "\nAnswers and curves: [/a/page.html](file:///a/page.html)\n")
+    assert plain_text(page).splitlines() == [*lines, "", "Answers and curves: /a/page.html"]
 
 
 def test_settings_that_change_while_a_run_is_at_work_stop_it_before_the_next_stage(workspace: Path) -> None:

@@ -153,6 +153,28 @@ def test_the_same_ids_words_and_masks(kind: str, case: str):
         assert error(full, outputs[f"pf_{case}_logits_{number}_ds{stride}"]) < 1e-4
 
 
+@KINDS
+def test_pictures_come_first_wherever_image_is_written_as_in_upstreams_inference(kind: str):
+    """Upstream deletes `<image>` from the words and puts all pictures before them, also where nobody wrote it."""
+    model, inputs, _, cases = golden(kind)
+    options = PredictOptions(**UPSTREAM)
+    for case, source in (
+        ("image", {"image": inputs["pf_image_uint8"].numpy()}),
+        ("video", {"video": list(inputs["pf_video_uint8"].numpy())}),
+    ):
+        words = cases[case]["text"].removeprefix("<image>")
+        rows = [
+            prompt(model, [request_of(text=text, **source)], options=options).row(0)  # type: ignore[arg-type]
+            for text in (f"<image>{words}", f"{words}<image>", words)
+        ]
+        assert torch.equal(rows[0], rows[1])
+        assert torch.equal(rows[0], rows[2])
+        with pytest.raises(ValueError, match="the text has 0 <image>"):
+            prompt(model, [request_of(text=words, **source)])  # type: ignore[arg-type]
+    alone = prompt(model, [request_of(text="<image>Hello")], options=options).row(0)
+    assert torch.equal(alone, prompt(model, [request_of(text="Hello")], options=options).row(0))
+
+
 def seen(model: Sa2VA, pictures: list[Image.Image], *, clip: bool, outputs: dict[str, Tensor], case: str) -> ImageFeatures:
     """What the language model sees of a recorded case; its pixels and image tokens are upstream's."""
     views = visible(model, pictures, PredictOptions(**UPSTREAM), clip=clip)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from ans_core import dist
+from ans_core import dist, precision
 from ans_core.agent import ocr
 from ans_core.agent import policy as policies
 from ans_core.agent.evaluation import costs
@@ -26,6 +26,7 @@ from ans_core.config import Config
 from ans_core.stages import agent_evaluate, agent_report, agent_sft, cota, online, prepare, rft
 from ans_core.types import Log
 from tests import tiny
+from tests.half_products import HalfProducts
 from tests.workspace import launch
 
 pytestmark = pytest.mark.slow
@@ -82,6 +83,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run(agent_evaluate, folder, f"agent/evaluate/{row}", ("data", "model", made), row=row)
     run(agent_report, folder, "agent/report", tuple(f"agent/evaluate/{row}" for row in ("direct", "oracle", "sft", "rft")))
     return folder
+
+
+def test_no_stage_multiplies_in_bf16_where_that_is_emulated(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a base in bf16, as published weights are."""
+    monkeypatch.setattr(precision, "cpu_times", lambda: {"fp32": 1.0, "bf16": 9.0})
+    checkpoint.save(tiny.build().to(torch.bfloat16), tmp_path / "model", metadata={})
+    (tmp_path / "data").symlink_to(runs / "data")
+    with HalfProducts() as seen:
+        run(cota, tmp_path, "agent/cota", ("model",))
+        run(agent_sft, tmp_path, "agent/sft/tools", SFT, row="tools")
+        run(rft, tmp_path, "agent/rft", RFT)
+        for row, made in (("oracle", "agent/cota"), ("rft", "agent/rft")):
+            run(agent_evaluate, tmp_path, f"agent/evaluate/{row}", ("data", "model", made), row=row)
+    assert seen.counts == {}
 
 
 def test_traces_are_mixed_and_the_adapter_names_its_base(runs: Path) -> None:
@@ -353,7 +368,7 @@ def test_an_agents_step_that_has_not_a_row_for_every_process_is_refused(
 BROKEN = """
 import sys
 from pathlib import Path
-from ans_core import dist
+from ans_core import dist, precision
 from ans_core.agent import ocr
 from ans_core.agent import policy as policies
 from ans_core.agent.world import traces

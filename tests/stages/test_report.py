@@ -428,22 +428,35 @@ def test_a_page_of_400_pixels_clips_nothing_and_its_filters_hide_pictures(writte
     assert 0 < wanted["changed"] < wanted["wrong"] < wanted["all"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_is_never_wider_than_its_window(written: Written, tmp_path: Path, width: int):
-    """With settings as long as a list of data sets is."""
+@pytest.fixture
+def tab():
+    """A tab of Chromium."""
     driver = pytest.importorskip("playwright.sync_api", reason="the browser's driver is missing: pip install playwright")
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         pytest.skip("no chromium on this machine")
+    with driver.sync_playwright() as browsers:
+        browser = browsers.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser.new_page()
+        browser.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_is_never_wider_than_its_window(written: Written, tmp_path: Path, tab, width: int):
+    """With settings as long as a list of data sets is."""
     text = (written[2] / "report.html").read_text()
     assert "<code>0.05</code>" in text
     (tmp_path / "long.html").write_text(
         text.replace("<code>0.05</code>", f"<code>{[{'name': 'mine', 'path': '/home/me/data'}] * 5}</code>")
     )
-    with driver.sync_playwright() as browsers:
-        browser = browsers.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": width, "height": 800})
-        page.goto((tmp_path / "long.html").as_uri())
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-        browser.close()
+    tab.set_viewport_size({"width": width, "height": 800})
+    tab.goto((tmp_path / "long.html").as_uri())
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.slow
+def test_a_pdf_has_the_pictures_of_the_whole_page_which_nobody_scrolled(written: Written, tab):
+    tab.goto((written[2] / "report.html").as_uri())
+    shown = tab.evaluate("new Set([...document.images].filter((one) => one.offsetParent).map((one) => one.src)).size")
+    assert len(re.findall(rb"/Subtype /Image", tab.pdf())) >= shown == 10  # a mask of transparency is an image, too

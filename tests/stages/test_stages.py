@@ -19,7 +19,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from ans_core import data, dist
+from ans_core import data, dist, precision
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import trained as handed_on
 from ans_core.config import Config, Rl
@@ -31,6 +31,7 @@ from ans_core.stages import base, convert, evaluate, judge_questions, launch, me
 from ans_core.types import Prediction, Request
 from flows import cli
 from tests import forks, workspace
+from tests.half_products import HalfProducts
 from tests.workspace import ROOT
 from tests.workspace import launch as launched
 
@@ -593,6 +594,35 @@ def test_a_base_in_bf16_is_trained_merged_and_evaluated(runs: Path, tmp_path: Pa
     run(convert, tmp_path, "model", {k: tmp_path / k for k in ("data", "base", "sft", "rl")}, cfg)
     found = run(evaluate, tmp_path, "row", {k: tmp_path / k for k in ("data", "base", "sft", "model")}, cfg, row="rl")
     assert math.isfinite(found["referring/val/gIoU"])
+
+
+def test_no_stage_multiplies_in_bf16_where_that_is_emulated(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """From a base in bf16, as published weights are, with Muon. Where bf16 is asked for, the counter sees it."""
+    monkeypatch.setattr(precision, "cpu_times", lambda: {"fp32": 1.0, "bf16": 9.0})
+    muon = Optim.model_validate(OPTIM | {"muon_lr": 1e-3})
+    phases = dict.fromkeys(("vision_words", "alignment", "sam_images", "language_text"), muon)
+    changed = {"base": phases, "memory": {"optim": muon}, "sft": {"optim": muon}, "rl": {"optim": muon, "dtype": "auto"}}
+    cfg = CONFIG.model_copy(update={name: getattr(CONFIG, name).model_copy(update=values) for name, values in changed.items()})
+    folder = tmp_path
+    (folder / "data").symlink_to(runs / "data")
+
+    def work(stage: Any, name: str, *inputs: str, cfg: Config = cfg, **row: str) -> None:
+        run(stage, folder, name, {k: folder / k for k in inputs}, cfg, **row)
+
+    with HalfProducts() as seen:
+        work(base, "base", "data")
+        checkpoint.save(checkpoint.load(folder / "base" / "base", dtype=torch.bfloat16), folder / "base" / "base", metadata={})
+        work(memory, "memory", "data", "base")
+        work(sft, "sft", "data", "base", "memory")
+        work(rl, "rl", "data", "base", "sft")
+        work(convert, "model", "data", "base", "sft", "rl")
+        for row in ("base", "sft", "rl"):
+            work(evaluate, f"row-{row}", "data", "base", "sft", "model", row=row)
+    assert seen.counts == {}
+    with HalfProducts() as seen:
+        work(sft, "half", "data", "base", "memory", cfg=cfg.model_copy(update={"sft": cfg.sft.model_copy(update={"dtype": "bf16"})}))
+    assert seen.counts["convolution"] > 0
+    assert seen.counts["mm"] > 0
 
 
 def test_rl_without_region_captions_says_what_it_needs(runs: Path, tmp_path: Path):

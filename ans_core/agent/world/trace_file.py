@@ -161,7 +161,7 @@ def _check(trace: Trace, folder: Path, where: str) -> None:
     for name, text in (("question", trace.question), ("answer", trace.answer)):
         if not checks.visible(text):
             raise checks.DataError(f"{where}: the {name} is {text!r}; write it, or leave the record out")
-    sizes = {checks.image_size(checks.inside(folder, name, where=where), where=where) for name in trace.frames}
+    sizes = {checks.shown_size(checks.inside(folder, name, where=where), where=where) for name in trace.frames}
     if len(sizes) != 1:
         raise checks.DataError(f"{where}: frames of sizes {sorted(sizes)}; bring them to one size")
     ((height, width),) = sizes
@@ -201,7 +201,7 @@ def _check_pictures_of(turn: Turn, folder: Path, where: str) -> None:
     if token := next((token for token in TEMPLATE if token in turn.text), None):
         raise checks.DataError(f"{where} holds {token!r}, which begins or ends a turn; take it out")
     for name in turn.pictures:
-        checks.image_size(checks.inside(folder, name, where=where), where=where)
+        checks.shown_size(checks.inside(folder, name, where=where), where=where)
 
 
 def _check_said(turn: Turn, *, last: bool, failed: bool, first: ImageHandle, frames: int, known: Set[str], where: str) -> None:

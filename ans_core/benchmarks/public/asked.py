@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ans_core.types import Masklet, Prediction, Request
+from ans_core import transforms
+from ans_core.types import Masklet, Prediction, Request, VideoFrames
 
 
 class UnscoredError(ValueError):
@@ -66,6 +67,18 @@ class Runner:
     """The model is a SAM2 that follows objects, without words."""
     split_of: Callable[[Path], str] | None = None
     """The split of a folder, if none is asked for; None = the folder's name if that is one of `splits`, else the first of them."""
+
+    def questions(self, folder: Path, split: str) -> Iterator[Item]:
+        """Yield the items. Masks of published benchmarks are of the stored pixels, which upstream shows its models, too; so a picture with
+        masks is asked about as it is stored, whatever its EXIF tag says."""
+        for item in self.items(folder, split):
+            masks = item.request.mask_prompts or item.objects or (item.truth and item.truth.masks)
+            if masks or item.expression is not None:
+                frames = item.request.frames
+                if not isinstance(frames, VideoFrames):
+                    frames = tuple(map(transforms.stored_pixels, frames))
+                item = replace(item, request=replace(item.request, frames=frames))
+            yield item
 
 
 Answerer = Callable[[Sequence[Item]], list[Prediction]]

@@ -212,7 +212,7 @@ def items(folder: Path, split: str, *, splits: tuple[str, ...], question: Callab
     mask_dict = _mask_dict(folder / TRUTH) if (folder / TRUTH).is_file() else None
     for video, described in videos.items():
         frames = tuple(files.picture(pictures / video, frame, where=f"{meta}, {video}") for frame in described["frames"])
-        width, height = transforms.image_size(frames[0])
+        (width, height), _ = transforms.stored(frames[0])
         for number, expression in described["expressions"].items():
             where = f"{meta}, {video}/{number}"
             text = files.text(expression, "exp", where=where)

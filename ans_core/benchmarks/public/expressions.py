@@ -85,7 +85,7 @@ def name_of(record: Any, where: str) -> str:
         raise ValueError(f"{where}: {type(record).__name__}, not an object")
     for key in ID_KEYS:
         if key in record:
-            return str(record[key])
+            return files.id_of(record, key, where=where)
     raise ValueError(f"{where}: no id ({' or '.join(ID_KEYS)}); the record has {sorted(record)}")
 
 

@@ -98,7 +98,7 @@ def items(folder: Path, split: str) -> Iterator[Item]:
     for question in sorted(files.records(path), key=lambda q: str(q["image"])):
         where = f"{path}, question {question['question_id']}"
         picture = pictures / files.text(question, "image", where=where)
-        width, height = transforms.image_size(picture)
+        (width, height), _ = transforms.stored(picture)
         region = files.mask(files.value(question, "annotation", where=where)["segmentation"], height=height, width=width, where=where)
         text = "<image>\n" + files.text(question, "text", where=where).replace("<region>", "region1")
         facts = {"question_id": question["question_id"], "image": question["image"], "category": "refer_desc"}

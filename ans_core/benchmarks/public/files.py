@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, UnidentifiedImageError
 
-from ans_core import rle
+from ans_core import nearest_file, rle
 from ans_core.types import RLE
 
 SHOWN = 5
@@ -93,7 +93,7 @@ def _opened(path: Path) -> Iterator[IO[str]]:
         raise ValueError(f"{path}: no such file")
     packed = path.suffix == ".gz"
     try:
-        with io.TextIOWrapper(gzip.open(path), encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
+        with io.TextIOWrapper(gzip.open(path), encoding="utf-8-sig") if packed else path.open(encoding="utf-8-sig") as file:
             yield file
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         form = "UTF-8 text in gzip" if packed else "UTF-8 text"
@@ -147,7 +147,7 @@ def picture(folder: Path, stem: str, *, where: str) -> Path:
     for suffix in PICTURES:
         if (path := folder / f"{stem}{suffix}").is_file():
             return path
-    raise ValueError(f"{where}: no picture {folder / stem} ({', '.join(PICTURES)})")
+    raise ValueError(f"{where}: no picture {folder / stem} ({', '.join(PICTURES)}){nearest_file.hint(folder / stem)}")
 
 
 def pictures(folder: Path, *names: str) -> Path:
@@ -163,7 +163,8 @@ def pictures_named(names: Iterable[str], *folders: Path, where: Path) -> dict[st
     found = {name: [path for folder in folders if (path := folder / name).is_file()] for name in names}
     if absent := [name for name, paths in found.items() if not paths]:
         told = " or ".join(map(str, folders))
-        raise ValueError(f"{where}: {len(absent)} of {len(found)} pictures are not in {told}: {shown(absent)}; put them there")
+        nearest = nearest_file.hint(*(folder / absent[0] for folder in folders))
+        raise ValueError(f"{where}: {len(absent)} of {len(found)} pictures are not in {told}: {shown(absent)}; put them there{nearest}")
     return {name: paths[0] for name, paths in found.items()}
 
 
@@ -235,8 +236,10 @@ def verdict(record: Any, key: str, *, where: str) -> bool:
 
 
 def id_of(record: Any, key: str, *, where: str) -> str:
-    """As text, so that 7 and "7" are one."""
+    """As text, so that 7, 7.0 and "7" are one."""
     found = value(record, key, where=where)
+    if isinstance(found, float) and found.is_integer():
+        return str(int(found))
     if isinstance(found, bool) or not isinstance(found, str | int):
         raise ValueError(f"{where}: {key} {rle.short(found)} is no id; an id is text or a whole number")
     return str(found)

@@ -54,7 +54,7 @@ def _request(record: dict[str, Any], question: dict[str, Any], picture: Path, wh
     told = {"model_output": files.text(record, "model_output", where=where)}
     words = DETAILED if "predicate_name" in question else SIMPLE
     keys = ("subject_name", "object_name", "predicate_name") if "predicate_name" in question else ("question", "answer")
-    image = transforms.open_image(picture)
+    image = transforms.open_image(transforms.stored_pixels(picture))  # as the masks and the model had it
     parts: list[str | bytes] = ["The picture:", _png(image)]
     for number, coded in enumerate(files.value(question, "mask_rles", where=where)):
         mask = rle.decode(files.mask(coded, height=image.height, width=image.width, where=where))

@@ -75,7 +75,7 @@ def _scores(pictures: dict[str, dict[str, list[bool]]]) -> tuple[dict[str, float
 def _of_results(folder: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted(folder.glob("*.txt")):
-        for number, line in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), start=1):
+        for number, line in enumerate(path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n"), start=1):
             parts = line.split("\t")
             if len(parts) != 4:
                 raise ValueError(f"{path}, line {number}: {len(parts)} columns; it needs image, question, answer, reply, with tabs between")
@@ -123,7 +123,7 @@ def questions(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
             picture = next((p for p in sorted(pictures.glob(f"{path.stem}.*")) if p.suffix != ".txt"), None)
             if picture is None:
                 raise ValueError(f"{path}: no picture {path.stem}.* in {pictures}")
-            for number, line in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), start=1):
+            for number, line in enumerate(path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n"), start=1):
                 asked, _, answer = line.strip().rpartition("\t")
                 if not asked or answer.lower() not in ("yes", "no"):
                     raise ValueError(f"{path}, line {number}: not a question, a tab, and Yes or No")

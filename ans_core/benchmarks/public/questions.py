@@ -44,7 +44,7 @@ def table(folder: Path, *names: str) -> Iterator[tuple[dict[str, str], bytes]]:
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
     csv.field_size_limit(sys.maxsize)
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t")
         if absent := {"index", "question", "image"} - set(rows.fieldnames or ()):
             raise ValueError(f"{path}: columns {', '.join(sorted(absent))} are missing; it has {rows.fieldnames}")

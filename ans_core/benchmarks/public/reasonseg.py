@@ -101,7 +101,7 @@ def _questions(folder: Path, split: str) -> list[Path]:
 
 def truth_of(path: Path) -> tuple[Query, Truth]:
     query = checks.record(Query, checks.load_json(path, encoding=ENCODING), where=str(path))
-    width, height = transforms.image_size(files.picture(path.parent, path.stem, where=str(path)))
+    (width, height), _ = transforms.stored(files.picture(path.parent, path.stem, where=str(path)))
     labels = painted(query.shapes, height=height, width=width)
     ignored = rle.encode(labels == IGNORED) if (labels == IGNORED).any() else None
     return query, Truth(mask=rle.encode(labels == TARGET), ignored=ignored, sentence=query.is_sentence)

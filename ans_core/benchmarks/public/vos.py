@@ -1,11 +1,14 @@
 """Semi-supervised video object segmentation (DAVIS 2017, MOSE, SA-V): folders of PNGs of object numbers -> J, F, J&F.
 
-Two public conventions give different numbers for the same masks; a figure names its own.
-    davis   davis2017-evaluation: the objects of the first true frame, every frame but the first and last; frames before an object appears
-            count (1 where nothing is drawn); 255 is void and becomes background.
+Public conventions give different numbers for the same masks; a figure names its own.
+    davis   the objects up to the highest number of the first true frame, every frame but the first and last; frames before an object
+            appears count (1 where nothing is drawn); 255 is void and becomes background.
+    davis2017-evaluation
+            DAVIS' own code: as `davis`, but a number below the highest counts as an object even if no true pixel has it (1 where nothing
+            is drawn). The two are equal where object numbers have no gaps, as in DAVIS.
     mose    vos-benchmark, SA-V's too: every object of the truth, from the first frame on in which truth or prediction shows it, without
             the clip's first and last frame; every number is an object.
-Both average over an object's frames, then over the objects of all videos. Files: vos_files.py; how a SAM2 is run: vos_items.py.
+All average over an object's frames, then over the objects of all videos. Files: vos_files.py; how a SAM2 is run: vos_items.py.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ import numpy as np
 
 from ans_core.benchmarks.public import vos_items
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
-from ans_core.benchmarks.public.vos_files import VOID, Clip, IndexMask, clips
+from ans_core.benchmarks.public.vos_files import Clip, IndexMask, clips
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.video import Statistics, j_and_f, statistics
+from ans_core.object_numbers import VOID
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,33 +38,52 @@ class Tracked:
 
 
 def score(given: Given) -> Scored:
-    conventions: dict[str, Callable[[Clip], list[Tracked]]] = {"davis": davis, "mose": mose}
     convention = given.convention or "davis"
-    if convention not in conventions:
-        raise ValueError(f"--convention {convention}: one of {', '.join(conventions)}")
+    if convention not in CONVENTIONS:
+        raise ValueError(f"--convention {convention}: one of {', '.join(CONVENTIONS)}")
     tracked: list[Tracked] = []
-    voids = 0
+    voids, gaps = 0, 0
     for clip in clips(given):
         if not any(((frame > 0) & (frame != VOID)).any() for frame in clip.truth):
             raise ValueError(f"{clip.name}: the truth holds no object, only background and void")
         voids += convention == "mose" and any((frame == VOID).any() for frame in clip.truth)
-        tracked += conventions[convention](clip)
+        gaps += convention != "mose" and len(existing(clip)) < highest(clip)
+        tracked += CONVENTIONS[convention](clip)
     if not tracked:
         raise ValueError(f"{given.data or given.predictions}: no object in the frames that count (the first and last of a clip don't)")
-    return _scored(tracked, convention, voids)
+    return _scored(tracked, convention, voids, gaps)
+
+
+def highest(clip: Clip) -> int:
+    """Return the highest object number of the first true frame."""
+    if number := int(np.where(clip.truth[0] == VOID, 0, clip.truth[0]).max()):
+        return number
+    raise ValueError(f"{clip.name}: no object in the first true frame, from which DAVIS takes the objects")
+
+
+def existing(clip: Clip) -> list[int]:
+    """Return the numbers up to the highest that a pixel of some true frame has, in rising order."""
+    there = {int(n) for frame in clip.truth for n in np.unique(frame)}
+    return [n for n in range(1, highest(clip) + 1) if n in there]
 
 
 def davis(clip: Clip) -> list[Tracked]:
-    truth = [np.where(frame == VOID, 0, frame) for frame in clip.truth]
-    objects, drawn = int(truth[0].max()), int(max(frame.max() for frame in clip.predictions))
-    if not objects:
-        raise ValueError(f"{clip.name}: no object in the first true frame, from which DAVIS takes the objects")
-    if drawn > objects:
+    return _numbered(clip, existing(clip))
+
+
+def davis2017_evaluation(clip: Clip) -> list[Tracked]:
+    return _numbered(clip, list(range(1, highest(clip) + 1)))
+
+
+def _numbered(clip: Clip, numbers: list[int]) -> list[Tracked]:
+    predicted = {int(n) for frame in clip.predictions for n in np.unique(frame)}
+    if other := sorted(predicted - {0, *numbers}):
         raise ValueError(
-            f"{clip.name}: a predicted mask holds object {drawn}; the first true frame has objects 1 to {objects}; "
-            "--convention mose also scores objects that appear later"
+            f"{clip.name}: a predicted mask holds object {other[0]}; the truth, up to the highest number of its first frame, has objects"
+            f" {', '.join(map(str, numbers))}; --convention mose also scores objects that appear later"
         )
-    return [_tracked(clip, k, truth[1:-1], clip.predictions[1:-1]) for k in range(1, objects + 1)]
+    truth = [np.where(frame == VOID, 0, frame) for frame in clip.truth]
+    return [_tracked(clip, k, truth[1:-1], clip.predictions[1:-1]) for k in numbers]
 
 
 def mose(clip: Clip) -> list[Tracked]:
@@ -74,22 +97,32 @@ def mose(clip: Clip) -> list[Tracked]:
     return found
 
 
+CONVENTIONS: dict[str, Callable[[Clip], list[Tracked]]] = {"davis": davis, "davis2017-evaluation": davis2017_evaluation, "mose": mose}
+
+
 def _tracked(clip: Clip, k: int, truth: list[IndexMask], predictions: list[IndexMask]) -> Tracked:
     j, f = zip(*(j_and_f(drawn == k, real == k) for drawn, real in zip(predictions, truth, strict=True)), strict=True)
     return Tracked(clip=clip.name, object_id=k, j=list(j), f=list(f))
 
 
-def _scored(tracked: list[Tracked], convention: str, voids: int) -> Scored:
+def _scored(tracked: list[Tracked], convention: str, voids: int, gaps: int) -> Scored:
     js, fs = [statistics(t.j) for t in tracked], [statistics(t.f) for t in tracked]
     metrics: dict[str, float] = {}
     for name, found in (("J", js), ("F", fs)):
         metrics |= {f"{name}": _mean(s.mean for s in found)}
-        if convention == "davis":
+        if convention != "mose":
             metrics |= {f"{name}_recall": _mean(s.recall for s in found), f"{name}_decay": _mean(s.decay for s in found)}
     both = [(j.mean + f.mean) / 2 for j, f in zip(js, fs, strict=True)]
     metrics = {"J&F": (metrics["J"] + metrics["F"]) / 2} | metrics | {"objects": len(tracked), "videos": len({t.clip for t in tracked})}
-    notes = [f"convention {convention}: " + {"davis": "davis2017-evaluation", "mose": "vos-benchmark and SA-V"}[convention]]
-    if convention == "davis" and any(len(t.j) > 256 for t in tracked):
+    notes = [f"convention {convention}: " + ("vos-benchmark and SA-V" if convention == "mose" else "davis2017-evaluation")]
+    if gaps and convention == "davis":
+        notes.append(
+            f"{gaps} videos have gaps in their object numbers: only objects that exist are counted; --convention davis2017-evaluation"
+            " also counts the missing numbers, as DAVIS' own code does"
+        )
+    elif gaps:
+        notes.append(f"{gaps} videos have gaps in their object numbers: the missing numbers, which don't exist, count as objects")
+    if convention != "mose" and any(len(t.j) > 256 for t in tracked):
         notes.append("decay of clips longer than 256 frames: of their quarters; davis2017-evaluation counts frames in 8 bits there")
     if voids:
         notes.append(f"{voids} videos hold the number 255, which this convention counts as an object")
@@ -104,7 +137,7 @@ def _scored(tracked: list[Tracked], convention: str, voids: int) -> Scored:
 
 def _ratios(name: str, found: list[Statistics], convention: str) -> dict[str, Ratio]:
     means = {name: Ratio(numerators=[s.mean for s in found])}
-    if convention == "davis":
+    if convention != "mose":
         means |= {f"{name}_{key}": Ratio(numerators=[getattr(s, key) for s in found]) for key in ("recall", "decay")}
     return means
 

@@ -20,8 +20,8 @@ from jaxtyping import UInt8
 from ans_core import rle
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.scored import Given
+from ans_core.object_numbers import VOID, fault, is_binary, with_inside
 
-VOID = 255
 IndexMask = UInt8[np.ndarray, "H W"]
 INNER = ("Annotations", "Annotations_6fps", "480p")
 """Folders inside a data set's own that lead to its masks."""
@@ -69,7 +69,7 @@ def videos_of(root: Path, split: str) -> list[str]:
     inner = split_folder(root, split)
     for path in (root / f"ImageSets/2017/{split}.txt", root / f"ImageSets/{split}.txt", inner / f"{inner.name}.txt", root / f"{split}.txt"):
         if split and path.is_file():
-            return sorted(path.read_text(encoding="utf-8").split())
+            return sorted(path.read_text(encoding="utf-8-sig").split())
     return []
 
 
@@ -154,15 +154,19 @@ def _clip(video: str, one: str | None, true_root: Path, drawn: _Drawn) -> Clip:
         raise ValueError(f"{folder}: {len(frames)} PNGs; the first and last don't count, so at least 3 are needed")
     real = [files.index_mask(folder / f"{frame}.png") for frame in frames]
     predicted = drawn.masks(video, one, frames)
+    numbers = {number for frame in real for number in np.unique(frame).tolist()}
+    if not one and (reason := fault(numbers, set().union(*map(with_inside, real)))):
+        raise ValueError(f"{folder}: {reason}")
+    single = one or is_binary(numbers)
     for frame, true, other in zip(frames, real, predicted, strict=True):
         where = f"{video}/{one}" if one else video
         if true.shape != other.shape or true.shape != real[0].shape:
             raise ValueError(
                 f"{where}, {frame}.png: [height, width] {other.shape}, the truth's is {true.shape}, its first frame's {real[0].shape}"
             )
-        if one and max(len(np.unique(true)), len(np.unique(other))) > 2:
-            raise ValueError(f"{where}, {frame}.png: more than one object in the folder of one")
-    if one:
+        if single and max(len(np.unique(true)), len(np.unique(other))) > 2:
+            raise ValueError(f"{where}, {frame}.png: more than one object, where the truth has one alone")
+    if single:
         real, predicted = ([(frame > 0).astype(np.uint8) for frame in listed] for listed in (real, predicted))
     return Clip(name=f"{video}/{one}" if one else video, truth=real, predictions=predicted)
 
@@ -190,6 +194,8 @@ def _filled(record: dict[str, Any], key: str, source: Path) -> list[IndexMask]:
         raise ValueError(f"{source}: masks of {sorted(lengths)} frames; every object needs one, or null, in every frame")
     frames = [np.zeros((height, width), np.uint8) for _ in range(lengths.pop())]
     for one in record["objects"]:
+        if one.get("id") not in range(1, VOID):
+            raise ValueError(f"{source}: object id {rle.short(one.get('id'))} is no number of a PNG (1 to {VOID - 1})")
         for t, found in enumerate(one[key]):
             where = f"{source}, object {one['id']}, frame {t}"
             pixels = rle.decode(files.mask(found, height=height, width=width, where=where))

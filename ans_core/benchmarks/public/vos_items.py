@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt8
 
 from ans_core import rle, transforms
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Objects, Runner, UnscoredError
-from ans_core.benchmarks.public.vos_files import VOID, annotated_frames, folders, masks_folder, split_folder, videos_of
+from ans_core.benchmarks.public.vos_files import annotated_frames, folders, masks_folder, split_folder, videos_of
 from ans_core.media import place_in_time
 from ans_core.metrics.mask import counts
+from ans_core.object_numbers import VOID, fault, is_binary, with_inside
 from ans_core.types import RLE, Prediction, Request
 
 SPLITS = ("val", "valid", "train", "test")
@@ -41,7 +43,7 @@ def items(root: Path, split: str) -> Iterator[Item]:
         frames = sorted(found, key=lambda path: place_in_time(path.stem))
         if not frames:
             raise ValueError(f"{pictures / video}: no pictures ({', '.join(files.PICTURES)})")
-        width, height = transforms.image_size(frames[0])
+        (width, height), _ = transforms.stored(frames[0])
         yield Item(
             name=video,
             request=Request(frames=tuple(frames), text="", clip=True),
@@ -54,17 +56,22 @@ def _objects(folder: Path, frames: tuple[str, ...], size: tuple[int, int]) -> Ob
     """Read the PNGs of a video. Raises ValueError for one that is of no frame or of another size, and without any object."""
     names = folders(folder)
     shown: dict[str, dict[str, RLE]] = {}
+    seen: set[int] = set()
+    inside: set[int] = set()
     for one in names or [""]:
         for frame in annotated_frames(folder / one):
-            path = folder / one / f"{frame}.png"
-            labels = files.index_mask(path)
-            if frame not in frames:
-                raise ValueError(f"{path}: no frame of the video has this name; there are {files.shown(list(frames))}")
-            if labels.shape != size:
-                raise ValueError(f"{path}: [height, width] {labels.shape}, but the video's frames are {size}")
-            numbers = [0] if one else sorted(set(np.unique(labels).tolist()) - {0, VOID})
-            found = {one or str(n): rle.encode(labels > 0 if one else labels == n) for n in numbers}
+            labels = _labels(folder / one, frame, frames, size)
+            numbers = set(np.unique(labels).tolist()) - {0}
+            found = {one: rle.encode(labels > 0)} if one else {str(n): rle.encode(labels == n) for n in numbers}
             shown[frame] = shown.get(frame, {}) | found
+            if not one:
+                seen, inside = seen | numbers, inside | with_inside(labels)
+    if reason := fault(seen, inside):
+        raise ValueError(f"{folder}: {reason}")
+    for masks in shown.values() if VOID in seen else ():
+        void = masks.pop(str(VOID), None)
+        if void is not None and is_binary(seen):
+            masks["1"] = void
     appearing = {name for masks in shown.values() for name, mask in masks.items() if rle.area(mask)}
     if not appearing:
         raise ValueError(f"{folder}: no object in its {len(shown)} PNGs")
@@ -72,6 +79,16 @@ def _objects(folder: Path, frames: tuple[str, ...], size: tuple[int, int]) -> Ob
     nothing = rle.empty(*size)
     masklets = tuple(tuple(shown[f].get(name, nothing) if f in shown else None for f in frames) for name in known)
     return Objects(names=tuple(known), masklets=masklets, overlap=bool(names))
+
+
+def _labels(folder: Path, frame: str, frames: tuple[str, ...], size: tuple[int, int]) -> UInt8[np.ndarray, "H W"]:
+    path = folder / f"{frame}.png"
+    if frame not in frames:
+        raise ValueError(f"{path}: no frame of the video has this name; there are {files.shown(list(frames))}")
+    labels = files.index_mask(path)
+    if labels.shape != size:
+        raise ValueError(f"{path}: [height, width] {labels.shape}, but the video's frames are {size}")
+    return labels
 
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:

@@ -11,28 +11,29 @@ import tempfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ans_core import rle
+from ans_core import orientation, rle, transforms
 from ans_core.data.exports import cvat, label_studio, labelme, masks, panoptic, read_as_samples, supervisely, via, voc, yolo
-from ans_core.data.exports.labelled import Export
+from ans_core.data.exports.labelled import Export, Labelled
 from ans_core.data.formats import checks, layouts, plain
+from ans_core.types import RLE
 from ans_core.written import written_whole
 
 Reader = Callable[[Path, list[Path]], Export]
 
 
 def _each(read: Callable[[Path, Path], Export]) -> Reader:
-    """Read files of which each holds the labels of many pictures, as one for each split. A picture in two of them is a fault."""
+    """Read files of which each holds the labels of many pictures, as one for each split."""
 
     def read_all(place: Path, files: list[Path]) -> Export:
         first, *others = (read(place, file) for file in files)
-        owners = dict.fromkeys((labelled.picture for labelled in first.labelled), first.file)
         for export in others:
-            first.add(export, owners)
+            first.labelled += export.labelled
+            first.left_out += export.left_out
         first.file = place if others else first.file
         return first
 
@@ -71,20 +72,25 @@ def import_export(source: Path, out: Path, *, form: str | None = None) -> list[s
                 layout, files = _layout(place, form)
                 export = EXPORTS[layout](place if place.is_dir() else place.parent, files)
                 export.check()
+                export.labelled = merged(export.labelled)
             except checks.DataError as error:  # it names files of a folder that goes
                 raise checks.DataError(str(error).replace(unpacked, str(source))) from None
             if not (has_val := any(labelled.split == "val" for labelled in export.labelled)):  # a hash of the name holds some out
                 export.labelled = [
                     replace(labelled, split=None if labelled.split == "train" else labelled.split) for labelled in export.labelled
                 ]
-            _write(export, partial)
+            doubtful = _write(export, partial)
             export.file = Path(str(export.file).replace(unpacked, str(source)))
-        pictures = {  # read as training does, which finds what is left to find
-            split: len({sample.image_id for sample in plain.read(partial, name=out.name, split=split)}) for split in plain.splits(partial)
-        }
+        try:
+            pictures = {  # read as training does, which finds what is left to find
+                split: len({sample.image_id for sample in plain.read(partial, name=out.name, split=split)})
+                for split in plain.splits(partial)
+            }
+        except checks.DataError as error:  # nothing is left at the place that it names
+            raise checks.DataError(f"{source}, imported: {str(error).replace(str(partial), str(out))}") from None
     counts = ", ".join(f"{split} {count:,}" for split, count in pictures.items())
     how = "as the export has them" if has_val else 'the export has no "val": one picture in five by a hash of its name'
-    return [*_told(export), f"pictures by split: {counts} ({how})", f"wrote {out / 'annotations.json'}"]
+    return [*_told(export), *doubtful, f"pictures by split: {counts} ({how})", f"wrote {out / 'annotations.json'}"]
 
 
 def _unpacked(archive: Path, into: Path) -> Path:
@@ -128,8 +134,25 @@ def _names(place: Path, found: dict[str, list[Path]]) -> str:
     return ", ".join(f"{layout} ({files[0].relative_to(place)})" for layout, files in found.items()) or "none that is known"
 
 
-def _write(export: Export, out: Path) -> None:
-    """Copy the pictures to `images/` and write the records. Pictures of one name from several folders get numbers."""
+def merged(labelled: Iterable[Labelled]) -> list[Labelled]:
+    """Return the records with one of each picture and text: the same picture may stand in an export twice (in two tasks, under two ids).
+    Referring means the objects of all; of captions with the same masks one is left. Raises DataError if they are in two splits."""
+    found: dict[tuple[Any, ...], Labelled] = {}
+    for one in labelled:
+        counts = [mask["counts"] for mask in one.masks]
+        key = (one.picture, one.task, checks.text_key(one.text), *(() if one.task == "referring" else counts))
+        if (before := found.setdefault(key, one)) is one:
+            continue
+        if before.split != one.split:
+            raise checks.DataError(f"{one.picture} with {one.text!r} is in the splits {before.split} and {one.split}; leave it in one")
+        there = {mask["counts"] for mask in before.masks}
+        found[key] = replace(before, masks=[*before.masks, *(mask for mask in one.masks if mask["counts"] not in there)])
+    return list(found.values())
+
+
+def _write(export: Export, out: Path) -> list[str]:
+    """Copy the pictures to `images/` and write the records. Pictures of one name from several folders get numbers. Return what is
+    doubtful."""
     (out / "images").mkdir()
     names: dict[Path, str] = {}
     taken: set[str] = set()
@@ -143,10 +166,36 @@ def _write(export: Export, out: Path) -> None:
             names[labelled.picture] = name
             taken.add(name)
             shutil.copyfile(labelled.picture, out / "images" / name)
-        record = {"image": f"images/{names[labelled.picture]}", "text": labelled.text, "masks": list(labelled.masks)}
+        masks = [_of_stored(mask, labelled.picture) if export.drawn_upright else mask for mask in labelled.masks]
+        record = {"image": f"images/{names[labelled.picture]}", "text": labelled.text, "masks": masks}
         more = {"task": labelled.task} if labelled.task != "referring" else {}
         records.append(record | more | ({"split": labelled.split} if labelled.split else {}))
     (out / "annotations.json").write_text(json.dumps(records, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    return _doubtful(names) if export.drawn_upright else []
+
+
+def _of_stored(mask: RLE, picture: Path) -> RLE:
+    """Return a mask that was drawn in a labelling tool on the stored pixels, which annotations.json's masks are of. Tools show pictures
+    upright; the mask's size tells of one that does not, if the picture is turned by a quarter."""
+    (width, height), turn = transforms.stored(picture)
+    of_stored = orientation.swaps_sides(turn) and height != width and mask["size"] == [height, width]
+    return mask if of_stored else rle.stored(mask, turn)
+
+
+def _doubtful(pictures: Iterable[Path]) -> list[str]:
+    """Return a line about the pictures that an EXIF tag turns or mirrors without a change of size."""
+    names = []
+    for picture in pictures:
+        (width, height), turn = transforms.stored(picture)
+        if turn != orientation.UPRIGHT and (width == height or not orientation.swaps_sides(turn)):
+            names.append(picture.name)
+    if not names:
+        return []
+    return [
+        f"warning: {len(names):,} pictures are turned or mirrored by an EXIF tag that leaves their size, as {names[0]}. Their masks are "
+        "taken as drawn on the turned picture, which tools show: look at them (`ans data show`); if they lie wrong, turn the pixels, drop "
+        "the tag and label these again"
+    ]
 
 
 def _told(export: Export) -> list[str]:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from ans_core import rle
-from ans_core.data.exports.labelled import SPLITS, TEXTS, Export, Shape, clipped, ellipse, find, placed, records, turned
+from ans_core.data.exports.labelled import NO_PIXEL, SPLITS, TEXTS, Export, Shape, clipped, ellipse, find, placed, records, turned
 from ans_core.data.formats import checks
 from ans_core.types import RLE
 
@@ -54,7 +54,11 @@ def _picture(image: ElementTree.Element, export: Export, file: Path, faults: che
     groups: dict[str, list[tuple[ElementTree.Element, RLE]]] = {}
     for number, shape in enumerate(drawn):
         with faults:
-            mask = _mask(shape, height=height, width=width, where=f"{where}, {shape.tag} {number}")
+            try:
+                mask = _mask(shape, height=height, width=width, where=f"{where}, {shape.tag} {number}")
+            except checks.NoPixelError:
+                export.left_out[NO_PIXEL] += 1
+                continue
             group = shape.get("group_id", "0")
             groups.setdefault(f"group {group}" if group != "0" else f"shape {number}", []).append((shape, mask))
     shapes = [_object(pieces, where=f"{where}, {name}") for name, pieces in groups.items()]

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from ans_core import rle
-from ans_core.data.exports.labelled import SUFFIXES, TEXTS, Export, Shape, clipped, ellipse, find, records, turned
+from ans_core.data.exports.labelled import NO_PIXEL, SUFFIXES, TEXTS, Export, Shape, clipped, ellipse, find, records, turned
 from ans_core.data.formats import checks
 from ans_core.types import RLE
 
@@ -44,7 +44,12 @@ def _task(task: Any, export: Export, file: Path, where: str, faults: checks.Faul
     shapes = []
     for name, parts in regions.items():
         with faults:
-            if shape := _shape(parts, picture, where=f"{where}, region {name}"):
+            try:
+                shape = _shape(parts, picture, where=f"{where}, region {name}")
+            except checks.NoPixelError:
+                export.left_out[NO_PIXEL] += 1
+                continue
+            if shape:
                 shapes.append(shape)
             else:
                 export.left_out[f"of type {', '.join(sorted({str(part.get('type')) for part in parts}))}, which has no pixels"] += 1

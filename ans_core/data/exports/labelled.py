@@ -14,13 +14,14 @@ import numpy as np
 from jaxtyping import Bool, Int64
 from PIL import Image
 
-from ans_core import rle
+from ans_core import nearest_file, rle, transforms
 from ans_core.data.formats import checks
 from ans_core.data.formats.files import SPLIT_OF
 from ans_core.data.formats.plain import MEANT
-from ans_core.data.formats.skipped import Unusable, usable_mask
 from ans_core.types import RLE
 
+NO_PIXEL = "objects without a pixel"
+"""A reason to leave out."""
 ImportedTask = Literal["referring", "region_caption"]
 SPLITS = {"train": "train", "val": "val", "test": "test"} | MEANT
 """Name of a folder, subset or tag -> split."""
@@ -48,22 +49,16 @@ class Export:
     labelled: list[Labelled] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     """By reason."""
+    drawn_upright: bool = True
+    """Whether masks are of pictures as labelling tools show them, upright, where sizes don't tell that they are of the stored pixels."""
 
     def mask(self, segmentation: object, *, height: int, width: int, where: str) -> RLE | None:
         """Decode an object's mask. One that teaches nothing, as it has no pixel, is counted and None."""
         try:
-            return usable_mask(segmentation, height=height, width=width, where=where)
-        except Unusable as reason:
-            self.left_out[f"objects with {reason}"] += 1
+            return checks.mask(segmentation, height=height, width=width, where=where)
+        except checks.NoPixelError:
+            self.left_out[NO_PIXEL] += 1
             return None
-
-    def add(self, part: Export, owners: dict[Path, Path]) -> None:
-        """Take over what another file holds. Raises DataError for a picture that `owners` (picture -> file) has of another file."""
-        for labelled in part.labelled:
-            if (owner := owners.setdefault(labelled.picture, part.file)) != part.file:
-                raise checks.DataError(f"{labelled.picture} is labelled in {owner} and in {part.file}; give the path of one, or remove one")
-        self.labelled += part.labelled
-        self.left_out += part.left_out
 
     def check(self) -> None:
         if not self.labelled:
@@ -83,29 +78,33 @@ class Shape:
 def records(picture: Path, shapes: Iterable[Shape], *, split: str | None) -> list[Labelled]:
     """Return a referring record a text, which means all objects that have it (a label where an object has no text), and a region caption
     an object with a caption."""
-    meant: dict[str, list[RLE]] = {}
+    meant: dict[str, tuple[str, list[RLE]]] = {}
     captions: list[Labelled] = []
     for shape in shapes:
-        texts = [(TEXTS[name], text.strip()) for name, text in shape.texts if name in TEXTS and text.strip()]
+        texts = [(TEXTS[name], checks.text(text, where=str(picture))) for name, text in shape.texts if name in TEXTS and text.strip()]
         for task, text in texts or [("referring", shape.label)]:
             if task == "referring":
-                meant.setdefault(text, []).append(shape.mask)
+                meant.setdefault(checks.text_key(text), (text, []))[1].append(shape.mask)
             else:
                 captions.append(Labelled(picture=picture, text=text, masks=[shape.mask], task="region_caption", split=split))
-    return [Labelled(picture=picture, text=text, masks=masks, split=split) for text, masks in meant.items()] + captions
+    return [Labelled(picture=picture, text=text, masks=masks, split=split) for text, masks in meant.values()] + captions
 
 
 def each_picture(place: Path, files: Iterable[Path], read: Callable[[Path, Export, checks.Faults], None]) -> Export:
     """Read files that hold the labels of one picture each. Raises DataError for all faults together."""
     export, faults = Export(file=place), checks.Faults(place)
-    owners: dict[Path, Path] = {}
     for file in files:
-        part = Export(file=file)
         with faults:
-            read(file, part, faults)
-            export.add(part, owners)
+            read(file, export, faults)
     faults.tell()
     return export
+
+
+def shown_size(picture: Path, *, where: str) -> tuple[int, int]:
+    """Return (height, width) of a picture as tools show it, upright, where the labels state none."""
+    checks.image_size(picture, where=where)  # names `where` if the picture can't be read
+    width, height = transforms.image_size(picture)
+    return height, width
 
 
 def split_of(file: Path, place: Path) -> str | None:
@@ -142,8 +141,10 @@ def find(folders: Sequence[Path], name: str, *, where: str) -> Path:
         for candidate in dict.fromkeys((name.lstrip("/"), leaf, UPLOADED.sub("", leaf))):
             if candidate and (path := checks.inside(folder, candidate, where=where)).is_file():
                 return path
-    told = ", ".join(map(str, folders))
-    raise checks.DataError(f"{where}: the picture {rle.short(name)} is not in {told}; export with the pictures, or put them there")
+    searched, nearest = ", ".join(map(str, folders)), nearest_file.hint(*(folder / name.lstrip("/") for folder in folders))
+    raise checks.DataError(
+        f"{where}: the picture {rle.short(name)} is not in {searched}; export with the pictures, or put them there{nearest}"
+    )
 
 
 def turned(points: Sequence[tuple[float, float]], around: tuple[float, float], degrees: float) -> list[float]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import posixpath
 from pathlib import Path
 from typing import cast
 
-from ans_core.data.exports.labelled import Export, ImportedTask, Labelled, picture_folders, split_of_file
+from ans_core.data.exports.labelled import NO_PIXEL, Export, ImportedTask, Labelled, picture_folders, split_of_file
 from ans_core.data.formats import checks, coco, plain
 from ans_core.data.formats.files import ImageFolders
 from ans_core.types import Sample
@@ -14,21 +15,23 @@ from ans_core.types import Sample
 def coco_file(place: Path, file: Path) -> Export:
     """A category's name is the text, and means all its objects in the picture. Splits come from the names of the file and its folders."""
     images = ImageFolders(picture_folders(file), where=str(file))
-    samples = list(coco.instances(file, images, name=file.stem, rectangles=True))
+    samples = list(coco.instances(file, images, name=file.stem))
     split = split_of_file(file, place)
     export = Export(file=file, labelled=[_labelled(sample, split) for sample in samples])
     content = checks.load_json(file)
     lost = {
-        "objects without a pixel": len(content["annotations"]) - sum(len(sample.masks) for sample in samples),
-        "pictures without an object": len(content["images"]) - len({sample.image_id for sample in samples}),
+        NO_PIXEL: len(content["annotations"]) - sum(len(sample.masks) for sample in samples),
+        "pictures without an object": len({posixpath.normpath(str(image.get("file_name"))) for image in content["images"]})
+        - len({sample.image_id for sample in samples}),
     }
     export.left_out.update({reason: count for reason, count in lost.items() if count})
     return export
 
 
 def finetune_file(place: Path, file: Path) -> Export:
+    """Upstream's masks are of the stored pixels."""
     samples = [sample for split in plain.splits(file) for sample in plain.read(file, name=file.stem, split=split)]
-    return Export(file=file, labelled=[_labelled(sample, None) for sample in samples])
+    return Export(file=file, labelled=[_labelled(sample, None) for sample in samples], drawn_upright=False)
 
 
 def _labelled(sample: Sample, split: str | None) -> Labelled:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from ans_core import rle
-from ans_core.data.exports.labelled import SUFFIXES, Export, Shape, each_picture, records, split_of
+from ans_core.data.exports.labelled import SUFFIXES, Export, Shape, each_picture, records, shown_size, split_of
 from ans_core.data.formats import checks
 
 
@@ -27,7 +27,7 @@ def read(place: Path, file: Path) -> Export:
 
     def picture(label: Path, export: Export, faults: checks.Faults) -> None:
         image = labels[label]
-        height, width = checks.image_size(image, where=str(label))
+        height, width = shown_size(image, where=str(label))
         shapes = []
         for number, line in enumerate(checks.load_text(label).splitlines(), start=1):
             if not line.strip():

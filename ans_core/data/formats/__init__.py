@@ -7,6 +7,7 @@ records. Extra keys of a record may go into meta.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from ans_core.data.formats import (
@@ -42,7 +43,7 @@ from ans_core.data.formats import (
 )
 from ans_core.types import Sample
 
-FORMATS: dict[str, Callable[..., Iterator[Sample]]] = {
+READERS: dict[str, Callable[..., Iterator[Sample]]] = {
     "annotations": plain.read,
     "chat_univi": chat_univi.read,
     "coco": coco.read,
@@ -73,7 +74,16 @@ FORMATS: dict[str, Callable[..., Iterator[Sample]]] = {
     "videos": videos.read,
     "youtube_vis": coco_video.read,
 }
-"""Name -> read(path, *, name, split), which yields samples one by one; what is wrong with the set is raised once all are read."""
+"""Name -> read(path, *, name, split), which yields samples one by one; what is wrong with the set is raised once all are read. Masks may
+be of the stored pixels of pictures that an EXIF tag turns."""
+
+
+def _upright(read: Callable[..., Iterator[Sample]], path: Path, *, name: str, split: str) -> Iterator[Sample]:
+    return map(checks.upright, read(path, name=name, split=split))
+
+
+FORMATS = {form: partial(_upright, read) for form, read in READERS.items()}
+"""The readers, whose samples' masks are of the pictures as `transforms.open_image` returns them: upright."""
 
 SPLITS: dict[str, Callable[[Path], list[str]]] = {
     "annotations": plain.splits,

@@ -3,26 +3,31 @@ masks fit and are not empty, ids are unique."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, BinaryIO, TypeVar
 
 import jiter
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from ans_core import prompts, rle, transforms
-from ans_core.types import RLE, ImageRef
+from ans_core import orientation, prompts, rle, transforms
+from ans_core.types import RLE, ImageRef, Sample, VideoFrames
 
 TOLD = 20
 """Number of a file's faults that are listed one by one."""
 RESERVED = ("<image>", prompts.INTERNVL_IMAGE.slot, prompts.QWEN_IMAGE.slot, prompts.SEG)
 """Tokens that a text must not hold: they would stand for pixels or masks that don't exist."""
+NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+"""A whole number as text, as it would be written again."""
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
@@ -33,6 +38,10 @@ class DataError(ValueError):
         super().__init__(message)
         self.faults = tuple(faults) or (message,)
         """The message, or each of the faults that it lists."""
+
+
+class NoPixelError(DataError):
+    """An object without a mask, or with an empty one: left out of published sets and exports, a fault elsewhere."""
 
 
 class NoSplit(DataError):
@@ -53,11 +62,14 @@ def counting(count: Callable[[], object]) -> Iterator[None]:
 
 
 class Faults:
-    """Collect the faults of single records (`with faults: ...` skips the rest of a wrong record) and raise them together at the end."""
+    """Collect the faults of single records (`with faults: ...` skips the rest of a wrong record) and raise them together at the end; count
+    what is read otherwise than it is written."""
 
     def __init__(self, file: Path | str) -> None:
         self.file, self.count = file, 0
         self.first: dict[str, None] = {}
+        self.notes: Counter[str] = Counter()
+        """What was left out of records or mended, by kind."""
 
     def __enter__(self) -> None:
         _count.get()()
@@ -73,7 +85,9 @@ class Faults:
         return True
 
     def tell(self) -> None:
-        """Raise DataError if anything was wrong."""
+        """Log the notes. Raise DataError if anything was wrong."""
+        if notes := [f"{count:,} {what}" for what, count in self.notes.most_common() if count]:
+            logging.warning("%s: %s", self.file, "; ".join(notes))
         if self.count == 1:
             raise DataError(*self.first)
         if self.count:
@@ -81,13 +95,23 @@ class Faults:
             raise DataError("\n  ".join([f"{self.file}: {self.count} faults", *self.first, *more]), [*self.first, *more])
 
 
-def _id(value: object) -> object:
-    if isinstance(value, str) or (type(value) is int and value.bit_length() < 64):
+def whole(value: object) -> object:
+    """Make 1.0 the number 1: tools that keep their tables in floating point (pandas) write whole numbers so. Anything else stays."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def as_id(value: object) -> object:
+    """7, 7.0 and "7" are one id; "007" is another."""
+    value = whole(value)
+    if isinstance(value, str):
+        return int(value) if NUMBER.fullmatch(value) else value
+    if type(value) is int and value.bit_length() < 64:
         return value
     raise ValueError("expected a whole number or a text")
 
 
-Id = Annotated[Any, AfterValidator(_id)]
+Id = Annotated[Any, AfterValidator(as_id)]
+Whole = Annotated[int, BeforeValidator(whole)]
 
 
 class Record(BaseModel):
@@ -128,20 +152,47 @@ def _keys(form: type[Record]) -> list[str]:
 def image_size(image: ImageRef, *, where: str, stated: tuple[int | None, int | None] = (None, None)) -> tuple[int, int]:
     """Read (height, width) from the file's header, without the pixels. `stated` is the size in the annotations, None if they have none.
 
-    Pictures and masks are in the frame of the stored pixels; an EXIF tag turns neither, as in COCO's annotations and upstream.
+    A stated size below 1 is unknown, too, as VGG's annotator writes -1. Where an EXIF tag turns the picture by a quarter, `stated` tells
+    whether the annotations are of the upright picture or of the stored pixels. Where it does not, they are of the stored pixels, as in
+    COCO; `upright` turns their masks.
     """
+    stated = tuple(None if isinstance(side, int | float) and side <= 0 else side for side in stated)  # type: ignore[assignment]
+    try:
+        (width, height), turn = transforms.stored(image)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
+    if orientation.swaps_sides(turn) and stated == (width, height):
+        return width, height
+    if stated[0] not in (None, height) or stated[1] not in (None, width):
+        raise DataError(
+            f"{where}: the annotations are of a picture of [height, width] = {rle.short(list(stated))}, the file has {[height, width]};"
+            " put the original there, or scale the annotations too"
+        )
+    return height, width
+
+
+def shown_size(image: ImageRef, *, where: str) -> tuple[int, int]:
+    """Read (height, width) of the upright picture from the file's header."""
     try:
         width, height = transforms.image_size(image)
     except ValueError as error:
         raise DataError(f"{where}: {error}") from None
-    if stated[0] not in (None, height) or stated[1] not in (None, width):
-        turned = stated == (width, height)
-        advice = "it was turned by its EXIF tag where it was annotated, which COCO and upstream don't do: turn the pixels and drop the tag"
-        raise DataError(
-            f"{where}: the annotations are of a picture of [height, width] = {rle.short(list(stated))}, the file has {[height, width]};"
-            f" {advice if turned else 'put the original there, or scale the annotations too'}"
-        )
     return height, width
+
+
+def upright(sample: Sample) -> Sample:
+    """Turn the masks of pictures whose EXIF tag turns them, as `transforms.open_image` turns the pictures. Masks of upright pictures stay,
+    as the sample's size tells where a picture is turned by a quarter."""
+    if isinstance(sample.frames, VideoFrames):
+        return sample
+    turns = [transforms.stored(frame)[1] for frame in sample.frames]
+    width, height = transforms.image_size(sample.frames[0])
+    is_upright = orientation.swaps_sides(turns[0]) and (sample.height, sample.width) == (height, width) and height != width
+    if is_upright or set(turns) == {orientation.UPRIGHT}:
+        return sample
+    masks = (zip(masklet, turns, strict=True) for masklet in sample.masks)
+    shown = tuple(tuple(mask and rle.upright(mask, turn) for mask, turn in masklet) for masklet in masks)
+    return replace(sample, masks=shown, height=height, width=width)
 
 
 def inside(folder: Path, name: str, *, where: str) -> Path:
@@ -154,20 +205,25 @@ def inside(folder: Path, name: str, *, where: str) -> Path:
     return folder / name
 
 
-def mask(segmentation: object, *, height: int, width: int, where: str) -> RLE:
-    """Decode one object's mask; it must have the image's size and at least one pixel."""
-    made = some_mask(segmentation, height=height, width=width, where=where)
+def mask(segmentation: object, *, height: int, width: int, where: str, faults: Faults | None = None) -> RLE:
+    """Decode one object's mask; it must have the image's size and at least one pixel. `faults` counts polygons that are left out."""
+    made = some_mask(segmentation, height=height, width=width, where=where, faults=faults)
     if rle.area(made) == 0:
-        raise DataError(f"{where}: the mask has no pixel; draw it again or leave it out (no object at all: an empty list of masks)")
+        raise NoPixelError(f"{where}: the mask has no pixel; draw it again or leave it out (no object at all: an empty list of masks)")
     return made
 
 
-def some_mask(segmentation: object, *, height: int, width: int, where: str) -> RLE:
+def some_mask(segmentation: object, *, height: int, width: int, where: str, faults: Faults | None = None) -> RLE:
     """Decode a mask as `mask` does, but allow an empty one."""
     try:
-        return rle.from_annotation(segmentation, height=height, width=width, where=where)
+        made = rle.from_annotation(segmentation, height=height, width=width, where=where)
+    except rle.NoOutlineError as error:
+        raise NoPixelError(str(error)) from None
     except ValueError as error:
         raise DataError(str(error)) from None
+    if faults:
+        faults.notes["polygons of fewer than 3 points are left out"] += rle.left_out(segmentation, height=height, width=width)
+    return made
 
 
 def text(value: object, *, where: str) -> str:
@@ -178,6 +234,11 @@ def text(value: object, *, where: str) -> str:
         raise DataError(f"{where}: the text {rle.short(value)} holds control characters; write the file again as UTF-8 without them")
     without_reserved(value, where=where)
     return value.strip()
+
+
+def text_key(text: str) -> str:
+    """Return what two spellings of one text have in common: blanks and the Unicode form of letters don't count."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def without_reserved(text: str, *, where: str) -> None:
@@ -196,9 +257,11 @@ def by_id(values: Iterable[Any], key: str, *, where: str) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for number, value in enumerate(values):
         try:
-            name = _id(value[key])
-        except (TypeError, LookupError, ValueError):
+            name = as_id(value[key])
+        except (TypeError, LookupError):
             raise DataError(f"{where} {number} is {rle.short(value)}, not an object with the key {key!r}") from None
+        except ValueError as error:
+            raise DataError(f"{where} {number}: {key} is {rle.short(value[key])}: {error}") from None
         if name in found:
             raise DataError(f"{where} {number}: {key} {rle.short(name)} comes twice; ids must be unique")
         found[name] = value

@@ -12,15 +12,13 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from ans_core import rle, transforms, video_file
+from ans_core import nearest_file, object_numbers, rle, transforms, video_file
 from ans_core.data.formats import checks
 from ans_core.media import place_in_time
 from ans_core.types import RLE, Frames, Masklet, Sample, VideoFrames
 
 SUFFIXES = (".jpg", ".png", ".jpeg")
 VIDEO = ".mp4"
-VOID = 255
-"""Pixels of a palette PNG that belong to no object and are not judged; they become background, as in DAVIS' own evaluation."""
 
 
 def listed(folder: Path, *, where: str) -> list[str]:
@@ -56,7 +54,10 @@ def find_video(folders: Iterable[Path], names: Sequence[str], *, where: str) -> 
     tried = [checks.inside(folder, name, where=where) for folder in folders for name in dict.fromkeys(names)]
     if found := next((file for file in tried if file.is_file()), None):
         return found
-    raise checks.DataError(f"{where}: the video {rle.short(names[0])} is at none of {', '.join(map(str, tried))}; put (or link) it there")
+    raise checks.DataError(
+        f"{where}: the video {rle.short(names[0])} is at none of {', '.join(map(str, tried))}; put (or link) it there"
+        + nearest_file.hint(*tried)
+    )
 
 
 def video_frames(video: Path, *, where: str) -> VideoFrames:
@@ -81,12 +82,15 @@ def _numbered(video: Path, names: Sequence[str], *, where: str) -> Frames:
 def size_of(frames: Frames, *, where: str, stated: tuple[int | None, int | None] = (None, None)) -> tuple[int, int]:
     """Read (height, width) from the headers of all frames, which must be of one size."""
     first = checks.image_size(frames[0], where=where, stated=stated)
+    turn = transforms.stored(frames[0])[1]
     for frame in () if isinstance(frames, VideoFrames) else frames[1:]:
-        if (size := checks.image_size(frame, where=where)) != first:
+        if (size := checks.image_size(frame, where=where, stated=stated)) != first:
             raise checks.DataError(
                 f"{where}: {getattr(frame, 'name', frame)} is {size}, the first frame {first} (height, width); the frames of a video are "
                 "of one size"
             )
+        if transforms.stored(frame)[1] != turn:
+            raise checks.DataError(f"{where}: the EXIF tag of {frame!r} turns it, unlike the first frame; turn the pixels and drop the tag")
     return first
 
 
@@ -100,7 +104,8 @@ def visible(masklet: Masklet, *, where: str) -> Masklet:
 def palette_masklets(folder: Path, names: Sequence[str], *, height: int, width: int, where: str) -> dict[int, Masklet]:
     """Read `<folder>/<frame>.png`, whose pixels are object numbers, and return each object's masklet by its number, in rising order.
 
-    A frame without PNG is not annotated (None). An object that an annotated frame does not show is absent there.
+    A frame without PNG is not annotated (None). An object that an annotated frame does not show is absent there. 255 is void, or object 1
+    where it is the only number. Raises DataError for numbers that can't be objects (grey levels, masks scaled with interpolation).
     """
     if not folder.is_dir():
         raise checks.DataError(f"{where}: there is no folder {folder} of annotations")
@@ -112,22 +117,28 @@ def palette_masklets(folder: Path, names: Sequence[str], *, height: int, width: 
         raise checks.DataError(f"{where}: {there[unknown[0]]} annotates a frame that the clip doesn't have; correct its name")
     files = [there.get(name, folder / f"{name}.png") for name in names]
     with ThreadPoolExecutor() as threads:  # Pillow decodes outside of Python's lock
-        found = list(threads.map(lambda file: _objects(file, height=height, width=width, where=where), files))
+        read = list(threads.map(lambda file: _objects(file, height=height, width=width, where=where), files))
+    found = [None if frame is None else frame[0] for frame in read]
+    numbers = {number for frame in found if frame is not None for number in frame}
+    if reason := object_numbers.fault(numbers, {number for frame in read if frame is not None for number in frame[1]}):
+        raise checks.DataError(f"{where}, {folder}: {reason}")
+    # number in the PNGs of each object
+    objects = {1: object_numbers.VOID} if object_numbers.is_binary(numbers) else {n: n for n in sorted(numbers - {object_numbers.VOID})}
     absent = rle.empty(height, width)
-    numbers = sorted({number for frame in found if frame is not None for number in frame})
-    return {n: tuple(None if frame is None else frame.get(n, absent) for frame in found) for n in numbers}
+    return {n: tuple(None if frame is None else frame.get(pixel, absent) for frame in found) for n, pixel in objects.items()}
 
 
-def _objects(file: Path, *, height: int, width: int, where: str) -> dict[int, RLE] | None:
+def _objects(file: Path, *, height: int, width: int, where: str) -> tuple[dict[int, RLE], set[int]] | None:
+    """Return the mask of every number but 0, void's as well, and the numbers that are not edges alone; None without the file."""
     if not file.is_file():
         return None
-    pixels = object_numbers(file, height=height, width=width, where=where)
-    numbers = np.flatnonzero(np.bincount(pixels.ravel(), minlength=VOID + 1))
-    return {int(n): rle.encode(pixels == n) for n in numbers if n not in (0, VOID)}
+    pixels = read_numbers(file, height=height, width=width, where=where)
+    numbers = np.flatnonzero(np.bincount(pixels.ravel()))
+    return {int(n): rle.encode(pixels == n) for n in numbers if n}, object_numbers.with_inside(pixels)
 
 
-def object_numbers(file: Path, *, height: int, width: int, where: str) -> UInt8[np.ndarray, "H W"]:
-    """Read a PNG of object numbers (palette or grey): 0 is background, 255 void."""
+def read_numbers(file: Path, *, height: int, width: int, where: str) -> UInt8[np.ndarray, "H W"]:
+    """Read a PNG of object numbers (palette or grey): 0 is background."""
     try:
         with Image.open(file) as picture:
             if picture.mode not in ("P", "L", "1"):

@@ -7,7 +7,8 @@ as it is of the category too; `meta["joined"]` names it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,8 +29,8 @@ YEAR = slice(len("instances_"), None)
 class Picture(checks.Record):
     id: checks.Id
     file_name: str
-    height: int | None = None
-    width: int | None = None
+    height: checks.Whole | None = None
+    width: checks.Whole | None = None
 
 
 class Annotation(checks.Record):
@@ -37,12 +38,22 @@ class Annotation(checks.Record):
     category_id: checks.Id
     segmentation: Any
     bbox: Any = None
-    iscrowd: int = 0
+    iscrowd: checks.Whole = 0
 
 
 class Category(checks.Record):
     id: checks.Id
     name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnnotatedPicture:
+    id: Any
+    """Of several of one file the first."""
+    height: int
+    width: int
+    annotations: list[int]
+    """Their places in the file."""
 
 
 class Content(checks.Record):
@@ -51,15 +62,12 @@ class Content(checks.Record):
     categories: Annotated[list[Any], Field(min_length=1)]
 
 
-def read(path: Path, *, name: str, split: str, rectangles: bool = False) -> Iterator[Sample]:
-    """Read one split. `path` is the folder or the file. Left out and counted: objects without a pixel, and pictures without an object.
-
-    rectangles: a box is the mask of an object whose segmentation is empty, as tools write it that drew a rectangle.
-    """
+def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+    """Read one split. `path` is the folder or the file. Left out and counted: objects without a pixel, and pictures without an object."""
     file = split_file(path, FILES, split=split)
     own = file.stem[YEAR]
     folders = [file.parent / up / part for up in (".", "..") for part in (own, f"images/{own}", "images", own.rstrip("0123456789"))]
-    return instances(file, ImageFolders([*folders, file.parent], where=str(path)), name=name, rectangles=rectangles)
+    return instances(file, ImageFolders([*folders, file.parent], where=str(path)), name=name)
 
 
 def instances(
@@ -69,27 +77,26 @@ def instances(
     name: str,
     text: Callable[[str], str] = str,
     located: Callable[[str], str] = str,
-    rectangles: bool = False,
 ) -> Iterator[Sample]:
-    """Read a file in COCO's form. `text`: a category's name -> the expression. `located`: `file_name` -> where the picture lies."""
+    """Read a file in COCO's form. `text`: a category's name -> the expression. `located`: `file_name` -> where the picture lies.
+
+    Categories of one expression are one, and so are images of one file: all their objects are in one sample.
+    """
     content = checks.record(Content, checks.load_json(file), where=str(file))
-    known = checks.by_id(content.images, "id", where=f"{file}: image")
-    names = _names(content.categories, file)
     faults, skipped = checks.Faults(file), Skipped(file)
-    for numbers in _by_image(content.annotations):
+    names = _names(content.categories, file)
+    first_of = first_of_name({number: text(category) for number, category in names.items()}, faults)
+    for image, picture in _pictures(content, images, located, file=file, faults=faults).items():
         objects: dict[Any, list[tuple[RLE, bool]]] = {}
-        for number in numbers:
+        for number in picture.annotations:
             with faults, skipped:
                 where = f"{file}: annotation {number}"
                 annotation = checks.record(Annotation, content.annotations[number], where=where)
-                for key, ids in (("image_id", known), ("category_id", names)):
-                    if getattr(annotation, key) not in ids:
-                        raise checks.DataError(f"{where}: {key} {rle.short(getattr(annotation, key))} is in no list of the file")
-                picture = checks.record(Picture, known[annotation.image_id], where=f"{file}: image {rle.short(annotation.image_id)}")
-                image, height, width = images.find(located(picture.file_name), where=where, stated=(picture.height, picture.width))
-                shape = _corners(annotation.bbox, where=where) if rectangles and annotation.segmentation == [] else annotation.segmentation
-                mask = usable_mask(shape, height=height, width=width, where=where)
-                objects.setdefault(annotation.category_id, []).append((mask, bool(annotation.iscrowd)))
+                if annotation.category_id not in names:
+                    raise checks.DataError(f"{where}: category_id {rle.short(annotation.category_id)} is in no list of the file")
+                shape = outline_or_box(annotation.segmentation, annotation.bbox, where=where, faults=faults)
+                mask = usable_mask(shape, height=picture.height, width=picture.width, where=where, faults=faults)
+                objects.setdefault(first_of[annotation.category_id], []).append((mask, bool(annotation.iscrowd)))
         for category_id, found in objects.items():
             crowds = [place for place, (_, crowd) in enumerate(found) if crowd]
             yield Sample(
@@ -97,8 +104,8 @@ def instances(
                 dataset=name,
                 image_id=str(picture.id),
                 frames=(image,),
-                height=height,
-                width=width,
+                height=picture.height,
+                width=picture.width,
                 task="referring",
                 text=text(names[category_id]),
                 masks=tuple((mask,) for mask, _ in found),
@@ -108,25 +115,60 @@ def instances(
     skipped.tell()
 
 
-def _by_image(annotations: list[Any]) -> Iterable[list[int]]:
-    """Return the places of each picture's annotations, which lie anywhere in the file: of one picture at a time, masks take no memory."""
-    found: dict[Any, list[int]] = defaultdict(list)
-    for number, value in enumerate(annotations):
-        owner = value.get("image_id") if isinstance(value, dict) else None
-        found[owner if isinstance(owner, str | int) else None].append(number)  # None: all that will be refused
-    return found.values()
+def _pictures(
+    content: Content, images: ImageFolders, located: Callable[[str], str], *, file: Path, faults: checks.Faults
+) -> dict[Path, AnnotatedPicture]:
+    """Return the pictures by their files. Their annotations lie anywhere in the file; of one picture at a time, masks take no memory."""
+    known = checks.by_id(content.images, "id", where=f"{file}: image")
+    places: dict[Any, list[int]] = defaultdict(list)
+    for number, value in enumerate(content.annotations):
+        try:
+            places[checks.as_id(value["image_id"])].append(number)
+        except (TypeError, LookupError, ValueError):
+            places[None].append(number)  # all that will be refused
+    found: dict[Path, AnnotatedPicture] = {}
+    for image_id, numbers in places.items():
+        if image_id not in known:
+            for number in numbers:
+                with faults:
+                    where = f"{file}: annotation {number}"
+                    annotation = checks.record(Annotation, content.annotations[number], where=where)
+                    raise checks.DataError(f"{where}: image_id {rle.short(annotation.image_id)} is in no list of the file")
+            continue
+        with faults:
+            where = f"{file}: image {rle.short(image_id)}"
+            picture = checks.record(Picture, known[image_id], where=where)
+            image, height, width = images.find(located(picture.file_name), where=where, stated=(picture.height, picture.width))
+            if image in found:
+                faults.notes["images have the file of another and are one with it"] += 1
+            record = AnnotatedPicture(id=image_id, height=height, width=width, annotations=[])
+            found.setdefault(image, record).annotations.extend(numbers)
+    return found
 
 
 def splits(path: Path) -> list[str]:
     return list(split_files(path, FILES))
 
 
-def _corners(box: Any, *, where: str) -> list[list[int | float]]:
-    """Return a box [left, top, width, height] as polygons."""
+def outline_or_box(segmentation: Any, box: Any, *, where: str, faults: checks.Faults) -> Any:
+    """Return the segmentation; where it is empty or null, as tools write it that drew a rectangle, the box [left, top, width, height] as
+    polygons."""
+    if segmentation not in (None, [], [[]]) or box is None:
+        return segmentation
     if not isinstance(box, list) or len(box) != 4 or not all(type(part) in (int, float) for part in box):
         raise checks.DataError(f"{where}: it has no segmentation, and its bbox is {rle.short(box)}, not [left, top, width, height]")
+    faults.notes["objects have a box and no outline: the box is their mask"] += 1
     left, top, wide, high = box
     return [[left, top, left + wide, top, left + wide, top + high, left, top + high]]
+
+
+def first_of_name(texts: Mapping[Any, str], faults: checks.Faults) -> dict[Any, Any]:
+    """Return the first category of the same text for each category: files that were joined name one thing twice."""
+    first: dict[str, Any] = {}
+    found = {number: first.setdefault(checks.text_key(text), number) for number, text in texts.items()}
+    if same := len(found) - len(first):
+        faults.notes["categories have the name of another and are one with it"] += same
+    return found
 
 
 def _names(categories: list[Any], file: Path) -> dict[Any, str]:

@@ -18,12 +18,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ans_core import rle
+from ans_core import nearest_file, rle
 from ans_core.data.formats import checks, clip_files
+from ans_core.data.formats.coco import first_of_name, outline_or_box
 from ans_core.types import RLE, Masklet, Sample
 
 SPLIT = re.compile(r"(?<![a-z])(train|valid|val|test)(?![a-z])")
-Side = Annotated[int, Field(gt=0)] | None
+Side = checks.Whole | None
 
 
 class Source(checks.Record):
@@ -50,9 +51,9 @@ class Picture(checks.Record):
     id: checks.Id
     file_name: str
     video_id: checks.Id
-    frame_id: int | None = None
-    order_in_video: int | None = None
-    frame_index: int | None = None
+    frame_id: checks.Whole | None = None
+    order_in_video: checks.Whole | None = None
+    frame_index: checks.Whole | None = None
     is_det_keyframe: bool = False
     height: Side = None
     width: Side = None
@@ -71,6 +72,7 @@ class FrameAnnotation(Annotation):
     instance_id: checks.Id = None
     track_id: checks.Id = None
     segmentation: Any
+    bbox: Any = None
 
     @property
     def owner(self) -> Any:
@@ -120,14 +122,19 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     source = checks.record(Source, checks.load_json(file), where=str(file))
     if not source.annotations:
         raise checks.DataError(f"{file} has no annotations; those of this split are on the benchmark's server")
-    words = _categories(source, file)
     roots = [path / split / "JPEGImages", path / split, path / "images", path / "JPEGImages", file.parent, path]
     faults = checks.Faults(file)
+    words = _categories(source, file)
+    first_of = first_of_name(words, faults)
     clips: dict[Any, Clip] = {}
+    video_of: dict[tuple[Path, ...], Any] = {}
     places: dict[Any, tuple[Any, int]] = {}
     for video, pictures, where in (_of_images if source.images else _of_videos)(source, file, faults):
         with faults:
-            clips[video.id] = _clip(video, pictures, roots, where=where)
+            clip = _clip(video, pictures, roots, where=where)
+            if (other := video_of.setdefault(clip.files, video.id)) != video.id:
+                raise checks.DataError(f"{where} has the frames of video {rle.short(other)}; give the annotations of both one video_id")
+            clips[video.id] = clip
             places |= {picture.id: (video.id, place) for place, picture in enumerate(pictures)}
     owners = {record["id"] for record in source.images or source.videos}
     for number, value in checks.by_id(source.annotations, "id", where=f"{file}: annotation").items():
@@ -144,7 +151,8 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 of = "image_id" if source.images else "video_id"
                 raise checks.DataError(f"{where}: {of} {rle.short(annotation.owner)} is not in {of[:-3]}s")
             if not annotation.iscrowd:
-                _add(annotation, clips, places, where=where)
+                annotation = annotation.model_copy(update={"category_id": first_of[annotation.category_id]})
+                _add(annotation, clips, places, where=where, faults=faults)
     for clip in clips.values():
         with faults:
             yield from _samples(clip, words, file=file, name=name)
@@ -229,11 +237,12 @@ def _clip(video: Video, pictures: Sequence[Picture], roots: Sequence[Path], *, w
     if root is None:
         raise checks.DataError(
             f"{where}: no file {names[0]} in {', '.join(dict.fromkeys(map(str, roots)))}; put (or link) the frames there"
+            + nearest_file.hint(*(r / names[0] for r in roots))
         )
     files = tuple(checks.inside(root, name, where=where) for name in names)
     height, width = clip_files.size_of(files, where=where, stated=(video.height, video.width))
     for picture in pictures:
-        if picture.height not in (None, height) or picture.width not in (None, width):
+        if any(stated is not None and stated not in (-1, 0, of) for stated, of in ((picture.height, height), (picture.width, width))):
             raise checks.DataError(f"{where}: image {rle.short(picture.id)} is said to be of {[picture.height, picture.width]}, the frames "
                                    f"are of {[height, width]} (height, width)")  # fmt: skip
     name = str(video.id) if video.name is None else video.name
@@ -241,18 +250,23 @@ def _clip(video: Video, pictures: Sequence[Picture], roots: Sequence[Path], *, w
 
 
 def _add(
-    annotation: FrameAnnotation | MaskletAnnotation, clips: dict[Any, Clip], places: dict[Any, tuple[Any, int]], *, where: str
+    annotation: FrameAnnotation | MaskletAnnotation,
+    clips: dict[Any, Clip],
+    places: dict[Any, tuple[Any, int]],
+    *,
+    where: str,
+    faults: checks.Faults,
 ) -> None:
     """Put one annotation's mask or masks into its clip, unless that has a fault, which is told already."""
     if isinstance(annotation, MaskletAnnotation):
         if annotation.video_id in clips:
-            _add_masklet(annotation, clips[annotation.video_id], where=where)
+            _add_masklet(annotation, clips[annotation.video_id], where=where, faults=faults)
     elif annotation.image_id in places:
         key, place = places[annotation.image_id]
-        _add_mask(annotation, clips[key], place, where=where)
+        _add_mask(annotation, clips[key], place, where=where, faults=faults)
 
 
-def _add_masklet(annotation: MaskletAnnotation, clip: Clip, *, where: str) -> None:
+def _add_masklet(annotation: MaskletAnnotation, clip: Clip, *, where: str, faults: checks.Faults) -> None:
     if len(annotation.segmentations) != len(clip.files):
         raise checks.DataError(f"{where}: {len(annotation.segmentations)} segmentations for {len(clip.files)} frames of {clip.name}")
     clip.annotated = [True] * len(clip.files)
@@ -260,18 +274,24 @@ def _add_masklet(annotation: MaskletAnnotation, clip: Clip, *, where: str) -> No
     for place, mask in enumerate(annotation.segmentations):
         if mask is not None:
             here = f"{where}, frame {place}"
-            clip.masks[annotation.id][place] = checks.some_mask(mask, height=clip.height, width=clip.width, where=here)
+            clip.masks[annotation.id][place] = _mask(mask, clip, where=here, faults=faults)
 
 
-def _add_mask(annotation: FrameAnnotation, clip: Clip, place: int, *, where: str) -> None:
+def _mask(segmentation: Any, clip: Clip, *, where: str, faults: checks.Faults) -> RLE:
+    """Decode a mask; one without any outline is empty, as that of an absent object, and counted."""
+    try:
+        return checks.some_mask(segmentation, height=clip.height, width=clip.width, where=where, faults=faults)
+    except checks.NoPixelError:
+        faults.notes["masks have no outline: the object counts as absent"] += 1
+        return rle.empty(clip.height, clip.width)
+
+
+def _add_mask(annotation: FrameAnnotation, clip: Clip, place: int, *, where: str, faults: checks.Faults) -> None:
     kind, number = identity = annotation.identity
-    if identity not in clip.category and any(kind == other[0] and str(number) == str(other[1]) for other in clip.category):
-        raise checks.DataError(
-            f"{where}: {kind} {rle.short(number)} of {clip.name} comes as a number and as a text; write all of them alike"
-        )
     if clip.category.setdefault(identity, annotation.category_id) != annotation.category_id:
         raise checks.DataError(f"{where}: {kind} {rle.short(number)} of {clip.name} had another category_id before")
-    mask = checks.some_mask(annotation.segmentation, height=clip.height, width=clip.width, where=where)
+    shape = outline_or_box(annotation.segmentation, annotation.bbox, where=where, faults=faults)
+    mask = _mask(shape, clip, where=where, faults=faults)
     if (known := clip.masks[identity].get(place)) is not None:
         if kind == "instance":
             raise checks.DataError(f"{where}: instance {rle.short(number)} comes twice in image {rle.short(annotation.image_id)}")

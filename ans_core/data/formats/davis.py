@@ -16,13 +16,13 @@ from ans_core.types import Sample
 PARTS = ("JPEGImages", "Annotations")
 QUALITIES = ("480p", "Full-Resolution", "1080p")
 """Folders between PARTS and the clips in DAVIS; the first that exists is read."""
-LISTS = ("2017", "2016", "")
-"""Folders of ImageSets; the first that holds lists is read."""
+LISTS = ("2017", "2016", "", "480p")
+"""Folders of ImageSets; the first that holds lists is read. DAVIS 2016 alone has 480p, whose lines are a frame and its PNG."""
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    """Read one split. A pixel's value is the object's number in the whole clip; 255 (void) becomes background. A frame without PNG is not
-    annotated, as all but the first of held-out splits."""
+    """Read one split. A pixel's value is the object's number in the whole clip; 255 (void) becomes background, unless masks are 0 and 255
+    alone (DAVIS 2016). A frame without PNG is not annotated, as all but the first of held-out splits."""
     found = _splits(path)
     checks.known_split(split, found, path=path)
     root = path / split if (path / split / PARTS[0]).is_dir() else path
@@ -37,7 +37,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             height, width = clip_files.size_of(frames, where=where)
             masklets = clip_files.palette_masklets(annotations / clip, names, height=height, width=width, where=where)
             if not masklets:
-                raise checks.DataError(f"{where}: {annotations / clip} shows no object, only background and void; leave the clip out")
+                raise checks.DataError(f"{where}: {annotations / clip} shows no object, only background; leave the clip out")
             yield clip_files.tracking_sample(clip, masklets, frames=frames, height=height, width=width, name=name)
     faults.tell()
 
@@ -72,8 +72,9 @@ def clips_in(folder: Path) -> list[str]:
 
 
 def listed_clips(file: Path) -> list[str]:
-    """Read a list of clips, one name a line."""
-    clips = [line.split()[0] for line in checks.load_text(file).splitlines() if line.strip()]
+    """Read a list of clips, one name a line, or one path /JPEGImages/480p/<clip>/<frame>.jpg a frame."""
+    words = [line.split()[0] for line in checks.load_text(file).splitlines() if line.strip()]
+    clips = list(dict.fromkeys(Path(word).parent.name for word in words)) if words and "/" in words[0] else words
     if not clips:
         raise checks.DataError(f"{file} is empty; write one clip's name a line")
     checks.once((f"{file}: clip {clip}", clip) for clip in clips)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ans_core import rle
+from ans_core import nearest_file, rle
 from ans_core.data.formats import checks
 
 SPLIT_OF = re.compile(r"(?i)(?P<name>.*?)[_.-]?(?P<split>train|validation|valid|val|test)(20\d\d)?")
@@ -76,6 +76,6 @@ class ImageFolders:
             for candidate in names:
                 if (path := checks.inside(folder, candidate, where=where)).is_file():
                     return path
-        raise checks.DataError(
-            f"{where}: the image {rle.short(name)} is in none of {', '.join(map(str, self.folders))}; put it into one, or drop its record"
-        )
+        folders = ", ".join(map(str, self.folders))
+        remedy = nearest_file.hint(*(folder / name for folder in self.folders)) or "; put it into one, or drop its record"
+        raise checks.DataError(f"{where}: the image {rle.short(name)} is in none of {folders}{remedy}")

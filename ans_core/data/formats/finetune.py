@@ -30,7 +30,7 @@ def records(value: object, *, folder: Path, where: str) -> list[tuple[str, dict[
         raise checks.DataError(f"{where}: mask has {len(picture.mask)} entries and text {len(picture.text)}; every mask needs its text")
     inside = f"images/{picture.image}"
     image = inside if (folder / "images").is_dir() else picture.image
-    meant: dict[str, tuple[str, list[Any]]] = {}
+    meant: dict[str, tuple[str, str, list[Any]]] = {}
     for number, (mask, text) in enumerate(zip(picture.mask, picture.text, strict=True)):
-        meant.setdefault(text, (f"{where}, text {number}", []))[1].append(mask)
-    return [(place, {"image": image, "text": text, "masks": masks}) for text, (place, masks) in meant.items()]
+        meant.setdefault(checks.text_key(text), (f"{where}, text {number}", text, []))[2].append(mask)
+    return [(place, {"image": image, "text": text, "masks": masks}) for place, text, masks in meant.values()]

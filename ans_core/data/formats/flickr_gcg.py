@@ -60,7 +60,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 raise Unusable(f"a caption of fewer than {WORDS} words or a side of fewer than {SIDE} pixels")
             checks.text(picture.caption, where=where)
             image = images.find(picture.file_name, where=where, stated=(picture.height, picture.width))
-            found = _phrases(phrases.pop(picture.id, []), picture.caption, image)
+            found = _phrases(phrases.pop(picture.id, []), picture.caption, image, faults)
             yield grounded.sample(picture.caption, found, image=image, name=name, sample_id=str(picture.id))
     faults.tell()
     skipped.tell()
@@ -85,14 +85,16 @@ def _by_image(values: list[Any], known: Container[Any], file: Path, faults: chec
     return found
 
 
-def _phrases(annotations: list[tuple[str, Annotation]], caption: str, image: tuple[Path, int, int]) -> list[grounded.Phrase]:
+def _phrases(
+    annotations: list[tuple[str, Annotation]], caption: str, image: tuple[Path, int, int], faults: checks.Faults
+) -> list[grounded.Phrase]:
     """Return one phrase per annotation, its first words; upstream, too, leaves out those to be ignored and those without an area."""
     _, height, width = image
     phrases = []
     for where, annotation in annotations:
         if not annotation.ignore and (annotation.area is None or annotation.area > 0):
             start, end = grounded.span(annotation.tokens_positive[0], caption, where=f"{where}: tokens_positive")
-            phrases.append((start, end, [usable_mask(annotation.sam_mask, height=height, width=width, where=where)]))
+            phrases.append((start, end, [usable_mask(annotation.sam_mask, height=height, width=width, where=where, faults=faults)]))
     if not phrases:
         raise Unusable("a caption without a mask")
     return phrases

@@ -63,8 +63,8 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 raise checks.DataError(f"{where}: it has to have one of the keys conversations and description")
             image = images.find(record.file_name, where=where, stated=(record.height, record.width))
             masks = [
-                usable_mask(region.segmentation, height=record.height, width=record.width, where=f"{where}, annotation {i}")
-                for i, region in enumerate(record.annotation)
+                usable_mask(r.segmentation, height=record.height, width=record.width, where=f"{where}, annotation {i}", faults=faults)
+                for i, r in enumerate(record.annotation)
             ]
             if record.conversations is not None:
                 end = prompts.SHORT_ANSWER if SHORT_FORM in file.name else ""

@@ -89,16 +89,16 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             parts.add(record.part)
             texts = _texts(record, where=where)
             if isinstance(record, Expression) and record.task == "referring":
-                _once((record.image, *map(str.strip, texts)), seen, where=where)
+                _once((record.image, *map(checks.text_key, texts)), seen, where=where)
             if record.part != split:
                 continue
             image = checks.inside(file.parent, record.image, where=where)
             if record.image not in sizes:
                 sizes[record.image] = checks.image_size(image, where=where)
             height, width = sizes[record.image]
-            masks = _masks(record, height=height, width=width, where=where)
+            masks = _masks(record, height=height, width=width, where=where, faults=faults)
             if record.task != "referring":
-                _once((record.image, record.task, *map(str.strip, texts), *(m[0]["counts"] for m in masks)), seen, where=where)  # type: ignore[index]
+                _once((record.image, record.task, *map(checks.text_key, texts), *(m[0]["counts"] for m in masks)), seen, where=where)  # type: ignore[index]
             yield Sample(
                 sample_id=sample_id,
                 dataset=name,
@@ -191,10 +191,10 @@ def _once(key: tuple[object, ...], seen: dict[int, str], *, where: str) -> None:
         raise checks.DataError(f"{where}: same image and text as {first}; {remedy}")
 
 
-def _masks(record: Record, *, height: int, width: int, where: str) -> tuple[Masklet, ...]:
+def _masks(record: Record, *, height: int, width: int, where: str, faults: checks.Faults) -> tuple[Masklet, ...]:
     if isinstance(record, Phrase):
         return ()
     noun, found = ("mask", record.masks) if isinstance(record, Expression) else ("region", record.regions)
     if not found and record.task == "region_caption":
         raise checks.DataError(f"{where}: masks is empty; a region caption needs at least one")
-    return tuple((checks.mask(m, height=height, width=width, where=f"{where}, {noun} {i}"),) for i, m in enumerate(found))
+    return tuple((checks.mask(m, height=height, width=width, where=f"{where}, {noun} {i}", faults=faults),) for i, m in enumerate(found))

@@ -42,7 +42,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             image = file.with_suffix(".jpg")
             height, width = checks.image_size(image, where=str(file))
             query = checks.record(Query, checks.load_json(file, encoding=ENCODING), where=str(file))
-            mask = _mask(query.shapes, height=height, width=width, where=str(file))
+            mask = _mask(query.shapes, height=height, width=width, where=str(file), faults=faults)
             for number, text in enumerate(query.text):
                 words = checks.text(text, where=f"{file}, text {number}")
                 yield Sample(
@@ -67,11 +67,13 @@ def splits(path: Path) -> list[str]:
     return found
 
 
-def _mask(shapes: list[Shape], *, height: int, width: int, where: str) -> RLE:
+def _mask(shapes: list[Shape], *, height: int, width: int, where: str, faults: checks.Faults) -> RLE:
     """Paint the shapes, the larger first, as LISA does: a target inside a region to be ignored counts, one under it does not."""
     drawn = []
     for number, shape in enumerate(shapes):
-        if shape.label.lower() != OLD:
+        if len(shape.points) < 3:
+            faults.notes["shapes of fewer than 3 points are left out"] += 1
+        elif shape.label.lower() != OLD:
             polygon = [value for point in shape.points for value in point]
             drawn.append((checks.some_mask([polygon], height=height, width=width, where=f"{where}, shape {number}"), shape.label.lower()))
     target: Bool[np.ndarray, "H W"] = np.zeros((height, width), bool)

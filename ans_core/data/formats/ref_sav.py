@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ans_core import rle
+from ans_core import nearest_file, rle
 from ans_core.data.formats import checks, clip_files, sav
 from ans_core.types import Sample
 
@@ -77,4 +77,7 @@ def _find(path: Path, name: str, *, where: str) -> Path:
     tried = [checks.inside(path / folder, n, where=where) for folder in FOLDERS for n in names]
     if found := next((file for file in tried if file.is_file()), None):
         return found
-    raise checks.DataError(f"{where}: the file {rle.short(name)} is at none of {', '.join(map(str, tried))}; put (or link) SA-V there")
+    raise checks.DataError(
+        f"{where}: the file {rle.short(name)} is at none of {', '.join(map(str, tried))}; put (or link) SA-V there"
+        + nearest_file.hint(*tried)
+    )

@@ -38,8 +38,8 @@ class Ref(checks.Record):
 
 class Picture(checks.Record):
     file_name: str
-    width: int | None = None
-    height: int | None = None
+    width: checks.Whole | None = None
+    height: checks.Whole | None = None
 
 
 class Annotation(checks.Record):
@@ -83,7 +83,7 @@ class Pictures:
             self._opened[image_id] = (file, *checks.image_size(file, where=here, stated=(picture.height, picture.width)))
         return self._opened[image_id]
 
-    def mask(self, target: Any, image_id: Any, *, where: str) -> RLE:
+    def mask(self, target: Any, image_id: Any, *, where: str, faults: checks.Faults) -> RLE:
         if target not in self.annotations:
             raise checks.DataError(f"{where}: ann_id {target} is not in instances.json; both files must be of one release")
         if target not in self._masks:
@@ -92,7 +92,8 @@ class Pictures:
             annotation = checks.record(Annotation, self.annotations[target], where=here)
             if annotation.image_id not in (None, image_id):
                 raise checks.DataError(f"{where}: image_id is {image_id}, and ann_id {target} belongs to image {annotation.image_id}")
-            self._masks[target] = image_id, checks.mask(annotation.segmentation, height=height, width=width, where=here)
+            mask = checks.mask(annotation.segmentation, height=height, width=width, where=here, faults=faults)
+            self._masks[target] = image_id, mask
         owner, mask = self._masks[target]
         if owner != image_id:
             raise checks.DataError(f"{where}: image_id is {image_id}, and ann_id {target} belongs to image {owner}")
@@ -109,7 +110,8 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
         if ref.split == split:
             with faults:
                 image, height, width = pictures.image(ref.image_id, where=where)
-                masks = tuple((pictures.mask(target, ref.image_id, where=where),) for target in _targets(ref, where=where))
+                targets = _targets(ref, where=where)
+                masks = tuple((pictures.mask(target, ref.image_id, where=where, faults=faults),) for target in targets)
                 for number, sentence in enumerate(ref.sentences):
                     yield Sample(
                         sample_id=f"{ref.ref_id}_{number if sentence.sent_id is None else sentence.sent_id}",

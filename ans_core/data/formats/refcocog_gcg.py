@@ -47,7 +47,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             record = checks.record(Caption, inner, where=where)
             caption = grounded.caption_of(record.caption, where=where).lower()
             image = images.find(record.img_file_name, where=where)
-            phrases = _phrases(record.refs, caption, image, where=where)
+            phrases = _phrases(record.refs, caption, image, where=where, faults=faults)
             yield grounded.sample(caption, phrases, image=image, name=name, sample_id=f"{number}_{sample_id}")
     faults.tell()
     skipped.tell()
@@ -57,13 +57,13 @@ def splits(path: Path) -> list[str]:
     return list(split_files(path, FILES))
 
 
-def _phrases(refs: list[Ref], caption: str, image: tuple[Path, int, int], *, where: str) -> list[grounded.Phrase]:
+def _phrases(refs: list[Ref], caption: str, image: tuple[Path, int, int], *, where: str, faults: checks.Faults) -> list[grounded.Phrase]:
     _, height, width = image
     phrases = []
     for number, ref in enumerate(refs):
         here = f"{where}, ref {number}"
         words = checks.text(ref.sentence, where=here).lower()
-        mask = usable_mask(ref.segmentation, height=height, width=width, where=here)
+        mask = usable_mask(ref.segmentation, height=height, width=width, where=here, faults=faults)
         if (start := caption.find(words)) >= 0:
             phrases.append((start, start + len(words), [mask]))
     if not phrases:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ans_core import rle
+from ans_core import orientation, rle, transforms
 from ans_core.data.formats import checks
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.scene_text import place_words
@@ -26,8 +26,8 @@ class Region(checks.Record):
     category: str | None = None
     bbox: Annotated[list[float], Field(min_length=4, max_length=4)] | None = None
     """[x, y, width, height]"""
-    width: int | None = None
-    height: int | None = None
+    width: checks.Whole | None = None
+    height: checks.Whole | None = None
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
@@ -35,6 +35,8 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     file = path / "manifest.jsonl"
     checks.known_split(split, ("train", "val"), path=file)
     sizes: dict[str, tuple[int, int]] = {}
+    text_of: dict[str, str] = {}
+    """Spellings of one text -> the first."""
     said: dict[tuple[str, str], list[tuple[str, RLE]]] = {}
     lines, faults = _lines(file)
     for where, region in lines:
@@ -44,10 +46,14 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             if region.image not in sizes:
                 image = checks.inside(path, region.image, where=where)
                 sizes[region.image] = checks.image_size(image, where=where, stated=(region.height, region.width))
+                if not region.caption and transforms.stored(image)[1] != orientation.UPRIGHT:
+                    raise checks.DataError(
+                        f"{where}: an EXIF tag turns the picture, so that its bbox tells no place; write a caption, or turn the pixels"
+                    )
             height, width = sizes[region.image]
-            mask = checks.mask(region.segmentation, height=height, width=width, where=where)
+            mask = checks.mask(region.segmentation, height=height, width=width, where=where, faults=faults)
             text = _text(region, height=height, width=width, where=where)
-            said.setdefault((region.image, text), []).append((str(region.id), mask))
+            said.setdefault((region.image, text_of.setdefault(checks.text_key(text), text)), []).append((str(region.id), mask))
             meta = {"category": region.category} if region.category else {}
             yield _sample(path, name, region.image, (height, width), f"{region.id}_caption", "region_caption", text, [mask], meta)
     faults.tell()

@@ -41,9 +41,12 @@ class Skipped:
             logging.warning("%s: %s records are left out: %s", self.file, f"{self.reasons.total():,}", why)
 
 
-def usable_mask(segmentation: object, *, height: int, width: int, where: str) -> RLE:
-    """Decode a mask as `mask` does, but raise Unusable for an empty one: published sets have objects smaller than a pixel."""
-    made = checks.some_mask(segmentation, height=height, width=width, where=where)
+def usable_mask(segmentation: object, *, height: int, width: int, where: str, faults: checks.Faults) -> RLE:
+    """Decode a mask as `mask` does, but raise Unusable for an empty one and for none: published sets have objects smaller than a pixel."""
+    try:
+        made = checks.some_mask(segmentation, height=height, width=width, where=where, faults=faults)
+    except checks.NoPixelError:
+        raise Unusable("no mask: no polygon [x1, y1, x2, y2, ...] of at least 3 points") from None
     if rle.area(made) == 0:
         raise Unusable("a mask without a pixel")
     return made

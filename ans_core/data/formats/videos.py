@@ -80,7 +80,9 @@ def _samples(path: Path, clip: Clip, *, name: str, where: str, faults: checks.Fa
             if entries is None or len(entries) != len(frames):
                 held = "is missing" if entries is None else f"has {len(entries)} entries"
                 raise checks.DataError(f"{here} {held}; one mask (or null) is needed for each of the {len(frames)} frames of {where}")
-            masklet = tuple(None if m is None else checks.some_mask(m, height=height, width=width, where=here) for m in entries)
+            masklet = tuple(
+                None if m is None else checks.some_mask(m, height=height, width=width, where=here, faults=faults) for m in entries
+            )
             if not any(m and rle.area(m) for m in masklet):
                 raise checks.DataError(f"{here}: no pixel in any frame; leave the object out")
             samples.append(

@@ -45,11 +45,13 @@ class ImageFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptForm:
-    """The text before the first turn, the text between a clip's frames, and whether `[SEG]` in a question draws a mask."""
+    """The text before the first turn, the text between a clip's frames, whether `[SEG]` in a question draws a mask, and whether pictures
+    come first in their turn wherever `<image>` is, or without any."""
 
     before: str = ""
     between_frames: str = "\n"
     prompt_segs: bool = False
+    pictures_first: bool = False
 
 
 class Backbone(ABC):

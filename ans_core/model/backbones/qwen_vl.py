@@ -145,4 +145,4 @@ class QwenVL(Backbone):
     def prompt_form(self, preparation: Preparation) -> PromptForm:
         if preparation == "training":
             return PromptForm()
-        return PromptForm(before=self.system, between_frames="", prompt_segs=True)
+        return PromptForm(before=self.system, between_frames="", prompt_segs=True, pictures_first=True)

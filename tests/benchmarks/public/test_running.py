@@ -6,14 +6,17 @@ import base64
 import csv
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
+from PIL import ExifTags, Image
 
-from ans_core import rle
+from ans_core import rle, transforms
 from ans_core.benchmarks import running
 from ans_core.benchmarks.public import SCORERS, Given, Item, Scored, UnscoredError
 from ans_core.data.scene_write import write_clips, write_scenes
@@ -112,6 +115,18 @@ def test_a_split_without_public_masks_is_predicted_but_not_scored(tmp_path: Path
         evaluate("revos", tmp_path, tmp_path / "out", split="valid", ask=words("No."))
     lines = (tmp_path / "out/predictions.jsonl").read_text().splitlines()
     assert [json.loads(line)["prediction_masks"] for line in lines] == [[None, None]] * 2
+
+
+def test_a_turned_picture_with_masks_is_asked_about_as_it_is_stored_and_without_masks_upright(tmp_path: Path):
+    """Truth and answers are of the stored pixels then, as upstream's figures are."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=exif)
+    asked = Request(frames=(tmp_path / "a.jpg",), text="<image>\nWhat is it?")
+    region = Item(name="region", request=replace(asked, mask_prompts=(rle.encode(np.ones((6, 8), bool)),)))
+    runner = running.Runner(items=lambda *_: iter([region, Item(name="words", request=asked)]), record=lambda *_: {})
+    sizes = [transforms.open_image(item.request.frames[0]).size for item in runner.questions(tmp_path, "")]
+    assert sizes == [(8, 6), (6, 8)]
 
 
 @pytest.mark.parametrize("damage", [b"\0\0\0\n", b'\xff"\n', b'{"text": "no name"}\n{"item": "2", "text": "2"}\n', b"7\n"])

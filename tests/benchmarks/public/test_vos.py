@@ -48,6 +48,20 @@ def test_the_first_and_last_frame_do_not_count_and_objects_weigh_the_same_in_eve
     assert score("vos", **paths).metrics["J"] == pytest.approx((0.75 + 0 + 0) / 3)
 
 
+def test_numbers_that_no_object_has_count_only_in_davis_own_code(tmp_path: Path):
+    """Objects 1 and 5 are missed. DAVIS' code counts 2, 3 and 4 too, as drawn to perfection: 3 of 5."""
+    paths = folders(tmp_path, [ONE + EDGE * 5] * 4, [NOTHING] * 4)
+    for convention, j, objects in (("davis", 0, [1, 5]), ("mose", 0, [1, 5]), ("davis2017-evaluation", 0.6, [1, 2, 3, 4, 5])):
+        found = score("vos", convention=convention, **paths)
+        assert (found.metrics["J&F"], [s["object"] for s in found.samples]) == (pytest.approx(j), objects)
+        assert any("1 videos have gaps" in note for note in found.notes) == (convention != "mose")
+    write_index_masks(tmp_path / "drawn/dog", [ONE * 3] * 4)
+    with pytest.raises(ValueError, match=r"holds object 3; .* has objects 1, 5;"):
+        score("vos", **paths)
+    write_index_masks(tmp_path / "truth/dog", [ONE + EDGE * 5, ONE * 3, ONE * 3, ONE * 3])  # 3 appears later, and is below 5
+    assert [s["object"] for s in score("vos", **paths).samples] == [1, 3, 5]
+
+
 def test_void_is_background_for_davis_and_an_object_for_mose(tmp_path: Path):
     truth = [np.where(EDGE > 0, 255, ONE)] * 3
     paths = folders(tmp_path, truth, [ONE] * 3)
@@ -68,7 +82,7 @@ def test_sav_has_a_folder_an_object_and_they_may_overlap(tmp_path: Path):
 
 def test_what_does_not_fit_is_refused(tmp_path: Path):
     paths = folders(tmp_path, [ONE] * 3, [ONE * 2] * 3)
-    with pytest.raises(ValueError, match="dog: a predicted mask holds object 2; the first true frame has objects 1 to 1"):
+    with pytest.raises(ValueError, match=r"dog: a predicted mask holds object 2; .* has objects 1; --convention mose"):
         score("vos", **paths)
     (paths["predictions"] / "dog/00001.png").unlink()
     with pytest.raises(ValueError, match=r"1 of 3 frames are not there: 00001\.png"):
@@ -82,16 +96,26 @@ def test_what_does_not_fit_is_refused(tmp_path: Path):
     write_index_masks(tmp_path / "drawn/cat", [ONE] * 3)
     with pytest.raises(ValueError, match="1 videos are not there: cat"):
         score("vos", **paths)
-    write_index_masks(tmp_path / "truth/cat", [ONE * 255] * 3)
+    write_index_masks(tmp_path / "truth/cat", [ONE * 0] * 3)
     with pytest.raises(ValueError, match="cat: the truth holds no object, only background and void"):
         score("vos", **paths)
-    with pytest.raises(ValueError, match="one of davis, mose"):
+    with pytest.raises(ValueError, match="one of davis, davis2017-evaluation, mose"):
         score("vos", convention="lvos", **paths)
     (tmp_path / "truth").rename(tmp_path / "Annotations")
     with pytest.raises(ValueError, match="the truth would be scored against itself"):
         score("vos", tmp_path / "Annotations", data=tmp_path)
     with pytest.raises(ValueError, match="no file with sequence, height, width and objects"):
         score("vos", tmp_path)
+
+
+def test_masks_of_0_and_255_are_one_object_however_the_prediction_numbers_it(tmp_path: Path):
+    """As DAVIS 2016 scores: what is not black."""
+    for number in (1, 255):
+        paths = folders(tmp_path / str(number), [ONE * 255] * 3, [HALF * number] * 3)
+        for convention in ("davis", "mose"):
+            assert score("vos", convention=convention, **paths).metrics["J"] == 0.5
+    with pytest.raises(ValueError, match=r"hold 127 and 255, which look like grey levels .* number the objects 1, 2"):
+        score("vos", **folders(tmp_path / "grey", [ONE * 255 - HALF * 128] * 3, [ONE] * 3))
 
 
 def test_recorded_clips_hold_truth_and_prediction_and_their_objects_do_not_overlap(tmp_path: Path):
@@ -106,4 +130,7 @@ def test_recorded_clips_hold_truth_and_prediction_and_their_objects_do_not_overl
         score("vos", tmp_path)
     write(tmp_path / "dog.json", clip | {"objects": [one, other | {"truth": [None]}]})
     with pytest.raises(ValueError, match=r"masks of \[1, 3\] frames"):
+        score("vos", tmp_path)
+    write(tmp_path / "dog.json", clip | {"objects": [one | {"id": 300}]})
+    with pytest.raises(ValueError, match=r"dog\.json: object id 300 is no number of a PNG"):
         score("vos", tmp_path)

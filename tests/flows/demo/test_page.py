@@ -94,6 +94,8 @@ def page(url: str) -> Iterator[Any]:
 
 def test_a_picture_and_a_clip_are_asked_about_in_a_browser(page: Any, tmp_path: Path) -> None:
     keeps_to_itself(page)
+    page.wait_for_selector("#stage-0 .empty")
+    assert page.inner_text("#stage-0") == "No picture yet: drop a picture or a clip."  # of a checkpoint without samples
     upload(page, tmp_path / "notes.txt", b"hello")
     page.wait_for_selector("#note .error")
     assert page.inner_text("#note").startswith("notes.txt is neither a picture")
