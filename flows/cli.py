@@ -158,8 +158,8 @@ def parser() -> argparse.ArgumentParser:
     )
     it.add_argument(
         "--format",
-        help="a format of ans_core/data/formats (default: by the files in the folder), or traces (docs/agent.md); import: coco, "
-        "cvat, label_studio or finetune",
+        help="a format of ans_core/data/formats (default: by the files in the folder), or traces (docs/agent.md); import: a "
+        "layout of docs/your-data.md (default: by their content)",
     )
     it.add_argument("--split", help="one split (default: all)")
     it.add_argument("--headers-only", action="store_true", help="check: do not decode the pictures")

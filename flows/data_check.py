@@ -14,7 +14,7 @@ from tqdm import tqdm
 from ans_core.config import DataSource, load
 from ans_core.data import DatasetEntry
 from ans_core.data.facts import Facts, facts
-from ans_core.data.formats import FORMATS, NO_VAL, SPLITS, checks, infer
+from ans_core.data.formats import FORMATS, NO_VAL, SPLITS, checks, training_format
 from ans_core.data.formats.checks import DataError
 from ans_core.data.index import SampleIndex, nameless_index, picture_keys
 from ans_core.data.mixture import paired
@@ -51,7 +51,7 @@ def named(name_or_path: str, data_format: str | None, root: Path) -> tuple[str, 
         return source.name, root / source.path, data_format or source.format
     if not path.exists():
         raise ValueError(f"{path} does not exist, and params.yaml has no data set of that name; it has {sorted(known)}")
-    form = data_format or infer(path)
+    form = data_format or training_format(path)
     if form not in FORMATS:
         raise ValueError(f"no format named {form!r}; ans_core/data/formats has {sorted(FORMATS)}")
     return path.resolve().name, path, form

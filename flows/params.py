@@ -119,7 +119,7 @@ def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[
 
 def insert_sources(values: dict[str, Any], paths: list[Path], data_format: str | None) -> list[str]:
     """Insert folders into prepare.sources of these settings; return what to print."""
-    from ans_core.data.formats import infer  # loads torch and datasets, which `ans profile` does without
+    from ans_core.data.formats import training_format  # loads torch and datasets, which `ans profile` does without
 
     lines = []
     sources = values["prepare"]["sources"]
@@ -132,7 +132,7 @@ def insert_sources(values: dict[str, Any], paths: list[Path], data_format: str |
             raise ConfigError(f"{folder} can't be added: prepare.sources has another data set named {name!r}; rename the folder")
         if not folder.exists():
             raise ConfigError(f"{folder} can't be added to prepare.sources: there is no such folder or file")
-        source = DataSource(name=name, format=data_format or infer(folder), path=str(folder))
+        source = DataSource(name=name, format=data_format or training_format(folder), path=str(folder))
         sources.append(source.model_dump(mode="json"))
         lines.append(f"params.yaml: {folder} added to prepare.sources")
     return lines

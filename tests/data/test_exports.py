@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +17,7 @@ from PIL import ExifTags, Image, ImageOps
 from ans_core import rle, transforms
 from ans_core.data.exports import import_export
 from ans_core.data.exports.label_studio import brush
-from ans_core.data.formats import FORMATS, plain
+from ans_core.data.formats import FORMATS, SPLITS, infer, plain, training_format
 from ans_core.data.formats.checks import DataError
 from flows import cli
 
@@ -230,10 +234,12 @@ def test_coco_and_upstreams_file_become_what_their_readers_read(tmp_path: Path):
         ("images/cat.png", "referring", text): [[1, 3, 2, 5, 12]] for text in ("the cat", "it")
     }
     write(tmp_path / "upstream", "other.json", coco)
-    with pytest.raises(DataError, match=r"holds 2 files with annotations \(annotations\.json, other\.json\)"):
+    with pytest.raises(
+        DataError, match=r"labels of 2 layouts: finetune \(annotations\.json\), coco \(other\.json\); name one with --format"
+    ):
         import_export(tmp_path / "upstream", tmp_path / "d")
     write(tmp_path / "nothing", "readme.json", {})
-    with pytest.raises(DataError, match=r"holds no annotations, only \['readme\.json'\]"):
+    with pytest.raises(DataError, match=r"holds no labels of \['coco', .*let the annotation tool export COCO"):
         import_export(tmp_path / "nothing", tmp_path / "d")
 
 
@@ -246,7 +252,7 @@ def test_a_zip_is_named_by_itself_and_not_by_where_it_was_unpacked(tmp_path: Pat
 
     with pytest.raises(DataError, match=rf"^{tmp_path}/export\.zip/annotations\.xml: image '0' .* is not in {tmp_path}/export\.zip/images"):
         import_export(packed_zip(annotations_xml=CVAT), tmp_path / "out")
-    with pytest.raises(DataError, match=rf"^{tmp_path}/export\.zip holds no annotations, .*of a zip: unpack it first"):
+    with pytest.raises(DataError, match=rf"^{tmp_path}/export\.zip holds no labels of"):
         import_export(packed_zip(a_txt="x"), tmp_path / "out")
     locked = bytearray(packed_zip(annotations_xml=CVAT).read_bytes())
     locked[6] |= 1  # the flag of a password, in both headers
@@ -254,3 +260,320 @@ def test_a_zip_is_named_by_itself_and_not_by_where_it_was_unpacked(tmp_path: Pat
     (tmp_path / "export.zip").write_bytes(locked)
     with pytest.raises(DataError, match=r"export\.zip: .* is encrypted.*; unpack it and give the folder"):
         import_export(tmp_path / "export.zip", tmp_path / "out")
+
+
+CAT, DOG = [2, 1, 6, 1, 6, 4, 2, 4], [10, 0, 14, 0, 14, 2, 10, 2]
+"""Rows 1 to 3 of columns 2 to 5; rows 0 and 1 of columns 10 to 13."""
+SPLIT_NAMES = ("train", "valid", "test")
+
+
+def pairs(polygon: list[int]) -> list[list[int]]:
+    return [list(point) for point in zip(polygon[::2], polygon[1::2], strict=True)]
+
+
+def png(array: np.ndarray) -> str:
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "png")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def values(cat: int = 1, dog: int = 2) -> np.ndarray:
+    drawn = np.zeros((H, W), np.uint8)
+    drawn[1:4, 2:6], drawn[0:2, 10:14] = cat, dog
+    return drawn
+
+
+def save(file: Path, array: np.ndarray) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(file)
+
+
+def coco_content(name: str) -> dict:
+    shapes = enumerate((CAT, DOG))
+    return {
+        "images": [{"id": 0, "file_name": name, "width": W, "height": H}],
+        "categories": [{"id": 0, "name": "animals", "supercategory": "none"}, {"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
+        "annotations": [{"id": n, "image_id": 0, "category_id": n + 1, "segmentation": [p], "iscrowd": 0} for n, p in shapes],
+    }
+
+
+def roboflow(folder: Path) -> None:
+    for split in SPLIT_NAMES:
+        write(folder, f"{split}/_annotations.coco.json", coco_content(f"{split}_jpg.rf.1.jpg"), f"{split}/{split}_jpg.rf.1.jpg")
+
+
+def cvat_project(folder: Path) -> None:
+    for subset in ("Train", "Validation", "Test"):
+        write(folder, f"annotations/instances_{subset}.json", coco_content("a.jpg"), f"images/{subset}/a.jpg")
+
+
+def cvat_xml(folder: Path) -> None:
+    images = [
+        f'<image id="{n}" name="a.png" subset="{subset}" width="20" height="10"><polygon label="cat" points="2,1;6,1;6,4;2,4"/>'
+        '<mask label="dog" rle="0, 8" left="10" top="0" width="4" height="2"/></image>'
+        for n, subset in enumerate(("Train", "Validation", "Test"))
+    ]
+    places = [f"images/{subset}/a.png" for subset in ("Train", "Validation", "Test")]
+    write(folder, "annotations.xml", f"<annotations>{''.join(images)}</annotations>", *places)
+
+
+def labelme(folder: Path, *, flat: bool = False) -> None:
+    """In folders pictures lie elsewhere, by paths of Windows; the dog is a mask of its box, in pieces of one group."""
+    for split in SPLIT_NAMES:
+        drawn = [
+            {"label": "cat", "points": [[2, 1], [6, 4]], "shape_type": "rectangle", "group_id": None},
+            {"label": "dog", "points": [[10, 0], [11, 1]], "shape_type": "mask", "mask": png(np.ones((2, 2), bool)), "group_id": 4},
+            {"label": "dog", "points": pairs([12, 0, 14, 0, 14, 2, 12, 2]), "shape_type": "polygon", "group_id": 4},
+            {"label": "eye", "points": [[3, 3]], "shape_type": "point"},
+        ]
+        picture = f"{split}.jpg" if flat else f"..\\\\images\\\\{split}.jpg".replace("\\\\", "\\")
+        content = {"version": "5.4.1", "shapes": drawn, "imagePath": picture, "imageData": None, "imageHeight": H, "imageWidth": W}
+        write(folder, f"{split}.json" if flat else f"{split}/{split}.json", content, f"{split}.jpg" if flat else f"images/{split}.jpg")
+
+
+def labelme_flat(folder: Path) -> None:
+    labelme(folder, flat=True)
+
+
+def yolo(folder: Path) -> None:
+    """As Roboflow writes it, with paths that are one folder too high; the cat is a box."""
+    x, y = (np.array(DOG[start::2]) / side for start, side in ((0, W), (1, H)))
+    lines = ["0 0.2 0.25 0.2 0.3", " ".join(map(str, [1, *np.stack([x, y], 1).ravel()]))]
+    for split in SPLIT_NAMES:
+        write(folder, f"{split}/labels/a.txt", "\n".join(lines), f"{split}/images/a.jpg", f"{split}/images/empty.jpg")
+    write(folder, "data.yaml", "train: ../train/images\nval: ../valid/images\ntest: ../test/images\nnc: 2\nnames: [cat, dog]\n")
+
+
+def ultralytics(folder: Path) -> None:
+    for name, split in (("one", "train"), ("two", "val"), ("three", "test")):
+        lines = "\n".join(f"{n} " + " ".join(str(v / (W, H)[i % 2]) for i, v in enumerate(p)) for n, p in enumerate((CAT, DOG)))
+        write(folder, f"labels/{name}/{split}.txt", lines, f"images/{name}/{split}.jpg")
+    write(folder, "data.yaml", "path: .\ntrain: images/one\nval: images/two\ntest: images/three\nnames:\n  0: cat\n  1: dog\n")
+
+
+def voc(folder: Path) -> None:
+    """Boxes and lists of the splits; the dog's box is from SegmentationObject."""
+    box = "<object><name>{}</name><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox></object>"
+    for split in ("train", "val", "test"):
+        objects = box.format("cat", 2, 1, 6, 4) + box.format("dog", 9, 0, 14, 3)
+        text = f"<annotation><filename>old.jpg</filename><size><width>{W}</width><height>{H}</height></size>{objects}</annotation>"
+        write(folder, f"Annotations/{split}_1.xml", text, f"JPEGImages/{split}_1.jpg")
+        save(folder / f"SegmentationObject/{split}_1.png", values())
+        write(folder, f"ImageSets/Main/{split}.txt", f"{split}_1\n")
+
+
+def masks(folder: Path) -> None:
+    drawn = values()
+    drawn[9] = 255  # void
+    for split in ("train", "val", "test"):
+        write(folder, "classes.txt", "background\ncat\ndog\n", f"images/{split}/a.jpg")
+        save(folder / f"masks/{split}/a.png", drawn)
+
+
+def roboflow_masks(folder: Path) -> None:
+    for split in SPLIT_NAMES:
+        write(folder, f"{split}/_classes.csv", "Pixel Value, Class\n0, background\n1, cat\n2, dog\n", f"{split}/a.jpg")
+        save(folder / f"{split}/a_mask.png", values())
+
+
+def supervisely(folder: Path) -> None:
+    dog = base64.b64encode(zlib.compress(base64.b64decode(png(np.ones((2, 4), bool))))).decode()
+    for split in ("train", "val", "test"):
+        objects = [
+            {"classTitle": "cat", "geometryType": "polygon", "points": {"exterior": pairs(CAT), "interior": []}},
+            {"classTitle": "dog", "geometryType": "bitmap", "bitmap": {"data": dog, "origin": [10, 0]}},
+            {"classTitle": "eye", "geometryType": "point", "points": {"exterior": [[1, 1]], "interior": []}},
+        ]
+        labels = {"description": "", "size": {"height": H, "width": W}, "tags": [], "objects": objects}
+        write(folder, f"{split}/ann/a.jpg.json", labels, f"{split}/img/a.jpg")
+    write(folder, "meta.json", {"classes": [{"title": "cat", "shape": "polygon"}], "tags": []})
+
+
+def via(folder: Path) -> None:
+    """A project (version 2), the exported annotations, and those of version 1."""
+    dog = {"name": "rect", "x": 10, "y": 0, "width": 4, "height": 2}
+    for split in ("train", "val", "test"):
+        drawn = [
+            ({"name": "polygon", "all_points_x": CAT[::2], "all_points_y": CAT[1::2]}, {"label": "cat"}),
+            (dog, {"label": {"dog": True}}),
+        ]
+        regions = [{"shape_attributes": shape, "region_attributes": attributes} for shape, attributes in drawn]
+        pictures = {"a.jpg123": {"filename": "a.jpg", "size": 123, "file_attributes": {}, "regions": regions}}
+        if split == "val":
+            pictures["a.jpg123"]["regions"] = {str(number): region for number, region in enumerate(regions)}
+        content = {"_via_settings": {}, "_via_img_metadata": pictures} if split == "train" else pictures
+        write(folder, f"{split}/via_{split}.json", content, f"{split}/a.jpg")
+
+
+def panoptic(folder: Path) -> None:
+    for split in ("train", "val", "test"):
+        ids = values(cat=7, dog=9)
+        save(folder / f"annotations/panoptic_{split}2017/a.png", np.stack([ids, ids // 9, ids * 0], 2))  # the dog: 9 + 256
+        segments = [{"id": 7, "category_id": 1}, {"id": 9 + 256, "category_id": 2}]
+        content = coco_content("a.jpg") | {"annotations": [{"image_id": 0, "file_name": "a.png", "segments_info": segments}]}
+        write(folder, f"annotations/panoptic_{split}2017.json", content, f"{split}2017/a.jpg")
+
+
+LAYOUTS = (
+    roboflow, cvat_project, cvat_xml, labelme, yolo, ultralytics, voc, masks, roboflow_masks, supervisely, via, panoptic
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_every_layout_is_recognised_and_imported_with_its_splits(tmp_path: Path, layout: Callable[[Path], None]):
+    layout(tmp_path / "set")
+    lines = import_export(tmp_path / "set", tmp_path / "out")
+    assert "pictures by split: test 1, train 1, val 1 (as the export has them)" in lines
+    for split in ("train", "val", "test"):
+        samples = list(plain.read(tmp_path / "out", name="d", split=split))
+        assert {sample.text: rle.decode(mask).tolist() for sample in samples for (mask,) in sample.masks} == {
+            "cat": (values() == 1).tolist(), "dog": (values() == 2).tolist()
+        }  # fmt: skip
+    if layout in (roboflow, cvat_project):  # training reads it as it is
+        assert infer(tmp_path / "set") == training_format(tmp_path / "set") == "coco"
+        assert SPLITS["coco"](tmp_path / "set") == ["test", "train", "val"]
+        assert [sample.text for sample in FORMATS["coco"](tmp_path / "set", name="d", split="val")] == ["cat", "dog"]
+        return
+    with pytest.raises(DataError, match=f"layout {infer(tmp_path / 'set')!r}: `ans data import {tmp_path}/set --out DIR`"):
+        training_format(tmp_path / "set")
+    assert training_format(tmp_path / "out") == "annotations"
+
+
+def test_a_flat_folder_of_labelme_has_one_picture_in_five_held_out(tmp_path: Path):
+    """sha256 of images/train.jpg, valid.jpg and test.jpg, modulo 5."""
+    labelme_flat(tmp_path / "set")
+    held_out = [f"images/{name}.jpg" for name in SPLIT_NAMES if plain.split_by_image(f"images/{name}.jpg") == "val"]
+    lines = import_export(tmp_path / "set", tmp_path / "out")
+    assert "left out: 3 of type point, which has no pixels" in lines
+    val = f", val {len(held_out)}" if held_out else ""
+    assert (
+        f'pictures by split: train {3 - len(held_out)}{val} (the export has no "val": one picture in five by a hash of its name)' in lines
+    )
+
+
+def test_colours_and_objects_of_cvats_segmentation_masks_are_read(tmp_path: Path):
+    """Two cats beside each other, which only the colours of SegmentationObject part; the split is in a list of ImageSets."""
+    classes, objects = np.zeros((H, W, 3), np.uint8), np.zeros((H, W, 3), np.uint8)
+    classes[1:4, 2:8], objects[1:4, 2:5], objects[1:4, 5:8] = (250, 50, 83), (1, 0, 0), (0, 1, 0)
+    classes[8], objects[8] = (224, 224, 192), (224, 224, 192)
+    write(tmp_path / "cvat", "labelmap.txt", "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncat:250,50,83::\n", "JPEGImages/a.jpg")
+    save(tmp_path / "cvat/SegmentationClass/a.png", classes)
+    save(tmp_path / "cvat/SegmentationObject/a.png", objects)
+    write(tmp_path / "cvat", "ImageSets/Segmentation/Validation.txt", "a\n")
+    assert imported(tmp_path / "cvat", tmp_path / "out") == {("images/a.jpg", "referring", "cat"): [[1, 3, 2, 4, 9], [1, 3, 5, 7, 9]]}
+    assert plain.splits(tmp_path / "out") == ["val"]
+
+
+def test_masks_of_0_and_255_mean_the_one_class_and_values_without_a_name_are_faults(tmp_path: Path):
+    binary = {("images/a.jpg", "referring", "cat"): [[1, 3, 2, 5, 12]]}
+    for number, names in enumerate(("background\ncat\n", "cat\n")):
+        write(tmp_path / "set", "classes.txt", names, "images/a.jpg")
+        save(tmp_path / "set/masks/a.png", values(cat=255, dog=0))
+        assert imported(tmp_path / "set", tmp_path / f"out{number}") == binary
+    save(tmp_path / "set/masks/a.png", values(cat=127, dog=255))
+    with pytest.raises(DataError, match=r"masks/a\.png: values \[127\] are no class of classes\.txt, which has .*cat"):
+        import_export(tmp_path / "set", tmp_path / "out")
+    (tmp_path / "set/classes.txt").unlink()
+    with pytest.raises(DataError, match=r"masks: the values of its masks have no names; write classes\.txt beside the folder"):
+        import_export(tmp_path / "set", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("layout", "file", "before", "after", "match"),
+    [
+        (labelme, "train/train.json", '"cat"', '" "', "shape 0, label: the text is ' '"),
+        (labelme, "train/train.json", '[[10, 0], [11, 1]]', '[[19, 0], [20, 1]]', r"shape 1: its box .* at \[19, 0\] leaves"),
+        (labelme, "train/train.json", 'train.jpg"', 'gone.jpg"', r"train\.json: the picture 'gone\.jpg' is not in"),
+        (yolo, "valid/labels/a.txt", "0 0.2", "7 0.2", r"valid/labels/a\.txt: line 1: class 7 is not in data\.yaml, which has \[0, 1\]"),
+        (yolo, "valid/labels/a.txt", "0.25", "25", "line 1: coordinates from .* shares of the sides"),
+        (yolo, "valid/labels/a.txt", " 0.3", "", "line 1: 3 numbers after class 0"),
+        (yolo, "data.yaml", "nc: 2", "kpt_shape: [17, 3]", "is of keypoints"),
+        (voc, "Annotations/val_1.xml", "<width>20", "<width>30", r"val_1\.xml: the annotations are of a picture of .*30"),
+        (supervisely, "val/ann/a.jpg.json", '"origin": [10, 0]', '"origin": [18, 0]', "object 1: its box of .* leaves the picture"),
+        (via, "train/via_train.json", '"width": 4', '"width": null', r"'a\.jpg123', region 1: rect has .* not numbers"),
+        (via, "train/via_train.json", '{"label": "cat"}', "{}", r"region 0: which of its attributes \[\] is the label"),
+        (panoptic, "annotations/panoptic_val2017.json", '"category_id": 1', '"category_id": 5', "annotation 0: category_id 5 is in no"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_a_layout_is_named_by_file_and_place(tmp_path: Path, layout: Callable, file: str, before: str, after: str, match: str):
+    layout(tmp_path / "set")
+    content = (tmp_path / "set" / file).read_text()
+    assert before in content
+    (tmp_path / "set" / file).write_text(content.replace(before, after))
+    with pytest.raises(DataError, match=match):
+        import_export(tmp_path / "set", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_picture_that_two_files_of_one_split_label_has_each_object_once(tmp_path: Path):
+    for name in ("instances_default.json", "person_keypoints_default.json"):
+        write(tmp_path / "set", f"annotations/{name}", coco_content("a.jpg"), "images/a.jpg")
+    both = imported(tmp_path / "set", tmp_path / "both")
+    assert both == {("images/a.jpg", "referring", "cat"): [[1, 3, 2, 5, 12]], ("images/a.jpg", "referring", "dog"): [[0, 1, 10, 13, 8]]}
+
+
+def test_shares_of_a_picture_that_tools_show_turned_are_of_the_shown_sides(tmp_path: Path):
+    """EXIF 6: the stored 20 x 10 is shown as 10 x 20, turned clockwise; stored (x, y) is shown at (9 - y, x)."""
+    write(tmp_path / "set", "data.yaml", "names: [cat]\n", "images/a.jpg")
+    write(tmp_path / "set", "labels/a.txt", "0 0.25 0.2 0.3 0.2\n")  # shown: columns 1 to 3 of rows 2 to 5
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new("RGB", (W, H), "grey").save(tmp_path / "set/images/a.jpg", exif=exif)
+    assert imported(tmp_path / "set", tmp_path / "out") == {("images/a.jpg", "referring", "cat"): [[6, 8, 2, 5, 12]]}
+
+
+def test_backslashes_in_a_zip_are_folders_and_masks_without_words_are_refused(tmp_path: Path):
+    roboflow(tmp_path / "set")
+    with zipfile.ZipFile(tmp_path / "windows.zip", "w") as archive:
+        for file in (tmp_path / "set").rglob("*.*"):
+            archive.write(file, str(file.relative_to(tmp_path / "set")).replace("/", "\\"))
+    assert "pictures by split: test 1, train 1, val 1 (as the export has them)" in import_export(tmp_path / "windows.zip", tmp_path / "out")
+    sam = {"image": {"image_id": 1, "width": W, "height": H, "file_name": "a.jpg"}, "annotations": []}
+    write(tmp_path / "sam", "train/a.json", sam, "train/a.jpg")
+    for read in (infer, lambda place: import_export(place, tmp_path / "out2")):
+        with pytest.raises(DataError, match=r"train/a\.json has masks without classes or texts.* export COCO segmentation instead"):
+            read(tmp_path / "sam")
+
+
+def test_other_tools_files_are_not_taken_for_formats_of_the_same_file_names(tmp_path: Path):
+    write(tmp_path / "coco", "annotations.json", coco_content("a.jpg"), "images/a.jpg")
+    write(tmp_path / "splits", "train.json", coco_content("a.jpg"), "train/a.jpg")
+    write(tmp_path / "splits", "val.json", coco_content("b.jpg"), "val/b.jpg")
+    for name, splits in (("coco", ["train"]), ("splits", ["train", "val"])):
+        with pytest.raises(DataError, match=f"layout 'coco': `ans data import {tmp_path / name} --out DIR`"):
+            infer(tmp_path / name)
+        import_export(tmp_path / name, tmp_path / f"{name}-out")
+        assert {*plain.splits(tmp_path / f"{name}-out")} <= {*splits, "val"}
+    with pytest.raises(DataError, match="coco-out is in our own format already: `ans data check"):
+        import_export(tmp_path / "coco-out", tmp_path / "again")
+    write(tmp_path / "coco", "captions.json", coco_content("a.jpg") | {"categories": []})  # as published beside the instances
+    import_export(tmp_path / "coco", tmp_path / "again")
+    write(tmp_path / "unknown", "notes.txt", "x", "a.jpg")
+    with pytest.raises(DataError, match=r"no known annotations in it, but \['a\.jpg', 'notes\.txt'\]") as caught:
+        infer(tmp_path / "unknown")
+    assert len(str(caught.value)) < 500 + len(str(tmp_path))
+
+
+def test_lists_of_classes_belong_to_yolo_or_masks_by_what_is_beside_them(tmp_path: Path):
+    """Label Studio's YOLO has classes.txt alone, others put it to the labels; CVAT's Pascal VOC has a labelmap.txt without masks."""
+    for number, place in enumerate(("classes.txt", "labels/classes.txt")):
+        write(tmp_path / f"yolo{number}", "labels/a.txt", "0 0.2 0.25 0.2 0.3\n", "images/a.jpg")
+        write(tmp_path / f"yolo{number}", place, "cat\n")
+        assert imported(tmp_path / f"yolo{number}", tmp_path / f"out{number}") == {("images/a.jpg", "referring", "cat"): [[1, 3, 2, 5, 12]]}
+    voc(tmp_path / "voc")
+    write(tmp_path / "voc", "labelmap.txt", "background:0,0,0::\ncat:1,2,3::\n")
+    assert infer(tmp_path / "voc") == "voc"
+    write(tmp_path / "test", "a.json", {"shapes": [], "imagePath": "a.jpg"}, "a.jpg")
+    with pytest.raises(DataError, match=r"no mask in it \(1 pictures without a shape"):
+        import_export(tmp_path / "test", tmp_path / "out")
+
+
+def test_a_split_without_objects_does_not_stop_the_others(tmp_path: Path):
+    via(tmp_path / "set")
+    file = tmp_path / "set/test/via_test.json"
+    content = json.loads(file.read_text())
+    content["a.jpg123"]["regions"] = []
+    file.write_text(json.dumps(content))
+    lines = import_export(tmp_path / "set", tmp_path / "out")
+    assert "left out: 1 pictures without a region" in lines
+    assert "pictures by split: train 1, val 1 (as the export has them)" in lines

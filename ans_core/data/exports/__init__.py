@@ -1,4 +1,7 @@
-"""Exports of annotation tools in, a folder of our own format out: `annotations.json` and the pictures beside it."""
+"""Exports of annotation tools in, a folder of our own format out: `annotations.json` and the pictures beside it.
+
+ans_core/data/formats/layouts.py recognises a layout; here it is one reader and one line.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,49 @@ import tempfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ans_core import orientation, rle, transforms
-from ans_core.data.exports import cvat, label_studio, read_as_samples
+from ans_core.data.exports import cvat, label_studio, labelme, masks, panoptic, read_as_samples, supervisely, via, voc, yolo
 from ans_core.data.exports.labelled import Export, Labelled
-from ans_core.data.formats import checks, plain
+from ans_core.data.formats import checks, layouts, plain
 from ans_core.types import RLE
 from ans_core.written import written_whole
 
-EXPORTS: dict[str, Callable[[Path], Export]] = {
-    "coco": read_as_samples.coco_file,
-    "cvat": cvat.read,
-    "label_studio": label_studio.read,
-    "finetune": read_as_samples.finetune_file,
+Reader = Callable[[Path, list[Path]], Export]
+
+
+def _each(read: Callable[[Path, Path], Export]) -> Reader:
+    """Read files of which each holds the labels of many pictures, as one for each split."""
+
+    def read_all(place: Path, files: list[Path]) -> Export:
+        first, *others = (read(place, file) for file in files)
+        for export in others:
+            first.labelled += export.labelled
+            first.left_out += export.left_out
+        first.file = place if others else first.file
+        return first
+
+    return read_all
+
+
+EXPORTS: dict[str, Reader] = {
+    "coco": _each(read_as_samples.coco_file),
+    "cvat": _each(cvat.read),
+    "finetune": _each(read_as_samples.finetune_file),
+    "label_studio": _each(label_studio.read),
+    "labelme": labelme.read,
+    "masks": _each(masks.read),
+    "panoptic": _each(panoptic.read),
+    "supervisely": supervisely.read,
+    "via": _each(via.read),
+    "voc": voc.read,
+    "yolo": _each(yolo.read),
 }
-"""Format -> read(file)."""
+"""Layout -> read(folder, files with labels)."""
 
 
 def import_export(source: Path, out: Path, *, form: str | None = None) -> list[str]:
@@ -42,26 +69,36 @@ def import_export(source: Path, out: Path, *, form: str | None = None) -> list[s
         with tempfile.TemporaryDirectory() as unpacked:
             place = _unpacked(source, Path(unpacked)) if source.suffix.lower() == ".zip" else source
             try:
-                file = _file(place, form)
-                export = EXPORTS[form or _format(file)](file)
+                layout, files = _layout(place, form)
+                export = EXPORTS[layout](place if place.is_dir() else place.parent, files)
+                export.check()
                 export.labelled = merged(export.labelled)
             except checks.DataError as error:  # it names files of a folder that goes
                 raise checks.DataError(str(error).replace(unpacked, str(source))) from None
+            if not (has_val := any(labelled.split == "val" for labelled in export.labelled)):  # a hash of the name holds some out
+                export.labelled = [
+                    replace(labelled, split=None if labelled.split == "train" else labelled.split) for labelled in export.labelled
+                ]
             doubtful = _write(export, partial)
             export.file = Path(str(export.file).replace(unpacked, str(source)))
         try:
-            for split in plain.splits(partial):  # the reader that training uses finds what is left to find
-                for _ in plain.read(partial, name=out.name, split=split):
-                    pass
+            pictures = {  # read as training does, which finds what is left to find
+                split: len({sample.image_id for sample in plain.read(partial, name=out.name, split=split)})
+                for split in plain.splits(partial)
+            }
         except checks.DataError as error:  # nothing is left at the place that it names
             raise checks.DataError(f"{source}, imported: {str(error).replace(str(partial), str(out))}") from None
-    return _told(export, out, doubtful)
+    counts = ", ".join(f"{split} {count:,}" for split, count in pictures.items())
+    how = "as the export has them" if has_val else 'the export has no "val": one picture in five by a hash of its name'
+    return [*_told(export), *doubtful, f"pictures by split: {counts} ({how})", f"wrote {out / 'annotations.json'}"]
 
 
 def _unpacked(archive: Path, into: Path) -> Path:
     try:
         with zipfile.ZipFile(archive) as opened:
-            opened.extractall(into)
+            for member in opened.infolist():
+                member.filename = member.filename.replace("\\", "/")  # some tools on Windows write folders so
+                opened.extract(member, into)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise checks.DataError(f"{archive}: {error}; download the export again") from None
     except RuntimeError as error:  # a password, or a compression that Python does not know
@@ -69,36 +106,32 @@ def _unpacked(archive: Path, into: Path) -> Path:
     return into
 
 
-def _file(place: Path, form: str | None) -> Path:
-    """Return the one file with annotations in a folder."""
-    if place.is_file():
-        return place
-    listed = sorted(file for file in place.rglob("*") if file.suffix.lower() in {".xml", ".json"} and "__MACOSX" not in file.parts)
-    fitting = [file for file in listed if (found := _format(file, or_none=True)) and form in (None, found)]
-    if len(fitting) != 1:
-        names = [str(file.relative_to(place)) for file in fitting or listed]
-        what = f"{len(fitting)} files with annotations ({', '.join(names[:5])})" if fitting else f"no annotations, only {names[:5]}"
-        raise checks.DataError(f"{place} holds {what}; give the path of one file of {sorted(EXPORTS)} (of a zip: unpack it first)")
-    return fitting[0]
+def _layout(place: Path, form: str | None) -> tuple[str, list[Path]]:
+    """Return the layout, `form` if it is given, and its files with labels. Raises DataError for none that is known, and for several."""
+    found = layouts.recognise(place)
+    if form is not None:
+        files = [place] if place.is_file() else found.get(form, [])
+        if not files:
+            raise checks.DataError(f"{place} holds no labels of the layout {form}, but {_names(place, found)}")
+        return form, files
+    known = {layout: files for layout, files in found.items() if layout in EXPORTS}
+    if len(known) == 1:
+        return next(iter(known.items()))
+    if "annotations" in found and not known:
+        raise checks.DataError(
+            f"{place} is in our own format already: `ans data check {place}` and `ans finetune {place}` read it as it is"
+        )
+    if "sam" in found and not known:
+        raise checks.DataError(layouts.WORDLESS.format(file=found["sam"][0]))
+    if known:
+        raise checks.DataError(
+            f"{place} holds labels of {len(known)} layouts: {_names(place, known)}; name one with --format, or give the path of one file"
+        )
+    raise checks.DataError(f"{place} holds no labels of {sorted(EXPORTS)}. {layouts.HOW}")
 
 
-def _format(file: Path, *, or_none: bool = False) -> str:
-    """Return the format that the file's content tells."""
-    found = "cvat" if file.suffix.lower() == ".xml" else _json_format(checks.load_json(file))
-    if not found and not or_none:
-        raise checks.DataError(f"{file} is no export that is known; name its format with --format, one of {sorted(EXPORTS)}")
-    return found
-
-
-def _json_format(content: Any) -> str:
-    if isinstance(content, dict):
-        return "coco" if {"images", "annotations", "categories"} <= content.keys() else ""
-    first = content[0] if isinstance(content, list) and content else {}
-    if not isinstance(first, dict):
-        return ""
-    if "data" in first and ("annotations" in first or "completions" in first):
-        return "label_studio"
-    return "finetune" if {"image", "mask", "text"} <= first.keys() else ""
+def _names(place: Path, found: dict[str, list[Path]]) -> str:
+    return ", ".join(f"{layout} ({files[0].relative_to(place)})" for layout, files in found.items()) or "none that is known"
 
 
 def merged(labelled: Iterable[Labelled]) -> list[Labelled]:
@@ -122,14 +155,16 @@ def _write(export: Export, out: Path) -> list[str]:
     doubtful."""
     (out / "images").mkdir()
     names: dict[Path, str] = {}
+    taken: set[str] = set()
     records: list[dict[str, Any]] = []
     for labelled in export.labelled:
         if labelled.picture not in names:
             stem, suffix = labelled.picture.stem, labelled.picture.suffix
-            taken, number, name = set(names.values()), 2, labelled.picture.name
+            number, name = 2, labelled.picture.name
             while name in taken:
                 name, number = f"{stem}-{number}{suffix}", number + 1
             names[labelled.picture] = name
+            taken.add(name)
             shutil.copyfile(labelled.picture, out / "images" / name)
         masks = [_of_stored(mask, labelled.picture) if export.drawn_upright else mask for mask in labelled.masks]
         record = {"image": f"images/{names[labelled.picture]}", "text": labelled.text, "masks": masks}
@@ -163,11 +198,10 @@ def _doubtful(pictures: Iterable[Path]) -> list[str]:
     ]
 
 
-def _told(export: Export, out: Path, doubtful: Sequence[str]) -> list[str]:
+def _told(export: Export) -> list[str]:
     tasks = Counter(labelled.task for labelled in export.labelled)
     pictures = len({labelled.picture for labelled in export.labelled})
     objects = sum(rle.area(mask) > 0 for labelled in export.labelled for mask in labelled.masks)
     left = [f"left out: {count:,} {reason}" for reason, count in export.left_out.most_common()]
     counts = ", ".join(f"{count:,} {task}" for task, count in tasks.items())
-    head = f"{export.file}: {pictures:,} pictures, {counts} records, {objects:,} masks"
-    return [head, *left, *doubtful, f"wrote {out / 'annotations.json'}"]
+    return [f"{export.file}: {pictures:,} pictures, {counts} records, {objects:,} masks", *left]

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from ans_core import rle
-from ans_core.data.exports.labelled import NO_PIXEL, SPLITS, TEXTS, Export, Shape, ellipse, find, records, turned
+from ans_core.data.exports.labelled import NO_PIXEL, SPLITS, TEXTS, Export, Shape, clipped, ellipse, find, placed, records, turned
 from ans_core.data.formats import checks
 from ans_core.types import RLE
 
@@ -17,7 +17,7 @@ SHAPES = ("polygon", "box", "ellipse", "mask")
 ROOT = "annotations"
 
 
-def read(file: Path) -> Export:
+def read(place: Path, file: Path) -> Export:
     """Read a file of CVAT for images; pictures are in `images/` beside it, or beside it. Shapes of one group are one object in pieces.
     Points, lines, cuboids, skeletons and tags have no pixels: left out and counted."""
     try:
@@ -34,7 +34,6 @@ def read(file: Path) -> Export:
         with faults:
             _picture(image, export, file, faults)
     faults.tell()
-    export.check()
     return export
 
 
@@ -48,7 +47,8 @@ def _picture(image: ElementTree.Element, export: Export, file: Path, faults: che
         export.left_out["pictures without a shape"] += 1
         return
     name = _attribute(image, "name", where=where)
-    picture = find([file.parent / "images", file.parent], name, where=where)
+    subset = image.get("subset", "")
+    picture = find([file.parent / "images" / subset, file.parent / "images", file.parent], name, where=where)
     stated = (int(_number(image, "height", where=where)), int(_number(image, "width", where=where)))
     height, width = checks.image_size(picture, where=where, stated=stated)
     groups: dict[str, list[tuple[ElementTree.Element, RLE]]] = {}
@@ -61,9 +61,8 @@ def _picture(image: ElementTree.Element, export: Export, file: Path, faults: che
                 continue
             group = shape.get("group_id", "0")
             groups.setdefault(f"group {group}" if group != "0" else f"shape {number}", []).append((shape, mask))
-    subset = image.get("subset", "").lower()
     shapes = [_object(pieces, where=f"{where}, {name}") for name, pieces in groups.items()]
-    export.labelled += records(picture, shapes, split=SPLITS.get(subset))
+    export.labelled += records(picture, shapes, split=SPLITS.get(subset.lower()))
 
 
 def _object(pieces: list[tuple[ElementTree.Element, RLE]], *, where: str) -> Shape:
@@ -94,12 +93,7 @@ def _mask(shape: ElementTree.Element, *, height: int, width: int, where: str) ->
     else:
         centre = value("cx"), value("cy")
         polygon = turned(ellipse(*centre, value("rx"), value("ry")), centre, rotation)
-    return checks.mask(_clipped(polygon, height, width), height=height, width=width, where=where)
-
-
-def _clipped(polygon: list[float], height: int, width: int) -> list[float]:
-    """CVAT draws a little over the edge, and a turned box may leave the picture."""
-    return [min(max(value, 0), (width, height)[place % 2]) for place, value in enumerate(polygon)]
+    return checks.mask(clipped(polygon, height, width), height=height, width=width, where=where)
 
 
 def _runs(shape: ElementTree.Element, *, height: int, width: int, where: str) -> RLE:
@@ -111,11 +105,9 @@ def _runs(shape: ElementTree.Element, *, height: int, width: int, where: str) ->
     lengths = [int(word) for word in words]
     if sum(lengths) != wide * high:
         raise checks.DataError(f"{where}: the lengths of its rle add up to {sum(lengths)}, its box has {wide} x {high} pixels")
-    if left < 0 or top < 0 or left + wide > width or top + high > height:
-        raise checks.DataError(f"{where}: its box leaves the picture of {width} x {height}")
-    whole = np.zeros((height, width), bool)
-    whole[top : top + high, left : left + wide] = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(high, wide)
-    return checks.mask(rle.encode(whole), height=height, width=width, where=where)
+    part = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(high, wide)
+    full = placed(part, left=left, top=top, height=height, width=width, where=where)
+    return checks.mask(rle.encode(full), height=height, width=width, where=where)
 
 
 def _attribute(element: ElementTree.Element, key: str, *, where: str) -> str:

@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import UInt8
 
 from ans_core import rle
-from ans_core.data.exports.labelled import NO_PIXEL, TEXTS, Export, Shape, ellipse, find, records, turned
+from ans_core.data.exports.labelled import NO_PIXEL, SUFFIXES, TEXTS, Export, Shape, clipped, ellipse, find, records, turned
 from ans_core.data.formats import checks
 from ans_core.types import RLE
 
 
-def read(file: Path) -> Export:
+def read(place: Path, file: Path) -> Export:
     """Read the format `JSON` (not JSON-MIN, which has no sizes). Pictures are in `images/` beside it, or beside it, also by the names that
     uploading gave them. Of several annotations of a task the ground truth counts; without one the task is a fault."""
     export, faults = Export(file=file), checks.Faults(file)
@@ -23,7 +23,6 @@ def read(file: Path) -> Export:
         with faults:
             _task(task, export, file, f"{file}: task {task.get('id', number) if isinstance(task, dict) else number}", faults)
     faults.tell()
-    export.check()
     return export
 
 
@@ -82,9 +81,6 @@ def _picture_name(data: dict[str, Any], results: list[dict[str, Any]], *, where:
     return unquote(local[0] if local else address.path)
 
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
-
-
 def _shape(parts: list[dict[str, Any]], picture: Path, *, where: str) -> Shape | None:
     """Return the object that the results with one id describe; None if they draw nothing."""
     if not all(isinstance(part.get("value", {}), dict) for part in parts):
@@ -133,8 +129,7 @@ def _mask(value: dict[str, Any], *, height: int, width: int, where: str) -> RLE:
             polygon = turned([(x, y), (x + wide, y), (x + wide, y + high), (x, y + high)], (x, y), float(value.get("rotation", 0)))
     except (KeyError, TypeError, ValueError) as error:
         raise checks.DataError(f"{where}: no rectangle, polygon, ellipse or brush ({error!r}): {rle.short(value)}") from None
-    clipped = [min(max(part, 0), (width, height)[place % 2]) for place, part in enumerate(polygon)]
-    return checks.mask(clipped, height=height, width=width, where=where)
+    return checks.mask(clipped(polygon, height, width), height=height, width=width, where=where)
 
 
 def brush(content: Any, *, height: int, width: int, where: str) -> np.ndarray:

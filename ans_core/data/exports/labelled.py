@@ -5,19 +5,27 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ans_core import nearest_file, rle
+import numpy as np
+from jaxtyping import Bool, Int64
+from PIL import Image
+
+from ans_core import nearest_file, rle, transforms
 from ans_core.data.formats import checks
+from ans_core.data.formats.files import SPLIT_OF
+from ans_core.data.formats.plain import MEANT
 from ans_core.types import RLE
 
 NO_PIXEL = "objects without a pixel"
 """A reason to leave out."""
 ImportedTask = Literal["referring", "region_caption"]
-SPLITS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
+SPLITS = {"train": "train", "val": "val", "test": "test"} | MEANT
+"""Name of a folder, subset or tag -> split."""
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
 TEXTS = {"text": "referring", "expression": "referring", "caption": "region_caption", "description": "region_caption"}
 """Names of an attribute or field whose value is a text about the object, and the task that it makes; the label is not used then."""
 UPLOADED = re.compile(r"^[0-9a-f]{8}-")
@@ -43,6 +51,14 @@ class Export:
     """By reason."""
     drawn_upright: bool = True
     """Whether masks are of pictures as labelling tools show them, upright, where sizes don't tell that they are of the stored pixels."""
+
+    def mask(self, segmentation: object, *, height: int, width: int, where: str) -> RLE | None:
+        """Decode an object's mask. One that teaches nothing, as it has no pixel, is counted and None."""
+        try:
+            return checks.mask(segmentation, height=height, width=width, where=where)
+        except checks.NoPixelError:
+            self.left_out[NO_PIXEL] += 1
+            return None
 
     def check(self) -> None:
         if not self.labelled:
@@ -74,9 +90,52 @@ def records(picture: Path, shapes: Iterable[Shape], *, split: str | None) -> lis
     return [Labelled(picture=picture, text=text, masks=masks, split=split) for text, masks in meant.values()] + captions
 
 
+def each_picture(place: Path, files: Iterable[Path], read: Callable[[Path, Export, checks.Faults], None]) -> Export:
+    """Read files that hold the labels of one picture each. Raises DataError for all faults together."""
+    export, faults = Export(file=place), checks.Faults(place)
+    for file in files:
+        with faults:
+            read(file, export, faults)
+    faults.tell()
+    return export
+
+
+def shown_size(picture: Path, *, where: str) -> tuple[int, int]:
+    """Return (height, width) of a picture as tools show it, upright, where the labels state none."""
+    checks.image_size(picture, where=where)  # names `where` if the picture can't be read
+    width, height = transforms.image_size(picture)
+    return height, width
+
+
+def split_of(file: Path, place: Path) -> str | None:
+    """Return the split that the innermost folder of that name below `place` tells, as `train`, `valid` or `val2017`."""
+    folders = file.relative_to(place).parts[:-1]
+    return next((SPLITS[name] for folder in reversed(folders) if (name := folder.lower().rstrip("0123456789")) in SPLITS), None)
+
+
+def listed_splits(place: Path) -> dict[str, str]:
+    """Return picture (without suffix) -> split by Pascal VOC's lists, `ImageSets/<task>/train.txt`; those of one class have other names."""
+    lists = [(SPLITS[file.stem.lower()], file) for file in sorted(place.rglob("ImageSets/*/*.txt")) if file.stem.lower() in SPLITS]
+    return {line.split()[0]: split for split, file in lists for line in checks.load_text(file).splitlines() if line.strip()}
+
+
+def split_of_file(file: Path, place: Path) -> str | None:
+    """Return the split that a file's own name tells, as `instances_train2017.json` or `val.json`, else its folders'."""
+    named = SPLIT_OF.fullmatch(file.stem)
+    return SPLITS[named["split"].lower()] if named else split_of(file, place)
+
+
+def picture_folders(file: Path) -> list[Path]:
+    """Return where the pictures of a file of COCO's kind may be: in a folder of its split, in `images/`, or beside it."""
+    subset = file.stem.partition("_")[2] or file.stem  # instances_train2017 -> train2017
+    names = dict.fromkeys(f"{folder}{name}" for name in (subset, subset.rstrip("0123456789")) for folder in ("", "images/"))
+    return [file.parent / up / name for up in (".", "..") for name in [*names, "images", "."]]
+
+
 def find(folders: Sequence[Path], name: str, *, where: str) -> Path:
     """Return the picture that an export names: by its whole path below one of the folders, or by its last part, with or without an
     upload's prefix."""
+    name = name.replace("\\", "/")  # written on Windows
     leaf = name.rpartition("/")[2]
     for folder in folders:
         for candidate in dict.fromkeys((name.lstrip("/"), leaf, UPLOADED.sub("", leaf))):
@@ -99,3 +158,26 @@ def ellipse(x: float, y: float, radius_x: float, radius_y: float) -> list[tuple[
     """Return an ellipse as a polygon of 72 points."""
     steps = [math.radians(5 * step) for step in range(72)]
     return [(x + radius_x * math.cos(angle), y + radius_y * math.sin(angle)) for angle in steps]
+
+
+def clipped(polygon: Sequence[float], height: int, width: int) -> list[float]:
+    """Move points to the picture's edge: tools draw a little over it, and circles and turned boxes may leave the picture."""
+    return [min(max(value, 0), (width, height)[place % 2]) for place, value in enumerate(polygon)]
+
+
+def placed(part: Bool[np.ndarray, "h w"], *, left: int, top: int, height: int, width: int, where: str) -> Bool[np.ndarray, "H W"]:
+    """Return the mask of the picture whose box from (left, top) on is `part`."""
+    full = np.zeros((height, width), bool)
+    box = full[top : top + part.shape[0], left : left + part.shape[1]]
+    if left < 0 or top < 0 or box.shape != part.shape:
+        raise checks.DataError(
+            f"{where}: its box of [height, width] = {list(part.shape)} at {[left, top]} leaves the picture of {width} x {height}"
+        )
+    box[:] = part
+    return full
+
+
+def colour_codes(picture: Image.Image) -> Int64[np.ndarray, "H W"]:
+    """Return R + 256 G + 65,536 B of each pixel."""
+    red, green, blue = np.moveaxis(np.asarray(picture.convert("RGB"), np.int64), 2, 0)
+    return red + 256 * green + 65536 * blue

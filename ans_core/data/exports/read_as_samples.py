@@ -6,18 +6,18 @@ import posixpath
 from pathlib import Path
 from typing import cast
 
-from ans_core.data.exports.labelled import NO_PIXEL, SPLITS, Export, ImportedTask, Labelled
+from ans_core.data.exports.labelled import NO_PIXEL, Export, ImportedTask, Labelled, picture_folders, split_of_file
 from ans_core.data.formats import checks, coco, plain
-from ans_core.data.formats.files import SPLIT_OF
+from ans_core.data.formats.files import ImageFolders
 from ans_core.types import Sample
 
 
-def coco_file(file: Path) -> Export:
-    """A category's name is the text, and means all its objects in the picture. Splits come from the file's name."""
-    told = SPLIT_OF.fullmatch(file.stem)
-    export = Export(file=file)
-    samples = list(coco.read(file, name=file.stem, split=told["split"] if told else "train"))
-    export.labelled = [_labelled(sample, SPLITS[told["split"]] if told else None) for sample in samples]
+def coco_file(place: Path, file: Path) -> Export:
+    """A category's name is the text, and means all its objects in the picture. Splits come from the names of the file and its folders."""
+    images = ImageFolders(picture_folders(file), where=str(file))
+    samples = list(coco.instances(file, images, name=file.stem))
+    split = split_of_file(file, place)
+    export = Export(file=file, labelled=[_labelled(sample, split) for sample in samples])
     content = checks.load_json(file)
     lost = {
         NO_PIXEL: len(content["annotations"]) - sum(len(sample.masks) for sample in samples),
@@ -28,7 +28,7 @@ def coco_file(file: Path) -> Export:
     return export
 
 
-def finetune_file(file: Path) -> Export:
+def finetune_file(place: Path, file: Path) -> Export:
     """Upstream's masks are of the stored pixels."""
     samples = [sample for split in plain.splits(file) for sample in plain.read(file, name=file.stem, split=split)]
     return Export(file=file, labelled=[_labelled(sample, None) for sample in samples], drawn_upright=False)

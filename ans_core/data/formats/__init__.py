@@ -20,6 +20,7 @@ from ans_core.data.formats import (
     fineweb,
     flickr_gcg,
     grandf,
+    layouts,
     llava,
     mathvista,
     mevis,
@@ -138,6 +139,8 @@ MARKERS: dict[str, str] = {
     "llava_*.json": "llava",
     "instances_*.json": "coco",
     "annotations/instances_*.json": "coco",
+    "_annotations.coco.json": "coco",
+    "*/_annotations.coco.json": "coco",
     "*/instances.json": "youtube_vis",
     "JPEGImages_24fps": "sav",
     "*/JPEGImages_24fps": "sav",
@@ -151,29 +154,61 @@ MARKERS: dict[str, str] = {
     "*_manual.json": "sav",
     "*/*_manual.json": "sav",
     "*/*/*_manual.json": "sav",
-    "Annotations": "davis",
-    "*/Annotations": "davis",
+    "Annotations/*/*.png": "davis",
+    "Annotations/*/*/*.png": "davis",
+    "*/Annotations/*/*.png": "davis",
+    "*/Annotations/*/*/*.png": "davis",
     "*train.json": "grandf",
     "*val.json": "grandf",
-    "train/*.jpg": "reasonseg",
 }
 """What a folder holds, or what a file is called -> the format, the first that fits."""
 
-NO_VAL = 'it has a split "train" and none "val", so that nothing tells how well it is learned; give about one image in five to "val"'
+NO_VAL = (
+    'it has a split "train" and none "val", so that nothing tells how well it is learned; give about one image in five to "val" (of COCO, '
+    "`ans data import` does)"
+)
+
+
+LISTS = ("annotations", "grandf")
+"""Formats of a JSON list whose file names other tools give to their objects, too."""
+LOOKED_AT = 50
+"""Files of a folder whose content is looked at to tell its layout."""
+IMPORT = (
+    "{path} is labelled in the layout {layout!r}: `ans data import {path} --out DIR` makes a folder of it that training reads, with the "
+    "splits it has, else with one picture in five as val; then give DIR"
+)
 
 
 def infer(path: Path) -> str:
-    """Return the format of a folder from its file names; the first line tells manifests of clips from manifests of regions. `path` may also
-    be one file of a folder that holds several sets."""
+    """Return the format of a folder by its file names, else by the files' content: a name of FORMATS, or of a layout that only
+    `ans data import` reads. `path` may also be one file of a folder that holds several sets."""
     if not path.exists():
         raise checks.DataError(f"{path} does not exist; give the folder that holds the annotations, or the file")
     fits = path.glob if path.is_dir() else path.parent.glob
-    found = next((name for marker, name in MARKERS.items() if any(path.is_dir() or match == path for match in fits(marker))), None)
-    if found is None:
-        raise checks.DataError(
-            f"{path}: none of {list(MARKERS)} is in it; name its format with --format, one of {sorted(FORMATS)}; what CVAT or Label Studio "
-            "exported becomes annotations.json by `ans data import`"
-        )
+    matches = ((name, file) for marker, name in MARKERS.items() for file in fits(marker) if path.is_dir() or file == path)
+    found, file = next(matches, (None, path))
+    if found is None or (found in LISTS and file.suffix == ".json" and checks.starts_with(file, b"{")):
+        return _by_content(path, found)
     if found == "regions" and b'"video_id"' in (path / "manifest.jsonl").read_bytes().split(b"\n", 1)[0]:
         return "videos"
     return found
+
+
+def training_format(path: Path) -> str:
+    """Infer the format. Raises DataError for a layout that training does not read, and says how to import it."""
+    if (found := infer(path)) not in FORMATS:
+        raise checks.DataError(IMPORT.format(path=path, layout=found))
+    return found
+
+
+def _by_content(path: Path, otherwise: str | None) -> str:
+    recognised = layouts.recognise(path, limit=LOOKED_AT)
+    layout = next(iter(recognised), otherwise)
+    if layout == "sam":
+        raise checks.DataError(layouts.WORDLESS.format(file=recognised[layout][0]))
+    if layout is None:
+        names = sorted(file.name for file in path.iterdir())[:5] if path.is_dir() else [path.name]
+        raise checks.DataError(f"{path}: no known annotations in it, but {names}. {layouts.HOW}; a published set needs --format")
+    if layout == "coco" and path.is_dir():  # under names that its reader does not look for
+        raise checks.DataError(IMPORT.format(path=path, layout=layout))
+    return layout

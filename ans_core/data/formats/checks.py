@@ -296,6 +296,12 @@ def _as_utf8(content: bytes, encoding: str) -> bytes:
     return content
 
 
+def starts_with(path: Path, mark: bytes) -> bool:
+    """Tell whether a file starts so, but for a byte order mark and white space."""
+    with _opened(path) as file:
+        return file.read(100).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(mark)
+
+
 def load_list(path: Path) -> list[Any]:
     """Load a list of at least one record."""
     found = load_json(path)

@@ -20,7 +20,8 @@ from ans_core.data.formats.files import ImageFolders, split_file, split_files
 from ans_core.data.formats.skipped import Skipped, usable_mask
 from ans_core.types import RLE, Sample
 
-FILES = ("instances*.json", "annotations/instances*.json")
+FILES = ("instances*.json", "annotations/instances*.json", "_annotations.coco.json", "*/_annotations.coco.json")
+"""As published, and as Roboflow exports it: a folder a split."""
 YEAR = slice(len("instances_"), None)
 """Part of a file's name that names its folder of pictures: instances_train2017.json belongs to train2017."""
 

@@ -9,20 +9,21 @@ from pathlib import Path
 from ans_core import nearest_file, rle
 from ans_core.data.formats import checks
 
-SPLIT_OF = re.compile(r"(?P<name>.*?)[_.-]?(?P<split>train|val|test)(20\d\d)?")
+SPLIT_OF = re.compile(r"(?i)(?P<name>.*?)[_.-]?(?P<split>train|validation|valid|val|test)(20\d\d)?")
 
 
 def split_files(path: Path, patterns: Iterable[str]) -> dict[str, Path]:
     """Return the annotation file of every split. `path` is their folder, or one of the files: then those that differ only in the split
-    belong to it too (`a_train.json` and `a_val.json`). A name that ends in no split is "train"."""
+    belong to it too (`a_train.json` and `a_val.json`). A name that ends in no split is of the split that the file's folder below `path` is
+    called (`valid/_annotations.coco.json`), else "train"."""
     if path.is_dir():
         files = sorted({file for pattern in patterns for file in path.glob(pattern)})
     else:
         alike = (file for file in sorted(path.parent.glob("*.json")) if _named(file)[0] == _named(path)[0])
-        files = [path, *(file for file in alike if _named(file)[1] != _named(path)[1])]
+        files = [path, *(file for file in alike if (_named(file)[1] or "train") != (_named(path)[1] or "train"))]
     found: dict[str, Path] = {}
     for file in files:
-        split = _named(file)[1]
+        split = _named(file)[1] or (_named(file.parent)[1] if path.is_dir() and file.parent != path else None) or "train"
         if split in found:
             raise checks.DataError(
                 f"{path}: {found[split].name} and {file.name} are both of split {split!r}; keep one in the folder, or give the path of one"
@@ -40,10 +41,11 @@ def split_file(path: Path, patterns: Iterable[str], *, split: str) -> Path:
     return files[split]
 
 
-def _named(file: Path) -> tuple[str, str]:
+def _named(file: Path) -> tuple[str, str | None]:
     """Return a data set's name and its split, as a file's name tells them."""
     told = SPLIT_OF.fullmatch(file.stem)
-    return (told["name"], told["split"]) if told else (file.stem, "train")
+    split = told["split"].lower() if told else None
+    return told["name"] if told else file.stem, "val" if split in ("valid", "validation") else split
 
 
 class ImageFolders:

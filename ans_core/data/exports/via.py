@@ -1,0 +1,86 @@
+"""VGG Image Annotator's JSON (a project, or its exported annotations; versions 1 and 2) -> records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ans_core import rle
+from ans_core.data.exports.labelled import TEXTS, Export, Shape, clipped, ellipse, find, records, shown_size, split_of
+from ans_core.data.formats import checks
+
+CORNERS = {"polygon": ("all_points_x", "all_points_y"), "rect": ("x", "y", "width", "height"), "circle": ("cx", "cy", "r")} | {
+    "ellipse": ("cx", "cy", "rx", "ry")
+}
+LABELS = ("label", "name", "class", "category", "type", "object")
+"""Names of the attribute that is the label, where a region has several."""
+
+
+def read(place: Path, file: Path) -> Export:
+    """A region's label is its one attribute, or the one of LABELS; attributes of TEXTS are texts about it. Pictures are beside the file or
+    in `images/`."""
+    content = checks.load_json(file)
+    pictures = content.get("_via_img_metadata", content)
+    export, faults = Export(file=file), checks.Faults(file)
+    for key, value in pictures.items():
+        where = f"{file}: {rle.short(key)}"
+        with faults:
+            regions = value.get("regions") if isinstance(value, dict) else None
+            if not isinstance(regions, list | dict) or not isinstance(value.get("filename"), str):
+                raise checks.DataError(f"{where}: no picture with filename and regions, but {rle.short(value)}")
+            if not regions:
+                export.left_out["pictures without a region"] += 1
+                continue
+            picture = find([file.parent / "images", file.parent], value["filename"], where=where)
+            height, width = shown_size(picture, where=where)
+            shapes = []
+            for number, region in enumerate(regions.values() if isinstance(regions, dict) else regions):  # a dict: version 1
+                with faults:
+                    if shape := _shape(region, export, height=height, width=width, where=f"{where}, region {number}"):
+                        shapes.append(shape)
+            export.labelled += records(picture, shapes, split=split_of(picture, place))
+    faults.tell()
+    return export
+
+
+def _shape(region: Any, export: Export, *, height: int, width: int, where: str) -> Shape | None:
+    if not isinstance(region, dict) or not isinstance(drawn := region.get("shape_attributes"), dict):
+        raise checks.DataError(f"{where} is {rle.short(region)}, without shape_attributes")
+    kind = str(drawn.get("name"))
+    if kind not in CORNERS:
+        export.left_out[f"of type {kind}, which has no pixels"] += 1
+        return None
+    values = [drawn.get(key) for key in CORNERS[kind]]
+    try:
+        polygon = _polygon(kind, values)
+    except (TypeError, ValueError):
+        raise checks.DataError(f"{where}: {kind} has {CORNERS[kind]} = {rle.short(values)}, which are not numbers") from None
+    if kind != "polygon":  # VIA keeps polygons inside: points far outside are of another picture
+        polygon = clipped(polygon, height, width)
+    mask = export.mask([polygon], height=height, width=width, where=where)
+    attributes = {str(key).strip(): text for key, value in (region.get("region_attributes") or {}).items() if (text := _text(value))}
+    texts = tuple((key.lower(), text) for key, text in attributes.items() if key.lower() in TEXTS)
+    named = [text for key, text in attributes.items() if key.lower() in LABELS] if len(attributes) > 1 else list(attributes.values())
+    if not named and not texts:
+        raise checks.DataError(
+            f"{where}: which of its attributes {sorted(attributes)} is the label? Name it `label`, or a text about the object `text`"
+        )
+    label = "" if texts else checks.text(named[0], where=f"{where}, label")
+    return Shape(mask=mask, label=label, texts=texts) if mask else None
+
+
+def _polygon(kind: str, values: list[Any]) -> list[float]:
+    if kind == "polygon":
+        return [float(part) for point in zip(*values, strict=True) for part in point]
+    x, y, *sizes = map(float, values)
+    if kind == "rect":
+        wide, high = sizes
+        return [x, y, x + wide, y, x + wide, y + high, x, y + high]
+    return [part for point in ellipse(x, y, sizes[0], sizes[-1]) for part in point]
+
+
+def _text(value: Any) -> str:
+    """Return a text, or the options of a checkbox that are ticked."""
+    if isinstance(value, dict):
+        value = ", ".join(str(option) for option, ticked in value.items() if ticked)
+    return str(value).strip()
