@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from flows.durations import minutes_here
 from flows.preflight import Finding, preflight
 
 MIN_FREE_GB = 5
@@ -65,10 +66,12 @@ def machine(root: Path) -> Finding:
 
 
 def computes() -> Finding:
-    """Name the processor or GPU, and the precision that `dtype: auto` is on it."""
+    """Name the processor or GPU, the precision that `dtype: auto` is on it, and what the demo will take."""
     from ans_core import dist, precision
 
-    return Finding(ok=True, what=f"dtype auto: {precision.described(dist.pick_device('auto'))}")
+    device = dist.pick_device("auto")
+    demo = f"; `make demo` takes about {minutes_here('quick', min(precision.cpu_times().values())):.0f} minutes, set-up aside"
+    return Finding(ok=True, what=f"dtype auto: {precision.described(device)}{demo if device.type == 'cpu' else ''}")
 
 
 def settings(root: Path) -> list[Finding]:

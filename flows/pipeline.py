@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from prefect.states import Completed, State
 
 from ans_core.config import Config, ConfigError, load
 from ans_core.config.section import nearest
-from flows import progress
+from flows import durations, progress
 from flows.child import BUSY_RETRY_S, Say, SettingsError, StageFailedError, repro, write_error
 from flows.dvc_state import is_up_to_date, output_hash
 from flows.kept import print_lines, recover, settings_of_run
@@ -55,17 +55,25 @@ for prefect_logger in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """Progress messages about a stage's place in the run. `durations_s`: how long each stage took when it last ran."""
+    """Progress messages about a stage's place in the run. `durations_s`: how long each stage took when it last ran. `done_s`: how long
+    those took that this run executed."""
 
     start_s: float
+    profile: str
     stages: tuple[Stage, ...]
     durations_s: dict[str, float]
+    done_s: dict[str, float] = field(default_factory=dict)
 
     def place(self, stage: Stage) -> str:
-        """Return the message. It tells the time left if every remaining stage has run before; later stages may turn out to be cached."""
+        """Return the message. It tells the time left if every remaining stage has run before, or if what is done tells how fast this
+        machine is; later stages may turn out to be cached."""
         index = self.stages.index(stage)
-        left = [self.durations_s.get(other.name) for other in self.stages[index:]]
-        known = [f"at most about {clock_text(sum(filter(None, left)))} left"] if None not in left else []
+        names = [other.name for other in self.stages[index:]]
+        if self.durations_s.keys() >= set(names):
+            left = sum(self.durations_s[name] for name in names)
+        else:
+            left = durations.left_s(self.profile, self.done_s, names)
+        known = [f"at most about {clock_text(left)} left"] if left else []
         told = [f"{clock_text(time.monotonic() - self.start_s)} elapsed", *known]
         return f"stage {index + 1} of {len(self.stages)}: {stage.name} ({', '.join(told)})"
 
@@ -132,7 +140,7 @@ def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (
     check_sam2_alone(stages, config)
     run = PipelineRun(here, config, f"flow-{runtime.flow_run.id or os.getpid()}")
     run.start(str(runtime.flow_run.id))
-    clock = Clock(start_s=time.monotonic(), stages=stages, durations_s=run.durations_s())
+    clock = Clock(start_s=time.monotonic(), profile=config.profile, stages=stages, durations_s=run.durations_s())
     rows: list[Row] = []
     ok = False
     try:
@@ -146,7 +154,8 @@ def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (
             if state.name == "Cached":
                 rows.append((stage.name, "cached", run.cached(stage, state_key(stage, config, here))))
             else:
-                rows.append((stage.name, "ran", time.monotonic() - start_s))
+                clock.done_s[stage.name] = time.monotonic() - start_s
+                rows.append((stage.name, "ran", clock.done_s[stage.name]))
         check_unchanged(config, here)
         ok = True
     finally:

@@ -127,6 +127,24 @@ def test_the_time_left_is_told_where_every_stage_that_is_left_has_run_before(mon
     monkeypatch.setattr(pipeline.time, "monotonic", lambda: 1000.0)
     prepare, base, third = pipeline.STAGES[:3]
     took = {base.name: 3600.0, third.name: 61.4}
-    clock = pipeline.Clock(start_s=995.0, stages=(prepare, base, third), durations_s=took)
+    clock = pipeline.Clock(start_s=995.0, profile="mine", stages=(prepare, base, third), durations_s=took)
     assert clock.place(prepare) == "stage 1 of 3: prepare (0:05 elapsed)"
     assert clock.place(base) == "stage 2 of 3: base (0:05 elapsed, at most about 1:01:01 left)"
+
+
+def test_the_first_run_of_the_demo_tells_the_time_left_by_what_its_first_stage_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import durations, pipeline
+
+    monkeypatch.setattr(pipeline.time, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(durations, "USUAL_S", {"quick": {"prepare": 40.0, "base": 100.0, "memory": 20.0}})
+    stages = pipeline.STAGES[:3]
+    clock = pipeline.Clock(start_s=995.0, profile="quick", stages=stages, durations_s={})
+    assert clock.place(stages[0]) == "stage 1 of 3: prepare (0:05 elapsed)"
+    clock.done_s["prepare"] = 20.0  # half of the usual
+    assert clock.place(stages[1]) == "stage 2 of 3: base (0:05 elapsed, at most about 1:00 left)"
+
+
+def test_the_usual_times_are_of_the_stages_that_there_are() -> None:
+    from flows import durations, pipeline
+
+    assert all(set(usual) == {stage.name for stage in pipeline.STAGES} for usual in durations.USUAL_S.values())

@@ -1,0 +1,30 @@
+"""How long the demo's stages take, for a machine that has not run them yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+USUAL_S: dict[str, dict[str, float]] = {
+    "quick": {
+        "prepare": 50, "base": 260, "memory": 60, "sft": 110, "judge_questions": 12, "rl": 110, "convert": 15,
+        "evaluate@untrained": 20, "evaluate@base": 20, "evaluate@sft": 30, "evaluate@rl": 35, "report": 15,
+    },
+}  # fmt: skip
+"""Profile -> stage -> seconds on two idle cores of an AMD EPYC with AVX2 alone, in fp32 (2026-11-27)."""
+USUAL_PRODUCT_MS = 7.5
+"""`precision.cpu_times` of that machine in fp32."""
+
+
+def left_s(profile: str, done: Mapping[str, float], names: list[str]) -> float | None:
+    """Return the seconds that stages `names` will take here, from what stages took that are done in this run; None where nothing is
+    known."""
+    usual = USUAL_S.get(profile, {})
+    expected = sum(usual.get(name, 0.0) for name in done)
+    if not expected or not usual.keys() >= set(names):
+        return None
+    return sum(usual[name] for name in names) * sum(seconds for name, seconds in done.items() if name in usual) / expected
+
+
+def minutes_here(profile: str, product_ms: float) -> float:
+    """Return the minutes of a profile's pipeline on a machine whose `precision.cpu_times` in its faster precision is this."""
+    return sum(USUAL_S[profile].values()) / 60 * product_ms / USUAL_PRODUCT_MS
