@@ -18,14 +18,13 @@ import platform
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from ans_core.written import write_whole
 
 FEW = 2**25
 """Scores that are kept for the backward pass at most: 64 MB in bf16."""
@@ -83,25 +82,35 @@ def processor() -> str:
 def cpu_times() -> dict[str, float]:
     """Return the milliseconds of a matrix product and a 3x3 convolution on the CPU in fp32 and bf16, best of five.
 
-    They are measured once for a processor, a number of threads and a torch, and then read from the user's cache folder, so that all stages
-    and processes of a run choose alike."""
+    They are measured once for a processor and a torch, and then read from the user's cache folder, so that all stages and processes of a
+    run choose alike: what the first one has written counts."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ans")
     # The two variables hide instructions from torch and oneDNN.
     hidden = [os.environ.get(name, "") for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")]
-    key = " ".join([processor(), str(torch.get_num_threads()), torch.__version__, *hidden])
+    key = " ".join([processor(), torch.__version__, *hidden])
     file = folder / f"precision-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     if file.is_file():
         return dict(json.loads(file.read_text(encoding="utf-8")))
     # Small ones first, since emulation takes seconds for large ones; of these, starting threads and kernels hides nothing.
-    fp32 = _milliseconds(torch.float32, *LARGE)
+    fp32 = fp32_ms()
     ratio = _milliseconds(torch.bfloat16, *SMALL) / _milliseconds(torch.float32, *SMALL)
     times = {"fp32": fp32, "bf16": ratio * fp32 if ratio > EMULATED else _milliseconds(torch.bfloat16, *LARGE)}
+    own = file.with_suffix(f".{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(times))
+        own.write_text(json.dumps(times), encoding="utf-8")
+        with suppress(FileExistsError):
+            os.link(own, file)
+        own.unlink()
+        return dict(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         logging.info("what bf16 costs is measured anew by every process, since %s can't be written: %s", file, error)
     return times
+
+
+def fp32_ms() -> float:
+    """Return the milliseconds of the product and the convolution in fp32, measured now."""
+    return _milliseconds(torch.float32, *LARGE)
 
 
 @torch.no_grad()

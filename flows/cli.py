@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--point", action="append", metavar="X,Y", help="a region as well: the object that SAM2 finds there, in pixels")
     it.add_argument("--box", action="append", metavar="X0,Y0,X1,Y1", help="and in a box; both count on from the masks' regions")
     it.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
-    it.add_argument("--dtype", help="of the weights: float32, bfloat16, float16 (default: as they are stored)")
+    it.add_argument("--dtype", help="of the weights: float32, bfloat16, float16 (default: as stored, but not emulated: docs/video.md)")
     it.add_argument("--quantize", choices=["int8", "fp8"], help="the language model in 8 bits (torchao, an extra; fp8: a GPU from Ada on)")
     it = command("track", commands.track)
     it.add_argument("source", metavar="VIDEO|FOLDER", help="a video file, or a folder with the frames of one")

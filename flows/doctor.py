@@ -70,7 +70,7 @@ def computes() -> Finding:
     from ans_core import dist, precision
 
     device = dist.pick_device("auto")
-    demo = f"; `make demo` takes about {minutes_here('quick', min(precision.cpu_times().values())):.0f} minutes, set-up aside"
+    demo = f"; `make demo` takes about {minutes_here('quick', precision.fp32_ms()):.0f} minutes, set-up aside"
     return Finding(ok=True, what=f"dtype auto: {precision.described(device)}{demo if device.type == 'cpu' else ''}")
 
 

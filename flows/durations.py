@@ -12,7 +12,7 @@ USUAL_S: dict[str, dict[str, float]] = {
 }  # fmt: skip
 """Profile -> stage -> seconds on two idle cores of an AMD EPYC with AVX2 alone, in fp32 (2026-11-27)."""
 USUAL_PRODUCT_MS = 7.5
-"""`precision.cpu_times` of that machine in fp32."""
+"""`precision.fp32_ms` of that machine with two threads."""
 
 
 def left_s(profile: str, done: Mapping[str, float], names: list[str]) -> float | None:
@@ -26,5 +26,5 @@ def left_s(profile: str, done: Mapping[str, float], names: list[str]) -> float |
 
 
 def minutes_here(profile: str, product_ms: float) -> float:
-    """Return the minutes of a profile's pipeline on a machine whose `precision.cpu_times` in its faster precision is this."""
+    """Return the minutes of a profile's pipeline, in fp32, on a machine whose `precision.fp32_ms` is this."""
     return sum(USUAL_S[profile].values()) / 60 * product_ms / USUAL_PRODUCT_MS

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--video-mode", choices=["auto", "sa2va", "sa2va-i", "keyframe"], help="how masks go through a clip: docs/video.md (default: auto)")
     add("--processes", type=positive, metavar="N", help="processes or GPUs that share the questions (torchrun; default: 1)")
     add("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
-    add("--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights (default: as they are stored)")
+    add("--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights (default: as stored, but not emulated: docs/video.md)")
     add("--quantize", choices=["int8", "fp8"], help="the language model in 8 bits (torchao, an extra; fp8: a GPU from Ada on)")
     add("--predictions", type=Path, metavar="FILE|DIR", help="what is scored or submitted")
     add("--predicted-only", action="store_true", default=None, help="score only what is predicted (a run with --limit)")

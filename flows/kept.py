@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.config import PROFILES, ConfigError, load, resolve
+from ans_core.written import write_whole
 from flows.child import run_once
 from flows.params import insert_fingerprints, insert_sources, render, watch_sources
 from tasks.process import held, holder_of
@@ -56,7 +57,7 @@ def settings_of_run(
         partial.write_text(json.dumps({"before": path.read_text(encoding="utf-8"), "run": values}), encoding="utf-8")
         partial.rename(here / RUN)
     try:
-        path.write_text(render(values, words), encoding="utf-8")
+        write_whole(path, render(values, words))
         load(path)  # raises ConfigError for data sets that the settings can't have
         yield
     finally:
@@ -86,7 +87,7 @@ def give_back(here: Path) -> list[str]:
     kept = json.loads((here / RUN).read_text(encoding="utf-8"))
     is_of_run = settings_of(here / "params.yaml") == kept["run"]
     if is_of_run:
-        (here / "params.yaml").write_text(kept["before"], encoding="utf-8")
+        write_whole(here / "params.yaml", kept["before"])
     (here / RUN).unlink()
     return ["a run with settings of its own was killed here: params.yaml is again as before it"] if is_of_run else []
 

@@ -30,7 +30,7 @@ def local_folder(source: str | Path, patterns: tuple[str, ...] = ("*.json", "*.s
     """
     if str(source) and Path(source).is_dir():
         return Path(source)
-    name, advice = str(source), "give a local folder or a hub id such as OpenGVLab/InternVL2_5-4B"
+    name, advice = str(source), "give a local folder or a hub id such as ByteDance/Sa2VA-4B"
     if not HUB_ID.fullmatch(name) or Path(name).parent.is_dir():
         raise ValueError(f"no folder {name!r}; {advice}")
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import shutil
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -577,3 +578,45 @@ def test_a_split_without_objects_does_not_stop_the_others(tmp_path: Path):
     lines = import_export(tmp_path / "set", tmp_path / "out")
     assert "left out: 1 pictures without a region" in lines
     assert "pictures by split: train 1, val 1 (as the export has them)" in lines
+
+
+def test_an_empty_line_of_classes_is_a_class_without_a_name(tmp_path: Path):
+    write(tmp_path / "yolo", "labels/a.txt", "2 0.2 0.25 0.2 0.3\n", "images/a.jpg")
+    write(tmp_path / "yolo", "classes.txt", "dog\n\ncat\n\n")
+    assert imported(tmp_path / "yolo", tmp_path / "out") == {("images/a.jpg", "referring", "cat"): [[1, 3, 2, 5, 12]]}
+    masks(tmp_path / "masks")
+    write(tmp_path / "masks", "classes.txt", "background\n\ndog\n")
+    with pytest.raises(DataError, match=r"a\.png: values \[1\] are no class of classes\.txt"):
+        import_export(tmp_path / "masks", tmp_path / "none")
+
+
+def test_labels_whose_pictures_are_missing_are_a_fault(tmp_path: Path):
+    ultralytics(tmp_path / "one")
+    (tmp_path / "one/images/one/train.jpg").unlink()
+    with pytest.raises(DataError, match=r"labels/one/train\.txt and 0 more have no picture of their name"):
+        import_export(tmp_path / "one", tmp_path / "out")
+    ultralytics(tmp_path / "all")
+    shutil.rmtree(tmp_path / "all/images")
+    with pytest.raises(DataError, match="3 label files, and no picture; export the pictures, too"):
+        import_export(tmp_path / "all", tmp_path / "out")
+    masks(tmp_path / "masks")
+    (tmp_path / "masks/images/val/a.jpg").unlink()
+    with pytest.raises(DataError, match=r"masks/val/a\.png and 0 more masks have no picture of their name"):
+        import_export(tmp_path / "masks", tmp_path / "out")
+
+
+def test_masks_beside_their_pictures_are_read_and_jpeg_masks_are_not(tmp_path: Path):
+    write(tmp_path / "beside", "classes.txt", "background\ncat\ndog\n", "a.jpg")
+    save(tmp_path / "beside/a_mask.png", values())
+    assert {text for _, _, text in imported(tmp_path / "beside", tmp_path / "out")} == {"cat", "dog"}
+    write(tmp_path / "jpeg", "classes.txt", "background\ncat\n", "images/a.jpg", "masks/a.jpg")
+    with pytest.raises(DataError, match=r"no picture has a label file .*masks are PNGs \(not JPEGs\) in masks/"):
+        import_export(tmp_path / "jpeg", tmp_path / "none")
+
+
+def test_notes_beside_the_labels_are_no_fault_of_theirs(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    yolo(tmp_path / "set")
+    (tmp_path / "set/notes.json").write_text("// who labelled what\n{}")
+    imported(tmp_path / "set", tmp_path / "out")
+    assert "not read: " in caplog.text
+    assert "notes.json" in caplog.text

@@ -178,7 +178,7 @@ def test_a_picture_that_is_edited_in_place_with_the_same_size_is_noticed(workspa
 def test_data_of_unknown_format_is_refused_before_anything_is_written(workspace: Path) -> None:
     write("smoke", workspace)
     (workspace / "odd").mkdir()
-    with pytest.raises(ValueError, match="name its format with --format"):
+    with pytest.raises(ValueError, match="a published set needs --format"):
         add_sources([workspace / "odd"], None, workspace)
     assert edited_keys(workspace / "params.yaml") == []
 

@@ -118,7 +118,7 @@ def test_a_second_push_sends_what_is_new_and_removes_old_weights_and_examples(se
     model = Sa2VA.from_pretrained(run / "model")
     shutil.rmtree(run / "model")
     checkpoint.save(model, run / "model", metadata={})
-    with pytest.raises(ValueError, match=r"README\.md states no licence: give --licence apache-2\.0"):
+    with pytest.raises(ValueError, match=r"has no README\.md that would state a licence: give --licence apache-2\.0"):
         ans("push", run / "model", REPO, "--yes")
     assert ans("push", run / "model", REPO, "--yes", "--licence", "mit") == 0
     told = capsys.readouterr().out

@@ -40,9 +40,15 @@ def read(place: Path, file: Path) -> Export:
         raise checks.DataError(f"{file}: the values of its masks have no names; {HOW}")
     classes, root = _classes(file), file.parent
     listed = listed_splits(root)
-    pairs = {mask: shown for mask in _mask_files(root) if (shown := _picture_of(mask, root))}
+    masks = _mask_files(root)
+    pairs = {mask: shown for mask in masks if (shown := _picture_of(mask, root))}
     if not pairs:
         raise checks.DataError(f"{root}: no PNG in {', '.join(MASK_FOLDERS)} has a picture of its name in {', '.join(PICTURE_FOLDERS)}")
+    if lonely := [mask for mask in masks if mask not in pairs]:
+        raise checks.DataError(
+            f"{lonely[0]} and {len(lonely) - 1} more masks have no picture of their name in {', '.join(PICTURE_FOLDERS)}; put them there,"
+            " or remove these"
+        )
     two = not classes.coloured and max(classes.names) == 1
     is_binary = two and all(set(np.unique(_values(mask, coloured=False))) <= {0, VOID} for mask in pairs)
 
@@ -54,7 +60,7 @@ def read(place: Path, file: Path) -> Export:
         if is_binary:
             values //= VOID
         names = {int(value): classes.names.get(int(value)) for value in np.unique(values)}
-        unknown = [value for value, name in names.items() if name is None and value not in (VOID, VOID_COLOUR)]
+        unknown = [value for value, name in names.items() if not name and value not in (VOID, VOID_COLOUR)]
         if unknown:
             raise checks.DataError(f"{mask}: values {unknown[:5]} are no class of {file.name}, which has {rle.short(classes.names)}")
         shapes = []
@@ -81,7 +87,8 @@ def _classes(file: Path) -> Classes:
         raise checks.DataError(f"{file}: {error}; export it again") from None
     if not lines:
         raise checks.DataError(f"{file} is empty; {HOW}")
-    return Classes(names=dict(enumerate(lines)) if len(lines) > 1 else {0: "background", 1: lines[0]}, coloured=False)
+    numbered = [line.strip() for line in checks.load_text(file).rstrip().splitlines()]  # an empty line is a value without a class
+    return Classes(names=dict(enumerate(numbered)) if len(numbered) > 1 else {0: "background", 1: lines[0]}, coloured=False)
 
 
 def _code(colour: str) -> int:

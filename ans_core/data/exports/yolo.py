@@ -19,7 +19,14 @@ def read(place: Path, file: Path) -> Export:
     root = file.parent.parent if file.parent.name == "labels" else file.parent
     pictures = [path for path in sorted(root.rglob("*")) if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
     labels = {label: picture for picture in pictures if (label := _label_file(picture, root))}
-    lost = [path for path in sorted(root.rglob("*.txt")) if path not in labels and path != file and path.parent.name == "labels"]
+    texts = [path for path in sorted(root.rglob("*.txt")) if path != file and "labels" in path.relative_to(root).parts[:-1]]
+    if texts and not pictures:
+        raise checks.DataError(f"{root}: {len(texts)} label files, and no picture; export the pictures, too")
+    if not texts and not labels:
+        raise checks.DataError(
+            f"{file} names classes, and no picture has a label file (labels/<picture>.txt); masks are PNGs (not JPEGs) in masks/"
+        )
+    lost = [path for path in texts if path not in labels]
     if lost:
         raise checks.DataError(
             f"{lost[0]} and {len(lost) - 1} more have no picture of their name in images/; put them there, or remove these"
@@ -52,7 +59,7 @@ def read(place: Path, file: Path) -> Export:
 def _classes(file: Path) -> tuple[dict[int, str], dict[Path, str]]:
     """Return number -> class, and folder -> split."""
     if file.suffix == ".txt":
-        return dict(enumerate(filter(None, map(str.strip, checks.load_text(file).splitlines())))), {}
+        return dict(enumerate(line.strip() for line in checks.load_text(file).rstrip().splitlines())), {}
     try:
         content = yaml.safe_load(checks.load_text(file))
     except yaml.YAMLError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from itertools import islice
@@ -43,9 +44,17 @@ def recognise(place: Path, *, limit: int | None = None) -> dict[str, list[Path]]
     """Return layout -> files with labels of a folder, or of one file. `limit`: look at the first so many files that may hold labels."""
     files = _label_files(place) if place.is_dir() else iter([place])
     layouts: dict[str, list[Path]] = {}
+    broken: list[checks.DataError] = []
     for file in islice(files, limit):
-        if layout := layout_of(file):
-            layouts.setdefault(layout, []).append(file)
+        try:
+            if layout := layout_of(file):
+                layouts.setdefault(layout, []).append(file)
+        except checks.DataError as error:  # a file of notes, maybe
+            broken.append(error)
+    if broken and not layouts:
+        raise broken[0]
+    for error in broken:
+        logging.warning("not read: %s", error)
     if yamls := [file for file in layouts.get("yolo", []) if file.name != "classes.txt"]:
         layouts["yolo"] = yamls  # they name the classes, too
     if "masks" in layouts:
@@ -58,7 +67,7 @@ def recognise(place: Path, *, limit: int | None = None) -> dict[str, list[Path]]
 def layout_of(file: Path) -> str:
     """Return the layout that a file's name and content tell, "" for none."""
     if file.name in CLASS_LISTS:
-        is_of_masks = file.name == "_classes.csv" or _mask_folders(file.parent)
+        is_of_masks = file.name == "_classes.csv" or _mask_folders(file.parent) or next(file.parent.rglob("*_mask.png"), None)
         return "masks" if is_of_masks else "yolo" if file.name == "classes.txt" else ""
     suffix = file.suffix.lower()
     if suffix == ".xml":
