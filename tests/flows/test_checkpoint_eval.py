@@ -37,8 +37,14 @@ def test_a_killed_evaluation_leaves_its_answers_and_nothing_else(tmp_path: Path,
     assert not list((tmp_path / ".ans/scratch/tiny/eval").iterdir())
 
 
+def make_inputs(folder: Path) -> None:
+    for name in ("runs/tiny/data", "runs/tiny/base", "runs/tiny/sft", "model"):
+        (folder / name).mkdir(parents=True)
+
+
 def test_several_processes_share_an_evaluation_and_the_first_alone_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load(tiny_params(tmp_path))
+    make_inputs(tmp_path)
     several = config.model_copy(update={"launch": config.launch.model_copy(update={"processes": 2})})
     started: list[str] = []
     monkeypatch.setattr(checkpoint_eval, "settings", lambda *_: several)
@@ -63,6 +69,7 @@ def test_changed_evaluation_data_have_a_result_of_their_own(tmp_path: Path, monk
         (tmp_path / name).mkdir()
         (tmp_path / name / "annotations.json").write_text("[]")
     tiny_params(tmp_path)
+    make_inputs(tmp_path)
     monkeypatch.setattr(checkpoint_eval, "inputs_md5", lambda *_, **__: {"data": "1"})
     monkeypatch.setattr(checkpoint_eval, "stage_code", lambda *_: [])
     commands: list[list[str]] = []
