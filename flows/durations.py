@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 USUAL_S: dict[str, dict[str, float]] = {
     "quick": {
-        "prepare": 50, "base": 260, "memory": 60, "sft": 110, "judge_questions": 12, "rl": 110, "convert": 15,
-        "evaluate@untrained": 20, "evaluate@base": 20, "evaluate@sft": 30, "evaluate@rl": 35, "report": 15,
+        "prepare": 69, "base": 304, "memory": 98, "sft": 186, "judge_questions": 26, "rl": 244, "convert": 25,
+        "evaluate@untrained": 52, "evaluate@base": 37, "evaluate@sft": 43, "evaluate@rl": 48, "report": 37,
     },
 }  # fmt: skip
 """Profile -> stage -> seconds on two idle cores of an AMD EPYC with AVX2 alone, in fp32 (2026-11-27)."""
