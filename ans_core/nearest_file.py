@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
-SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".mp4", ".mov", ".avi", ".mkv", ".webm"))
+PICTURES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"))
+SUFFIXES = PICTURES | {".mp4", ".mov", ".avi", ".mkv", ".webm"}
 """A file with one of these may be meant by a name with another."""
 
 

@@ -58,20 +58,23 @@ def orthogonal(matrices: Tensor, *, coefficients: tuple[float, float, float], st
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = (matrices.mT if tall else matrices).to(dtype)  # (B, short, long)
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)  # no singular value is above 1
-    gram = x @ x.mT  # (B, short, short)
+
+    def quadratic(gram: Tensor) -> Tensor:
+        return torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # (B, short, short): b gram + c gram²
+
     if dtype == torch.float32 and x.shape[-1] >= 3 * x.shape[-2]:
         # The same polynomial of the small Gram matrix, applied to x once. What is multiplied here is symmetric and commutes. In bf16 the
         # squares of small singular values would be lost.
-        factor = product = a * torch.eye(x.shape[-2], device=x.device) + torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        identity, gram = a * torch.eye(x.shape[-2], device=x.device), x @ x.mT
+        factor = product = identity + quadratic(gram)
         for _ in range(steps - 1):
             gram = factor @ gram @ factor
-            factor = a * torch.eye(x.shape[-2], device=x.device) + torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+            factor = identity + quadratic(gram)
             product = factor @ product
         x = product @ x
     else:
-        for step in range(steps):
-            gram = x @ x.mT if step else gram
-            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        for _ in range(steps):
+            x = torch.baddbmm(x, quadratic(x @ x.mT), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
 
 

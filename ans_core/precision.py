@@ -14,7 +14,6 @@ import hashlib
 import json
 import logging
 import os
-import platform
 import time
 import warnings
 from collections.abc import Callable
@@ -25,6 +24,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ans_core.processor import processor
 
 FEW = 2**25
 """Scores that are kept for the backward pass at most: 64 MB in bf16."""
@@ -41,8 +42,8 @@ def resolved(dtype: str, device: torch.device) -> str:
     """Return fp32 or bf16 for `auto`, as is faster on the device; the others stay. bf16 where it is emulated gives one warning."""
     if dtype == "auto":
         return "bf16" if bf16_is_faster(device) else "fp32"
-    if dtype == "bf16" and not bf16_is_faster(device):
-        _warn_of_emulation(device)
+    if dtype == "bf16":
+        warn_if_emulated(device)
     return dtype
 
 
@@ -66,16 +67,10 @@ def described(device: torch.device) -> str:
 
 
 @functools.cache
-def _warn_of_emulation(device: torch.device) -> None:
-    logging.warning('%s computes bf16 without instructions for it: dtype "auto" is faster here: %s', device, described(device))
-
-
-def processor() -> str:
-    """Return the CPU's name."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+def warn_if_emulated(device: torch.device) -> None:
+    """Warn, once, where half precision is slower than fp32."""
+    if not bf16_is_faster(device):
+        logging.warning('%s computes bf16 without instructions for it: dtype "auto" is faster here: %s', device, described(device))
 
 
 @functools.cache

@@ -60,6 +60,11 @@ def box(rle: RLE) -> tuple[float, float, float, float]:
     return float(columns.min() / width), float(rows.min() / height), float((columns.max() + 1) / width), float((rows.max() + 1) / height)
 
 
+def rectangle(left: float | int, top: float | int, right: float | int, bottom: float | int) -> list[float | int]:
+    """Return a box as a polygon [x1, y1, x2, y2, ...], clockwise from the left upper corner."""
+    return [left, top, right, top, right, bottom, left, bottom]
+
+
 def union(rles: list[RLE]) -> RLE:
     """Return all pixels of any of the masks (at least one mask, all of one size)."""
     merged = coco.merge(rles)

@@ -70,8 +70,10 @@ def computes() -> Finding:
     from ans_core import dist, precision
 
     device = dist.pick_device("auto")
-    demo = f"; `make demo` takes about {minutes_here('quick', precision.fp32_ms()):.0f} minutes, set-up aside"
-    return Finding(ok=True, what=f"dtype auto: {precision.described(device)}{demo if device.type == 'cpu' else ''}")
+    what = f"dtype auto: {precision.described(device)}"
+    if device.type == "cpu":
+        what += f"; `make demo` takes about {minutes_here('quick', precision.fp32_ms()):.0f} minutes, set-up aside"
+    return Finding(ok=True, what=what)
 
 
 def settings(root: Path) -> list[Finding]:

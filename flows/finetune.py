@@ -128,7 +128,7 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
         arguments,
         pictures=len({sample.image_id for sample in train}),
         benchmarks=benchmarks,
-        parameters=conversion.account(start).parameters,
+        parameters=conversion.parameters(start),
     )
     optim = config.sft.optim
     print(f"{source}: {len(train)} samples to train on, {len(held_out)} held out; {optim.steps} steps of {optim.batch}", flush=True)
@@ -138,20 +138,20 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
 
 
 def import_held_out(source: Path, into: Path, form: str | None) -> Path:
-    """Import an export, and hold out one picture in five, by a hash of its name, where the export itself lacks "train" or "val". Its
-    split "test" stays what it is."""
+    """Import an export, which holds out one picture in five where there is no "val"; where all is "val", so does this. "test" stays."""
     from ans_core.data.exports import import_export
 
     lines = import_export(source, into, form=form)
     print("\n".join(line for line in lines if not line.startswith("wrote")))
     file = into / "annotations.json"
     records = json.loads(file.read_text(encoding="utf-8"))
-    if not {"train", "val"} <= {record.get("split") for record in records}:
+    splits = {record.get("split") for record in records}
+    if "val" in splits and "train" not in splits:
         for record in records:
-            if record.get("split") != "test":
-                record.pop("split", None)
+            if record.get("split") == "val":
+                del record["split"]
         file.write_text(json.dumps(records, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        print(f"{source.name} holds out no pictures: one in five is held out, by a hash of its name")
+        print(f"{source.name} has nothing to train on but what it holds out: one picture in five is held out, by a hash of its name")
     return into
 
 

@@ -61,8 +61,7 @@ def run_pipeline(here: Path, *, group: str = MAIN, overrides: dict[str, Any] | N
         rows = rows or run_flow(here, group, overrides)
     took_s = time.monotonic() - start_s
     {MAIN: print_result, AGENT: print_agent, ONLINE: print_online, MEMORY: print_memory}[group](rows, here, config.profile, took_s)
-    for line in before_a_pull(here):
-        print(line)
+    print_lines(before_a_pull(here))
     return 0
 
 

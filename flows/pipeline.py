@@ -69,10 +69,9 @@ class Clock:
         machine is; later stages may turn out to be cached."""
         index = self.stages.index(stage)
         names = [other.name for other in self.stages[index:]]
+        left = durations.left_s(self.profile, self.done_s, names)
         if self.durations_s.keys() >= set(names):
             left = sum(self.durations_s[name] for name in names)
-        else:
-            left = durations.left_s(self.profile, self.done_s, names)
         known = [f"at most about {clock_text(left)} left"] if left else []
         told = [f"{clock_text(time.monotonic() - self.start_s)} elapsed", *known]
         return f"stage {index + 1} of {len(self.stages)}: {stage.name} ({', '.join(told)})"

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from ans_core.processor import processor
+
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "deepspeed", "sam2", "mlflow", "dvc", "prefect")
 GPUS = Path("/proc/driver/nvidia/gpus")
 
@@ -68,12 +70,10 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, str]:
     """Return the names of processor and GPUs, without loading a driver's library."""
-    info = Path("/proc/cpuinfo")
-    model = re.search(r"model name\s*:\s*(.+)", info.read_text(encoding="utf-8", errors="replace")) if info.exists() else None
     told = [(folder / "information").read_text(encoding="utf-8", errors="replace") for folder in sorted(GPUS.glob("*"))]
     gpus = [name[1].strip() for text in told if (name := re.search(r"Model:\s*(.+)", text))]
     return {
-        "hardware.cpu": f"{psutil.cpu_count()} x {model[1] if model else platform.processor() or platform.machine()}",
+        "hardware.cpu": f"{psutil.cpu_count()} x {processor()}",
         "hardware.memory_gb": f"{psutil.virtual_memory().total / 1e9:.0f}",
         "hardware.gpus": ", ".join(gpus) or "none",
     }

@@ -80,7 +80,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """What this machine takes in each precision; a test may change it."""
     found = {"fp32": 2.0, "bf16": 1.0}
     monkeypatch.setattr(precision, "cpu_times", lambda: found)
-    precision._warn_of_emulation.cache_clear()
+    precision.warn_if_emulated.cache_clear()
     return found
 
 
@@ -88,6 +88,7 @@ def test_auto_is_the_faster_precision_and_a_setting_stays(times: dict[str, float
     assert [precision.resolved(dtype, CPU) for dtype in ("auto", "fp32", "bf16")] == ["bf16", "fp32", "bf16"]
     assert precision.inference_dtype(CPU) is None  # weights in half precision stay
     assert not caplog.records
+    precision.warn_if_emulated.cache_clear()
     times["bf16"] = 60.0
     assert [precision.resolved(dtype, CPU) for dtype in ("auto", "fp32", "bf16", "bf16")] == ["fp32", "fp32", "bf16", "bf16"]
     assert precision.inference_dtype(CPU) == torch.float32

@@ -27,7 +27,7 @@ from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.quantization import Quantization, check, is_quantized, quantizer
 from ans_core.model.sa2va import HALF, Sa2VA
-from ans_core.precision import inference_dtype, resolved
+from ans_core.precision import inference_dtype, warn_if_emulated
 from ans_core.written import written_whole
 
 OUR_TYPE, RELEASE_TYPE = "ans_sa2va", "sa2va_chat"
@@ -139,7 +139,7 @@ def _weights_dtype(asked: torch.dtype | str | None, device: torch.device) -> tor
     if found not in WEIGHT_DTYPES:
         raise ValueError(f"dtype {asked!r} holds no weights; use {', '.join(map(_name, WEIGHT_DTYPES))}")
     if found in HALF:
-        resolved("bf16", device)  # warns where it is emulated
+        warn_if_emulated(device)
     return found
 
 

@@ -83,6 +83,11 @@ def account(source: str | Path) -> Account:
     return replace(found, problems=(*found.problems, *checkpoint.not_finite((name, reader[name]) for name in reader.shapes)))
 
 
+def parameters(source: str | Path) -> int:
+    """Count the parameters by the headers of the files alone. Raises ValueError as `account` does."""
+    return _account(Path(source))[0].parameters
+
+
 def _account(source: Path) -> tuple[Account, Sa2VAConfig, PreTrainedTokenizerBase, Reader]:
     values = checkpoint.read_config(source)
     kind = KINDS[values["model_type"]]

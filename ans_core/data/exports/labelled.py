@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 from PIL import Image
 
-from ans_core import nearest_file, rle, transforms
+from ans_core import nearest_file, rle
 from ans_core.data.formats import checks
 from ans_core.data.formats.files import SPLIT_OF
 from ans_core.data.formats.plain import MEANT
@@ -25,7 +25,7 @@ NO_PIXEL = "objects without a pixel"
 ImportedTask = Literal["referring", "region_caption"]
 SPLITS = {"train": "train", "val": "val", "test": "test"} | MEANT
 """Name of a folder, subset or tag -> split."""
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
+SUFFIXES = nearest_file.PICTURES
 TEXTS = {"text": "referring", "expression": "referring", "caption": "region_caption", "description": "region_caption"}
 """Names of an attribute or field whose value is a text about the object, and the task that it makes; the label is not used then."""
 UPLOADED = re.compile(r"^[0-9a-f]{8}-")
@@ -100,13 +100,6 @@ def each_picture(place: Path, files: Iterable[Path], read: Callable[[Path, Expor
     return export
 
 
-def shown_size(picture: Path, *, where: str) -> tuple[int, int]:
-    """Return (height, width) of a picture as tools show it, upright, where the labels state none."""
-    checks.image_size(picture, where=where)  # names `where` if the picture can't be read
-    width, height = transforms.image_size(picture)
-    return height, width
-
-
 def split_of(file: Path, place: Path) -> str | None:
     """Return the split that the innermost folder of that name below `place` tells, as `train`, `valid` or `val2017`."""
     folders = file.relative_to(place).parts[:-1]
@@ -130,6 +123,12 @@ def picture_folders(file: Path) -> list[Path]:
     subset = file.stem.partition("_")[2] or file.stem  # instances_train2017 -> train2017
     names = dict.fromkeys(f"{folder}{name}" for name in (subset, subset.rstrip("0123456789")) for folder in ("", "images/"))
     return [file.parent / up / name for up in (".", "..") for name in [*names, "images", "."]]
+
+
+def of_stem(folders: Iterable[Path], stem: str) -> Path | None:
+    """Return the picture of this name with any suffix in the first folder that has one."""
+    named = (folder / f"{stem}{suffix}" for folder in folders for suffix in sorted(SUFFIXES))
+    return next((path for path in named if path.is_file()), None)
 
 
 def find(folders: Sequence[Path], name: str, *, where: str) -> Path:

@@ -11,15 +11,16 @@ from jaxtyping import Bool, Int64
 from PIL import Image
 
 from ans_core import rle
-from ans_core.data.exports.labelled import SUFFIXES, Export, Shape, colour_codes, each_picture, listed_splits, records, split_of
+from ans_core.data.exports.labelled import Export, Shape, colour_codes, each_picture, listed_splits, of_stem, records, split_of
 from ans_core.data.formats import checks
 from ans_core.data.formats.layouts import MASK_FOLDERS
+from ans_core.object_numbers import VOID
 
 PICTURE_FOLDERS = ("images", "image", "imgs", "img", "JPEGImages")
 NOTHING = {"background", "_background_", "bg", "unlabeled", "unlabelled", "void", "ignore", "_ignore_"}
 """Names of classes that are no objects."""
-VOID, VOID_COLOUR = 255, 224 + 256 * 224 + 65536 * 192
-"""No class, unless the list names it: in masks of values, in Pascal VOC's colours."""
+VOID_COLOUR = 224 + 256 * 224 + 65536 * 192
+"""Pascal VOC's void: as VOID in masks of values no class, unless the list names it."""
 HOW = (
     "write classes.txt beside the folder of masks, one class a line: the first line is value 0 (background), the second value 1, and so "
     "on; of masks of 0 and 255 the second line is 255"
@@ -75,7 +76,8 @@ def read(place: Path, file: Path) -> Export:
 
 
 def _classes(file: Path) -> Classes:
-    lines = [line.strip() for line in checks.load_text(file).splitlines() if line.strip() and not line.startswith("#")]
+    text = checks.load_text(file).rstrip().splitlines()
+    lines = [line.strip() for line in text if line.strip() and not line.startswith("#")]
     try:
         if file.name == "labelmap.txt":  # name:r,g,b:parts:actions
             rows = [line.split(":")[:2] for line in lines]
@@ -87,7 +89,7 @@ def _classes(file: Path) -> Classes:
         raise checks.DataError(f"{file}: {error}; export it again") from None
     if not lines:
         raise checks.DataError(f"{file} is empty; {HOW}")
-    numbered = [line.strip() for line in checks.load_text(file).rstrip().splitlines()]  # an empty line is a value without a class
+    numbered = [line.strip() for line in text]  # an empty line is a value without a class
     return Classes(names=dict(enumerate(numbered)) if len(numbered) > 1 else {0: "background", 1: lines[0]}, coloured=False)
 
 
@@ -107,9 +109,7 @@ def _picture_of(mask: Path, root: Path) -> Path | None:
     parts = mask.relative_to(root).parts[:-1]
     place = next((place for place, part in enumerate(parts) if part in MASK_FOLDERS), None)
     folders = [mask.parent] if place is None else [root.joinpath(*parts[:place], name, *parts[place + 1 :]) for name in PICTURE_FOLDERS]
-    stem = mask.stem.removesuffix("_mask")
-    tried = (folder / f"{stem}{suffix}" for folder in folders for suffix in sorted(SUFFIXES))
-    return next((path for path in tried if path.is_file() and path != mask), None)
+    return of_stem(folders, mask.stem.removesuffix("_mask"))
 
 
 def _values(file: Path, *, coloured: bool) -> Int64[np.ndarray, "H W"]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ans_core import rle
-from ans_core.data.exports.labelled import TEXTS, Export, Shape, clipped, ellipse, find, records, shown_size, split_of
+from ans_core.data.exports.labelled import TEXTS, Export, Shape, clipped, ellipse, find, records, split_of
 from ans_core.data.formats import checks
 
 CORNERS = {"polygon": ("all_points_x", "all_points_y"), "rect": ("x", "y", "width", "height"), "circle": ("cx", "cy", "r")} | {
@@ -32,7 +32,7 @@ def read(place: Path, file: Path) -> Export:
                 export.left_out["pictures without a region"] += 1
                 continue
             picture = find([file.parent / "images", file.parent], value["filename"], where=where)
-            height, width = shown_size(picture, where=where)
+            height, width = checks.shown_size(picture, where=where)
             shapes = []
             for number, region in enumerate(regions.values() if isinstance(regions, dict) else regions):  # a dict: version 1
                 with faults:
@@ -75,7 +75,7 @@ def _polygon(kind: str, values: list[Any]) -> list[float]:
     x, y, *sizes = map(float, values)
     if kind == "rect":
         wide, high = sizes
-        return [x, y, x + wide, y, x + wide, y + high, x, y + high]
+        return rle.rectangle(x, y, x + wide, y + high)
     return [part for point in ellipse(x, y, sizes[0], sizes[-1]) for part in point]
 
 

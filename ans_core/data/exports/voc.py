@@ -10,7 +10,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from ans_core import rle
-from ans_core.data.exports.labelled import SUFFIXES, Export, Shape, each_picture, find, listed_splits, records, split_of
+from ans_core.data.exports.labelled import Export, Shape, each_picture, find, listed_splits, of_stem, records, split_of
 from ans_core.data.formats import checks
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -48,8 +48,7 @@ def read(place: Path, files: list[Path]) -> Export:
 
 def _picture(folders: list[Path], file: Path, name: str) -> Path:
     """Return the picture of the XML file's own name, which stays right where pictures were renamed, else the one it names."""
-    stems = (folder / f"{file.stem}{suffix}" for folder in folders for suffix in sorted(SUFFIXES))
-    return next((path for path in stems if path.is_file()), None) or find(folders, name, where=str(file))
+    return of_stem(folders, file.stem) or find(folders, name, where=str(file))
 
 
 def _whole(text: str | None) -> int | None:
@@ -76,4 +75,4 @@ def _polygon(element: ElementTree.Element, *, where: str) -> list[float]:
         left, top, right, bottom = (float(element.findtext(f"bndbox/{key}") or "") for key in CORNERS)
     except (KeyError, ValueError):
         raise checks.DataError(f"{where}: no polygon, and no bndbox with the numbers {', '.join(CORNERS)}") from None
-    return [left, top, right, top, right, bottom, left, bottom]
+    return rle.rectangle(left, top, right, bottom)

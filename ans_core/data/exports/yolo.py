@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from ans_core import rle
-from ans_core.data.exports.labelled import SUFFIXES, Export, Shape, each_picture, records, shown_size, split_of
+from ans_core.data.exports.labelled import SUFFIXES, Export, Shape, each_picture, records, split_of
 from ans_core.data.formats import checks
 
 
@@ -17,9 +17,10 @@ def read(place: Path, file: Path) -> Export:
     Folders named train, valid ... tell the split, or those that data.yaml names."""
     names, folders = _classes(file)
     root = file.parent.parent if file.parent.name == "labels" else file.parent
-    pictures = [path for path in sorted(root.rglob("*")) if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
+    listed = sorted(root.rglob("*"))
+    pictures = [path for path in listed if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
     labels = {label: picture for picture in pictures if (label := _label_file(picture, root))}
-    texts = [path for path in sorted(root.rglob("*.txt")) if path != file and "labels" in path.relative_to(root).parts[:-1]]
+    texts = [path for path in listed if path.suffix == ".txt" and path != file and "labels" in path.relative_to(root).parts[:-1]]
     if texts and not pictures:
         raise checks.DataError(f"{root}: {len(texts)} label files, and no picture; export the pictures, too")
     if not texts and not labels:
@@ -34,7 +35,7 @@ def read(place: Path, file: Path) -> Export:
 
     def picture(label: Path, export: Export, faults: checks.Faults) -> None:
         image = labels[label]
-        height, width = shown_size(image, where=str(label))
+        height, width = checks.shown_size(image, where=str(label))
         shapes = []
         for number, line in enumerate(checks.load_text(label).splitlines(), start=1):
             if not line.strip():
@@ -100,8 +101,7 @@ def _line(line: str, *, where: str) -> tuple[int, list[float]]:
         raise checks.DataError(f"{where}: {rle.short(line)} is no class and numbers") from None
     if len(shares) == 4:
         x, y, wide, high = shares
-        left, top, right, bottom = x - wide / 2, y - high / 2, x + wide / 2, y + high / 2
-        shares = [left, top, right, top, right, bottom, left, bottom]
+        shares = rle.rectangle(x - wide / 2, y - high / 2, x + wide / 2, y + high / 2)
     if len(shares) < 6 or len(shares) % 2 or kind != int(kind):
         raise checks.DataError(
             f"{where}: {len(shares)} numbers after class {kind:g}; a polygon has x and y of 3 points or more, a box 4 numbers"

@@ -159,7 +159,7 @@ def outline_or_box(segmentation: Any, box: Any, *, where: str, faults: checks.Fa
         raise checks.DataError(f"{where}: it has no segmentation, and its bbox is {rle.short(box)}, not [left, top, width, height]")
     faults.notes["objects have a box and no outline: the box is their mask"] += 1
     left, top, wide, high = box
-    return [[left, top, left + wide, top, left + wide, top + high, left, top + high]]
+    return [rle.rectangle(left, top, left + wide, top + high)]
 
 
 def first_of_name(texts: Mapping[Any, str], faults: checks.Faults) -> dict[Any, Any]:

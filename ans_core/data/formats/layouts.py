@@ -53,8 +53,8 @@ def recognise(place: Path, *, limit: int | None = None) -> dict[str, list[Path]]
             broken.append(error)
     if broken and not layouts:
         raise broken[0]
-    for error in broken:
-        logging.warning("not read: %s", error)
+    for fault in broken:
+        logging.warning("not read: %s", fault)
     if yamls := [file for file in layouts.get("yolo", []) if file.name != "classes.txt"]:
         layouts["yolo"] = yamls  # they name the classes, too
     if "masks" in layouts:
