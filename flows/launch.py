@@ -51,7 +51,7 @@ def run_pipeline(here: Path, *, group: str = MAIN, overrides: dict[str, Any] | N
 
     start_s = time.monotonic()
     with exit_if_a_stage_fails():
-        with held(here / ".ans/flow.lock", f"{group}-pipeline"):
+        with held(here / ".ans/flow.lock", "full-pipeline" if group == MAIN else f"{group}-pipeline"):
             print_lines(recover(here))  # before the settings are read, which a killed run may have left
             with settings_of_run(here, overrides=overrides):
                 config = load(here / "params.yaml")

@@ -396,8 +396,16 @@ def test_sft_with_every_option_is_the_same_on_one_process_and_on_two(runs: Path,
             assert two[key] == pytest.approx(one[key], rel=1e-4, abs=1e-6), key
 
 
-@pytest.mark.parametrize("harm", [1.0, math.nan])
-def test_a_converted_model_that_is_not_the_trained_one_is_refused(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: float):
+@pytest.mark.parametrize(
+    ("harm", "error", "message"),
+    [
+        (1.0, RuntimeError, "the converted model is not the trained one"),
+        (math.nan, ValueError, r"1 with weights that are NaN or infinite: text_hidden_fcs\.2\.bias"),
+    ],
+)
+def test_a_converted_model_that_is_not_the_trained_one_is_refused(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: float, error: type[Exception], message: str
+):
     real = convert.rl_model
 
     def other(*paths: Path, device: torch.device) -> Sa2VA:
@@ -408,7 +416,7 @@ def test_a_converted_model_that_is_not_the_trained_one_is_refused(runs: Path, tm
 
     monkeypatch.setattr(convert, "rl_model", other)
     monkeypatch.setattr(convert, "generate", lambda model, prompted, max_tokens: [[model.seg_token_id]] * len(prompted.images))
-    with pytest.raises(RuntimeError, match="the converted model is not the trained one"):
+    with pytest.raises(error, match=message):
         run(convert, tmp_path, "model", {k: runs / k for k in ("data", "base", "sft", "rl")})
 
 
