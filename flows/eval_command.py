@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ALLOWED = {
     "CHECKPOINT": frozenset[str](),
@@ -34,6 +36,21 @@ ALLOWED = {
 """Options by form."""
 
 
+class List(argparse.Action):
+    """Print the benchmarks and end."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002: argparse's word
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        from ans_core.config import names
+
+        for name in names.SCORED:
+            others = [other for other, meant in names.OTHER_NAMES.items() if meant == name]
+            print(f"{name:20}{'' if {name, *others} & {*names.PUBLIC} else 'scores files alone':20}{', '.join(others)}".rstrip())
+        parser.exit()
+
+
 def positive(text: str) -> int:
     """Read a count; argparse shows the name of this function where `text` is none."""
     if (number := int(text)) < 1:
@@ -47,11 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
        ans eval compare EVALUATION EVALUATION [--out DIR]
        ans eval submit BENCHMARK --predictions FILE --out FILE|DIR
        ans eval export BENCHMARK --data DIR --out FOLDER [--split S] [--limit N]
-       ans eval CHECKPOINT"""
+       ans eval CHECKPOINT
+       ans eval --list"""
     parser.add_argument(
-        "what", metavar="BENCHMARK|score|compare|submit|export|CHECKPOINT", help="an unknown benchmark is answered with all there are"
+        "what", metavar="BENCHMARK|score|compare|submit|export|CHECKPOINT", help="what to do; `--list` names the benchmarks"
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="the benchmark, or the folders of two evaluations")
+    parser.add_argument("--list", action=List, help="name the benchmarks, and what else they are called")
     add = parser.add_argument_group("options, by form").add_argument
     add("--model", metavar="MODEL", help="checkpoint folder or hub id; box:FOLDER: a base's boxes given to SAM2, untrained")
     add("--agent", metavar="FOLDER", help="what agent_sft or rft trained on MODEL: answers without tools and with them, side by side")
@@ -94,8 +113,18 @@ def form(arguments: argparse.Namespace) -> str:
     return found
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Raise ValueError for an unknown benchmark, before anything slow is loaded."""
+    from ans_core.config.names import benchmark_named
+
+    for name in names:
+        benchmark_named(name)
+
+
 def run(arguments: argparse.Namespace) -> int:
-    match form(arguments):
+    found = form(arguments)
+    check_names({"BENCHMARK": arguments.what.split(","), "compare": (), "CHECKPOINT": ()}.get(found, arguments.names))
+    match found:
         case "score":
             from flows import eval_score
 

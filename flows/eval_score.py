@@ -18,9 +18,10 @@ def score(arguments: argparse.Namespace) -> int:
     from ans_core.benchmarks.public import CONVENTIONS, Given
     from ans_core.benchmarks.public.published import beside, lines, part
     from ans_core.benchmarks.public_run import scorer_of, write
+    from ans_core.config.names import SCORED
 
     if len(arguments.names) != 1:
-        raise ValueError(f"ans eval score takes one benchmark, not {' '.join(arguments.names) or 'none'}; there are {known_names()}")
+        raise ValueError(f"ans eval score takes one benchmark, not {' '.join(arguments.names) or 'none'}; there are {', '.join(SCORED)}")
     name, scorer = scorer_of(*arguments.names)
     given = Given(
         predictions=_needed(arguments.predictions, f"ans eval score {name}: --predictions is missing"),
@@ -42,12 +43,6 @@ def score(arguments: argparse.Namespace) -> int:
     rows = beside(arguments.names[0].lower().replace("-", "_"), "", scored.metrics, whole=len(scored.samples))
     print("\n".join([*table(scored, intervals), *unread, *lines(rows)]))
     return 0
-
-
-def known_names() -> str:
-    from ans_core.benchmarks.public import SCORERS
-
-    return ", ".join(sorted(SCORERS))
 
 
 def judged(name: str, scorer: Scorer, given: Given, out: Path | None) -> Given:

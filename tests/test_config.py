@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ans_core.agent.world import FAMILIES
 from ans_core.benchmarks import BENCHMARKS
-from ans_core.benchmarks.public import OTHER_NAMES, SCORERS
+from ans_core.benchmarks.public import SCORERS
 from ans_core.config import (
     Config,
     ConfigError,
@@ -32,6 +32,7 @@ from ans_core.config import (
     yaml_file,
 )  # fmt: skip
 from ans_core.config.evaluate import Evaluate
+from ans_core.config.names import OTHER_NAMES
 from ans_core.config.read import _flat, completed
 from ans_core.config.section import SYNONYMS
 from ans_core.data import Kind
@@ -116,6 +117,7 @@ def test_the_names_that_settings_can_hold_are_those_that_there_are() -> None:
     assert set(names.FORMATS) == set(FORMATS)
     assert set(names.FAMILIES) == set(FAMILIES)
     assert set(names.BENCHMARKS) == {*BENCHMARKS, LOOP_BENCHMARK}
+    assert sorted(SCORERS) == list(names.SCORED)
     assert {OTHER_NAMES.get(name, name) for name in names.PUBLIC} == {name for name, scorer in SCORERS.items() if scorer.runner}
     assert {*names.DATA_KINDS, "masks", "phrases"} == set(get_args(Kind))  # these have one half of a pair: no share of a mixture
     assert get_args(Evaluate.model_fields["video_mode"].annotation) == ("auto", *get_args(VideoMode))

@@ -10,18 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks import running
-from ans_core.benchmarks.public import CONVENTIONS, OTHER_NAMES, SCORERS, Answerer, Given, Runner, Scored, Scorer, UnscoredError
+from ans_core.benchmarks.public import CONVENTIONS, SCORERS, Answerer, Given, Runner, Scored, Scorer, UnscoredError
 from ans_core.benchmarks.public.scored import scores_of
-from ans_core.config.section import nearest
+from ans_core.config.names import benchmark_named
 
 
 def scorer_of(name: str) -> tuple[str, Scorer]:
     """Return the scorer that people mean, and its own name. Raises ValueError naming those there are."""
-    known = name.lower().replace("-", "_")
-    known = OTHER_NAMES.get(known, known)
-    if known not in SCORERS:
-        near = nearest(known, [*SCORERS, *OTHER_NAMES])
-        raise ValueError(f"no benchmark {name!r} to score{near}; there are {', '.join(sorted(SCORERS))}")
+    known = benchmark_named(name)
     return known, SCORERS[known]
 
 

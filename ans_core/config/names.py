@@ -38,6 +38,34 @@ PUBLIC = (
 )  # fmt: skip
 """ans_core/benchmarks/public: those that a model is run on."""
 
+SCORED = (
+    "captions", "detailed_captions", "dlc_bench", "ferret_bench", "gar_bench", "gcg", "grefcoco", "infographicsvqa", "mask_pairs",
+    "mathvista", "mevis", "mm_vet", "mmbench", "mme", "mmmu_pro_vision", "mmmu_val", "reasonseg", "ref_davis17", "ref_youtube_vos",
+    "refcoco", "refcocog_captions", "revos", "saco_veval", "seed_bench", "tallyqa_complex", "virl39k", "vos", "vstar",
+)  # fmt: skip
+"""ans_core/benchmarks/public: all of them."""
+OTHER_NAMES = {
+    "refcoco+": "refcoco",
+    "refcocog": "refcoco",
+    "coco": "gcg",
+    "mevis_v2": "mevis",
+    "davis17": "vos",
+    "davis_osvos": "vos",
+    "mose": "vos",
+    "sav": "vos",
+    "coco100": "gcg",
+    "nlg_eval": "captions",
+    "captions_magic": "captions",
+    "infovqa": "infographicsvqa",
+    "mathvista_testmini": "mathvista",
+    "mmmu": "mmmu_val",
+    "mmmu_pro": "mmmu_pro_vision",
+    "mmvet": "mm_vet",
+    "tallyqa": "tallyqa_complex",
+    "vstar_bench": "vstar",
+}
+"""What else people call them."""
+
 StillKind = Annotated[str, one_of(STILL_KINDS), WithJsonSchema({"type": "string", "enum": STILL_KINDS})]
 FormatName = Annotated[str, one_of(FORMATS), WithJsonSchema({"type": "string", "enum": FORMATS})]
 PublicName = Annotated[str, one_of(PUBLIC), WithJsonSchema({"type": "string", "enum": PUBLIC})]
@@ -47,3 +75,12 @@ LoopName = Literal["caption", "mask", "refer", "ground", "describe", "vqa", "age
 RewardName = Literal["iou", "soft_iou", "meteor", "meteor_nltk", "format", "confidence", "cider"]
 GroundRewardName = Literal["iou", "meteor", "meteor_nltk", "cider"]
 TextRewardName = Literal["meteor", "meteor_nltk", "format", "cider"]
+
+
+def benchmark_named(name: str) -> str:
+    """Return the public benchmark that people mean. Raises ValueError naming those there are."""
+    plain = name.lower().replace("-", "_")
+    plain = OTHER_NAMES.get(plain, plain)
+    if plain not in SCORED:
+        raise ValueError(f"no benchmark {name!r} to score{nearest(plain, (*SCORED, *OTHER_NAMES))}; there are {', '.join(SCORED)}")
+    return plain

@@ -11,9 +11,10 @@ import lzma
 import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from nltk.stem.porter import PorterStemmer
+if TYPE_CHECKING:
+    from nltk.stem.porter import PorterStemmer
 
 Mode = Literal["nltk", "surface"]
 """nltk: bit-identical to nltk.translate.meteor_score, which looks synonyms up by STEM: car / automobile do not match ("automobil").
@@ -73,6 +74,8 @@ def _stem(word: str) -> str:
 
 @functools.cache
 def _stemmer() -> PorterStemmer:
+    from nltk.stem.porter import PorterStemmer  # loads all of NLTK and SciPy's statistics: seconds of every start
+
     return PorterStemmer()
 
 

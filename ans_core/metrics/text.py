@@ -6,12 +6,15 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from nltk.tokenize import TreebankWordTokenizer
 from pycocoevalcap.bleu.bleu_scorer import BleuScorer
 from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
+
+if TYPE_CHECKING:
+    from nltk.tokenize import TreebankWordTokenizer
 
 _BRACKETS = {"(": "-lrb-", ")": "-rrb-", "{": "-lcb-", "}": "-rcb-", "[": "-lsb-", "]": "-rsb-"}
 _DROPPED = frozenset(["``", "''", "'", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
@@ -100,4 +103,6 @@ def _plain_bracket(word: str) -> str:
 
 @functools.cache
 def _tokenizer() -> TreebankWordTokenizer:
+    from nltk.tokenize import TreebankWordTokenizer  # loads all of NLTK and SciPy's statistics: seconds of every start
+
     return TreebankWordTokenizer()

@@ -63,28 +63,7 @@ SCORERS: dict[str, Scorer] = {
     "vos": vos.SCORER,
     "vstar": vstar.SCORER,
 }
-OTHER_NAMES = {
-    "refcoco+": "refcoco",
-    "refcocog": "refcoco",
-    "coco": "gcg",
-    "mevis_v2": "mevis",
-    "davis17": "vos",
-    "davis_osvos": "vos",
-    "mose": "vos",
-    "sav": "vos",
-    "coco100": "gcg",
-    "nlg_eval": "captions",
-    "captions_magic": "captions",
-    "infovqa": "infographicsvqa",
-    "mathvista_testmini": "mathvista",
-    "mmmu": "mmmu_val",
-    "mmmu_pro": "mmmu_pro_vision",
-    "mmvet": "mm_vet",
-    "tallyqa": "tallyqa_complex",
-    "vstar_bench": "vstar",
-}
-"""What else people call them."""
 CONVENTIONS = {"mose": "mose", "sav": "mose"}
 """Of vos, by the name that it is called; else davis."""
 
-__all__ = ["CONVENTIONS", "OTHER_NAMES", "SCORERS", "Answerer", "Given", "Item", "Runner", "Scored", "Scorer", "UnscoredError"]
+__all__ = ["CONVENTIONS", "SCORERS", "Answerer", "Given", "Item", "Runner", "Scored", "Scorer", "UnscoredError"]

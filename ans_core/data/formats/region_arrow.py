@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow
-from datasets import Dataset, Image, load_from_disk
 from pydantic import BeforeValidator, Field
 
 from ans_core import rle
@@ -77,6 +76,8 @@ def splits(path: Path) -> list[str]:
 
 def _rows(folder: Path) -> Iterator[tuple[dict[str, Any], FilePart | None]]:
     """Yield (row, place of its embedded picture in the file)."""
+    from datasets import Dataset, Image, load_from_disk  # loads pandas: a second of every start
+
     try:
         rows = load_from_disk(str(folder))
         if isinstance(rows, Dataset):
