@@ -19,9 +19,9 @@ from jaxtyping import Bool
 from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
-from ans_core import media, overlay, rle, transforms
 from ans_core.model import Sa2VA
 from ans_core.model.config import VideoMode
+from ans_core.pictures import media, overlay, rle, transforms
 from ans_core.types import RLE
 
 MASK = re.compile(r"object\d+_frame\d{5,}\.png")

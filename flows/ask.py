@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ans_core import media
 from ans_core.agent import asking
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told
@@ -23,6 +22,7 @@ from ans_core.agent.workspace import Workspace
 from ans_core.checkpoints import folder
 from ans_core.checkpoints.checkpoint import DELTA, present_device
 from ans_core.config import load
+from ans_core.pictures import media
 from ans_core.precision import inference_dtype
 from ans_core.types import Request
 from flows import answer, tools

@@ -12,7 +12,6 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from ans_core import media, transforms
 from ans_core.agent import protocol
 from ans_core.agent.episode import Observation, Toolbox
 from ans_core.agent.operations import OPERATIONS
@@ -20,6 +19,7 @@ from ans_core.agent.refusal import Refused
 from ans_core.agent.workspace import ImageHandle, MaskHandle, TrackHandle, Workspace
 from ans_core.config.section import nearest
 from ans_core.model import Sa2VA
+from ans_core.pictures import media, transforms
 from flows.answer import write_masks, write_overlay
 
 SECONDS = 600.0

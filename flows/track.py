@@ -9,9 +9,10 @@ from pathlib import Path
 from PIL import Image
 from tqdm import tqdm
 
-from ans_core import dist, media, overlay, rle, transforms
+from ans_core import dist
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.model.masks import upsample_logits
+from ans_core.pictures import media, overlay, rle, transforms
 from ans_core.tracking.follow import ObjectPrompt, follow, label_map
 from flows.answer import check, coordinates, read_mask, remove, save_video
 

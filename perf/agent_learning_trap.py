@@ -24,7 +24,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ans_core import loop
 from ans_core.agent import rows
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.operations import OPERATIONS
@@ -37,6 +36,7 @@ from ans_core.model.supervised import Supervised
 from ans_core.stages import rft
 from ans_core.stages.agent_sft import Part, TraceBatches
 from ans_core.stages.launch import machine_of, schedule_of
+from ans_core.train import loop
 from perf.agent_ablation import RUNS, judged, parts_of, trained
 
 ARMS: dict[str, dict[str, Any]] = {**RUNS, "with curiosity": RUNS["task alone"] | {"curiosity": 1.0}}

@@ -28,7 +28,6 @@ import numpy as np
 from jaxtyping import Bool
 from nltk import edit_distance
 
-from ans_core import rle
 from ans_core.agent import ocr
 from ans_core.agent.episode import Observation, Toolbox
 from ans_core.agent.protocol import Call
@@ -42,6 +41,7 @@ from ans_core.metrics.hota import Frame
 from ans_core.metrics.mask import pairwise_iou
 from ans_core.metrics.video import j_and_f
 from ans_core.model import Sa2VA
+from ans_core.pictures import rle
 from ans_core.tracking.simulator import center
 from ans_core.types import ImageRef
 

@@ -26,14 +26,14 @@ import torch
 from ans_core.data.collate import Row, collate
 from ans_core.data.conversation import Turn
 from ans_core.data.scenes import draw_scene
-from ans_core.media import reference
 from ans_core.model.generation import generate
 from ans_core.model.prefill import encoded, prompt, visible
 from ans_core.model.requests import request_of
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised, layout_of
+from ans_core.pictures.media import reference
+from ans_core.pictures.transforms import open_image
 from ans_core.pretrain.build import TINY, build_tiny, build_tokenizer, tiny_config
-from ans_core.transforms import open_image
 from perf.model import seconds
 from perf.peak import watched
 from tests.tiny import GROUNDING, TEXTS

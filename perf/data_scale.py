@@ -32,11 +32,12 @@ import psutil
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from ans_core import data, rle
+from ans_core import data
 from ans_core.data import DatasetEntry, write_entries
 from ans_core.data.conversation import turn
 from ans_core.data.index import open_index, stamp_of
 from ans_core.data.mixture import Mixture
+from ans_core.pictures import rle
 from ans_core.types import Sample
 from perf.peak import watched
 

@@ -27,13 +27,13 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from ans_core import data
 from ans_core.benchmarks import referring
 from ans_core.checkpoints.trained import sft_model
-from ans_core.colours import COLOURS
 from ans_core.data.scene_text import ATTRIBUTES
 from ans_core.data.scenes import SHAPES, SIZES, TEXTURES
 from ans_core.model import Sa2VA
 from ans_core.model.generation import stopping
 from ans_core.model.predict import predict
 from ans_core.model.prefill import prompt, read_ahead
+from ans_core.pictures.colours import COLOURS
 from ans_core.prompts import NO_TARGET_ANSWER
 from ans_core.types import ImageRef, Sample
 

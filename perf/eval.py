@@ -29,7 +29,7 @@ import torch
 from nltk.translate.meteor_score import single_meteor_score
 from pycocotools import mask as coco
 
-from ans_core import prompts, rle
+from ans_core import prompts
 from ans_core.data.scenes import draw_scene
 from ans_core.metrics.mask import ciou, counts
 from ans_core.metrics.meteor import meteor_of_words, synonyms, words
@@ -37,6 +37,7 @@ from ans_core.metrics.video import j_and_f
 from ans_core.model import Sa2VA
 from ans_core.model.predict import predict
 from ans_core.model.requests import request_of
+from ans_core.pictures import rle
 from ans_core.types import Prediction, Request
 from perf.model import THINGS
 from tests.metrics.test_meteor import GOLDEN, Wordnet

@@ -14,7 +14,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from ans_core import data, dist, loop
+from ans_core import data, dist
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config, load
@@ -24,6 +24,7 @@ from ans_core.model.sa2va import Sa2VA
 from ans_core.stages import evaluate
 from ans_core.stages.launch import machine_of, schedule_of
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
+from ans_core.train import loop
 from perf.bar import RESULTS, spread
 
 METRICS = (

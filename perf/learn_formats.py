@@ -32,8 +32,8 @@ from ans_core.losses import mask_losses
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised, layout_of, target_positions
-from ans_core.optim import lr_factor, optimizer_of
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
+from ans_core.train.optim import lr_factor, optimizer_of
 from ans_core.types import Sample
 from tests import picture_sets
 from tests.data import clip_sets

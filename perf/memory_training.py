@@ -41,14 +41,13 @@ from PIL import Image
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ans_core import loop, media, rle, transforms
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.config import load
 from ans_core.data.formats import videos
 from ans_core.data.scenes import background, outline, random_thing, render
 from ans_core.dist import rng_of
 from ans_core.model.grounding import Grounding, GroundingConfig
-from ans_core.optim import optimizer_of
+from ans_core.pictures import media, rle, transforms
 from ans_core.stages import memory as stage
 from ans_core.tracking.batch import ClipTensors, PromptOptions, TrackingBatch, make_batch
 from ans_core.tracking.clips import Clip, Clips, choose_window, load_window
@@ -57,6 +56,8 @@ from ans_core.tracking.forward import remembered
 from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.training import UNREAD, GradientCheck, Tracking, open_modules
 from ans_core.tracking.validation import validate
+from ans_core.train import loop
+from ans_core.train.optim import optimizer_of
 from perf.peak import watched
 from perf.training_peak import as_on_gpu, faked, fakes, step_peak
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ans_core import prompts, rle
+from ans_core import prompts
 from ans_core.checkpoints import checkpoint, published
 from ans_core.data.clips import draw_clip
 from ans_core.data.scenes import draw_scene
@@ -35,6 +35,7 @@ from ans_core.model import predict as ask
 from ans_core.model.options import PredictOptions
 from ans_core.model.requests import request_of
 from ans_core.model.video import track
+from ans_core.pictures import rle
 from ans_core.types import Request
 
 FRAMES, OBJECTS, LIKE, LONGEST = 16, 3, 12, 24

@@ -30,7 +30,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from ans_core import prompts, rle
+from ans_core import prompts
 from ans_core.benchmarks.loops import caption_request, true_mask
 from ans_core.config import Language, Rl, Sam, Vision
 from ans_core.data.collate import prefix_ids, question_ids
@@ -43,13 +43,14 @@ from ans_core.model.grounding import GroundingConfig
 from ans_core.model.packing import Packed
 from ans_core.model.prefill import PrefilledBatch, encoded
 from ans_core.model.sa2va import Sa2VA
+from ans_core.pictures import rle
+from ans_core.pictures.transforms import grid_cells
 from ans_core.pretrain.build import CHAT_TOKENS, build_tiny, build_tokenizer, tiny_config
 from ans_core.rewards import REWARDS
 from ans_core.rl import grpo, text_loop
 from ans_core.rl.mask_policy import MASK_POLICIES
 from ans_core.rl.rollout import Group, Reader, SampledAnswer, Segment, pack, sample, token_logps
 from ans_core.rl.step import EncodedImages, Experience, Exploration, RolloutStep, StepTimer, rl_batch
-from ans_core.transforms import grid_cells
 from ans_core.types import Prediction, Sample
 from tests.tiny import GROUNDING
 

@@ -33,7 +33,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ans_core import loop, rle, transforms
 from ans_core.config import Config
 from ans_core.data import conversation, read_samples
 from ans_core.data.collate import Batch, Row, collate_readable
@@ -43,9 +42,11 @@ from ans_core.model.feature_cache import FeatureCache
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised, layout_of
+from ans_core.pictures import rle, transforms
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
+from ans_core.train import loop
+from ans_core.train.watch import Watch
 from ans_core.types import RLE, Sample
-from ans_core.watch import Watch
 
 LONG_SIDE = 1000
 PICTURES = 16

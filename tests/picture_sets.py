@@ -16,9 +16,9 @@ from datasets import Dataset
 from jaxtyping import Bool
 from PIL import Image
 
-from ans_core import rle
 from ans_core.data.scene_text import grounded_caption, region_caption
 from ans_core.data.scenes import Scene, draw_scene
+from ans_core.pictures import rle
 
 SETS = {
     "grandf": ("grandf", "glamm_data/annotations/GranDf_HA_GCG_train.json"),

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ans_core import rle
 from ans_core.data.collate import Layout, Row
 from ans_core.data.conversation import Turn
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import layout_of
+from ans_core.pictures import rle
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
 from ans_core.types import RLE, Sample
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ans_core import overlay, rle
 from ans_core.agent.episode import Observation
 from ans_core.agent.evaluation import Outcome
 from ans_core.agent.play import PlayedEpisode, PlayedTurn
 from ans_core.agent.rewards.total import own_parts, task
 from ans_core.agent.workspace import Workspace, opened
+from ans_core.pictures import overlay, rle
 from ans_core.types import RLE
 
 FILE = "episodes.json"

@@ -14,13 +14,13 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from ans_core import media, transforms
 from ans_core.agent.lru import LruCache
 from ans_core.agent.workspace import Box, Workspace, content, cut, enlarged
 from ans_core.data.views import Grid, Views
 from ans_core.model import Sa2VA
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.prefill import encoded, visible
+from ans_core.pictures import media, transforms
 from ans_core.types import ImageRef
 
 CROP_BYTES = 4 * 2**30

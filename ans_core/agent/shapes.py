@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, UInt8
 from scipy import ndimage
 from scipy.spatial import ConvexHull
 
-from ans_core.colours import COLOURS
+from ans_core.pictures.colours import COLOURS
 
 NAMES = COLOURS | {"black": (20, 20, 20), "grey": (128, 128, 128), "brown": (120, 72, 30)}
 """sRGB of the words that colours are told in."""

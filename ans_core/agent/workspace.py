@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Bool
 from PIL import Image
 
-from ans_core import media, rle, transforms
 from ans_core.agent.refusal import Refused
+from ans_core.pictures import media, rle, transforms
 from ans_core.types import RLE, FilePart, ImageRef, VideoFrame
 
 Box = tuple[int, int, int, int]

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ans_core import prompts, rle, transforms
+from ans_core import prompts
 from ans_core.benchmarks.public import Answerer, Item
 from ans_core.checkpoints import folder as folders
 from ans_core.model.grounding import FrameFeatures
@@ -24,6 +24,7 @@ from ans_core.model.masks import upsample
 from ans_core.model.options import PredictOptions
 from ans_core.model.predict import predict
 from ans_core.model.sa2va import Sa2VA
+from ans_core.pictures import rle, transforms
 from ans_core.types import RLE, ImageRef, Prediction, Request
 
 QUESTION = "<image>\nPlease provide the bounding box coordinate of the region this sentence describes: <ref>{text}</ref>"

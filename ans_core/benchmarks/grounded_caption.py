@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ans_core import rle
 from ans_core.benchmarks.score import Benchmark, Score, check_pairs, mean
 from ans_core.metrics.caption import cider
 from ans_core.metrics.grounding import Grounded, ground, phrases, plain_caption
 from ans_core.metrics.meteor import meteor
+from ans_core.pictures import rle
 from ans_core.prompts import GROUNDED_EVAL, interleave
 from ans_core.types import RLE, Masklet, Prediction, Request, Sample
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ans_core import prompts, rle
+from ans_core import prompts
 from ans_core.metrics.mask import counts
 from ans_core.metrics.meteor import meteor
+from ans_core.pictures import rle
 from ans_core.types import Predict, Prediction, Request, Sample
 
 

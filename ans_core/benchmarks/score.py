@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ans_core import rle
+from ans_core.pictures import rle
 from ans_core.types import RLE, Prediction, Request, Sample
 
 

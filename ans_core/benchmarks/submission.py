@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ans_core import rle
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.score import check_pairs
 from ans_core.metrics.grounding import phrases, plain_caption
-from ans_core.overlay import index_picture
+from ans_core.pictures import rle
+from ans_core.pictures.overlay import index_picture
 from ans_core.types import RLE, Prediction, Sample
 
 ADVICE = "give the predictions.jsonl of `ans eval {} --model ...`"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ans_core import rle
 from ans_core.benchmarks.score import Benchmark, Score, by_kind, check_pairs, mean, meant
 from ans_core.metrics.video import j_and_f
+from ans_core.pictures import rle
 from ans_core.prompts import NO_TARGET_ANSWER, REFERRING_ANSWERS, VIDEO_EVAL, referring_question
 from ans_core.types import RLE, Prediction, Request, Sample
 

@@ -15,10 +15,11 @@ from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ans_core import prompts, rle, transforms
+from ans_core import prompts
 from ans_core.data.conversation import Turn
 from ans_core.data.views import Cutter, Grid, Views, shown_view, token_counts
 from ans_core.dist import rng_of, seed_of
+from ans_core.pictures import rle, transforms
 from ans_core.types import RLE, ImageRef
 
 

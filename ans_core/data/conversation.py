@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from ans_core import prompts, rle
+from ans_core import prompts
+from ans_core.pictures import rle
 from ans_core.types import RLE, Masklet, Sample
 
 BOX_STEP = 50

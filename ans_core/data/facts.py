@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ans_core import rle
 from ans_core.data.index import picture_digest
+from ans_core.pictures import rle
 from ans_core.types import Sample
 
 

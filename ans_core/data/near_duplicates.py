@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from ans_core import transforms
+from ans_core.pictures import transforms
 from ans_core.types import ImageRef, Sample
 
 SIDE = 8

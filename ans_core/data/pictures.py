@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tqdm import tqdm
 
-from ans_core import orientation, transforms, video_file
 from ans_core.data.formats.checks import DataError, Faults
+from ans_core.pictures import orientation, transforms, video_file
 from ans_core.types import ImageRef, Sample, VideoFrames
 
 CHUNK = 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ans_core import rle
+from ans_core.pictures import rle
 from ans_core.types import Sample
 
 

@@ -13,9 +13,9 @@ from jaxtyping import UInt8
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ans_core import rle, transforms
 from ans_core.data import DatasetEntry
 from ans_core.data.facts import Facts, facts
+from ans_core.pictures import rle, transforms
 from ans_core.types import ImageRef, Sample
 
 PICTURES = 8

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ans_core.colours import COLOURS
 from ans_core.data.scenes import CLEAR, FULL, SHAPES, SIZES, TEXTURES, THIRDS, Thing, World
+from ans_core.pictures.colours import COLOURS
 
 ATTRIBUTES = ("size", "colour", "texture", "shape")
 """In the order of words in every phrase."""

@@ -25,10 +25,10 @@ from datasets import Dataset
 from PIL import Image
 from tqdm import tqdm
 
-from ans_core import rle
 from ans_core.data import scene_text as say
 from ans_core.data.clips import clip_expressions, draw_clip
 from ans_core.data.scenes import FULL, SHAPES, SPLITS, Scene, World, draw_scene
+from ans_core.pictures import rle
 
 PNG_LEVEL = 3
 """zlib level: 4 ms less per picture than the default for 3 % larger files."""

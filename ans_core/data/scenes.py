@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 from PIL import Image, ImageDraw
 
-from ans_core.colours import COLOURS
+from ans_core.pictures.colours import COLOURS
 
 SPLITS = ("train", "val", "test")
 SHAPES = ("circle", "square", "triangle", "star", "cross")

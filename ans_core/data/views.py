@@ -18,7 +18,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from ans_core import transforms
+from ans_core.pictures import transforms
 
 Grid = tuple[int, int]
 """(rows, columns)."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool
 
-from ans_core import rle
 from ans_core.metrics.mask import Mask
+from ans_core.pictures import rle
 
 BAND = 0.008
 """Boundary pixels match within ceil(BAND * image diagonal) pixels (DAVIS)."""

@@ -14,8 +14,8 @@ from peft.tuners.lora import LoraLayer, LoraModel
 from peft.utils.constants import DUMMY_TARGET_MODULES
 from torch import Tensor, nn
 
-from ans_core import sharding
 from ans_core.model.sa2va import Sa2VA
+from ans_core.train import sharding
 
 LORA_TARGETS = r".*language_model\..*\.(q_proj|k_proj|v_proj|o_proj|qkv_proj|gate_proj|up_proj|down_proj|gate_up_proj)"
 """Names inside `Sa2VA` of all linear layers of the text model except the head (upstream's choice)."""

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool
 from PIL import Image
 
-from ans_core import rle, transforms
 from ans_core.model.masks import upsample
 from ans_core.model.options import PredictOptions
 from ans_core.model.sa2va import Sa2VA
+from ans_core.pictures import rle, transforms
 from ans_core.types import RLE, ImageRef, Request
 
 Point = tuple[float, float]

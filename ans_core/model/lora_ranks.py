@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ans_core import sharding
 from ans_core.model.adapters import LORA_TARGETS
+from ans_core.train import sharding
 
 SMALLEST, LARGEST = 4, 128
 

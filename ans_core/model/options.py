@@ -11,10 +11,10 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from ans_core import transforms
 from ans_core.data.views import Preparation, check_preparation
 from ans_core.model.config import FrameChoice, VideoMode, check_frames
 from ans_core.model.sa2va import Sa2VA
+from ans_core.pictures import transforms
 
 Constants = Literal["fp32", "bf16"]
 """Precision of the mean and standard deviation that normalise SAM2's pictures. SAM2 and upstream's training use `fp32`; upstream's

@@ -7,9 +7,9 @@ import hashlib
 import torch
 from torch import nn
 
-from ans_core import sharding
 from ans_core.model.backbones import BACKBONES
 from ans_core.model.sa2va import Sa2VA
+from ans_core.train import sharding
 
 PARTS = {
     **{f"{kind}.{prefix}": part for kind, backbone in BACKBONES.items() for part, prefix in backbone.parts.items()},

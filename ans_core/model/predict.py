@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
 
-from ans_core import dist, rle
+from ans_core import dist
 from ans_core.model.config import VideoMode
 from ans_core.model.generation import generate, seg_embeddings_of, spoken_ids, text_of
 from ans_core.model.masks import decode_stills, upsample
@@ -22,6 +22,7 @@ from ans_core.model.options import PredictOptions
 from ans_core.model.prefill import PrefilledBatch, prompt
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.video import stream_masks, track
+from ans_core.pictures import rle
 from ans_core.types import Frames, ImageRef, Predict, Prediction, Request
 
 Found = TypeVar("Found")

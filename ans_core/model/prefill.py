@@ -14,11 +14,12 @@ from PIL import Image
 from torch import Tensor
 from transformers import Cache
 
-from ans_core import prompts, rle, transforms
+from ans_core import prompts
 from ans_core.data.views import Views, shown_view, token_counts
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.options import PredictOptions
 from ans_core.model.sa2va import Sa2VA
+from ans_core.pictures import rle, transforms
 from ans_core.types import Frames, Request
 
 SIMILAR_LENGTH = 1.5

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from ans_core import media, rle
+from ans_core.pictures import media, rle
 from ans_core.types import RLE, Request
 
 Region = np.ndarray | Tensor | Image.Image | RLE

@@ -19,7 +19,7 @@ from sam2.modeling.sam2_utils import LayerNorm2d
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from ans_core import media, prompts
+from ans_core import prompts
 from ans_core.config.training import Checkpointing
 from ans_core.data.views import Preparation, Views
 from ans_core.model.attention import packed_mask, use_branches
@@ -29,6 +29,7 @@ from ans_core.model.checkpointing import checkpointed
 from ans_core.model.config import FrameChoice, Sa2VAConfig, VideoMode
 from ans_core.model.grounding import Grounding
 from ans_core.model.packing import Packed
+from ans_core.pictures import media
 from ans_core.precision import autocast
 from ans_core.types import Request
 

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ans_core import sharding
 from ans_core.data.collate import Batch, Layout
 from ans_core.data.views import Views
 from ans_core.dist import shared_sum
@@ -21,6 +20,7 @@ from ans_core.model.feature_cache import FeatureCache
 from ans_core.model.grounding import FrameFeatures, MaskOutput
 from ans_core.model.packing import Packed
 from ans_core.model.sa2va import Sa2VA
+from ans_core.train import sharding
 
 
 class Supervised(nn.Module):

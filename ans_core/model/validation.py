@@ -12,12 +12,12 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from ans_core import overlay, rle, transforms
 from ans_core.data.collate import Batch, Layout, Row, collate_readable
 from ans_core.data.mixture import Mixture
 from ans_core.dist import rank, shared_sum, world_size
 from ans_core.model.masks import upsample
 from ans_core.model.supervised import Supervised, image_tokens, packed
+from ans_core.pictures import overlay, rle, transforms
 from ans_core.types import RLE
 
 SHOWN = 4

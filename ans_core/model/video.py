@@ -11,12 +11,12 @@ from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
 
-from ans_core import transforms
 from ans_core.model.grounding import FrameFeatures, in_order
 from ans_core.model.keyframe import track_from_key_frame
 from ans_core.model.masks import upsample
 from ans_core.model.options import PredictOptions
 from ans_core.model.sa2va import Sa2VA
+from ans_core.pictures import transforms
 from ans_core.types import ImageRef
 
 AHEAD = 8

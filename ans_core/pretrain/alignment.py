@@ -18,11 +18,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from ans_core import rle, transforms
 from ans_core.data.collate import TensorBatch, cell_shares
 from ans_core.data.views import Cutter, Views
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import image_tokens
+from ans_core.pictures import rle, transforms
 from ans_core.pretrain.region_words import NOT_SAID
 from ans_core.types import ImageRef, Sample
 

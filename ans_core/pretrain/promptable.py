@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ans_core import rle, transforms
 from ans_core.data.collate import TensorBatch, resize_mask
 from ans_core.losses import mean_iou, promptable_loss
 from ans_core.model.grounding import Grounding
+from ans_core.pictures import rle, transforms
 from ans_core.types import RLE, ImageRef
 
 

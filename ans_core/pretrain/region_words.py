@@ -16,10 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from ans_core import rle, transforms
 from ans_core.data.collate import TensorBatch
 from ans_core.data.views import Cutter, Views
 from ans_core.model.sa2va import Sa2VA
+from ans_core.pictures import rle, transforms
 from ans_core.types import ImageRef, Sample
 
 NOT_SAID = -4.0

@@ -12,9 +12,9 @@ from typing import Any
 
 from PIL import Image
 
-from ans_core import overlay, transforms
 from ans_core.benchmarks.public import Item
 from ans_core.benchmarks.public.scored import scores_of
+from ans_core.pictures import overlay, transforms
 from ans_core.report import page
 from ans_core.report.files import data_uri
 from ans_core.report.panels import FRAMES, at, shrunk

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from ans_core import charts
+from ans_core.report import charts
 from ans_core.report.files import read_json
 
 SKIPPED = "skipped"

@@ -8,9 +8,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ans_core import charts
+from ans_core.report import charts, page
 from ans_core.report import figures as drawn
-from ans_core.report import page
 from ans_core.report.files import clips, read_json
 
 SCORE, AT, CURVE = "J&F", "J_at_", "memory/val_"

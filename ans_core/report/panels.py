@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ans_core import overlay, rle, transforms
+from ans_core.pictures import overlay, rle, transforms
 from ans_core.report.files import webp_uri
 from ans_core.types import RLE, Masklet, Sample
 

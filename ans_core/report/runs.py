@@ -11,9 +11,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ans_core import charts
 from ans_core.config import DataSource
-from ans_core.report import gallery, metrics, page
+from ans_core.report import charts, gallery, metrics, page
 from ans_core.report.changes import Answers, Change, changes, paired, read_answers, verdict
 from ans_core.report.figures import Curve, read_curves
 from ans_core.report.files import read_json

@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ans_core import rle
 from ans_core.data.index import picture_key
+from ans_core.pictures import rle
 from ans_core.types import Sample
 
 Difficulty = Callable[[Sequence[Sample]], list[float]]

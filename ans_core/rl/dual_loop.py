@@ -20,7 +20,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ans_core import transforms
 from ans_core.config.rl import Rl
 from ans_core.data.collate import Batch, TensorBatch
 from ans_core.dist import rank, shared_sum, world_size
@@ -28,6 +27,7 @@ from ans_core.model.adapters import Adapters
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.parts import part_of
 from ans_core.model.supervised import Supervised
+from ans_core.pictures import transforms
 from ans_core.rewards import Reward
 from ans_core.rewards.judge.judging import Judging
 from ans_core.rl import agent_loop, caption_loop, describe_loop, ground_loop, grpo, mask_loop, pictures, refer_loop, vqa_loop
@@ -35,9 +35,9 @@ from ans_core.rl.mask_policy import MASK_POLICIES, steered
 from ans_core.rl.practice import Practice
 from ans_core.rl.rollout import Reader, exact_head
 from ans_core.rl.step import EncodedImages, Experience, Exploration, Loop, RlBatch, RolloutStep, StepTimer
-from ans_core.states import Curves
+from ans_core.train.states import Curves
+from ans_core.train.watch import peak_memory_mb
 from ans_core.types import Log
-from ans_core.watch import peak_memory_mb
 
 LOOPS: dict[str, Loop] = {
     "caption": caption_loop.LOOP,

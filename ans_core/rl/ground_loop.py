@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ans_core import rle
 from ans_core.benchmarks import grounded_caption
 from ans_core.metrics.grounding import ground, plain_caption
+from ans_core.pictures import rle
 from ans_core.rl.step import Experience, Loop, RolloutStep
 from ans_core.rl.text_loop import experience_of, learn, read_reference
 from ans_core.types import Prediction, Sample

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ans_core import overlay, transforms
+from ans_core.pictures import overlay, transforms
 from ans_core.rl.step import Experience, RolloutStep
 
 PANEL_INCHES = 2.2

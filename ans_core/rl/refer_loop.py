@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ans_core import rle
 from ans_core.benchmarks import referring
 from ans_core.benchmarks.score import meant
 from ans_core.metrics.mask import pairwise_iou
 from ans_core.model.packing import Packed
+from ans_core.pictures import rle
 from ans_core.rl import grpo
 from ans_core.rl.mask_policy import SAME_THING, MaskActions, MaskSampling, Place
 from ans_core.rl.step import Experience, Loop, RolloutStep

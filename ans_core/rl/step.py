@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ans_core import prompts, rle, transforms
+from ans_core import prompts
 from ans_core.benchmarks.loops import caption_request, expression_of, true_mask
 from ans_core.config.rl import Rl
 from ans_core.data.collate import TensorBatch, conversation_ids, prefix_ids, resize_mask
@@ -32,6 +32,7 @@ from ans_core.model.masks import upsample
 from ans_core.model.packing import Packed
 from ans_core.model.prefill import prompt, visible
 from ans_core.model.sa2va import Sa2VA
+from ans_core.pictures import rle, transforms
 from ans_core.rewards import Reward
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import grpo

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ans_core import data, dist, loop
+from ans_core import data, dist
 from ans_core.agent import rows, tokens
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import costs, held_out, operations_told, outcome_of, request_of
@@ -33,12 +33,13 @@ from ans_core.config.agent import AgentSft
 from ans_core.data import conversation
 from ans_core.data.collate import Batch, batch_of, read_row
 from ans_core.data.mixture import Mixture
-from ans_core.loop import Curves
 from ans_core.model import Sa2VA
 from ans_core.model.lora_ranks import rank_pattern
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.supervised import Supervised, layout_of
 from ans_core.stages.launch import last_means, machine_of, schedule_of, show_ranks, weights_dtype
+from ans_core.train import loop
+from ans_core.train.loop import Curves
 from ans_core.types import Log
 
 DIFFICULTIES = ("simple", "medium", "hard")

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from ans_core import data, dist, loop, prompts
+from ans_core import data, dist, prompts
 from ans_core.checkpoints import bases, checkpoint, sam2
 from ans_core.config import Base, Config, Optim
 from ans_core.data import conversation
@@ -38,6 +38,7 @@ from ans_core.pretrain.finding import Finding
 from ans_core.pretrain.promptable import Promptable, PromptBatch, prompt_batch
 from ans_core.pretrain.region_words import RegionWords, WordsBatch, words_batch
 from ans_core.stages.launch import machine_of, schedule_of
+from ans_core.train import loop
 from ans_core.types import RLE, ImageRef, Log, Sample
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import yaml
 
-from ans_core import data, rle, transforms
+from ans_core import data
 from ans_core.benchmarks import BENCHMARKS
 from ans_core.benchmarks.loops import caption_request, mask_request, true_mask
 from ans_core.checkpoints import checkpoint
@@ -23,6 +23,7 @@ from ans_core.data.regions import is_region
 from ans_core.model.generation import generate, seg_embeddings_of
 from ans_core.model.prefill import prompt
 from ans_core.model.sa2va import Sa2VA
+from ans_core.pictures import rle, transforms
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import machine_of
 from ans_core.types import Log, Request

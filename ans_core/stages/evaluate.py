@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from ans_core import data, dist, overlay, rle, transforms
+from ans_core import data, dist
 from ans_core.benchmarks import BENCHMARKS, public_run, shuffled
 from ans_core.benchmarks.loops import FoundEach, averages, loop_scores, loop_scores_of_truth
 from ans_core.benchmarks.public import Item
@@ -32,6 +32,7 @@ from ans_core.data.regions import is_region
 from ans_core.metrics.caption import same_text
 from ans_core.model.predict import on_all_processes, predict
 from ans_core.model.sa2va import Sa2VA
+from ans_core.pictures import overlay, rle, transforms
 from ans_core.precision import inference_dtype
 from ans_core.progress import bar_interval_s
 from ans_core.stages.launch import machine_of

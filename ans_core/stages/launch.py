@@ -10,7 +10,7 @@ import torch
 from ans_core import precision
 from ans_core.config import Launch, Optim
 from ans_core.dist import deterministic, pick_device, rank
-from ans_core.loop import Curves, Machine, Schedule
+from ans_core.train.loop import Curves, Machine, Schedule
 from ans_core.types import Log
 
 LAST = 50

@@ -24,13 +24,14 @@ from random import Random
 import torch
 from PIL import Image
 
-from ans_core import data, dist, loop, overlay, transforms
+from ans_core import data, dist
 from ans_core.checkpoints import checkpoint, sam2_export
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.config import Config, Memory
 from ans_core.data.left_out import STAND_INS, LeftOutFile, first_readable
 from ans_core.data.mixture import Source
 from ans_core.model.grounding import Grounding
+from ans_core.pictures import overlay, transforms
 from ans_core.stages.launch import last_means, machine_of, schedule_of
 from ans_core.tracking.batch import ClipTensors, PromptOptions, TrackingBatch, make_batch
 from ans_core.tracking.clips import JOINED, Clip, Clips, choose_window, load_window, why_left_out
@@ -39,6 +40,7 @@ from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.pseudo import PseudoClips, pseudo_clip
 from ans_core.tracking.training import PATIENCE, GradientCheck, Tracking, epoch_order, open_modules, places, set_dropout
 from ans_core.tracking.validation import follow_clip, validate
+from ans_core.train import loop
 from ans_core.types import RLE, ImageRef, Log
 
 FPS = 4.0

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from ans_core import dist, loop
+from ans_core import dist
 from ans_core.agent.evaluation import accuracy, outcome_of
 from ans_core.agent.online import overview
 from ans_core.agent.online.engine import Asked, Engine
@@ -28,9 +28,10 @@ from ans_core.agent.online.worker import Worker
 from ans_core.agent.play import play
 from ans_core.agent.world import Question
 from ans_core.config import Config
-from ans_core.loop import Curves, Machine
 from ans_core.stages.launch import machine_of
 from ans_core.stages.online_parts import SERVED, Guard, Parts, loop_of, opened, schedule, worker_of
+from ans_core.train import loop
+from ans_core.train.loop import Curves, Machine
 from ans_core.types import Log
 
 STORE, ROWS, RESULT = "store", "rows.jsonl", "result.json"

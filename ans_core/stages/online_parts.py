@@ -31,9 +31,9 @@ from ans_core.agent.policy import AgentPolicy, load_policy
 from ans_core.agent.workspace import Workspace
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, Lora, Rl
-from ans_core.loop import Machine, Schedule
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import schedule_of
+from ans_core.train.loop import Machine, Schedule
 from ans_core.types import ImageRef, Log, Request
 
 CROPS = 2048

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ans_core import rle
 from ans_core.config import Config, DataSource, Prepare
 from ans_core.data import DatasetEntry, Kind, read_entry, read_samples, write_entries
 from ans_core.data.formats import NO_VAL, SPLITS
@@ -19,6 +18,7 @@ from ans_core.data.pictures import check_pictures
 from ans_core.data.report import write_report
 from ans_core.data.scene_write import write_clips, write_scenes
 from ans_core.data.scenes import WORLDS
+from ans_core.pictures import rle
 from ans_core.types import RLE, ImageRef, Log, Sample
 
 DRAWN: tuple[tuple[str, str, str, Kind], ...] = (

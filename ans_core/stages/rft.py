@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from ans_core import dist, loop
+from ans_core import dist
 from ans_core.agent import ocr
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told, request_of
@@ -34,6 +34,7 @@ from ans_core.model.sa2va import Sa2VA
 from ans_core.rl.dual_loop import Batches, DualLoop, check_learned
 from ans_core.rl.step import rl_batch
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
+from ans_core.train import loop
 from ans_core.types import Log
 
 ADAPTERS = ("policy", "teacher", "reference")

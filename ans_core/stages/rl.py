@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from pathlib import Path
 
-from ans_core import data, dist, loop
+from ans_core import data, dist
 from ans_core.benchmarks.loops import true_mask
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
@@ -41,6 +41,7 @@ from ans_core.rl.dual_loop import LOOPS, Batches, Beside, DualLoop, check_learne
 from ans_core.rl.step import RlBatch, rl_batch
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
+from ans_core.train import loop
 from ans_core.types import Log, Sample
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ans_core import data, dist, loop, sharding
+from ans_core import data, dist
 from ans_core.checkpoints import checkpoint, memory
 from ans_core.config import Config
 from ans_core.data.collate import Batch, Layout, Row, collate_readable
@@ -30,8 +30,9 @@ from ans_core.model.supervised import Supervised
 from ans_core.model.validation import ValidationSlice
 from ans_core.stages.launch import last_means, machine_of, schedule_of, show_ranks, weights_dtype
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
+from ans_core.train import loop, sharding
+from ans_core.train.watch import Validation, Watch
 from ans_core.types import Log
-from ans_core.watch import Validation, Watch
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:

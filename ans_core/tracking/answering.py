@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ans_core import rle, transforms
 from ans_core.benchmarks.public import Answerer, Item
 from ans_core.model.grounding import Grounding
 from ans_core.model.masks import upsample_logits
+from ans_core.pictures import rle, transforms
 from ans_core.tracking.follow import ObjectPrompt, follow, label_map
 from ans_core.types import RLE, Masklet, Prediction
 

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from ans_core import rle, transforms
 from ans_core.data.collate import resize_mask
 from ans_core.data.index import by_picture, picture_keys
 from ans_core.lazy import Lazy
+from ans_core.pictures import rle, transforms
 from ans_core.tracking.batch import ClipTensors
 from ans_core.tracking.simulator import center_at
 from ans_core.types import RLE, ImageRef, Masklet, Sample

@@ -18,8 +18,8 @@ from PIL import Image
 from sam2.modeling.sam2_base import NO_OBJ_SCORE
 from torch import Tensor
 
-from ans_core import transforms
 from ans_core.model.grounding import FrameFeatures, Grounding
+from ans_core.pictures import transforms
 from ans_core.tracking.simulator import BOTTOM_RIGHT, TOP_LEFT, center_at
 
 AT_ONCE = 32

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from ans_core import media, rle, transforms
 from ans_core.dist import rng_of
 from ans_core.lazy import Lazy
+from ans_core.pictures import media, rle, transforms
 from ans_core.tracking.batch import ClipTensors
 from ans_core.tracking.clips import Clip, load_window
 

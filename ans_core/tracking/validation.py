@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ans_core import dist, rle, transforms
+from ans_core import dist
 from ans_core.metrics.video import j_and_f
 from ans_core.model.grounding import Grounding
 from ans_core.model.masks import upsample
+from ans_core.pictures import rle, transforms
 from ans_core.tracking.clips import Clip
 from ans_core.tracking.follow import ObjectPrompt, follow
 from ans_core.tracking.simulator import PromptKind, center

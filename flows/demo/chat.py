@@ -10,13 +10,14 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image, ImageDraw
 
-from ans_core import prompts, rle
+from ans_core import prompts
 from ans_core.metrics.grounding import phrases
 from ans_core.model import Sa2VA
 from ans_core.model.clicks import with_clicks
 from ans_core.model.config import VideoMode
 from ans_core.model.options import PredictOptions
 from ans_core.model.predict import follow
+from ans_core.pictures import rle
 from ans_core.types import RLE, Request
 from flows.answer import with_image
 from flows.demo.sources import Source

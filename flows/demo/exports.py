@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from ans_core import rle
+from ans_core.pictures import rle
 from flows.demo.chat import Answer
 from flows.demo.sources import Source
 

@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 import gradio as gr
 
-from ans_core import overlay
 from ans_core.model.config import VideoMode
+from ans_core.pictures import overlay
 from flows.demo import pictures, words
 from flows.demo.chat import BRUSH_WIDTH, Answer, Chat
 from flows.demo.samples import Example

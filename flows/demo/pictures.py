@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from scipy import ndimage
 
-from ans_core import overlay, rle
+from ans_core.pictures import overlay, rle
 from ans_core.types import RLE
 from flows.answer import save_video
 from flows.demo.chat import Answer

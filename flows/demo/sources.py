@@ -10,7 +10,7 @@ from pathlib import Path
 import av
 from PIL import Image
 
-from ans_core import media, transforms, video_file
+from ans_core.pictures import media, transforms, video_file
 from ans_core.types import ImageRef, Sample
 
 MOST_BYTES = 200_000_000

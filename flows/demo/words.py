@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from ans_core.overlay import COLOURS
+from ans_core.pictures.overlay import COLOURS
 from flows.demo.chat import Turn
 
 PIECE = re.compile(r"<p>((?:(?!<p>|\[SEG\]).)*)</p>|(\[SEG\])", re.DOTALL)

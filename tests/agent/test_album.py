@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
-from ans_core import rle
 from ans_core.agent.album import STILL_WIDTH, STILLS, WIDTH, AlbumEntry, album_entry, write_album
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import outcome_of, request_of
@@ -28,7 +27,8 @@ from ans_core.agent.rewards.curriculum import Exit, Rules
 from ans_core.agent.world import Question, draw_question
 from ans_core.config import Config
 from ans_core.model import Sa2VA
-from ans_core.overlay import COLOURS, OPACITY
+from ans_core.pictures import rle
+from ans_core.pictures.overlay import COLOURS, OPACITY
 from ans_core.stages import agent_report
 from ans_core.types import RLE
 

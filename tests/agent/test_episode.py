@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from ans_core import rle
 from ans_core.agent import ocr
 from ans_core.agent.episode import Episode, Observation, Toolbox, stopped_after
 from ans_core.agent.operations import OPERATIONS
@@ -23,6 +22,7 @@ from ans_core.agent.refusal import Refused
 from ans_core.agent.workspace import Workspace
 from ans_core.model import Sa2VA, adapters
 from ans_core.model import predict as ask
+from ans_core.pictures import rle
 from ans_core.types import Request
 from tests import tiny
 from tests.agent.odd_operations import Nothing, dies, is_broken, never_ends

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core import rle
 from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.frozen import Clip, follow
 from ans_core.agent.operations.track_object import describe
@@ -27,6 +26,7 @@ from ans_core.data.formats import regions, videos
 from ans_core.metrics.mask import counts
 from ans_core.metrics.video import j_and_f
 from ans_core.model import Sa2VA
+from ans_core.pictures import rle
 from tests import tiny
 
 DATA = Path(os.environ.get("ANS_REFERENCE", Path(__file__).parents[2] / "../shared")) / "data"

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ans_core import rle
 from ans_core.agent import protocol
 from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.operations import OPERATIONS
@@ -18,6 +17,7 @@ from ans_core.agent.workspace import Workspace
 from ans_core.agent.world import FAMILIES, draw_question
 from ans_core.data import scene_text
 from ans_core.data.conversation import BOX_STEP
+from ans_core.pictures import rle
 from ans_core.pretrain.build import build_tokenizer
 from tests import tiny
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core import rle
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.protocol import Call
 from ans_core.agent.workspace import TrackHandle, Workspace
@@ -19,6 +18,7 @@ from ans_core.agent.world.drawing import DARKENED, PATTERNS, SHRINKS, paint_patt
 from ans_core.data.conversation import BOX_STEP
 from ans_core.data.scenes import SPLITS
 from ans_core.model import Sa2VA
+from ans_core.pictures import rle
 
 
 def pixels(question: Question, frame: int = 0) -> np.ndarray:

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ans_core import rle
 from ans_core.benchmarks import BENCHMARKS, shuffled
+from ans_core.pictures import rle
 from ans_core.types import Prediction, Sample
 
 H, W = 12, 20

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ans_core import rle
 from ans_core.benchmarks.video import BENCHMARK
 from ans_core.config import Config, DataSource, Evaluate
 from ans_core.data import write_entries
+from ans_core.pictures import rle
 from ans_core.stages.evaluate import evaluated_sets
 from ans_core.types import Prediction, Sample
 from tests.data import clip_sets

@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from transformers import Sam2HieraDetConfig, Sam2VideoConfig, Sam2VideoModel, Sam2VisionConfig
 from transformers.models.sam2_video.modeling_sam2_video import Sam2VideoInferenceSession
 
-from ans_core import transforms
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.model import Sa2VA
 from ans_core.model.grounding import Grounding, GroundingConfig
+from ans_core.pictures import transforms
 from ans_core.tracking.follow import ObjectPrompt, follow
 from tests import tiny
 

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 from PIL import Image
 
-from ans_core import rle
+from ans_core.pictures import rle
 from tests import picture_sets
 from tests.data import clip_sets
 

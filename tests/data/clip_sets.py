@@ -13,7 +13,7 @@ import av
 import numpy as np
 from PIL import Image
 
-from ans_core import rle
+from ans_core.pictures import rle
 from ans_core.types import RLE
 
 HEIGHT, WIDTH, FRAMES = 24, 32, 6

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core import rle, transforms
 from ans_core.data.formats import FORMATS, SPLITS, fineweb, infer, partimagenet
 from ans_core.data.formats.checks import DataError
+from ans_core.pictures import rle, transforms
 from ans_core.types import Sample
 from tests.data import agent_sets
 

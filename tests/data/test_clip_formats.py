@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core import rle, transforms
 from ans_core.data.conversation import turn
 from ans_core.data.formats import FORMATS, SPLITS, checks, clip_files, infer
 from ans_core.data.formats.checks import DataError
 from ans_core.data.pictures import check_pictures
+from ans_core.pictures import rle, transforms
 from ans_core.types import Masklet, Sample, VideoFrames
 from tests.data import clip_sets
 from tests.data.clip_sets import HEIGHT, NAMES, WIDTH, draw

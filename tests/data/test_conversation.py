@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from ans_core import prompts, rle
+from ans_core import prompts
 from ans_core.benchmarks import BENCHMARKS
 from ans_core.data.conversation import Turn, box, pretraining_turn, turn, union
+from ans_core.pictures import rle
 from ans_core.rl import vqa_loop
 from ans_core.types import Sample
 from tests import tiny

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image, ImageOps
 
-from ans_core import rle, transforms
 from ans_core.data.exports import import_export
 from ans_core.data.exports.label_studio import brush
 from ans_core.data.formats import FORMATS, SPLITS, infer, plain, training_format
 from ans_core.data.formats.checks import DataError
+from ans_core.pictures import rle, transforms
 from flows import cli
 
 W, H = 20, 10

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core import rle
 from ans_core.data.exports import cvat, import_export
 from ans_core.data.formats import FORMATS, SPLITS, infer
 from ans_core.data.formats.checks import DataError
@@ -22,6 +21,7 @@ from ans_core.data.formats.plain import split_by_image
 from ans_core.data.pictures import check_pictures
 from ans_core.data.scene_write import write_clips, write_scenes
 from ans_core.nearest_file import hint
+from ans_core.pictures import rle
 from ans_core.stages.prepare import source_entries
 from tests import picture_sets
 from tests.data.test_formats import GOOD, block, png, region, write_annotations, write_refs, write_regions

@@ -12,13 +12,13 @@ import pytest
 from datasets import Dataset, Features, Image, Value
 from PIL import Image as Pictures
 
-from ans_core import rle, transforms
 from ans_core.data import read_samples
 from ans_core.data.formats import FORMATS, SPLITS
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.scene_text import grounded_caption, region_caption
 from ans_core.data.scene_write import write_clips, write_scenes
 from ans_core.data.scenes import draw_scene
+from ans_core.pictures import rle, transforms
 from ans_core.types import FilePart
 
 REFERENCE = Path(os.environ.get("ANS_REFERENCE", Path(__file__).resolve().parents[2] / "../shared"))

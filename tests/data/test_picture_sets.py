@@ -15,12 +15,13 @@ import pytest
 from datasets import Dataset
 from PIL import ExifTags, Image
 
-from ans_core import prompts, rle, transforms
+from ans_core import prompts
 from ans_core.data.conversation import turn
 from ans_core.data.formats import FORMATS, SPLITS, clip_files, grounded, infer
 from ans_core.data.formats.checks import DataError
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.scene_text import grounded_caption
+from ans_core.pictures import rle, transforms
 from ans_core.types import Sample
 from tests import picture_sets, tiny
 from tests.data.test_formats import REFERENCE, block, needs_reference, png, write_annotations

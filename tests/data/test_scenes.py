@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ans_core.colours import COLOURS
 from ans_core.data import scene_text as say
 from ans_core.data.clips import clip_expressions, draw_clip
 from ans_core.data.scene_text import Query, resolve
 from ans_core.data.scenes import SHAPES, Scene, Thing, background, draw_scene, random_thing, render
+from ans_core.pictures.colours import COLOURS
 
 
 def thing(shape: str, colour: str, x: float, y: float, *, size: str = "small", texture: str = "plain") -> Thing:

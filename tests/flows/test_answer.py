@@ -15,12 +15,12 @@ import pytest
 import torch
 from PIL import Image
 
-from ans_core import media, overlay, rle, transforms, video_file
 from ans_core.checkpoints import checkpoint
 from ans_core.model import Sa2VA
 from ans_core.model import predict as ask
 from ans_core.model.prefill import prompt
 from ans_core.model.video import AHEAD
+from ans_core.pictures import media, overlay, rle, transforms, video_file
 from ans_core.types import Request
 from flows import answer, cli
 from tests import tiny

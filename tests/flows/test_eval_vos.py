@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core import rle, transforms
 from ans_core.benchmarks.public import Item
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.model import Sa2VA
 from ans_core.model.masks import upsample_logits
+from ans_core.pictures import rle, transforms
 from ans_core.tracking.follow import ObjectPrompt, follow, label_map
 from ans_core.types import Prediction
 from flows import cli, eval_run

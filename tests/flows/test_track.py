@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core import media, overlay, video_file
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.model.masks import upsample_logits
+from ans_core.pictures import media, overlay, video_file
 from ans_core.tracking.follow import follow, label_map
 from flows import cli, track
 from tests import tiny

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from ans_core import rle
 from ans_core.metrics.grounding import ground, phrases, plain_caption, token_f1
+from ans_core.pictures import rle
 from ans_core.prompts import interleave
 
 

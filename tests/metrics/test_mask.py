@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 import torch
 
-from ans_core import rle
 from ans_core.metrics.mask import Counts, ciou, counts, giou, mask_iou, pairwise_iou, soft_iou
+from ans_core.pictures import rle
 
 
 def rows(*counts_of_columns: int) -> np.ndarray:

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from ans_core import rle
 from ans_core.metrics.masklets import Group, average_precision, masklet_ious, phrase_figures
+from ans_core.pictures import rle
 
 
 def bar(length: int) -> dict:

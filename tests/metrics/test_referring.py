@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from ans_core import rle
 from ans_core.metrics.mask import ciou, giou
 from ans_core.metrics.referring import Answer, answer, grefcoco, reasonseg, shares_above
+from ans_core.pictures import rle
 
 NOTHING = np.zeros((4, 5), bool)
 

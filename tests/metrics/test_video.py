@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.ndimage import distance_transform_edt
 
-from ans_core import rle
 from ans_core.metrics.mask import counts
 from ans_core.metrics.video import j_and_f, statistics
+from ans_core.pictures import rle
 from tests.golden import REFERENCE
 
 

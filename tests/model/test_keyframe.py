@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ans_core import transforms
 from ans_core.model import Sa2VA
 from ans_core.model.keyframe import track_from_key_frame, track_iou
 from ans_core.model.options import PredictOptions
 from ans_core.model.video import track, track_frames
+from ans_core.pictures import transforms
 from tests import tiny
 
 MODE = PredictOptions(mode="keyframe", frames=3)

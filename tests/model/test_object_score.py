@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ans_core import rle, transforms
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.conversion import convert
 from ans_core.data.collate import Batch, Row, collate
@@ -16,6 +15,7 @@ from ans_core.model import Sa2VA
 from ans_core.model.options import PredictOptions
 from ans_core.model.supervised import Supervised
 from ans_core.model.video import track
+from ans_core.pictures import rle, transforms
 from tests import tiny
 
 HEAD = "pred_obj_score_head.layers.2.bias"

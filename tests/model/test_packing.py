@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ans_core import prompts, rle
+from ans_core import prompts
 from ans_core.data import collate as data
 from ans_core.data.collate import Batch, Row, collate, encode_row, pack_row, pad_rows
 from ans_core.data.conversation import Turn, turn
@@ -18,6 +18,7 @@ from ans_core.model import Sa2VA
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.packing import Packed, branch_attention
 from ans_core.model.supervised import Supervised, image_tokens, packed
+from ans_core.pictures import rle
 from ans_core.rl import vqa_loop
 from tests import tiny
 

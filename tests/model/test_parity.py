@@ -13,13 +13,14 @@ from torch import Tensor
 from transformers.models.internvl.configuration_internvl import InternVLVisionConfig
 from transformers.models.internvl.modeling_internvl import InternVLVisionModel
 
-from ans_core import losses, transforms
+from ans_core import losses
 from ans_core.checkpoints import checkpoint, folder, layouts
 from ans_core.data.views import Views
 from ans_core.model import Sa2VA
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.grounding import FrameFeatures, Grounding, GroundingConfig
 from ans_core.model.packing import Packed
+from ans_core.pictures import transforms
 from tests.golden import GOLDEN, arrays, error, needs_golden
 
 pytestmark = needs_golden

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ans_core import prompts, rle, transforms
+from ans_core import prompts
 from ans_core.data.collate import collate
 from ans_core.data.conversation import Turn
 from ans_core.model import Sa2VA
@@ -13,6 +13,7 @@ from ans_core.model.generation import generate, seg_embeddings_of, spoken_ids, s
 from ans_core.model.masks import upsample
 from ans_core.model.prefill import SIMILAR_LENGTH, encoded, prompt, visible
 from ans_core.model.supervised import image_tokens, packed
+from ans_core.pictures import rle, transforms
 from ans_core.types import Prediction, Request
 from tests import tiny
 

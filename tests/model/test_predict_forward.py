@@ -16,13 +16,13 @@ import pytest
 import torch
 from PIL import Image
 
-from ans_core import media, rle
 from ans_core.model import Sa2VA
 from ans_core.model.config import VideoMode
 from ans_core.model.generation import cut_at_stop
 from ans_core.model.options import PredictOptions
 from ans_core.model.prefill import prompt
 from ans_core.model.requests import request_of
+from ans_core.pictures import media, rle
 from tests.data.clip_sets import write_video
 from tests.golden import GOLDEN, arrays, error, needs_golden
 

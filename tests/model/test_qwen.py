@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from ans_core import media, rle
 from ans_core.data.collate import Row, collate
 from ans_core.data.conversation import Turn
 from ans_core.data.views import Patches, Views
@@ -34,6 +33,7 @@ from ans_core.model.packing import Packed
 from ans_core.model.prefill import prompt, visible
 from ans_core.model.requests import request_of
 from ans_core.model.supervised import Supervised, image_tokens, layout_of, packed
+from ans_core.pictures import media, rle
 from tests import tiny
 from tests.golden import GOLDEN, arrays, error, needs_golden
 

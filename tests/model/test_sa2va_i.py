@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from ans_core import transforms
 from ans_core.checkpoints import checkpoint, conversion
 from ans_core.model import Sa2VA
 from ans_core.model.masks import upsample
 from ans_core.model.options import PredictOptions
 from ans_core.model.video import track
+from ans_core.pictures import transforms
 from tests import tiny
 from tests.checkpoints.test_conversion import equal, tensors
 from tests.golden import GOLDEN, arrays, error, needs_golden

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ans_core import rle
 from ans_core.benchmarks import BENCHMARKS
+from ans_core.pictures import rle
 from ans_core.types import Prediction, Request, Sample
 from perf.rl_ablation import NAMES, NOTHING, differences, gain, judged, table
 

@@ -8,9 +8,9 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from ans_core.model.grounding import Grounding
-from ans_core.optim import optimizer_of
 from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.training import UNREAD, Tracking, open_modules
+from ans_core.train.optim import optimizer_of
 from perf.training_peak import LiveBytes, StepPeak, as_on_gpu, faked, fakes, step_peak
 from tests import tiny
 from tests.tracking.conftest import batch_of

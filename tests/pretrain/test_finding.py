@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from ans_core import rle
 from ans_core.data.collate import Batch, Row, cell_shares, collate
 from ans_core.data.conversation import Turn
 from ans_core.model.packing import branch_attention
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised, image_tokens
+from ans_core.pictures import rle
 from ans_core.pretrain.finding import Finding, first_looks, look_weights
 from ans_core.types import RLE
 from tests import tiny

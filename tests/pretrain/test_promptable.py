@@ -7,10 +7,10 @@ import torch
 from sam2.modeling.position_encoding import PositionEmbeddingRandom
 from sam2.modeling.sam.transformer import Attention
 
-from ans_core import rle
 from ans_core.losses import mean_iou
 from ans_core.model import Sa2VA
 from ans_core.model.grounding import _rope
+from ans_core.pictures import rle
 from ans_core.pretrain.build import match_by_place, match_same_place
 from ans_core.pretrain.promptable import Promptable, PromptBatch, prompt_batch
 from tests import tiny

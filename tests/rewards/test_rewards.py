@@ -3,8 +3,8 @@ import pytest
 import torch
 from pycocoevalcap.cider.cider import Cider as PublicCider
 
-from ans_core import rle
 from ans_core.metrics.mask import mask_iou, soft_iou
+from ans_core.pictures import rle
 from ans_core.rewards import REWARDS, corpus_rewards
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rewards.iou import iou

@@ -16,7 +16,8 @@ import dataclasses, json, sys
 from pathlib import Path
 import torch
 from accelerate.state import AcceleratorState
-from ans_core import dist, loop
+from ans_core import dist
+from ans_core.train import loop
 from ans_core.rl import dual_loop
 from ans_core.rl.dual_loop import LOOPS, Batches
 from ans_core.rl.rollout import SampledAnswer

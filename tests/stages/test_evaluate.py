@@ -8,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 
-from ans_core import rle
 from ans_core.benchmarks import BENCHMARKS
 from ans_core.benchmarks.score import Score
 from ans_core.checkpoints import checkpoint
@@ -17,6 +16,7 @@ from ans_core.data import DatasetEntry, write_entries
 from ans_core.data.mixture import Source
 from ans_core.data.scene_write import write_scenes
 from ans_core.model import Sa2VA
+from ans_core.pictures import rle
 from ans_core.report.changes import changes, read_answers
 from ans_core.stages import evaluate
 from ans_core.stages.evaluate import (

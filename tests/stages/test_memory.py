@@ -344,7 +344,8 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 import torch
-from ans_core import dist, loop
+from ans_core import dist
+from ans_core.train import loop
 from ans_core.tracking.batch import PromptOptions, make_batch
 from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.training import Tracking, open_modules, places

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core import rle
 from ans_core.config import Config
+from ans_core.pictures import rle
 from ans_core.report import gallery
 from ans_core.report.changes import Answer, Answers
 from ans_core.report.figures import by_scale, curves

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ans_core import media, rle, transforms
+from ans_core.pictures import media, rle, transforms
 from ans_core.tracking.batch import PromptOptions, make_batch
 from ans_core.tracking.clips import Clip, Clips, choose_window, load_window, why_left_out
 from ans_core.tracking.pseudo import PseudoClips, pseudo_clip

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from ans_core import rle, transforms
 from ans_core.benchmarks.public.asked import Item, Objects
 from ans_core.metrics.video import j_and_f
 from ans_core.model.grounding import Grounding
 from ans_core.model.masks import upsample_logits
+from ans_core.pictures import rle, transforms
 from ans_core.tracking.answering import masklets
 from ans_core.tracking.clips import Clips
 from ans_core.tracking.follow import ObjectPrompt, _inputs, follow, label_map

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-from ans_core import transforms
+from ans_core.pictures import transforms
 
 
 def scrubbed(encoded: bytes) -> bytes:

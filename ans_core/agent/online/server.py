@@ -24,10 +24,10 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ans_core import transforms
 from ans_core.agent import asking
 from ans_core.agent.online import overview
 from ans_core.agent.online.engine import Asked, Engine
+from ans_core.pictures import transforms
 
 LARGEST = 64 * 2**20
 """Bytes of a request."""

@@ -20,7 +20,7 @@ from ans_core.agent.online import audit, overview
 from ans_core.agent.online.store import Store
 from ans_core.checkpoints import checkpoint
 from ans_core.config.online import RELEASES
-from ans_core.states import sync
+from ans_core.train.states import sync
 
 FOLDER, SERVED, FROZEN = "snapshots", "served", "frozen"
 """The folder, and the store's keys: which version is served, and why nothing is learned any more."""

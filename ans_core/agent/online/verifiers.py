@@ -16,8 +16,8 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.protocol import Call
 from ans_core.agent.workspace import FIRST, Box, Workspace, box_of
 from ans_core.agent.world.drawing import PATTERNS
-from ans_core.colours import COLOURS
 from ans_core.data.clips import DIRECTIONS
+from ans_core.pictures.colours import COLOURS
 
 
 class _Path:

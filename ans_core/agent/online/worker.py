@@ -1,5 +1,5 @@
 """Tasks of a store in, published snapshots out: the one process that learns. Rollouts, GRPO and training states are those of `ans_core.rl`
-and `ans_core.loop`.
+and `ans_core.train.loop`.
 
 A killed worker goes on from its last training state: tasks that later updates had used are put back into the queue.
 """
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ans_core import loop
 from ans_core.agent.online import overview, picture_files
 from ans_core.agent.online.alerts import alerts
 from ans_core.agent.online.canary import Asked, Canary, refused
@@ -30,9 +29,10 @@ from ans_core.agent.online.store import Store, Task
 from ans_core.agent.policy import AgentPolicy
 from ans_core.config.online import RELEASES
 from ans_core.dist import rng_of
-from ans_core.loop import Machine, Schedule
 from ans_core.rl.dual_loop import Batches
 from ans_core.rl.step import rl_batch
+from ans_core.train import loop
+from ans_core.train.loop import Machine, Schedule
 from ans_core.types import ImageRef, Log, Request, Sample
 
 ADAPTERS = ("policy", "teacher", "reference", "served")

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from ans_core import rle
 from ans_core.agent.operations.base import Arguments, MaskName, Operation, Result, Tools
 from ans_core.agent.refusal import Refused
 from ans_core.agent.workspace import TrackHandle, Workspace, box_of, opened
 from ans_core.metrics.mask import counts
+from ans_core.pictures import rle
 
 MOST_FRAMES = 128
 MOST_BOXES = 8

@@ -11,14 +11,14 @@ from jaxtyping import Bool, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from scipy import ndimage
 
-from ans_core import rle
 from ans_core.agent.protocol import Call
 from ans_core.agent.workspace import THOUSAND, box_of
 from ans_core.agent.world.question import Target
-from ans_core.colours import COLOURS
 from ans_core.data.conversation import BOX_STEP
 from ans_core.data.scene_text import Query, phrase, resolve
 from ans_core.data.scenes import Thing, background, outline, random_attributes, random_thing, render
+from ans_core.pictures import rle
+from ans_core.pictures.colours import COLOURS
 from ans_core.types import RLE
 
 SHRINKS = 4

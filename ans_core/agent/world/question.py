@@ -8,11 +8,11 @@ from typing import Literal
 
 import numpy as np
 
-from ans_core import rle
 from ans_core.agent.episode import Observation
 from ans_core.agent.protocol import Call
 from ans_core.agent.workspace import FIRST, MaskHandle, TrackHandle, Workspace, box_of
 from ans_core.metrics.mask import counts
+from ans_core.pictures import rle
 from ans_core.types import RLE
 
 COVERED = 0.95

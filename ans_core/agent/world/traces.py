@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ans_core import dist, media
+from ans_core import dist
 from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.world import FAMILIES, Question, draw_question, evidence, is_right
@@ -33,6 +33,7 @@ from ans_core.agent.world.trace_file import (
     write_pictures,
     write_traces,
 )
+from ans_core.pictures import media
 
 Dropped = Literal["call_failed", "wrong_conclusion", "no_evidence", "repeated_call"]
 """Rules of the filter: a call of the plan failed, its observations don't give the answer, a thing asked about was not looked at, the

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ans_core import transforms
+from ans_core.pictures import transforms
 from ans_core.types import Masklet, Prediction, Request, VideoFrames
 
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from ans_core import rle
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner, UnscoredError
 from ans_core.benchmarks.public.scored import Given, Scored, percent
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.mask import counts
 from ans_core.metrics.video import j_and_f
+from ans_core.pictures import rle
 from ans_core.types import RLE, Prediction, Request
 
 DATA = "folder with meta_expressions*.json and mask_dict.json"
@@ -202,7 +202,7 @@ def split_of(folder: Path, *, splits: tuple[str, ...]) -> str:
 
 def items(folder: Path, split: str, *, splits: tuple[str, ...], question: Callable[[str], str]) -> Iterator[Item]:
     """The expressions, clip by clip. A `split` that is none of `splits` needs a folder of that name."""
-    from ans_core import transforms
+    from ans_core.pictures import transforms
 
     folder = split_folder(folder, split)
     if split not in (*splits, folder.name):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from ans_core import media, transforms
+from ans_core.pictures import media, transforms
 from ans_core.types import FilePart, ImageRef, Request, VideoFrame
 
 QUESTIONS = "questions.jsonl"

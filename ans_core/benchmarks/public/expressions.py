@@ -13,12 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ans_core import rle
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item
 from ans_core.benchmarks.public.scored import Given
 from ans_core.metrics.mask import Counts, counts
 from ans_core.metrics.referring import Answer, answer
+from ans_core.pictures import rle
 from ans_core.types import RLE, Prediction, Request, Sample
 
 ID_KEYS = ("sample_id", "id")

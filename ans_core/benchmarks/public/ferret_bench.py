@@ -91,7 +91,7 @@ def _sample(review: dict[str, Any], marks: tuple[float, float]) -> dict[str, Any
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     """The questions of box_refer_caption.json, whose polygon is the region."""
-    from ans_core import transforms
+    from ans_core.pictures import transforms
 
     path = files.named(folder, QUESTIONS)
     pictures = files.pictures(folder, "images", "coco/val2017", "val2017", "../images")

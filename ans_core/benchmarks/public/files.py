@@ -20,7 +20,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, UnidentifiedImageError
 
-from ans_core import nearest_file, rle
+from ans_core import nearest_file
+from ans_core.pictures import rle
 from ans_core.types import RLE
 
 SHOWN = 5

@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Bool
 from PIL import Image
 
-from ans_core import rle, transforms
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.scored import Given, Judge, JudgeRequest
+from ans_core.pictures import rle, transforms
 
 SIMPLE = """\
 Above are a picture and some of its regions. A model was asked about the regions; <Prompt0>, <Prompt1>, ... are their names.

@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ans_core import rle
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Given, Judge, JudgeRequest, Judging, Scored, Scorer, accuracy, percent
+from ans_core.pictures import rle
 from ans_core.types import Prediction, Request
 
 TRUTH = ("annot_testmini.json", "testmini.json")

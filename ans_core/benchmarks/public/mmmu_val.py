@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ans_core import rle
 from ans_core.benchmarks.public import files, questions
 from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
 from ans_core.metrics.bootstrap import Ratio
+from ans_core.pictures import rle
 from ans_core.types import Prediction, Request
 
 DOMAINS = {

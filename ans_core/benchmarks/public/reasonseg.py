@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from ans_core import rle, transforms
 from ans_core.benchmarks.public import expressions, files, refcoco
 from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
@@ -25,6 +24,7 @@ from ans_core.data.formats import checks
 from ans_core.data.formats.reasonseg import ENCODING, OLD, Query, Shape
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.referring import reasonseg, shares_above
+from ans_core.pictures import rle, transforms
 from ans_core.types import RLE, Prediction, Request
 
 SENTENCE = "<image>\n {} Please respond with a segmentation mask."

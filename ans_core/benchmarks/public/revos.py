@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ans_core import rle
 from ans_core.benchmarks.public import clips_of_expressions as video
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.mask import counts
+from ans_core.pictures import rle
 
 TYPES = {0: "referring", 1: "reasoning"}
 

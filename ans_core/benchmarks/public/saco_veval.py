@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from ans_core import rle
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer
 from ans_core.metrics.hota import Frame, Tracks, hota, tracks
 from ans_core.metrics.mask import iou_matrix
 from ans_core.metrics.masklets import Group, average_precision, masklet_ious, phrase_figures
+from ans_core.pictures import rle
 from ans_core.types import RLE
 
 Pair = tuple[Any, Any]

@@ -24,7 +24,7 @@ from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
 from ans_core.benchmarks.public.vos_files import Clip, IndexMask, clips
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.video import Statistics, j_and_f, statistics
-from ans_core.object_numbers import VOID
+from ans_core.pictures.object_numbers import VOID
 
 
 @dataclass(frozen=True, kw_only=True)

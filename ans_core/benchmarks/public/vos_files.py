@@ -17,10 +17,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import UInt8
 
-from ans_core import rle
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.scored import Given
-from ans_core.object_numbers import VOID, fault, is_binary, with_inside
+from ans_core.pictures import rle
+from ans_core.pictures.object_numbers import VOID, fault, is_binary, with_inside
 
 IndexMask = UInt8[np.ndarray, "H W"]
 INNER = ("Annotations", "Annotations_6fps", "480p")

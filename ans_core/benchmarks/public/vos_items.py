@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from ans_core import rle, transforms
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Objects, Runner, UnscoredError
 from ans_core.benchmarks.public.vos_files import annotated_frames, folders, masks_folder, split_folder, videos_of
-from ans_core.media import place_in_time
 from ans_core.metrics.mask import counts
-from ans_core.object_numbers import VOID, fault, is_binary, with_inside
+from ans_core.pictures import rle, transforms
+from ans_core.pictures.media import place_in_time
+from ans_core.pictures.object_numbers import VOID, fault, is_binary, with_inside
 from ans_core.types import RLE, Prediction, Request
 
 SPLITS = ("val", "valid", "train", "test")

@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ans_core import orientation, rle, transforms
 from ans_core.data.exports import cvat, label_studio, labelme, masks, panoptic, read_as_samples, supervisely, via, voc, yolo
 from ans_core.data.exports.labelled import Export, Labelled
 from ans_core.data.formats import checks, layouts, plain
+from ans_core.pictures import orientation, rle, transforms
 from ans_core.types import RLE
 from ans_core.written import written_whole
 

@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from ans_core import rle
 from ans_core.data.exports.labelled import NO_PIXEL, SPLITS, TEXTS, Export, Shape, clipped, ellipse, find, placed, records, turned
 from ans_core.data.formats import checks
+from ans_core.pictures import rle
 from ans_core.types import RLE
 
 SHAPES = ("polygon", "box", "ellipse", "mask")

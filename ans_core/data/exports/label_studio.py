@@ -9,9 +9,9 @@ from urllib.parse import parse_qs, unquote, urlparse
 import numpy as np
 from jaxtyping import UInt8
 
-from ans_core import rle
 from ans_core.data.exports.labelled import NO_PIXEL, SUFFIXES, TEXTS, Export, Shape, clipped, ellipse, find, records, turned
 from ans_core.data.formats import checks
+from ans_core.pictures import rle
 from ans_core.types import RLE
 
 

@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Bool
 from PIL import Image, UnidentifiedImageError
 
-from ans_core import rle
 from ans_core.data.exports.labelled import Export, Shape, clipped, each_picture, ellipse, find, placed, records, split_of
 from ans_core.data.formats import checks
 from ans_core.data.formats.reasonseg import Point
+from ans_core.pictures import rle
 from ans_core.types import RLE
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Bool, Int64
 from PIL import Image
 
-from ans_core import rle
 from ans_core.data.exports.labelled import Export, Shape, colour_codes, each_picture, listed_splits, of_stem, records, split_of
 from ans_core.data.formats import checks
 from ans_core.data.formats.layouts import MASK_FOLDERS
-from ans_core.object_numbers import VOID
+from ans_core.pictures import rle
+from ans_core.pictures.object_numbers import VOID
 
 PICTURE_FOLDERS = ("images", "image", "imgs", "img", "JPEGImages")
 NOTHING = {"background", "_background_", "bg", "unlabeled", "unlabelled", "void", "ignore", "_ignore_"}

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Int64
 from PIL import Image
 
-from ans_core import rle
 from ans_core.data.exports.labelled import Export, Shape, colour_codes, find, picture_folders, records, split_of_file
 from ans_core.data.formats import checks
+from ans_core.pictures import rle
 
 
 class Annotation(checks.Record):

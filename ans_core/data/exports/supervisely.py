@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Bool
 from PIL import Image, UnidentifiedImageError
 
-from ans_core import rle
 from ans_core.data.exports.labelled import SPLITS, TEXTS, Export, Shape, each_picture, find, placed, records, split_of
 from ans_core.data.formats import checks
+from ans_core.pictures import rle
 
 
 class Size(checks.Record):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ans_core import rle
 from ans_core.data.exports.labelled import TEXTS, Export, Shape, clipped, ellipse, find, records, split_of
 from ans_core.data.formats import checks
+from ans_core.pictures import rle
 
 CORNERS = {"polygon": ("all_points_x", "all_points_y"), "rect": ("x", "y", "width", "height"), "circle": ("cx", "cy", "r")} | {
     "ellipse": ("cx", "cy", "rx", "ry")

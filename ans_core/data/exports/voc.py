@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from ans_core import rle
 from ans_core.data.exports.labelled import Export, Shape, each_picture, find, listed_splits, of_stem, records, split_of
 from ans_core.data.formats import checks
+from ans_core.pictures import rle
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 

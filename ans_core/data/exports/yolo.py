@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from ans_core import rle
 from ans_core.data.exports.labelled import SUFFIXES, Export, Shape, each_picture, records, split_of
 from ans_core.data.formats import checks
+from ans_core.pictures import rle
 
 
 def read(place: Path, file: Path) -> Export:

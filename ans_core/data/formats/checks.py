@@ -19,7 +19,8 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 import jiter
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from ans_core import orientation, prompts, rle, transforms
+from ans_core import prompts
+from ans_core.pictures import orientation, rle, transforms
 from ans_core.types import RLE, ImageRef, Sample, VideoFrames
 
 TOLD = 20

@@ -12,9 +12,10 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from ans_core import nearest_file, object_numbers, rle, transforms, video_file
+from ans_core import nearest_file
 from ans_core.data.formats import checks
-from ans_core.media import place_in_time
+from ans_core.pictures import object_numbers, rle, transforms, video_file
+from ans_core.pictures.media import place_in_time
 from ans_core.types import RLE, Frames, Masklet, Sample, VideoFrames
 
 SUFFIXES = (".jpg", ".png", ".jpeg")

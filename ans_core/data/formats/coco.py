@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ans_core import rle
 from ans_core.data.formats import checks
 from ans_core.data.formats.files import ImageFolders, split_file, split_files
 from ans_core.data.formats.skipped import Skipped, usable_mask
+from ans_core.pictures import rle
 from ans_core.types import RLE, Sample
 
 FILES = ("instances*.json", "annotations/instances*.json", "_annotations.coco.json", "*/_annotations.coco.json")

@@ -18,9 +18,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ans_core import nearest_file, rle
+from ans_core import nearest_file
 from ans_core.data.formats import checks, clip_files
 from ans_core.data.formats.coco import first_of_name, outline_or_box
+from ans_core.pictures import rle
 from ans_core.types import RLE, Masklet, Sample
 
 SPLIT = re.compile(r"(?<![a-z])(train|valid|val|test)(?![a-z])")

@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
-from ans_core import rle
 from ans_core.data.formats import checks, clip_files
+from ans_core.pictures import rle
 from ans_core.types import Masklet, Sample
 
 

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ans_core import nearest_file, rle
+from ans_core import nearest_file
 from ans_core.data.formats import checks
+from ans_core.pictures import rle
 
 SPLIT_OF = re.compile(r"(?i)(?P<name>.*?)[_.-]?(?P<split>train|validation|valid|val|test)(20\d\d)?")
 

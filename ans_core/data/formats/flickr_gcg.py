@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ans_core import rle
 from ans_core.data.formats import checks, grounded
 from ans_core.data.formats.files import ImageFolders, split_file, split_files
 from ans_core.data.formats.skipped import Skipped, Unusable, usable_mask
+from ans_core.pictures import rle
 from ans_core.types import Sample
 
 FILES = ("flickr*_GCG_*.json",)

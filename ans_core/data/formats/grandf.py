@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ans_core import rle
 from ans_core.data.formats import checks, grounded
 from ans_core.data.formats.files import ImageFolders, split_file, split_files
+from ans_core.pictures import rle
 from ans_core.types import Sample
 
 FILES = ("*train.json", "*val.json", "*test.json")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ans_core import rle
 from ans_core.data.formats import checks
+from ans_core.pictures import rle
 from ans_core.types import RLE, Sample
 
 IMAGE_FOLDERS = (

@@ -20,9 +20,9 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from ans_core import rle
 from ans_core.config.section import nearest
 from ans_core.data.formats import checks, finetune
+from ans_core.pictures import rle
 from ans_core.types import Masklet, Sample, Task
 
 FILES = ("annotations.json", "annotations.jsonl")

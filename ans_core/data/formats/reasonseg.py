@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Bool
 from pydantic import Field
 
-from ans_core import prompts, rle
+from ans_core import prompts
 from ans_core.data.formats import checks
+from ans_core.pictures import rle
 from ans_core.types import RLE, Sample
 
 ENCODING = "cp1252"

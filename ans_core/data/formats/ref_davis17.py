@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ans_core import rle
 from ans_core.data.formats import checks, clip_files, davis, ref_youtube_vos
+from ans_core.pictures import rle
 from ans_core.types import Masklet, Sample
 
 TEXTS = {

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ans_core import nearest_file, rle
+from ans_core import nearest_file
 from ans_core.data.formats import checks, clip_files, sav
+from ans_core.pictures import rle
 from ans_core.types import Sample
 
 FILE = "Ref-SAV.json"

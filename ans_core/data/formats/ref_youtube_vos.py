@@ -12,9 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ans_core import rle
 from ans_core.data.formats import checks, clip_files, expressions
 from ans_core.data.formats.refcoco import PICKLE_ERRORS, PlainUnpickler
+from ans_core.pictures import rle
 from ans_core.types import Masklet, Sample
 
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from ans_core import rle
 from ans_core.data.formats import checks
+from ans_core.pictures import rle
 from ans_core.types import RLE, Sample
 
 IMAGE_FOLDERS = ("images", "coco2014/train2014", "../images/mscoco/images/train2014", "../images/train2014", "../images")

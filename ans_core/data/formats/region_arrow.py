@@ -15,11 +15,11 @@ from typing import Annotated, Any
 import pyarrow
 from pydantic import BeforeValidator, Field
 
-from ans_core import rle
 from ans_core.data.formats import checks
 from ans_core.data.formats.arrow_parts import embedded
 from ans_core.data.formats.skipped import Unusable
 from ans_core.data.formats.turns import Turn, exchanges
+from ans_core.pictures import rle
 from ans_core.types import RLE, FilePart, ImageRef, Masklet, Sample
 
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ans_core import orientation, rle, transforms
 from ans_core.data.formats import checks
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.scene_text import place_words
+from ans_core.pictures import orientation, rle, transforms
 from ans_core.types import RLE, Sample
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ans_core import rle
 from ans_core.data.formats import checks, expressions, mevis
+from ans_core.pictures import rle
 from ans_core.types import Sample
 
 KINDS = ("referring", "reasoning", "no_object")

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ans_core import rle
 from ans_core.data.formats import checks, clip_files
 from ans_core.data.formats.skipped import Skipped, Unusable
+from ans_core.pictures import rle
 from ans_core.types import Sample
 
 PATTERN = "sa_*.json"

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat
 
-from ans_core import rle
 from ans_core.data.formats import checks, clip_files
 from ans_core.data.formats.davis import clips_in
+from ans_core.pictures import rle
 from ans_core.types import Masklet, Sample, VideoFrames
 
 STEP = 4

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 from types import TracebackType
 
-from ans_core import rle
 from ans_core.data.formats import checks
+from ans_core.pictures import rle
 from ans_core.types import RLE
 
 

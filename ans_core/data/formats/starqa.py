@@ -12,9 +12,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ans_core import video_file
 from ans_core.data.formats import checks, clip_files
 from ans_core.data.formats.files import split_file, split_files
+from ans_core.pictures import video_file
 from ans_core.types import Sample, VideoFrames
 
 FILES = ("STAR_*.json",)

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ans_core import rle
 from ans_core.data.formats import checks
+from ans_core.pictures import rle
 from ans_core.types import Sample
 
 

@@ -11,7 +11,7 @@ from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.policy import AgentPolicy, add_call_tokens, load_base
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
-from ans_core.loop import Machine
+from ans_core.train.loop import Machine
 from tests import tiny
 
 MACHINE = Machine(device=torch.device("cpu"))

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core import rle
 from ans_core.agent import frozen
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.online.admission import Gate, Marginal
@@ -22,6 +21,7 @@ from ans_core.agent.online.verifiers import confirmed_answer, form_of
 from ans_core.agent.online.voting import Decision, Vote, decide, entropy, shares
 from ans_core.agent.world import FAMILIES, Question, draw_question, oracle
 from ans_core.model import Sa2VA, clicks
+from ans_core.pictures import rle
 from tests.agent.online.test_store import experience, opened
 
 RNG = np.random.default_rng(0)

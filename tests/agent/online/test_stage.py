@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ans_core import dist, transforms
+from ans_core import dist
 from ans_core.agent.online.engine import Asked
 from ans_core.agent.online.simulation import STREAM_FROM, Drawn, Shift
+from ans_core.pictures import transforms
 from ans_core.stages import online
 from ans_core.stages.online_parts import opened
 from tests import tiny

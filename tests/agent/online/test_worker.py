@@ -27,10 +27,10 @@ from ans_core.agent.online.retention import forget
 from ans_core.agent.online.store import Store
 from ans_core.agent.online.worker import Stopped, Worker
 from ans_core.checkpoints import checkpoint
-from ans_core.loop import Machine
 from ans_core.rl.practice import PlayedRollout
 from ans_core.rl.step import RolloutStep
 from ans_core.stages.online_parts import Guard, Parts, loop_of, opened, schedule, worker_of
+from ans_core.train.loop import Machine
 from ans_core.types import Log
 from tests import tiny
 from tests.agent.online.conftest import MACHINE, config

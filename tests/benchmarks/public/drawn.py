@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ans_core import rle
 from ans_core.benchmarks.public import SCORERS, Given, Scored
+from ans_core.pictures import rle
 
 H, W = 6, 10
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ans_core import rle
 from ans_core.metrics.bootstrap import interval
+from ans_core.pictures import rle
 from tests.benchmarks.public.drawn import H, W, coded, score, write
 
 TRUTH = [

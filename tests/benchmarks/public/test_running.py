@@ -16,10 +16,10 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import ExifTags, Image
 
-from ans_core import rle, transforms
 from ans_core.benchmarks import running
 from ans_core.benchmarks.public import SCORERS, Given, Item, Scored, UnscoredError
 from ans_core.data.scene_write import write_clips, write_scenes
+from ans_core.pictures import rle, transforms
 from ans_core.types import Prediction, Request
 from flows import cli
 from tests import tiny

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ans_core import rle
+from ans_core.pictures import rle
 from tests.benchmarks.public.drawn import H, W, coded, columns, score, write, write_index_masks
 
 FRAMES = ["00000", "00001"]

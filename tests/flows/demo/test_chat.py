@@ -16,12 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
-from ans_core import overlay, rle, video_file
 from ans_core.data import read_samples
 from ans_core.metrics.grounding import phrases
 from ans_core.model import Sa2VA
 from ans_core.model.clicks import mask_by_points
 from ans_core.model.prefill import prompt
+from ans_core.pictures import overlay, rle, video_file
 from ans_core.types import Request
 from flows.answer import save_video
 from flows.demo import exports, pictures, samples, words

@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from PIL import Image
 from scipy import ndimage
 
-from ans_core import rle, transforms
 from ans_core.checkpoints import checkpoint
 from ans_core.model import Sa2VA
 from ans_core.model.prefill import prompt
+from ans_core.pictures import rle, transforms
 from ans_core.types import Request
 from flows.answer import save_video
 from tests import tiny

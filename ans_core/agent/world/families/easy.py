@@ -9,8 +9,8 @@ import numpy as np
 from ans_core.agent.episode import Observation
 from ans_core.agent.world import drawing
 from ans_core.agent.world.question import Family, Question
-from ans_core.colours import COLOURS
 from ans_core.data.scene_text import Query, phrase, resolve
+from ans_core.pictures.colours import COLOURS
 
 
 def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from ans_core import rle
 from ans_core.agent.episode import Observation
 from ans_core.agent.protocol import Call
 from ans_core.agent.world import drawing
@@ -15,6 +14,7 @@ from ans_core.agent.world.question import Family, Question, Target
 from ans_core.data.clips import DIRECTIONS
 from ans_core.data.scene_text import phrase
 from ans_core.data.scenes import background, render
+from ans_core.pictures import rle
 
 FRAMES = 8
 LENGTH = (0.25, 0.45)

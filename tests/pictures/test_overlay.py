@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core import rle
-from ans_core.overlay import COLOURS, draw, save_animation, side_by_side
+from ans_core.pictures import rle
+from ans_core.pictures.overlay import COLOURS, draw, save_animation, side_by_side
 
 GREY = Image.new("RGB", (12, 10), (100, 100, 100))
 

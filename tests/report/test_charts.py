@@ -1,7 +1,7 @@
 import re
 import xml.etree.ElementTree as ElementTree
 
-from ans_core import charts
+from ans_core.report import charts
 
 
 def test_charts_are_whole_svgs_in_the_pages_colour_with_ids_of_their_own():

@@ -15,7 +15,7 @@ from av.container import InputContainer
 from av.video.frame import VideoFrame as Shot
 from PIL import Image
 
-from ans_core.orientation import of_matrix, upright
+from ans_core.pictures.orientation import of_matrix, upright
 from ans_core.types import VideoFrame, VideoFrames
 
 CODEC_ERRORS = (av.FFmpegError, OSError, ValueError, IndexError, EOFError)

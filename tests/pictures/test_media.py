@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from ans_core import media, transforms, video_file
+from ans_core.pictures import media, transforms, video_file
 from tests.data.clip_sets import write_gif, write_video
 
 

@@ -16,7 +16,8 @@ import json, sys, time
 from pathlib import Path
 import torch
 from accelerate.state import AcceleratorState
-from ans_core import dist, loop, sharding
+from ans_core import dist
+from ans_core.train import loop, sharding
 from ans_core.checkpoints import checkpoint
 from ans_core.data.collate import collate
 from ans_core.data.conversation import Turn

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import ExifTags, Image, ImageOps
 
-from ans_core import transforms
+from ans_core.pictures import transforms
 from tests.golden import GOLDEN, arrays, error, needs_golden
 
 

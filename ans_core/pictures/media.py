@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image, ImageSequence
 from torch import Tensor
 
-from ans_core import orientation, video_file
 from ans_core.lazy import Lazy
+from ans_core.pictures import orientation, video_file
 from ans_core.types import ImageRef
 
 Picture = str | Path | bytes | Image.Image | np.ndarray

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int64
 from PIL import Image
 from pycocotools import mask as coco
 
-from ans_core import orientation
+from ans_core.pictures import orientation
 from ans_core.types import RLE
 
 LETTERS = bytes(range(48, 112))

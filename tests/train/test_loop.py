@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ans_core import loop, optim, states
-from ans_core.optim import lr_factor, optimizer_of
-from ans_core.watch import Validation, Watch
+from ans_core.train import loop, optim, states
+from ans_core.train.optim import lr_factor, optimizer_of
+from ans_core.train.watch import Validation, Watch
 from tests import forks
 
 CPU = loop.Machine(device=torch.device("cpu"))
@@ -97,7 +97,7 @@ CHILD = """
 import os, signal, sys, time
 from pathlib import Path
 from threading import Timer
-from tests.test_loop import Regression, batch, run, weights
+from tests.train.test_loop import Regression, batch, run, weights
 import torch
 scratch, out = Path(sys.argv[1]), Path(sys.argv[2])
 pause, kill_at = float(sys.argv[3]), int(sys.argv[4])

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, UInt8
 from PIL import GifImagePlugin, Image, ImageDraw, ImageFont
 
-from ans_core import rle
+from ans_core.pictures import rle
 from ans_core.types import RLE
 
 COLOURS = (

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ans_core import sharding
 from ans_core.dist import rank, world_size
+from ans_core.train import sharding
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

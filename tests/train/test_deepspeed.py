@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 from accelerate.state import AcceleratorState
 from torch import nn
-from ans_core import dist, loop, sharding
-from ans_core.watch import Watch
+from ans_core import dist
+from ans_core.train import loop, sharding
+from ans_core.train.watch import Watch
 
 @dataclass
 class Batch:

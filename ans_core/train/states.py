@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ans_core import optimizer_state, sharding
 from ans_core.dist import rank, wait_for_all, world_size
+from ans_core.train import optimizer_state, sharding
 
 Curves = list[tuple[int, str, float]]
 """(step, name, value) rows of curves.csv."""

@@ -21,14 +21,14 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from ans_core import states
 from ans_core.dist import rank, seed_everything, shared_means, world_size
-from ans_core.optim import lr_factor, optimizer_of
 from ans_core.precision import autocast
 from ans_core.progress import bar_interval_s
-from ans_core.states import Curves
+from ans_core.train import states
+from ans_core.train.optim import lr_factor, optimizer_of
+from ans_core.train.states import Curves
+from ans_core.train.watch import Speed, Watch, gradient_norms, note_skipped, profiled
 from ans_core.types import Log
-from ans_core.watch import Speed, Watch, gradient_norms, note_skipped, profiled
 
 MAX_SKIPPED = 10
 """The run stops after this many consecutive steps with a non-finite loss or gradient."""

@@ -20,7 +20,7 @@ from torch.profiler import profile
 from torch.profiler import schedule as profiler_schedule
 
 from ans_core.dist import rank, shared_sum
-from ans_core.states import Curves
+from ans_core.train.states import Curves
 
 VALIDATION_LOSS = "val/loss"
 

@@ -17,7 +17,8 @@ from jaxtyping import Bool, Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from ans_core import nearest_file, orientation, video_file
+from ans_core import nearest_file
+from ans_core.pictures import orientation, video_file
 from ans_core.types import FilePart, ImageRef, VideoFrame
 
 CODEC_ERRORS = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, ArithmeticError, struct.error, zlib.error)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ans_core import rle
+from ans_core.pictures import rle
 
 
 def mask(*rows: str) -> np.ndarray:

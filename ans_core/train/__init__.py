@@ -1,0 +1,1 @@
+"""Training: the loop, its states on disk, optimizers, sharding, and what is watched meanwhile."""
