@@ -17,11 +17,12 @@ from ans_core.config import Config, ConfigError, load
 from ans_core.written import written_whole
 from flows.child import StageFailedError, run_once
 from flows.dvc_state import check_out
+from tasks.code import stage_hash
 from tasks.fingerprint import fingerprint
 from tasks.launcher import inference_processes_here, one_node_words, thread_variables
 from tasks.process import held
 from tasks.registry import Version
-from tasks.runner import inputs_md5, settings_of, stage_code, stage_function
+from tasks.runner import inputs_md5, settings_of, stage_function
 from tasks.stages import stage_named
 
 STAGE = "evaluate@rl"
@@ -59,8 +60,7 @@ def result_folder(checkpoint: Path, content: str, here: Path, config: Config) ->
     stage = stage_named(STAGE)
     data = inputs_md5(stage, config, here, leave_out="model")
     asked = json.dumps([content, config.profile, settings_of(stage, config), data], sort_keys=True)
-    code = b"".join((here / path).read_bytes() for path in stage_code(stage, here))
-    return here / ".ans/eval" / f"{checkpoint.name}-{hashlib.sha256(asked.encode() + code).hexdigest()[:12]}"
+    return here / ".ans/eval" / f"{checkpoint.name}-{hashlib.sha256(f'{asked} {stage_hash(stage, here)}'.encode()).hexdigest()[:12]}"
 
 
 def evaluated(checkpoint: Path, content: str, here: Path, config: Config) -> Path:

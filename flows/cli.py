@@ -73,6 +73,11 @@ def parser() -> argparse.ArgumentParser:
     it = command("stage", commands.stage)
     it.add_argument("name", help="as in `dvc stage list`: prepare, base, sft, rl, convert, evaluate@sft, report, cota, agent_sft@tools ...")
     it.add_argument("--force", action="store_true", help="also if nothing changed")
+    it.add_argument(
+        "--accept-code",
+        action="store_true",
+        help="don't run: record that the changed code gives the same result (settings and inputs as they were)",
+    )
     command("nightly", commands.nightly)
     it = command("sweep", commands.sweep)
     it.add_argument("settings", nargs="+", metavar="KEY=VALUE,VALUE", help="every combination is run, as in rl.kl=0.01,0.05 seed=0,1")

@@ -33,13 +33,19 @@ def stage(arguments: argparse.Namespace) -> int:
     """One stage, if it changed."""
     from flows.kept import settle
     from flows.params import watch_sources
+    from tasks import code
     from tasks.stages import TABLE
 
     settle(root())
     target = {made.name: made.target for made in TABLE}.get(arguments.name, arguments.name)
     for line in watch_sources(root()):
         print(line, flush=True)
-    command = [sys.executable, "-m", "dvc", "repro", "--single-item", target, *(["--force"] if arguments.force else [])]
+    if arguments.accept_code:
+        from flows.dvc_state import accept_code
+
+        print(accept_code(target, root()))
+        return 0
+    command = [sys.executable, "-m", "dvc", "repro", "--single-item", code.NAME, target, *(["--force"] if arguments.force else [])]
     return subprocess.run(command, cwd=root(), env=environment(), check=False).returncode
 
 

@@ -11,13 +11,16 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from io import StringIO
 from pathlib import Path
 from types import FrameType
+from typing import Any, TextIO
 
 import yaml
 
-from tasks import lock_file
+from ans_core.written import write_whole
+from tasks import code, lock_file
 from tasks.process import leave_note
 from tasks.stages import GROUPS, dvc_file
 
@@ -59,6 +62,8 @@ def are_up_to_date(targets: Iterable[str], root: Path) -> bool:
 
     quiet_dvc()
     try:
+        with Repo(str(root)) as repo:
+            repo.reproduce(code.NAME, single_item=True)
         with Repo(str(root)) as repo, repo.lock:
             return not any(repo.stage.load_one(path=str(root / path), name=name).changed() for path, name in parsed)
     except LockError as error:
@@ -67,6 +72,36 @@ def are_up_to_date(targets: Iterable[str], root: Path) -> bool:
         raise no_git(root) from error
     except DvcException as error:
         raise ValueError(f"dvc can't tell what is up to date: {error}") from error
+
+
+def accept_code(target: str, root: Path) -> str:
+    """Record in dvc.lock that the present code of a stage gives the result that is there; return a line that says so. Raises ValueError if
+    anything else changed: an input, a setting, the output, the stage's version."""
+    from dvc.repo import Repo
+
+    quiet_dvc()
+    write_files_whole()
+    path, _, name = target.rpartition(":")
+    with Repo(str(root)) as repo:
+        repo.reproduce(code.NAME, single_item=True)
+    with Repo(str(root)) as repo:
+        stage = repo.stage.load_one(path=str(root / (path or "dvc.yaml")), name=name)
+        of_code = next(dep for dep in stage.deps if dep.fs_path == str((root / code.FILE).resolve()))
+        recorded, present = ((hash_info.value or {}) for hash_info in (of_code.hash_info, of_code.get_hash()))
+        others = {str(entry) for entry in (*stage.deps, *stage.outs) if entry is not of_code and entry.status()}
+        if versions(recorded) != versions(present):
+            others.add("its version")
+        if others:
+            raise ValueError(f"{target}: not its code alone is another than dvc.lock says, but {', '.join(sorted(others))}: it must run")
+        if recorded == present:
+            return f"{target}: its code is that of dvc.lock"
+        repo.commit(target, force=True)
+    return f"{target}: dvc.lock says that its present code gives the result that is there; commit it with the reason"
+
+
+def versions(codes: dict[str, str]) -> list[str]:
+    """Return the versions in what `tasks.code` writes: version and hash by task."""
+    return [code.partition(" ")[0] for code in codes.values()]
 
 
 def output_hash(path: str, root: Path) -> str | None:
@@ -146,6 +181,18 @@ def file_in_cache(md5: str, name: str, root: Path) -> Path | None:
     return next((path for path in found if path.exists()), None)
 
 
+def write_files_whole() -> None:
+    """Let DVC write a file beside the old one and rename it: it cuts the old one first, so that Ctrl-C has left a dvc.lock of no bytes."""
+    from dvc.utils.serialize import _common, _yaml
+
+    def dump(path: str, data: Any, dumper: Callable[[Any, TextIO], Any], fs: object = None) -> None:
+        text = StringIO()
+        dumper(data, text)
+        write_whole(Path(path), text.getvalue())
+
+    _common._dump_data = _yaml._dump_data = dump
+
+
 def quiet_dvc() -> None:
     """Silence DVC's advice for people who type commands."""
     logging.getLogger("dvc").setLevel(logging.WARNING)
@@ -184,7 +231,10 @@ def main(target: str, force: bool = False) -> None:
     os.environ["ANS_PARENT_PID"] = str(os.getpid())
     signal.signal(signal.SIGTERM, end_all)
     quiet_dvc()
+    write_files_whole()
     try:
+        with Repo(".") as repo:
+            repo.reproduce(code.NAME, single_item=True)
         with Repo(".") as repo:
             repo.reproduce(target, single_item=True, force=force)
     except DvcException as error:

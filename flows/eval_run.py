@@ -20,7 +20,7 @@ from ans_core.types import ImageRef
 from ans_core.written import write_whole
 from flows import eval_score
 from flows.paths import root
-from tasks.deps import code_files
+from tasks.code import Code
 from tasks.fingerprint import fingerprint
 from tasks.launcher import shared_words, thread_variables
 
@@ -171,7 +171,7 @@ def model_of(name: str, model: str) -> tuple[str, dict[str, str]]:
 
 
 def code_hash(name: str, arguments: argparse.Namespace) -> str:
-    """Hash the files of ans_core, as they are imported now, that make the predictions."""
+    """Hash the code of ans_core that makes the predictions."""
     answering: tuple[str, ...]
     if arguments.agent:
         answering = ("ans_core.agent.answering", "ans_core.agent.episode", "ans_core.agent.policy", "ans_core.agent.operations")
@@ -179,9 +179,7 @@ def code_hash(name: str, arguments: argparse.Namespace) -> str:
         answering = ("ans_core.tracking.answering",)
     else:
         answering = ("ans_core.benchmarks.box_baseline",) if arguments.model.startswith(BOX) else ("ans_core.model.predict",)
-    here = Path(__file__).resolve().parents[1]
-    files = {file for module in ("ans_core.benchmarks.running", *answering) for file in code_files(module, here)}
-    return hashlib.sha256(b"".join((here / file).read_bytes() for file in sorted(files))).hexdigest()[:16]
+    return Code(Path(__file__).resolve().parents[1]).hash_of(("ans_core.benchmarks.running", *answering))
 
 
 def following(arguments: argparse.Namespace) -> Callable[..., Any]:

@@ -26,6 +26,7 @@ from flows.kept import print_lines, recover, settings_of_run
 from flows.params import differing
 from flows.paths import root
 from flows.pipeline_run import PipelineRun
+from tasks.code import Code, version_of
 from tasks.launcher import check_sharding, check_shares
 from tasks.process import die_with_parent, held
 from tasks.runner import state_key
@@ -118,10 +119,10 @@ def is_cached(stage: Stage, here: Path) -> bool:
             time.sleep(BUSY_RETRY_S)
 
 
-def prefect_task(stage: Stage) -> Any:
+def prefect_task(stage: Stage, version: str) -> Any:
     """Make a stage's task. Prefect's own caching is off: dvc.lock is the only cache."""
     make = task(
-        name=stage.name, version=stage.version, retries=stage.retries, retry_delay_seconds=RETRY_DELAY_S,
+        name=stage.name, version=version, retries=stage.retries, retry_delay_seconds=RETRY_DELAY_S,
         retry_condition_fn=is_worth_a_retry, cache_policy=NO_CACHE,
     )  # fmt: skip
     return make(run_stage)
@@ -141,12 +142,14 @@ def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (
     run.start(str(runtime.flow_run.id))
     clock = Clock(start_s=time.monotonic(), profile=config.profile, stages=stages, durations_s=run.durations_s())
     rows: list[Row] = []
-    ok = False
+    ok, code = False, Code(here)
     try:
         for stage in stages:
             check_unchanged(config, here)
             start_s = time.monotonic()
-            state = prefect_task(stage)(stage, here, run.environment, clock, stage.name in force, return_state=True)
+            state = prefect_task(stage, version_of(stage, code))(
+                stage, here, run.environment, clock, stage.name in force, return_state=True
+            )
             if state.is_failed():
                 publish(rows, here, config.profile, page, failure=str(state.message))
             state.result()  # raises what the task raised

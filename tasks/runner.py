@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.config import Config, ConfigError, load
-from tasks import deps, lock_file, provenance
+from tasks import lock_file, provenance
+from tasks.code import Code, stage_hash, version_of
 from tasks.fingerprint import fingerprint
 from tasks.launcher import (
     check_sharding,
@@ -70,8 +71,7 @@ def inputs_md5(stage: Stage, config: Config, root: Path, *, leave_out: str = "")
 
 def state_key(stage: Stage, config: Config, root: Path) -> str:
     """Return a key of the killed attempts that may be resumed: same settings, same inputs, same code."""
-    code = {path.as_posix(): hashlib.sha256((root / path).read_bytes()).hexdigest() for path in stage_code(stage, root)}
-    parts = [settings_of(stage, config), inputs_md5(stage, config, root), code, stage.version]
+    parts = [settings_of(stage, config), inputs_md5(stage, config, root), stage_hash(stage, root), stage.version]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -79,10 +79,6 @@ def settings_of(stage: Stage, config: Config) -> dict[str, Any]:
     """Return the settings that decide the stage's result, by the (dotted) names of the table."""
     values = config.model_dump(mode="json")
     return {name: functools.reduce(operator.getitem, name.split("."), values) for name in stage.sections}
-
-
-def stage_code(stage: Stage, root: Path) -> list[Path]:
-    return deps.code_files(f"ans_core.stages.{stage.task}", root)
 
 
 def check_disk(stage: Stage, config: Config, root: Path) -> None:
@@ -169,7 +165,7 @@ def run_tracked(stage: Stage, config: Config, root: Path) -> None:
     sources = [*config.prepare.sources, *config.evaluate.sources]
     data = {source.name: source.files for source in sources if source.files} if stage.name == "prepare" else {}
     with stage_run(
-        root, stage=stage.name, version=stage.version, profile=config.profile, state_key=key, params=params,
+        root, stage=stage.name, version=version_of(stage, Code(root)), profile=config.profile, state_key=key, params=params,
         settings=config.model_dump(mode="json"), data=data | inputs_md5(stage, config, root),
     ) as run:  # fmt: skip
         stage_function(stage)  # its imports count not as its duration

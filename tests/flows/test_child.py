@@ -148,3 +148,23 @@ def test_the_usual_times_are_of_the_stages_that_there_are() -> None:
     from flows import durations, pipeline
 
     assert all(set(usual) == {stage.name for stage in pipeline.STAGES} for usual in durations.USUAL_S.values())
+
+
+def test_a_lock_file_that_is_not_written_to_its_end_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dvc.utils.serialize import _common, _yaml
+
+    for module in (_common, _yaml):
+        monkeypatch.setattr(module, "_dump_data", module._dump_data)
+    dvc_state.write_files_whole()
+    lock = tmp_path / "dvc.lock"
+    _yaml.dump_yaml(str(lock), {"stages": {}})
+
+    def stopped(data: object, stream: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_yaml, "_dump", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        _yaml.dump_yaml(str(lock), {"stages": {"a": {}}})
+    assert lock.read_text() == "stages: {}\n"
+    monkeypatch.undo()
+    _yaml.dump_yaml(str(lock), {"stages": {}})

@@ -286,7 +286,7 @@ def test_eval_never_goes_on_with_the_answers_of_another_model_or_of_other_settin
     monkeypatch.setattr(evaluate, "run", run)
     monkeypatch.setattr(commands, "root", lambda: tmp_path)
     monkeypatch.setattr(checkpoint_eval, "inputs_md5", lambda *_, **__: {})
-    monkeypatch.setattr(checkpoint_eval, "stage_code", lambda *_: [])
+    monkeypatch.setattr(checkpoint_eval, "stage_hash", lambda *_: "")
     text = tiny_params(tmp_path).read_text()
     for name in ("data", "sft", "base"):
         (tmp_path / "runs/tiny" / name).mkdir(parents=True)

@@ -143,8 +143,34 @@ def test_a_fresh_clone_beside_the_checkout_pulls_what_it_pushed_and_runs_nothing
     for words in (["add", "-A"], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "ran"], ["clone", "-q", ".", str(clone)]):
         subprocess.run(["git", *words], cwd=workspace, check=True)
     dvc(clone, "pull", "--run-cache", "dvc.yaml")  # without the name it wants the agent's outputs too
-    assert "Data and pipelines are up to date" in dvc(clone, "repro")
+    dvc(clone, "repro")
     assert executed(clone) == []
+
+
+def test_an_edited_sentence_runs_nothing_an_edited_line_what_imports_it_and_code_can_be_accepted(
+    finished: tuple[Path, str], commands: Commands
+) -> None:
+    workspace, _ = finished
+    file = workspace / "ans_core/stages/rl.py"
+    text = file.read_text()
+    executed(workspace)
+    for edited in (f"# A sentence.\n{text}", f"{text}\nMORE = 1\n"):
+        file.write_text(edited)
+        dvc(workspace, "repro")
+        ran = executed(workspace)
+        assert [line.split()[0] for line in ran] == ([] if edited.startswith("#") else ["rl"])  # it writes what it wrote
+        assert "Data and pipelines are up to date" in dvc(workspace, "repro")
+    file.write_text(f"{text}\nMORE = 2\n")
+    assert "its present code gives the result that is there" in commands.ans(workspace, "stage", "rl", "--accept-code")
+    dvc(workspace, "repro")
+    assert executed(workspace) == []
+    ans(workspace, "profile", "smoke", "rl.kl=0.3")
+    refused = commands.ans(workspace, "stage", "rl", "--accept-code", status=2)
+    assert "rl: not its code alone is another than dvc.lock says, but params.yaml: it must run" in refused
+    ans(workspace, "profile", "smoke", "--force")
+    file.write_text(text)
+    dvc(workspace, "repro")
+    executed(workspace)
 
 
 def test_a_bare_dvc_repro_has_one_mlflow_parent_and_switching_profiles_back_executes_nothing(finished: tuple[Path, str]) -> None:

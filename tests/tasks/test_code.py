@@ -1,0 +1,124 @@
+"""What of a stage's code decides whether it runs again."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tasks import code
+from tasks.code import Code, code_yaml, tokens
+
+
+def package(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_imports_are_followed_with_parents_relatives_and_the_package_data_they_name(tmp_path: Path) -> None:
+    root = package(tmp_path, {
+        "core/__init__.py": "'''root'''",
+        "core/a.py": "def f():\n    from core.sub import b\n    import numpy",
+        "core/alone.py": "y = 1",
+        "core/config.py": "z = 1",
+        "core/sub/__init__.py": "from . import c",
+        "core/sub/b.py": "from .c import thing\nopen('lists/x.gz')",
+        "core/sub/c.py": "thing = open('words.txt')",
+        "core/sub/d.py": "open('page.html')",
+        "core/sub/words.txt": "w",
+        "core/sub/lists/x.gz": "x",
+        "core/sub/page.html": "p",
+    })  # fmt: skip
+    names = [path.as_posix() for path in Code(root, package="core").files("core.a")]
+    assert names == [
+        "core/__init__.py",
+        "core/a.py",
+        "core/sub/__init__.py",
+        "core/sub/b.py",
+        "core/sub/c.py",
+        "core/sub/lists/x.gz",
+        "core/sub/words.txt",
+    ]
+
+
+PLAIN = """
+'''A module.'''
+
+LIMIT = 3
+
+
+def double(value):
+    '''Double it.'''
+    text = "a # b"
+    return value * 2 if text else (
+        LIMIT
+    )
+"""
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    ("A module.", "Another sentence."),
+    ("    '''Double it.'''\n", ""),
+    ("LIMIT = 3\n", "LIMIT = 3  # of tries\n'''Of tries.'''\n\n"),
+    ("else (\n        LIMIT\n    )", "else (LIMIT)"),
+    ("\n    ", "\n  "),
+])  # fmt: skip
+def test_words_and_layout_are_no_code(before: str, after: str) -> None:
+    edited = PLAIN.replace(before, after)
+    assert edited != PLAIN
+    compile(edited, "edited", "exec")
+    assert tokens(edited) == tokens(PLAIN)
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    ("LIMIT = 3", "LIMIT = 4"),
+    ("a # b", "a  # b"),
+    ("    return value", "    pass\n    return value"),
+    ("    return value", "    if value:\n      return value"),
+])  # fmt: skip
+def test_everything_else_is(before: str, after: str) -> None:
+    assert tokens(PLAIN.replace(before, after)) != tokens(PLAIN)
+
+
+def test_a_place_in_a_block_is_code(tmp_path: Path) -> None:
+    inside, after = "if a:\n    b()\n    c()\n", "if a:\n    b()\nc()\n"
+    assert tokens(inside) != tokens(after)
+
+
+def test_an_edit_is_seen_in_what_imports_it_alone_also_with_what_was_kept_of_the_last_look(tmp_path: Path) -> None:
+    (tmp_path / ".ans").mkdir()
+    root = package(tmp_path, {"core/a.py": "from core import b\nx = 1", "core/b.py": "y = 1", "core/c.py": "z = 1", "core/__init__.py": ""})
+
+    def hashes() -> list[str]:
+        return [Code(root, package="core").hash_of([f"core.{name}"]) for name in "abc"]
+
+    first = hashes()
+    assert len(set(first)) == 3
+    assert (root / code.CACHE).is_file()
+    assert hashes() == first
+    (root / "core/b.py").write_text("y = 2")
+    assert [a == b for a, b in zip(hashes(), first, strict=True)] == [False, False, True]
+    (root / "core/b.py").write_text("y = 1  # as before")
+    assert hashes() == first
+    (root / code.CACHE).write_text("{")
+    assert hashes() == first
+
+
+def test_data_that_a_module_names_are_its_code(tmp_path: Path) -> None:
+    root = package(tmp_path, {"core/__init__.py": "", "core/a.py": "open('words.txt')", "core/words.txt": "w"})
+    before = Code(root, package="core").hash_of(["core.a"])
+    (root / "core/words.txt").write_text("v")
+    assert Code(root, package="core").hash_of(["core.a"]) != before
+
+
+def test_every_stage_has_its_version_and_hash(tmp_path: Path) -> None:
+    for part in ("ans_core", "tasks"):
+        shutil.copytree(Path(part), tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    before = code_yaml(tmp_path)
+    assert before == code_yaml(Path())
+    loop = tmp_path / "ans_core/train/loop.py"
+    loop.write_text(loop.read_text() + "\nMORE = 1\n")
+    changed = {a.partition(":")[0] for a, b in zip(before.splitlines(), code_yaml(tmp_path).splitlines(), strict=True) if a != b}
+    assert {"sft", "rl", "memory"} <= changed
+    assert not changed & {"prepare", "judge_questions"}
