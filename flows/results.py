@@ -92,7 +92,7 @@ def of_revision(name: str, revision: str, root: Path) -> Run:
     lock = git(root, "show", f"{revision}:dvc.lock")
     stages = (lock_file.parse(lock) or {}).get("stages", {}) if lock else {}
     outs = {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", [])}
-    profile = next((path.split("/")[1] for path in outs if path.startswith("runs/")), "")
+    profile = next((path.split("/")[1] for path in outs if path.startswith("runs/") and path.count("/") > 1), "")
     folder = root / ".ans/compare" / revision[:12]
     wanted = [(stage_named(f"evaluate@{row}"), KEPT) for row in ROWS] + [(stage_named(name), ("curves.csv",)) for name in TRAINED]
     for stage, files in wanted:

@@ -8,6 +8,5 @@ import yaml
 
 
 def parse(text: str) -> Any:
-    """Return the values of a dvc.lock. Raises yaml.YAMLError. libyaml reads the 180 kB of a whole pipeline in 0.06 s, `safe_load`, which is
-    written in Python, in 0.3 s."""
+    """Return the values of a dvc.lock. Raises yaml.YAMLError. libyaml takes a fifth of the time of `safe_load`."""
     return yaml.load(text, Loader=yaml.CSafeLoader)
