@@ -6,7 +6,7 @@ export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: help setup demo agent online test check format lock dvc docs server deploy ui clean
+.PHONY: help setup demo agent online test check format lock dvc docs pictures server deploy ui clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | sort
@@ -52,6 +52,9 @@ dvc: setup  ## write dvc.yaml from tasks/stages.py and the imports of ans_core, 
 
 lock: setup  ## write constraints.txt from the installed environment
 	{ grep '^#' constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable | sed 's/+cpu$$//' | grep -v ' @ '; } > constraints.new && mv constraints.new constraints.txt
+
+pictures: setup  ## the README's pictures, of a run of the pipeline: make pictures [PROFILE=quick|tiny]
+	$(BIN)/python -m perf.pictures runs/$(or $(PROFILE),quick)
 
 docs: setup  ## the site of docs/ in site/, links checked
 	$(BIN)/python -m mkdocs build --strict

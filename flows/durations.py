@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 USUAL_S: dict[str, dict[str, float]] = {
     "quick": {
-        "prepare": 69, "base": 304, "memory": 98, "sft": 186, "judge_questions": 26, "rl": 244, "convert": 25,
-        "evaluate@untrained": 52, "evaluate@base": 37, "evaluate@sft": 43, "evaluate@rl": 48, "report": 37,
+        "prepare": 71, "base": 262, "memory": 97, "sft": 166, "judge_questions": 19, "rl": 114, "convert": 17,
+        "evaluate@untrained": 43, "evaluate@base": 32, "evaluate@sft": 36, "evaluate@rl": 36, "report": 25,
     },
 }  # fmt: skip
 """Profile -> stage -> seconds on two idle cores of an AMD EPYC with AVX2 alone, in fp32 (2026-11-27)."""

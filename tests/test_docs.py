@@ -23,7 +23,7 @@ from flows import cli
 from tasks import settings_page
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 ALTERNATIVE = re.compile(r"^([\w./:-]+)(?:\|[\w./:-]+)+$")
 OPTIONAL = re.compile(r"(?<=\s)\[((?:[^\[\]]|\[[^\]]*\])*)\](?=\s|$)")
 PARSER = cli.parser()
@@ -168,7 +168,7 @@ def test_quoted_scripts_their_options_and_make_targets_exist():
 def test_every_page_is_in_the_sites_contents_and_every_file_that_a_page_names_exists():
     contents = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
     listed = re.findall(r"[\w-]+\.md", str(contents))
-    assert sorted(listed) == [page.name for page in PAGES[1:]]
+    assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").rglob("*.md"))
     for page in PAGES:
         for path in re.findall(
             r"`((?:tests|perf|flows|ans_core|tasks|docker|requirements)/[\w/.-]+\.\w+)`", page.read_text(encoding="utf-8")
