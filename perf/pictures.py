@@ -1,4 +1,4 @@
-"""The README's pictures: expressions of the split `test` with the masks that the model drew, from nearly the best to nearly the worst, and a clip.
+"""The README's pictures: expressions of `test` with the masks that the model drew, from nearly the best to nearly the worst; a clip.
 
     make pictures PROFILE=quick        after `make demo`; writes docs/images/answers.png and clip.gif
 
