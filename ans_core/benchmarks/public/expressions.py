@@ -49,7 +49,7 @@ def read(
     single: every expression of a folder means one object. truth: None = that in --data. ignored: pixels that don't count.
     """
     assert given.data is not None
-    truth = _truth(given.data, given.predictions, single=single) if truth is None else truth
+    truth = _truth(given.data, given.predictions, split=given.split, single=single) if truth is None else truth
     found: dict[str, tuple[Answer, bool]] = {}
     for number, record in enumerate(_records(given.predictions)):
         where = f"{given.predictions}, record {number}"
@@ -103,9 +103,9 @@ def _predicted(record: dict[str, Any], *, height: int, width: int, where: str) -
     raise ValueError(f"{where}: no mask; a record has `mask` (RLE or null) or `masks`")
 
 
-def _truth(path: Path, predictions: Path, *, single: bool) -> dict[str, RLE]:
+def _truth(path: Path, predictions: Path, *, split: str, single: bool) -> dict[str, RLE]:
     truth: dict[str, RLE] = {}
-    pairs = _truth_of_folder(path, predictions, single=single) if path.is_dir() else truth_of_file(path)
+    pairs = _truth_of_folder(path, predictions, split=split, single=single) if path.is_dir() else truth_of_file(path)
     for name, mask in pairs:
         if name in truth:
             raise ValueError(f"{path}: {name!r} comes twice")
@@ -126,16 +126,17 @@ def truth_of_file(path: Path) -> Iterator[tuple[str, RLE]]:
         yield name_of(record, where), files.mask(mask, height=height, width=width, where=where)
 
 
-def _truth_of_folder(path: Path, predictions: Path, *, single: bool) -> Iterator[tuple[str, RLE]]:
+def _truth_of_folder(path: Path, predictions: Path, *, split: str, single: bool) -> Iterator[tuple[str, RLE]]:
+    """Yield the expressions of a split; where none is named, of the first one that has the first prediction's."""
     from ans_core.data.formats import refcoco
 
     record = next(iter(_records(predictions)), None)
     if record is None:
         raise ValueError(f"{predictions}: no predictions")
     first = name_of(record, f"{predictions}, record 0")
-    for split in refcoco.splits(path):
-        samples = _samples(path, split, single=single)
-        if any(sample.sample_id == first for sample in samples):
+    for one in [split] if split else refcoco.splits(path):
+        samples = _samples(path, one, single=single)
+        if split or any(sample.sample_id == first for sample in samples):
             yield from ((sample.sample_id, _meant(sample)) for sample in samples)
             return
     raise ValueError(f"{predictions}: {first!r} is no expression of any split of {path}")

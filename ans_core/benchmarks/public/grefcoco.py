@@ -36,6 +36,6 @@ def accuracies(answers: list[Answer]) -> dict[str, Ratio]:
 SCORER = Scorer(
     score=score,
     data=refcoco.DATA,
-    options=frozenset({"predicted_only"}),
+    options=frozenset({"predicted_only", "split"}),
     runner=Runner(items=expressions.items, record=expressions.record, splits=("val", "testA", "testB"), running=("IoU", expressions.iou)),
 )

@@ -57,7 +57,6 @@ def score(given: Given) -> Scored:
         said = normalised(found, problem) if found else None  # the official script gives an empty reply the shortest option
         samples.append({"pid": pid, "answer": said, "right": said is not None and said == str(problem["answer"]), **_kinds(problem)})
     metrics, ratio = accuracy(("", s["right"]) for s in samples)
-    metrics = {key: value for key, value in metrics.items() if "/" not in key}
     for kind in (*KINDS, *META):
         for value in sorted({value for s in samples for value in s[kind]}):
             own = [s["right"] for s in samples if value in s[kind]]

@@ -53,7 +53,7 @@ def ratios(answers: list[Answer], thresholds: tuple[float, ...] = THRESHOLDS) ->
 SCORER = Scorer(
     score=score,
     data=DATA,
-    options=frozenset({"predicted_only"}),
+    options=frozenset({"predicted_only", "split"}),
     runner=Runner(
         items=partial(expressions.items, single=True),
         record=expressions.record,

@@ -109,11 +109,13 @@ def main_metric(table: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def accuracy(right: Iterable[tuple[str, bool]]) -> tuple[dict[str, float], Ratio]:
-    """(group, right or not) of every sample -> `accuracy`, `correct`, `count` over all and `accuracy/<group>` and so on for each."""
+    """(group, right or not) of every sample -> `accuracy`, `correct`, `count` over all and `accuracy/<group>` and so on for each but
+    "", which is none."""
     listed = list(right)
     groups: dict[str, list[bool]] = {"": [answer for _, answer in listed]}
     for group, answer in listed:
-        groups.setdefault(f"/{group}", []).append(answer)
+        if group:
+            groups.setdefault(f"/{group}", []).append(answer)
     metrics: dict[str, float] = {}
     for name, answers in groups.items():
         metrics |= {

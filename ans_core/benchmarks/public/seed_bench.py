@@ -1,4 +1,5 @@
-"""SEED-Bench: predicted and true letters -> accuracy over all and per dimension (the number before "_" in question_id).
+"""SEED-Bench: predicted and true letters -> accuracy over all and per dimension (the number before "_" in question_id,
+as in SEED-Bench 2; the ids of SEED-Bench 1 name none).
 
 --predictions: records {"question_id", "prediction", "gt_answer"}. A question that the file holds twice counts twice, as it is published.
 
@@ -28,7 +29,7 @@ def score(given: Given) -> Scored:
     for number, record in enumerate(records):
         where = f"{given.predictions}, record {number}"
         parts.append([files.text(record, key, where=where) for key in ("question_id", "prediction", "gt_answer")])
-    found, ratio = accuracy((name.split("_")[0], told.strip() == real.strip()) for name, told, real in parts)
+    found, ratio = accuracy((name.rpartition("_")[0].split("_")[0], told.strip() == real.strip()) for name, told, real in parts)
     as_they_are = sum(told == real for _, told, real in parts)
     twice = len(parts) - len({name for name, _, _ in parts})
     notes = ["blanks around letters don't count; `correct_with_blanks` is the number where they do"]

@@ -18,6 +18,7 @@ from PIL import ExifTags, Image
 
 from ans_core.benchmarks import running
 from ans_core.benchmarks.public import SCORERS, Given, Item, Scored, UnscoredError
+from ans_core.data.formats import refcoco as refcoco_reader
 from ans_core.data.scene_write import write_clips, write_scenes
 from ans_core.pictures import rle, transforms
 from ans_core.types import Prediction, Request
@@ -58,7 +59,7 @@ def words(text: str) -> Callable[[Sequence[Item]], list[Prediction]]:
 
 
 @pytest.mark.parametrize("name", ["refcoco", "grefcoco"])
-def test_expressions_about_pictures(tmp_path: Path, drawn: Path, name: str):
+def test_expressions_about_pictures(tmp_path: Path, drawn: Path, name: str, monkeypatch: pytest.MonkeyPatch):
     runner = SCORERS[name].runner
     assert runner is not None
     items = list(runner.items(drawn / name, "val"))
@@ -69,6 +70,15 @@ def test_expressions_about_pictures(tmp_path: Path, drawn: Path, name: str):
     assert silent.missing == 0
     assert silent.metrics["gIoU"] == sum(not rle.area(i.truth.masks[0][0]) for i in items if i.truth) / len(items)
     some = evaluate(name, drawn / name, tmp_path / "some", split="val", limit=3)
+    read: list[str] = []
+    whole = refcoco_reader.read
+    monkeypatch.setattr(refcoco_reader, "read", lambda *words, split, **more: read.append(split) or whole(*words, split=split, **more))
+    predictions = predict(name, drawn / name, tmp_path / "again", split="val")
+    read.clear()
+    assert SCORERS[name].score(Given(predictions=predictions, data=drawn / name, split="val")).metrics["gIoU"] == 1.0
+    assert read == ["val"]  # train is a hundred times as large
+    with pytest.raises(ValueError, match="is this another split's file"):
+        SCORERS[name].score(Given(predictions=predictions, data=drawn / name, split="test"))
     assert (some.metrics["expressions"], some.missing, some.metrics["gIoU"]) == (3, 0, 1.0)
 
 
@@ -274,6 +284,9 @@ def test_seed_bench_and_mmmu(tmp_path: Path):
     write(tmp_path / "SEED-Bench.json", {"questions": listed})
     assert evaluate("seed_bench", tmp_path, tmp_path / "seed").metrics["accuracy/5"] == 1.0
     assert evaluate("seed_bench", tmp_path, tmp_path / "silent", ask=words("Well.")).metrics["accuracy"] == 0.0
+    write(tmp_path / "first.json", [{"question_id": name, "prediction": "A", "gt_answer": "A"} for name in ("101669", "103960")])
+    first = SCORERS["seed_bench"].score(Given(predictions=tmp_path / "first.json")).metrics
+    assert first == {"accuracy": 1.0, "correct": 2, "count": 2, "correct_with_blanks": 2, "accuracy_with_blanks": 1.0}
 
     picture = {"bytes": tiny.picture(0), "path": "x.png"}
     rows = [
