@@ -46,7 +46,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-dvc: setup  ## write dvc.yaml from tasks/stages.py and the imports of ans_core, and docs/settings.md
+dvc: setup  ## write dvc.yaml from tasks/stages.py, and docs/settings.md
 	$(BIN)/python -m tasks.deps --write
 	$(BIN)/python -m tasks.settings_page
 

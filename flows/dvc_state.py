@@ -62,8 +62,10 @@ def are_up_to_date(targets: Iterable[str], root: Path) -> bool:
 
     quiet_dvc()
     try:
-        with Repo(str(root)) as repo:
-            repo.reproduce(code.NAME, single_item=True)
+        with Repo(str(root)) as repo, repo.lock:
+            is_stale = repo.stage.load_one(path=str(root / "dvc.yaml"), name=code.NAME).changed()
+        if is_stale:
+            hash_code(root)
         with Repo(str(root)) as repo, repo.lock:
             return not any(repo.stage.load_one(path=str(root / path), name=name).changed() for path, name in parsed)
     except LockError as error:
@@ -74,6 +76,18 @@ def are_up_to_date(targets: Iterable[str], root: Path) -> bool:
         raise ValueError(f"dvc can't tell what is up to date: {error}") from error
 
 
+def hash_code(root: Path) -> None:
+    """Run the stage that hashes the code, in a process of its own, which finds this interpreter as `python`. Raises BlockingIOError while
+    DVC is busy, and ValueError if the stage fails."""
+    from flows.child import run_once  # it starts this module
+
+    status = run_once(["-m", "flows.dvc_state", code.NAME], root=root, timeout_s=600, extra_environment={}, say=sys.stderr.write)
+    if status == BUSY:
+        raise BlockingIOError(f"another dvc command is at work in {root}")
+    if status:
+        raise ValueError(f"the stage {code.NAME} failed (status {status}): `dvc repro {code.NAME}` shows why")
+
+
 def accept_code(target: str, root: Path) -> str:
     """Record in dvc.lock that the present code of a stage gives the result that is there; return a line that says so. Raises ValueError if
     anything else changed: an input, a setting, the output, the stage's version."""
@@ -82,8 +96,7 @@ def accept_code(target: str, root: Path) -> str:
     quiet_dvc()
     write_files_whole()
     path, _, name = target.rpartition(":")
-    with Repo(str(root)) as repo:
-        repo.reproduce(code.NAME, single_item=True)
+    hash_code(root)
     with Repo(str(root)) as repo:
         stage = repo.stage.load_one(path=str(root / (path or "dvc.yaml")), name=name)
         of_code = next(dep for dep in stage.deps if dep.fs_path == str((root / code.FILE).resolve()))
@@ -233,10 +246,9 @@ def main(target: str, force: bool = False) -> None:
     quiet_dvc()
     write_files_whole()
     try:
-        with Repo(".") as repo:
-            repo.reproduce(code.NAME, single_item=True)
-        with Repo(".") as repo:
-            repo.reproduce(target, single_item=True, force=force)
+        for name in dict.fromkeys((code.NAME, target)):
+            with Repo(".") as repo:
+                repo.reproduce(name, single_item=True, force=force and name == target)
     except DvcException as error:
         cause = error.__cause__ or error
         if isinstance(cause, LockError):

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from ans_core.written import write_whole
 from tasks.stages import TABLE, Stage
 
 NAME = "code"
@@ -32,6 +33,8 @@ CACHE = Path(".ans/code.json")
 # The values of settings reach a stage as parameters, which dvc.yaml lists: a changed default changes nothing until params.yaml has it.
 SETTINGS = Path("ans_core/config")
 LAYOUT = frozenset((tokenize.NL, tokenize.COMMENT, tokenize.ENCODING))
+MADE_BY = [sys.version, hashlib.sha256(Path(__file__).read_bytes()).hexdigest()]
+"""Who wrote CACHE: another Python, or another version of this module, would find other hashes."""
 STATEMENT_ENDS = frozenset((tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER))
 
 
@@ -92,8 +95,8 @@ class Code:
     def _save(self) -> None:
         path = self._root / CACHE
         if self._changed and path.parent.is_dir():
-            partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-            partial.write_text(json.dumps({"python": sys.version, "files": self._cache}), encoding="utf-8")
+            partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # other processes may do the same now
+            partial.write_text(json.dumps({"made_by": MADE_BY, "files": self._cache}), encoding="utf-8")
             partial.replace(path)
             self._changed = False
 
@@ -101,7 +104,7 @@ class Code:
 def read_cache(path: Path) -> dict[str, dict[str, Any]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return dict(found["files"]) if found["python"] == sys.version else {}
+        return dict(found["files"]) if found["made_by"] == MADE_BY else {}
     except (OSError, ValueError, TypeError, KeyError):
         return {}
 
@@ -178,9 +181,7 @@ def code_yaml(root: Path = Path()) -> str:
 
 def main() -> None:
     FILE.parent.mkdir(exist_ok=True)
-    partial = FILE.with_suffix(".partial")
-    partial.write_text(code_yaml(), encoding="utf-8")
-    partial.replace(FILE)
+    write_whole(FILE, code_yaml())
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 
 from flows import child, dvc_state
 from tasks.process import leave_note
+from tests.workspace import make, run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -168,3 +169,12 @@ def test_a_lock_file_that_is_not_written_to_its_end_stays_as_it_was(tmp_path: Pa
     assert lock.read_text() == "stages: {}\n"
     monkeypatch.undo()
     _yaml.dump_yaml(str(lock), {"stages": {}})
+
+
+@pytest.mark.slow
+def test_what_is_up_to_date_is_told_where_the_shell_finds_no_python(tmp_path: Path) -> None:
+    """`.venv/bin/ans run`, the environment not activated."""
+    workspace = make(tmp_path)
+    asked = "from pathlib import Path; from flows.dvc_state import is_up_to_date; print(is_up_to_date('prepare', Path.cwd()))"
+    assert run(workspace, "-c", asked, PATH="/nowhere") == "False\n"
+    assert (workspace / "runs/code.yaml").is_file()

@@ -29,7 +29,7 @@ def score(given: Given) -> Scored:
     for number, record in enumerate(records):
         where = f"{given.predictions}, record {number}"
         parts.append([files.text(record, key, where=where) for key in ("question_id", "prediction", "gt_answer")])
-    found, ratio = accuracy((name.rpartition("_")[0].split("_")[0], told.strip() == real.strip()) for name, told, real in parts)
+    found, ratio = accuracy((name.split("_")[0] if "_" in name else "", told.strip() == real.strip()) for name, told, real in parts)
     as_they_are = sum(told == real for _, told, real in parts)
     twice = len(parts) - len({name for name, _, _ in parts})
     notes = ["blanks around letters don't count; `correct_with_blanks` is the number where they do"]
