@@ -17,7 +17,7 @@ from ans_core.config import Config, ConfigError, load
 from ans_core.written import written_whole
 from flows.child import StageFailedError, run_once
 from flows.dvc_state import check_out
-from tasks.code import stage_hash
+from tasks.code import Code
 from tasks.fingerprint import fingerprint
 from tasks.launcher import inference_processes_here, one_node_words, thread_variables
 from tasks.process import held
@@ -60,7 +60,7 @@ def result_folder(checkpoint: Path, content: str, here: Path, config: Config) ->
     stage = stage_named(STAGE)
     data = inputs_md5(stage, config, here, leave_out="model")
     asked = json.dumps([content, config.profile, settings_of(stage, config), data], sort_keys=True)
-    return here / ".ans/eval" / f"{checkpoint.name}-{hashlib.sha256(f'{asked} {stage_hash(stage, here)}'.encode()).hexdigest()[:12]}"
+    return here / ".ans/eval" / f"{checkpoint.name}-{hashlib.sha256(f'{asked} {Code(here).version_of(stage)}'.encode()).hexdigest()[:12]}"
 
 
 def evaluated(checkpoint: Path, content: str, here: Path, config: Config) -> Path:

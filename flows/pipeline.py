@@ -26,7 +26,7 @@ from flows.kept import print_lines, recover, settings_of_run
 from flows.params import differing
 from flows.paths import root
 from flows.pipeline_run import PipelineRun
-from tasks.code import Code, version_of
+from tasks.code import Code
 from tasks.launcher import check_sharding, check_shares
 from tasks.process import die_with_parent, held
 from tasks.runner import state_key
@@ -142,12 +142,12 @@ def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (
     run.start(str(runtime.flow_run.id))
     clock = Clock(start_s=time.monotonic(), profile=config.profile, stages=stages, durations_s=run.durations_s())
     rows: list[Row] = []
-    ok, code = False, Code(here)
+    ok = False
     try:
         for stage in stages:
             check_unchanged(config, here)
             start_s = time.monotonic()
-            state = prefect_task(stage, version_of(stage, code))(
+            state = prefect_task(stage, Code(here).version_of(stage))(
                 stage, here, run.environment, clock, stage.name in force, return_state=True
             )
             if state.is_failed():

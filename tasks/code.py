@@ -55,6 +55,10 @@ class Code:
         self._save()
         return whole.hexdigest()[:16]
 
+    def version_of(self, stage: Stage) -> str:
+        """Return a stage's version and the hash of its code, which together decide whether it is another stage than before."""
+        return f"{stage.version} {self.hash_of([f'ans_core.stages.{stage.task}'])}"
+
     def files(self, module: str) -> list[Path]:
         """Return the files of the package that importing `module` reads, relative to the checkout, sorted; includes parents' __init__.py
         and the package data that these modules name."""
@@ -160,22 +164,9 @@ def package_data(folder: Path) -> frozenset[str]:
     return frozenset(path.relative_to(folder).as_posix() for path in found)
 
 
-def module_of(stage: Stage) -> str:
-    return f"ans_core.stages.{stage.task}"
-
-
-def stage_hash(stage: Stage, root: Path = Path()) -> str:
-    return Code(root).hash_of([module_of(stage)])
-
-
-def version_of(stage: Stage, code: Code) -> str:
-    """Return a stage's version and the hash of its code, which together decide whether it is another stage than before."""
-    return f"{stage.version} {code.hash_of([module_of(stage)])}"
-
-
 def code_yaml(root: Path = Path()) -> str:
     code = Code(root)
-    values = {stage.task: version_of(stage, code) for stage in TABLE}
+    values = {stage.task: code.version_of(stage) for stage in TABLE}
     return f"# Version and hash of each stage's code; the stage `{NAME}` writes it.\n" + yaml.safe_dump(values, sort_keys=False)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ans_core.config import Config, ConfigError, load
 from tasks import lock_file, provenance
-from tasks.code import Code, stage_hash, version_of
+from tasks.code import Code
 from tasks.fingerprint import fingerprint
 from tasks.launcher import (
     check_sharding,
@@ -71,7 +71,7 @@ def inputs_md5(stage: Stage, config: Config, root: Path, *, leave_out: str = "")
 
 def state_key(stage: Stage, config: Config, root: Path) -> str:
     """Return a key of the killed attempts that may be resumed: same settings, same inputs, same code."""
-    parts = [settings_of(stage, config), inputs_md5(stage, config, root), stage_hash(stage, root), stage.version]
+    parts = [settings_of(stage, config), inputs_md5(stage, config, root), Code(root).version_of(stage)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -165,7 +165,7 @@ def run_tracked(stage: Stage, config: Config, root: Path) -> None:
     sources = [*config.prepare.sources, *config.evaluate.sources]
     data = {source.name: source.files for source in sources if source.files} if stage.name == "prepare" else {}
     with stage_run(
-        root, stage=stage.name, version=version_of(stage, Code(root)), profile=config.profile, state_key=key, params=params,
+        root, stage=stage.name, version=Code(root).version_of(stage), profile=config.profile, state_key=key, params=params,
         settings=config.model_dump(mode="json"), data=data | inputs_md5(stage, config, root),
     ) as run:  # fmt: skip
         stage_function(stage)  # its imports count not as its duration

@@ -71,7 +71,7 @@ def test_changed_evaluation_data_have_a_result_of_their_own(tmp_path: Path, monk
     tiny_params(tmp_path)
     make_inputs(tmp_path)
     monkeypatch.setattr(checkpoint_eval, "inputs_md5", lambda *_, **__: {"data": "1"})
-    monkeypatch.setattr(checkpoint_eval, "stage_hash", lambda *_: "")
+    monkeypatch.setattr(checkpoint_eval.Code, "version_of", lambda *_: "")
     commands: list[list[str]] = []
     monkeypatch.setattr(checkpoint_eval, "run_once", lambda command, **_: commands.append(command) or 0)
 

@@ -228,7 +228,7 @@ def test_an_error_in_one_check_of_doctor_leaves_the_others_and_becomes_a_finding
 def test_a_checkout_without_git_is_told_what_to_do_and_that_works(tmp_path: Path, remedy: str) -> None:
     (tmp_path / ".dvc").mkdir()
     (tmp_path / ".dvc/config").touch()
-    (tmp_path / "dvc.yaml").write_text("stages:\n  a: {cmd: 'true'}\n")
+    (tmp_path / "dvc.yaml").write_text("stages:\n  a: {cmd: 'true'}\n  code: {cmd: 'true'}\n")
     (finding,) = doctor.look(lambda: doctor.repository(tmp_path))
     assert not finding.ok
     assert f"`{remedy}`" in finding.remedy
@@ -286,7 +286,7 @@ def test_eval_never_goes_on_with_the_answers_of_another_model_or_of_other_settin
     monkeypatch.setattr(evaluate, "run", run)
     monkeypatch.setattr(commands, "root", lambda: tmp_path)
     monkeypatch.setattr(checkpoint_eval, "inputs_md5", lambda *_, **__: {})
-    monkeypatch.setattr(checkpoint_eval, "stage_hash", lambda *_: "")
+    monkeypatch.setattr(checkpoint_eval.Code, "version_of", lambda *_: "")
     text = tiny_params(tmp_path).read_text()
     for name in ("data", "sft", "base"):
         (tmp_path / "runs/tiny" / name).mkdir(parents=True)

@@ -81,7 +81,7 @@ def test_everything_else_is(before: str, after: str) -> None:
     assert tokens(PLAIN.replace(before, after)) != tokens(PLAIN)
 
 
-def test_a_place_in_a_block_is_code(tmp_path: Path) -> None:
+def test_a_place_in_a_block_is_code() -> None:
     inside, after = "if a:\n    b()\n    c()\n", "if a:\n    b()\nc()\n"
     assert tokens(inside) != tokens(after)
 
