@@ -9,14 +9,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from itertools import chain
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from ans_core.progress import bar_interval_s
 
+Metrics = dict[str, float | Tensor]
+"""Numbers by name, or tensors of one value that nobody has waited for."""
 S = TypeVar("S")
 T = TypeVar("T")
 LONGEST_WAIT = timedelta(days=7)
@@ -64,10 +68,11 @@ def shared_mean(value: float, device: torch.device) -> float:
     return float(shared_sum(torch.tensor(value, dtype=torch.float64), device)) / world_size()
 
 
-def shared_means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Average every name over those mappings of all processes that have it; each process gets the same result. All processes must
-    call it."""
-    found: list[Sequence[Mapping[str, float]]] = [values] * world_size()
+def shared_means(values: Sequence[Mapping[str, float | Tensor]]) -> dict[str, float]:
+    """Average every name over those mappings of all processes that have it; each process gets the same result. Tensors of one value are
+    read from their device together. All processes must call it."""
+    values = read_together(values)
+    found = [values] * world_size()
     if world_size() > 1:
         torch.distributed.all_gather_object(found, values)
     every: dict[str, list[float]] = defaultdict(list)
@@ -76,6 +81,16 @@ def shared_means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
             for name, value in mapping.items():
                 every[name].append(value)
     return {name: sum(some) / len(some) for name, some in every.items()}
+
+
+def read_together(values: Sequence[Mapping[str, float | Tensor]]) -> list[dict[str, float]]:
+    """Return the mappings with numbers in place of tensors of one value: however many, the host waits once for each device and dtype."""
+    alike: dict[Any, list[Tensor]] = defaultdict(list)
+    for value in chain.from_iterable(mapping.values() for mapping in values):
+        if isinstance(value, Tensor):
+            alike[value.device, value.dtype].append(value)
+    numbers = {kind: iter(torch.stack(tensors).tolist()) for kind, tensors in alike.items()}
+    return [{name: next(numbers[v.device, v.dtype]) if isinstance(v, Tensor) else v for name, v in mapping.items()} for mapping in values]
 
 
 def own_share(items: Sequence[S], *, micro: int, micros: int) -> Sequence[S]:

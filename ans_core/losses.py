@@ -122,7 +122,7 @@ def promptable_loss(
 
 
 @torch.no_grad()
-def mean_iou(logits: Float[Tensor, "N h w"], target: Bool[Tensor, "N S T"]) -> float:
-    """Return the mean over objects at the target's size; both empty counts 1."""
+def mean_iou(logits: Float[Tensor, "N h w"], target: Bool[Tensor, "N S T"]) -> Float[Tensor, ""]:
+    """Return the mean over objects at the target's size; both empty counts 1. 0 without any."""
     drawn = F.interpolate(logits[:, None].float(), size=target.shape[-2:], mode="bilinear")[:, 0] > 0
-    return float(mask_iou(drawn, target).mean()) if len(target) else 0.0
+    return mask_iou(drawn, target).mean() if len(target) else logits.new_zeros(())

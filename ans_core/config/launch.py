@@ -33,6 +33,9 @@ class Launch(Section):
     """CPU threads of each process; 0 = all cores, shared among the processes."""
     workers: Count = 0
     """Processes that prepare batches ahead."""
+    compile: bool | Literal["auto"] = "auto"
+    """Whether `sft` and `rl` run the language model's layers through torch.compile: faster from the second step on, with other rounding.
+    auto: on GPUs. Not with deepspeed_stage 3."""
     feature_cache: str = ""
     """Folder in which SFT keeps what the frozen encoders gave for a picture; empty = none. Published sizes: 2 MB a tile, 90 MB a frame."""
     feature_cache_gb: Rate = 50.0
@@ -48,4 +51,6 @@ class Launch(Section):
     def _possible(self) -> Launch:
         if self.feature_cache and self.deepspeed_stage == 3:
             raise Impossible("feature_cache", "ZeRO-3 needs all processes to run the encoders equally often; leave one of the two out")
+        if self.compile is True and self.deepspeed_stage == 3:
+            raise Impossible("compile", "ZeRO-3 gathers a layer's weights while it runs, which breaks its graph; leave one of the two out")
         return self

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, cycle, islice
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ans_core import prompts
+from ans_core.data.branches import BranchPlaces, branch_places
 from ans_core.data.conversation import Turn
+from ans_core.data.tensor_batch import TensorBatch
 from ans_core.data.views import Cutter, Grid, Views, shown_view, token_counts
 from ans_core.dist import rng_of, seed_of
 from ans_core.pictures import rle, transforms
@@ -37,6 +39,8 @@ class Layout:
     max_length: int
     objects: int = 0
     """Masks of every row with any; 0 = as many as it has."""
+    multiple: int = 1
+    """Rows and branches are padded to lengths that are multiples of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,34 +76,26 @@ class TooLong(ValueError):
         self.fitting = fitting
 
 
-AnyBatch = TypeVar("AnyBatch", bound="TensorBatch")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorBatch:
-    """A batch whose tensors move together: its own, those in its lists, and those of batches in it."""
-
-    def to(self: AnyBatch, device: torch.device | str) -> AnyBatch:
-        return replace(self, **{f.name: _moved(getattr(self, f.name), device) for f in fields(self)})
-
-
-def _moved(value: Any, device: torch.device | str) -> Any:
-    if isinstance(value, list):
-        return [_moved(v, device) for v in value]
-    return value.to(device) if isinstance(value, (Tensor, TensorBatch, Views)) else value
-
-
 @dataclass(frozen=True, kw_only=True)
 class Batch(TensorBatch):
     """B rows, ready for the model.
 
-    A row is its image prefix and its branches (question + answer); see `Packed` in model/sa2va.py for the fields that share its names.
+    A row is its image prefix and its branches (question + answer); see `Packed` in model/packing.py for the fields that share its names.
     """
+
+    ON_HOST = frozenset({"regions"})
 
     input_ids: Int[Tensor, "B L"]
     position_ids: Int[Tensor, "B L"]
     branch: Int[Tensor, "B L"]
     loss_mask: Bool[Tensor, "B L"]
+    places: BranchPlaces
+    learned: Int[Tensor, "2 T"]
+    """Row and place of every token in `loss_mask`. Like all places here they are counted once, on the CPU: a GPU would wait for it."""
+    segs: Int[Tensor, "2 G"]
+    """Row and place of every learned `[SEG]`."""
+    slots: tuple[int, ...]
+    """Image tokens of every row."""
     regions: list[list[Bool[Tensor, "h w"]]]
     views: list[Views]
     """Every row's pictures, for the vision tower."""
@@ -224,9 +220,9 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def pad_rows(rows: Sequence[PackedRow], *, pad_id: int) -> dict[str, Tensor]:
-    """Return input_ids, position_ids, branch (-1 = padding) and loss_mask of rows padded on the right."""
-    length = max(len(row.ids) for row in rows)
+def pad_rows(rows: Sequence[PackedRow], *, pad_id: int, multiple: int = 1) -> dict[str, Tensor]:
+    """Return input_ids, position_ids, branch (-1 = padding) and loss_mask of rows padded on the right, to a multiple of `multiple`."""
+    length = -(-max(len(row.ids) for row in rows) // multiple) * multiple
 
     def padded(name: str, fill: int) -> Tensor:
         return torch.tensor([list(getattr(row, name)) + [fill] * (length - len(row.ids)) for row in rows])
@@ -351,9 +347,14 @@ def batch_of(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout
                 targets[begun:] = [targets[begun + i] for i, _ in again]
                 seeds[begun:] = [seed_of(seeds[begun + i], copy) if copy else seeds[begun + i] for i, copy in again]
     size = layout.sam_size
-    packed: dict[str, Any] = pad_rows(encoded, pad_id=tokenizer.pad_token_id or 0)
+    packed: dict[str, Any] = pad_rows(encoded, pad_id=tokenizer.pad_token_id or 0, multiple=layout.multiple)
+    slot, seg = (tokenizer.convert_tokens_to_ids(token) for token in (layout.marks.slot, prompts.SEG))
     return Batch(
         **packed,
+        places=branch_places(packed["branch"], multiple=layout.multiple),
+        learned=torch.stack(packed["loss_mask"].nonzero(as_tuple=True)),
+        segs=torch.stack(((packed["input_ids"] == seg) & packed["loss_mask"]).nonzero(as_tuple=True)),
+        slots=tuple((packed["input_ids"] == slot).sum(1).tolist()),
         regions=regions,
         views=[read.views for read in rows],
         sam_frames=transforms.normalise(sam_frames, size=size) if sam_frames else torch.zeros(0, 3, size, size),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
@@ -18,6 +18,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
+from ans_core.data.tensor_batch import TensorBatch
 from ans_core.pictures import transforms
 
 Grid = tuple[int, int]
@@ -34,7 +35,7 @@ def check_preparation(given: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Views:
+class Views(TensorBatch):
     """One image, or the frames of one clip, as V views. A view becomes a grid of image tokens; tokens run row by row, view after view."""
 
     pixels: Tensor
@@ -49,9 +50,6 @@ class Views:
     @property
     def shown(self) -> Grid:
         return self.grids[shown_view(clip=self.clip)]
-
-    def to(self, device: torch.device | str) -> Views:
-        return replace(self, pixels=self.pixels.to(device))
 
 
 def token_counts(grids: Sequence[Grid], *, clip: bool) -> list[int]:

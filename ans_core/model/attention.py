@@ -1,25 +1,23 @@
 """Attention of packed rows (packing.py): branches don't pay for each other's tokens, nor long rows for the square of their length.
 
-Short batches have a dense mask. Long ones go without: on a GPU as a block mask of torch's FlexAttention, elsewhere with each branch read
-after its prefix by scaled_dot_product_attention, which short ones do, too, where it halves the scores. transformers' models find all three
+Short batches have a dense mask. Long ones go without, each branch read after its prefix by scaled_dot_product_attention; so do short ones
+where it halves the scores. No size is compiled for, so rows of unlike lengths cost nothing but themselves. transformers' models find both
 under one name, beside their own "sdpa" and "eager".
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from ans_core.data.branches import BranchPlaces
 from ans_core.model.packing import branch_attention
 
 NAME = "branches"
@@ -31,33 +29,27 @@ tokens or 16 of 1,024."""
 
 
 def use_branches(language_model: nn.Module) -> None:
-    """Let a text model of transformers read what `packed_mask` returns."""
+    """Let a text model of transformers read what `attention_of` returns."""
     config: Any = language_model.config
     config._attn_implementation = NAME
 
 
-def packed_mask(language_model: nn.Module, branch: Int[Tensor, "B L"]) -> Any:
-    """Return the `attention_mask` of a packed batch for this model: (B, 1, L, L), a block mask, or the branches' numbers (B, 1, 1, L)."""
+def attention_of(
+    language_model: nn.Module, branch: Int[Tensor, "B L"], places: BranchPlaces, *, dense: bool | None = None
+) -> dict[str, Any]:
+    """Return how this model attends in a packed batch, as arguments of its call: a dense `attention_mask` (B, 1, L, L), or the branches'
+    `places` with a mask (B, 1, 1, L) that says which tokens there are. `dense`: None = the cheaper one."""
     config: Any = language_model.config
     rows, length = branch.shape
     if config._attn_implementation == "eager":  # adds its mask to the scores
-        return torch.zeros(rows, 1, length, length, device=branch.device).masked_fill(~branch_attention(branch)[:, None], -torch.inf)
-    if config._attn_implementation != NAME:
-        return branch_attention(branch)[:, None]
-    on_gpu, dense = branch.device.type == "cuda", rows * length**2
-    if dense <= DENSE and (on_gpu or 2 * _places(branch).scores > dense):
-        return branch_attention(branch)[:, None]
-    return block_mask(branch) if on_gpu else branch[:, None, None]
-
-
-def block_mask(branch: Int[Tensor, "B L"]) -> BlockMask:
-    """Return `branch_attention` as blocks: those that nothing in them may attend to are skipped."""
-    rows, length = branch.shape
-    # A lambda: FlexAttention counts the arguments, which a function checked by beartype hides.
-    allowed: Any = lambda row, head, query, key: (  # noqa: E731
-        (query == key) | ((key <= query) & (branch[row, query] >= 0) & ((branch[row, key] == 0) | (branch[row, key] == branch[row, query])))
-    )
-    return create_block_mask(allowed, rows, None, length, length, device=branch.device.type, _compile=branch.is_cuda)
+        allowed = branch_attention(branch)[:, None]
+        return {"attention_mask": torch.zeros(allowed.shape, device=branch.device).masked_fill(~allowed, -torch.inf)}
+    if dense is None:
+        scores = places.scores // 2 if branch.is_cuda else places.scores  # a GPU's causal kernel leaves out what is masked
+        dense = rows * length**2 <= DENSE and 2 * scores > rows * length**2
+    if dense or config._attn_implementation != NAME:
+        return {"attention_mask": branch_attention(branch)[:, None]}
+    return {"attention_mask": (branch >= 0)[:, None, None], "places": places}
 
 
 def attend(
@@ -65,90 +57,65 @@ def attend(
     query: Float[Tensor, "B H Q d"],
     key: Float[Tensor, "B K L d"],
     value: Float[Tensor, "B K L d"],
-    attention_mask: Tensor | BlockMask | None,
+    attention_mask: Tensor | None,
+    places: BranchPlaces | None = None,
     **options: Any,
 ) -> tuple[Float[Tensor, "B Q H d"], Tensor | None]:
-    """Compute one layer's attention, by the kind of its mask. The signature is transformers'."""
-    if isinstance(attention_mask, BlockMask):
-        return flex_attention_forward(module, query, key, value, attention_mask, **options)
-    if attention_mask is None or attention_mask.is_floating_point() or attention_mask.dtype == torch.bool:
+    """Compute one layer's attention. The signature is transformers'; `places`: of rows that are read branch by branch."""
+    if places is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    settings = {"scale": options.get("scaling"), "dropout_p": options.get("dropout", 0.0)}
-    return _by_branch(query, key, value, attention_mask[:, 0, 0], **settings), None
+    return by_branch(query, key, value, places, scale=options.get("scaling"), dropout_p=options.get("dropout", 0.0)), None
 
 
-def _by_branch(
-    query: Float[Tensor, "B H L d"],
-    key: Float[Tensor, "B K L d"],
-    value: Float[Tensor, "B K L d"],
-    branch: Int[Tensor, "B L"],
-    **settings: Any,
+def by_branch(
+    query: Float[Tensor, "B H L d"], key: Float[Tensor, "B K L d"], value: Float[Tensor, "B K L d"], places: BranchPlaces, **settings: Any
 ) -> Float[Tensor, "B L H d"]:
-    """Compute the rows of a batch together: what comes before their second branches is plainly causal, and every later branch is a row of
-    its own, with the prefix before it. Padding gets zeros."""
-    places = _places(branch)
-    groups = query.shape[1] // key.shape[1]
-    flat = [x.transpose(1, 2).flatten(0, 1) for x in (query, key, value)]  # (B*L, H, d)
+    """Read the rows of a batch together: what comes before their second branches is plainly causal, and every later branch is a row of its
+    own, with the prefix before it. Padding gets zeros."""
+    batch, heads, length, _ = query.shape
+    groups = heads // key.shape[1]
+    flat = [x.transpose(1, 2).flatten(0, 1) for x in (query, key, value)]  # (B*L, H or K, d)
+    packed = query.is_cuda or torch.compiler.is_compiling()  # today's results of a CPU stay, to the bit
 
-    def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # (N, H, Q, d)
-        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        return F.scaled_dot_product_attention(query, key, value, **options, **settings).transpose(1, 2)  # (N, Q, H, d)
+    def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # (B, H or K, J, d)
+        if not packed:
+            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+        found = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=packed and groups > 1, **settings)
+        return found.transpose(1, 2)  # (B, J, H, d)
 
-    begun = attention(*(x[places.begun.clamp(min=0)] for x in flat), is_causal=True)
-    found, where = [begun[places.begun >= 0]], [places.begun[places.begun >= 0]]
+    def after_prefix(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # (N, H, Q, d), (N, K, P+Q, d)
+        if not packed:
+            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed[:, None], **settings).transpose(1, 2)
+        # The heads that share keys are rows of one query, so that the prefix is not copied for each of them.
+        query = query.unflatten(1, (-1, groups)).flatten(2, 3)  # (N, K, groups*Q, d)
+        allowed = allowed[:, None].repeat(1, 1, groups, 1)  # (N, 1, groups*Q, P+Q)
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, **settings)
+        return found.unflatten(2, (groups, -1)).flatten(1, 2).transpose(1, 2)  # (N, Q, H, d)
+
+    found = [causal(*(x[places.first.clamp(min=0)] for x in flat)).flatten(0, 1)]
     prefixes = [x[places.prefix.clamp(min=0)] for x in flat[1:]]  # (B, P, K, d)
-    most = max(1, DENSE // max(1, places.later.shape[1] * (places.later.shape[1] + places.prefix.shape[1])))
-    for rows, later in zip(places.rows.split(most), places.later.split(most), strict=True) if len(places.rows) else ():
+    for rows, later in _some_at_once(places):
         queries, *own = (x[later.clamp(min=0)] for x in flat)
-        keys = [torch.cat([prefix[rows], x], dim=1) for prefix, x in zip(prefixes, own, strict=True)]
-        known = torch.cat([places.prefix[rows] >= 0, later >= 0], dim=1)
-        allowed = known[:, None] & later.new_ones(later.shape[1], keys[0].shape[1], dtype=torch.bool).tril(places.prefix.shape[1])
+        keys = [torch.cat([prefix[rows], x], dim=1) for prefix, x in zip(prefixes, own, strict=True)]  # (n, P+Q, K, d)
+        there = torch.cat([places.prefix[rows] >= 0, later >= 0], dim=1)
+        allowed = there[:, None] & later.new_ones(later.shape[1], keys[0].shape[1], dtype=torch.bool).tril(places.prefix.shape[1])
         allowed |= (later < 0)[:, :, None]  # what is read by nobody must not be NaN
-        found.append(attention(queries, *keys, attn_mask=allowed[:, None])[later >= 0])
-        where.append(later[later >= 0])
-    out = torch.zeros_like(flat[0], dtype=begun.dtype).index_copy(0, torch.cat(where), torch.cat(found))
-    return out.unflatten(0, branch.shape)
+        found.append(after_prefix(queries, keys[0], keys[1], allowed).flatten(0, 1))
+    found.append(found[0].new_zeros(1, *found[0].shape[1:]))
+    return torch.cat(found)[places.back].unflatten(0, (batch, length))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Places:
-    """Where tokens stand in the flattened batch; -1: nothing."""
-
-    begun: Int[Tensor, "B J"]
-    """Of every row the prefix and the first branch."""
-    prefix: Int[Tensor, "B P"]
-    later: Int[Tensor, "N Q"]
-    """Every branch after a row's first one."""
-    rows: Int[Tensor, " N"]
-    """Its row."""
-
-    @property
-    def scores(self) -> int:
-        """Return how many scores are computed, those of padding included."""
-        (rows, begun), (branches, later), prefix = self.begun.shape, self.later.shape, self.prefix.shape[1]
-        return rows * begun**2 + branches * later * (prefix + later)
-
-
-def _places(branch: Int[Tensor, "B L"]) -> _Places:
-    """Find the parts of rows: prefix, branches one after another, padding."""
-    count, length = branch.shape
-    runs, lengths = torch.unique_consecutive(
-        (torch.arange(count, device=branch.device)[:, None] * (length + 2) + branch + 1).flatten(), return_counts=True
-    )
-    rows, numbers, starts = runs // (length + 2), runs % (length + 2) - 1, lengths.cumsum(0) - lengths
-    said = numbers > 0
-    later = said & torch.cat([said.new_zeros(1), said[:-1] & (rows[1:] == rows[:-1])])
-    begun = lengths.new_zeros(count).index_add(0, rows[(numbers >= 0) & ~later], lengths[(numbers >= 0) & ~later])
-    prefix = lengths.new_zeros(count).index_add(0, rows[numbers == 0], lengths[numbers == 0])
-    first = torch.arange(count, device=branch.device) * length
-    return _Places(begun=_spans(first, begun), prefix=_spans(first, prefix), later=_spans(starts[later], lengths[later]), rows=rows[later])
-
-
-def _spans(starts: Int[Tensor, " N"], lengths: Int[Tensor, " N"]) -> Int[Tensor, "N M"]:
-    """Count on from every start, -1 after its length."""
-    offsets = torch.arange(int(lengths.max()) if len(lengths) else 0, device=starts.device)
-    return torch.where(offsets < lengths[:, None], starts[:, None] + offsets, -1)
+def _some_at_once(places: BranchPlaces) -> list[tuple[Tensor, Tensor]]:
+    """Return (rows, places) of later branches, so many that their mask has at most DENSE elements; all of them where the memory of a mask
+    is small beside a compiler's guards."""
+    if torch.compiler.is_compiling():
+        return [(places.rows, places.later)]
+    count, longest = places.later.shape
+    most = max(1, DENSE // max(1, longest * (longest + places.prefix.shape[1])))
+    return list(zip(places.rows.split(most), places.later.split(most), strict=True)) if count else []
 
 
 AttentionInterface.register(NAME, attend)

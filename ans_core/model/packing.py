@@ -8,14 +8,19 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from ans_core.data.branches import BranchPlaces
+from ans_core.data.tensor_batch import TensorBatch
+
 
 @dataclass(frozen=True, kw_only=True)
-class Packed:
+class Packed(TensorBatch):
     """Rows of one prefix (the image) and its branches (questions with answers). A branch attends to the prefix and to itself only.
 
     This equals separate rows that repeat the prefix, with a fraction of the tokens. `branch` is 0 in the prefix, 1..k in branches, -1 in
     padding.
     """
+
+    ON_HOST = frozenset({"regions"})
 
     input_ids: Int[Tensor, "B L"]
     position_ids: Int[Tensor, "B L"]
@@ -25,6 +30,10 @@ class Packed:
     """True where the token is a target of the loss."""
     regions: list[list[Bool[Tensor, "h w"]]] = field(default_factory=list)
     """Visual prompts of each row, in the order of their `<vp>` tokens."""
+    places: BranchPlaces | None = None
+    """Of `branch`, if they were counted before the batch went to a GPU, which would wait for it."""
+    slots: tuple[int, ...] | None = None
+    """Image tokens of every row, likewise."""
 
 
 def branch_attention(branch: Int[Tensor, "B L"]) -> Bool[Tensor, "B L L"]:

@@ -21,11 +21,13 @@ from transformers import PreTrainedTokenizerBase
 
 from ans_core import prompts
 from ans_core.config.training import Checkpointing
+from ans_core.data.branches import branch_places
 from ans_core.data.views import Preparation, Views
-from ans_core.model.attention import packed_mask, use_branches
+from ans_core.model.attention import attention_of, use_branches
 from ans_core.model.backbones import BACKBONES
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.checkpointing import checkpointed
+from ans_core.model.compiling import MULTIPLE, compiled
 from ans_core.model.config import FrameChoice, Sa2VAConfig, VideoMode
 from ans_core.model.grounding import Grounding
 from ans_core.model.packing import Packed
@@ -56,6 +58,8 @@ class Sa2VA(nn.Module):
         self.backbone = kind(native, config)
         self.checkpointing: Checkpointing = "none"
         """What training recomputes in the backward pass."""
+        self.compiled = False
+        """Whether `hidden_states` runs the language model's layers through torch.compile."""
         hidden = native.config.text_config.hidden_size
         self.text_hidden_fcs = nn.Sequential(
             nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, config.grounding.width), nn.Dropout(0.0)
@@ -234,6 +238,11 @@ class Sa2VA(nn.Module):
         """Precision of inference: half precision if any weight is stored in it, else fp32. Trained tensors are fp32 in any case."""
         return next((p.dtype for p in self.parameters() if p.dtype in HALF), torch.float32)
 
+    @property
+    def length_multiple(self) -> int:
+        """What the lengths of rows and branches are padded to."""
+        return MULTIPLE if self.compiled else 1
+
     def own_precision(self) -> torch.autocast:
         """Return the context of inference: autocast if weights are in half precision, since pixels, positions and trained parts are
         fp32."""
@@ -308,25 +317,27 @@ class Sa2VA(nn.Module):
         images: Sequence[ImageFeatures | None],
         regions: Sequence[Sequence[Bool[Tensor, "h w"]]],
         observed: Sequence[Sequence[ImageFeatures]] = (),
+        slots: Sequence[int] | None = None,
     ) -> Float[Tensor, "B L E"]:
         """Embed tokens and fill every image slot: first a row's image tokens, then cells of its regions and tokens of the pictures that it
         observes later, each in its place in the text. `images`: None for a row without a picture. `regions`: parts of `images`.
-        `regions`, `observed`: of every row, in the order of the text; empty = none.
+        `regions`, `observed`: of every row, in the order of the text; empty = none. `slots`: how many each row has, if that is known.
 
         Raises ValueError when slots and image tokens do not agree: a picture without `<image>`, or `<image>` without a picture.
         """
         embeds = self.embed_text(input_ids)
         filling = [embeds[:0].flatten(0, 1)]
+        where = input_ids == self.image_token_id
+        slots = where.sum(1).tolist() if slots is None else slots
         for row, (ids, image) in enumerate(zip(input_ids, images, strict=True)):
             tokens = [] if image is None else [image.values, *(image.region(r) for r in (regions[row] if regions else []))]
             if observed and observed[row]:
                 tokens = self._by_text(ids, row, tokens, [later.values for later in observed[row]])
-            given, slots = sum(map(len, tokens)), int((ids == self.image_token_id).sum())
-            if slots != given:
-                raise ValueError(f"row {row}: the text has {slots} image slots, the pictures and regions give {given} tokens")
+            given = sum(map(len, tokens))
+            if slots[row] != given:
+                raise ValueError(f"row {row}: the text has {slots[row]} image slots, the pictures and regions give {given} tokens")
             filling += tokens
-        where = (input_ids == self.image_token_id).unsqueeze(-1)
-        return embeds.masked_scatter(where, torch.cat(filling).to(embeds.dtype))
+        return embeds.masked_scatter(where.unsqueeze(-1), torch.cat(filling).to(embeds.dtype))
 
     def _by_text(self, ids: Int[Tensor, " L"], row: int, asked: Sequence[Tensor], observed: Sequence[Tensor]) -> list[Tensor]:
         """Sort a row's image tokens by the text. `asked`: those of its own picture, if it has one, then of that picture's regions."""
@@ -375,12 +386,17 @@ class Sa2VA(nn.Module):
         """Return the states of a packed batch that `[SEG]` and `logits` take: InternVL's and Qwen2.5-VL's after the last norm, Qwen3-VL's
         before it. `observed`: pictures in the branches of every row, in the order of the text; empty = none."""
         language_model = self.vlm.model.language_model
-        with checkpointed(language_model, on=self.checkpointing == "layers"):
+        with checkpointed(language_model, on=self.checkpointing == "layers"), compiled(language_model, on=self.compiled):
             states, _ = self.backbone.language_model(
-                self.embed(packed.input_ids, images, packed.regions, observed),
-                attention_mask=packed_mask(language_model, packed.branch),
+                self.embed(packed.input_ids, images, packed.regions, observed, packed.slots),
                 position_ids=self.positions(packed.input_ids, packed.position_ids, images, observed, packed.branch),
                 use_cache=False,
+                **attention_of(
+                    language_model,
+                    packed.branch,
+                    packed.places or branch_places(packed.branch, multiple=self.length_multiple),
+                    dense=False if self.compiled else None,
+                ),
             )
         return states
 

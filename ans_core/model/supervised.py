@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ans_core.data.collate import Batch, Layout
 from ans_core.data.views import Views
-from ans_core.dist import shared_sum
+from ans_core.dist import Metrics, shared_sum
 from ans_core.losses import mask_losses, mean_iou, text_loss
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.checkpointing import in_pieces
@@ -49,16 +49,16 @@ class Supervised(nn.Module):
 
     def begin_step(self, batches: Sequence[Batch]) -> list[Batch]:
         """Tell this process's micro-batches of a step what the whole step holds. All processes must call it."""
-        counted = torch.tensor([[float(b.loss_mask.sum()), float(len(b.pair_seg))] for b in batches], dtype=torch.float64).sum(0)
+        counted = torch.tensor([[float(b.learned.shape[1]), float(len(b.pair_seg))] for b in batches], dtype=torch.float64).sum(0)
         tokens, masks = shared_sum(counted, self.model.device).tolist()
         return [replace(batch, totals={"tokens": tokens, "masks": masks}) for batch in batches]
 
-    def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], dict[str, float]]:
-        """This batch's part of the step's loss. Metrics are means over this batch."""
+    def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], Metrics]:
+        """This batch's part of the step's loss. Metrics are means over this batch; whoever reads them waits for the device."""
         hidden = self.states(batch)
-        rows, places = target_positions(batch)
+        rows, places = batch.learned
         text = self.text_loss(hidden[rows, places - 1], batch.input_ids[rows, places])
-        metrics = {"text": float(text.detach())} if len(rows) else {}
+        metrics: Metrics = {"text": text.detach()} if len(rows) else {}
         loss = text * (len(rows) / (batch.totals.get("tokens", len(rows)) or 1))
         if not self.mask_weight and not self.dice_weight:
             return loss, metrics
@@ -70,13 +70,13 @@ class Supervised(nn.Module):
         total = batch.totals.get("masks", float(count))
         bce, dice = mask_losses(logits, batch.targets, points=self.points, seeds=batch.pair_seeds, total=total)
         share = total / count
-        metrics |= {"bce": float(bce.detach()) * share, "dice": float(dice.detach()) * share}
+        metrics |= {"bce": bce.detach() * share, "dice": dice.detach() * share}
         metrics["mask_iou"] = mean_iou(logits.detach(), batch.targets)
         loss = loss + self.mask_weight * bce + self.dice_weight * dice
         if self.object_weight:
             present = batch.targets.flatten(1).any(1).float()
             missed = F.binary_cross_entropy_with_logits(out.object_score.float(), present, reduction="sum")
-            metrics["object"] = float(missed.detach()) / count
+            metrics["object"] = missed.detach() / count
             loss = loss + self.object_weight * missed / total
         return loss, metrics
 
@@ -106,7 +106,8 @@ class Supervised(nn.Module):
                     self.model.sam2.encode(torch.zeros(1, 3, side, side, device=hidden.device))
             blank = self.model.sam2.blank_features(hidden)
             return self.model.sam2.decode(blank, torch.zeros(1, dtype=torch.long, device=hidden.device), embeddings)
-        embeddings = self.model.seg_embeddings(hidden[(batch.input_ids == self.model.seg_token_id) & batch.loss_mask])
+        rows, places = batch.segs
+        embeddings = self.model.seg_embeddings(hidden[rows, places])
         with torch.set_grad_enabled(any(p.requires_grad for p in encoder.parameters())):
             features = encoded_frames(self.model, batch, self.features)
         return self.model.sam2.decode(features, batch.pair_frame, embeddings[batch.pair_seg])
@@ -122,6 +123,7 @@ def layout_of(model: Sa2VA, *, mask_size: int, max_length: int, objects: int = 0
         mask_size=mask_size,
         max_length=max_length,
         objects=objects,
+        multiple=model.length_multiple,
     )
 
 
@@ -132,6 +134,8 @@ def packed(batch: Batch) -> Packed:
         branch=batch.branch,
         loss_mask=batch.loss_mask,
         regions=batch.regions,
+        places=batch.places,
+        slots=batch.slots,
     )
 
 
@@ -163,9 +167,3 @@ def encoded_frames(model: Sa2VA, batch: Batch, known: FeatureCache | None) -> Fr
     found = known.features(list(batch.sam_frames), compute, names=["frame"] * len(batch.sam_frames))
     fine, middle, coarse = (torch.stack(parts) for parts in zip(*found, strict=True))
     return FrameFeatures(fine=fine, middle=middle, coarse=coarse)
-
-
-def target_positions(batch: Batch) -> tuple[Int[Tensor, " M"], Int[Tensor, " M"]]:
-    """(row, place) of every learned token; its prediction stands one place before (answers never begin a branch)."""
-    rows, places = batch.loss_mask.nonzero(as_tuple=True)
-    return rows, places

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ans_core.data.collate import Batch, Layout, Row, collate_readable
 from ans_core.data.mixture import Mixture
-from ans_core.dist import rank, shared_sum, world_size
+from ans_core.dist import rank, read_together, shared_sum, world_size
 from ans_core.model.masks import upsample
 from ans_core.model.supervised import Supervised, image_tokens, packed
 from ans_core.pictures import overlay, rle, transforms
@@ -55,8 +55,8 @@ class ValidationSlice:
             for start in range(0, self.rows, self.batch):
                 numbers = range(start, min(start + self.batch, self.rows))[rank() :: world_size()]
                 batch = self._read([self.mixture.row(number) for number in numbers])
-                _, found = self.module(batch)
-                counts = {"tokens": float(batch.loss_mask.sum()), "masks": float(len(batch.pair_seg))}
+                (found,) = read_together([self.module(batch)[1]])
+                counts = {"tokens": float(batch.learned.shape[1]), "masks": float(len(batch.pair_seg))}
                 for name, count in counts.items():
                     sums[name] += count
                 for name, of in (("text", "tokens"), ("bce", "masks"), ("dice", "masks"), ("mask_iou", "masks")):

@@ -18,7 +18,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from ans_core.data.collate import TensorBatch, cell_shares
+from ans_core.data.collate import cell_shares
+from ans_core.data.tensor_batch import TensorBatch
 from ans_core.data.views import Cutter, Views
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import image_tokens

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
 from ans_core.data.collate import Batch
+from ans_core.dist import Metrics
 from ans_core.model.packing import branch_attention
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised
@@ -47,7 +48,7 @@ class Finding(Supervised):
         early = float(sum(int(early_looks(batch).sum()) for batch in batches))
         return [replace(batch, totals={**batch.totals, "things": things, "early": early}) for batch in told]
 
-    def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], dict[str, float]]:
+    def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], Metrics]:
         seen: dict[str, Any] = {}
         hook = self._attention.register_forward_pre_hook(lambda module, args, kwargs: seen.update(kwargs), with_kwargs=True)
         try:
@@ -62,20 +63,20 @@ class Finding(Supervised):
         on_picture = attended.exp().sum(2).clamp(max=1 - 1e-6)  # (K, heads)
         astray = torch.where(there[:, None], (torch.xlogy(target, target) - target * attended).sum(2), -torch.log1p(-on_picture))
         divergence = (weights * astray.mean(1)).sum()
-        metrics |= {"attention": float(divergence.detach())}
+        metrics |= {"attention": divergence.detach()}
         if not there.all():
-            metrics["attention_if_absent"] = float(on_picture.detach()[~there].mean())
+            metrics["attention_if_absent"] = on_picture.detach()[~there].mean()
         loss = loss + self.attention_weight * divergence * len(batch.things) / batch.totals.get("things", len(batch.things))
         if not there.any():
             return loss, metrics
         on_target = (attended.detach().exp() * (target > 0)).sum(2).mean(1)
-        metrics["attention_on_target"] = float((weights * on_target).sum() / weights[there].sum())
+        metrics["attention_on_target"] = (weights * on_target).sum() / weights[there].sum()
         early = early_looks(batch)
         hidden, box = self._last[rows[early], places[early]], batch.boxes[thing[early]]
         off = (self.box_head(hidden).float() - box).abs().mean()
         middle = (box[:, :2] + box[:, 2:]) / 2 * self.model.sam2.image_size
         missed = F.mse_loss(self.model.seg_embeddings(hidden).float(), self.model.sam2.click_embeddings(middle))
-        metrics |= {"box": float(off.detach()), "click": float(missed.detach())}
+        metrics |= {"box": off.detach(), "click": missed.detach()}
         share = float(early.sum()) / batch.totals.get("early", float(early.sum()))
         return loss + share * (self.box_weight * off + self.click_weight * missed), metrics
 

@@ -11,7 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ans_core.data.collate import TensorBatch, resize_mask
+from ans_core.data.collate import resize_mask
+from ans_core.data.tensor_batch import TensorBatch
+from ans_core.dist import Metrics
 from ans_core.losses import mean_iou, promptable_loss
 from ans_core.model.grounding import Grounding
 from ans_core.pictures import rle, transforms
@@ -74,11 +76,11 @@ class Promptable(nn.Module):
         super().__init__()
         self.sam2 = sam2
 
-    def forward(self, batch: PromptBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:
+    def forward(self, batch: PromptBatch) -> tuple[Float[Tensor, ""], Metrics]:
         features = self.sam2.encode(batch.pictures)
         if not len(batch.image):  # nothing to click on, and SAM2 can't decode nothing
             return 0 * self.sam2.high_res(features)[0].sum(), {"iou_single": 0.0, "iou_three": 0.0}
         drawn = self.sam2.decode_every(features, batch.image, (batch.coordinates, batch.labels))
         losses = [promptable_loss(drawn.all_logits[:, [m]], drawn.ious[:, [m]], drawn.object_score, batch.targets) for m in range(4)]
-        ious = {"iou_single": mean_iou(drawn.all_logits[:, 0], batch.targets), "iou_three": mean_iou(drawn.logits, batch.targets)}
+        ious: Metrics = {"iou_single": mean_iou(drawn.all_logits[:, 0], batch.targets), "iou_three": mean_iou(drawn.logits, batch.targets)}
         return torch.stack(losses).mean(), ious

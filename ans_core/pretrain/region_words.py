@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from ans_core.data.collate import TensorBatch
+from ans_core.data.tensor_batch import TensorBatch
 from ans_core.data.views import Cutter, Views
 from ans_core.model.sa2va import Sa2VA
 from ans_core.pictures import rle, transforms

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ans_core.config.rl import Rl
-from ans_core.data.collate import Batch, TensorBatch
+from ans_core.data.collate import Batch
+from ans_core.data.tensor_batch import TensorBatch
 from ans_core.dist import rank, shared_sum, world_size
 from ans_core.model.adapters import Adapters
 from ans_core.model.backbones.base import ImageFeatures

@@ -98,7 +98,7 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
     supervised = step.mask_loss(output.logits, batch.targets, range(len(batch.samples))) if s.mask_weight else loss.new_zeros(())
     metrics |= {"kl": float(kl.detach()), "words_kl": float(words_kl.detach())}
     if known_masks := [i for i, sample in enumerate(batch.samples) if sample.masks]:
-        metrics["iou_mean"] = mean_iou(output.logits.detach()[known_masks], batch.targets[known_masks])
+        metrics["iou_mean"] = float(mean_iou(output.logits.detach()[known_masks], batch.targets[known_masks]))
     return loss + share * (s.kl * kl + s.kl_words * words_kl + s.mask_weight * supervised), metrics
 
 

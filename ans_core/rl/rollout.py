@@ -167,15 +167,16 @@ def sample(
     return answers
 
 
-def pack(groups: Sequence[Group], *, pad_id: int) -> tuple[dict[str, Tensor], Int[Tensor, " M"]]:
+def pack(groups: Sequence[Group], *, pad_id: int, multiple: int = 1) -> tuple[dict[str, Tensor], Int[Tensor, " M"]]:
     """Return fields of `Packed` with one row per group (its prefix is read once for all its rollouts), and the rollout that each of the M
-    trainable tokens belongs to (counted through all groups), in the order of `loss_mask`."""
+    trainable tokens belongs to (counted through all groups), in the order of `loss_mask`. `multiple`: of which lengths are
+    multiples."""
     rows = []
     for group in groups:
         row = pack_row(list(group.prefix), [([], [i for segment in rollout for i in segment.ids]) for rollout in group.rollouts])
         trainable = [segment.trainable for rollout in group.rollouts for segment in rollout for _ in segment.ids]
         rows.append(replace(row, learned=[False] * len(group.prefix) + trainable))
-    fields = pad_rows(rows, pad_id=pad_id)
+    fields = pad_rows(rows, pad_id=pad_id, multiple=multiple)
     first = torch.tensor([0, *(len(group.rollouts) for group in groups)]).cumsum(0)
     at, place = fields["loss_mask"].nonzero(as_tuple=True)
     return fields, first[at] + fields["branch"][at, place] - 1

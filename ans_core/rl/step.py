@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from ans_core import prompts
 from ans_core.benchmarks.loops import caption_request, expression_of, true_mask
 from ans_core.config.rl import Rl
-from ans_core.data.collate import TensorBatch, conversation_ids, prefix_ids, resize_mask
+from ans_core.data.branches import branch_places
+from ans_core.data.collate import conversation_ids, prefix_ids, resize_mask
+from ans_core.data.tensor_batch import TensorBatch
 from ans_core.data.views import Views
 from ans_core.dist import seed_of
 from ans_core.losses import mask_losses
@@ -320,10 +322,10 @@ class RolloutStep:
         self, groups: Sequence[Group], regions: list[list[Tensor]], observed: Sequence[Sequence[FramePart]] = ()
     ) -> tuple[Packed, Float[Tensor, "B L D"], Int[Tensor, " M"]]:
         """Return packed tokens, their hidden states under the active adapter, and the rollout of every trainable token."""
-        fields, rollout = pack(groups, pad_id=self.model.tokenizer.pad_token_id or 0)
+        multiple = self.model.length_multiple
+        tokens, rollout = pack(groups, pad_id=self.model.tokenizer.pad_token_id or 0, multiple=multiple)
         device = self.model.device
-        moved: dict[str, Any] = {name: values.to(device) for name, values in fields.items()}
-        packed = Packed(**moved, regions=regions)
+        packed = Packed(**dict[str, Any](tokens), places=branch_places(tokens["branch"], multiple=multiple), regions=regions).to(device)
         asked = [self.model.project(v) for v in self.encoded.vision]
         return packed, self.model.hidden_states(packed, asked, self._observed(observed)), rollout.to(device)
 

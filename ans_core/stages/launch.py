@@ -41,6 +41,7 @@ def machine_of(launch: Launch, dtype: str = "fp32", *, log: Log | None = None) -
         keep_states=launch.keep_states,
         halt_on_nan=launch.halt_on_nan,
         profile_steps=launch.profile_steps,
+        compile=device.type == "cuda" and launch.deepspeed_stage < 3 if launch.compile == "auto" else launch.compile,
     )
 
 

@@ -87,7 +87,7 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
         maskless=not compares_masks(settings),
     )
     model = sft_model(inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(machine.dtype), device=machine.device)
-    model.checkpointing = settings.checkpointing
+    model.checkpointing, model.compiled = settings.checkpointing, machine.compile
     modules = adapters.policy_modules(model, drawing=settings.drawing)
     lora = adapters.rl_config(**settings.lora.model_dump(), modules=modules)
     policies = adapters.Policies(model, lora, seed=dist.seed_of(cfg.seed, "rl lora"))

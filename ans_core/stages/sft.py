@@ -46,7 +46,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     divide = sharding.divide if machine.deepspeed_stage == 3 else None
     model = checkpoint.load(base, dtype=weights_dtype(machine.dtype), device=machine.device, divide=divide)
     of_memory = memory.load_into(model, inputs["memory"], base=base)
-    model.checkpointing = settings.checkpointing
+    model.checkpointing, model.compiled = settings.checkpointing, machine.compile
     if settings.object_weight:
         model.use_seg_object_score()
     lora = {**settings.lora.model_dump(), **_ranks(cfg, model)}

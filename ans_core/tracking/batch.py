@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ans_core.data.collate import TensorBatch
+from ans_core.data.tensor_batch import TensorBatch
 from ans_core.tracking.simulator import Points, PromptKind, points_for
 
 

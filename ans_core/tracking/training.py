@@ -76,7 +76,7 @@ class Tracking(nn.Module):
                     own += len(target)
                 if index == frames[0] or prompted is None:
                     since = index - max(frame for frame in frames if frame <= index)
-                    ious[since].append((mean_iou(found.out["pred_masks"][known, 0], target), len(target)))
+                    ious[since].append((float(mean_iou(found.out["pred_masks"][known, 0], target)), len(target)))
         # Zero times every trained tensor: processes that share gradients wait for all of them, whatever prompts were drawn here.
         unused = 0.0 * sum((p.float().sum() for p in self.sam2.parameters() if p.requires_grad), start=maps[0].new_zeros(()))
         curves = {f"loss_{name}": float(value.detach()) / own for name, value in sums.items()}

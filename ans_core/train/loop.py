@@ -21,13 +21,13 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from ans_core.dist import rank, seed_everything, shared_means, world_size
+from ans_core.dist import rank, read_together, seed_everything, shared_means, world_size
 from ans_core.precision import autocast
 from ans_core.progress import bar_interval_s
 from ans_core.train import states
 from ans_core.train.optim import lr_factor, optimizer_of
 from ans_core.train.states import Curves
-from ans_core.train.watch import Speed, Watch, gradient_norms, note_skipped, profiled
+from ans_core.train.watch import GraphWatch, Speed, Watch, gradient_norms, note_skipped, profiled
 from ans_core.types import Log
 
 MAX_SKIPPED = 10
@@ -49,7 +49,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where the loop runs; on one process this changes no result."""
+    """Where the loop runs; on one process this changes no result, but for rounding where layers are compiled."""
 
     device: torch.device
     dtype: str = "fp32"
@@ -62,6 +62,8 @@ class Machine:
     """Stop at the first loss or gradient that is not finite, instead of skipping its step."""
     profile_steps: int = 0
     """Steps of which torch.profiler writes a trace."""
+    compile: bool = False
+    """Whether the language model's layers are compiled."""
 
     def autocast(self) -> torch.autocast:
         """Return the forward pass's precision."""
@@ -129,7 +131,7 @@ def train(
         _Steps(make_batch, start, schedule), batch_size=None, num_workers=machine.workers, shuffle=False, multiprocessing_context=fork
     )
     batches = iter(loader)
-    skipped, speed, validation = 0, Speed(watch), watch.validation
+    skipped, speed, graphs, validation = 0, Speed(watch), GraphWatch(), watch.validation
     bar = tqdm(
         range(start, schedule.steps), initial=start, total=schedule.steps, desc=name, disable=rank() > 0, mininterval=bar_interval_s()
     )
@@ -149,6 +151,8 @@ def train(
             if after_step is not None and finite:
                 metrics |= shared_means([after_step(step)])
             metrics["skipped"] = float(not finite)
+            if machine.compile:
+                told |= graphs.found(step)
             if validation is not None and validation.due(step + 1, schedule.steps):
                 metrics |= {f"val/{key}": value for key, value in validation.measure(step + 1).items()}
             curves += [(step, key, value) for key, value in metrics.items()]
@@ -224,7 +228,7 @@ def _step(
 
     DeepSpeed divides, clips and steps inside `backward`, and skips a step whose gradient is not finite.
     """
-    found: list[dict[str, float]] = []
+    found: list[dict[str, Any]] = []
     micros = [speed.take(batches) for _ in range(schedule.accumulate)]
     parts = 1
     if isinstance(module, WholeStep):
@@ -236,21 +240,22 @@ def _step(
             with machine.autocast():
                 loss, metrics = wrapped(batch.to(machine.device))
                 loss = loss * parts
-            value = float(loss.detach())
-            if machine.deepspeed_stage and not math.isfinite(value):
-                loss = loss * math.nan  # so that no gradient of it is finite
+            found.append({"loss": loss.detach(), **metrics})
+            if machine.deepspeed_stage:
+                loss = loss * torch.where(loss.detach().isfinite(), 1.0, math.nan)  # so that no gradient of an infinite loss is finite
             accelerator.backward(loss)  # divides by the number of micro-batches
-        found.append({"loss": value, **metrics})
-    totals = shared_means(found)
     told: dict[str, float] = {}
     if machine.deepspeed_stage:
+        totals = shared_means(found)
         norm = wrapped.get_global_grad_norm()
         totals["grad_norm"] = math.nan if norm is None else float(norm)
         finite = math.isfinite(totals["grad_norm"])
     else:
-        told = gradient_norms(module, watch.part_of)
+        norms = gradient_norms(module, watch.part_of)
         parameters = [p for g in optimizer.param_groups for p in g["params"]]
-        totals["grad_norm"] = float(accelerator.clip_grad_norm_(parameters, schedule.clip_grad))
+        norms["grad_norm"] = accelerator.clip_grad_norm_(parameters, schedule.clip_grad)
+        *found, told = read_together([*found, norms])  # the one time that a step waits for its device
+        totals = shared_means(found) | {"grad_norm": told.pop("grad_norm")}
         finite = math.isfinite(totals["loss"]) and math.isfinite(totals["grad_norm"])
         if finite:
             optimizer.step()

@@ -15,14 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.profiler import profile
 from torch.profiler import schedule as profiler_schedule
+from tqdm import tqdm
 
 from ans_core.dist import rank, shared_sum
 from ans_core.train.states import Curves
 
 VALIDATION_LOSS = "val/loss"
+MOST_GRAPHS = 8
+"""That torch.compile makes in a run whose rows are of all lengths."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +101,29 @@ class Speed:
         return told | self_told
 
 
+def compiled_graphs() -> dict[str, float]:
+    """Return how many graphs torch.compile has made in this process, and how often code that it can't read broke one."""
+    return {"compile/graphs": float(counters["stats"]["unique_graphs"]), "compile/breaks": float(sum(counters["graph_break"].values()))}
+
+
+class GraphWatch:
+    """Tells once, on the terminal, that a run compiles more graphs than it should."""
+
+    def __init__(self) -> None:
+        self.told = False
+
+    def found(self, step: int) -> dict[str, float]:
+        """Return `compiled_graphs` after a step."""
+        counts = compiled_graphs()
+        if counts["compile/graphs"] > MOST_GRAPHS and not self.told and rank() == 0:
+            self.told = True
+            tqdm.write(
+                f"{counts['compile/graphs']:.0f} graphs were compiled by step {step}; {MOST_GRAPHS} are expected in a whole run."
+                " TORCH_LOGS=recompiles says why each was made; launch.compile=false runs without"
+            )
+        return counts
+
+
 def peak_memory_mb(device: torch.device) -> float:
     """Return the most memory that this process has held so far: on the GPU, or resident in main memory."""
     if device.type == "cuda":
@@ -104,15 +131,15 @@ def peak_memory_mb(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
-def gradient_norms(module: nn.Module, part_of: Callable[[str], str] | None) -> dict[str, float]:
-    """Return `grad_norm/<part>` of every part with a gradient, before clipping."""
+def gradient_norms(module: nn.Module, part_of: Callable[[str], str] | None) -> dict[str, Tensor]:
+    """Return `grad_norm/<part>` of every part with a gradient, before clipping, where the gradients are."""
     if part_of is None:
         return {}
     parts: dict[str, list[torch.Tensor]] = defaultdict(list)
     for name, p in module.named_parameters():
         if p.grad is not None:
             parts[part_of(name)].append(p.grad)
-    return {f"grad_norm/{part}": float(torch.stack(torch._foreach_norm(grads)).norm()) for part, grads in sorted(parts.items())}
+    return {f"grad_norm/{part}": torch.stack(torch._foreach_norm(grads)).norm() for part, grads in sorted(parts.items())}
 
 
 def note_skipped(folder: Path, step: int, metrics: Mapping[str, float], rows: Sequence[str]) -> Path:

@@ -14,6 +14,7 @@ from ans_core import prompts
 from ans_core.data import collate as data
 from ans_core.data.collate import Batch, Row, collate, encode_row, pack_row, pad_rows
 from ans_core.data.conversation import Turn, turn
+from ans_core.dist import read_together
 from ans_core.model import Sa2VA
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.packing import Packed, branch_attention
@@ -108,7 +109,8 @@ def test_the_loss_of_packed_rows_is_that_of_separate_ones(tiny_model: Sa2VA, mon
     monkeypatch.setattr(losses, "uncertain_points", lambda logits, points, seeds: fixed.expand(len(logits), -1, -1))
     layout, module = tiny.layout(tiny_model), Supervised(tiny_model, mask_weight=2.0, dice_weight=0.5, points=500)
     turns = (TURNS[0], dataclasses.replace(TURNS[0], question="Can you segment it?", masks=((tiny.square(30, 30, 50, 64),),)))
-    both, found = module(collate([tiny.row(*turns)], tiny_model.tokenizer, layout))
+    both, read = module(collate([tiny.row(*turns)], tiny_model.tokenizer, layout))
+    (found,) = read_together([read])
     losses_alone = [module(collate([tiny.row(t)], tiny_model.tokenizer, layout))[0] for t in turns]
     assert both.item() == pytest.approx(sum(x.item() for x in losses_alone) / 2, rel=1e-4)
     assert both.item() == pytest.approx(found["text"] + 2 * found["bce"] + 0.5 * found["dice"], rel=1e-5)

@@ -9,6 +9,7 @@ from PIL import Image
 from ans_core.data import conversation
 from ans_core.data.collate import collate
 from ans_core.data.mixture import Mixture, Source
+from ans_core.dist import read_together
 from ans_core.model import Sa2VA, adapters
 from ans_core.model.supervised import Supervised
 from ans_core.model.validation import ValidationSlice
@@ -40,7 +41,8 @@ def test_a_slice_is_measured_without_dropout_the_same_in_parts_and_drawn(own_mod
     whole = collate([mixture.row(i) for i in range(5)], own_model.tokenizer, layout)
     own_model.eval()
     with torch.no_grad():
-        loss, wanted = module(whole)
+        loss, read = module(whole)
+        (wanted,) = read_together([read])
     assert len(whole.pair_seg) == 3
     assert found == pytest.approx({"loss": float(loss), **wanted}, rel=1e-4)
     pictures = sorted(tmp_path.glob("*.png"))

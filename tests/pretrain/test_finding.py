@@ -7,6 +7,7 @@ import torch
 
 from ans_core.data.collate import Batch, Row, cell_shares, collate
 from ans_core.data.conversation import Turn
+from ans_core.dist import read_together
 from ans_core.model.packing import branch_attention
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised, image_tokens
@@ -98,7 +99,8 @@ def test_attention_is_what_the_layer_attends_to(tiny_model: Sa2VA) -> None:
 def test_the_loss_is_the_text_loss_and_the_divergence(tiny_model: Sa2VA) -> None:
     found = batch(tiny_model, tiny.square(0, 0, 64, 64))
     text = Supervised(tiny_model, mask_weight=0.0, dice_weight=0.0, points=1)(found)[0]
-    loss, metrics = Finding(tiny_model, attention_weight=3.0, box_weight=2.0, click_weight=5.0)(found)
+    loss, read = Finding(tiny_model, attention_weight=3.0, box_weight=2.0, click_weight=5.0)(found)
+    (metrics,) = read_together([read])
     assert float(loss.detach()) == pytest.approx(
         float(text) + 3 * metrics["attention"] + 2 * metrics["box"] + 5 * metrics["click"], rel=1e-5
     )
@@ -117,13 +119,14 @@ def test_what_is_not_there_takes_no_attention_from_the_text_and_has_no_box(tiny_
     nothing = batch(tiny_model, rle.empty(64, 64))
     assert nothing.things.sum() == 0
     text = Supervised(tiny_model, mask_weight=0.0, dice_weight=0.0, points=1)(nothing)[0]
-    loss, metrics = module(nothing)
+    loss, read = module(nothing)
+    (metrics,) = read_together([read])
     assert float(loss.detach()) == pytest.approx(float(text) + 3 * metrics["attention"], rel=1e-5)
     assert metrics["attention"] >= -math.log(1 - metrics["attention_if_absent"]) - 1e-5  # Jensen
     assert not {"box", "click", "attention_on_target"} & set(metrics)
     both, alone = batch(tiny_model, rle.empty(64, 64), tiny.square(0, 0, 16, 32)), batch(tiny_model, None, tiny.square(0, 0, 16, 32))
     for name in ("box", "click"):  # what is absent counts neither in the sum nor in what it is divided by
-        assert module(module.begin_step([both])[0])[1][name] == pytest.approx(module(alone)[1][name], rel=1e-5)
+        assert float(module(module.begin_step([both])[0])[1][name]) == pytest.approx(float(module(alone)[1][name]), rel=1e-5)
 
 
 def test_micro_batches_add_up_to_the_loss_of_all_rows(tiny_model: Sa2VA) -> None:

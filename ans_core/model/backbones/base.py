@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache
 
 from ans_core import prompts
+from ans_core.data.branches import BranchPlaces
 from ans_core.data.views import Cutter, Grid, Preparation, Views, shown_view
 
 if TYPE_CHECKING:
@@ -38,9 +38,10 @@ class ImageFeatures:
         return [ImageFeatures(values=part, grids=row.grids, clip=row.clip) for part, row in zip(parts, rows, strict=True)]
 
     def region(self, mask: Bool[Tensor, "h w"]) -> Float[Tensor, "_ C"]:
-        """Return the marked cells of the view that shows the whole image, or a clip's first frame."""
+        """Return the marked cells of the view that shows the whole image, or a clip's first frame. A mask on the CPU stays there."""
         cells = [height * width for height, width in self.grids]
-        return self.values.split(cells)[shown_view(clip=self.clip)][mask.flatten()]
+        marked = mask.flatten().nonzero()[:, 0].to(self.values.device)
+        return self.values.split(cells)[shown_view(clip=self.clip)][marked]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +127,11 @@ class Backbone(ABC):
         self,
         inputs: Float[Tensor, "B L E"],
         *,
-        attention_mask: Tensor | BlockMask,
+        attention_mask: Tensor,
         position_ids: Int[Tensor, "*axes B L"],
         cache: Cache | None = None,
         use_cache: bool = True,
+        places: BranchPlaces | None = None,
     ) -> tuple[Float[Tensor, "B L D"], Cache | None]:
         """Read tokens and return their states, which `[SEG]` and `logits` take, with the cache that now holds them."""
         out = self.native.model.language_model(
@@ -138,6 +140,7 @@ class Backbone(ABC):
             position_ids=position_ids,
             past_key_values=cache,
             use_cache=use_cache,
+            **({} if places is None else {"places": places}),
         )
         return out.last_hidden_state, out.past_key_values
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache
 
+from ans_core.data.branches import BranchPlaces
 from ans_core.model.backbones.qwen_vl import QwenVL
 
 
@@ -35,10 +35,11 @@ class Qwen3VL(QwenVL):
         self,
         inputs: Float[Tensor, "B L E"],
         *,
-        attention_mask: Tensor | BlockMask,
+        attention_mask: Tensor,
         position_ids: Int[Tensor, "*axes B L"],
         cache: Cache | None = None,
         use_cache: bool = True,
+        places: BranchPlaces | None = None,
     ) -> tuple[Float[Tensor, "B L D"], Cache | None]:
         """The states are those before the last norm: upstream's released weights were trained with transformers 4.57, which gives these
         as `hidden_states[-1]` (transformers 5 gives the normed ones)."""
@@ -56,6 +57,7 @@ class Qwen3VL(QwenVL):
                 use_cache=use_cache,
                 visual_pos_masks=pictures,
                 deepstack_visual_embeds=[part[pictures] for part in added],
+                **({} if places is None else {"places": places}),
             )
         finally:
             handle.remove()

@@ -9,10 +9,10 @@ import torch
 import transformers
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache
 
 from ans_core import prompts
+from ans_core.data.branches import BranchPlaces
 from ans_core.data.views import Grid, Patches, Preparation
 from ans_core.model.backbones.base import Backbone, ImageFeatures, PromptForm
 
@@ -129,13 +129,16 @@ class QwenVL(Backbone):
         self,
         inputs: Float[Tensor, "B L E"],
         *,
-        attention_mask: Tensor | BlockMask,
+        attention_mask: Tensor,
         position_ids: Int[Tensor, "*axes B L"],
         cache: Cache | None = None,
         use_cache: bool = True,
+        places: BranchPlaces | None = None,
     ) -> tuple[Float[Tensor, "B L D"], Cache | None]:
         three = position_ids.expand(3, -1, -1)
-        return super().language_model(inputs, attention_mask=attention_mask, position_ids=three, cache=cache, use_cache=use_cache)
+        return super().language_model(
+            inputs, attention_mask=attention_mask, position_ids=three, cache=cache, use_cache=use_cache, places=places
+        )
 
     def generate(
         self, *, inputs_embeds: Float[Tensor, "B L D"], position_ids: Int[Tensor, "*axes B L"], **options: Any

@@ -1,0 +1,99 @@
+"""Compiled layers: no graph is broken, rows of all lengths share few graphs, and losses and gradients are those of eager layers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, sys
+from random import Random
+import torch
+from torch._dynamo.utils import counters
+from ans_core.data.collate import collate
+from ans_core.data.conversation import Turn
+from ans_core.model import adapters, compiling
+from ans_core.model.supervised import Supervised
+from tests import tiny
+
+compiling.BACKEND, dropout, checkpointing, steps = sys.argv[1], float(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+model = tiny.build()
+adapters.prepare_sft(model, adapters.lora_config(rank=4, alpha=8, dropout=dropout), seed=0)
+with torch.no_grad():
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            p.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
+model.train()
+model.checkpointing = checkpointing
+module = Supervised(model, mask_weight=2.0, dice_weight=0.5, points=0)
+rng = Random(0)
+box = (tiny.square(8, 8, 24, 24),)
+
+def rows(step):
+    def turns():
+        return tuple(
+            Turn(question="a red circle " * rng.randint(1, 40), answer="a red circle " * rng.randint(1, 9))
+            for _ in range(rng.randint(0, 4))
+        )
+    drawn = Turn(question="Please segment the red square in this image.", answer="It is [SEG].", masks=(box,))
+    return [tiny.row(drawn, *turns(), number=i, seed=i) for i in range(1 + step % 3)]
+
+def gradients(some, compiled):
+    model.compiled = compiled
+    model.zero_grad()
+    layout = tiny.layout(model)
+    loss, _ = module(collate(some, model.tokenizer, layout))
+    loss.backward()
+    return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+differences, lengths = [], set()
+for step in range(steps):
+    some = rows(step)
+    loss, found = gradients(some, True)
+    lengths.add(collate(some, model.tokenizer, tiny.layout(model)).input_ids.shape)
+    if not dropout:
+        wanted_loss, wanted = gradients(some, False)
+        differences.append(max(float((loss - wanted_loss).abs() / wanted_loss), float((found - wanted).abs().max() / wanted.abs().max())))
+with torch.no_grad():
+    model.compiled = True
+    module(collate(rows(1), model.tokenizer, tiny.layout(model)))
+print(json.dumps({"graphs": counters["stats"]["unique_graphs"], "breaks": dict(counters["graph_break"]), "lengths": len(lengths),
+                  "worst": max(differences, default=0.0)}))
+"""
+
+
+def run(*arguments: str) -> dict[str, object]:
+    """Run the script in a process of its own, without the tests' type checks, which torch.compile can't read."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=550
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", ["none", "layers"])
+def test_rows_of_all_lengths_share_few_graphs_and_have_the_gradients_of_eager_layers(checkpointing: str) -> None:
+    found = run("aot_eager", "0.0", checkpointing, "30")
+    assert found["breaks"] == {}
+    assert found["lengths"] >= 6  # shapes that a compiler of static sizes would each have met
+    assert found["graphs"] <= 8
+    assert found["worst"] <= 1e-5
+
+
+@pytest.mark.slow
+def test_dropout_breaks_no_graph() -> None:
+    found = run("aot_eager", "0.05", "none", "6")
+    assert (found["breaks"], found["graphs"] <= 8) == ({}, True)
+
+
+@pytest.mark.slow
+def test_torchs_own_backend_compiles_them_here() -> None:
+    found = run("inductor", "0.0", "none", "3")
+    assert found["breaks"] == {}
+    assert found["worst"] <= 1e-5
