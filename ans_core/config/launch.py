@@ -32,10 +32,11 @@ class Launch(Section):
     threads: Count = 0
     """CPU threads of each process; 0 = all cores, shared among the processes."""
     workers: Count = 0
-    """Processes that prepare batches ahead."""
-    compile: bool | Literal["auto"] = "auto"
-    """Whether `sft` and `rl` run the language model's layers through torch.compile: faster from the second step on, with other rounding.
-    auto: on GPUs. Not with deepspeed_stage 3."""
+    """Processes that prepare batches ahead for each training process, at most as many as its share of the cores: a row at full size costs
+    some 150 ms of a core."""
+    compile: Literal["auto", "none", "layers"] = "auto"
+    """layers: `sft` and `rl` read their rows through layers of the language model that torch.compile has compiled: faster once the first
+    steps have made a few graphs, with other rounding. auto: on GPUs, but with deepspeed_stage 3."""
     feature_cache: str = ""
     """Folder in which SFT keeps what the frozen encoders gave for a picture; empty = none. Published sizes: 2 MB a tile, 90 MB a frame."""
     feature_cache_gb: Rate = 50.0
@@ -51,6 +52,6 @@ class Launch(Section):
     def _possible(self) -> Launch:
         if self.feature_cache and self.deepspeed_stage == 3:
             raise Impossible("feature_cache", "ZeRO-3 needs all processes to run the encoders equally often; leave one of the two out")
-        if self.compile is True and self.deepspeed_stage == 3:
+        if self.compile == "layers" and self.deepspeed_stage == 3:
             raise Impossible("compile", "ZeRO-3 gathers a layer's weights while it runs, which breaks its graph; leave one of the two out")
         return self

@@ -42,6 +42,9 @@ class Rl(Section):
     """Share of the steps after which all samples take part."""
     group: Annotated[int, Field(ge=2)] = 6
     """Rollouts of one sample (G). A single one has no baseline."""
+    answers_at_once: Positive = 64
+    """Answers of a loop that are sampled together, of as many micro-batches (optim.accumulate) as that takes, of one at least: a GPU spends
+    its time on reading the weights for each token, however many answers get one."""
     oversample: Weight = 0.0
     """Share of additional candidates that are rolled out; of all, the groups whose rewards vary most are learned from. Groups of equal
     rewards teach nothing (DAPO's dynamic sampling)."""

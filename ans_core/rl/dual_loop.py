@@ -188,15 +188,12 @@ class DualLoop(nn.Module):
         self.timer.start("step")
         moved = [batch.to(self.model.device) for batch in batches]
         self.monitor.on = bool(self.settings.monitor_every) and moved[0].step % self.settings.monitor_every == 0
-        for batch in moved:
-            steps = self._rollout_steps(batch)
-            if batch.inner == 0:
-                self.waiting[batch.micro], steps = self._act(batch, steps)
-            elif (done := self.waiting.get(batch.micro)) is None:
-                raise RuntimeError(f"rl: step {batch.step} goes on with rollouts that are gone; start the stage anew")
-            else:
-                steps = {name: step if (kept := done[name].kept) is None else step.take(kept) for name, step in steps.items()}
-            self.acted[batch.micro] = steps
+        if moved[0].inner == 0:
+            for some in grouped(moved, self.settings):
+                self._act(some)
+        else:
+            for batch in moved:
+                self.acted[batch.micro] = self._goes_on(batch)
         if moved[0].inner == 0:
             self._set_advantages(moved)
             self._set_mean_rewards()
@@ -327,29 +324,46 @@ class DualLoop(nn.Module):
             return self.model.vision_features(batch.views).split(batch.views)
         return self.practice.encode([(s.frames[0], (0, 0, *transforms.image_size(s.frames[0]))) for s in batch.samples])
 
+    def _goes_on(self, batch: Batches) -> dict[str, RolloutStep]:
+        """Return the steps of a micro-batch whose rollouts are learned from once more."""
+        steps, done = self._rollout_steps(batch), self.waiting.get(batch.micro)
+        if done is None:
+            raise RuntimeError(f"rl: step {batch.step} goes on with rollouts that are gone; start the stage anew")
+        return {name: step if (kept := done[name].kept) is None else step.take(kept) for name, step in steps.items()}
+
     @torch.no_grad()
-    def _act(self, batch: Batches, steps: dict[str, RolloutStep]) -> tuple[dict[str, Experience], dict[str, RolloutStep]]:
-        """Roll out and reward one micro-batch, and let the reference read the rollouts.
+    def _act(self, batches: Sequence[Batches]) -> None:
+        """Roll out and reward micro-batches, each loop all of them at once, and let the reference read the rollouts.
 
         While a judge reads captions, the other loops act and the reference reads. If there are more candidates than are learned from, those
         whose rewards vary most are kept, and the reference reads only the kept ones.
         """
-        done, judged = {}, {}
-        for name, step in steps.items():
-            done[name] = LOOPS[name].act(step)
-            if self.judging is not None and LOOPS[name].judged(self.settings):
-                judged[name] = self.judging.submit(step.batch.samples, done[name].texts)
+        for batch in batches:
+            self.acted[batch.micro], self.waiting[batch.micro] = self._rollout_steps(batch), {}
+        judged: dict[tuple[int, str], Future[list[float | None]]] = {}
+        for name in self.settings.loops:
+            steps = [self.acted[batch.micro][name] for batch in batches]
+            together = LOOPS[name].act(RolloutStep.joined(steps))
+            for batch, step, done in zip(batches, steps, together.parts([len(s.batch.samples) for s in steps]), strict=True):
+                self.waiting[batch.micro][name] = done
+                if self.judging is not None and LOOPS[name].judged(self.settings):
+                    judged[batch.micro, name] = self.judging.submit(step.batch.samples, done.texts)
+        for batch in batches:
+            self._reward(batch, {name: judged.get((batch.micro, name)) for name in self.settings.loops})
+
+    def _reward(self, batch: Batches, judged: Mapping[str, Future[list[float | None]] | None]) -> None:
+        """Reward what a micro-batch's loops did, keep what is learned from, and let the reference read it."""
+        steps, done = self.acted[batch.micro], self.waiting[batch.micro]
         choose = any(len(step.batch.samples) > batch.learned for step in steps.values())
         if not choose:
             self._read_reference(steps, done)
         for name, experience in done.items():
-            self._record_rewards(name, experience, judged.get(name))
+            self._record_rewards(name, experience, judged[name])
             if choose:
                 kept = grpo.most_telling(self._total_reward(name, experience), batch.learned).tolist()
                 done[name], steps[name] = experience.take(kept), steps[name].take(kept)
         if choose:
             self._read_reference(steps, done)
-        return done, steps
 
     def _read_reference(self, steps: Mapping[str, RolloutStep], done: Mapping[str, Experience]) -> None:
         with self.timer.part("reference"), self.policies.using("reference"):
@@ -441,6 +455,18 @@ class GradientMonitor:
                 " lower the learning rate, or raise the limit; the same command goes on from the last state"
             )
         return {f"grad_norm/{part}": norm for part, norm in norms.items()}
+
+
+def grouped(batches: Sequence[Batches], settings: Rl) -> list[list[Batches]]:
+    """Group micro-batches that act together: with `rl.answers_at_once` answers of a loop at most, and one micro-batch at least."""
+    groups: list[list[Batches]] = []
+    for batch in batches:
+        answers = settings.group * max(len(own.samples) for own in batch.batches)
+        if groups and answers * (len(groups[-1]) + 1) <= settings.answers_at_once:
+            groups[-1].append(batch)
+        else:
+            groups.append([batch])
+    return groups
 
 
 def check_learned(curves: Curves) -> None:

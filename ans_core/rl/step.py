@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -91,6 +92,15 @@ class EncodedImages:
     frames: FrameFeatures | None
     """None if no loop draws in these pictures."""
 
+    @staticmethod
+    def joined(parts: Sequence[EncodedImages]) -> EncodedImages:
+        frames = [part.frames for part in parts if part.frames is not None]
+        together = None
+        if frames:
+            fine, middle, coarse = (torch.cat(maps) for maps in zip(*((f.fine, f.middle, f.coarse) for f in frames), strict=True))
+            together = FrameFeatures(fine=fine, middle=middle, coarse=coarse)
+        return EncodedImages(vision=[features for part in parts for features in part.vision], frames=together)
+
     def take(self, kept: Sequence[int]) -> EncodedImages:
         return EncodedImages(vision=[self.vision[i] for i in kept], frames=None if self.frames is None else self.frames[list(kept)])
 
@@ -137,6 +147,14 @@ class Experience:
             rewards={name: values[list(kept)] for name, values in self.rewards.items()},
             actions=None if self.actions is None else self.actions.take(torch.tensor(kept, device=self.actions.masks.device)),
         )
+
+    def parts(self, sizes: Sequence[int]) -> list[Experience]:
+        """Split into experiences of so many samples each; all have the metrics of the whole."""
+        if len(sizes) == 1:
+            return [self]
+        ends = list(accumulate(sizes))
+        spans = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        return [replace(self.take(span), kept=None, known={}, metrics=dict(self.metrics)) for span in spans]
 
     def learned_tokens(self) -> int:
         """Count the sampled tokens that enter the loss."""
@@ -238,6 +256,22 @@ class RolloutStep:
     def frames(self) -> FrameFeatures:
         assert self.encoded.frames is not None, "a loop that draws says so (Loop.decodes_masks)"
         return self.encoded.frames
+
+    @staticmethod
+    def joined(steps: Sequence[RolloutStep]) -> RolloutStep:
+        """Return the steps of several micro-batches of one loop as one, whose samples are theirs in order."""
+        if len(steps) == 1:
+            return steps[0]
+        batches = [step.batch for step in steps]
+        together = RlBatch(
+            samples=tuple(sample for batch in batches for sample in batch.samples),
+            asked=tuple(text for batch in batches for text in batch.asked),
+            views=[views for batch in batches for views in batch.views],
+            pixels=torch.cat([batch.pixels for batch in batches]),
+            targets=torch.cat([batch.targets for batch in batches]),
+            repeats=tuple(repeat for batch in batches for repeat in batch.repeats),
+        )
+        return replace(steps[0], batch=together, encoded=EncodedImages.joined([step.encoded for step in steps]))
 
     def take(self, kept: Sequence[int]) -> RolloutStep:
         batch = self.batch

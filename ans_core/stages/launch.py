@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,12 +38,17 @@ def machine_of(launch: Launch, dtype: str = "fp32", *, log: Log | None = None) -
         device=device,
         dtype=chosen,
         deepspeed_stage=launch.deepspeed_stage,
-        workers=launch.workers,
+        workers=min(launch.workers, cores_of_process()),
         keep_states=launch.keep_states,
         halt_on_nan=launch.halt_on_nan,
         profile_steps=launch.profile_steps,
-        compile=device.type == "cuda" and launch.deepspeed_stage < 3 if launch.compile == "auto" else launch.compile,
+        compile=launch.compile == "layers" or (launch.compile == "auto" and device.type == "cuda" and launch.deepspeed_stage < 3),
     )
+
+
+def cores_of_process() -> int:
+    """Return this process's share of the cores that it and its neighbours on this machine may use."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def weights_dtype(dtype: str) -> torch.dtype | None:

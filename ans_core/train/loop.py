@@ -121,14 +121,26 @@ def train(
             "muon_lr: Muon needs whole matrices, and DeepSpeed divides the optimizer; set muon_lr=0, or launch.deepspeed_stage=0"
         )
     accelerator = _accelerator(machine, schedule)
-    optimizer = optimizer_of(loss_module, lr=schedule.lr, weight_decay=schedule.weight_decay, scales=scales or {}, muon_lr=schedule.muon_lr)
+    optimizer = optimizer_of(
+        loss_module,
+        lr=schedule.lr,
+        weight_decay=schedule.weight_decay,
+        scales=scales or {},
+        muon_lr=schedule.muon_lr,
+        fused=machine.device.type == "cuda",
+    )
     loss_module.to(machine.device)
     wrapped, optimizer = accelerator.prepare(loss_module, optimizer)
     folder, stage = scratch / name, machine.deepspeed_stage
     start, curves = states.resume(folder, loss_module, optimizer, wrapped, deepspeed_stage=stage, device=machine.device)
     fork = "fork" if machine.workers else None  # `make_batch` is a closure, which no other way of starting takes along
     loader = DataLoader(
-        _Steps(make_batch, start, schedule), batch_size=None, num_workers=machine.workers, shuffle=False, multiprocessing_context=fork
+        _Steps(make_batch, start, schedule),
+        batch_size=None,
+        num_workers=machine.workers,
+        shuffle=False,
+        multiprocessing_context=fork,
+        pin_memory=machine.device.type == "cuda",
     )
     batches = iter(loader)
     skipped, speed, graphs, validation = 0, Speed(watch), GraphWatch(), watch.validation

@@ -98,12 +98,20 @@ class Together(Optimizer):
         self.param_groups = [group for part in self.parts for group in part.param_groups]  # loading has made new ones
 
 
-def optimizer_of(module: nn.Module, *, lr: float, weight_decay: float, scales: Mapping[str, float], muon_lr: float = 0.0) -> Optimizer:
+def optimizer_of(
+    module: nn.Module,
+    *,
+    lr: float,
+    weight_decay: float,
+    scales: Mapping[str, float],
+    muon_lr: float = 0.0,
+    fused: bool = False,
+) -> Optimizer:
     """Make the optimizer of all parameters that require a gradient: AdamW; norms, biases and embeddings are decayed too, as upstream does.
 
     `muon_lr`: not 0 = Muon for the matrices of stacked layers (a number in the name, as in `layers.3.`), its update scaled to the size of
     AdamW's (Jordan et al. 2024; Liu et al. 2025). `scales`: part of a name -> factor on the learning rate of the parameters whose names
-    contain it.
+    contain it. `fused`: AdamW as one kernel for many tensors.
 
     Raises ValueError if a trained tensor is not fp32: bf16 AdamW at lr 1e-5 moves hardly any weight.
     """
@@ -119,7 +127,7 @@ def optimizer_of(module: nn.Module, *, lr: float, weight_decay: float, scales: M
         raise ValueError("nothing to train: no parameter requires a gradient")
     matrices, others = ([{"params": ps, "scale": scale} for (m, scale), ps in groups.items() if m == chosen] for chosen in (True, False))
     parts: list[Optimizer] = [BatchedMuon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")] if matrices else []
-    parts += [AdamW(others, lr=lr, betas=(0.9, 0.999), weight_decay=weight_decay)] if others else []
+    parts += [AdamW(others, lr=lr, betas=(0.9, 0.999), weight_decay=weight_decay, fused=fused)] if others else []
     return parts[0] if len(parts) == 1 else Together(parts)
 
 

@@ -119,7 +119,7 @@ class GraphWatch:
             self.told = True
             tqdm.write(
                 f"{counts['compile/graphs']:.0f} graphs were compiled by step {step}; {MOST_GRAPHS} are expected in a whole run."
-                " TORCH_LOGS=recompiles says why each was made; launch.compile=false runs without"
+                " TORCH_LOGS=recompiles says why each was made; launch.compile=none runs without"
             )
         return counts
 

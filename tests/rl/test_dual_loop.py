@@ -466,3 +466,28 @@ def test_a_run_without_any_gradient_says_that_all_rewards_were_equal() -> None:
     with pytest.raises(RuntimeError, match=r"all answers of each group had the same reward"):
         check_learned(curves)
     check_learned([*curves, (2, "grad_norm", 0.1)])
+
+
+@pytest.mark.parametrize("at_once", [1, 6, 64])
+def test_micro_batches_act_together_as_they_do_apart(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """Four micro-batches of one sample, three answers each, are sampled in one call, or in as many as `answers_at_once` asks for."""
+    sampled: list[int] = []
+    sample = rollout.sample
+
+    def counted(model: Sa2VA, prompted: object, **options: object) -> object:
+        sampled.append(len(options["seeds"]))  # type: ignore[arg-type]
+        return sample(model, prompted, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("ans_core.rl.step.sample", counted)
+    found = []
+    for limit in (1, at_once):
+        module = loops(tiny.build(), loops={"caption": 1.0}, answers_at_once=limit)
+        micros = [replace(batch(module.model, samples=(SAMPLES[i % 2],), of=("caption",)), micro=i) for i in range(4)]
+        torch.manual_seed(0)
+        loss, _ = compute(module, *micros)
+        found.append((float(loss.detach()), dict(module.record)))
+    apart, together = sampled[:4], sampled[4:]
+    assert apart == [3] * 4
+    assert together == {1: [3] * 4, 6: [6, 6], 64: [12]}[at_once]
+    assert found[0][1] == found[1][1]  # every rollout's rewards
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-4, abs=1e-6)
