@@ -65,6 +65,14 @@ class Config(Section):
 
     def _check_data_names(self) -> None:
         names = list(DATA_KINDS)
+        read = ["train", "val", "test", self.evaluate.split, self.agent.evaluate.split]
+        for place, source in enumerate(self.prepare.sources):
+            if source.role not in read:
+                raise Impossible(
+                    f"prepare.sources.{place}.split",
+                    f"no stage reads a split {source.role!r}{nearest(source.role, read)}: write it as a list, `split: [{source.role}]`, to "
+                    f"train on it, or set evaluate.split to {source.role!r} to evaluate on it",
+                )
         for section in ("prepare", "evaluate"):
             for place, source in enumerate(getattr(self, section).sources):
                 if source.name in names:
@@ -80,7 +88,7 @@ class Config(Section):
 
     def _check_evaluation(self) -> None:
         """Refuse splits and benchmarks that the data can't have; which samples data sets of the user's have, only `prepare` sees."""
-        splits = list(dict.fromkeys(["train", "val", "test", *(source.split for source in self.prepare.sources)]))
+        splits = list(dict.fromkeys(["train", "val", "test", *(source.role for source in self.prepare.sources)]))
         prepare, split = self.prepare, self.evaluate.split
         if split not in splits:
             raise Impossible("evaluate.split", f"no data set has a split {split!r}{nearest(split, splits)}; there are {splits}")
