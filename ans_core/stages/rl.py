@@ -113,7 +113,8 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
     rows = rows_of_sft(cfg, sources, model, left_out) if settings.rows else None
     make = RolloutBatches(cfg, practice, model, referring, left_out, rows)
     curves = loop.train(
-        module, make, name="rl", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
+        module, make, name="rl", schedule=schedule_of(settings.optim, inner_steps=settings.inner_steps), machine=machine, seed=cfg.seed,
+        scratch=scratch, log=log,
         after_step=lambda step: module.after_step(step) | left_out.metrics(step, machine.device),
         scales=dict.fromkeys(modules, settings.modules_lr),
     )  # fmt: skip
