@@ -15,14 +15,16 @@ billion parameters takes 98 to 290 s.)"""
 
 
 class Stopped(SystemExit):
-    """Raised after a training state has been written because a signal asked for it. Its exit status is 128 + the signal's number."""
+    """Ends the process because of a signal, in a training loop after the state of `step` has been written. Its exit status is 128 + the
+    signal's number."""
 
-    def __init__(self, number: int, step: int) -> None:
+    def __init__(self, number: int, step: int | None = None) -> None:
         super().__init__(128 + number)
-        self.step = step
+        self.number, self.step = number, step
 
     def __str__(self) -> str:
-        return f"ended by {signal.Signals(self.code - 128).name} after step {self.step}, whose state is written: the same command goes on"
+        after = "" if self.step is None else f" after step {self.step}, whose state is written"
+        return f"ended by {signal.Signals(self.number).name}{after}: the same command goes on"
 
 
 class _Request:
@@ -41,7 +43,7 @@ def exit_on_signals() -> None:
             signal.signal(other, signal.SIG_IGN)
         _Request.number = number
         if not _Request.deferred:
-            raise SystemExit(128 + number)
+            raise Stopped(number)
         signal.alarm(LONGEST_S)  # whose default action ends a process that is inside a collective, too
 
     for number in SIGNALS:

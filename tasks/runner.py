@@ -32,7 +32,7 @@ from tasks.launcher import (
     run_job,
     thread_variables,
 )
-from tasks.process import die_with_parent, held, imports_without_collector, leave_note
+from tasks.process import die_with_parent, has_noted, held, imports_without_collector, leave_note
 from tasks.stages import GROUPS, STAGES, TABLE, Stage, dvc_file, stage_named
 from tasks.tracker import TrackedRun, stage_run
 
@@ -193,16 +193,17 @@ def main(name: str, root: Path = Path()) -> None:
         config = load(root / "params.yaml")
         check_disk(stage, config, root)
         check_sharding(stage, config)
-        ranks = ranks_command(stage, config.launch, os.environ, port=free_port())
-        if is_job(stage, config.launch, os.environ):
-            sys.exit(run_job(stage, config.launch, root))
+        launch = config.launch.of(stage.task)
+        ranks = ranks_command(stage, launch, os.environ, port=free_port())
+        if is_job(stage, launch, os.environ):
+            sys.exit(run_job(stage, launch, root, key=state_key(stage, config, root)))
     except ConfigError as error:
         leave_note(status=USER_ERROR, message=str(error))
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
     counted = inference_processes_here if stage.one_node else processes_here
-    many = counted(config.launch, os.environ) if ranks else 1
-    os.environ |= thread_variables(config.launch.threads, processes=many, environment=os.environ)
+    many = counted(launch, os.environ) if ranks else 1
+    os.environ |= thread_variables(launch.threads, processes=many, environment=os.environ)
     rank = os.environ.get("RANK")
     partial = stage.out_path(config.profile, root).with_name(Path(stage.out).name + ".partial")
     if rank is None:
@@ -222,7 +223,8 @@ def main(name: str, root: Path = Path()) -> None:
         else:
             call_stage(stage, config, lambda metrics, step: None, root, state_key(stage, config, root))
     except stop.Stopped as stopped:
-        leave_note(signal=stopped.code - 128, message=str(stopped))
+        if first and not has_noted("status"):  # a process that failed has ended this one
+            leave_note(message=str(stopped))
         logging.warning("%s", stopped)
         raise
     except Exception as error:  # noqa: BLE001  the boundary to the user: traceback into the log file, the message on the screen

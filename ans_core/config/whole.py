@@ -149,11 +149,12 @@ class Config(Section):
     def _check_processes(self) -> None:
         for section in ("memory", "sft", "rl") if self.memory.train else ("sft", "rl"):
             optim = getattr(self, section).optim
-            if optim.batch < self.launch.processes * optim.accumulate:
+            processes = self.launch.of(section).processes
+            if optim.batch < processes * optim.accumulate:
                 raise Impossible(
                     f"{section}.optim.batch",
                     f"{optim.batch} is less than a sample for each of {optim.accumulate} micro-batches (accumulate) on each of "
-                    f"{self.launch.processes} processes (launch); raise it",
+                    f"{processes} processes (launch); raise it",
                 )
             if optim.muon_lr and self.launch.deepspeed_stage:
                 raise Impossible(
@@ -161,7 +162,8 @@ class Config(Section):
                     "Muon needs whole matrices, and DeepSpeed divides the optimizer; set it to 0, or launch.deepspeed_stage to 0",
                 )
         for section, loops in (("rl", self.rl), ("agent.rft", self.agent.rft)):
-            if loops.inner_steps > 1 and self.launch.processes > 1 and loops.optim.save_every % loops.inner_steps:
+            several = self.launch.of(section.rpartition(".")[2]).processes > 1
+            if loops.inner_steps > 1 and several and loops.optim.save_every % loops.inner_steps:
                 raise Impossible(
                     f"{section}.optim.save_every",
                     f"{loops.optim.save_every} must be a multiple of {section}.inner_steps {loops.inner_steps} on several processes: "

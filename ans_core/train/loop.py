@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from ans_core import stop
-from ans_core.dist import largest, rank, seed_everything, shared_means, world_size
+from ans_core.dist import largest, rank, seed_everything, shared_means, wait_for_all, world_size
 from ans_core.precision import autocast
 from ans_core.progress import bar_interval_s
 from ans_core.train import states
@@ -173,6 +173,7 @@ def train(
                 states.save(folder, step + 1, loss_module, optimizer, wrapped, curves, deepspeed_stage=stage, keep=keep)
             step_profiled()
             if ending:
+                wait_for_all()  # a launcher ends the others soon after the first process that ends, and the first one writes the state
                 raise stop.Stopped(ending, step + 1)
     if validation is not None and (best := validation.best(curves)) is not None:
         states.load_best(folder, best, loss_module, device=machine.device)
