@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import signal
@@ -14,12 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ans_core.config import Launch
+from ans_core.config import PROFILES, Launch, dump, resolve
 from ans_core.config.names import JOB_STAGES, SEVERAL_NODES
+from flows.eval_run import job_words
 from tasks import slurm
 from tasks.stages import TABLE
 from tests import slurm_cluster
-from tests.workspace import LIMIT_S, ans, dvc, end_all, environment, executed, living, make, run
+from tests.workspace import LIMIT_S, ROOT, ans, dvc, end_all, environment, executed, living, make, run
 
 TRAINING = '''
 """A training of a few steps on gloo, in place of sft."""
@@ -289,14 +291,16 @@ def test_a_wrong_setting_is_told_once_and_not_retried_and_what_slurm_refuses_is_
 def test_an_evaluation_outside_of_the_pipeline_is_a_job_of_one_node(workspace: Path, cluster: dict[str, str]) -> None:
     run(workspace, "-m", "dvc", "repro", "--single-item", "sft", **variables_of(workspace, cluster))
     executed(workspace)
+    (workspace / "mine").mkdir()
+    (workspace / "mine/result.txt").write_text("a checkpoint")
     script = (
         "from pathlib import Path; from ans_core.config import load; from flows.checkpoint_eval import evaluated;"
-        "print(evaluated(Path('runs/smoke/base/base'), 'content', Path.cwd(), load(Path('params.yaml'))))"
+        "print(evaluated(Path('mine'), 'content', Path.cwd(), load(Path('params.yaml'))))"
     )
     told = run(workspace, "-c", script, **variables_of(workspace, cluster))
-    assert "ans-eval-base-" in told
+    assert "ans-eval-mine-" in told
     assert json.loads((Path(told.strip().splitlines()[-1]) / "metrics.json").read_text())
-    assert executed(workspace) == ["evaluate@rl from 0"]
+    assert executed(workspace) == ["evaluate@rl from 0"] * 2  # two processes of one node
 
 
 def newest_log(folder: Path) -> str:
@@ -307,3 +311,24 @@ def newest_log(folder: Path) -> str:
 
 def logs(folder: Path) -> str:
     return "".join(path.read_text() for path in (folder / ".ans/logs").glob("*.log"))
+
+
+def test_ans_eval_is_a_job_where_the_settings_say_so_and_stays_here_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("profiles", "below"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "dvc.yaml").touch()
+    (tmp_path / "params.yaml").write_text(dump(resolve(ROOT / PROFILES / "smoke.yaml", ("launch.launcher=slurm",))))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ans", "eval", "refcoco", "--model", "mine"])
+    words = job_words(argparse.Namespace(device=None))
+    assert words is not None
+    assert words[:2] == ["-m", "tasks.slurm"]
+    assert words[2].startswith("ans-eval-")
+    assert words[3:] == ["evaluate", "-m", "flows.cli", "eval", "refcoco", "--model", "mine"]
+    assert job_words(argparse.Namespace(device="cpu")) is None
+    monkeypatch.setenv("ANS_JOB", "1")
+    assert job_words(argparse.Namespace(device=None)) is None
+    monkeypatch.delenv("ANS_JOB")
+    monkeypatch.chdir(tmp_path / "below")
+    with pytest.raises(ValueError, match="call `ans eval` there, or give --device cpu"):
+        job_words(argparse.Namespace(device=None))
