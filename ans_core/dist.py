@@ -63,6 +63,15 @@ def shared_sum(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     return total.to(values.device)
 
 
+def largest(value: int, device: torch.device) -> int:
+    """Return the largest value of any process. All processes must call it."""
+    if world_size() == 1:
+        return value
+    found = torch.tensor([value], device=device)
+    torch.distributed.all_reduce(found, op=torch.distributed.ReduceOp.MAX)
+    return int(found)
+
+
 def shared_mean(value: float, device: torch.device) -> float:
     """Average over all processes, as `shared_sum` sums."""
     return float(shared_sum(torch.tensor(value, dtype=torch.float64), device)) / world_size()

@@ -8,21 +8,24 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from ans_core import stop
 from ans_core.config import Config, ConfigError, load
 from ans_core.written import written_whole
 from flows.child import StageFailedError, run_once
 from flows.dvc_state import check_out
 from tasks.code import Code
 from tasks.fingerprint import fingerprint
-from tasks.launcher import inference_processes_here, one_node_words, thread_variables
-from tasks.process import held
+from tasks.launcher import inference_processes_here, is_submitted, one_node_words, submit_words, thread_variables
+from tasks.process import held, leave_note, read_note
 from tasks.registry import Version
 from tasks.runner import inputs_md5, settings_of, stage_function
+from tasks.slurm import IN_JOB
 from tasks.stages import stage_named
 
 STAGE = "evaluate@rl"
@@ -70,6 +73,9 @@ def evaluated(checkpoint: Path, content: str, here: Path, config: Config) -> Pat
     if (out / METRICS).exists():
         return out
     check_inputs(checkpoint, here, config)
+    if is_submitted(config.launch, os.environ):
+        run_in_child(out, checkpoint, content, here, config)
+        return out
     evaluate_into(out, checkpoint, here, config)
     return out
 
@@ -106,13 +112,27 @@ def in_child(checkpoint: Path, content: str, here: Path, changes: dict[str, Any]
     out = result_folder(checkpoint, content, here, config)
     if not (out / METRICS).exists():
         check_inputs(checkpoint, here, config)
-        section = json.dumps(config.model_dump(mode="json")["evaluate"])  # with the fingerprints that named `out`
-        command = [*one_node_words(config.launch, os.environ), "-m", "flows.checkpoint_eval", str(checkpoint), content, section]
-        here_now = inference_processes_here(config.launch, os.environ)
-        variables = thread_variables(config.launch.threads, processes=here_now, environment=os.environ)
-        if status := run_once(command, root=here, timeout_s=stage_named(STAGE).timeout_s, extra_environment=variables):
-            raise StageFailedError(f"the evaluation of {checkpoint} failed (status {status}); its message is above")
+        run_in_child(out, checkpoint, content, here, config)
     return out
+
+
+def run_in_child(out: Path, checkpoint: Path, content: str, here: Path, config: Config) -> None:
+    """Evaluate into `out` in processes of this node, or of a job. Raises StageFailedError."""
+    section = json.dumps(config.model_dump(mode="json")["evaluate"])  # with the fingerprints that named `out`
+    words = ["-m", "flows.checkpoint_eval", str(checkpoint), content, section]
+    stage, submitted = stage_named(STAGE), is_submitted(config.launch, os.environ)
+    launch = config.launch.of(stage.task)
+    there = {**os.environ, IN_JOB: "1", "PET_NNODES": "1"} if submitted else os.environ
+    command = [*one_node_words(launch, there), *words]
+    variables = thread_variables(launch.threads, processes=inference_processes_here(launch, there), environment=os.environ)
+    if submitted:
+        command, variables = submit_words(f"ans-eval-{out.name}", stage.task, command), {}
+    with tempfile.TemporaryDirectory(prefix="ans-") as folder:
+        note = Path(folder) / "note.json"
+        status = run_once(command, root=here, timeout_s=stage.timeout_s, extra_environment={**variables, "ANS_NOTE": str(note)})
+        if status:
+            told = read_note(note).get("message", "its message is above")
+            raise StageFailedError(f"the evaluation of {checkpoint} failed (status {status}); {told}")
 
 
 def registered(version: Version, here: Path) -> Path:
@@ -126,13 +146,17 @@ def registered(version: Version, here: Path) -> Path:
 def main(checkpoint: str, content: str, changes: str) -> None:
     """Evaluate, as one of the processes of `in_child`, and print the folder."""
     from flows.paths import root
-    from tasks.process import die_with_parent, exit_on_term
+    from tasks.process import die_with_parent
 
     die_with_parent()
-    exit_on_term()
+    stop.exit_on_signals()
     try:
         print(evaluated(Path(checkpoint), content, root(), settings(root(), json.loads(changes))))
+    except stop.Stopped as stopped:
+        leave_note(message=str(stopped))
+        raise
     except (ValueError, OSError) as error:  # as of a command: a sentence
+        leave_note(message=str(error))
         sys.exit(f"ans: {error}")
 
 

@@ -131,8 +131,9 @@ def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environm
     if process.stdout is not None:
         reader = Thread(target=relay, args=(process.stdout.fileno(), say), daemon=True)
         reader.start()
+    note = extra_environment.get("ANS_NOTE")
     try:
-        watch(process, timeout_s)
+        watch(process, timeout_s, queued_s=lambda: float(read_note(Path(note)).get("queued_s", 0.0)) if note else 0.0)
     finally:
         end_group(process)
         if reader:
@@ -140,13 +141,14 @@ def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environm
     return process.returncode
 
 
-def watch(process: subprocess.Popen[Any], timeout_s: float) -> None:
-    """Wait for a command's end. Raises TimeoutError if it takes too long or is stopped."""
+def watch(process: subprocess.Popen[Any], timeout_s: float, queued_s: Callable[[], float] = lambda: 0.0) -> None:
+    """Wait for a command's end. Raises TimeoutError if it takes too long or is stopped. queued_s: its time in a cluster's queue, which does
+    not count."""
     deadline = time.monotonic() + timeout_s
     went_on_s = next_look_s = time.monotonic()
     while process.poll() is None:
         now_s = time.monotonic()
-        if now_s > deadline:
+        if now_s > deadline and now_s > deadline + queued_s():
             raise TimeoutError(f"no end after {timeout_s:.0f} s")
         if now_s >= next_look_s:
             next_look_s = now_s + LOOK_EVERY_S

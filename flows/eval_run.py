@@ -16,13 +16,14 @@ from typing import Any
 
 from ans_core.benchmarks import public_run
 from ans_core.benchmarks.public_run import runner_of
+from ans_core.config import load
 from ans_core.types import ImageRef
 from ans_core.written import write_whole
 from flows import eval_score
 from flows.paths import root
 from tasks.code import Code
 from tasks.fingerprint import fingerprint
-from tasks.launcher import shared_words, thread_variables
+from tasks.launcher import is_submitted, shared_words, submit_words, thread_variables
 
 SKIPPED = 3
 """Exit status if a benchmark's data are not there; 2 is for words that don't fit."""
@@ -55,11 +56,27 @@ class Asked:
         return "/".join(filter(None, (self.name, self.split)))
 
 
+def job_words(arguments: argparse.Namespace) -> list[str] | None:
+    """Return what follows Python to run this command as a job, where params.yaml says so; None to run it here. Raises ValueError outside of
+    the checkout, from which jobs start."""
+    here = root()
+    if arguments.device == "cpu" or "RANK" in os.environ or not (here / "params.yaml").exists():
+        return None
+    if not is_submitted(load(here / "params.yaml").launch, os.environ):
+        return None
+    if Path.cwd() != here:
+        raise ValueError(f"launch.launcher is slurm, whose jobs start in {here}: call `ans eval` there, or give --device cpu")
+    words = ["-m", "flows.cli", *sys.argv[1:]]
+    return submit_words(f"ans-eval-{hashlib.sha256(repr(words).encode()).hexdigest()[:12]}", "evaluate", words)
+
+
 def run(arguments: argparse.Namespace) -> int:
     names = arguments.what.lower().replace("-", "_").split(",")
     check_options(names, arguments)
     if len(names) > 1 and (arguments.data or arguments.out or arguments.split):
         raise ValueError("--data, --out and --split are of one benchmark; of several, leave them out (data/benchmarks/<benchmark>)")
+    if (job := job_words(arguments)) is not None:
+        return subprocess.run([sys.executable, *job], check=False).returncode
     if (arguments.processes or 1) > 1 and "RANK" not in os.environ:
         command = [sys.executable, *shared_words(arguments.processes), "-m", "flows.cli", *sys.argv[1:]]
         variables = thread_variables(0, processes=arguments.processes, environment=os.environ)

@@ -11,25 +11,19 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ans_core.config import Config, ConfigError, Launch
+from tasks import slurm
 from tasks.process import leave_note
+from tasks.slurm import IN_JOB, LOCAL_ONLY
 from tasks.stages import Stage
 
-IN_JOB = "ANS_JOB"
-"""Set in a job of Slurm or Ray: the stage in there starts its processes itself."""
 PASSED = ("ANS_PIPELINE", "ANS_PIPELINE_PID", "ANS_STORE_AWAY", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE")
 """What a Ray job gets of the environment; its dashboard shows them, so no keys."""
 SPINS = "3000"
 """How often an idle thread of torch's libgomp spins before it sleeps."""
-LOCAL_ONLY = ("ANS_NOTE", "ANS_PARENT_PID", "ANS_TRACKER")
-"""Variables about this machine's files and processes."""
-NODES = (
-    'export PET_NNODES=$SLURM_NNODES PET_MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) PET_MASTER_PORT=29500;'
-    " exec srun --ntasks-per-node=1 --kill-on-bad-exit=1 sh -c "
-)
 
 
 def check_sharding(stage: Stage, config: Config) -> None:
@@ -50,9 +44,9 @@ def check_shares(stage: Stage, config: Config) -> None:
     """Raise ValueError for a stage of the agent whose step has not a row for each micro-batch of each process. (Not among the checks of all
     settings: whoever trains no agent need not care.)"""
     if stage.task == "agent_sft":
-        config.agent.sft.check_shares(processes=config.launch.processes)
+        config.agent.sft.check_shares(processes=config.launch.of("agent_sft").processes)
     if stage.task == "rft":
-        config.agent.rft.check_shares(processes=config.launch.processes)
+        config.agent.rft.check_shares(processes=config.launch.of("rft").processes)
 
 
 def stage_words(stage: Stage) -> list[str]:
@@ -139,47 +133,55 @@ def is_job(stage: Stage, launch: Launch, environment: Mapping[str, str]) -> bool
     return _awaits_job(launch, environment) and stage.gpu
 
 
-def job_command(stage: Stage, launch: Launch, environment: Mapping[str, str], root: Path, *, name: str) -> list[str]:
-    """Return the command that submits the stage, waits for its end and has its exit status. `root` is a folder that all nodes share."""
-    words = shlex.join([sys.executable, *stage_words(stage)])
+def run_job(stage: Stage, launch: Launch, root: Path, *, key: str) -> int:
+    """Submit the stage and return the job's exit status. A TERM to this process cancels the job. key: of the states that it resumes."""
+    name = f"ans-{stage.name.replace('@', '-')}-{key}"
     if launch.launcher == "ray":
-        there = [f"--address={launch.ray_address}"] if launch.ray_address else []
-        variables = {key: environment[key] for key in PASSED if key in environment} | {IN_JOB: "1"}
-        wanted = launch.processes if stage.distributed or stage.one_node else 1
-        if stage.one_node:
-            wanted = launch.inference_processes or wanted
-        gpus = [f"--entrypoint-num-gpus={wanted}"] if launch.device == "cuda" else []
-        told = [f"--submission-id={name}", f"--runtime-env-json={json.dumps({'env_vars': variables})}", *gpus]
-        return ["ray", "job", "submit", *there, *told, "--", "sh", "-c", f"cd {shlex.quote(str(root))} && exec {words}"]
-    script = NODES + shlex.quote(f"PET_NODE_RANK=$SLURM_NODEID exec {words}") if stage.distributed else f"exec {words}"
-    about = ["--parsable", f"--job-name={name}", f"--chdir={root}", f"--output={log_file(root, name)}", f"--export=ALL,{IN_JOB}=1"]
-    return ["sbatch", "--wait", *about, *launch.slurm, f"--wrap={script}"]
+        return _ray_job(stage, launch, root.resolve(), name=f"{name}-{uuid.uuid4().hex[:8]}")
+    wanted = slurm.options(launch, stage.task, several=stage.distributed)
+    return slurm.run(slurm.Job(name=name, words=tuple(stage_words(stage)), options=wanted, root=root.resolve()))
 
 
-def log_file(root: Path, name: str) -> Path:
-    """Return where a Slurm job writes. Ray's is shown as it grows."""
-    return root / ".ans/logs" / f"{name}.log"
+def is_submitted(launch: Launch, environment: Mapping[str, str]) -> bool:
+    """Tell whether an evaluation outside of the pipeline is to be a job of Slurm."""
+    return launch.launcher == "slurm" and IN_JOB not in environment
 
 
-def run_job(stage: Stage, launch: Launch, root: Path) -> int:
-    """Submit the stage and return the job's exit status. A TERM to this process cancels the job."""
-    name = f"ans-{stage.name.replace('@', '-')}-{uuid.uuid4().hex[:8]}"
-    log = log_file(root.resolve(), name)
+def submit_words(name: str, task: str, words: Sequence[str]) -> list[str]:
+    """Return what follows Python to run a module's words as a job with the resources of a stage."""
+    return ["-m", "tasks.slurm", name, task, *words]
+
+
+def ray_command(stage: Stage, launch: Launch, environment: Mapping[str, str], root: Path, *, name: str) -> list[str]:
+    """Return the command that submits the stage to Ray, waits for its end and has its exit status. `root` is a folder that all nodes
+    share."""
+    words = shlex.join([sys.executable, *stage_words(stage)])
+    there = [f"--address={launch.ray_address}"] if launch.ray_address else []
+    variables = {key: environment[key] for key in PASSED if key in environment} | {IN_JOB: "1"}
+    wanted = launch.processes if stage.distributed or stage.one_node else 1
+    if stage.one_node:
+        wanted = launch.inference_processes or wanted
+    gpus = [f"--entrypoint-num-gpus={wanted}"] if launch.device == "cuda" else []
+    told = [f"--submission-id={name}", f"--runtime-env-json={json.dumps({'env_vars': variables})}", *gpus]
+    return ["ray", "job", "submit", *there, *told, "--", "sh", "-c", f"cd {shlex.quote(str(root))} && exec {words}"]
+
+
+def _ray_job(stage: Stage, launch: Launch, root: Path, *, name: str) -> int:
+    log = root / ".ans/logs" / f"{name}.log"  # stays empty: Ray shows the job's output as it grows
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
     leave_note(log=str(log))
     environment = {key: value for key, value in os.environ.items() if key not in LOCAL_ONLY}
-    command = job_command(stage, launch, environment, root.resolve(), name=name)
+    command = ray_command(stage, launch, environment, root, name=name)
     print(f"{stage.name}: {shlex.join(command)}", file=sys.stderr, flush=True)
     try:
         process = subprocess.Popen(command, env=environment)
     except FileNotFoundError:
-        raise ConfigError(f"launch.launcher is {launch.launcher}, and there is no `{command[0]}` on this machine's PATH") from None
+        raise ConfigError(f"launch.launcher is ray, and there is no `{command[0]}` on this machine's PATH") from None
     try:
         return process.wait()
     except SystemExit:
         there = [f"--address={launch.ray_address}"] if launch.ray_address else []
-        cancel = ["ray", "job", "stop", *there, name] if launch.launcher == "ray" else ["scancel", f"--name={name}"]
-        subprocess.run(cancel, env=environment, check=False)
+        subprocess.run(["ray", "job", "stop", *there, name], env=environment, check=False)
         process.send_signal(signal.SIGTERM)
         raise

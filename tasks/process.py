@@ -39,6 +39,11 @@ def leave_note(**values: Any) -> None:
         path.write_text(json.dumps(read_note(path) | values), encoding="utf-8")
 
 
+def has_noted(name: str) -> bool:
+    """Tell whether some process of this stage has left a value of this name."""
+    return "ANS_NOTE" in os.environ and name in read_note(Path(os.environ["ANS_NOTE"]))
+
+
 def read_note(path: Path) -> dict[str, Any]:
     """Read the note; empty if there is none, or if a killed process had only begun it."""
     try:

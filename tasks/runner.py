@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ans_core import stop
 from ans_core.config import Config, ConfigError, load
 from tasks import lock_file, provenance
 from tasks.code import Code
@@ -31,7 +32,7 @@ from tasks.launcher import (
     run_job,
     thread_variables,
 )
-from tasks.process import die_with_parent, exit_on_term, held, imports_without_collector, leave_note
+from tasks.process import die_with_parent, has_noted, held, imports_without_collector, leave_note
 from tasks.stages import GROUPS, STAGES, TABLE, Stage, dvc_file, stage_named
 from tasks.tracker import TrackedRun, stage_run
 
@@ -41,6 +42,11 @@ STAGE_FAILED = 1
 DONE = "done"
 STAGE_LOCK = Path(".ans/stage.lock")
 """Held by the one stage that runs in a workspace."""
+TORCHRUN = {
+    "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(stop.LONGEST_S + 30),
+}
+"""What makes torchrun hand every signal to its processes, and wait until they have written a state."""
 MIN_FREE_BYTES = 500_000_000
 
 
@@ -181,28 +187,30 @@ def run_tracked(stage: Stage, config: Config, root: Path) -> None:
 def main(name: str, root: Path = Path()) -> None:
     """Run the stage: the body of every tasks/<stage>.py. Exit codes: 0 done, 1 failed (a retry resumes it), 2 a mistake in the settings."""
     die_with_parent()
-    exit_on_term()
+    stop.exit_on_signals()
     stage = stage_named(name)
     try:
         config = load(root / "params.yaml")
         check_disk(stage, config, root)
         check_sharding(stage, config)
-        ranks = ranks_command(stage, config.launch, os.environ, port=free_port())
-        if is_job(stage, config.launch, os.environ):
-            sys.exit(run_job(stage, config.launch, root))
+        launch = config.launch.of(stage.task)
+        ranks = ranks_command(stage, launch, os.environ, port=free_port())
+        if is_job(stage, launch, os.environ):
+            sys.exit(run_job(stage, launch, root, key=state_key(stage, config, root)))
     except ConfigError as error:
         leave_note(status=USER_ERROR, message=str(error))
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
     counted = inference_processes_here if stage.one_node else processes_here
-    many = counted(config.launch, os.environ) if ranks else 1
-    os.environ |= thread_variables(config.launch.threads, processes=many, environment=os.environ)
+    many = counted(launch, os.environ) if ranks else 1
+    os.environ |= thread_variables(launch.threads, processes=many, environment=os.environ)
     rank = os.environ.get("RANK")
     partial = stage.out_path(config.profile, root).with_name(Path(stage.out).name + ".partial")
     if rank is None:
         if is_first_node():  # the nodes share the folder
             shutil.rmtree(partial, ignore_errors=True)
         if ranks:
+            os.environ |= TORCHRUN
             os.execv(ranks[0], ranks)
     first = rank in {None, "0"}
     log_file = start_log_file(stage, config.profile, root, process=None if first else rank)
@@ -214,6 +222,11 @@ def main(name: str, root: Path = Path()) -> None:
                 run_tracked(stage, config, root)
         else:
             call_stage(stage, config, lambda metrics, step: None, root, state_key(stage, config, root))
+    except stop.Stopped as stopped:
+        if first and not has_noted("status"):  # a process that failed has ended this one
+            leave_note(message=str(stopped))
+        logging.warning("%s", stopped)
+        raise
     except Exception as error:  # noqa: BLE001  the boundary to the user: traceback into the log file, the message on the screen
         logging.error("%s", traceback.format_exc())
         status = USER_ERROR if isinstance(error, ConfigError) else STAGE_FAILED

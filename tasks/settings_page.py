@@ -106,6 +106,8 @@ def values_text(schema: dict[str, Any], classes: dict[str, Any]) -> str:
         return f"{{{', '.join(classes[schema['$ref'].rpartition('/')[2]]['properties'])}}}"
     if names := schema.get("enum", [schema["const"]] if "const" in schema else []):
         return ", ".join(f"`{name}`" for name in names)
+    if "anyOf" in schema:
+        return ", or ".join(values_text(one, classes) for one in schema["anyOf"])
     if schema["type"] == "object":
         keys = values_text(schema["propertyNames"], classes) if "propertyNames" in schema else "names"
         return f"table: {keys} to {values_text(schema['additionalProperties'], classes)}"

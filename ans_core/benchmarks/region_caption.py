@@ -40,7 +40,7 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
         "exact_match": mean(float(same_text(text, reference)) for text, reference in zip(told, real, strict=True)),
         "samples": len(samples),
     }
-    right = attributes_right(told, [{key: s.meta[key] for key in ATTRIBUTES if key in s.meta} for s in samples])
+    right = attributes_right(told, [{key: s.meta[key] for key in ATTRIBUTES if isinstance(s.meta.get(key), str)} for s in samples])
     for key in ATTRIBUTES:
         if hits := [float(r[key]) for r in right if key in r]:
             metrics[f"attribute_accuracy/{key}"] = mean(hits)

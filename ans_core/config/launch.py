@@ -6,7 +6,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from ans_core.config.names import SEVERAL_NODES, JobStage
 from ans_core.config.section import Count, Impossible, Listed, Positive, Rate, Section
+
+
+class Resources(Section):
+    """What the job of one stage asks Slurm for."""
+
+    nodes: Positive = 1
+    gpus: Count = 0
+    """Of each node. Not 0: a training stage has nodes x gpus processes, whatever launch.processes says; an evaluation one on each GPU."""
+    options: Annotated[tuple[str, ...], Listed] = ()
+    """Options of sbatch for this stage alone, as --time=2:00:00."""
 
 
 class Launch(Section):
@@ -19,11 +30,13 @@ class Launch(Section):
     model fastest with one alone."""
     launcher: Literal["torchrun", "deepspeed", "slurm", "ray"] = "torchrun"
     """torchrun: this machine, or several by torchrun's own PET_NNODES ...; one process needs none. deepspeed: the nodes of `hostfile`.
-    slurm: each GPU stage is a job (`sbatch --wait`). ray: the same (`ray job submit`)."""
+    slurm: each stage that wants a GPU is a job (docs/cluster.md). ray: the same (`ray job submit`)."""
     hostfile: str = ""
     """deepspeed: its file of nodes and slots; empty = this machine."""
     slurm: Annotated[tuple[str, ...], Listed] = ()
-    """slurm: options of sbatch, as --partition=gpu, --nodes=2, --gpus-per-node=8, --time=48:00:00."""
+    """slurm: options of sbatch for all stages, as --partition=gpu, --account=lab, --time=48:00:00. A stage of one process gets one node."""
+    resources: dict[JobStage, Resources] = {}
+    """slurm: nodes, GPUs and further options by stage, as {sft: {nodes: 4, gpus: 8}, evaluate: {gpus: 8}}."""
     ray_address: str = ""
     """ray: as http://head:8265; empty = what RAY_ADDRESS says."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -48,8 +61,18 @@ class Launch(Section):
     profile_steps: Count = 0
     """Steps of which each process writes a torch.profiler trace, profile-N.json beside its training states; 0 = none."""
 
+    def of(self, task: str) -> Launch:
+        """Return the settings with the processes of one stage."""
+        wanted = self.resources.get(task)
+        if wanted is None or not wanted.gpus:
+            return self
+        return self.model_copy(update={"processes": wanted.nodes * wanted.gpus, "inference_processes": wanted.gpus})
+
     @model_validator(mode="after")
     def _possible(self) -> Launch:
+        for task, wanted in self.resources.items():
+            if wanted.nodes > 1 and task not in SEVERAL_NODES:
+                raise Impossible("resources", f"{task}: nodes is {wanted.nodes}, and only {', '.join(SEVERAL_NODES)} run on several nodes")
         if self.feature_cache and self.deepspeed_stage == 3:
             raise Impossible("feature_cache", "ZeRO-3 needs all processes to run the encoders equally often; leave one of the two out")
         if self.compile == "layers" and self.deepspeed_stage == 3:

@@ -28,6 +28,9 @@ FORMATS = (
 """ans_core/data/formats."""
 BENCHMARKS = (*STILL_KINDS, "video", "loops")
 """ans_core/benchmarks, and the two loops."""
+SEVERAL_NODES = ("memory", "sft", "rl", "agent_sft", "rft")
+JOB_STAGES = ("base", *SEVERAL_NODES, "evaluate", "cota", "agent_evaluate", "online")
+"""tasks/stages.py: the stages that want a GPU, and those of them whose processes may be on several nodes."""
 FAMILIES = ("easy", "pattern", "text", "larger", "moves")
 """ans_core/agent/world/families."""
 
@@ -68,6 +71,7 @@ OTHER_NAMES = {
 
 StillKind = Annotated[str, one_of(STILL_KINDS), WithJsonSchema({"type": "string", "enum": STILL_KINDS})]
 FormatName = Annotated[str, one_of(FORMATS), WithJsonSchema({"type": "string", "enum": FORMATS})]
+JobStage = Annotated[str, one_of(JOB_STAGES), WithJsonSchema({"type": "string", "enum": JOB_STAGES})]
 PublicName = Annotated[str, one_of(PUBLIC), WithJsonSchema({"type": "string", "enum": PUBLIC})]
 BenchmarkName = Annotated[str, one_of(BENCHMARKS), WithJsonSchema({"type": "string", "enum": BENCHMARKS})]
 FamilyName = Annotated[str, one_of(FAMILIES), WithJsonSchema({"type": "string", "enum": FAMILIES})]

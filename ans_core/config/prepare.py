@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ans_core.config.names import FormatName
 from ans_core.config.section import Count, Impossible, Listed, Name, Positive, Section
+
+
+def _splits(value: Any) -> Any:
+    names = value if isinstance(value, list | tuple) else [value]
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"{value!r} is neither a name of a split nor a list of names")
+    return tuple(value) if isinstance(value, list) else value
 
 
 class DataSource(Section):
@@ -16,11 +23,17 @@ class DataSource(Section):
     name: Name
     format: FormatName
     path: Name
-    split: Name = "train"
+    split: Annotated[Name | tuple[Name, ...], BeforeValidator(_splits)] = "train"
+    """One of the set's splits, which keeps its name; or a list of its splits (patterns too, as "Part*"), which are trained on as one."""
     repeats: Positive = 1
     """Factor on the set's size when data sets divide their share of the mixture: its epochs relative to those of a set with 1."""
     files: str = ""
     """Fingerprint of the files, written by `ans run` when it last saw them; it tells DVC that they changed."""
+
+    @property
+    def role(self) -> str:
+        """The split that stages find the samples in."""
+        return self.split if isinstance(self.split, str) else "train"
 
 
 class Prepare(Section):

@@ -65,6 +65,14 @@ class Config(Section):
 
     def _check_data_names(self) -> None:
         names = list(DATA_KINDS)
+        read = ["train", "val", "test", self.evaluate.split, self.agent.evaluate.split]
+        for place, source in enumerate(self.prepare.sources):
+            if source.role not in read:
+                raise Impossible(
+                    f"prepare.sources.{place}.split",
+                    f"no stage reads a split {source.role!r}{nearest(source.role, read)}: write it as a list, `split: [{source.role}]`, to "
+                    f"train on it, or set evaluate.split to {source.role!r} to evaluate on it",
+                )
         for section in ("prepare", "evaluate"):
             for place, source in enumerate(getattr(self, section).sources):
                 if source.name in names:
@@ -80,7 +88,7 @@ class Config(Section):
 
     def _check_evaluation(self) -> None:
         """Refuse splits and benchmarks that the data can't have; which samples data sets of the user's have, only `prepare` sees."""
-        splits = list(dict.fromkeys(["train", "val", "test", *(source.split for source in self.prepare.sources)]))
+        splits = list(dict.fromkeys(["train", "val", "test", *(source.role for source in self.prepare.sources)]))
         prepare, split = self.prepare, self.evaluate.split
         if split not in splits:
             raise Impossible("evaluate.split", f"no data set has a split {split!r}{nearest(split, splits)}; there are {splits}")
@@ -141,11 +149,12 @@ class Config(Section):
     def _check_processes(self) -> None:
         for section in ("memory", "sft", "rl") if self.memory.train else ("sft", "rl"):
             optim = getattr(self, section).optim
-            if optim.batch < self.launch.processes * optim.accumulate:
+            processes = self.launch.of(section).processes
+            if optim.batch < processes * optim.accumulate:
                 raise Impossible(
                     f"{section}.optim.batch",
                     f"{optim.batch} is less than a sample for each of {optim.accumulate} micro-batches (accumulate) on each of "
-                    f"{self.launch.processes} processes (launch); raise it",
+                    f"{processes} processes (launch); raise it",
                 )
             if optim.muon_lr and self.launch.deepspeed_stage:
                 raise Impossible(
@@ -153,7 +162,8 @@ class Config(Section):
                     "Muon needs whole matrices, and DeepSpeed divides the optimizer; set it to 0, or launch.deepspeed_stage to 0",
                 )
         for section, loops in (("rl", self.rl), ("agent.rft", self.agent.rft)):
-            if loops.inner_steps > 1 and self.launch.processes > 1 and loops.optim.save_every % loops.inner_steps:
+            several = self.launch.of(section.rpartition(".")[2]).processes > 1
+            if loops.inner_steps > 1 and several and loops.optim.save_every % loops.inner_steps:
                 raise Impossible(
                     f"{section}.optim.save_every",
                     f"{loops.optim.save_every} must be a multiple of {section}.inner_steps {loops.inner_steps} on several processes: "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import quote
 
+from ans_core.data import splits
 from ans_core.data.formats import FORMATS
 from ans_core.data.index import open_index, stamp_of
 from ans_core.data.mixture import Source
@@ -21,8 +22,8 @@ no share of it; extra: a user's own data set, with samples of any task."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetEntry:
-    """One split of one data set. `path` is relative to the prepared folder; for kind "extra" it is as in the settings (relative to the
-    working folder)."""
+    """One split of one data set, as stages see it. `path` is relative to the prepared folder; for kind "extra" it is as in the settings
+    (relative to the working folder)."""
 
     name: str
     format: str
@@ -30,10 +31,20 @@ class DatasetEntry:
     split: str
     kind: Kind
     repeats: int = 1
+    parts: tuple[str, ...] = ()
+    """The set's own splits (names and patterns) that `split` consists of; empty: the one of its name."""
+
+    @property
+    def on_disk(self) -> str | tuple[str, ...]:
+        return self.parts or self.split
 
 
 def write_entries(prepared: Path, entries: Collection[DatasetEntry]) -> None:
-    (prepared / "datasets.json").write_text(json.dumps([asdict(e) for e in entries], indent=1) + "\n", encoding="utf-8")
+    (prepared / "datasets.json").write_text(json.dumps([_record(e) for e in entries], indent=1) + "\n", encoding="utf-8")
+
+
+def _record(entry: DatasetEntry) -> dict[str, object]:
+    return {key: value for key, value in asdict(entry).items() if key != "parts" or value}
 
 
 def read_entries(prepared: Path, split: str | None = None, kinds: Collection[str] | None = None) -> list[DatasetEntry]:
@@ -43,7 +54,8 @@ def read_entries(prepared: Path, split: str | None = None, kinds: Collection[str
     file = prepared / "datasets.json"
     if not file.is_file():
         raise ValueError(f"{file} does not exist; run the stage `prepare` first")
-    entries = [DatasetEntry(**record) for record in json.loads(file.read_text(encoding="utf-8"))]
+    records = json.loads(file.read_text(encoding="utf-8"))
+    entries = [DatasetEntry(**record | {"parts": tuple(record.get("parts", ()))}) for record in records]
     return [e for e in entries if split in (None, e.split) and (kinds is None or e.kind in kinds)]
 
 
@@ -51,17 +63,17 @@ def read_entry(prepared: Path, entry: DatasetEntry) -> Sequence[Sample]:
     """Read a drawn data set into a list. One of the user's may be of any size: it is read once, into an index beside the prepared folder,
     and again when its files change."""
     if entry.kind != "extra":
-        return read_samples(format=entry.format, path=prepared / entry.path, name=entry.name, split=entry.split)
+        return read_samples(format=entry.format, path=prepared / entry.path, name=entry.name, split=entry.on_disk)
     path = existing(entry.format, Path(entry.path), name=entry.name)
-    stamp = stamp_of(path, format=entry.format, name=entry.name, split=entry.split)
+    stamp = stamp_of(path, format=entry.format, name=entry.name, split=", ".join(entry.parts) or entry.split)
     folder = prepared.with_name("index") / quote(f"{entry.name}-{entry.split}", safe="")
-    return open_index(folder, stamp, lambda: FORMATS[entry.format](path, name=entry.name, split=entry.split))
+    return open_index(folder, stamp, lambda: splits.read(entry.format, path, name=entry.name, split=entry.on_disk))
 
 
-def read_samples(*, format: str, path: Path, name: str, split: str) -> list[Sample]:
-    """Read a data set of any format by the format's name; ValueError names the wrong file and record."""
+def read_samples(*, format: str, path: Path, name: str, split: str | Sequence[str]) -> list[Sample]:
+    """Read a split, or several as one, of a data set of any format; ValueError names the wrong file and record."""
     found = existing(format, path, name=name)
-    return list(FORMATS[format](found, name=name, split=split))
+    return list(splits.read(format, found, name=name, split=split))
 
 
 def existing(format: str, path: Path, *, name: str) -> Path:

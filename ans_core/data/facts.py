@@ -45,7 +45,7 @@ def facts(samples: Iterable[Sample]) -> Facts:
     for sample in samples:
         found.samples += 1
         found.tasks[sample.task] += 1
-        found.kinds[sample.meta.get("kind", sample.task)] += 1
+        found.kinds[str(sample.meta.get("kind", sample.task))] += 1
         found.images.add(sample.image_id)
         found.sizes.add((sample.width, sample.height))
         found.words.append(len(sample.text.split()))

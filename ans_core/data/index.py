@@ -26,10 +26,12 @@ import numpy as np
 from jaxtyping import Int
 
 from ans_core import types
+from ans_core.data import outlines
 from ans_core.lazy import Lazy
 from ans_core.types import FilePart, ImageRef, Sample, VideoFrames
 
 RECORDS, ENDS, KEYS, TASKS, STAMP = "records.jsonl", "ends.npy", "picture_keys.npy", "tasks.npy", "stamp.json"
+OUTLINES, THINGS, UNNAMED = "outlines.npy", "things.npy", "unnamed.npy"
 PACKAGE = Path(__file__).parents[1]
 FIELDS = tuple(field.name for field in fields(Sample) if field.name not in {"dataset", "frames"})
 
@@ -60,6 +62,9 @@ class SampleIndex(Lazy[Sample]):
         self.picture_keys: np.ndarray = np.load(folder / KEYS, mmap_mode="r")
         """Samples with equal keys show the same frames."""
         self.tasks: np.ndarray = np.load(folder / TASKS, mmap_mode="r")
+        self.outlines: np.ndarray = np.load(folder / OUTLINES, mmap_mode="r")
+        self.things: np.ndarray = np.load(folder / THINGS, mmap_mode="r")
+        self.unnamed: np.ndarray = np.load(folder / UNNAMED, mmap_mode="r")
         self._ends: Int[np.ndarray, " samples"] = np.load(folder / ENDS, mmap_mode="r")
         self._records = (folder / RECORDS).open("rb", buffering=0)
 
@@ -214,16 +219,22 @@ def _write(folder: Path, stamp: Stamp, samples: Iterable[Sample]) -> None:
 
 
 def _write_records(folder: Path, samples: Iterable[Sample]) -> None:
-    ends, keys, done = array("q"), bytearray(), list[str]()
+    ends, keys, things, done, shapes, unnamed = array("q"), bytearray(), bytearray(), list[str](), array("H"), array("i")
     with (folder / RECORDS).open("wb") as file:
         for sample in samples:
             file.write(encode(sample))
             ends.append(file.tell())
-            keys += picture_digest(sample)
+            keys += (picture := picture_digest(sample))
             done.append(sample.task)
+            things += outlines.thing_of(sample, picture).ljust(16, b"\0")
+            shapes.append(outlines.outline_of(sample))
+            unnamed.append(len(outlines.unnamed_regions(sample)))
     np.save(folder / ENDS, np.array(ends, dtype=np.int64))
     np.save(folder / KEYS, np.frombuffer(bytes(keys), dtype="S16"))
     np.save(folder / TASKS, np.array(done, dtype="S"))
+    np.save(folder / THINGS, np.frombuffer(bytes(things), dtype="S16"))
+    np.save(folder / OUTLINES, np.array(shapes, dtype=np.uint16))
+    np.save(folder / UNNAMED, np.array(unnamed, dtype=np.int32))
 
 
 def _stamp_in(folder: Path) -> Any:

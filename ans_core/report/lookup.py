@@ -45,4 +45,5 @@ def _entries(prepared: Path | None, split: str, sources: Sequence[DataSource]) -
         yield from ((prepared, entry) for entry in of_split)
         yield from ((prepared, entry) for entry in data.read_entries(prepared, "val", ["extra"]) if entry.name not in there)
     for s in sources:
-        yield Path(), DatasetEntry(name=s.name, format=s.format, path=s.path, split=s.split, kind="referring")
+        parts = () if isinstance(s.split, str) else s.split
+        yield Path(), DatasetEntry(name=s.name, format=s.format, path=s.path, split=s.role, kind="referring", parts=parts)

@@ -1,7 +1,7 @@
 """Rewards: (answer, truth) -> a number in [0, 1]; the truth itself earns 1. A new one is a file and a line in REWARDS, its name in
 ans_core/config/names.py and in WORDLESS or MASKLESS where it fits; then `make dvc`."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ans_core.rewards.cider import cider_of
 from ans_core.rewards.confidence import confidence
@@ -31,6 +31,6 @@ CORPUS_REWARDS: dict[str, Callable[[Sequence[str]], Reward]] = {"cider": cider_o
 """Rewards that weigh words by how rare they are among the true texts."""
 
 
-def corpus_rewards(corpus: Sequence[str], *, needed: Collection[str]) -> dict[str, Reward]:
-    """Make only the `needed` rewards, because CIDEr keeps 39 KB per text."""
-    return {name: made(corpus) for name, made in CORPUS_REWARDS.items() if name in needed}
+def corpus_rewards(corpus: Iterable[str], *, needed: Collection[str]) -> dict[str, Reward]:
+    """Make only the `needed` rewards, because CIDEr keeps 39 KB per text; the corpus is not read for none."""
+    return {name: made(list(corpus)) for name, made in CORPUS_REWARDS.items() if name in needed}

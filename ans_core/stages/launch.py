@@ -10,7 +10,7 @@ import torch
 
 from ans_core import precision
 from ans_core.config import Launch, Optim
-from ans_core.dist import deterministic, pick_device, rank
+from ans_core.dist import deterministic, pick_device, rank, world_size
 from ans_core.train.loop import Curves, Machine, Schedule
 from ans_core.types import Log
 
@@ -18,10 +18,11 @@ LAST = 50
 """A training stage's own metrics are means over this many last steps."""
 
 
-def schedule_of(optim: Optim) -> Schedule:
+def schedule_of(optim: Optim, *, inner_steps: int = 1) -> Schedule:
+    """Return the schedule. inner_steps: of RL, whose rollouts are saved for the first process alone."""
     values = optim.model_dump()
     del values["batch"]  # used by the mixture
-    return Schedule(**values)
+    return Schedule(**values, save_unit=inner_steps if world_size() > 1 else 1)
 
 
 def machine_of(launch: Launch, dtype: str = "fp32", *, log: Log | None = None) -> Machine:

@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ans_core.config import Config, DataSource, Prepare
-from ans_core.data import DatasetEntry, Kind, read_entry, read_samples, write_entries
+from ans_core.data import DatasetEntry, Kind, read_entry, read_samples, splits, write_entries
 from ans_core.data.formats import NO_VAL, SPLITS
 from ans_core.data.pictures import check_pictures
 from ans_core.data.report import write_report
@@ -38,6 +38,9 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     difficulty."""
     entries = source_entries(cfg.prepare.sources)
     read = {entry: read_entry(out, entry) for entry in tqdm(entries, desc="check data sets", disable=not entries)}
+    for entry, samples in read.items():
+        if not len(samples):
+            raise ValueError(f"data set {entry.name!r} ({entry.path}) has no samples of {entry.on_disk}: correct its split, or remove it")
     for entry, samples in read.items():  # not drawn ones, just written: decoding 6,000 takes 3 s and finds nothing
         if turned := check_pictures(samples, where=f"{entry.path}, split {entry.split!r}"):
             logging.warning("%s: %d pictures have an EXIF tag that turns them; `ans data check` says more", entry.path, len(turned))
@@ -51,7 +54,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 
 def source_entries(sources: tuple[DataSource, ...]) -> list[DatasetEntry]:
-    """Return the requested split and, if that is "train", also the set's own "val" and "test" for evaluation."""
+    """Return the requested split and, if that is "train", also the set's own "val" and "test" for evaluation. Raises ValueError for a split
+    that the set on disk does not have."""
     entries = []
     names: set[str] = {name for name, *_ in (*DRAWN, CLIPS, MASKS, PHRASES)}
     for source in sources:
@@ -62,12 +66,23 @@ def source_entries(sources: tuple[DataSource, ...]) -> list[DatasetEntry]:
         if source.format not in SPLITS or not path.exists():
             read_samples(format=source.format, path=path, name=source.name, split=source.split)  # raises with the reason
         present = SPLITS[source.format](path)
-        if source.split == "train" and "val" not in present:
+        parts = splits.chosen([source.split] if isinstance(source.split, str) else source.split, present, path=path)
+        trained = source.role == "train"
+        if trained and "val" not in present:
             logging.warning("data set %r (%s): %s", source.name, path, NO_VAL)
-        wanted = [source.split, *(s for s in ("val", "test") if source.split == "train" and s in present)]
+        held_out = [split for split in splits.HELD_OUT if trained and split in present and split not in parts]
+        own = {} if isinstance(source.split, str) else {source.role: source.split}
         entries += [
-            DatasetEntry(name=source.name, format=source.format, path=source.path, split=split, kind="extra", repeats=source.repeats)
-            for split in wanted
+            DatasetEntry(
+                name=source.name,
+                format=source.format,
+                path=source.path,
+                split=split,
+                kind="extra",
+                repeats=source.repeats,
+                parts=own.get(split, ()),
+            )
+            for split in (source.role, *held_out)
         ]
     return entries
 

@@ -75,8 +75,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
             return metrics
 
         curves = loop.train(
-            module, questions.batches(policy.model), name="rft", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed,
-            scratch=scratch, log=log, after_step=after_step,
+            module, questions.batches(policy.model), name="rft", schedule=schedule_of(settings.optim, inner_steps=settings.inner_steps),
+            machine=machine, seed=cfg.seed, scratch=scratch, log=log, after_step=after_step,
         )  # fmt: skip
     check_learned(curves)
     save_weights(boundaries / boundary_name(practice.curriculum.phase, settings.optim.steps), policy.adapters)

@@ -7,28 +7,30 @@ Policy and teacher are two adapters over one backbone; adapters off is the refer
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
 import shutil
 import warnings
-from collections import Counter, defaultdict
+from array import array
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import chain, cycle, islice
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
+
 from ans_core import data, dist
-from ans_core.benchmarks.loops import true_mask
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config, Rl
 from ans_core.data.collate import Batch, LeftOut, collate_readable
-from ans_core.data.index import picture_key
 from ans_core.data.left_out import STAND_INS, LeftOutFile, first_readable
 from ans_core.data.mixture import Source
-from ans_core.data.regions import is_region, wordless_regions
+from ans_core.data.selection import Expressions, Joined, Selected, unnamed
 from ans_core.model import adapters
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.sa2va import Sa2VA
@@ -79,8 +81,9 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
     if machine.deepspeed_stage == 3:
         raise ValueError("rl: launch.deepspeed_stage 3 divides weights that its three policies read whole; use 2, or 0")
     sources = data.sources(inputs["data"], "train")
+    joined = Joined([source.samples for source in sources])
     practice = samples_by_loop(
-        [s for source in sources for s in source.samples],
+        joined,
         settings.loops,
         absent=settings.absent,
         wordless=not compares_words(settings),
@@ -100,7 +103,7 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
         loss_weights=(cfg.sft.mask_weight, cfg.sft.dice_weight),
         rewards=REWARDS
         | corpus_rewards(
-            [s.text for samples in practice.samples for s in samples if s.text],
+            (s.text for samples in practice.samples for s in samples if s.text),
             needed=set().union(*(getattr(settings, f"rewards_{kind}") for kind in ("caption", "mask", "ground", "text"))),
         ),
         judging=judging,
@@ -108,12 +111,12 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
         log=log,
         pictures_to=scratch / "samples",
     )
-    referring = [s for source in sources for s in source.samples if s.task == "referring"]
     left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
     rows = rows_of_sft(cfg, sources, model, left_out) if settings.rows else None
-    make = RolloutBatches(cfg, practice, model, referring, left_out, rows)
+    make = RolloutBatches(cfg, practice, model, joined, left_out, rows)
     curves = loop.train(
-        module, make, name="rl", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
+        module, make, name="rl", schedule=schedule_of(settings.optim, inner_steps=settings.inner_steps), machine=machine, seed=cfg.seed,
+        scratch=scratch, log=log,
         after_step=lambda step: module.after_step(step) | left_out.metrics(step, machine.device),
         scales=dict.fromkeys(modules, settings.modules_lr),
     )  # fmt: skip
@@ -138,7 +141,7 @@ PHRASES_NEED = "rl.loops must have 'mask', rl.rewards_mask nothing that reads a 
 class LoopSamples:
     """Samples by loop; loops that take the same samples share them."""
 
-    samples: list[list[Sample]]
+    samples: list[Selected]
     of: dict[str, int]
 
 
@@ -154,47 +157,50 @@ def compares_masks(settings: Rl) -> bool:
 
 
 def samples_by_loop(
-    samples: Sequence[Sample], loops: Collection[str], *, absent: float = 0.0, wordless: bool = False, maskless: bool = False
+    samples: Joined, loops: Collection[str], *, absent: float = 0.0, wordless: bool = False, maskless: bool = False
 ) -> LoopSamples:
     """Select each loop's samples; of the loop refer's, the share `absent` has nothing to draw. `wordless`: the loop caption also takes
     masks that no caption is known for. `maskless`: the loop mask also takes captions that no mask is known for. Raises ValueError for a
     loop without samples in the data."""
     chosen: dict[tuple[Callable[[Sample], bool], str], int] = {}
-    phrases = [s for s in samples if s.task == "phrase"]
-    unpaired = {
-        "caption": wordless_regions(samples) if wordless and "caption" in loops else [],
-        "mask": phrases if maskless and "mask" in loops else [],
-    }
-    if phrases and not unpaired["mask"]:
+    phrases = Selected(samples, samples.where(lambda sample: sample.task == "phrase"))
+    unpaired: dict[str, Selected] = {}
+    if wordless and "caption" in loops and samples.unnamed.any():
+        unpaired["caption"] = unnamed(samples)
+    if maskless and "mask" in loops and len(phrases):
+        unpaired["mask"] = phrases
+    if len(phrases) and "mask" not in unpaired:
         logging.warning("%d texts without masks are not used: %s", len(phrases), PHRASES_NEED)
     found = LoopSamples(samples=[], of={})
     for name in loops:
-        takes, more = LOOPS[name].takes, unpaired.get(name, [])
-        key = takes, name if more else ""
+        takes, more = LOOPS[name].takes, unpaired.get(name)
+        key = takes, name if more is not None else ""
         if key not in chosen:
             chosen[key] = len(found.samples)
-            taken = [s for s in samples if takes(s)] + more
+            taken = Selected(samples, samples.where(takes))
+            taken = taken if more is None else taken + more
             found.samples.append(with_absent(taken, absent) if name == "refer" else taken)
         found.of[name] = chosen[key]
-        if not found.samples[chosen[key]]:
+        if not len(found.samples[chosen[key]]):
             raise ValueError(
                 f"rl.loops has {name!r}, which needs {LOOPS[name].wants}; prepare.sources or prepare.scenes give none for training"
             )
     return found
 
 
-def with_absent(samples: list[Sample], share: float) -> list[Sample]:
+def with_absent(samples: Selected, share: float) -> Selected:
     """Repeat the samples without an object, or leave some of them out, until they are this share of all; samples without any such stay, and
     a warning says so."""
-    there, silent = [s for s in samples if s.masks], [s for s in samples if not s.masks]
-    if share and there and not silent:
+    has_masks = np.isin(samples.numbers, samples.joined.where(lambda sample: bool(sample.masks)))
+    there, silent = samples.numbers[has_masks], samples.numbers[~has_masks]
+    if share and len(there) and not len(silent):
         warnings.warn(
             f"rl.absent is {share:g}, but no expression of the training data names an absent thing: the loop refer never practises to deny."
             " gRefCOCO has some (format grefcoco in prepare.sources), drawn scenes too; rl.absent=0 leaves this line out",
             stacklevel=2,
         )
-    wanted = round(len(there) * share / (1 - share)) if silent else 0
-    return there + list(islice(cycle(silent), wanted))
+    wanted = round(len(there) * share / (1 - share)) if len(silent) else 0
+    return Selected(samples.joined, np.concatenate([there, np.resize(silent, wanted)]))
 
 
 def rows_of_sft(cfg: Config, sources: Sequence[Source], model: Sa2VA, left_out: LeftOutFile) -> Callable[[int, int], Batch]:
@@ -223,13 +229,13 @@ class RolloutBatches:
         cfg: Config,
         practice: LoopSamples,
         model: Sa2VA,
-        referring: Sequence[Sample],
+        joined: Joined,
         left_out: LeftOutFile,
         rows: Callable[[int, int], Batch] | None = None,
     ) -> None:
         """rows: (step, micro-batch) -> this process's rows of SFT's mixture, beside the samples."""
         self.cfg, self.practice, self.model, self.left_out, self.rows = cfg, practice, model, left_out, rows
-        self.expressions = [expressions_of(samples, referring) for samples in practice.samples]
+        self.expressions = [Expressions(samples, joined) for samples in practice.samples]
         """Expressions for the samples of loop 2; empty for samples of other loops."""
         s = cfg.rl
         self.order = [easiest_first(samples, s.curriculum) if s.curriculum != "none" else None for samples in practice.samples]
@@ -261,7 +267,8 @@ class RolloutBatches:
             pool = taking_part(len(samples), progress=progress, start=s.curriculum_start, until=s.curriculum_until)
             rng = dist.rng_of(cfg.seed, "rl curriculum", kind, rollout)
             rows = [
-                order[i] for i in (rng.sample(range(pool), candidates) if pool >= candidates else rng.choices(range(pool), k=candidates))
+                int(order[i])
+                for i in (rng.sample(range(pool), candidates) if pool >= candidates else rng.choices(range(pool), k=candidates))
             ]
         own = dist.own_share(list(zip(rows, repeats_of([samples[i] for i in rows]), strict=True)), **share)
         try:
@@ -301,20 +308,6 @@ class RolloutBatches:
         return found
 
 
-def expressions_of(samples: Sequence[Sample], referring: Sequence[Sample]) -> list[list[str]]:
-    """Return for every region the expressions that mean it: those with the same picture and exactly the same mask."""
-    found: dict[tuple[object, ...], list[str]] = defaultdict(list)
-    for sample in referring:
-        if len(sample.frames) == len(sample.masks) == 1 and sample.masks[0][0] is not None:
-            found[_thing(sample)].append(sample.text)
-    return [found.get(_thing(sample), []) if is_region(sample) else [] for sample in samples]
-
-
-def _thing(sample: Sample) -> tuple[object, ...]:
-    mask = true_mask(sample)
-    return picture_key(sample), str(mask["size"]), mask["counts"]
-
-
 def repeats_of(samples: Sequence[Sample]) -> list[int]:
     """Return of every sample how often it stands before its place."""
     seen: Counter[tuple[str, str]] = Counter()
@@ -328,12 +321,16 @@ def repeats_of(samples: Sequence[Sample]) -> list[int]:
 
 def rows_of(count: int, step: int, *, batch: int, seed: int) -> list[int]:
     """Return the indices of a step's samples: shuffled epochs, decided by (seed, step) alone."""
-    orders: dict[int, list[int]] = {}
     chosen = []
     for number in range(step * batch, (step + 1) * batch):
         epoch, place = divmod(number, count)
-        if epoch not in orders:
-            orders[epoch] = list(range(count))
-            dist.rng_of(seed, "rl epoch", epoch).shuffle(orders[epoch])
-        chosen.append(orders[epoch][place])
+        chosen.append(_epoch_order(count, epoch, seed)[place])
     return chosen
+
+
+@functools.lru_cache(maxsize=8)
+def _epoch_order(count: int, epoch: int, seed: int) -> array[int]:
+    """Return the permutation of an epoch (a second for a million), kept for the loops' numbers of samples and the epoch after."""
+    order = array("q", range(count))
+    dist.rng_of(seed, "rl epoch", epoch).shuffle(order)
+    return order

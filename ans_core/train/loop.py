@@ -21,7 +21,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from ans_core.dist import rank, read_together, seed_everything, shared_means, world_size
+from ans_core import stop
+from ans_core.dist import largest, rank, read_together, seed_everything, shared_means, wait_for_all, world_size
 from ans_core.precision import autocast
 from ans_core.progress import bar_interval_s
 from ans_core.train import states
@@ -45,6 +46,8 @@ class Schedule:
     save_every: int
     muon_lr: float = 0.0
     """Not 0: Muon for the matrices of stacked layers."""
+    save_unit: int = 1
+    """A state can be written after every so many steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,8 @@ class Machine:
     """Steps of which torch.profiler writes a trace."""
     compile: bool = False
     """Whether the language model's layers are compiled."""
+    ends_at_once: bool = False
+    """Whether a TERM ends the loop in the middle of a step; else all processes write a state after the step and end."""
 
     def autocast(self) -> torch.autocast:
         """Return the forward pass's precision."""
@@ -140,6 +145,7 @@ def train(
         num_workers=machine.workers,
         shuffle=False,
         multiprocessing_context=fork,
+        worker_init_fn=stop.ignore_signals,
         pin_memory=machine.device.type == "cuda",
     )
     batches = iter(loader)
@@ -147,7 +153,10 @@ def train(
     bar = tqdm(
         range(start, schedule.steps), initial=start, total=schedule.steps, desc=name, disable=rank() > 0, mininterval=bar_interval_s()
     )
-    with profiled(folder / f"profile-{rank()}.json", machine.profile_steps) as step_profiled:
+    with (
+        stop.deferred(not machine.ends_at_once),
+        profiled(folder / f"profile-{rank()}.json", machine.profile_steps) as step_profiled,
+    ):
         for step in bar:
             if validation is not None and validation.exhausted(curves):
                 break
@@ -173,10 +182,15 @@ def train(
             if rank() == 0:
                 log({f"{name}/{key}": value for key, value in (metrics | told | {"lr": schedule.lr * factor}).items()}, step)
                 bar.set_postfix_str(f"loss {metrics['loss']:.3f}")
-            if (step + 1) % schedule.save_every == 0 or step + 1 == schedule.steps:
+            # A signal reaches the processes at different steps: the largest number makes all of them end after this one.
+            ending = 0 if machine.ends_at_once or (step + 1) % schedule.save_unit else largest(stop.requested(), machine.device)
+            if (step + 1) % schedule.save_every == 0 or step + 1 == schedule.steps or ending:
                 keep = machine.keep_states
                 states.save(folder, step + 1, loss_module, optimizer, wrapped, curves, deepspeed_stage=stage, keep=keep)
             step_profiled()
+            if ending:
+                wait_for_all()  # a launcher ends the others soon after the first process that ends, and the first one writes the state
+                raise stop.Stopped(ending, step + 1)
     if validation is not None and (best := validation.best(curves)) is not None:
         states.load_best(folder, best, loss_module, device=machine.device)
     accelerator.free_memory()

@@ -10,6 +10,7 @@ from torch import Tensor
 from ans_core import prompts
 from ans_core.benchmarks.loops import caption_request, expression_of, mask_request, score_loops, score_loops_of_truth, true_mask
 from ans_core.config import Rl
+from ans_core.data.selection import Expressions, Joined
 from ans_core.dist import own_share
 from ans_core.model import Sa2VA, adapters, parts
 from ans_core.model.prefill import prompt
@@ -19,7 +20,7 @@ from ans_core.rewards.judge.judging import Judging
 from ans_core.rl import dual_loop, grpo, rollout, text_loop
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop, check_learned
 from ans_core.rl.step import RolloutStep, rl_batch
-from ans_core.stages.rl import expressions_of, repeats_of, rows_of
+from ans_core.stages.rl import repeats_of, rows_of
 from ans_core.types import Prediction, Request, Sample
 from tests import tiny
 
@@ -344,9 +345,9 @@ def test_expressions_belong_to_the_region_with_their_picture_and_mask() -> None:
         tiny.sample(0, text="none", masks=()),
     ]
     regions = [tiny.region(0, masks=square), tiny.region(1, masks=other)]
-    assert expressions_of(regions, referring) == [["the left one", "the red one"], []]
+    assert Expressions(regions, Joined([regions, referring]))[:] == [["the left one", "the red one"], []]
     others = [tiny.clip(1), tiny.clip(2, masks=((None, *tiny.clip().masks[0][1:]),)), tiny.sample(3, masks=((None,),))]
-    assert expressions_of(regions, others + referring) == [["the left one", "the red one"], []]
+    assert Expressions(regions, Joined([others, referring]))[:] == [["the left one", "the red one"], []]
 
 
 def test_loop_2_draws_what_is_asked_and_is_judged_by_the_caption(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ans_core.config import Config, ConfigError, Launch, Memory
-from tasks.launcher import check_sharding, check_shares, is_job, job_command, ranks_command, run_job
+from tasks.launcher import check_sharding, check_shares, is_job, ranks_command, ray_command, run_job
 from tasks.process import read_note
 from tasks.stages import stage_named
 
@@ -87,25 +87,10 @@ def test_an_agents_step_without_a_row_for_every_process_is_refused_before_anythi
                 check_shares(stage_named(name), of)
 
 
-def test_a_slurm_job_waits_and_starts_a_node_each_for_training_alone() -> None:
-    launch = Launch(processes=16, launcher="slurm", slurm=("--partition=gpu", "--nodes=2"))
-    command = job_command(SFT, launch, {}, Path("/shared/ans"), name="ans-sft-1")
-    assert command[:-1] == [
-        "sbatch", "--wait", "--parsable", "--job-name=ans-sft-1", "--chdir=/shared/ans",
-        "--output=/shared/ans/.ans/logs/ans-sft-1.log", "--export=ALL,ANS_JOB=1", "--partition=gpu", "--nodes=2",
-    ]  # fmt: skip
-    assert command[-1].startswith("--wrap=export PET_NNODES=$SLURM_NNODES PET_MASTER_ADDR=$(scontrol show hostnames")
-    assert (
-        f"srun --ntasks-per-node=1 --kill-on-bad-exit=1 sh -c 'PET_NODE_RANK=$SLURM_NODEID exec {sys.executable} -m tasks.sft'"
-        in command[-1]
-    )
-    assert job_command(EVALUATE, launch, {}, Path("/x"), name="n")[-1] == f"--wrap=exec {sys.executable} -m tasks.evaluate rl"
-
-
 def test_a_ray_job_is_followed_and_gets_no_keys() -> None:
     launch = Launch(processes=8, launcher="ray", ray_address="http://head:8265", device="cuda")
     given = {"ANS_PIPELINE": "flow-1", "MLFLOW_TRACKING_PASSWORD": "secret", "OPENAI_API_KEY": "secret"}
-    assert job_command(SFT, launch, given, Path("/shared/a b"), name="ans-sft-1") == [
+    assert ray_command(SFT, launch, given, Path("/shared/a b"), name="ans-sft-1") == [
         "ray", "job", "submit", "--address=http://head:8265", "--submission-id=ans-sft-1",
         '--runtime-env-json={"env_vars": {"ANS_PIPELINE": "flow-1", "ANS_JOB": "1"}}', "--entrypoint-num-gpus=8",
         "--", "sh", "-c", f"cd '/shared/a b' && exec {sys.executable} -m tasks.sft",
@@ -126,13 +111,14 @@ def test_gpu_stages_alone_are_submitted_and_once(stage: str, launcher: str, envi
     assert is_job(stage_named(stage), Launch.model_validate({"launcher": launcher}), environment) == submitted
 
 
-def test_the_status_of_a_job_is_the_stages_and_a_missing_program_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_of_a_ray_job_is_the_stages_and_a_missing_program_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("ANS_NOTE", str(tmp_path / "note.json"))
-    with pytest.raises(ConfigError, match=r"launch\.launcher is ray, and there is no `ray`"):
-        run_job(EVALUATE, Launch(launcher="ray"), tmp_path)
-    program = tmp_path / "sbatch"
-    program.write_text('#!/bin/sh\ntest -z "$ANS_NOTE" && test "$1" = --wait && exit 2\n')
-    program.chmod(0o755)
-    assert run_job(EVALUATE, Launch(launcher="slurm"), tmp_path) == 2
+    for launcher, program in (("ray", "ray"), ("slurm", "squeue")):
+        with pytest.raises(ConfigError, match=rf"launch\.launcher is {launcher}, and there is no `{program}`"):
+            run_job(EVALUATE, Launch.model_validate({"launcher": launcher}), tmp_path, key="k")
+    ray = tmp_path / "ray"
+    ray.write_text('#!/bin/sh\ntest -z "$ANS_NOTE" && test "$2" = submit && exit 2\n')
+    ray.chmod(0o755)
+    assert run_job(EVALUATE, Launch(launcher="ray"), tmp_path, key="k") == 2
     assert Path(read_note(tmp_path / "note.json")["log"]).exists()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ans_core import stop
 from ans_core.train import loop, optim, states
 from ans_core.train.optim import lr_factor, optimizer_of
 from ans_core.train.watch import Validation, Watch
@@ -450,3 +451,72 @@ def test_speed_rate_norms_by_part_and_a_trace_are_told_and_no_curve_has_them(tmp
         assert row["fit/grad_norm/0"] ** 2 + row["fit/grad_norm/3"] ** 2 == pytest.approx(row["fit/grad_norm"] ** 2, rel=1e-4)
         assert row["fit/peak_memory_mb"] > 10
     assert json.loads((tmp_path / "fit/profile-0.json").read_text())["traceEvents"]
+
+
+SIGNALLED = """
+import os, signal, sys, time
+from pathlib import Path
+from ans_core import dist, stop
+from ans_core.train import loop
+from tests.train.test_loop import CPU, Regression, batch, run, weights
+import torch
+scratch, out, when = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+loop.let_processes_talk(CPU)
+stop.exit_on_signals()
+def make(step, micro):
+    print("step", step, flush=True)
+    if step == when and dist.rank() == 1:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    return batch(step, micro)
+module = Regression()
+curves = run(module, scratch, make, steps=20, save_every=1000, save_unit=int(sys.argv[4]))
+torch.save({"weights": weights(module), "curves": curves}, f"{out}-{dist.rank()}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("unit", "last"), [(1, 6), (4, 8)])
+def test_a_signal_to_one_process_makes_all_write_a_state_and_end_and_the_next_start_gives_the_same_bits(
+    tmp_path: Path, unit: int, last: int
+) -> None:
+    script = tmp_path / "child.py"
+    script.write_text(SIGNALLED)
+
+    def both(name: str, when: int) -> list[forks.Ended]:
+        return forks.run(script, str(tmp_path / f"scratch-{name}"), str(tmp_path / name), str(when), str(unit), processes=2)
+
+    assert [ended.status for ended in both("whole", -1)] == [0, 0]
+    stopped = both("stopped", 5)
+    assert [ended.status for ended in stopped] == [128 + signal.SIGUSR1] * 2, stopped
+    assert [path.name for path in (tmp_path / "scratch-stopped/fit").glob("step-*")] == [f"step-{last:07d}"]
+    again = both("stopped", -1)
+    assert [ended.status for ended in again] == [0, 0], again
+    assert min(int(step) for step in re.findall(r"step (\d+)$", again[0].said, re.MULTILINE)) == last
+    one, other = (torch.load(tmp_path / f"{name}-0") for name in ("whole", "stopped"))
+    assert equal(one["weights"], other["weights"])
+    assert one["curves"] == other["curves"]
+
+
+def test_a_term_in_a_loop_ends_after_the_step_with_a_state_and_outside_at_once(tmp_path: Path) -> None:
+    before = {number: signal.getsignal(number) for number in stop.SIGNALS}
+
+    def make(step: int, micro: int) -> Numbers:
+        if step == 3:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)  # of the group and of the parent
+        return batch(step, micro)
+
+    try:
+        stop.exit_on_signals()
+        with pytest.raises(stop.Stopped, match="ended by SIGTERM after step 4, whose state is written") as ended:
+            run(Regression(), tmp_path, make, save_every=1000)
+        assert ended.value.code == 143
+        assert [path.name for path in (tmp_path / "fit").glob("step-*")] == ["step-0000004"]
+        stop.exit_on_signals()
+        with pytest.raises(SystemExit) as at_once:
+            signal.raise_signal(signal.SIGUSR1)
+        assert at_once.value.code == 138
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        stop._Request.number = 0

@@ -122,7 +122,7 @@ class Worker:
         self.practice.take_back()
         dtype = "bf16" if self.policy.model.dtype == torch.bfloat16 else machine.dtype  # the base's weights are as they are served
         # Batches come from the open store and the lessons of this one process.
-        machine = replace(machine, workers=0, deepspeed_stage=0, dtype=dtype)
+        machine = replace(machine, workers=0, deepspeed_stage=0, dtype=dtype, ends_at_once=True)  # `batch` waits for tasks
         try:
             loop.train(
                 module, self.batch, name="online", schedule=schedule, machine=machine, seed=self.seed, scratch=scratch, log=log,

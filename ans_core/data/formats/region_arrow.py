@@ -57,10 +57,15 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                     frames=(image,),
                     height=height,
                     width=width,
-                    meta={key: extra for key, extra in value.items() if key not in COLUMNS and isinstance(extra, str)},
+                    meta={key: extra for key, extra in value.items() if key not in COLUMNS and _is_meta(extra)},
                     **said,
                 )
     faults.tell()
+
+
+def _is_meta(value: Any) -> bool:
+    """Tell whether a further column's value goes into `meta`: a text, or a list of texts (describe-anything's categories)."""
+    return isinstance(value, str) or (isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value))
 
 
 def splits(path: Path) -> list[str]:
