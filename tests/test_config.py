@@ -211,6 +211,32 @@ def test_every_synonym_leads_to_a_setting_and_hides_none() -> None:
             resolve(PROFILES / "tiny.yaml", (f"{word}=1",))
 
 
+def test_steps_and_epochs_displace_each_other_and_are_refused_together(tmp_path: Path) -> None:
+    def lengths(*words: str, profile: Path = PROFILES / "tiny.yaml") -> tuple[int, float, int]:
+        values = resolve(profile, words)
+        return values["sft"]["optim"]["steps"], values["sft"]["optim"]["epochs"], values["rl"]["optim"]["steps"]
+
+    assert lengths("sft.optim.epochs=2") == (0, 2.0, 180)
+    (tmp_path / "tiny.yaml").symlink_to(PROFILES / "tiny.yaml")
+    long = tmp_path / "long.yaml"
+    long.write_text("extends: tiny\nsft:\n  optim: {epochs: 3}\n")
+    assert lengths(profile=long) == (0, 3.0, 180)
+    assert lengths("sft.optim.steps=7", profile=long) == (7, 0.0, 180)
+    with pytest.raises(ConfigError, match=r"'sft.optim.epochs=2': .*2 epochs and 3 steps are both given; set one of them to 0"):
+        lengths("sft.optim.epochs=2", "sft.optim.steps=3")
+    with pytest.raises(ConfigError, match=r"rl.optim.steps: optim.steps and optim.epochs are both 0: nothing is learned"):
+        lengths("rl.optim.steps=0")
+
+
+@pytest.mark.parametrize(
+    ("profile", "what"),
+    [("sa2va-4b", "joined with a SAM2 has random text_hidden_fcs"), ("tiny", "has not learned")],
+)
+def test_a_base_without_seg_is_not_passed_through(profile: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'sft.optim.steps=0': sft.optim.steps: .*{what}.* start from a Sa2VA"):
+        resolve(PROFILES / f"{profile}.yaml", ("sft.optim.steps=0",))
+
+
 def test_a_free_table_in_a_profile_replaces_the_default_one(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("sft: {mixture: {video: 1.0}}")
     assert resolve(tmp_path / "mine.yaml")["sft"]["mixture"] == {"video": 1.0}

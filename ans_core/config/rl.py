@@ -8,13 +8,13 @@ from pydantic import Field, model_validator
 
 from ans_core.config.names import GroundRewardName, LoopName, RewardName, TextRewardName
 from ans_core.config.section import Count, Impossible, Positive, Rate, Section, Share, Weight, some_weight
-from ans_core.config.training import Checkpointing, Dtype, Lora, Optim
+from ans_core.config.training import Checkpointing, DataOptim, Dtype, Lora, some_length
 
 
 class Rl(Section):
     """Dual-loop GRPO from the merged SFT model, with an EMA teacher as the inverse model."""
 
-    optim: Optim = Optim(steps=150, batch=8, lr=2e-4, weight_decay=0.0, save_every=25)
+    optim: DataOptim = DataOptim(steps=150, batch=8, lr=2e-4, weight_decay=0.0, save_every=25)
     modules_lr: Weight = 0.1
     """Factor on the learning rate of modules trained in full (projector, text_hidden_fcs, SAM2's mask decoder): LoRA tolerates a higher
     rate. At 1 a tiny model's masks break (LOG, 2026-11-21)."""
@@ -116,6 +116,7 @@ class Rl(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Rl:
+        some_length(self.optim)
         if self.lora.dropout:
             raise Impossible(
                 "lora.dropout",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from ans_core import precision
 from ans_core.config import Launch, Optim
+from ans_core.config.training import DataOptim
 from ans_core.dist import deterministic, pick_device, rank
 from ans_core.train.loop import Curves, Machine, Schedule
 from ans_core.types import Log
@@ -18,8 +20,7 @@ LAST = 50
 
 
 def schedule_of(optim: Optim) -> Schedule:
-    values = optim.model_dump()
-    del values["batch"]  # used by the mixture
+    values = optim.model_dump(exclude={"batch", "epochs"})  # the batch is used by the mixture
     return Schedule(**values)
 
 
@@ -42,6 +43,17 @@ def machine_of(launch: Launch, dtype: str = "fp32", *, log: Log | None = None) -
         halt_on_nan=launch.halt_on_nan,
         profile_steps=launch.profile_steps,
     )
+
+
+def lasting(optim: DataOptim, section: str, *, samples: int, inner_steps: int = 1) -> DataOptim:
+    """Return the settings with a number of steps: where they say `epochs`, as many as see `samples` samples that often. `section`: named in
+    the line that says how many. inner_steps: optimizer steps that learn from the same samples."""
+    if not optim.epochs:
+        return optim
+    steps = max(1, math.ceil(optim.epochs * samples / optim.batch)) * inner_steps
+    if rank() == 0:
+        print(f"{section}.optim.epochs {optim.epochs:g}: {samples:,} samples, {optim.batch} a step: {steps:,} steps")
+    return optim.model_copy(update={"steps": steps, "epochs": 0.0})
 
 
 def weights_dtype(dtype: str) -> torch.dtype | None:

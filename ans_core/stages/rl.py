@@ -39,7 +39,7 @@ from ans_core.rewards.judge.questions import read_questions
 from ans_core.rl.curriculum import easiest_first, taking_part
 from ans_core.rl.dual_loop import LOOPS, Batches, Beside, DualLoop, check_learned
 from ans_core.rl.step import RlBatch, rl_batch
-from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
+from ans_core.stages.launch import last_means, lasting, machine_of, schedule_of, weights_dtype
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from ans_core.train import loop
 from ans_core.types import Log, Sample
@@ -86,6 +86,9 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
         wordless=not compares_words(settings),
         maskless=not compares_masks(settings),
     )
+    epoch = max(len(samples) for samples in practice.samples)  # of the loop with most samples; the others repeat theirs
+    settings = settings.model_copy(update={"optim": lasting(settings.optim, "rl", samples=epoch, inner_steps=settings.inner_steps)})
+    cfg = cfg.model_copy(update={"rl": settings})
     model = sft_model(inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(machine.dtype), device=machine.device)
     model.checkpointing = settings.checkpointing
     modules = adapters.policy_modules(model, drawing=settings.drawing)
