@@ -71,7 +71,8 @@ def test_a_profile_resolves_to_a_complete_valid_config(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(PROFILES.glob("sa2va-*.yaml")), ids=lambda path: path.stem)
 def test_a_published_base_is_named_as_the_hub_names_it(path: Path) -> None:
     base = Config.model_validate(resolve(path)).base
-    for name in (base.internvl, base.sam2):
+    assert bool(base.sam2) != path.stem.endswith("-rl"), "RL alone starts from a whole Sa2VA"
+    for name in filter(None, (base.internvl, base.sam2)):
         validate_repo_id(name)
         assert name.count("/") == 1
 
@@ -79,8 +80,10 @@ def test_a_published_base_is_named_as_the_hub_names_it(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(PROFILES.glob("sa2va-*.yaml")), ids=lambda path: path.stem)
 def test_a_full_size_profile_has_what_rl_learned_on_tiny_models(path: Path) -> None:
     full, tiny = resolve(path)["rl"], resolve(PROFILES / "tiny.yaml")["rl"]
-    for name in ("modules_lr", "loops", "ema", "ema_warmup", "kl_words"):
+    for name in ("modules_lr", "ema", "ema_warmup", "kl_words"):
         assert full[name] == tiny[name]
+    lacking = {"refer"} if path.stem.endswith("-rl") else set()  # which the sets of these profiles have nothing for
+    assert full["loops"] == {name: weight for name, weight in tiny["loops"].items() if name not in lacking}
 
 
 def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(tmp_path: Path) -> None:
@@ -235,6 +238,21 @@ def test_steps_and_epochs_displace_each_other_and_are_refused_together(tmp_path:
 def test_a_base_without_seg_is_not_passed_through(profile: str, what: str) -> None:
     with pytest.raises(ConfigError, match=rf"'sft.optim.steps=0': sft.optim.steps: .*{what}.* start from a Sa2VA"):
         resolve(PROFILES / f"{profile}.yaml", ("sft.optim.steps=0",))
+
+
+@pytest.mark.parametrize("path", sorted(PROFILES.glob("*-rl.yaml")), ids=lambda path: path.stem)
+def test_a_profile_of_rl_alone_trains_from_a_release_and_is_evaluated_on_pictures_that_it_holds_out(path: Path) -> None:
+    config = Config.model_validate(resolve(path, ("base.internvl=runs/mine/model",)))
+    assert (config.sft.optim.steps, config.sft.optim.epochs, config.base.sam2) == (0, 0.0, "")
+    assert all(source.hold_out and source.format == "region_arrow" for source in config.prepare.sources)
+    assert {"loops", "region_caption"} == {*config.evaluate.benchmarks}
+    assert [(one.name, one.split) for one in config.evaluate.public] == [("dlc_bench", ""), ("refcoco", "val")]
+
+
+def test_an_empty_word_empties_a_text_and_nothing_is_held_out_of_what_is_evaluated_alone() -> None:
+    assert resolve(PROFILES / "sa2va-1b.yaml", ("base.sam2=",))["base"]["sam2"] == ""
+    with pytest.raises(ConfigError, match=r"evaluate.sources.0.hold_out: all of it is evaluated"):
+        resolve(PROFILES / "tiny.yaml", ("evaluate.sources=[{name: a, format: coco, path: x, hold_out: 0.1}]",))
 
 
 def test_a_free_table_in_a_profile_replaces_the_default_one(tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ def _set(values: dict[str, Any], word: str, words: Sequence[str]) -> None:
             name = ".".join(sections[: place + 1])
             raise ConfigError(f"{word!r}: {name} has no keys; give its value as a whole, as {name}={_shortened(str(at[section]))}")
         at = at[section]
+    if value is None and isinstance(at.get(leaf), str):  # `base.sam2=''`, of which a shell leaves `base.sam2=`
+        value = ""
     section = key.removesuffix(leaf)
     _displace(at, [other.partition("=")[0].removeprefix(section) for other in words if other.startswith(section)])
     at[leaf] = value

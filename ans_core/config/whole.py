@@ -72,6 +72,8 @@ class Config(Section):
                     what = "a kind of data" if source.name in DATA_KINDS else "another data set"
                     raise Impossible(f"{section}.sources.{place}.name", f"{source.name!r} is the name of {what}; give it one of its own")
                 names.append(source.name)
+                if section == "evaluate" and source.hold_out:
+                    raise Impossible(f"evaluate.sources.{place}.hold_out", "all of it is evaluated, so nothing is held out; leave it 0")
         mixed = [*DATA_KINDS, *(source.name for source in self.prepare.sources)]
         for name in self.sft.mixture:
             if name not in mixed:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -30,10 +31,13 @@ class DatasetEntry:
     split: str
     kind: Kind
     repeats: int = 1
+    hold_out: float = 0.0
+    """Share of the pictures that are the split "val" of a set that has none; the others are "train"."""
 
 
 def write_entries(prepared: Path, entries: Collection[DatasetEntry]) -> None:
-    (prepared / "datasets.json").write_text(json.dumps([asdict(e) for e in entries], indent=1) + "\n", encoding="utf-8")
+    records = [{key: value for key, value in asdict(entry).items() if key != "hold_out" or value} for entry in entries]
+    (prepared / "datasets.json").write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
 
 
 def read_entries(prepared: Path, split: str | None = None, kinds: Collection[str] | None = None) -> list[DatasetEntry]:
@@ -53,9 +57,25 @@ def read_entry(prepared: Path, entry: DatasetEntry) -> Sequence[Sample]:
     if entry.kind != "extra":
         return read_samples(format=entry.format, path=prepared / entry.path, name=entry.name, split=entry.split)
     path = existing(entry.format, Path(entry.path), name=entry.name)
-    stamp = stamp_of(path, format=entry.format, name=entry.name, split=entry.split)
+    split = f"{entry.split} of hold_out {entry.hold_out:g}" if entry.hold_out else entry.split
+    stamp = stamp_of(path, format=entry.format, name=entry.name, split=split)
     folder = prepared.with_name("index") / quote(f"{entry.name}-{entry.split}", safe="")
-    return open_index(folder, stamp, lambda: FORMATS[entry.format](path, name=entry.name, split=entry.split))
+    return open_index(folder, stamp, lambda: _read(entry, path))
+
+
+def _read(entry: DatasetEntry, path: Path) -> Iterator[Sample]:
+    """Read a split; with `hold_out` the part of "train" that is this split."""
+    if not entry.hold_out:
+        yield from FORMATS[entry.format](path, name=entry.name, split=entry.split)
+        return
+    for sample in FORMATS[entry.format](path, name=entry.name, split="train"):
+        if is_held_out(sample.image_id, share=entry.hold_out) == (entry.split == "val"):
+            yield sample
+
+
+def is_held_out(image: str, *, share: float) -> bool:
+    """Tell whether a picture belongs to this share, by a hash of its name alone: more data never moves a picture."""
+    return int(hashlib.sha256(image.encode()).hexdigest(), 16) % 10_000 < round(share * 10_000)
 
 
 def read_samples(*, format: str, path: Path, name: str, split: str) -> list[Sample]:

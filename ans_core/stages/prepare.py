@@ -62,13 +62,20 @@ def source_entries(sources: tuple[DataSource, ...]) -> list[DatasetEntry]:
         if source.format not in SPLITS or not path.exists():
             read_samples(format=source.format, path=path, name=source.name, split=source.split)  # raises with the reason
         present = SPLITS[source.format](path)
-        if source.split == "train" and "val" not in present:
+        if source.hold_out and (source.split != "train" or "val" in present):
+            has = "it has a split 'val' of its own" if "val" in present else f"split {source.split!r} is asked for"
+            raise ValueError(f"prepare.sources: {source.name!r} has hold_out {source.hold_out:g}, and {has}; set hold_out to 0")
+        if source.split == "train" and "val" not in present and not source.hold_out:
             logging.warning("data set %r (%s): %s", source.name, path, NO_VAL)
         wanted = [source.split, *(s for s in ("val", "test") if source.split == "train" and s in present)]
+        wanted += ["val"] if source.hold_out else []
         entries += [
-            DatasetEntry(name=source.name, format=source.format, path=source.path, split=split, kind="extra", repeats=source.repeats)
+            DatasetEntry(
+                name=source.name, format=source.format, path=source.path, split=split, kind="extra", repeats=source.repeats,
+                hold_out=source.hold_out,
+            )
             for split in wanted
-        ]
+        ]  # fmt: skip
     return entries
 
 
