@@ -109,6 +109,13 @@ def finetune(arguments: argparse.Namespace) -> int:
     return run_it(arguments)
 
 
+def rl(arguments: argparse.Namespace) -> int:
+    """A Sa2VA and regions with captions in; the model after RL in two loops and a report out, with an estimate first."""
+    from flows.rl_command import rl as run_it
+
+    return run_it(arguments)
+
+
 def newest_model() -> Path:
     from ans_core.config import load
 

@@ -65,7 +65,7 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratc
     if row == "untrained" and not (inputs["base"] / "untrained").exists():
         (out / "metrics.json").write_text("{}")  # published weights: there is no untrained model
         return {}
-    if row == "base" and is_passed_through(inputs["sft"]):
+    if row == "base" and "sft" in inputs and is_passed_through(inputs["sft"]):
         (out / "metrics.json").write_text("{}")
         (out / "skipped.json").write_text(json.dumps({"base": "SFT passed it through (sft.optim.steps 0): it is the row sft"}))
         return {}
