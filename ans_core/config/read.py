@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from ans_core.config.section import SYNONYMS, ConfigError, Impossible, nearest
+from ans_core.config.section import RENAMED, SYNONYMS, ConfigError, Impossible, nearest
 from ans_core.config.whole import PROFILE_NAME, Config
 from ans_core.config.yaml_file import YamlFile, parse, read_yaml
 
@@ -171,6 +171,8 @@ def _explain(fault: Any, origin: Origin) -> str:
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "extra_forbidden":
         known = _keys(keys[:-1])
+        if now := RENAMED.get(".".join(keys)):
+            return f"{where}: it has another name now: write {now}"
         return f"{where}: unknown setting{_meant(keys[:-1], keys[-1], known)}; there are {known}"
     if isinstance(fault["input"], dict | tuple | BaseModel) or fault["type"] == "missing":
         return f"{where}: {message}"  # without the value, which is long or a secret
@@ -185,7 +187,7 @@ def _meant(sections: Sequence[str], leaf: str, known: Sequence[str]) -> str:
     name = SYNONYMS.get(leaf, leaf)
     everywhere = [key for key in _flat(Config(profile="none").model_dump(mode="json")) if f".{key}".endswith(f".{name}")]
     below = [key for key in everywhere if key.startswith(".".join([*sections, ""]))]
-    if (alike := nearest(leaf, known)) and not (below and sections) and leaf not in SYNONYMS:
+    if (alike := nearest(leaf, known)) and not everywhere:
         return alike
     return f" (did you mean {' or '.join(map(repr, (below or everywhere)[:3]))}?)" if everywhere else ""
 

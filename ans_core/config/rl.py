@@ -109,8 +109,8 @@ class Rl(Section):
     """The run stops after this many consecutive updates in which every group of loop 2 has one mask only; 0 = never."""
     monitor_every: Count = 10
     """Steps between gradient norms by part of the model; 0 = never."""
-    max_grad_norm: Weight = 0.0
-    """Limit of a part's gradient norm, before clipping; a monitored step above it stops the run; 0 = none."""
+    stop_grad_norm: Weight = 0.0
+    """A monitored step in which a part's gradient norm, before clipping, is above this stops the run; 0 = none. `optim.clip_grad` clips."""
     samples_every: Count = 25
     """Rollouts between pictures of rollouts with their rewards; 0 = none."""
 
@@ -127,8 +127,8 @@ class Rl(Section):
         for flag, rewards in (("use_llm_judge", self.rewards_caption), ("use_llm_judge_loop2", self.rewards_mask)):
             if getattr(self, flag) and not rewards.get("meteor"):
                 raise Impossible(flag, "METEOR and judge pay together, in the part `meteor`, which the loop's rewards lack: add it")
-        if self.max_grad_norm and not self.monitor_every:
-            raise Impossible("max_grad_norm", "max_grad_norm is looked at every monitor_every steps, which is 0: set it, or no limit")
+        if self.stop_grad_norm and not self.monitor_every:
+            raise Impossible("stop_grad_norm", "stop_grad_norm is looked at every monitor_every steps, which is 0: set it, or no limit")
         if self.place and "refer" not in self.loops:
             raise Impossible("place", f"place is {self.place:g}, an action of the loop refer, which rl.loops lacks: add it, or set place=0")
         if 0 < self.rows < self.optim.accumulate:
