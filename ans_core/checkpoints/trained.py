@@ -13,6 +13,9 @@ from ans_core.checkpoints import checkpoint, folder, memory
 from ans_core.model import adapters
 from ans_core.model.sa2va import Sa2VA
 
+TEACHER = "teacher"
+"""Folder of the teacher in what `rl` writes."""
+
 
 def sft_model(base: Path, sft: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
     """Load the base, put SFT's tensors (and those of the stage `memory`, which it holds) in place and merge its LoRA: RL starts from it.
@@ -60,6 +63,29 @@ def is_passed_through(sft: Path) -> bool:
 def rl_model(base: Path, sft: Path, rl: Path, *, device: torch.device | str = "cpu") -> Sa2VA:
     """Load the merged SFT model and merge RL's policy into it."""
     return _policies(base, sft, rl, device).merged("policy").requires_grad_(False).eval()
+
+
+def stage_model(output: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
+    """Load the model that a stage's output makes: of `sft`, `rl` (or the teacher in it) or `memory`, with the outputs of the stages before
+    it from the folder around it. Merged in the base's own precision, as the stage `convert` does, then cast to `dtype`. Raises ValueError
+    for another stage's output, and where one before it is missing."""
+    stage = json.loads((output / checkpoint.DELTA).read_text(encoding="utf-8"))["config"].get("stage")
+    run = output.parent.parent if output.name == TEACHER else output.parent
+    base, sft = run / "base/base", run / "sft"
+    needed = {"memory": (base,), "sft": (base,), "rl": (base, sft)}.get(stage)
+    if needed is None:
+        raise ValueError(f"{output} is of the stage {stage!r}, whose output is no model; those of memory, sft and rl are")
+    if missing := [str(folder) for folder in needed if not folder.is_dir()]:
+        raise ValueError(f"{output} is what the stage {stage} changed, and {' and '.join(missing)}, on which it was trained, is not there")
+    if stage == "memory":
+        model = checkpoint.load(base, device=device)
+        memory.load_into(model, output, base=base)
+    else:
+        model = sft_model(base, output, device=device) if stage == "sft" else rl_model(base, sft, output, device=device)
+    if dtype is not None:
+        model.to(dtype)
+    model.norms_in_fp32()
+    return model.requires_grad_(False).eval()
 
 
 def policy_model(base: Path, sft: Path, rl: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:

@@ -22,7 +22,7 @@ from pathlib import Path
 from ans_core import data, dist
 from ans_core.benchmarks.loops import true_mask
 from ans_core.checkpoints import checkpoint
-from ans_core.checkpoints.trained import sft_model
+from ans_core.checkpoints.trained import TEACHER, sft_model
 from ans_core.config import Config, Rl
 from ans_core.data.collate import Batch, LeftOut, collate_readable
 from ans_core.data.index import picture_key
@@ -46,9 +46,9 @@ from ans_core.types import Log, Sample
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: data, base, sft, questions. Writes the policy's tensors (delta on SFT), curves.csv, rewards.json, moved.json
-    and `samples` (pictures of rollouts) to `out`. Another sample is practised in the place of one that can't be read; the curve
-    `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
+    """Run the stage. inputs: data, base, sft, questions. Writes the policy's tensors (delta on SFT), the teacher's (teacher/, the same),
+    curves.csv, rewards.json, moved.json and `samples` (pictures of rollouts) to `out`. Another sample is practised in the place of one
+    that can't be read; the curve `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
     if cfg.rl.mask_policy == "token" and "mask" in cfg.rl.loops:
         logging.warning(
             "rl.mask_policy token: every mask of a group is the same, so loop 2 has no policy gradient; it is there for comparison"
@@ -124,7 +124,9 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
     moved = check_moved(before, model)
     if dist.rank() == 0:
         config = {"stage": "rl", "lora": settings.lora.model_dump(), "modules": modules, "seed": cfg.seed}
-        checkpoint.save_delta(policies.tensors("policy"), out, base_hash=checkpoint.weights_hash(inputs["sft"]), config=config)
+        base_hash = checkpoint.weights_hash(inputs["sft"])
+        checkpoint.save_delta(policies.tensors("policy"), out, base_hash=base_hash, config=config)
+        checkpoint.save_delta(policies.tensors("teacher"), out / TEACHER, base_hash=base_hash, config=config)
         loop.write_curves(out / "curves.csv", {"rl": curves})
         (out / "rewards.json").write_text(json.dumps(module.record))
         (out / "moved.json").write_text(json.dumps(moved, indent=1))

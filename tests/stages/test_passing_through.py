@@ -16,6 +16,7 @@ from ans_core.model import Sa2VA
 from ans_core.stages import evaluate, memory, sft
 from ans_core.stages.launch import lasting
 from ans_core.stages.report import _learned
+from flows import cli
 
 RELEASE = {"source": "published", "internvl": "owner/a-release"}
 
@@ -59,6 +60,23 @@ def test_the_base_is_not_evaluated_twice_and_has_no_curves(passed: Path) -> None
     assert "it is the row sft" in json.loads((passed / "evaluate/base/skipped.json").read_text())["base"]
     assert _learned(("base", "sft", "rl"), {name: passed / name for name in ("memory", "sft", "rl")}) == ["rl"]
     assert _learned(("base", "sft", "rl"), {}) == ["sft", "rl"]
+
+
+def test_a_stages_folder_loads_as_the_model_that_it_makes(passed: Path, tiny_model: Sa2VA) -> None:
+    for name in ("memory", "sft"):
+        found = Sa2VA.from_pretrained(passed / name).state_dict()
+        assert all(torch.equal(found[key], tensor) for key, tensor in tiny_model.state_dict().items())
+    arguments = cli.parse(["convert", str(passed / "sft"), str(passed / "again")])
+    assert arguments.function(arguments) == 0
+    assert checkpoint.weights_hash(passed / "again") == checkpoint.weights_hash(passed / "base/base")
+    checkpoint.save_delta({}, passed / "agent/rft", base_hash="", config={"stage": "rft"})
+    with pytest.raises(ValueError, match="is of the stage 'rft', whose output is no model; those of memory, sft and rl are"):
+        checkpoint.load(passed / "agent/rft")
+    with pytest.raises(ValueError, match="of which layers are not loaded one by one: make a model of it"):
+        checkpoint.load(passed / "sft", divide=lambda layer: None)
+    (passed / "base").rename(passed / "gone")
+    with pytest.raises(ValueError, match=r"sft is what the stage sft changed, and .*base/base, on which it was trained, is not there"):
+        checkpoint.load(passed / "sft")
 
 
 def test_no_adapter_is_made_of_nothing(passed: Path) -> None:

@@ -708,3 +708,14 @@ def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_pat
     assert any(name.startswith("train/grad_norm/") for name in found)
     names = {path.name for path in (tmp_path / "rl" / "samples").iterdir()}
     assert {f"000000-{loop}.{kind}" for loop in ("loop1", "loop2", "refer", "ground", "describe") for kind in ("png", "json")} <= names
+
+
+def test_rl_and_its_teacher_load_as_models_from_their_folders(runs: Path):
+    """The policy is the converted model; the teacher lies between it and SFT."""
+    converted, policy, teacher, before = (checkpoint.load(runs / name).state_dict() for name in ("model", "rl", "rl/teacher", "sft"))
+    assert all(torch.equal(policy[name], tensor) for name, tensor in converted.items())
+    moved = [name for name, tensor in converted.items() if not torch.equal(before[name], tensor)]
+    assert moved
+    assert any(not torch.equal(teacher[name], before[name]) for name in moved)
+    for name in moved:
+        assert (teacher[name] - before[name]).norm() < (policy[name] - before[name]).norm()
