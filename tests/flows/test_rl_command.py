@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from datasets import Dataset, Features, Image, Value
@@ -86,12 +89,43 @@ def test_a_large_model_gets_the_profile_of_rl_alone_divided_for_one_process(tmp_
     assert short_training.ranks_command(stage_named("prepare"), config, tmp_path) is None
 
 
-def test_a_judge_is_named_or_the_only_model_of_its_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judge_that_is_named_is_not_asked_for_its_models() -> None:
     assert rl_command.judge_words(None, {}) == []
     named = rl_command.judge_words("http://127.0.0.1:9/v1", {"judge.model": "a"})
     assert named == ["rl.use_llm_judge=true", 'judge.base_url="http://127.0.0.1:9/v1"']
     with pytest.raises(ValueError, match=r"--judge http://127.0.0.1:9/v1: it does not tell its models .* name one \(judge.model=NAME\)"):
         rl_command.judge_words("http://127.0.0.1:9/v1", {})
+
+
+class Models(BaseHTTPRequestHandler):
+    """An endpoint that tells its models."""
+
+    names: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        body = json.dumps({"object": "list", "data": [{"id": name, "object": "model"} for name in self.names]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_the_only_model_of_an_endpoint_judges_and_one_of_several_is_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Models) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        monkeypatch.setattr(Models, "names", ["a-judge"])
+        config = settings_of(drawn(tmp_path / "mine", 20), "--judge", url)
+        assert (config.judge.model, config.judge.base_url) == ("a-judge", url)
+        assert (config.rl.use_llm_judge, config.rl.use_llm_judge_loop2) == (True, False)
+        monkeypatch.setattr(Models, "names", ["one", "two"])
+        with pytest.raises(ValueError, match=r"has 2 models \['one', 'two'\]; name one of them: judge.model=NAME"):
+            rl_command.judge_words(url, {})
+        server.shutdown()
 
 
 def test_what_rl_can_not_learn_from_is_refused_before_a_model_is_loaded(tmp_path: Path, tiny_model: Sa2VA) -> None:
