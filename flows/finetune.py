@@ -10,9 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import compress
 from pathlib import Path
 
-from ans_core.benchmarks import BENCHMARKS
 from ans_core.config import PROFILES, Config, DataSource, resolve
-from ans_core.types import Sample
 from flows.paths import root
 from flows.short_training import (
     CHUNK,
@@ -22,6 +20,7 @@ from flows.short_training import (
     Request,
     Training,
     Work,
+    benchmarks_of,
     launch_words,
     length,
     refuse_another,
@@ -69,7 +68,7 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
         held_out = data.read_samples(format=form, path=folder, name=source.name, split="val")
     except NoSplit:
         raise ValueError(f"{source} has no split 'val'\nwithout held-out pictures nothing tells what was learned: {more}") from None
-    benchmarks = sorted({benchmark_of(sample) for sample in held_out} & BENCHMARKS.keys())
+    benchmarks = benchmarks_of(held_out)
     if not benchmarks:
         raise ValueError(
             f"{source}: its held-out samples are questions and answers, or half of a pair, which no benchmark compares: give it records"
@@ -115,11 +114,6 @@ def how_to_hold_out(source: Path, form: str, imported: Path | None) -> str:
     if form == "annotations":
         return 'give some records "split": "val"'
     return f"put pictures of a split 'val' beside the others, as the format {form!r} has them (docs/your-data.md)"
-
-
-def benchmark_of(sample: Sample) -> str:
-    """Return the benchmark's name, which a data set's samples of this kind have in common; it may be none."""
-    return "video" if sample.task == "referring" and len(sample.frames) > 1 else sample.task
 
 
 def settings(source: DataSource, arguments: argparse.Namespace, *, pictures: int, benchmarks: Sequence[str], parameters: int) -> Config:

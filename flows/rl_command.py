@@ -21,6 +21,7 @@ from flows.short_training import (
     Request,
     Training,
     Work,
+    benchmarks_of,
     launch_words,
     length,
     refuse_another,
@@ -33,8 +34,6 @@ EPOCHS = 3
 """Most passes over the data without --steps or epochs; the profile's steps may be fewer."""
 HELD_OUT, MOST_HELD_OUT = 200, 0.2
 """Pictures that are held out of a set without a split `val`, and the most of its pictures that these may be."""
-KINDS = {"region_caption": "region_caption", "referring": "referring", "grounded_caption": "grounded_caption"}
-"""Task of held-out samples -> benchmark."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +113,8 @@ def settings(sets: Sequence[ReadSet], arguments: argparse.Namespace, *, paramete
     passes = math.ceil((epochs or EPOCHS) * samples / batch)
     steps = arguments.steps or (passes if epochs else min(of_profile.optim.steps or passes, passes))
     sources = [one.source.model_dump(mode="json", include={"name", "format", "path", "hold_out"}) for one in sets]
-    asked = {sample.task for one in sets for sample in one.held_out}
-    benchmarks = [KINDS[task] for task in KINDS if task in asked] + (["loops"] if "region_caption" in asked else [])
+    benchmarks = benchmarks_of(sample for one in sets for sample in one.held_out)
+    benchmarks += ["loops"] if "region_caption" in benchmarks else []
     if not benchmarks:
         raise ValueError("the held-out samples are none that a benchmark compares: give regions with captions, or expressions with masks")
     processes = [word for word in launch_words(batch) if word.partition("=")[0] not in given]

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ import yaml
 
 from ans_core import dist
 from ans_core.config import Config, setting
+from ans_core.types import Sample
 from ans_core.written import written_whole
 from flows.paths import root
 from tasks import provenance
@@ -135,10 +136,21 @@ def refuse_another(file: Path, identity: Mapping[str, Any], noun: str) -> None:
         raise ValueError(f"{file.parent} is not empty and holds no {noun}; give another --out")
 
 
+def benchmarks_of(samples: Iterable[Sample]) -> list[str]:
+    """Return the benchmarks that compare answers to these samples; there may be none."""
+    from ans_core.benchmarks import BENCHMARKS
+
+    found = {"video" if sample.task == "referring" and len(sample.frames) > 1 else sample.task for sample in samples}
+    return sorted(found & BENCHMARKS.keys())
+
+
 def length(settings: Sequence[str], *, section: str, steps: int | None) -> tuple[float | None, dict[str, Any], tuple[str, ...]]:
     """Return (epochs that the settings ask for, all settings by key, the words without the epochs), for a command that counts steps itself.
     Raises ValueError where --steps or the settings name steps too."""
     key, given = f"{section}.optim.epochs", dict(setting(word) for word in settings)
+    for counted in (f"{section}.optim.batch", "launch.processes"):
+        if not isinstance(given.get(counted, 1), int) or given.get(counted, 1) < 1:
+            raise ValueError(f"{counted} = {given[counted]!r}: give a whole number above 0")
     epochs = given.get(key)
     if epochs is None:
         return None, given, tuple(settings)

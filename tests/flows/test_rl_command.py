@@ -75,6 +75,8 @@ def test_settings_have_the_loops_that_the_data_can_and_a_share_held_out(tmp_path
     assert settings_of(folder, "--steps", "7", "rl.kl=0.2").rl.optim.steps == 7
     with pytest.raises(ValueError, match=r"rl\.optim\.epochs and a number of steps are both given"):
         settings_of(folder, "--steps", "7", "rl.optim.epochs=2")
+    with pytest.raises(ValueError, match=r"launch\.processes = 'two': give a whole number above 0"):
+        settings_of(folder, "launch.processes=two")
 
 
 def test_a_large_model_gets_the_profile_of_rl_alone_divided_for_one_process(tmp_path: Path) -> None:
