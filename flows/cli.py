@@ -97,6 +97,22 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--profile", help="whose settings to use (default: tiny for a model under 100 million parameters, else sa2va-4b)")
     it.add_argument("--out", metavar="FOLDER", help="(default: runs/finetune-<folder>); the same one resumes a killed run")
     it.add_argument("--estimate", action="store_true", help="only measure time and memory")
+    it = command("rl", commands.rl)
+    it.add_argument("settings", nargs="*", metavar="key=value", help="as in rl.kl=0.05")
+    it.add_argument("--model", required=True, help="a Sa2VA to start from: folder or hub id")
+    it.add_argument(
+        "--data",
+        required=True,
+        action="append",
+        metavar="PATH",
+        help="regions with captions (docs/your-data.md); several: --data A --data B",
+    )
+    it.add_argument("--format", help="of all data sets, where their folders do not tell (see `ans data --help`)")
+    it.add_argument("--judge", metavar="URL", help="OpenAI-compatible endpoint that judges captions; judge.model=NAME where it has several")
+    it.add_argument("--steps", type=eval_command.positive, metavar="N", help="of training (default: the profile's, or 3 epochs if fewer)")
+    it.add_argument("--profile", help="whose settings to use (default: tiny for a model under 100 million parameters, else sa2va-4b-rl)")
+    it.add_argument("--out", metavar="FOLDER", help="(default: runs/rl-<data>); the same one resumes a killed run")
+    it.add_argument("--estimate", action="store_true", help="only measure time and memory")
     it = command("predict", commands.predict)
     it.add_argument("source", metavar="IMAGE|VIDEO", help="a picture, a video file, or a folder with the frames of one")
     it.add_argument("text")
@@ -246,7 +262,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     is an error."""
     top = parser()
     arguments, rest = top.parse_known_args(words)
-    with_settings = (commands.run, commands.profile, commands.tools, commands.finetune)
+    with_settings = (commands.run, commands.profile, commands.tools, commands.finetune, commands.rl)
     unknown = [word for word in rest if word.startswith("-") or arguments.function not in with_settings]
     if unknown:
         top.error(f"unrecognized arguments: {' '.join(unknown)}")

@@ -6,6 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from flows import agent_command, eval_command
@@ -109,6 +110,13 @@ def finetune(arguments: argparse.Namespace) -> int:
     return run_it(arguments)
 
 
+def rl(arguments: argparse.Namespace) -> int:
+    """A Sa2VA and regions with captions in; the model after RL in two loops and a report out, with an estimate first."""
+    from flows.rl_command import rl as run_it
+
+    return run_it(arguments)
+
+
 def newest_model() -> Path:
     from ans_core.config import load
 
@@ -187,12 +195,27 @@ def convert(arguments: argparse.Namespace) -> int:
             raise ValueError(f"{source} is a training state and becomes our layout first (--to native); from there, --to {arguments.to}")
         model = conversion.from_training_state(source, **bases, alpha_per_rank=arguments.alpha_per_rank)
         checkpoint.save(model, target, max_shard=arguments.max_shard, metadata=metadata)
+    elif (source / checkpoint.DELTA).is_file():
+        write_stage(source, target, arguments, metadata)
     else:
         conversion.convert(source, target, to=arguments.to, sam2=arguments.sam2 or "", max_shard=arguments.max_shard, metadata=metadata)
     print("wrote", target)
     if arguments.to != "native" and not list(target.glob("*.py")):
         print("for upstream's own classes, put the *.py files of a release of the same text model beside the weights")
     return 0
+
+
+def write_stage(source: Path, target: Path, arguments: argparse.Namespace, metadata: dict[str, str]) -> None:
+    """Write the model that a stage's output makes (runs/<profile>/sft, rl, rl/teacher), in any layout."""
+    from ans_core.checkpoints import checkpoint, conversion
+
+    model, how = checkpoint.load(source), {"max_shard": arguments.max_shard, "metadata": metadata}
+    if arguments.to == "native":
+        checkpoint.save(model, target, **how)
+        return
+    with tempfile.TemporaryDirectory(dir=target.resolve().parent) as folder:
+        checkpoint.save(model, Path(folder, "model"), **how)
+        conversion.convert(Path(folder, "model"), target, to=arguments.to, sam2=arguments.sam2 or "", **how)
 
 
 def write_adapter(source: Path, target: Path, base: str | None) -> int:

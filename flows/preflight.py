@@ -56,7 +56,7 @@ def published_needs(config: Config, root: Path) -> Needs | None:
         path = root / PROFILES / f"{name}.yaml"
         return read_yaml(path).values.get("base", {}).get("internvl") if path.exists() else None
 
-    names = [name for name in PUBLISHED if name == config.profile or base_of(name) == config.base.internvl]
+    names = [name for name in PUBLISHED if name == config.profile.removesuffix("-rl") or base_of(name) == config.base.internvl]
     return needs(build_meta(names[0]), rank=config.sft.lora.rank, gpus=config.launch.processes) if names else None
 
 

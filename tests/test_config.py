@@ -71,7 +71,8 @@ def test_a_profile_resolves_to_a_complete_valid_config(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(PROFILES.glob("sa2va-*.yaml")), ids=lambda path: path.stem)
 def test_a_published_base_is_named_as_the_hub_names_it(path: Path) -> None:
     base = Config.model_validate(resolve(path)).base
-    for name in (base.internvl, base.sam2):
+    assert bool(base.sam2) != path.stem.endswith("-rl"), "RL alone starts from a whole Sa2VA"
+    for name in filter(None, (base.internvl, base.sam2)):
         validate_repo_id(name)
         assert name.count("/") == 1
 
@@ -79,8 +80,10 @@ def test_a_published_base_is_named_as_the_hub_names_it(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(PROFILES.glob("sa2va-*.yaml")), ids=lambda path: path.stem)
 def test_a_full_size_profile_has_what_rl_learned_on_tiny_models(path: Path) -> None:
     full, tiny = resolve(path)["rl"], resolve(PROFILES / "tiny.yaml")["rl"]
-    for name in ("modules_lr", "loops", "ema", "ema_warmup", "kl_words"):
+    for name in ("modules_lr", "ema", "ema_warmup", "kl_words"):
         assert full[name] == tiny[name]
+    lacking = {"refer"} if path.stem.endswith("-rl") else set()  # which the sets of these profiles have nothing for
+    assert full["loops"] == {name: weight for name, weight in tiny["loops"].items() if name not in lacking}
 
 
 def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(tmp_path: Path) -> None:
@@ -191,6 +194,10 @@ def test_words_override_one_key_and_keep_the_rest() -> None:
         ("sft.seed=1", r"did you mean 'seed'\?"),
         ("num_generations=8", r"did you mean 'rl.group'\?"),
         ("rl.beta=0.1", r"did you mean 'rl.kl'\?"),
+        ("rl.max_grad_norm=1", "rl.max_grad_norm: it has another name now: write rl.stop_grad_norm .*, or rl.optim.clip_grad to clip"),
+        ("epochs=2", r"did you mean 'memory.optim.epochs' or 'sft.optim.epochs' or 'rl.optim.epochs'\?"),
+        ("sft.num_train_epochs=2", r"did you mean 'sft.optim.epochs'\?"),
+        ("agent.rft.optim.epochs=2", r"there are \['steps', 'batch'"),
         ("prepare.sources.0=1", r"prepare.sources has no keys; give its value as a whole, as prepare.sources=\[\]"),
         ("profile=smoke", "`ans profile smoke`"),
         ("seed", "write key=value"),
@@ -209,6 +216,47 @@ def test_every_synonym_leads_to_a_setting_and_hides_none() -> None:
         assert any(full.endswith(f".{name}") for full in names), name
         with pytest.raises(ConfigError, match=rf"did you mean '[\w.]*{name}'"):
             resolve(PROFILES / "tiny.yaml", (f"{word}=1",))
+
+
+def test_steps_and_epochs_displace_each_other_and_are_refused_together(tmp_path: Path) -> None:
+    def lengths(*words: str, profile: Path = PROFILES / "tiny.yaml") -> tuple[int, float, int]:
+        values = resolve(profile, words)
+        return values["sft"]["optim"]["steps"], values["sft"]["optim"]["epochs"], values["rl"]["optim"]["steps"]
+
+    assert lengths("sft.optim.epochs=2") == (0, 2.0, 180)
+    (tmp_path / "tiny.yaml").symlink_to(PROFILES / "tiny.yaml")
+    long = tmp_path / "long.yaml"
+    long.write_text("extends: tiny\nsft:\n  optim: {epochs: 3}\n")
+    assert lengths(profile=long) == (0, 3.0, 180)
+    assert lengths("sft.optim.steps=7", profile=long) == (7, 0.0, 180)
+    with pytest.raises(ConfigError, match=r"'sft.optim.epochs=2': .*2 epochs and 3 steps are both given; set one of them to 0"):
+        lengths("sft.optim.epochs=2", "sft.optim.steps=3")
+    with pytest.raises(ConfigError, match=r"rl.optim.steps: optim.steps and optim.epochs are both 0: nothing is learned"):
+        lengths("rl.optim.steps=0")
+
+
+@pytest.mark.parametrize(
+    ("profile", "what"),
+    [("sa2va-4b", "joined with a SAM2 has random text_hidden_fcs"), ("tiny", "has not learned")],
+)
+def test_a_base_without_seg_is_not_passed_through(profile: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'sft.optim.steps=0': sft.optim.steps: .*{what}.* start from a Sa2VA"):
+        resolve(PROFILES / f"{profile}.yaml", ("sft.optim.steps=0",))
+
+
+@pytest.mark.parametrize("path", sorted(PROFILES.glob("*-rl.yaml")), ids=lambda path: path.stem)
+def test_a_profile_of_rl_alone_trains_from_a_release_and_is_evaluated_on_pictures_that_it_holds_out(path: Path) -> None:
+    config = Config.model_validate(resolve(path, ("base.internvl=runs/mine/model",)))
+    assert (config.sft.optim.steps, config.sft.optim.epochs, config.base.sam2) == (0, 0.0, "")
+    assert all(source.hold_out and source.format == "region_arrow" for source in config.prepare.sources)
+    assert {"loops", "region_caption"} == {*config.evaluate.benchmarks}
+    assert [(one.name, one.split) for one in config.evaluate.public] == [("dlc_bench", ""), ("refcoco", "val")]
+
+
+def test_an_empty_word_empties_a_text_and_nothing_is_held_out_of_what_is_evaluated_alone() -> None:
+    assert resolve(PROFILES / "sa2va-1b.yaml", ("base.sam2=",))["base"]["sam2"] == ""
+    with pytest.raises(ConfigError, match=r"evaluate.sources.0.hold_out: all of it is evaluated"):
+        resolve(PROFILES / "tiny.yaml", ("evaluate.sources=[{name: a, format: coco, path: x, hold_out: 0.1}]",))
 
 
 def test_a_free_table_in_a_profile_replaces_the_default_one(tmp_path: Path) -> None:
@@ -277,7 +325,7 @@ OWN_AGENT = "runs/tiny/agent/sft/tools"
         ("launch", {"deepspeed_stage": 2}, "memory.optim.muon_lr: Muon needs whole matrices, and DeepSpeed divides the optimizer"),
         ("rl", {"use_llm_judge": True, "rewards_caption": {"iou": 1.0}}, "rl.use_llm_judge: METEOR and judge pay together"),
         ("rl", {"use_llm_judge": True, "rewards_caption": {"iou": 1.0, "meteor": 0.0}}, "rl.use_llm_judge: METEOR and judge pay together"),
-        ("rl", {"max_grad_norm": 1.0, "monitor_every": 0}, "rl.max_grad_norm: max_grad_norm is looked at every monitor_every steps"),
+        ("rl", {"stop_grad_norm": 1.0, "monitor_every": 0}, "rl.stop_grad_norm: stop_grad_norm is looked at every monitor_every steps"),
         ("rl", {"loops": {"agent": 1.0}}, "rl.loops: 'agent' is the loop of the stage `rft`"),
         ("rl", {"loops": {"vqa": 1.0}}, "rl.loops: 'vqa' wants questions about pictures, which drawn scenes have none of"),
         ("agent", {"sft": {"optim": {"steps": 1, "batch": 8, "lr": 0.1, "accumulate": 7}}}, "6 traces a step can't be shared out to 7"),

@@ -37,6 +37,8 @@ def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -
     base_hash = checkpoint.weights_hash(base)
     if sft is None:
         tensors, config = checkpoint.load_delta(source, base_hash=base_hash)
+        if config["lora"] is None:
+            raise ValueError(f"{source} trained nothing (sft.optim.steps 0): its model is the base, {base}")
         followed, tensors, modules = _of_memory(tensors, source)
         rank, alpha, found = config["lora"]["rank"], config["lora"]["alpha"], followed | _plain(tensors)
         ranks = config["lora"].get("rank_pattern", {})
@@ -44,9 +46,12 @@ def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -
         before, first = checkpoint.load_delta(sft, base_hash=base_hash)
         after, second = checkpoint.load_delta(source, base_hash=checkpoint.weights_hash(sft))
         followed, before, modules = _of_memory(before, sft)
-        rank = alpha = first["lora"]["rank"] + second["lora"]["rank"]
-        ranks = {name: own + second["lora"]["rank"] for name, own in first["lora"].get("rank_pattern", {}).items()}
-        found = followed | _joined(_plain(before), _plain(after), _scale(first), _scale(second))
+        if first["lora"] is None:  # SFT passed the base through: RL's LoRA is the only one
+            rank, alpha, ranks, found = second["lora"]["rank"], second["lora"]["alpha"], {}, followed | _plain(after)
+        else:
+            rank = alpha = first["lora"]["rank"] + second["lora"]["rank"]
+            ranks = {name: own + second["lora"]["rank"] for name, own in first["lora"].get("rank_pattern", {}).items()}
+            found = followed | _joined(_plain(before), _plain(after), _scale(first), _scale(second))
     whole = [name for name in dict.fromkeys((*MODULES, *modules)) if any(f".{name}." in f".{key}" for key in found)]
     for name, tensor in folders.tensors(folders.weight_files(base)):  # PEFT wants such a module whole, the frozen parts too
         if name not in found and any(f".{module}." in f".{name}" for module in whole):

@@ -18,21 +18,26 @@ from ans_core.model.sa2va import Sa2VA
 
 
 def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: int = 0) -> Sa2VA:
-    """Build the model that SFT starts from: an InternVL2.5, Qwen2.5-VL or Qwen3-VL (hub's layout) joined with a SAM2, or a whole Sa2VA
-    release (`sam2` empty).
+    """Build the model that SFT starts from: an InternVL2.5, Qwen2.5-VL or Qwen3-VL (hub's layout) joined with a SAM2, or a whole Sa2VA,
+    a release or one of ours (`sam2` empty).
 
     Both are hub ids or local: a folder, for SAM2 also a file. The tokenizer gets `[SEG] <p> </p> <vp> </vp>`; their embeddings, and
     `text_hidden_fcs`, which no base has, are drawn from `seed`. Raises ValueError as `load` does.
     """
     folder = folders.local_folder(internvl)
     values = checkpoint.read_config(folder)
-    if values["model_type"] == checkpoint.RELEASE_TYPE:
+    whole = (checkpoint.RELEASE_TYPE, checkpoint.OUR_TYPE)
+    if values["model_type"] in whole:
         if str(sam2):
             raise ValueError(f"{internvl} is a whole Sa2VA and holds its own SAM2; leave base.sam2 empty (it is {str(sam2)!r})")
         return checkpoint.load(folder)
     if values["model_type"] not in checkpoint.BASES:
-        known = ", ".join((*checkpoint.BASES, checkpoint.RELEASE_TYPE))
+        known = ", ".join((*checkpoint.BASES, *whole))
         raise ValueError(f"{folder}/config.json: model_type {values['model_type']!r}; a base is one of {known}")
+    if not str(sam2):
+        raise ValueError(
+            f"{internvl} is a {values['model_type']}, no whole Sa2VA ({', '.join(whole)}): name the SAM2 to join it with (base.sam2)"
+        )
     file = sam2_file(sam2)
     sizes_file = file.with_name("tiny_sam2_config.json")  # beside small test weights; the published file is hiera-large
     tokenizer = checkpoint.read_tokenizer(folder)

@@ -72,7 +72,8 @@ def load(
     divide: Callable[[nn.Module], None] | None = None,
     quantize: Quantization | None = None,
 ) -> Sa2VA:
-    """Load a Sa2VA in eval mode from our folder or a release in upstream's layout. `dtype` None keeps each tensor's own.
+    """Load a Sa2VA in eval mode from our folder or a release in upstream's layout, or of what a stage trained (runs/<profile>/sft, rl,
+    rl/teacher), with what lies around it. `dtype` None keeps each tensor's own.
 
     quantize: every layer of the language model as soon as it is loaded, so that never more than one of them is there in full.
     divide: called with every layer of the language model and the vision tower once it is loaded, before the next one is: no process then
@@ -82,6 +83,12 @@ def load(
     `dtype` alone, and where `dtype` is None for tensors in two half precisions, or in float64.
     """
     path = Path(path)
+    if (path / DELTA).is_file():
+        from ans_core.checkpoints.trained import stage_model  # which loads its base by this module
+
+        if divide or quantize:
+            raise ValueError(f"{path} is a stage's output, of which layers are not loaded one by one: make a model of it (`ans convert`)")
+        return stage_model(path, dtype=dtype, device=device)
     config, tokenizer, state = opened(path)
     model = empty(config, tokenizer, where=path)
     if quantize is not None:

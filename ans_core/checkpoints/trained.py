@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ans_core import dist
-from ans_core.checkpoints import checkpoint, memory
+from ans_core.checkpoints import checkpoint, folder, memory
 from ans_core.model import adapters
 from ans_core.model.sa2va import Sa2VA
+
+TEACHER = "teacher"
+"""Folder of the teacher in what `rl` writes."""
 
 
 def sft_model(base: Path, sft: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
@@ -21,15 +26,66 @@ def sft_model(base: Path, sft: Path, *, dtype: torch.dtype | None = None, device
     memory.put(model, of_memory)
     if config.get("seg_object_score"):
         model.use_seg_object_score()
+    if config["lora"] is None:  # the stage passed its base through
+        return model.requires_grad_(False).eval()
     tuner = adapters.prepare_sft(model, adapters.lora_config(**config["lora"]), seed=dist.seed_of(config["seed"], "sft lora"))
     adapters.load_trained(model, tensors)
     adapters.merge(tuner)
     return model.requires_grad_(False).eval()
 
 
+def refuse_untaught(base: Path) -> None:
+    """Raise ValueError for a model folder that has not learned to answer with `[SEG]` (`untaught`)."""
+    if made := untaught(base):
+        sources = made.get("source")
+        what = f"{' with '.join(sources)}, whose text_hidden_fcs are random" if sources else "a model pre-trained from random weights"
+        raise ValueError(
+            f"{base} is {what}: it has not learned to draw what it answers with [SEG], so it can't be passed through;"
+            " train it (sft.optim.steps), or start from a Sa2VA: base.internvl names its folder or hub id, and base.sam2 stays empty"
+        )
+
+
+def untaught(model: Path) -> dict[str, Any] | None:
+    """Return what the manifest of a model folder says of its making if the stage `base` made it of a language model and a SAM2 or of random
+    weights; None for any other model."""
+    made: dict[str, Any] = (folder.read_manifest(model) or {}).get("metadata", {})
+    sources = made.get("source", [])
+    joined = isinstance(sources, list) and len(sources) == 2 and all(sources)
+    return made if made.get("stage") in {"base", "untrained"} and (joined or not sources) else None
+
+
+def is_passed_through(sft: Path) -> bool:
+    """Tell whether the stage `sft` trained nothing, so that its model is the base (with what `memory` trained)."""
+    file = sft / checkpoint.DELTA
+    return file.exists() and json.loads(file.read_text(encoding="utf-8"))["config"]["lora"] is None
+
+
 def rl_model(base: Path, sft: Path, rl: Path, *, device: torch.device | str = "cpu") -> Sa2VA:
     """Load the merged SFT model and merge RL's policy into it."""
     return _policies(base, sft, rl, device).merged("policy").requires_grad_(False).eval()
+
+
+def stage_model(output: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
+    """Load the model that a stage's output makes: of `sft`, `rl` (or the teacher in it) or `memory`, with the outputs of the stages before
+    it from the folder around it. Merged in the base's own precision, as the stage `convert` does, then cast to `dtype`. Raises ValueError
+    for another stage's output, and where one before it is missing."""
+    stage = json.loads((output / checkpoint.DELTA).read_text(encoding="utf-8"))["config"].get("stage")
+    run = output.parent.parent if output.name == TEACHER else output.parent
+    base, sft = run / "base/base", run / "sft"
+    needed = {"memory": (base,), "sft": (base,), "rl": (base, sft)}.get(stage)
+    if needed is None:
+        raise ValueError(f"{output} is of the stage {stage!r}, whose output is no model; those of memory, sft and rl are")
+    if missing := [str(folder) for folder in needed if not folder.is_dir()]:
+        raise ValueError(f"{output} is what the stage {stage} changed, and {' and '.join(missing)}, on which it was trained, is not there")
+    if stage == "memory":
+        model = checkpoint.load(base, device=device)
+        memory.load_into(model, output, base=base)
+    else:
+        model = sft_model(base, output, device=device) if stage == "sft" else rl_model(base, sft, output, device=device)
+    if dtype is not None:
+        model.to(dtype)
+    model.norms_in_fp32()
+    return model.requires_grad_(False).eval()
 
 
 def policy_model(base: Path, sft: Path, rl: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:

@@ -81,8 +81,8 @@ class Base(Section):
     kind: Literal["internvl", "qwen2_5_vl", "qwen3_vl"] = "internvl"
     """scratch: the kind of vision-language model. Published weights say theirs in config.json."""
     internvl: str = ""
-    """published: hub id or local folder in the hub's layout of InternVL2.5, Qwen2.5-VL or Qwen3-VL (or of a whole Sa2VA release, then
-    `sam2` stays empty)."""
+    """published: hub id or local folder in the hub's layout of InternVL2.5, Qwen2.5-VL or Qwen3-VL (or of a whole Sa2VA, a
+    release or `runs/<profile>/model`; then `sam2` stays empty)."""
     sam2: str = ""
     """published: hub id, folder or file of SAM2 weights (sam2_hiera_large.pt)."""
     files: str = ""

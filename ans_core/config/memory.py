@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import model_validator
 
 from ans_core.config.section import Count, Impossible, Listed, Name, Positive, Rate, Section, Share, Weight, some_weight
-from ans_core.config.training import Dtype, Optim
+from ans_core.config.training import DataOptim, Dtype, some_length
 
 PromptName = Literal["point", "box", "mask"]
 
@@ -57,7 +57,7 @@ class Memory(Section):
     """Measure J&F of the base and pass it through."""
     trainable_modules: Annotated[tuple[Name, ...], Listed] = ("memory_attention", "memory_encoder")
     """Modules and parameters of SAM2 by name, as in sam_mask_decoder, sam_prompt_encoder.mask_downscaling, image_encoder, obj_ptr_proj."""
-    optim: Optim = Optim(steps=400, batch=4, lr=1e-4, weight_decay=0.01)
+    optim: DataOptim = DataOptim(steps=400, batch=4, lr=1e-4, weight_decay=0.01)
     """`batch` counts clips."""
     data: Annotated[tuple[Name, ...], Listed] = ()
     """Names of the data sets to train on (their split `train`) and to validate on (`val`); empty: all that hold masks."""
@@ -93,6 +93,7 @@ class Memory(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Memory:
+        some_length(self.optim)
         if self.frames < 2:
             raise Impossible("frames", f"{self.frames} frame has no later one that would read its memory; give at least 2")
         if self.train and self.validate_only:

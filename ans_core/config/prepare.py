@@ -27,6 +27,9 @@ class DataSource(Section):
     """One of the set's splits, which keeps its name; or a list of its splits (patterns too, as "Part*"), which are trained on as one."""
     repeats: Positive = 1
     """Factor on the set's size when data sets divide their share of the mixture: its epochs relative to those of a set with 1."""
+    hold_out: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Share of the pictures to evaluate on, as split `val` of a set that has no such split (Grasp-Any-Region, describe-anything); a hash of
+    the picture's name chooses them, and training does not see them."""
     files: str = ""
     """Fingerprint of the files, written by `ans run` when it last saw them; it tells DVC that they changed."""
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from ans_core.config.section import SYNONYMS, ConfigError, Impossible, nearest
+from ans_core.config.section import RENAMED, SYNONYMS, ConfigError, Impossible, nearest
 from ans_core.config.whole import PROFILE_NAME, Config
 from ans_core.config.yaml_file import YamlFile, parse, read_yaml
 
@@ -68,7 +68,7 @@ def resolve(profile: Path, words: tuple[str, ...] = ()) -> dict[str, Any]:
     for file in reversed(files):
         values = _merge(values, {key: value for key, value in file.values.items() if key != "extends"})
     for word in words:
-        _set(values, word)
+        _set(values, word, words)
     return _validate(values, Origin(files=files, words=words)).model_dump(mode="json")
 
 
@@ -98,7 +98,8 @@ def setting(word: str) -> tuple[str, Any]:
     return key, parse(text, source=repr(word))[0]
 
 
-def _set(values: dict[str, Any], word: str) -> None:
+def _set(values: dict[str, Any], word: str, words: Sequence[str]) -> None:
+    """Set what a word says; `words`: all that are set together."""
     key, value = setting(word)
     *sections, leaf = key.split(".")
     at = values
@@ -110,16 +111,28 @@ def _set(values: dict[str, Any], word: str) -> None:
             name = ".".join(sections[: place + 1])
             raise ConfigError(f"{word!r}: {name} has no keys; give its value as a whole, as {name}={_shortened(str(at[section]))}")
         at = at[section]
+    if value is None and isinstance(at.get(leaf), str):  # `base.sam2=''`, of which a shell leaves `base.sam2=`
+        value = ""
+    section = key.removesuffix(leaf)
+    _displace(at, [other.partition("=")[0].removeprefix(section) for other in words if other.startswith(section)])
     at[leaf] = value
 
 
 def _merge(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Merge sections key by key; a free-form table (a mixture, rewards) is one value and is replaced as a whole."""
     merged = dict(values)
+    _displace(merged, changes)
     for key, change in changes.items():
         is_section = isinstance(change, dict) and isinstance(values.get(key), dict) and key not in FREE_TABLES
         merged[key] = _merge(values[key], change) if is_section else change
     return merged
+
+
+def _displace(values: dict[str, Any], changes: Collection[str]) -> None:
+    """Drop the steps of a section whose epochs are set, and the other way round; of changes that set both nothing, so that they are
+    refused."""
+    if "epochs" in values and ("steps" in changes) != ("epochs" in changes):
+        values |= {"epochs": 0.0} if "steps" in changes else {"steps": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +171,8 @@ def _explain(fault: Any, origin: Origin) -> str:
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "extra_forbidden":
         known = _keys(keys[:-1])
+        if now := RENAMED.get(".".join(keys)):
+            return f"{where}: it has another name now: write {now}"
         return f"{where}: unknown setting{_meant(keys[:-1], keys[-1], known)}; there are {known}"
     if isinstance(fault["input"], dict | tuple | BaseModel) or fault["type"] == "missing":
         return f"{where}: {message}"  # without the value, which is long or a secret
@@ -172,7 +187,7 @@ def _meant(sections: Sequence[str], leaf: str, known: Sequence[str]) -> str:
     name = SYNONYMS.get(leaf, leaf)
     everywhere = [key for key in _flat(Config(profile="none").model_dump(mode="json")) if f".{key}".endswith(f".{name}")]
     below = [key for key in everywhere if key.startswith(".".join([*sections, ""]))]
-    if (alike := nearest(leaf, known)) and not (below and sections) and leaf not in SYNONYMS:
+    if (alike := nearest(leaf, known)) and not everywhere:
         return alike
     return f" (did you mean {' or '.join(map(repr, (below or everywhere)[:3]))}?)" if everywhere else ""
 

@@ -8,13 +8,13 @@ from pydantic import Field, model_validator
 
 from ans_core.config.names import GroundRewardName, LoopName, RewardName, TextRewardName
 from ans_core.config.section import Count, Impossible, Positive, Rate, Section, Share, Weight, some_weight
-from ans_core.config.training import Checkpointing, Dtype, Lora, Optim
+from ans_core.config.training import Checkpointing, DataOptim, Dtype, Lora, some_length
 
 
 class Rl(Section):
     """Dual-loop GRPO from the merged SFT model, with an EMA teacher as the inverse model."""
 
-    optim: Optim = Optim(steps=150, batch=8, lr=2e-4, weight_decay=0.0, save_every=25)
+    optim: DataOptim = DataOptim(steps=150, batch=8, lr=2e-4, weight_decay=0.0, save_every=25)
     modules_lr: Weight = 0.1
     """Factor on the learning rate of modules trained in full (projector, text_hidden_fcs, SAM2's mask decoder): LoRA tolerates a higher
     rate. At 1 a tiny model's masks break (LOG, 2026-11-21)."""
@@ -112,13 +112,14 @@ class Rl(Section):
     """The run stops after this many consecutive updates in which every group of loop 2 has one mask only; 0 = never."""
     monitor_every: Count = 10
     """Steps between gradient norms by part of the model; 0 = never."""
-    max_grad_norm: Weight = 0.0
-    """Limit of a part's gradient norm, before clipping; a monitored step above it stops the run; 0 = none."""
+    stop_grad_norm: Weight = 0.0
+    """A monitored step in which a part's gradient norm, before clipping, is above this stops the run; 0 = none. `optim.clip_grad` clips."""
     samples_every: Count = 25
     """Rollouts between pictures of rollouts with their rewards; 0 = none."""
 
     @model_validator(mode="after")
     def _possible(self) -> Rl:
+        some_length(self.optim)
         if self.lora.dropout:
             raise Impossible(
                 "lora.dropout",
@@ -129,8 +130,8 @@ class Rl(Section):
         for flag, rewards in (("use_llm_judge", self.rewards_caption), ("use_llm_judge_loop2", self.rewards_mask)):
             if getattr(self, flag) and not rewards.get("meteor"):
                 raise Impossible(flag, "METEOR and judge pay together, in the part `meteor`, which the loop's rewards lack: add it")
-        if self.max_grad_norm and not self.monitor_every:
-            raise Impossible("max_grad_norm", "max_grad_norm is looked at every monitor_every steps, which is 0: set it, or no limit")
+        if self.stop_grad_norm and not self.monitor_every:
+            raise Impossible("stop_grad_norm", "stop_grad_norm is looked at every monitor_every steps, which is 0: set it, or no limit")
         if self.place and "refer" not in self.loops:
             raise Impossible("place", f"place is {self.place:g}, an action of the loop refer, which rl.loops lacks: add it, or set place=0")
         if 0 < self.rows < self.optim.accumulate:

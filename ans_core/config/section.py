@@ -21,9 +21,11 @@ SAME = {"gpu": "cuda", "float32": "fp32", "bfloat16": "bf16"}
 """Words for settings that people know from elsewhere -> the name here, where spelling alone would suggest another."""
 SYNONYMS = {
     "learning_rate": "optim.lr", "lr": "optim.lr", "steps": "optim.steps", "batch": "optim.batch",
-    "epochs": "optim.steps", "num_train_epochs": "optim.steps", "max_steps": "optim.steps", "num_steps": "optim.steps",
+    "num_train_epochs": "optim.epochs", "max_epochs": "optim.epochs", "num_epochs": "optim.epochs",
+    "max_steps": "optim.steps", "num_steps": "optim.steps",
     "batch_size": "optim.batch", "per_device_train_batch_size": "optim.batch", "global_batch_size": "optim.batch",
-    "gradient_accumulation_steps": "optim.accumulate", "grad_accum": "optim.accumulate",
+    "gradient_accumulation_steps": "optim.accumulate", "grad_accum": "optim.accumulate", "accumulative_counts": "optim.accumulate",
+    "accumulate_grad_batches": "optim.accumulate", "gradient_clip_val": "optim.clip_grad", "max_norm": "optim.clip_grad",
     "warmup_ratio": "optim.warmup", "warmup_steps": "optim.warmup", "wd": "optim.weight_decay",
     "gradient_clipping": "optim.clip_grad", "max_grad_norm": "optim.clip_grad", "save_steps": "optim.save_every",
     "lora_r": "lora.rank", "r": "lora.rank", "lora_rank": "lora.rank", "lora_alpha": "lora.alpha", "lora_dropout": "lora.dropout",
@@ -34,7 +36,16 @@ SYNONYMS = {
     "num_generations": "rl.group", "group_size": "rl.group", "num_rollouts": "rl.group",
     "beta": "rl.kl", "kl_coef": "rl.kl", "kl_beta": "rl.kl", "entropy_coef": "rl.entropy",
     "epsilon": "rl.clip_low", "clip_range": "rl.clip_low", "epsilon_low": "rl.clip_low", "epsilon_high": "rl.clip_high",
+    "clip_ratio": "rl.clip_low", "cliprange": "rl.clip_low", "logit_clip": "rl.logit_guard", "clip_logits": "rl.logit_guard",
+    "ema_decay": "rl.ema", "loop_weights": "rl.loops", "loop1_weight": "rl.loops", "loop2_weight": "rl.loops",
+    "reward_funcs": "rl.rewards_caption", "max_prompt_length": "sft.max_length", "max_pixels": "sft.max_length",
+    "llm_judge_model": "judge.model", "judge_model": "judge.model", "judge_api_base": "judge.base_url", "api_base": "judge.base_url",
+    "llm_judge_weight": "judge.judge_weight",
     "num_iterations": "rl.inner_steps", "loss_type": "rl.objective", "reward_weights": "rl.rewards_caption",
+    "loss_mask": "sft.mask_weight", "loss_dice": "sft.dice_weight", "num_points": "sft.mask_points", "sampled_frames": "sft.frames",
+    "ckpt_path": "base.sam2", "max_num_objects": "memory.max_objects", "save_top_k": "memory.keep_last",
+    "prob_to_use_pt_input": "memory.prompts.kinds", "prob_to_use_box_input": "memory.prompts.kinds",
+    "num_correction_pt_per_frame": "memory.prompts.clicks", "n_samples_per_prompt": "agent.rft.group", "max_turns": "agent.episode.calls",
     "max_new_tokens": "rl.max_tokens", "max_completion_length": "rl.max_tokens",
     "model": "base.internvl", "model_name_or_path": "base.internvl", "base_model": "base.internvl",
     "dataset": "prepare.sources", "datasets": "prepare.sources", "data": "prepare.sources", "data_path": "prepare.sources",
@@ -43,6 +54,11 @@ SYNONYMS = {
     "gpus": "launch.processes", "zero_stage": "launch.deepspeed_stage", "deepspeed": "launch.deepspeed_stage",
 }  # fmt: skip
 """Names of settings in TRL, transformers, PEFT, DeepSpeed and Lightning -> the last parts of the name here."""
+
+RENAMED = {
+    "rl.max_grad_norm": "rl.stop_grad_norm where a norm above it is to stop the run (0: never), or rl.optim.clip_grad to clip gradients",
+}
+"""Settings of earlier versions -> what to write."""
 
 Listed = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 """Added to a tuple type: YAML has lists only."""

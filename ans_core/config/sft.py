@@ -7,13 +7,14 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from ans_core.config.section import Count, Impossible, Positive, Section, Weight, some_weight
-from ans_core.config.training import Checkpointing, Dtype, Lora, Optim
+from ans_core.config.training import Checkpointing, DataOptim, Dtype, Lora
 
 
 class Sft(Section):
     """Supervised fine-tuning on the mixture: text cross-entropy + mask losses, as the Sa2VA family trains (LOG, README)."""
 
-    optim: Optim = Optim(steps=1200, batch=16, lr=7e-4)
+    optim: DataOptim = DataOptim(steps=1200, batch=16, lr=7e-4)
+    """Neither steps nor epochs: the base, which must be a Sa2VA then, is passed through, and `rl` starts from it."""
     decoder_lr: Weight = 1.0
     """Factor on the learning rate of SAM2's mask decoder. Upstream: 1, at a rate 25 times smaller than a tiny model's."""
     lora: Lora = Lora()

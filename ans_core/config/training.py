@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ans_core.config.section import Impossible, Positive, Rate, Section, Share, Weight
+from ans_core.config.section import Count, Impossible, Positive, Rate, Section, Share, Weight
 
 
 class Optim(Section):
@@ -40,6 +40,28 @@ class Optim(Section):
                 f"{name}.optim.batch: {rows} {what} a step are less than one for each of {self.accumulate} micro-batches (accumulate) on"
                 f" each of {processes} processes (launch); raise it, or lower {name}.optim.accumulate"
             )
+
+
+class DataOptim(Optim):
+    """The same, of a stage whose number of steps may follow from its data."""
+
+    steps: Count
+    """0: by `epochs`."""
+    epochs: Weight = 0.0
+    """Passes over the training data instead of `steps`, which is then 0: a profile or command line that sets one of the two drops the
+    other. 0: by `steps`."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> DataOptim:
+        if self.steps and self.epochs:
+            raise Impossible("epochs", f"{self.epochs:g} epochs and {self.steps} steps are both given; set one of them to 0")
+        return self
+
+
+def some_length(optim: DataOptim) -> None:
+    """Refuse settings that train nothing. Raises Impossible."""
+    if not (optim.steps or optim.epochs):
+        raise Impossible("optim.steps", "optim.steps and optim.epochs are both 0: nothing is learned; set one of them")
 
 
 Dtype = Literal["auto", "fp32", "bf16"]

@@ -57,6 +57,7 @@ class Config(Section):
         self._check_data_names()
         self._check_evaluation()
         self._check_memory()
+        self._check_base()
         self._check_loops()
         self._check_judge()
         self._check_ranks()
@@ -79,6 +80,8 @@ class Config(Section):
                     what = "a kind of data" if source.name in DATA_KINDS else "another data set"
                     raise Impossible(f"{section}.sources.{place}.name", f"{source.name!r} is the name of {what}; give it one of its own")
                 names.append(source.name)
+                if section == "evaluate" and source.hold_out:
+                    raise Impossible(f"evaluate.sources.{place}.hold_out", "all of it is evaluated, so nothing is held out; leave it 0")
         mixed = [*DATA_KINDS, *(source.name for source in self.prepare.sources)]
         for name in self.sft.mixture:
             if name not in mixed:
@@ -123,6 +126,22 @@ class Config(Section):
                 "memory.train",
                 f"nothing to follow: {' = '.join(lacking)} = 0, and prepare.sources names no data set; draw some, or set it to false",
             )
+
+    def _check_base(self) -> None:
+        """Refuse to pass a base through that has not learned to draw what it answers with `[SEG]`."""
+        optim, base = self.sft.optim, self.base
+        if optim.steps or optim.epochs or base.source == "sam2" or (base.source == "published" and not base.sam2):
+            return
+        what = (
+            "a language model joined with a SAM2 has random text_hidden_fcs, which make masks of [SEG]"
+            if base.source == "published"
+            else "a model pre-trained from random weights (base.source scratch) has not learned [SEG]"
+        )
+        raise Impossible(
+            "sft.optim.steps",
+            f"without steps and epochs the base is passed through, and {what}: give steps, or start from a Sa2VA (base.source=published,"
+            " base.internvl=its folder or hub id, base.sam2 empty)",
+        )
 
     def _check_loops(self) -> None:
         if "agent" in self.rl.loops:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -33,6 +34,8 @@ class DatasetEntry:
     repeats: int = 1
     parts: tuple[str, ...] = ()
     """The set's own splits (names and patterns) that `split` consists of; empty: the one of its name."""
+    hold_out: float = 0.0
+    """Share of the pictures that are the split "val" of a set that has none; the others are "train"."""
 
     @property
     def on_disk(self) -> str | tuple[str, ...]:
@@ -44,7 +47,7 @@ def write_entries(prepared: Path, entries: Collection[DatasetEntry]) -> None:
 
 
 def _record(entry: DatasetEntry) -> dict[str, object]:
-    return {key: value for key, value in asdict(entry).items() if key != "parts" or value}
+    return {key: value for key, value in asdict(entry).items() if key not in ("parts", "hold_out") or value}
 
 
 def read_entries(prepared: Path, split: str | None = None, kinds: Collection[str] | None = None) -> list[DatasetEntry]:
@@ -65,9 +68,26 @@ def read_entry(prepared: Path, entry: DatasetEntry) -> Sequence[Sample]:
     if entry.kind != "extra":
         return read_samples(format=entry.format, path=prepared / entry.path, name=entry.name, split=entry.on_disk)
     path = existing(entry.format, Path(entry.path), name=entry.name)
-    stamp = stamp_of(path, format=entry.format, name=entry.name, split=", ".join(entry.parts) or entry.split)
+    split = ", ".join(entry.parts) or entry.split
+    split = f"{entry.split} of {split}, hold_out {entry.hold_out:g}" if entry.hold_out else split
+    stamp = stamp_of(path, format=entry.format, name=entry.name, split=split)
     folder = prepared.with_name("index") / quote(f"{entry.name}-{entry.split}", safe="")
-    return open_index(folder, stamp, lambda: splits.read(entry.format, path, name=entry.name, split=entry.on_disk))
+    return open_index(folder, stamp, lambda: _read(entry, path))
+
+
+def _read(entry: DatasetEntry, path: Path) -> Iterator[Sample]:
+    """Read a split; with `hold_out` the part of "train", or of the parts that stand for it, that is this split."""
+    if not entry.hold_out:
+        yield from splits.read(entry.format, path, name=entry.name, split=entry.on_disk)
+        return
+    for sample in splits.read(entry.format, path, name=entry.name, split=entry.parts or "train"):
+        if is_held_out(sample.image_id, share=entry.hold_out) == (entry.split == "val"):
+            yield sample
+
+
+def is_held_out(image: str, *, share: float) -> bool:
+    """Tell whether a picture belongs to this share, by a hash of its name alone: more data never moves a picture."""
+    return int(hashlib.sha256(image.encode()).hexdigest(), 16) % 10_000 < round(share * 10_000)
 
 
 def read_samples(*, format: str, path: Path, name: str, split: str | Sequence[str]) -> list[Sample]:

@@ -123,6 +123,8 @@ class Mixture:
         exact = {pool: sum(map(Fraction, kinds.values()), Fraction(0)) for pool, kinds in weights.items()}
         exact |= {pool: Fraction(shares["extra"]) * size / sum(sizes.values()) for pool, size in sizes.items()}
         self.shares = [exact[pool] / sum(exact.values()) for pool in self.pools]
+        self.epoch = sum(repeats.get(name, 1) * pool.images for name, pool in self.pools.items())
+        """Rows of one pass over all data, a set with `repeats` that often; where every set is of kind `extra`, it is upstream's epoch."""
         self._orders: dict[str, tuple[int, array[int]]] = {}
         self._block: tuple[int, list[int], list[int]] = (-1, [], [])
 

@@ -81,6 +81,24 @@ class Sa2VA(nn.Module):
             )
         return ids[0]
 
+    # Upstream's names of the parts
+
+    @property
+    def language_model(self) -> nn.Module:
+        """The text model, without its head."""
+        model: nn.Module = self.vlm.model.language_model
+        return model
+
+    @property
+    def vision_model(self) -> nn.Module:
+        """The vision tower, without the projector."""
+        return self.backbone.vision_tower
+
+    @property
+    def grounding_encoder(self) -> Grounding:
+        """SAM2; upstream's object holds it as `sam2_model`."""
+        return self.sam2
+
     @classmethod
     def from_pretrained(
         cls,
@@ -90,6 +108,7 @@ class Sa2VA(nn.Module):
         device_map: torch.device | str | None = None,
         attn_implementation: str | None = None,
         quantize: str | None = None,
+        torch_dtype: torch.dtype | str | None = None,
     ) -> Sa2VA:
         """Load a model in eval mode from a folder in our layout or upstream's, or from the hub, whose files are then kept in its cache.
 
@@ -99,8 +118,14 @@ class Sa2VA(nn.Module):
         attn_implementation: transformers' name ("sdpa", "eager"); None is its choice.
         quantize: "int8" or "fp8", the language model's layers in 8 bits by torchao (an extra); SAM2, the vision tower, embeddings and heads
         stay as they are. For inference alone.
-        Raises ValueError for a dtype that holds no weights, a device that is not there or can't do it, and a folder that is no Sa2VA.
+        torch_dtype: transformers' older name of `dtype`.
+        Raises ValueError for a dtype that holds no weights or is given twice, a device that is not there or can't do it, and a folder
+        that is no Sa2VA.
         """
+        if torch_dtype is not None:
+            if dtype is not None:
+                raise ValueError(f"dtype {dtype!r} and torch_dtype {torch_dtype!r} are the same setting: give one of them")
+            dtype = torch_dtype
         from ans_core.checkpoints.checkpoint import from_pretrained  # it builds Sa2VAs, so it imports this module
 
         return from_pretrained(path, dtype=dtype, device_map=device_map, attn_implementation=attn_implementation, quantize=quantize)

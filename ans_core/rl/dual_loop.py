@@ -121,7 +121,7 @@ class DualLoop(nn.Module):
         """Micro-batch -> loop -> what is still to be learned from."""
         self.acted: dict[int, dict[str, RolloutStep]] = {}
         """Micro-batch -> loop -> the pictures that it was done with, encoded, from `begin_step` to `forward`."""
-        self.monitor = GradientMonitor(self.model, settings.max_grad_norm)
+        self.monitor = GradientMonitor(self.model, settings.stop_grad_norm)
         self.timer = StepTimer()
         self.alike: list[float] = []
         """Mean overlap of a group's masks, by micro-batch of this step that rolled out."""
@@ -257,6 +257,7 @@ class DualLoop(nn.Module):
         for name, weight in self._weights().items():
             loss, metrics = LOOPS[name].learn(steps[name], done[name])
             total = total + weight * loss
+            metrics["loss"] = float(loss.detach()) * steps[name].totals.micro_batches  # the mean of all parts of the step is its loss
             metrics = done[name].metrics | metrics | ({"weight": weight} if s.adaptive_loops else {})
             found |= {f"{LOOPS[name].prefix}/{key}": value for key, value in metrics.items()}
         if self.beside is not None and batch.rows is not None:
@@ -388,6 +389,8 @@ class DualLoop(nn.Module):
             self.record[f"{prefix}/{part}"].append([round(float(v), 4) for v in known])
         known = rewards[~rewards.isnan()].double()
         summed, count = shared_sum(torch.tensor([float(known.sum()), float(len(known))]), self.model.device).tolist()
+        if len(known):
+            experience.metrics["reward_std"] = float(known.std(correction=0))
         experience.metrics |= {"failed": 1 - len(known) / rewards.numel(), "zero_spread": grpo.zero_spread(rewards)}
         if not count:  # every rollout of every process failed: this step has no mean reward
             return
@@ -451,7 +454,7 @@ class GradientMonitor:
         if self.limit and (high := {part: norm for part, norm in norms.items() if not norm <= self.limit}):
             worst = max(high, key=lambda part: high[part])
             raise RuntimeError(
-                f"rl: at step {step} the gradient of the {worst} has norm {high[worst]:.3g}, above rl.max_grad_norm {self.limit:g};"
+                f"rl: at step {step} the gradient of the {worst} has norm {high[worst]:.3g}, above rl.stop_grad_norm {self.limit:g};"
                 " lower the learning rate, or raise the limit; the same command goes on from the last state"
             )
         return {f"grad_norm/{part}": norm for part, norm in norms.items()}

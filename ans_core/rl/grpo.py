@@ -176,11 +176,11 @@ def policy_loss(
 
     answer: which of the `answers` answers a token belongs to. Answers without a token in the loss still count in the means of grpo, gspo
     and dr_grpo. The ratio is against the policy that sampled, never against the reference. totals: counts of the whole step; None = these
-    tokens are the whole step. M = 0 gives a loss of 0 that is attached to the (empty) graph. Metrics: mean and largest ratio, and the share
-    of tokens held back by each clip.
+    tokens are the whole step. M = 0 gives a loss of 0 that is attached to the (empty) graph. Metrics: mean and largest ratio, the share
+    of tokens held back by each clip, and `policy_loss`, whose mean over all micro-batches is the step's loss.
     """
     if not len(logps):
-        return logps.sum(), {}
+        return logps.sum(), {"policy_loss": 0.0}
     log_ratio = (logps - behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     lengths = torch.zeros(answers, device=logps.device).index_add(0, answer, torch.ones_like(logps))
     if objective.form == "gspo":
@@ -203,7 +203,8 @@ def policy_loss(
             "clip_high": float(above.float().mean()),
         }
     whole = totals or Totals(samples=1.0, answers=float(answers), tokens=float(len(logps)))
-    return _aggregate(each, answer, lengths, objective, whole), metrics
+    loss = _aggregate(each, answer, lengths, objective, whole)
+    return loss, metrics | {"policy_loss": float(loss.detach()) * whole.micro_batches}
 
 
 def _aggregate(

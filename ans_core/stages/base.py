@@ -23,6 +23,8 @@ from transformers import PreTrainedTokenizerFast
 
 from ans_core import data, dist, prompts
 from ans_core.checkpoints import bases, checkpoint, sam2
+from ans_core.checkpoints.folder import local_folder
+from ans_core.checkpoints.trained import untaught
 from ans_core.config import Base, Config, Optim
 from ans_core.data import conversation
 from ans_core.data.collate import collate
@@ -71,7 +73,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         return {"parameters": float(sum(p.numel() for p in alone.parameters()))}
     if cfg.base.source == "published":
         model = bases.import_base(cfg.base.internvl, cfg.base.sam2, template=cfg.base.template)
-        checkpoint.save(model, out / "base", metadata={"stage": "base", "source": [cfg.base.internvl, cfg.base.sam2]})
+        made = {"stage": "base", "source": [cfg.base.internvl, cfg.base.sam2]}
+        checkpoint.save(model, out / "base", metadata=untaught(local_folder(cfg.base.internvl)) or made)
         return {"parameters": float(sum(p.numel() for p in model.parameters()))}
     train = data.sources(inputs["data"], "train", DRAWN)
     tokenizer = build_tokenizer(_texts(train, seed=cfg.seed), kind=cfg.base.kind)

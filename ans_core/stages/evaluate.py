@@ -26,7 +26,7 @@ from ans_core.benchmarks.loops import FoundEach, averages, loop_scores, loop_sco
 from ans_core.benchmarks.public import Item
 from ans_core.benchmarks.score import Benchmark, Score
 from ans_core.checkpoints import checkpoint
-from ans_core.checkpoints.trained import sft_model
+from ans_core.checkpoints.trained import is_passed_through, sft_model
 from ans_core.config import Config, require_samples
 from ans_core.data.regions import is_region
 from ans_core.metrics.caption import same_text
@@ -64,6 +64,10 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratc
     machine = machine_of(cfg.launch)
     if row == "untrained" and not (inputs["base"] / "untrained").exists():
         (out / "metrics.json").write_text("{}")  # published weights: there is no untrained model
+        return {}
+    if row == "base" and "sft" in inputs and is_passed_through(inputs["sft"]):
+        (out / "metrics.json").write_text("{}")
+        (out / "skipped.json").write_text(json.dumps({"base": "SFT passed it through (sft.optim.steps 0): it is the row sft"}))
         return {}
     sets = evaluated_sets(cfg, inputs["data"])
     require_samples(settings, {asked.benchmark for asked in sets})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from ans_core import precision
 from ans_core.config import Launch, Optim
+from ans_core.config.training import DataOptim
 from ans_core.dist import deterministic, pick_device, rank, world_size
 from ans_core.train.loop import Curves, Machine, Schedule
 from ans_core.types import Log
@@ -20,8 +22,7 @@ LAST = 50
 
 def schedule_of(optim: Optim, *, inner_steps: int = 1) -> Schedule:
     """Return the schedule. inner_steps: of RL, whose rollouts are saved for the first process alone."""
-    values = optim.model_dump()
-    del values["batch"]  # used by the mixture
+    values = optim.model_dump(exclude={"batch", "epochs"})  # the batch is used by the mixture
     return Schedule(**values, save_unit=inner_steps if world_size() > 1 else 1)
 
 
@@ -50,6 +51,17 @@ def machine_of(launch: Launch, dtype: str = "fp32", *, log: Log | None = None) -
 def cores_of_process() -> int:
     """Return this process's share of the cores that it and its neighbours on this machine may use."""
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def lasting(optim: DataOptim, section: str, *, samples: int, inner_steps: int = 1) -> DataOptim:
+    """Return the settings with a number of steps: where they say `epochs`, as many as see `samples` samples that often. `section`: named in
+    the line that says how many. inner_steps: optimizer steps that learn from the same samples."""
+    if not optim.epochs:
+        return optim
+    steps = max(1, math.ceil(optim.epochs * samples / optim.batch)) * inner_steps
+    if rank() == 0:
+        print(f"{section}.optim.epochs {optim.epochs:g}: {samples:,} samples, {optim.batch} a step: {steps:,} steps")
+    return optim.model_copy(update={"steps": steps, "epochs": 0.0})
 
 
 def weights_dtype(dtype: str) -> torch.dtype | None:

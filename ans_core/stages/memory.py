@@ -32,7 +32,7 @@ from ans_core.data.left_out import STAND_INS, LeftOutFile, first_readable
 from ans_core.data.mixture import Source
 from ans_core.model.grounding import Grounding
 from ans_core.pictures import overlay, transforms
-from ans_core.stages.launch import last_means, machine_of, schedule_of
+from ans_core.stages.launch import last_means, lasting, machine_of, schedule_of
 from ans_core.tracking.batch import ClipTensors, PromptOptions, TrackingBatch, make_batch
 from ans_core.tracking.clips import JOINED, Clip, Clips, choose_window, load_window, why_left_out
 from ans_core.tracking.kept import Kept
@@ -80,6 +80,9 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     _check_names(settings, [source.name for source in (*train, *val)])
     pool = _pool(settings, train) if settings.train else Pool(videos=Clips([]), stills=Clips([]), left_out=[], joined={})
     chosen = _held_out(settings, val)
+    if settings.train:
+        settings = settings.model_copy(update={"optim": lasting(settings.optim, "memory", samples=pool.epoch(settings))})
+        cfg = cfg.model_copy(update={"memory": settings})
     sam2 = _load(base, settings, machine.device)
     stills = len(chosen[0].frames) == 1
     held_out = PseudoClips(chosen, length=settings.frames, size=sam2.image_size) if stills else chosen

@@ -31,6 +31,7 @@ from ans_core.agent.policy import AgentPolicy, load_policy
 from ans_core.agent.workspace import Workspace
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, Lora, Rl
+from ans_core.config.training import DataOptim
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import schedule_of
 from ans_core.train.loop import Machine, Schedule
@@ -213,8 +214,9 @@ def rl_settings(cfg: Config, guard: Guard) -> Rl:
     """Return the settings of RL's steps. Advantages are centred rewards alone, so that a label's weight scales them. Without the release
     tier the moving average has decay 0: it is the policy."""
     update, episode = cfg.agent.online.update, cfg.agent.episode
+    optim = DataOptim(**update.optim.model_dump())
     return Rl(
-        loops={"agent": 1.0}, lora=Lora(dropout=0.0), optim=update.optim, dtype="fp32", group=update.group, temperature=update.temperature,
+        loops={"agent": 1.0}, lora=Lora(dropout=0.0), optim=optim, dtype="fp32", group=update.group, temperature=update.temperature,
         max_tokens=(episode.calls + 2) * episode.turn_tokens, clip_low=update.clip_low, clip_high=update.clip_high, kl=update.beta,
         scale_rewards="none", ema=update.ema if guard.release else 0.0, ema_warmup=False, monitor_every=0, samples_every=0,
     )  # fmt: skip

@@ -68,10 +68,14 @@ def source_entries(sources: tuple[DataSource, ...]) -> list[DatasetEntry]:
         present = SPLITS[source.format](path)
         parts = splits.chosen([source.split] if isinstance(source.split, str) else source.split, present, path=path)
         trained = source.role == "train"
-        if trained and "val" not in present:
+        if source.hold_out and (not trained or "val" in present):
+            has = "it has a split 'val' of its own" if "val" in present else f"split {source.split!r} is asked for"
+            raise ValueError(f"prepare.sources: {source.name!r} has hold_out {source.hold_out:g}, and {has}; set hold_out to 0")
+        if trained and "val" not in present and not source.hold_out:
             logging.warning("data set %r (%s): %s", source.name, path, NO_VAL)
         held_out = [split for split in splits.HELD_OUT if trained and split in present and split not in parts]
-        own = {} if isinstance(source.split, str) else {source.role: source.split}
+        held_out += ["val"] if source.hold_out else []
+        own = () if isinstance(source.split, str) else source.split
         entries += [
             DatasetEntry(
                 name=source.name,
@@ -80,7 +84,8 @@ def source_entries(sources: tuple[DataSource, ...]) -> list[DatasetEntry]:
                 split=split,
                 kind="extra",
                 repeats=source.repeats,
-                parts=own.get(split, ()),
+                parts=own if split == source.role or source.hold_out else (),
+                hold_out=source.hold_out if split in ("train", "val") else 0.0,
             )
             for split in (source.role, *held_out)
         ]

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import yaml
 
+from ans_core.checkpoints.trained import is_passed_through
 from ans_core.config import Config
 from ans_core.report import figures, files, gallery, metrics, page
 from ans_core.report.changes import Answers, changes, read_answers, verdict
@@ -81,9 +82,12 @@ def run(
 
 
 def _learned(rows: Sequence[str], inputs: dict[str, Path]) -> list[str]:
-    """List the stages with learning curves in order; `memory` only if it trained."""
+    """List the stages with learning curves in order; `memory` and `sft` only if they trained."""
     memory = ["memory"] if "memory" in inputs and (inputs["memory"] / "curves.csv").exists() else []
-    return [stage for row in rows[1:] for stage in (*(memory if row == "sft" else ()), row)]
+    found = [stage for row in rows[1:] for stage in (*(memory if row == "sft" else ()), row)]
+    if "sft" in found and "sft" in inputs and is_passed_through(inputs["sft"]):
+        found.remove("sft")
+    return found
 
 
 def _metrics(folder: Path | None) -> dict[str, float]:

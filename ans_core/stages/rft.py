@@ -29,6 +29,7 @@ from ans_core.agent.world import Question, draw_question
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, Lora, Rl
 from ans_core.config.rft import PhaseEnd
+from ans_core.config.training import DataOptim
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.sa2va import Sa2VA
 from ans_core.rl.dual_loop import Batches, DualLoop, check_learned
@@ -122,11 +123,12 @@ def grpo_settings(cfg: Config) -> Rl:
     """Return the settings of RL's steps: those that are the same for every loop. Of the longest episode all turns count."""
     s, episode = cfg.agent.rft, cfg.agent.episode
     names = (
-        "optim", "dtype", "checkpointing", "group", "inner_steps", "temperature", "objective", "clip_low", "clip_high", "kl", "entropy",
+        "dtype", "checkpointing", "group", "inner_steps", "temperature", "objective", "clip_low", "clip_high", "kl", "entropy",
         "scale_rewards", "std_floor", "ema", "monitor_every", "samples_every",
     )  # fmt: skip
     given = {name: getattr(s, name) for name in names}
-    return Rl(loops={LOOP: 1.0}, lora=Lora(dropout=0.0), max_tokens=(episode.calls + 2) * episode.turn_tokens, **given)
+    optim, tokens = DataOptim(**s.optim.model_dump()), (episode.calls + 2) * episode.turn_tokens
+    return Rl(loops={LOOP: 1.0}, optim=optim, lora=Lora(dropout=0.0), max_tokens=tokens, **given)
 
 
 class Questions:

@@ -25,7 +25,7 @@ import numpy as np
 
 from ans_core import data, dist
 from ans_core.checkpoints import checkpoint
-from ans_core.checkpoints.trained import sft_model
+from ans_core.checkpoints.trained import TEACHER, sft_model
 from ans_core.config import Config, Rl
 from ans_core.data.collate import Batch, LeftOut, collate_readable
 from ans_core.data.left_out import STAND_INS, LeftOutFile, first_readable
@@ -41,16 +41,16 @@ from ans_core.rewards.judge.questions import read_questions
 from ans_core.rl.curriculum import easiest_first, taking_part
 from ans_core.rl.dual_loop import LOOPS, Batches, Beside, DualLoop, check_learned
 from ans_core.rl.step import RlBatch, rl_batch
-from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
+from ans_core.stages.launch import last_means, lasting, machine_of, schedule_of, weights_dtype
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from ans_core.train import loop
 from ans_core.types import Log, Sample
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: data, base, sft, questions. Writes the policy's tensors (delta on SFT), curves.csv, rewards.json, moved.json
-    and `samples` (pictures of rollouts) to `out`. Another sample is practised in the place of one that can't be read; the curve
-    `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
+    """Run the stage. inputs: data, base, sft, questions. Writes the policy's tensors (delta on SFT), the teacher's (teacher/, the same),
+    curves.csv, rewards.json, moved.json and `samples` (pictures of rollouts) to `out`. Another sample is practised in the place of one
+    that can't be read; the curve `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
     if cfg.rl.mask_policy == "token" and "mask" in cfg.rl.loops:
         logging.warning(
             "rl.mask_policy token: every mask of a group is the same, so loop 2 has no policy gradient; it is there for comparison"
@@ -89,6 +89,9 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
         wordless=not compares_words(settings),
         maskless=not compares_masks(settings),
     )
+    epoch = max(len(samples) for samples in practice.samples)  # of the loop with most samples; the others repeat theirs
+    settings = settings.model_copy(update={"optim": lasting(settings.optim, "rl", samples=epoch, inner_steps=settings.inner_steps)})
+    cfg = cfg.model_copy(update={"rl": settings})
     model = sft_model(inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(machine.dtype), device=machine.device)
     model.checkpointing, model.compiled = settings.checkpointing, machine.compile
     modules = adapters.policy_modules(model, drawing=settings.drawing)
@@ -124,7 +127,9 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
     moved = check_moved(before, model)
     if dist.rank() == 0:
         config = {"stage": "rl", "lora": settings.lora.model_dump(), "modules": modules, "seed": cfg.seed}
-        checkpoint.save_delta(policies.tensors("policy"), out, base_hash=checkpoint.weights_hash(inputs["sft"]), config=config)
+        base_hash = checkpoint.weights_hash(inputs["sft"])
+        checkpoint.save_delta(policies.tensors("policy"), out, base_hash=base_hash, config=config)
+        checkpoint.save_delta(policies.tensors("teacher"), out / TEACHER, base_hash=base_hash, config=config)
         loop.write_curves(out / "curves.csv", {"rl": curves})
         (out / "rewards.json").write_text(json.dumps(module.record))
         (out / "moved.json").write_text(json.dumps(moved, indent=1))

@@ -2,6 +2,7 @@
 
     dvc repro -s sft           tiny: 10 to 13 minutes on 2 cores
 
+Without steps the base, a Sa2VA, is passed through: RL then starts from it.
 Frozen: vision tower, SAM2's image encoder, prompt encoder and memory. Trained: LoRA on the language model, embeddings, head, projector,
 text_hidden_fcs and SAM2's mask decoder, all in fp32.
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from ans_core import data, dist
 from ans_core.checkpoints import checkpoint, memory
+from ans_core.checkpoints.trained import refuse_untaught
 from ans_core.config import Config
 from ans_core.data.collate import Batch, Layout, Row, collate_readable
 from ans_core.data.left_out import LeftOutFile
@@ -28,7 +30,7 @@ from ans_core.model.parts import check_moved, hashes, part_of
 from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised
 from ans_core.model.validation import ValidationSlice
-from ans_core.stages.launch import last_means, machine_of, schedule_of, show_ranks, weights_dtype
+from ans_core.stages.launch import last_means, lasting, machine_of, schedule_of, show_ranks, weights_dtype
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from ans_core.train import loop, sharding
 from ans_core.train.watch import Validation, Watch
@@ -43,6 +45,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     machine = machine_of(cfg.launch, settings.dtype, log=log)
     if (inputs["base"] / "sam2").is_dir():
         raise ValueError("base.source is sam2, a SAM2 without a language model: its pipeline ends with the stage memory")
+    if not (settings.optim.steps or settings.optim.epochs):
+        return _passed_through(inputs, out)
     divide = sharding.divide if machine.deepspeed_stage == 3 else None
     model = checkpoint.load(base, dtype=weights_dtype(machine.dtype), device=machine.device, divide=divide)
     of_memory = memory.load_into(model, inputs["memory"], base=base)
@@ -54,14 +58,15 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     adapters.prepare_sft(model, adapters.lora_config(**lora), seed=dist.seed_of(cfg.seed, "sft lora"))
     before = hashes(model)
     mixture = mixture_of(cfg, data.sources(inputs["data"], "train"), seed=cfg.seed)
-    show_mixture(mixture.table(settings.optim.steps * settings.optim.batch), log)
+    optim = lasting(settings.optim, "sft", samples=mixture.epoch)
+    show_mixture(mixture.table(optim.steps * optim.batch), log)
     layout = sft_layout(cfg, model)
     measure = partial(row_length, tokenizer=model.tokenizer, layout=layout)
     groups = LengthGroups(mixture, measure, window=settings.length_window) if settings.length_window else mixture
     left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
 
     def rows(step: int, micro: int) -> list[Row]:
-        return groups.rows(step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate)
+        return groups.rows(step, micro, batch=optim.batch, micros=optim.accumulate)
 
     def make(step: int, micro: int) -> Batch:
         batch, samples = collate_readable(rows(step, micro), model.tokenizer, layout)
@@ -71,12 +76,12 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     module = objective_of(cfg, model, features=_features(cfg, before, dtype=machine.dtype))
     watch = Watch(
         validation=_validation(cfg, module, machine, layout, inputs["data"], scratch) if settings.val_every else None,
-        rows=lambda step: [row.name for micro in range(settings.optim.accumulate) for row in rows(step, micro)],
+        rows=lambda step: [row.name for micro in range(optim.accumulate) for row in rows(step, micro)],
         counts=lambda batch: {"rows": float(len(batch.input_ids)), "tokens": float((batch.branch >= 0).sum())},
         part_of=lambda name: part_of(name.removeprefix("model.")),
     )
     curves = loop.train(
-        module, make, name="sft", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
+        module, make, name="sft", schedule=schedule_of(optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
         after_step=lambda step: left_out.metrics(step, machine.device), scales={"sam_mask_decoder": settings.decoder_lr}, watch=watch,
     )  # fmt: skip
     moved, trained = check_moved(before, model), adapters.trained(model)
@@ -90,6 +95,19 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
             shutil.copytree(scratch / "samples", out / "samples")
     dist.wait_for_all()
     return last_means(curves)
+
+
+def _passed_through(inputs: dict[str, Path], out: Path) -> dict[str, float]:
+    """Write a delta that holds what `memory` trained and no tensor of its own. Raises ValueError for a base that has not learned what
+    `[SEG]` means."""
+    base = inputs["base"] / "base"
+    refuse_untaught(base)
+    if dist.rank() == 0:
+        base_hash = checkpoint.weights_hash(base)
+        of_memory, _ = checkpoint.load_delta(inputs["memory"], base_hash=base_hash)
+        config = {"stage": "sft", "lora": None}
+        checkpoint.save_delta(memory.beside(of_memory, {}), out, base_hash=base_hash, config=config)
+    return {"trained": 0.0}
 
 
 def _ranks(cfg: Config, base: Sa2VA) -> dict[str, dict[str, int]]:

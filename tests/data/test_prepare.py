@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import datasets
+import numpy as np
 import pytest
+from datasets import Dataset, Features, Value
 from PIL import Image
 
 from ans_core import data
@@ -14,6 +17,7 @@ from ans_core.data import load, read_entries
 from ans_core.data.conversation import turn
 from ans_core.data.index import picture_keys
 from ans_core.data.mixture import Mixture
+from ans_core.pictures import rle
 from ans_core.stages import prepare
 
 SMALL = Prepare(scenes=8, val_scenes=5, test_scenes=2, clips=2, val_clips=1, test_clips=1, clip_frames=3, image_size=64)
@@ -173,3 +177,32 @@ def test_a_picture_of_ones_own_that_cannot_be_decoded_is_named_before_anything_i
 def test_nothing_at_all_is_refused(tmp_path):
     with pytest.raises(ValueError, match="nothing to train on"):
         run(Prepare(scenes=0, clips=0), tmp_path)
+
+
+def described(folder: Path, pictures: int) -> Path:
+    """A folder as describe-anything comes: rows of one split, each with its picture."""
+    Image.new("RGB", (16, 16), (90, 120, 60)).save(folder / "picture.png")
+    said = [{"from": "human", "value": "<image>\nDescribe <Prompt0>."}, {"from": "gpt", "value": "A green square."}]
+    row = {"image": str(folder / "picture.png"), "mask_rle": [rle.encode(np.eye(16, dtype=bool))], "conversations": said}
+    features = Features({"image": datasets.Image(), "mask_rle": [{"size": [Value("int64")], "counts": Value("string")}],
+                         "conversations": [{"from": Value("string"), "value": Value("string")}]})  # fmt: skip
+    Dataset.from_list([row] * pictures, features=features).save_to_disk(folder / "set")
+    return folder / "set"
+
+
+def test_a_set_without_val_holds_out_a_share_of_its_pictures(tmp_path: Path) -> None:
+    source = DataSource(name="described", format="region_arrow", path=str(described(tmp_path, 60)), hold_out=0.2)
+    parts = [list(data.read_entry(tmp_path / "prepared", entry)) for entry in prepare.source_entries((source,))]
+    names = [{sample.image_id for sample in part} for part in parts]
+    assert len(names[0] | names[1]) == sum(map(len, parts)) == 60
+    assert 4 <= len(parts[1]) <= 20  # expected: 12
+    everything = prepare.source_entries((source.model_copy(update={"hold_out": 0.0}),))
+    assert [len(data.read_entry(tmp_path / "prepared", entry)) for entry in everything] == [60]  # its index is another
+    data.write_entries(tmp_path, prepare.source_entries((source,)) + everything)
+    assert [entry.hold_out for entry in read_entries(tmp_path)] == [0.2, 0.2, 0.0]
+    assert "hold_out" not in json.loads((tmp_path / "datasets.json").read_text())[2], "what was prepared before reads and hashes as before"
+
+
+def test_what_has_held_out_pictures_holds_out_no_others(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'mine' has hold_out 0.1, and it has a split 'val' of its own; set hold_out to 0"):
+        prepare.source_entries((own_data(tmp_path).model_copy(update={"hold_out": 0.1}),))

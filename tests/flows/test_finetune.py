@@ -15,8 +15,9 @@ from ans_core.config import load
 from ans_core.data.formats.plain import split_by_image
 from ans_core.model import Sa2VA
 from flows import cli
-from flows.finetune import begin, checked
+from flows.finetune import checked
 from flows.paths import root
+from flows.short_training import begin
 from tasks.process import held
 from tests import tiny
 
@@ -117,7 +118,7 @@ def test_a_refusal_does_not_wait_for_a_run_at_work_and_an_estimate_neither_waits
 ):
     """Training three steps is left out: what waits and what is left behind is the same without."""
     checkpoint.save(tiny_model, tmp_path / "model", metadata={})
-    monkeypatch.setattr("flows.finetune.estimate", lambda request: f"estimate in {request.out}")
+    monkeypatch.setattr("flows.short_training.estimate", lambda request: f"estimate in {request.out}")
     folder, out = pictures(tmp_path / "mine", ("train", "val")), tmp_path / "out"
     before = set((root() / ".ans").glob("finetune-*"))
     with held(root() / ".ans/stage.lock", "a run"):  # of another process in life; flock knows open files

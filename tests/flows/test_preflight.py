@@ -31,6 +31,14 @@ def test_a_full_size_profile_without_gpus_data_and_weights_is_no_ok(tmp_path: Pa
     assert all(said.values())
 
 
+@pytest.mark.parametrize("profile", ["sa2va-1b-rl", "sa2va-qwen3-4b-rl"])
+def test_rl_alone_needs_what_the_whole_profile_of_its_size_does(tmp_path: Path, profile: str) -> None:
+    (tmp_path / "alone").mkdir()
+    found = preflight.published_needs(settings(profile, tmp_path / "alone"), ROOT)
+    assert found is not None
+    assert found == preflight.published_needs(settings(profile.removesuffix("-rl"), tmp_path), ROOT)
+
+
 def test_the_tiny_profile_asks_for_no_gpu(tmp_path: Path) -> None:
     config = settings("tiny", tmp_path)
     findings = [preflight.gpu_count(config, []), *preflight.weights(config, ROOT), preflight.data(config, ROOT)]

@@ -362,3 +362,14 @@ def test_pictures_of_any_shape_are_answered_at_their_size(size: tuple[int, int])
     model, _, _ = qwen2()
     answer = model.predict(text="<image>Please segment the cat.", image=Image.new("RGB", size, (90, 140, 20)), max_tokens=8)
     assert [mask.shape for mask in answer.masks] == [(1, size[1], size[0])]
+
+
+def test_upstreams_names_of_the_parts_and_of_the_dtype_are_aliases():
+    model = Sa2VA.from_pretrained(GOLDEN / "qwen2", torch_dtype="float32")
+    assert model.dtype == torch.float32
+    assert model.language_model is model.vlm.model.language_model
+    assert model.vision_model is model.backbone.vision_tower
+    assert model.grounding_encoder is model.sam2
+    assert not any("grounding_encoder" in name or "vision_model" in name for name in model.state_dict())
+    with pytest.raises(ValueError, match="dtype 'float32' and torch_dtype 'float32' are the same setting"):
+        Sa2VA.from_pretrained(GOLDEN / "qwen2", dtype="float32", torch_dtype="float32")

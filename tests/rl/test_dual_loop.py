@@ -95,6 +95,19 @@ def test_a_step_moves_the_policy_alone_and_the_teacher_only_by_its_average(own_m
     }  # fmt: skip
 
 
+def test_every_loop_has_the_curves_that_tell_how_it_learns(own_model: Sa2VA):
+    module = loops(own_model)
+    torch.manual_seed(0)
+    loss, found = compute(module, batch(own_model))
+    shared = ("loss", "policy_loss", "kl", "clip_low", "clip_high", "reward", "reward_std", "zero_spread", "failed")
+    assert {f"{loop}/{name}" for loop in ("loop1", "loop2") for name in shared} <= found.keys()
+    assert {f"loop1/{name}" for name in ("entropy", "length", "truncated", "distinct", "sampling_gap")} <= found.keys()
+    parts_of = ("iou", "iou_std", "meteor", "meteor_std")
+    assert {f"{loop}/reward/{part}" for loop in ("loop1", "loop2") for part in parts_of} <= found.keys()
+    weights = module.settings.loops
+    assert loss.item() == pytest.approx(weights["caption"] * found["loop1/loss"] + weights["mask"] * found["loop2/loss"], rel=1e-5)
+
+
 def test_the_loop_of_captions_has_a_gradient_of_its_own(own_model: Sa2VA):
     module = loops(own_model, loops={"caption": 1.0}, kl=0.0)
     torch.manual_seed(0)

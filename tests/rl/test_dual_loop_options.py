@@ -288,7 +288,7 @@ def test_all_that_is_trained_gets_a_gradient(own_model: Sa2VA):
 
 
 def test_a_step_that_was_skipped_leaves_nothing_to_the_next(own_model: Sa2VA):
-    module = loops(own_model, monitor_every=2, max_grad_norm=1e6)
+    module = loops(own_model, monitor_every=2, stop_grad_norm=1e6)
     loss, _ = compute(module, batch(own_model, 2))
     (loss * torch.nan).backward()
     module.zero_grad()
@@ -378,7 +378,7 @@ def test_gradient_norms_are_told_by_part_and_an_exploding_one_stops_the_run(own_
     module.monitor.limit = 1e-9
     loss, _ = compute(module, batch(own_model, 2))
     loss.backward()
-    with pytest.raises(RuntimeError, match=r"at step 2 the gradient of the .* has norm .*, above rl.max_grad_norm 1e-09"):
+    with pytest.raises(RuntimeError, match=r"at step 2 the gradient of the .* has norm .*, above rl.stop_grad_norm 1e-09"):
         module.after_step(2)
 
 

@@ -244,9 +244,12 @@ def test_the_losses_of_a_steps_parts_add_up_to_the_whole(form: grpo.Form):
     logps, advantage = torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([1.0, -0.25, -0.25])
     whole, _ = grpo.policy_loss(logps, logps - 0.1, advantage, torch.tensor([0, 1, 1]), objective(form), answers=2)
     totals = grpo.Totals(samples=1.0, answers=2.0, tokens=3.0, micro_batches=2.0)
-    first, _ = grpo.policy_loss(logps[:1], logps[:1] - 0.1, advantage[:1], torch.tensor([0]), objective(form), answers=1, totals=totals)
-    rest, _ = grpo.policy_loss(logps[1:], logps[1:] - 0.1, advantage[1:], torch.tensor([0, 0]), objective(form), answers=1, totals=totals)
+    old, of_step = logps - 0.1, {"answers": 1, "totals": totals}
+    first, of_first = grpo.policy_loss(logps[:1], old[:1], advantage[:1], torch.tensor([0]), objective(form), **of_step)
+    rest, of_rest = grpo.policy_loss(logps[1:], old[1:], advantage[1:], torch.tensor([0, 0]), objective(form), **of_step)
     assert (first + rest).item() == pytest.approx(whole.item())
+    curve = (of_first["policy_loss"] + of_rest["policy_loss"]) / 2  # as the loop averages metrics over micro-batches
+    assert curve == pytest.approx(whole.item())
 
 
 @pytest.mark.parametrize(("scale", "theirs"), [("group", "group"), ("batch", "batch"), ("none", "none")])

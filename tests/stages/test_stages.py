@@ -23,7 +23,7 @@ from ans_core import data, dist, precision
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import trained as handed_on
 from ans_core.config import Config, Rl
-from ans_core.config.training import Optim
+from ans_core.config.training import DataOptim, Optim
 from ans_core.data import DatasetEntry, write_entries
 from ans_core.model import Sa2VA
 from ans_core.model.predict import predict
@@ -183,7 +183,7 @@ def test_rl_learns_from_rows_of_sft_beside_its_loops(runs: Path, tmp_path: Path)
 
 def test_fewer_rows_than_micro_batches_are_refused():
     with pytest.raises(ValueError, match=r"rows is 1, less than the 2 micro-batches of a step"):
-        Rl(rows=1, optim=Optim(steps=1, batch=2, lr=1e-4, accumulate=2))
+        Rl(rows=1, optim=DataOptim(steps=1, batch=2, lr=1e-4, accumulate=2))
 
 
 @pytest.mark.parametrize(
@@ -607,8 +607,8 @@ def test_a_base_in_bf16_is_trained_merged_and_evaluated(runs: Path, tmp_path: Pa
 def test_no_stage_multiplies_in_bf16_where_that_is_emulated(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """From a base in bf16, as published weights are, with Muon. Where bf16 is asked for, the counter sees it."""
     monkeypatch.setattr(precision, "cpu_times", lambda: {"fp32": 1.0, "bf16": 9.0})
-    muon = Optim.model_validate(OPTIM | {"muon_lr": 1e-3})
-    phases = dict.fromkeys(("vision_words", "alignment", "sam_images", "language_text"), muon)
+    phases = dict.fromkeys(("vision_words", "alignment", "sam_images", "language_text"), Optim.model_validate(OPTIM | {"muon_lr": 1e-3}))
+    muon = DataOptim.model_validate(OPTIM | {"muon_lr": 1e-3})
     changed = {"base": phases, "memory": {"optim": muon}, "sft": {"optim": muon}, "rl": {"optim": muon, "dtype": "auto"}}
     cfg = CONFIG.model_copy(update={name: getattr(CONFIG, name).model_copy(update=values) for name, values in changed.items()})
     folder = tmp_path
@@ -708,3 +708,14 @@ def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_pat
     assert any(name.startswith("train/grad_norm/") for name in found)
     names = {path.name for path in (tmp_path / "rl" / "samples").iterdir()}
     assert {f"000000-{loop}.{kind}" for loop in ("loop1", "loop2", "refer", "ground", "describe") for kind in ("png", "json")} <= names
+
+
+def test_rl_and_its_teacher_load_as_models_from_their_folders(runs: Path):
+    """The policy is the converted model; the teacher lies between it and SFT."""
+    converted, policy, teacher, before = (checkpoint.load(runs / name).state_dict() for name in ("model", "rl", "rl/teacher", "sft"))
+    assert all(torch.equal(policy[name], tensor) for name, tensor in converted.items())
+    moved = [name for name, tensor in converted.items() if not torch.equal(before[name], tensor)]
+    assert moved
+    assert any(not torch.equal(teacher[name], before[name]) for name in moved)
+    for name in moved:
+        assert (teacher[name] - before[name]).norm() < (policy[name] - before[name]).norm()

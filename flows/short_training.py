@@ -1,0 +1,321 @@
+"""What `ans finetune` and `ans rl` share: a checked request in; its stages run without DVC in a folder of their own, an estimate first, a
+table of before and after last. params.yaml and runs/ stay as they are.
+
+    python -m flows.short_training FOLDER STAGE [--measure]     # one stage, or its first steps, in each of several processes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ans_core import dist
+from ans_core.config import Config, setting
+from ans_core.types import Sample
+from ans_core.written import written_whole
+from flows.paths import root
+from tasks import provenance
+from tasks.launcher import shared_words, thread_variables
+from tasks.process import held, holder_of
+from tasks.runner import stage_function
+from tasks.stages import Stage, stage_named
+
+SMALL = 100_000_000
+"""Parameters of a model that gets the settings of the profile `tiny`."""
+MEASURED_STEPS = 3
+"""The first one is not counted: it allocates."""
+FEW = 4
+"""Held-out pictures from which on a comparison is worth more than a glance."""
+CHUNK = 25
+"""Steps between resumable states."""
+IMPORTED = "imported"
+"""Folder of what an export became that holds nothing out itself."""
+Work = Callable[[Path], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A command that trains."""
+
+    name: str
+    """`ans NAME`; its file is NAME.json."""
+    noun: str
+    """What one run of it is called."""
+    stage: str
+    """The stage that learns, and the section of its settings."""
+    rows: tuple[str, str]
+    """Rows of `evaluate` before and after."""
+    works: Callable[[Request], Iterator[tuple[str, Work]]]
+    """(folder of its output, what writes it) in order."""
+    before_estimate: tuple[str, ...]
+    """Works that a step of training needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A training whose data, model and settings are checked."""
+
+    training: Training
+    data: str
+    """Names of the data sets, for the report's title."""
+    model: str
+    out: Path
+    config: Config
+    identity: dict[str, Any]
+    """What <name>.json holds: a folder is of one training."""
+    imported: Path | None = None
+    """Where the data were imported to, if their own files hold nothing out."""
+
+
+def train(arguments: argparse.Namespace, training: Training, checked: Callable[[argparse.Namespace, Path], Request]) -> int:
+    """Train as the command line says; a killed run goes on where it stopped. An estimate waits for nobody and leaves nothing behind."""
+    lock = root() / ".ans/stage.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{training.name}-", dir=lock.parent) as scratch:
+        request = checked(arguments, Path(scratch))
+        if arguments.estimate:
+            if holder := holder_of(lock):
+                print(f"{holder} is at work here: the estimate is of a machine that both share")
+            begin(request)
+            print(estimate(request))
+            return 0
+        with held(lock, f"ans {training.name}"):
+            begin(request)
+            if not (request.out / training.stage).exists():
+                print(estimate(request), flush=True)
+            for name, work in training.works(request):
+                begin_s = time.monotonic()
+                ran = done(request.out / name, work)
+                print(f"{name}: {f'{time.monotonic() - begin_s:.0f} s' if ran else 'was there'}", flush=True)
+    print("\n".join(["", *gains(request.out / "evaluate", training.rows), ""]))
+    print(f"model:  {request.out / 'model'}\nreport: {request.out / 'report/report.html'}")
+    print(f'try it: ans predict PICTURE "Please segment the ... in this image." --model {request.out / "model"}')
+    return 0
+
+
+def begin(request: Request) -> None:
+    """Make the folder this training's: its identity, start model, imported data and settings. Raises ValueError if it is another's, and
+    writes nothing for a model that can't be loaded."""
+    from ans_core.checkpoints import checkpoint
+    from ans_core.checkpoints.folder import local_folder
+
+    out, base, file = request.out, request.out / "base/base", request.out / f"{request.training.name}.json"
+    refuse_another(file, request.identity, request.training.noun)  # another one may have begun while this one waited
+    model = None if base.exists() else checkpoint.load(local_folder(request.model))
+    out.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(request.identity, indent=1) + "\n", encoding="utf-8")
+    if request.imported and not (out / IMPORTED).exists():
+        with written_whole(out / IMPORTED) as partial:
+            for part in request.imported.iterdir():
+                shutil.move(part, partial)
+    if model is not None:
+        checkpoint.save(model, base, metadata={"stage": "base", "source": request.model})
+    (out / "params.yaml").write_text(yaml.safe_dump(request.config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+
+
+def refuse_another(file: Path, identity: Mapping[str, Any], noun: str) -> None:
+    """Raise ValueError if the folder holds a training with other data, model or settings, or anything else."""
+    if file.exists() and (before := json.loads(file.read_text(encoding="utf-8"))) != identity:
+        changed = [f"{key} {before.get(key)!r}, now {value!r}" for key, value in identity.items() if before.get(key) != value]
+        raise ValueError(f"{file.parent} holds another {noun} ({'; '.join(changed)}); give another --out, or remove it")
+    if not file.exists() and file.parent.exists() and any(file.parent.iterdir()):
+        raise ValueError(f"{file.parent} is not empty and holds no {noun}; give another --out")
+
+
+def benchmarks_of(samples: Iterable[Sample]) -> list[str]:
+    """Return the benchmarks that compare answers to these samples; there may be none."""
+    from ans_core.benchmarks import BENCHMARKS
+
+    found = {"video" if sample.task == "referring" and len(sample.frames) > 1 else sample.task for sample in samples}
+    return sorted(found & BENCHMARKS.keys())
+
+
+def length(settings: Sequence[str], *, section: str, steps: int | None) -> tuple[float | None, dict[str, Any], tuple[str, ...]]:
+    """Return (epochs that the settings ask for, all settings by key, the words without the epochs), for a command that counts steps itself.
+    Raises ValueError where --steps or the settings name steps too."""
+    key, given = f"{section}.optim.epochs", dict(setting(word) for word in settings)
+    for counted in (f"{section}.optim.batch", "launch.processes"):
+        if not isinstance(given.get(counted, 1), int) or given.get(counted, 1) < 1:
+            raise ValueError(f"{counted} = {given[counted]!r}: give a whole number above 0")
+    epochs = given.get(key)
+    if epochs is None:
+        return None, given, tuple(settings)
+    if steps or f"{section}.optim.steps" in given:
+        raise ValueError(f"{key} and a number of steps are both given: leave one of them out")
+    if not isinstance(epochs, int | float) or epochs <= 0:
+        raise ValueError(f"{key} = {epochs!r}: give a number above 0")
+    return float(epochs), given, tuple(word for word in settings if setting(word)[0] != key)
+
+
+def launch_words(batch: int) -> list[str]:
+    """Return the settings of a process for each GPU of this machine, as far as a step has a sample for each; one without a GPU."""
+    import torch
+
+    count = max(1, min(torch.cuda.device_count(), batch))
+    return [f"launch.processes={count}", f"launch.inference_processes={count}", *(["launch.deepspeed_stage=0"] if count == 1 else [])]
+
+
+def stage_work(request: Request, name: str, *inputs: str) -> Work:
+    """Return what runs a stage; `inputs`: folders of what was written before."""
+    return lambda out: run_stage(request, name, inputs, out)
+
+
+def run_stage(request: Request, name: str, inputs: tuple[str, ...], out: Path) -> None:
+    """Run a stage, in as many processes as the settings say."""
+    stage = stage_named(name)
+    if command := ranks_command(stage, request.config, request.out, "--inputs", *inputs, "--out", str(out)):
+        ran = subprocess.run(command, cwd=root(), env=ranks_environment(stage, request.config), check=False)
+        if ran.returncode:
+            raise ValueError(f"{name} failed in one of its processes; what it says stands above. The same command goes on from here")
+        return
+    more: dict[str, Any] = {}
+    if name == "report":
+        scratch = request.out / ".scratch"
+        scratch.mkdir(parents=True, exist_ok=True)
+        more = {
+            "versions": provenance.write(scratch / "versions.json", request.config, {}, root()),
+            "rows": request.training.rows, "title": f"{request.training.noun} on {request.data}",
+        }  # fmt: skip
+    call(stage, request.config, request.out, inputs, out, **more)
+
+
+def call(
+    stage: Stage, config: Config, folder: Path, inputs: tuple[str, ...], out: Path, *, versions: Path | None = None, **more: Any
+) -> None:
+    """Run a stage's function in this process."""
+    scratch = folder / ".scratch" / stage.name
+    scratch.mkdir(parents=True, exist_ok=True)
+    of = {name: folder / name for name in inputs} | ({"versions": versions} if versions else {})
+    more |= {"row": stage.row} if stage.row else {}
+    stage_function(stage)(config, inputs=of, out=out, scratch=scratch, log=lambda metrics, step: None, **more)
+
+
+def ranks_command(stage: Stage, config: Config, folder: Path, *words: str) -> list[str] | None:
+    """Return the command that starts the stage in several processes; None if this one is enough."""
+    count = processes_of(stage, config)
+    if count == 1 and not (stage.distributed and config.launch.deepspeed_stage):
+        return None
+    return [sys.executable, *shared_words(count), "-m", "flows.short_training", str(folder), stage.name, *words]
+
+
+def ranks_environment(stage: Stage, config: Config) -> dict[str, str]:
+    return os.environ | thread_variables(config.launch.threads, processes=processes_of(stage, config), environment=os.environ)
+
+
+def processes_of(stage: Stage, config: Config) -> int:
+    if stage.one_node:
+        return config.launch.inference_processes or config.launch.processes
+    return config.launch.processes if stage.distributed else 1
+
+
+def done(out: Path, work: Work) -> bool:
+    """Do the work if its output is not there; it appears whole or not at all. Tell whether anything was done."""
+    if out.exists():
+        return False
+    with written_whole(out) as partial:
+        work(partial)
+    return True
+
+
+def gains(evaluated: Path, rows: tuple[str, str]) -> list[str]:
+    """Return the table of what training changed on the held-out pictures."""
+    from ans_core.report.changes import changes, read_answers
+    from ans_core.report.files import read_json
+    from flows.compare import change_table
+
+    titles = dict(zip(rows, ("before", "after"), strict=True))
+    summary = {title: read_json(evaluated / row / "metrics.json") for row, title in titles.items()}
+    answers = {title: read_answers(evaluated / row) for row, title in titles.items()}
+    return ["held-out pictures, before and after", *change_table(changes(summary, answers, "before", "after"))]
+
+
+def estimate(request: Request) -> str:
+    """Return what training will take, measured on MEASURED_STEPS steps in a process of its own. Raises ValueError if they fail."""
+    training, stage = request.training, stage_named(request.training.stage)
+    for name, work in training.works(request):
+        if name in training.before_estimate:
+            done(request.out / name, work)
+    command = ranks_command(stage, request.config, request.out, "--measure")
+    command = command or [sys.executable, "-m", "flows.short_training", str(request.out), stage.name, "--measure"]
+    trial_folder = request.out / ".scratch/measured"
+    try:
+        trial = subprocess.run(
+            command, cwd=root(), env=ranks_environment(stage, request.config), capture_output=True, text=True, check=False
+        )
+    finally:
+        shutil.rmtree(trial_folder, ignore_errors=True)
+    if trial.returncode:
+        raise ValueError(f"a step of training failed, so nothing was trained:\n{trial.stderr.strip()[-2000:]}")
+    measured = json.loads(trial.stdout.splitlines()[-1])
+    steps = getattr(request.config, training.stage).optim.steps
+    minutes = measured["step_s"] * steps / 60
+    where = "GPU memory" if measured["gpu"] else "memory"
+    return (
+        f"estimate, from {MEASURED_STEPS} steps: {measured['step_s']:.2f} s a step, {minutes:.1f} minutes of training; "
+        f"{measured['bytes'] / 1e9:.1f} GB of {where} ({measured['total'] / 1e9:.0f} GB here). Evaluation comes before and after."
+    )
+
+
+def measure(folder: Path, stage: Stage, config: Config) -> dict[str, float | bool]:
+    """Train a few steps into a folder that the caller removes, and return seconds a step and the peak of memory, of one process. A judge is
+    not asked."""
+    import psutil
+    import torch
+
+    section = getattr(config, stage.name)
+    optim = section.optim.model_copy(update={"steps": MEASURED_STEPS, "save_every": MEASURED_STEPS})
+    quiet = {"use_llm_judge": False, "use_llm_judge_loop2": False, "inner_steps": 1} if stage.name == "rl" else {}
+    short = config.model_copy(update={stage.name: section.model_copy(update={"optim": optim, **quiet})})
+    times: list[float] = []
+
+    def log(metrics: dict[str, float], step: int) -> None:
+        if f"{stage.name}/loss" in metrics:
+            times.append(time.monotonic())
+
+    trial = folder / ".scratch/measured"
+    for name in ("out", "scratch"):
+        (trial / name).mkdir(parents=True, exist_ok=True)
+    inputs = {name: folder / name for name in stage.inputs}
+    with redirect_stdout(sys.stderr):  # the last line of stdout is the result
+        stage_function(stage)(short, inputs=inputs, out=trial / "out", scratch=trial / "scratch", log=log)
+    if dist.rank() > 0:
+        return {}
+    gpu = torch.cuda.is_available()
+    used = torch.cuda.max_memory_allocated() if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    total = torch.cuda.get_device_properties(0).total_memory if gpu else psutil.virtual_memory().total
+    return {"step_s": (times[-1] - times[0]) / (len(times) - 1), "bytes": used, "total": total, "gpu": gpu}
+
+
+def main() -> None:
+    """Run a stage in this process, one of several."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("stage")
+    parser.add_argument("--inputs", nargs="*", default=[])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--measure", action="store_true")
+    arguments = parser.parse_args()
+    stage = stage_named(arguments.stage)
+    config = Config.model_validate(yaml.safe_load((arguments.folder / "params.yaml").read_text(encoding="utf-8")))
+    if not arguments.measure:
+        call(stage, config, arguments.folder, tuple(arguments.inputs), arguments.out)
+    elif measured := measure(arguments.folder, stage, config):
+        print(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    main()
