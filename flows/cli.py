@@ -11,8 +11,9 @@ import select
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from ans_core.config.names import Reader
 from flows import agent_command, commands, eval_command
 from flows.paths import environment
 
@@ -216,12 +217,15 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--mask", action="append", metavar="PNG", help="becomes mask_1, mask_2, ...: of the picture's size, 0 = outside")
     it.add_argument("--model", help="checkpoint folder, for operations that need one (default: runs/<profile>/model)")
     it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/tools/<operation>)")
+    add_reader(it)
     it = command("ask", commands.ask)
     it.add_argument("source", metavar="IMAGE|VIDEO", help="a picture, a video file, or a folder with the frames of one")
     it.add_argument("text", metavar="QUESTION")
     it.add_argument("--model", help="folder of the base (default: agent.base of params.yaml)")
     it.add_argument("--agent", metavar="FOLDER", help="what agent_sft or rft trained on it (default: of runs/<profile>/agent)")
+    it.add_argument("--segmenter", metavar="FOLDER", help="a Sa2VA that draws and follows the agent's masks (default: its own base)")
     it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/episodes/<name of the source>)")
+    add_reader(it)
     it.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     agent_command.add_arguments(command("agent", commands.agent))
     it = command("server", commands.server)
@@ -232,6 +236,10 @@ def parser() -> argparse.ArgumentParser:
     command("status", commands.status)
     command("down", commands.down)
     return top
+
+
+def add_reader(it: argparse.ArgumentParser) -> None:
+    it.add_argument("--reader", choices=get_args(Reader), default="rapidocr", help="what read_text reads with (default: rapidocr)")
 
 
 def add_fetch_options(it: argparse.ArgumentParser) -> None:

@@ -90,7 +90,7 @@ def pictures_of(trace: Trace) -> set[str]:
 
 
 def readers_of(traces: Iterable[Trace]) -> set[str]:
-    """Return the readers (`ans_core.agent.ocr.reader`) of the traces that call READ_TEXT and say which one they had."""
+    """Return the readers (`ans_core.agent.ocr.Reader`) of the traces that call READ_TEXT and say which one they had."""
     calling = [trace for trace in traces if any('"read_text"' in turn.text for turn in trace.turns if turn.role == "assistant")]
     return {str(trace.provenance["ocr"]) for trace in calling if "ocr" in trace.provenance}
 
