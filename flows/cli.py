@@ -11,9 +11,8 @@ import select
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from ans_core.config.names import Reader
 from flows import agent_command, commands, eval_command
 from flows.paths import environment
 
@@ -155,7 +154,7 @@ def parser() -> argparse.ArgumentParser:
     it = command("eval", commands.evaluate)
     eval_command.add_arguments(it)
     it = command("data", commands.data)
-    it.add_argument("action", choices=["check", "show", "import", "fetch"])
+    it.add_argument("action", choices=["check", "show", "questions", "import", "fetch"])
     it.add_argument(
         "path",
         metavar="NAME|PATH",
@@ -170,10 +169,12 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--split", help="one split (default: all)")
     it.add_argument("--headers-only", action="store_true", help="check: do not decode the pictures")
     it.add_argument(
-        "--out", metavar="FOLDER", help="where pictures go (default: .ans/data/<name>); import: the new folder (default: data/<name>)"
+        "--out",
+        metavar="FOLDER",
+        help="where pictures go (default: .ans/data/<name>); import: the new folder (default: data/<name>); questions: a new folder",
     )
     it.add_argument("--count", type=int, default=16, help="show: samples of each split (default: 16)")
-    it.add_argument("--seed", type=int, default=0, help="show: chooses the samples (default: 0)")
+    it.add_argument("--seed", type=int, default=0, help="show: chooses the samples; questions: the order of things (default: 0)")
     add_fetch_options(it)
     it = command("weights", commands.weights)
     it.add_argument("action", choices=["fetch"])
@@ -239,7 +240,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_reader(it: argparse.ArgumentParser) -> None:
-    it.add_argument("--reader", choices=get_args(Reader), default="rapidocr", help="what read_text reads with (default: rapidocr)")
+    it.add_argument("--reader", choices=eval_command.READERS, default="rapidocr", help="what read_text reads with (default: rapidocr)")
 
 
 def add_fetch_options(it: argparse.ArgumentParser) -> None:

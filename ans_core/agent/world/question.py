@@ -58,6 +58,8 @@ class Question:
     track from it."""
     distraction: tuple[Call, ...] = ()
     """The plan's first call, about another thing. Empty where there is none."""
+    thoughts: tuple[str, ...] = ()
+    """What is thought before each call of the plan in a trace; empty = calls alone."""
 
     def workspace(self) -> Workspace:
         return Workspace.of(self.frames)
