@@ -26,6 +26,7 @@ from ans_core.agent.play import Change, Limits, PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, load_base, load_policy
 from ans_core.agent.protocol import call_text
 from ans_core.agent.world import Question, draw_question, oracle
+from ans_core.agent.world.question import faithful_calls
 from ans_core.benchmarks import BENCHMARKS
 from ans_core.config import Config
 from ans_core.model.predict import on_all_processes, predict
@@ -95,6 +96,7 @@ def outcome_of_plan(question: Question, toolbox: Toolbox) -> Outcome:
         Outcome(
             question=question, answer=ran.answer, right=ran.right, used=counts["ok"] > 0, evidence=ran.evidence,
             calls=counts["calls"], valid_calls=counts["ok"],
+            faithful_calls=faithful_calls(question, ran.episode.workspace, ran.episode.observations),
         )
     )  # fmt: skip
 
