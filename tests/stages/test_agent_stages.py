@@ -36,6 +36,7 @@ CONFIG = Config.model_validate(
         "sft": {"mask_points": 50, "mask_size": 32, "questions_per_image": 2},
         "evaluate": {"benchmarks": ["referring"], "max_tokens": 4, "batch": 4},
         "agent": {
+            "reader": "template",
             "families": ["easy", "pattern", "text"],
             "episode": {"turn_tokens": 4, "batch": 8},
             "cota": {"train": 10, "more": {"text": 13}, "val": 10},
