@@ -15,6 +15,7 @@ from typing import Any
 from ans_core.agent import asking
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told
+from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Ended, Limits, PlayedTurn, play
 from ans_core.agent.policy import load_policy
@@ -22,6 +23,7 @@ from ans_core.agent.workspace import Workspace
 from ans_core.checkpoints import folder
 from ans_core.checkpoints.checkpoint import DELTA, present_device
 from ans_core.config import load
+from ans_core.model import Sa2VA
 from ans_core.pictures import media
 from ans_core.precision import inference_dtype
 from ans_core.types import Request
@@ -43,6 +45,7 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
     """Return 1 where the episode ended without an answer. Raises ValueError for what can't be asked, before a model is loaded."""
     question = asking.checked(arguments.text)
     config = load(root / "params.yaml")
+    check_reader(arguments.reader, setting="--reader")
     source, run = Path(arguments.source), root / "runs" / config.profile
     trained = Path(arguments.agent) if arguments.agent else last_trained(run / "agent")  # before the base: it says what makes both
     base = folder.local_folder(arguments.model or root / config.agent.base)
@@ -51,7 +54,10 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
     with media.frames(source, scratch=out) as frames:
         answer.check([source, *frames], frames, old, earlier="an earlier question")
         policy = load_policy(base, trained, operations=OPERATIONS, device=device, dtype=inference_dtype(device))
-        with Toolbox(policy.model, adapters_off=policy.base, seconds=tools.SECONDS) as toolbox:
+        segmenter = Sa2VA.from_pretrained(arguments.segmenter, device_map=str(device)) if arguments.segmenter else None
+        with Toolbox(
+            policy.model, adapters_off=policy.base, seconds=tools.SECONDS, reader=arguments.reader, segmenter=segmenter
+        ) as toolbox:
             answer.remove(old)
             diary = Diary(out=out, frames=frames, tile=toolbox.tile, told={"source": str(source), "asked": question, "agent": str(trained)})
             told = operations_told(toolbox, policy.is_told(config.agent.episode.operations_told))

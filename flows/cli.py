@@ -170,7 +170,7 @@ def parser() -> argparse.ArgumentParser:
     it = command("eval", commands.evaluate)
     eval_command.add_arguments(it)
     it = command("data", commands.data)
-    it.add_argument("action", choices=["check", "show", "import", "fetch"])
+    it.add_argument("action", choices=["check", "show", "questions", "import", "fetch"])
     it.add_argument(
         "path",
         metavar="NAME|PATH",
@@ -185,10 +185,12 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--split", help="one split (default: all)")
     it.add_argument("--headers-only", action="store_true", help="check: do not decode the pictures")
     it.add_argument(
-        "--out", metavar="FOLDER", help="where pictures go (default: .ans/data/<name>); import: the new folder (default: data/<name>)"
+        "--out",
+        metavar="FOLDER",
+        help="where pictures go (default: .ans/data/<name>); import: the new folder (default: data/<name>); questions: a new folder",
     )
     it.add_argument("--count", type=int, default=16, help="show: samples of each split (default: 16)")
-    it.add_argument("--seed", type=int, default=0, help="show: chooses the samples (default: 0)")
+    it.add_argument("--seed", type=int, default=0, help="show: chooses the samples; questions: the order of things (default: 0)")
     add_fetch_options(it)
     it = command("weights", commands.weights)
     it.add_argument("action", choices=["fetch"])
@@ -232,12 +234,15 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--mask", action="append", metavar="PNG", help="becomes mask_1, mask_2, ...: of the picture's size, 0 = outside")
     it.add_argument("--model", help="checkpoint folder, for operations that need one (default: runs/<profile>/model)")
     it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/tools/<operation>)")
+    add_reader(it)
     it = command("ask", commands.ask)
     it.add_argument("source", metavar="IMAGE|VIDEO", help="a picture, a video file, or a folder with the frames of one")
     it.add_argument("text", metavar="QUESTION")
     it.add_argument("--model", help="folder of the base (default: agent.base of params.yaml)")
     it.add_argument("--agent", metavar="FOLDER", help="what agent_sft or rft trained on it (default: of runs/<profile>/agent)")
+    it.add_argument("--segmenter", metavar="FOLDER", help="a Sa2VA that draws and follows the agent's masks (default: its own base)")
     it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/episodes/<name of the source>)")
+    add_reader(it)
     it.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     agent_command.add_arguments(command("agent", commands.agent))
     it = command("server", commands.server)
@@ -248,6 +253,10 @@ def parser() -> argparse.ArgumentParser:
     command("status", commands.status)
     command("down", commands.down)
     return top
+
+
+def add_reader(it: argparse.ArgumentParser) -> None:
+    it.add_argument("--reader", choices=eval_command.READERS, default="rapidocr", help="what read_text reads with (default: rapidocr)")
 
 
 def add_fetch_options(it: argparse.ArgumentParser) -> None:

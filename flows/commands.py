@@ -269,9 +269,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def data(arguments: argparse.Namespace) -> int:
-    """check: reads a data set as training would, and says what is in it and what is wrong. show: draws samples with their masks. import:
-    makes a folder with annotations.json of an export of COCO, CVAT, Label Studio or upstream's file. fetch: downloads published sets by
-    name; without a name, lists them."""
+    """check: reads a data set as training would, and says what is in it and what is wrong. show: draws samples with their masks. questions:
+    writes questions about its pictures, and traces of looking, for the agent. import: makes a folder with annotations.json of an export of
+    COCO, CVAT, Label Studio or upstream's file. fetch: downloads published sets by name; without a name, lists them."""
     if arguments.action == "fetch":
         from flows.catalogue import DATA
         from flows.fetch import fetch
@@ -298,6 +298,12 @@ def data(arguments: argparse.Namespace) -> int:
         out = Path(arguments.out or folder / "samples")
         written = show(name, path, form, arguments.split, count=arguments.count, seed=arguments.seed, out=out)
         print(f"wrote {len(written)} pictures and samples.jsonl to {out}")
+        return 0
+    if arguments.action == "questions":
+        from flows.data_questions import questions
+
+        out = Path(arguments.out or folder / "questions")
+        print(questions(name, path, form, arguments.split, seed=arguments.seed, out=out))
         return 0
     page = Path(arguments.out or folder) / "report.html"
     return check(name, path, form, arguments.split, pixels=not arguments.headers_only, page=page)

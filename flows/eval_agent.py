@@ -56,7 +56,7 @@ def compare(name: str, out: Path) -> None:
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what of the agent decides its answers."""
-    from ans_core.agent import ocr
+    from ans_core.agent.ocr import check_reader
     from ans_core.checkpoints.checkpoint import DELTA, DELTA_WEIGHTS
     from ans_core.checkpoints.folder import file_hash
     from ans_core.config import load
@@ -64,6 +64,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     folder = Path(arguments.agent)
     if not (folder / DELTA).is_file():
         raise ValueError(f"--agent {folder} holds no {DELTA}; give what `agent_sft` or `rft` wrote, as in runs/<profile>/agent/rft")
+    check_reader(arguments.reader, setting="--reader")
     episode = load(root() / "params.yaml").agent.episode
     return {
         "agent": str(folder.resolve()),
@@ -71,7 +72,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "adapter_config": file_hash(folder / DELTA),
         "episode": episode.model_dump(mode="json"),
         "max_tokens": arguments.max_tokens or episode.turn_tokens,
-        "ocr": ocr.reader(),
+        "ocr": arguments.reader,
     }
 
 
@@ -95,7 +96,7 @@ class Loaded:
         self.policy = load_policy(
             base, Path(arguments.agent), operations=OPERATIONS, device=device, dtype=inference_dtype(device), quantize=kind
         )
-        self.toolbox = Toolbox(self.policy.model, adapters_off=self.policy.base, seconds=episode.time_limit_s)
+        self.toolbox = Toolbox(self.policy.model, adapters_off=self.policy.base, seconds=episode.time_limit_s, reader=arguments.reader)
         self.told = self.policy.is_told(episode.operations_told)
         self.limits = replace(Limits.of(episode), turn_tokens=arguments.max_tokens or episode.turn_tokens)
 

@@ -51,6 +51,10 @@ class List(argparse.Action):
         parser.exit()
 
 
+READERS = ("rapidocr", "template")
+"""Of READ_TEXT, as in ans_core/config/names.py, which loads pydantic."""
+
+
 def positive(text: str) -> int:
     """Read a count; argparse shows the name of this function where `text` is none."""
     if (number := int(text)) < 1:
@@ -74,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("options, by form").add_argument
     add("--model", metavar="MODEL", help="checkpoint folder or hub id; box:FOLDER: a base's boxes given to SAM2, untrained")
     add("--agent", metavar="FOLDER", help="what agent_sft or rft trained on MODEL: answers without tools and with them, side by side")
+    add("--reader", choices=READERS, default="rapidocr", help="what the agent's read_text reads with (default: rapidocr)")
     add("--data", type=Path, metavar="DIR", help="the benchmark's own files (default: data/benchmarks/<benchmark>, for a model)")
     add("--split", help="default: the benchmark's first")
     add("--limit", type=positive, metavar="N", help="only N questions, at equal steps through all of them")

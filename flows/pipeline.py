@@ -137,6 +137,7 @@ def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (
         check_shares(stage, config)
     check_base(stages, config, here)
     check_traces(stages, config, here)
+    check_agent_reader(stages, config)
     check_sam2_alone(stages, config)
     run = PipelineRun(here, config, f"flow-{runtime.flow_run.id or os.getpid()}")
     run.start(str(runtime.flow_run.id))
@@ -192,6 +193,18 @@ def check_traces(stages: tuple[Stage, ...], config: Config, here: Path) -> None:
             " of the stage cota"
         )
     read_traces(folder)
+
+
+def check_agent_reader(stages: tuple[Stage, ...], config: Config) -> None:
+    """Raise ConfigError if these stages read text with a package that is not installed."""
+    if all(stage.group not in (AGENT, ONLINE) for stage in stages):
+        return
+    from ans_core.agent.ocr import check_reader
+
+    try:
+        check_reader(config.agent.reader)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def check_sam2_alone(stages: tuple[Stage, ...], config: Config) -> None:

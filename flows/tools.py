@@ -14,6 +14,7 @@ from PIL import Image
 
 from ans_core.agent import protocol
 from ans_core.agent.episode import Observation, Toolbox
+from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.refusal import Refused
 from ans_core.agent.workspace import ImageHandle, MaskHandle, TrackHandle, Workspace
@@ -44,6 +45,8 @@ def run_operation(arguments: argparse.Namespace, *, out: Path, newest_model: Cal
         raise ValueError(f"ans tools {arguments.name} IMAGE key=value ...: IMAGE is missing")
     call = protocol.Call(name=arguments.name, arguments=parse_settings(arguments.settings))
     check(call)
+    if arguments.name == "read_text":
+        check_reader(arguments.reader, setting="--reader")
     for path in arguments.mask or ():
         transforms.check_image(Path(path))
     folder = Path(arguments.out or out / arguments.name)
@@ -52,7 +55,8 @@ def run_operation(arguments: argparse.Namespace, *, out: Path, newest_model: Cal
     model = None
     if OPERATIONS[arguments.name].needs_model:
         model = Sa2VA.from_pretrained(arguments.model or newest_model(), device_map="auto")
-    with media.frames(Path(arguments.source), scratch=folder) as frames, Toolbox(model, seconds=SECONDS) as toolbox:
+    toolbox = Toolbox(model, seconds=SECONDS, reader=arguments.reader)
+    with media.frames(Path(arguments.source), scratch=folder) as frames, toolbox:
         before = Workspace.of(frames, masks=masks)
         observation, after = toolbox.call(before, call)
         if not observation.ok:

@@ -76,7 +76,7 @@ def weakened(cfg: Config, runs: Path, traces: Path, folder: Path) -> Path:
     base, settings = runs / "model", cfg.agent.sft
     policy = load_policy(base, runs / "agent/sft/tools", operations=OPERATIONS)
     lessons = tuple(rows.lessons(read_traces(traces / "train")))
-    with Toolbox(policy.model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s) as toolbox:
+    with Toolbox(policy.model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s, reader=cfg.agent.reader) as toolbox:
         batches = TraceBatches(cfg, policy, toolbox, {}, traces / "train", "tools")
         part = Part(name="weak", traces=lessons, before=(), first=0, steps=settings.optim.steps)
         loop.train(

@@ -28,7 +28,6 @@ import numpy as np
 from jaxtyping import Bool
 from nltk import edit_distance
 
-from ans_core.agent import ocr
 from ans_core.agent.episode import Observation, Toolbox
 from ans_core.agent.protocol import Call
 from ans_core.agent.workspace import THOUSAND, Workspace, box_of, mask_handle
@@ -153,7 +152,7 @@ def reading(toolbox: Toolbox, *, seed: int, each: int) -> Figures:
     pairs = [(oracle(question, toolbox).answer or "", question.answer) for question in asked]
     characters = sum(edit_distance(said, true) for said, true in pairs) / sum(len(true) for _, true in pairs)
     words = sum(edit_distance(said.split(), true.split()) for said, true in pairs) / sum(len(true.split()) for _, true in pairs)
-    return {f"read_text ({ocr.reader()}): CER, WER": [characters, words]}
+    return {f"read_text ({toolbox.reader}): CER, WER": [characters, words]}
 
 
 def follow(clip: Clip, number: int, toolbox: Toolbox, *, from_truth: bool) -> Bool[np.ndarray, "F H W"]:
@@ -274,7 +273,7 @@ def main() -> None:
     real = (photographs(data / "regions"), real_clips(data / "videos")) if data.is_dir() else None
     if real is None:
         print(f"{data} is missing: photographs and clips are left out (ANS_REFERENCE names the folder with `data`)", flush=True)
-    with Toolbox(Sa2VA.from_pretrained(given.model).eval(), seconds=600) as toolbox:
+    with Toolbox(Sa2VA.from_pretrained(given.model).eval(), seconds=600, reader="template") as toolbox:
         drawn = {"seed": given.seed, "each": given.each}
         things, clips = drawn_things(**drawn, tile=toolbox.tile), drawn_clips(**drawn, tile=toolbox.tile)
         measured = {"drawn": on_masks(things, clips, toolbox) | reading(toolbox, **drawn)}

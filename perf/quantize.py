@@ -179,7 +179,8 @@ def of_checkpoint(given: argparse.Namespace) -> None:
 
 
 def of_agent(given: argparse.Namespace) -> None:
-    episode, device = load_config(Path("params.yaml")).agent.episode, torch.device(given.device)
+    agent, device = load_config(Path("params.yaml")).agent, torch.device(given.device)
+    episode = agent.episode
     full: list[str | None] = []
     for kind in (None, *given.kinds):
         policy = load_policy(
@@ -187,7 +188,7 @@ def of_agent(given: argparse.Namespace) -> None:
             quantize=None if kind is None else quantization.check(kind, device),
         )  # fmt: skip
         model, asked = policy.model, held_out(STILLS, each=given.scenes, split="val", seed=0, tile=policy.model.backbone.crop_side)
-        with Toolbox(model, adapters_off=policy.base, seconds=episode.time_limit_s) as toolbox:
+        with Toolbox(model, adapters_off=policy.base, seconds=episode.time_limit_s, reader=agent.reader) as toolbox:
             told = operations_told(toolbox, policy.is_told(episode.operations_told))
             requests = [question_request(question, told) for question in asked]
             played = play(model, toolbox, requests, limits=Limits.of(episode), batch=episode.batch)

@@ -101,7 +101,7 @@ def _agent_sft(row: str) -> Stage:
     return Stage(
         name=f"agent_sft@{row}", version="1", row=row, inputs=("data", "model", "agent/cota"), out=f"agent/sft/{row}", group=AGENT,
         sections=(
-            "agent.tiles", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size", "sft.mask_weight",
+            "agent.tiles", "agent.reader", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size", "sft.mask_weight",
             "sft.dice_weight", "sft.questions_per_image", "seed",
         ),
         distributed=True, timeout_s=7 * DAY_S, curves=True,
@@ -113,7 +113,8 @@ def _agent_evaluate(row: str, folder: str) -> Stage:
     return Stage(
         name=f"agent_evaluate@{row}", version="1", row=row, inputs=("data", "model", made), out=f"agent/evaluate/{row}", group=AGENT,
         sections=(
-            "agent.tiles", "agent.families", "agent.episode", "agent.evaluate", "evaluate.max_tokens", "evaluate.batch", "seed",
+            "agent.tiles", "agent.reader", "agent.families", "agent.episode", "agent.evaluate", "evaluate.max_tokens", "evaluate.batch",
+            "seed",
         ),
         timeout_s=2 * DAY_S, item=folder, one_node=True,
     )  # fmt: skip
@@ -163,7 +164,7 @@ TABLE: tuple[Stage, ...] = (
     Stage(
         name="cota", version="1", inputs=("model",), out="agent/cota", group=AGENT, retries=0,
         sections=(
-            "agent.tiles", "agent.families", "agent.episode", "agent.cota", "judge.model", "judge.on_failure", "seed",
+            "agent.tiles", "agent.reader", "agent.families", "agent.episode", "agent.cota", "judge.model", "judge.on_failure", "seed",
         ),
         one_node=True,
     ),
@@ -171,7 +172,7 @@ TABLE: tuple[Stage, ...] = (
     Stage(
         name="rft", version="1", inputs=("model", "agent/sft/tools"), out="agent/rft", group=AGENT, distributed=True, timeout_s=7 * DAY_S,
         curves=True,
-        sections=("agent.families", "agent.episode", "agent.cota", "agent.rft", "seed"),
+        sections=("agent.reader", "agent.families", "agent.episode", "agent.cota", "agent.rft", "seed"),
     ),
     *(_agent_evaluate(row, folder) for row, folder in AGENT_ROWS.items()),
     Stage(
@@ -180,7 +181,7 @@ TABLE: tuple[Stage, ...] = (
     ),
     Stage(
         name="online", version="1", inputs=("model", "agent/rft"), out="agent/online", group=ONLINE, timeout_s=7 * DAY_S, curves=True,
-        sections=("agent.episode", "agent.online", "seed"), copies=(("online.json", ONLINE_FIGURES),), one_node=True,
+        sections=("agent.reader", "agent.episode", "agent.online", "seed"), copies=(("online.json", ONLINE_FIGURES),), one_node=True,
     ),
 )
 # fmt: on

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ans_core.agent import ocr, protocol
+from ans_core.agent import protocol
 from ans_core.agent.lru import LruCache
 from ans_core.agent.operations import OPERATIONS, Operation, Result, Tools
 from ans_core.agent.operations.base import Arguments
@@ -63,12 +63,15 @@ class Toolbox:
         adapters_off: Callable[[], AbstractContextManager[object]] = nullcontext,
         operations: Mapping[str, Operation] = OPERATIONS,
         seconds: float = 10.0,
+        reader: str = "rapidocr",
+        segmenter: Sa2VA | None = None,
     ) -> None:
         """`adapters_off`: inside it `model` is the base, whatever is trained on it (`Policies.using("reference")`, PEFT's
-        `disable_adapter`). Without a model, operations that need one are not offered."""
-        self.operations = {name: o for name, o in operations.items() if model is not None or not o.needs_model}
-        self.seconds = seconds
-        self._model, self._adapters_off, self._worker = model, adapters_off, Worker()
+        `disable_adapter`). Without a model, operations that need one are not offered. `reader`: of READ_TEXT (`ocr.Reader`). `segmenter`:
+        another model that draws and follows masks in the place of `model`, also where that is None; it is never trained."""
+        self.operations = {name: o for name, o in operations.items() if (segmenter or model) is not None or not o.needs_model}
+        self.seconds, self.reader = seconds, reader
+        self._model, self._adapters_off, self._worker = segmenter or model, adapters_off, Worker()
         self._results: LruCache[Result] = LruCache(most=REMEMBERED)
         self.tile = TILE if model is None else model.backbone.crop_side
 
@@ -94,7 +97,7 @@ class Toolbox:
         return told, workspace.add(result.handles)
 
     def _run(self, operation: Operation, workspace: Workspace, arguments: Arguments) -> Result:
-        tools = Tools(tile=self.tile, ocr=ocr.reader() if operation.name == "read_text" else "template")
+        tools = Tools(tile=self.tile, ocr=self.reader)
         if not operation.needs_model:
             found = self._worker.call(operation.run, workspace, arguments, tools, seconds=self.seconds)
             assert isinstance(found, Result)

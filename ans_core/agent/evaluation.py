@@ -10,6 +10,7 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.operations import Operation
 from ans_core.agent.play import PlayedEpisode
 from ans_core.agent.world import FAMILIES, Question, draw_question, evidence, is_right
+from ans_core.agent.world.question import faithful_calls
 from ans_core.types import Request
 
 CHANCE = 0.025
@@ -31,6 +32,8 @@ class Outcome:
     """What is asked about was looked at."""
     calls: int = 0
     valid_calls: int = 0
+    faithful_calls: int = 0
+    """Of the valid ones, those about a thing that the question is about."""
     over_turn: bool = False
     said: int = 0
     """Tokens."""
@@ -50,6 +53,7 @@ def outcome_of(question: Question, played: PlayedEpisode) -> Outcome:
         evidence=looked(question, played),
         calls=counts["calls"],
         valid_calls=counts["ok"],
+        faithful_calls=faithful_calls(question, played.episode.workspace, played.episode.observations),
         over_turn=played.over_turn,
         said=sum(len(turn.ids) for turn in played.turns),
         ended=played.ended,
@@ -103,8 +107,8 @@ def metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
     RaPR: share of episodes with a call that gave something (Pixel-Reasoner's rate of pixel-space reasoning). accuracy_tool and
     accuracy_no_tool: over episodes with and without one. evidence: share of right answers whose question was looked at; prior: what
-    guessing by the words alone gets. Over all episodes: `errors/<kind>`, failed calls an episode, and `ended/<limit>`, the share that ran
-    into it.
+    guessing by the words alone gets. faithful_calls: share of the successful calls that are about a thing asked about, whatever is
+    answered. Over all episodes: `errors/<kind>`, failed calls an episode, and `ended/<limit>`, the share that ran into it.
     """
     by_family = {name: [o for o in outcomes if o.question.family == name] for name in FAMILIES}
     found = {name: _of_family(own) for name, own in by_family.items() if own}
@@ -134,6 +138,8 @@ def _of_family(outcomes: Sequence[Outcome]) -> dict[str, float]:
     calls = sum(o.calls for o in outcomes)
     if calls:
         found["valid_calls"] = sum(o.valid_calls for o in outcomes) / calls
+    if valid := sum(o.valid_calls for o in outcomes):
+        found["faithful_calls"] = sum(o.faithful_calls for o in outcomes) / valid
     return found | {
         "calls": calls / len(outcomes),
         "tokens": sum(o.said for o in outcomes) / len(outcomes),

@@ -20,7 +20,6 @@ from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 
 from ans_core import dist, prompts
-from ans_core.agent import ocr
 from ans_core.agent.operations import Operation
 from ans_core.agent.protocol import call_tokens
 from ans_core.checkpoints import checkpoint
@@ -115,7 +114,7 @@ class AgentPolicy:
         self.operations: list[str] | None = None
         """Names of the operations that it was trained with, whose calls have tokens; None where nobody wrote that down."""
         self.ocr: str | None = None
-        """The reader (`ocr.reader`) of the READ_TEXT calls that it was trained on; None without such calls, or where it is not known."""
+        """The reader (`ocr.Reader`) of the READ_TEXT calls that it was trained on; None without such calls, or where it is not known."""
 
     def is_told(self, otherwise: bool) -> bool:
         """Return whether it is to be told the operations: as it was trained, else as the settings say."""
@@ -156,10 +155,12 @@ def load_policy(
     names: Sequence[str] = (AGENT,),
     dtype: torch.dtype | None = None,
     quantize: Quantization | None = None,
+    reader: str | None = None,
 ) -> AgentPolicy:
     """Load a trained agent; all adapters begin as what was trained. Raises ValueError where it was trained on another base, for what
     another stage wrote, and where its tokens for calls are not those of `operations` any more. Operations that came after its training
-    have none: their tokens would take the places of its own. Warns if READ_TEXT has another reader here than in its training.
+    have none: their tokens would take the places of its own. Warns if READ_TEXT has another `reader` here (None: not compared) than in its
+    training.
 
     quantize: the linear layers that the agent and its base speak with in 8 bits, for inference. LoRA, projector and rows of embeddings and
     head stay as they are; copies of layers take their place only once they are loaded, so they are quantized after that, as their base's
@@ -172,7 +173,8 @@ def load_policy(
     if gone := [name for name in trained_with if name not in operations]:
         raise ValueError(f"{folder} was trained with operations that are gone ({', '.join(gone)}); train it again")
     with_tokens = {name: operations[name] for name in trained_with}
-    warn_of_other_reader({config["ocr"]} if "ocr" in config else (), what=f"the agent in {folder} was trained")
+    if reader is not None:
+        warn_of_other_reader({config["ocr"]} if "ocr" in config else (), here=reader, what=f"the agent in {folder} was trained")
     model = load_base(
         base, operations=with_tokens, device=device, tiles=config.get("tiles", ()), dtype=dtype, quantize=None if copies else quantize
     )
@@ -189,18 +191,14 @@ def load_policy(
     return policy
 
 
-def warn_of_other_reader(readers: Iterable[str], *, what: str) -> None:
-    """Warn, in the first process, if these readers of READ_TEXT, which `what` was made with, are not this machine's."""
-    if not (other := sorted(set(readers))) or dist.rank() or other == [here := ocr.reader()]:
+def warn_of_other_reader(readers: Iterable[str], *, here: str, what: str) -> None:
+    """Warn, in the first process, if these readers of READ_TEXT, which `what` was made with, are not the one that reads now, `here`."""
+    if not (other := sorted(set(readers))) or dist.rank() or other == [here]:
         return
-    as_there = {
-        "tesseract": "Install tesserocr and its data (`pip install ans[ocr]` and the package tesseract-ocr-eng)",
-        "template": "Work where tesserocr is not installed",
-    }
     there = next(reader for reader in other if reader != here)
     warnings.warn(
-        f"{what} with what READ_TEXT read by {' and '.join(other)}; on this machine it reads by {here}, so the same text may be read"
-        f" otherwise. {as_there.get(there, f'Read by {there} here')}, or make traces and agent anew on this machine.",
+        f"{what} with what READ_TEXT read by {' and '.join(other)}; now it reads by {here} (agent.reader), so the same text may be read"
+        f" otherwise. Set the reader to {there}, or make traces and agent anew.",
         stacklevel=2,
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ans_core.config.names import FamilyName
+from ans_core.config.names import FamilyName, Reader
 from ans_core.config.online import Online
 from ans_core.config.rft import Rft
 from ans_core.config.section import Count, Impossible, Listed, Positive, Rate, Section, Share
@@ -130,6 +130,9 @@ class Agent(Section):
     tiles: Annotated[tuple[Positive, ...], Listed] = ()
     """Fewest and most tiles of a picture (InternVL), the whole picture not counted; Qwen-VL: the same numbers of 448 x 448 pixels. Empty =
     the base's. The trained agent keeps them."""
+    reader: Reader = "rapidocr"
+    """What READ_TEXT reads with. rapidocr: any text, in photographs, too (`pip install -e '.[ocr]'`). template: the digits of drawn scenes,
+    without another package."""
     families: Annotated[tuple[FamilyName, ...], Listed, Field(min_length=1)] = ("easy", "pattern", "text", "larger", "moves")
     """Of questions (ans_core/agent/world/families)."""
     episode: Episode = Episode()

@@ -75,6 +75,8 @@ JobStage = Annotated[str, one_of(JOB_STAGES), WithJsonSchema({"type": "string", 
 PublicName = Annotated[str, one_of(PUBLIC), WithJsonSchema({"type": "string", "enum": PUBLIC})]
 BenchmarkName = Annotated[str, one_of(BENCHMARKS), WithJsonSchema({"type": "string", "enum": BENCHMARKS})]
 FamilyName = Annotated[str, one_of(FAMILIES), WithJsonSchema({"type": "string", "enum": FAMILIES})]
+Reader = Literal["rapidocr", "template"]
+"""Of READ_TEXT (ans_core/agent/ocr.py)."""
 LoopName = Literal["caption", "mask", "refer", "ground", "describe", "vqa", "agent"]
 RewardName = Literal["iou", "soft_iou", "meteor", "meteor_nltk", "format", "confidence", "cider"]
 GroundRewardName = Literal["iou", "meteor", "meteor_nltk", "cider"]

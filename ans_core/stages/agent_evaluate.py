@@ -26,6 +26,7 @@ from ans_core.agent.play import Change, Limits, PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, load_base, load_policy
 from ans_core.agent.protocol import call_text
 from ans_core.agent.world import Question, draw_question, oracle
+from ans_core.agent.world.question import faithful_calls
 from ans_core.benchmarks import BENCHMARKS
 from ans_core.config import Config
 from ans_core.model.predict import on_all_processes, predict
@@ -56,7 +57,9 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path) -> dic
     device = machine_of(cfg.launch).device
     if row == "oracle":
         return ceiling(cfg, path, device)
-    policy = load_policy(path, inputs[POLICIES[row]], operations=OPERATIONS, device=device, dtype=inference_dtype(device))
+    policy = load_policy(
+        path, inputs[POLICIES[row]], operations=OPERATIONS, device=device, dtype=inference_dtype(device), reader=cfg.agent.reader
+    )
     found = _of_policy(cfg, policy, row, out)
     if settings.referring and row != "direct":
         found |= referring(cfg, policy, inputs["data"])
@@ -77,7 +80,7 @@ def ceiling(cfg: Config, path: Path, device: torch.device) -> dict[str, float]:
     """Return the figures of the shortest plans."""
     settings = cfg.agent.evaluate
     model = load_base(path, operations=OPERATIONS, device=device, tiles=cfg.agent.tiles, dtype=inference_dtype(device))
-    with Toolbox(model, seconds=cfg.agent.episode.time_limit_s) as toolbox:
+    with Toolbox(model, seconds=cfg.agent.episode.time_limit_s, reader=cfg.agent.reader) as toolbox:
         draw = drawing(cfg, toolbox)
 
         def made(names: Sequence[tuple[str, int]]) -> list[Outcome]:
@@ -93,6 +96,7 @@ def outcome_of_plan(question: Question, toolbox: Toolbox) -> Outcome:
         Outcome(
             question=question, answer=ran.answer, right=ran.right, used=counts["ok"] > 0, evidence=ran.evidence,
             calls=counts["calls"], valid_calls=counts["ok"],
+            faithful_calls=faithful_calls(question, ran.episode.workspace, ran.episode.observations),
         )
     )  # fmt: skip
 
@@ -104,7 +108,7 @@ def without_frames(outcome: Outcome) -> Outcome:
 
 def _of_policy(cfg: Config, policy: AgentPolicy, row: str, out: Path) -> dict[str, float]:
     settings, episode = cfg.agent.evaluate, cfg.agent.episode
-    with Toolbox(policy.model, adapters_off=policy.base, seconds=episode.time_limit_s) as toolbox:
+    with Toolbox(policy.model, adapters_off=policy.base, seconds=episode.time_limit_s, reader=cfg.agent.reader) as toolbox:
         told = episode.operations_told and row != "direct"
         ask = _Asking(cfg=cfg, policy=policy, toolbox=toolbox, draw=drawing(cfg, toolbox), told=told)
         names = held_out_names(cfg.agent.families, each=settings.each)

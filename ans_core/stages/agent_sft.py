@@ -60,7 +60,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     if row == "direct":
         traces = [rows.direct(trace) for trace in traces]
     readers = readers_of(traces)
-    warn_of_other_reader(readers, what=f"the traces in {folder} were made")
+    warn_of_other_reader(readers, here=cfg.agent.reader, what=f"the traces in {folder} were made")
     tuned = tuned_weights(Path(settings.lora_ranks_from), base=path) if settings.lora_ranks_from else None
     model = load_base(path, operations=OPERATIONS, device=machine.device, tiles=cfg.agent.tiles, dtype=weights_dtype(machine.dtype))
     trained_rows = set(add_call_tokens(model, OPERATIONS))
@@ -78,7 +78,8 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     schedule = schedule_of(settings.optim)
     curves: Curves = []
     judged: list[dict[str, object]] = []
-    with Toolbox(model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s) as toolbox:
+    seconds, reader = cfg.agent.episode.time_limit_s, cfg.agent.reader
+    with Toolbox(model, adapters_off=policy.base, seconds=seconds, reader=reader) as toolbox:
         maker = TraceBatches(cfg, policy, toolbox, inputs, folder, row)
         maker.check(traces)
         for part in curriculum(traces, settings.curriculum, settings.optim.steps):

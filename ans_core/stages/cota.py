@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from ans_core import dist
-from ans_core.agent import ocr
 from ans_core.agent.episode import Toolbox
+from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.policy import load_base
 from ans_core.agent.world import judging
@@ -51,15 +51,16 @@ def judge_of_traces(cfg: Config, log: Log) -> Iterator[TraceJudge | None]:
 
 def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[str, float]:
     """Write the traces of both splits, made with the model at `path`; return their numbers."""
+    check_reader(cfg.agent.reader)
     device = machine_of(cfg.launch).device
     model = load_base(path, operations=OPERATIONS, device=device, tiles=cfg.agent.tiles, dtype=inference_dtype(device))
-    about = {"base": checkpoint.weights_hash(path), "ocr": ocr.reader()} | ({"judge": cfg.judge.model} if judge is not None else {})
+    about = {"base": checkpoint.weights_hash(path), "ocr": cfg.agent.reader} | ({"judge": cfg.judge.model} if judge is not None else {})
     found: dict[str, float] = {}
     families, settings = cfg.agent.families, cfg.agent.cota
     numbers = {"train": {family: settings.questions(family) for family in families}, "val": dict.fromkeys(families, settings.val)}
     with dist.process_group():
         for split, questions in numbers.items():
-            with Toolbox(model, seconds=cfg.agent.episode.time_limit_s) as toolbox:
+            with Toolbox(model, seconds=cfg.agent.episode.time_limit_s, reader=cfg.agent.reader) as toolbox:
                 written = write_drawn_traces(
                     out / split, questions, split=split, seed=cfg.seed, toolbox=toolbox, provenance=about, judge=judge
                 )

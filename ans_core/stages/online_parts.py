@@ -115,11 +115,12 @@ def opened(
             raise ValueError(f"{folder} has no first snapshot; start `ans agent serve`, which makes it")
         check_room(folder, source)
         dtype = inference_dtype(machine.device)
-        policy = load_policy(base, source, operations=OPERATIONS, device=machine.device, names=names, dtype=dtype)
+        policy = load_policy(base, source, operations=OPERATIONS, device=machine.device, names=names, dtype=dtype, reader=cfg.agent.reader)
         if store.meta("served") is None:
             tensors = {name: tensor.cpu() for name, tensor in policy.adapters.tensors(names[0]).items()}
             snapshots.publish(tensors, after=None, update=0, about=policy.about(), told={})
-        with Toolbox(policy.model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s) as toolbox:
+        seconds, reader = cfg.agent.episode.time_limit_s, cfg.agent.reader
+        with Toolbox(policy.model, adapters_off=policy.base, seconds=seconds, reader=reader) as toolbox:
             features = CropFeatures(policy.model, most=CROPS)
             yield Parts(
                 cfg=cfg, policy=policy, toolbox=toolbox, store=store, snapshots=snapshots, features=features, families=tuple(families),

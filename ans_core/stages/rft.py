@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 from ans_core import dist
-from ans_core.agent import ocr
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told, request_of
 from ans_core.agent.operations import OPERATIONS
@@ -51,11 +50,13 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     machine = replace(machine_of(cfg.launch, settings.dtype, log=log), deepspeed_stage=0)  # an adapter's optimizer is small
     base = inputs["model"]
     policy = load_policy(
-        base, inputs["agent/sft/tools"], operations=OPERATIONS, device=machine.device, names=ADAPTERS, dtype=weights_dtype(machine.dtype)
-    )
+        base, inputs["agent/sft/tools"], operations=OPERATIONS, device=machine.device, names=ADAPTERS, dtype=weights_dtype(machine.dtype),
+        reader=cfg.agent.reader,
+    )  # fmt: skip
     policy.model.checkpointing = settings.checkpointing
     before, boundaries = hashes(policy.model), scratch / "boundaries"
-    with Toolbox(policy.model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s) as toolbox:
+    seconds, reader = cfg.agent.episode.time_limit_s, cfg.agent.reader
+    with Toolbox(policy.model, adapters_off=policy.base, seconds=seconds, reader=reader) as toolbox:
         questions = Questions(cfg, tile=toolbox.tile)
         practice = practice_of(cfg, policy, toolbox, questions)
         module = DualLoop(
@@ -84,7 +85,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     moved = check_moved(before, policy.model)
     if dist.rank() == 0:
         base_hash = checkpoint.weights_hash(base)
-        policy.operations_told, policy.ocr = cfg.agent.episode.operations_told, ocr.reader()
+        policy.operations_told, policy.ocr = cfg.agent.episode.operations_told, cfg.agent.reader
         policy.save(out, base_hash=base_hash, about={"stage": "rft", "seed": cfg.seed})
         keep_boundaries(boundaries, out / "boundaries")
         loop.write_curves(out / "curves.csv", {"rft": curves})

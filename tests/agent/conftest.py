@@ -14,8 +14,8 @@ from ans_core.model import clicks
 
 @pytest.fixture(scope="session")
 def toolbox() -> Iterator[Toolbox]:
-    """Operations without a model; READ_TEXT reads by templates wherever tesserocr is missing."""
-    with Toolbox() as made:
+    """Operations without a model; READ_TEXT reads by templates, the drawn world's reader."""
+    with Toolbox(reader="template") as made:
         yield made
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from ans_core.agent import ocr
 from ans_core.agent.episode import Episode, Observation, Toolbox, stopped_after
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.operations.base import Operation, Result, Tools
@@ -185,39 +184,6 @@ def test_words_that_the_model_answers_without_a_mask_find_nothing(own_model: Sa2
     with Toolbox(own_model) as toolbox:
         call = Call(name="segment_object_at", arguments={"text": "the <image> square"})
         assert toolbox.call(Workspace.of([tiny.picture(0)]), call)[0].error == "nothing_found"
-
-
-def test_the_missing_reader_is_said_once_and_tesseract_is_taken_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(ocr, "find_spec", lambda name: None)
-    ocr.reader.cache_clear()
-    with pytest.warns(UserWarning, match="tesserocr is missing") as told:
-        assert [ocr.reader(), ocr.reader()] == ["template", "template"]
-    assert len(told) == 1
-    ocr.reader.cache_clear()
-    monkeypatch.setattr(ocr, "find_spec", lambda name: object())
-    monkeypatch.setattr(ocr, "DATA", ())
-    monkeypatch.setenv("TESSDATA_PREFIX", str(tmp_path))
-    with pytest.warns(UserWarning, match="eng.traineddata is missing"):
-        assert ocr.reader() == "template"
-    ocr.reader.cache_clear()
-    (tmp_path / "eng.traineddata").touch()
-    assert ocr.reader() == "tesseract"
-    ocr.reader.cache_clear()
-
-
-@pytest.mark.slow
-def test_tesseract_reads_what_is_written() -> None:
-    pytest.importorskip("tesserocr")
-    if ocr.tessdata() is None:
-        pytest.skip("no eng.traineddata")
-    from PIL import Image, ImageDraw, ImageFont
-
-    canvas = Image.new("RGB", (400, 120), (230, 230, 230))
-    ImageDraw.Draw(canvas).text((20, 40), "Exit 47 North", fill=(20, 20, 20), font=ImageFont.load_default(size=24))
-    (line,) = ocr.read_lines(canvas, by="tesseract")
-    assert line.text == "Exit 47 North"
-    assert line.confidence > 0.6
-    assert np.allclose(line.box[:2], (20, 44), atol=6)
 
 
 @pytest.mark.slow

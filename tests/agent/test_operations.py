@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ans_core.agent import frozen
 from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.frozen import Clip, follow
 from ans_core.agent.operations.track_object import describe
@@ -303,3 +304,29 @@ def test_a_handle_is_known_by_its_content_and_never_changes(toolbox: Toolbox) ->
     assert known.digest("image_1") == workspace.digest("image_1")
     assert known.digest("image_1") != Workspace.of([noise(300)]).digest("image_1")
     assert json.dumps(known.thousandths(known.image("image_3").box)) == "[0, 0, 500, 500]"
+
+
+def test_locate_shows_the_crop_around_the_mask_of_words_which_the_segmenter_draws(
+    own_model: Sa2VA, tiny_model: Sa2VA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call gives what segmenting by words and zooming on the mask give; words that mean nothing show nothing."""
+    asked: list[object] = []
+
+    def by_words(model: Sa2VA, picture: Image.Image, words: str) -> tuple[np.ndarray, float]:
+        asked.append(model)
+        mask = np.zeros((picture.height, picture.width), bool)
+        mask[50:100, 100:200] = words == "the cat"
+        return mask, 0.9
+
+    monkeypatch.setattr(frozen, "mask_by_words", by_words)
+    with Toolbox(own_model, segmenter=tiny_model) as toolbox:
+        start = Workspace.of([noise(400, 200)])
+        seen, located = call(toolbox, start, "locate", text="the cat")
+        _, segmented = call(toolbox, start, "segment_object_at", text="the cat")
+        _, segmented = call(toolbox, segmented, "zoom_in", mask="mask_1")
+        nothing, _ = call(toolbox, start, "locate", text="a dog")
+    assert seen.turn() == "<image>\nmask_1: [250, 250, 500, 500], area 6.25 %, predicted IoU 0.9; image_2: [225, 200, 525, 550]"
+    assert (seen.pictures, seen.values["image"]) == (("image_2",), "image_2")
+    assert dict(located.handles) == dict(segmented.handles)
+    assert nothing.error == "nothing_found"
+    assert asked == [tiny_model] * 3

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ans_core.agent import ocr, rows, tokens
+from ans_core.agent import rows, tokens
 from ans_core.agent.crops import CropFeatures, joined
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import request_of
@@ -249,24 +249,23 @@ def test_an_agent_that_learned_from_another_reader_is_told_of(tmp_path: Path, ow
     checkpoint.save(own_model, tmp_path / "base", metadata={})
     base = checkpoint.weights_hash(tmp_path / "base")
     policy = AgentPolicy(own_model, lora=LORA, rows=add_call_tokens(own_model, OPERATIONS)[:2], seed=0)
-    for name, known in (("read", "tesseract"), ("unknown", None)):
+    for name, known in (("read", "rapidocr"), ("unknown", None)):
         policy.ocr = known
         policy.save(tmp_path / name, base_hash=base, about={})
 
     def told(name: str, here: str) -> list[str]:
-        monkeypatch.setattr(ocr, "reader", lambda: here)
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
-            loaded = load_policy(tmp_path / "base", tmp_path / name, operations=OPERATIONS)
-        assert loaded.ocr == loaded.about().get("ocr") == {"read": "tesseract", "unknown": None}[name]
+            loaded = load_policy(tmp_path / "base", tmp_path / name, operations=OPERATIONS, reader=here)
+        assert loaded.ocr == loaded.about().get("ocr") == {"read": "rapidocr", "unknown": None}[name]
         return [str(one.message) for one in found if "READ_TEXT" in str(one.message)]
 
-    assert told("read", "tesseract") == told("unknown", "template") == []
+    assert told("read", "rapidocr") == told("unknown", "template") == []
     assert told("read", "template") == [
-        f"the agent in {tmp_path / 'read'} was trained with what READ_TEXT read by tesseract; on this machine it reads by template, so the"
-        " same text may be read otherwise. Install tesserocr and its data (`pip install ans[ocr]` and the package tesseract-ocr-eng), or"
-        " make traces and agent anew on this machine."
+        f"the agent in {tmp_path / 'read'} was trained with what READ_TEXT read by rapidocr; now it reads by template (agent.reader), so"
+        " the same text may be read otherwise. Set the reader to rapidocr, or make traces and agent anew."
     ]
-    monkeypatch.setattr(ocr, "reader", lambda: "tesseract")
-    with pytest.warns(match=r"the traces were made with .* by template and tesseract; .* by tesseract, .*\. Work where tesserocr is not"):
-        warn_of_other_reader({"tesseract", "template"}, what="the traces were made")
+    with pytest.warns(
+        match=r"the traces were made with .* by rapidocr and template; now it reads by rapidocr .*\. Set the reader to template"
+    ):
+        warn_of_other_reader({"rapidocr", "template"}, here="rapidocr", what="the traces were made")

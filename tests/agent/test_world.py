@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core.agent.episode import Toolbox
-from ans_core.agent.protocol import Call
+from ans_core.agent.episode import Episode, Toolbox
+from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.workspace import TrackHandle, Workspace
 from ans_core.agent.world import FAMILIES, TILE, Question, draw_question, evidence, oracle
 from ans_core.agent.world.drawing import DARKENED, PATTERNS, SHRINKS, paint_pattern
+from ans_core.agent.world.question import faithful_calls
 from ans_core.data.conversation import BOX_STEP
 from ans_core.data.scenes import SPLITS
 from ans_core.model import Sa2VA
@@ -158,3 +159,14 @@ def test_what_is_compared_is_found_and_what_moves_is_followed() -> None:
     assert not evidence(moved, found, [])
     track = TrackHandle(mask="mask_1", counts=tuple(mask["counts"] for mask in moved.targets[0].masks))
     assert evidence(moved, found.add([track]), [])
+
+
+def test_calls_about_another_thing_are_not_faithful(toolbox: Toolbox) -> None:
+    """One zoom on another thing, one on the thing asked about, one that fails."""
+    question = draw_question("pattern", seed=0, split="val", index=0)
+    episode = Episode(toolbox, question.workspace())
+    for call in (*question.distraction, *question.plan, Call(name="zoom_in", arguments={"mask": "mask_9"})):
+        episode.turn(call_text(call))
+    assert [seen.ok for seen in episode.observations] == [True, True, False]
+    assert faithful_calls(question, episode.workspace, episode.observations) == 1
+    assert faithful_calls(question, episode.workspace, episode.observations[:1]) == 0

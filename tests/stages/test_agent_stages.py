@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from ans_core import dist, precision
-from ans_core.agent import ocr
 from ans_core.agent import policy as policies
 from ans_core.agent.evaluation import costs
 from ans_core.agent.operations import OPERATIONS
@@ -37,6 +36,7 @@ CONFIG = Config.model_validate(
         "sft": {"mask_points": 50, "mask_size": 32, "questions_per_image": 2},
         "evaluate": {"benchmarks": ["referring"], "max_tokens": 4, "batch": 4},
         "agent": {
+            "reader": "template",
             "families": ["easy", "pattern", "text"],
             "episode": {"turn_tokens": 4, "batch": 8},
             "cota": {"train": 10, "more": {"text": 13}, "val": 10},
@@ -369,7 +369,6 @@ BROKEN = """
 import sys
 from pathlib import Path
 from ans_core import dist, precision
-from ans_core.agent import ocr
 from ans_core.agent import policy as policies
 from ans_core.agent.world import traces
 from tests.stages import test_agent_stages as stages
@@ -470,10 +469,10 @@ def test_a_stage_says_before_it_loads_a_model_that_another_reader_made_what_it_s
     def refuse(*given: object, **words: object) -> None:
         raise _LoadsError
 
-    here, base = ocr.reader(), checkpoint.weights_hash(runs / "model")
+    here, base = CONFIG.agent.reader, checkpoint.weights_hash(runs / "model")
     for row, made_by in (("agent/sft/tools", here), ("agent/rft", here), ("agent/sft/direct", None)):
         assert checkpoint.load_delta(runs / row, base_hash=base)[1].get("ocr") == made_by, row
-    monkeypatch.setattr(ocr, "reader", lambda: "template" if here == "tesseract" else "tesseract")
+    other = CONFIG.model_copy(update={"agent": CONFIG.agent.model_copy(update={"reader": "rapidocr"})})
     monkeypatch.setattr(policies, "load_base", refuse)
     monkeypatch.setattr(agent_sft, "load_base", refuse)
     inputs = {name: runs / name for name in ("data", "model", "agent/cota", "agent/sft/tools", "agent/rft")}
@@ -484,5 +483,5 @@ def test_a_stage_says_before_it_loads_a_model_that_another_reader_made_what_it_s
         (agent_evaluate, {"row": "rft"}, "the agent in .*rft was trained"),
         (online, {}, "the agent in .*rft was trained"),
     ):
-        with pytest.warns(match=f"{told} with what READ_TEXT read by {here}; on this machine it reads by "), pytest.raises(_LoadsError):
-            stage.run(CONFIG, **given, **words)
+        with pytest.warns(match=f"{told} with what READ_TEXT read by {here}; now it reads by rapidocr"), pytest.raises(_LoadsError):
+            stage.run(other, **given, **words)

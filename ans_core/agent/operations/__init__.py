@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ans_core.agent.operations.base import Operation, Result, Tools
 from ans_core.agent.operations.get_properties import GET_PROPERTIES
+from ans_core.agent.operations.locate import LOCATE
 from ans_core.agent.operations.read_text import READ_TEXT
 from ans_core.agent.operations.segment_object_at import SEGMENT_OBJECT_AT
 from ans_core.agent.operations.select_frames import SELECT_FRAMES
@@ -19,6 +20,7 @@ OPERATIONS: dict[str, Operation] = {
         READ_TEXT,
         TRACK_OBJECT,
         SELECT_FRAMES,
+        LOCATE,
     )
 }
 

@@ -40,10 +40,10 @@ class Tools:
 
     tile: int
     """Pixels on a side of what the language model sees: crops are enlarged to it at least."""
-    ocr: str = "template"
-    """Reader of READ_TEXT: `tesseract` or `template`."""
+    ocr: str = "rapidocr"
+    """Reader of READ_TEXT (`ans_core.agent.ocr.Reader`)."""
     model: Sa2VA | None = None
-    """Frozen, adapters off. None in the worker process."""
+    """Frozen, adapters off; or another model that segments for the agent. None in the worker process."""
 
     @property
     def smallest(self) -> int:

@@ -9,7 +9,7 @@ from ans_core.agent.episode import Observation
 
 UNIT = 0.1
 NEEDS_A_MASK = ("get_properties", "track_object")
-GIVES_A_MASK = "segment_object_at"
+GIVES_A_MASK = ("segment_object_at", "locate")
 MOST = {"zoom_in": 3, "track_object": 5, "segment_object_at": 10, "get_properties": 10, "read_text": 15}
 """Calls of one operation; each beyond is over-use."""
 
@@ -27,6 +27,6 @@ def penalties(observations: Sequence[Observation], *, answer: str | None) -> dic
         found["still"] += 2 * (observation.error == "not_a_clip")
         found["out_of_bounds"] += 0.5 * (observation.error == "bad_box")
         found["over_use"] += used[name] > MOST.get(name, len(observations))
-        masks = masks or (name == GIVES_A_MASK and observation.ok)
+        masks = masks or (name in GIVES_A_MASK and observation.ok)
     found["no_answer"] += not (answer or "").strip()
     return {name: -UNIT * count for name, count in found.items()}

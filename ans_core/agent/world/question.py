@@ -58,6 +58,8 @@ class Question:
     track from it."""
     distraction: tuple[Call, ...] = ()
     """The plan's first call, about another thing. Empty where there is none."""
+    thoughts: tuple[str, ...] = ()
+    """What is thought before each call of the plan in a trace; empty = calls alone."""
 
     def workspace(self) -> Workspace:
         return Workspace.of(self.frames)
@@ -102,21 +104,41 @@ def evidence(question: Question, workspace: Workspace, observations: Sequence[Ob
     return not question.plan or all(_looked_at(target, workspace, masks=masks, crops=crops) for target in question.targets)
 
 
+def faithful_calls(question: Question, workspace: Workspace, observations: Sequence[Observation]) -> int:
+    """Return how many successful calls are about a thing that the question is about: what they made, or were given, is a crop that shows
+    one, its mask, or a track from that. (`evidence` wants all things, and of the right kind.)"""
+    return sum(
+        any(_shows(target, workspace, name) for name in _names_of(observation) for target in question.targets)
+        for observation in observations
+        if observation.ok
+    )
+
+
+def _names_of(observation: Observation) -> set[str]:
+    """Return the handles that a call made and was given."""
+    given = observation.call.arguments if observation.call is not None else {}
+    single = [source.get(kind) for source in (given, observation.values) for kind in ("image", "mask", "track")]
+    return {name for name in (*single, *(given.get("masks") or ()), *observation.pictures) if isinstance(name, str)}
+
+
 def _looked_at(target: Target, workspace: Workspace, *, masks: Collection[str | None], crops: bool) -> bool:
     """Tell whether one of these masks is the target's, or a crop shows it."""
-    for name, handle in workspace.handles:
-        if isinstance(handle, MaskHandle):
-            if name in masks and counts(workspace.rle(name), target.masks[handle.frame]).iou >= HIT:
-                return True
-        elif crops and name in workspace.names("image") and name != FIRST:
-            image = workspace.image(name)
-            mask = rle.decode(target.masks[image.frame])
-            if not mask.any():
-                continue
-            x1, y1, x2, y2 = box_of(mask)
-            left, top, right, bottom = image.box
-            common = max(0, min(x2, right) - max(x1, left)) * max(0, min(y2, bottom) - max(y1, top))
-            share = float(mask[top:bottom, left:right].mean())
-            if common >= COVERED * (x2 - x1) * (y2 - y1) and share >= FILLED:
-                return True
-    return False
+    known = [*workspace.names("image"), *workspace.names("mask")]
+    return any(_shows(target, workspace, name) for name in known if (name in masks if name in workspace.names("mask") else crops))
+
+
+def _shows(target: Target, workspace: Workspace, name: str) -> bool:
+    """Tell whether a handle is a crop that shows the target, its mask, or a track from that."""
+    handle = dict(workspace.handles)[name]
+    if isinstance(handle, TrackHandle):
+        return _shows(target, workspace, handle.mask)
+    if isinstance(handle, MaskHandle):
+        return counts(workspace.rle(name), target.masks[handle.frame]).iou >= HIT
+    mask = rle.decode(target.masks[handle.frame])
+    if name == FIRST or not mask.any():
+        return False
+    x1, y1, x2, y2 = box_of(mask)
+    left, top, right, bottom = handle.box
+    common = max(0, min(x2, right) - max(x1, left)) * max(0, min(y2, bottom) - max(y1, top))
+    share = float(mask[top:bottom, left:right].mean())
+    return common >= COVERED * (x2 - x1) * (y2 - y1) and share >= FILLED

@@ -26,6 +26,7 @@ from ans_core.agent.operations.base import SMALLEST, part_of
 from ans_core.agent.protocol import IMAGE, Call
 from ans_core.agent.refusal import ErrorKind, Refused
 from ans_core.agent.workspace import FIRST, THOUSAND, ImageHandle
+from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
 from ans_core.agent.world.families import FAMILIES
 from ans_core.agent.world.question import same_answer
 from ans_core.data.formats import checks
@@ -90,7 +91,7 @@ def pictures_of(trace: Trace) -> set[str]:
 
 
 def readers_of(traces: Iterable[Trace]) -> set[str]:
-    """Return the readers (`ans_core.agent.ocr.reader`) of the traces that call READ_TEXT and say which one they had."""
+    """Return the readers (`ans_core.agent.ocr.Reader`) of the traces that call READ_TEXT and say which one they had."""
     calling = [trace for trace in traces if any('"read_text"' in turn.text for turn in trace.turns if turn.role == "assistant")]
     return {str(trace.provenance["ocr"]) for trace in calling if "ocr" in trace.provenance}
 
@@ -154,10 +155,11 @@ def read_traces(folder: Path) -> list[Trace]:
 def _check(trace: Trace, folder: Path, where: str) -> None:
     if "source" not in trace.provenance:
         raise checks.DataError(f'{where}: provenance needs a "source": where the trace is from')
-    if trace.family and trace.family not in FAMILIES:
-        near = difflib.get_close_matches(trace.family[:40].lower(), FAMILIES, n=1)
+    families = (*FAMILIES, *FAMILIES_OF_PHOTOGRAPHS)
+    if trace.family and trace.family not in families:
+        near = difflib.get_close_matches(trace.family[:40].lower(), families, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise checks.DataError(f"{where}: no family named {trace.family!r}; there are {', '.join(FAMILIES)}, or leave it out{hint}")
+        raise checks.DataError(f"{where}: no family named {trace.family!r}; there are {', '.join(families)}, or leave it out{hint}")
     for name, text in (("question", trace.question), ("answer", trace.answer)):
         if not checks.visible(text):
             raise checks.DataError(f"{where}: the {name} is {text!r}; write it, or leave the record out")

@@ -143,7 +143,9 @@ def trace(
     for number, planned in enumerate(calls):
         first = number == len(distraction)
         call = _after(planned, episode.observations[0].values) if distraction and number else planned
-        said = (CORRECTION.format(phrase=question.targets[0].phrase) + " " if distraction and first else "") + call_text(call)
+        thought = question.thoughts[number - len(distraction)] if question.thoughts and number >= len(distraction) else ""
+        corrected = CORRECTION.format(phrase=question.targets[0].phrase) if distraction and first else ""
+        said = " ".join(part for part in (corrected, thought, call_text(call)) if part)
         observation = episode.turn(said)
         assert observation is not None
         if not observation.ok:
@@ -151,7 +153,8 @@ def trace(
         target = kind == "golden" or (kind == "self_correction" and number == len(calls) - 1)
         pictures = tuple(f"pictures/{question.question_id}/{name}.png" for name in observation.pictures)
         turns += [Turn(role="assistant", text=said, trainable=target), Turn(role="user", text=observation.turn(), pictures=pictures)]
-    concluded = FAMILIES[question.family].conclude(question, episode.observations)
+    own = FAMILIES.get(question.family)  # of a photograph's questions, whoever looks reads the answer, as in `pattern`
+    concluded = own.conclude(question, episode.observations) if own is not None else question.answer
     if concluded is None or not is_right(concluded, question):
         return "wrong_conclusion"
     if not evidence(question, episode.workspace, episode.observations):
@@ -173,7 +176,7 @@ def _record(question: Question, kind: Kind, turns: Sequence[Turn], provenance: d
         answer=question.answer,
         frames=tuple(f"pictures/{question.question_id}/frame_{i}.png" for i in range(len(question.frames))),
         turns=tuple(turns),
-        provenance={"source": "drawn", "id": question.question_id, **provenance},
+        provenance={"source": "drawn" if question.family in FAMILIES else "annotated", "id": question.question_id, **provenance},
         family=question.family,
         difficulty=DIFFICULTIES[min(len(question.plan), len(DIFFICULTIES) - 1)],
     )

@@ -49,5 +49,8 @@ def config(**online: object) -> Config:
     }  # fmt: skip
     merged = {name: {**values.get(name, {}), **online.get(name, {})} for name in {*values, *online}}  # type: ignore[dict-item]
     return Config.model_validate(
-        {"profile": "tiny", "agent": {"families": ["easy", "pattern"], "episode": {"turn_tokens": 4, "batch": 8}, "online": merged}}
+        {
+            "profile": "tiny",
+            "agent": {"reader": "template", "families": ["easy", "pattern"], "episode": {"turn_tokens": 4, "batch": 8}, "online": merged},
+        }
     )

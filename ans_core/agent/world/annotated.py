@@ -1,0 +1,338 @@
+"""Annotated photographs (any data set whose samples have words and masks) -> questions whose answers are right by construction.
+
+Each family says what it needs and leaves out what is ambiguous: crowds, things that are too small to be seen in a crop, things cut off by
+the picture's edge where sizes are compared, and answers near a limit. The shortest plan of each is a look (`zoom_in`) at every thing that
+it is about, so traces need no model that segments.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
+from typing import Literal, get_args
+
+import numpy as np
+from jaxtyping import Bool
+from scipy import ndimage
+
+from ans_core.agent import shapes
+from ans_core.agent.protocol import Call
+from ans_core.agent.workspace import THOUSAND, Box, box_of
+from ans_core.agent.world.question import Question, Target
+from ans_core.dist import seed_of
+from ans_core.pictures import media, rle, transforms
+from ans_core.types import RLE, ImageRef, Sample
+
+AnnotatedFamily = Literal["count", "is_there", "which_larger", "left_or_right", "nearer", "which_colour", "which_third", "smaller_of_two"]
+FAMILIES_OF_PHOTOGRAPHS: tuple[AnnotatedFamily, ...] = get_args(AnnotatedFamily)
+SMALLEST_SIDE = 28
+"""Pixels of a thing's box on each side: less can't be zoomed on by a large model, and people see little in it."""
+SMALLEST_AREA = 0.004
+"""Share of the picture."""
+FILLS = 0.25
+"""Share of its box that a thing fills: a crop of a thinner one shows mostly something else."""
+MARGIN = 0.04
+"""Around a thing in the crop of it, as a share of each side of its box."""
+MOST_COUNTED = 4
+"""A look at each is a call, and an episode has four."""
+CLEARLY = 1.6
+"""How many times as large, as near, or as large as its fellow a thing must be."""
+UNIFORM = 0.8
+"""Share of a thing's pixels (edge left out) that have its colour's name."""
+NUMBERS = tuple(str(number) for number in range(1, MOST_COUNTED + 1))
+THIRDS = ("left", "middle", "right")
+PLURALS = {
+    "person": "people", "sheep": "sheep", "knife": "knives", "mouse": "mice", "bus": "buses", "bench": "benches", "couch": "couches",
+    "sandwich": "sandwiches", "toothbrush": "toothbrushes", "wine glass": "wine glasses", "hair brush": "hair brushes",
+}  # fmt: skip
+PLURAL_ALREADY = ("skis", "scissors")
+"""COCO's classes that are no single things by their names."""
+PATCHWORK = ("person", "pizza", "sandwich", "cake", "book", "tv", "laptop", "potted plant", "zebra", "giraffe", "bed", "dining table")
+"""COCO's classes whose one colour nobody would name: clothes, food, screens, patterns, what lies on them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnnotatedThing:
+    """One object of a picture."""
+
+    name: str
+    """Its words, without an article: `dog`, `red cup`."""
+    mask: RLE
+    box: Box
+    area: int
+    clear: bool
+    """Large and compact enough to be shown by a crop, and no crowd."""
+    cut: bool
+    """Touches the picture's edge, so its size is not known."""
+
+    @property
+    def middle(self) -> tuple[float, float]:
+        return (self.box[0] + self.box[2]) / 2, (self.box[1] + self.box[3]) / 2
+
+    @property
+    def phrase(self) -> str:
+        return f"the {self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnnotatedPicture:
+    """A photograph and everything that its data set says is in it."""
+
+    picture_id: str
+    frame: ImageRef
+    width: int
+    height: int
+    things: Mapping[str, tuple[AnnotatedThing, ...]]
+    """All objects of every name."""
+    crowds: Collection[str]
+    """Names that also have a crowd: they can't be counted."""
+    absent: Collection[str]
+    """Names of which there is surely none."""
+
+    def single(self) -> list[AnnotatedThing]:
+        """Return the things that their names mean alone and that a crop shows."""
+        return [things[0] for name, things in self.things.items() if len(things) == 1 and name not in self.crowds and things[0].clear]
+
+
+def pictures(samples: Sequence[Sample]) -> list[AnnotatedPicture]:
+    """Group referring samples of single pictures by picture. Absent is what a sample without masks says, and, where classes are annotated
+    (`meta["category"]`, as in COCO), every class of the set that the picture has none of."""
+    of_picture: defaultdict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        if sample.task == "referring" and len(sample.frames) == 1 and sample.text:
+            of_picture[sample.image_id].append(sample)
+    classes = {_name(s.text) for own in of_picture.values() for s in own if s.meta.get("category") and s.text}
+    found = []
+    for picture_id, own in of_picture.items():
+        things = {_name(s.text or ""): tuple(_thing(s, mask[0]) for mask in s.masks if mask[0] is not None) for s in own}
+        annotated = any(s.meta.get("category") for s in own)
+        found.append(
+            AnnotatedPicture(
+                picture_id=picture_id,
+                frame=own[0].frames[0],
+                width=own[0].width,
+                height=own[0].height,
+                things={name: some for name, some in things.items() if some},
+                crowds={_name(s.text or "") for s in own if s.meta.get("joined")},
+                absent={name for name, some in things.items() if not some} | ((classes - things.keys()) if annotated else set()),
+            )
+        )
+    return found
+
+
+def questions(
+    found: Sequence[AnnotatedPicture], *, families: Sequence[AnnotatedFamily] = FAMILIES_OF_PHOTOGRAPHS, seed: int
+) -> list[Question]:
+    """Return every question that these families can ask about the pictures, in the order of pictures and families. `seed`: decides the
+    order in which things are named and which absent thing is asked about."""
+    made = []
+    for picture in found:
+        encoded = media.reference(transforms.open_image(picture.frame))
+        assert isinstance(encoded, bytes)
+        for family in families:
+            rng = np.random.default_rng(seed_of(seed, "annotated question", family, picture.picture_id))
+            for number, question in enumerate(ASKING[family](picture, rng)):
+                made.append(replace(question, question_id=f"{family}/{picture.picture_id}/{number}", frames=(encoded,)))
+    return made
+
+
+def _name(text: str) -> str:
+    """A sample's words as a name: without article and full stop."""
+    plain = text.strip().removesuffix(".").strip()
+    for article in ("the ", "a ", "an "):
+        if plain.lower().startswith(article):
+            return plain[len(article) :]
+    return plain
+
+
+def _thing(sample: Sample, mask: RLE) -> AnnotatedThing:
+    pixels = rle.decode(mask)
+    area = int(pixels.sum())
+    box = box_of(pixels) if area else (0, 0, 0, 0)
+    wide, high = box[2] - box[0], box[3] - box[1]
+    large = min(wide, high) >= SMALLEST_SIDE and area >= SMALLEST_AREA * pixels.size
+    return AnnotatedThing(
+        name=_name(sample.text or ""),
+        mask=mask,
+        box=box,
+        area=area,
+        clear=large and area >= FILLS * wide * high,
+        cut=box[0] <= 1 or box[1] <= 1 or box[2] >= sample.width - 1 or box[3] >= sample.height - 1,
+    )
+
+
+def a(name: str) -> str:
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def plural(name: str) -> str:
+    return PLURALS.get(name) or name + ("es" if name.endswith(("s", "x", "ch", "sh")) else "s")
+
+
+# Families
+
+
+def _count(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
+    """Needs classes that are annotated in full, without a crowd; all of them clear, and at most four."""
+    for name, things in picture.things.items():
+        if name in picture.crowds or name in PLURAL_ALREADY or len(things) > MOST_COUNTED or not all(thing.clear for thing in things):
+            continue
+        thoughts = [f"I look for {plural(name)} one by one.", *(f"That is number {number}. Is there another?" for number in NUMBERS)]
+        yield _question(
+            picture, "count", f"How many {plural(name)} are in the picture?", str(len(things)), NUMBERS, things, thoughts=thoughts
+        )
+
+
+def _is_there(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
+    """Needs a clear thing for `yes`, and for `no` a name of which there is surely none; as many of one as of the other, where there are."""
+    present = [things for name, things in picture.things.items() if any(t.clear for t in things) and name not in PLURAL_ALREADY]
+    absent = sorted(name for name in picture.absent if name not in PLURAL_ALREADY)
+    for things in present:
+        shown = max((thing for thing in things if thing.clear), key=lambda thing: thing.area)
+        text = f"Is there {a(shown.name)} in the picture?"
+        yield _question(
+            picture, "is_there", text, "yes", ("yes", "no"), [shown], thoughts=[f"This could be {a(shown.name)}; I look closer."]
+        )
+    for number in rng.permutation(len(absent))[: len(present)]:
+        yield _question(picture, "is_there", f"Is there {a(absent[number])} in the picture?", "no", ("yes", "no"), ())
+
+
+def _which_larger(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
+    """Needs two single things, whole, one clearly larger in the picture."""
+    for one, other in combinations([thing for thing in picture.single() if not thing.cut], 2):
+        if max(one.area, other.area) >= CLEARLY * min(one.area, other.area):
+            first, second = _shuffled((one, other), rng)
+            text = f"Which is larger in the picture, {first.phrase} or {second.phrase}?"
+            larger = max(one, other, key=lambda thing: thing.area)
+            yield _question(picture, "which_larger", text, larger.phrase, (first.phrase, second.phrase), (first, second))
+
+
+def _left_or_right(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
+    """Needs two single things, side by side without an overlap."""
+    for one, other in combinations(picture.single(), 2):
+        if one.box[2] <= other.box[0] or other.box[2] <= one.box[0]:
+            first, second = _shuffled((one, other), rng)
+            text = f"Is {first.phrase} left or right of {second.phrase}?"
+            answer = "left" if first.box[2] <= second.box[0] else "right"
+            yield _question(picture, "left_or_right", text, answer, ("left", "right"), (first, second))
+
+
+def _nearer(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
+    """Needs three single things; distances are those of the boxes' middles in the picture."""
+    single = picture.single()
+    for start in single:
+        for one, other in combinations([thing for thing in single if thing is not start], 2):
+            near, far = sorted((one, other), key=lambda thing: _apart(start, thing))
+            if _apart(start, far) >= CLEARLY * _apart(start, near):
+                first, second = _shuffled((one, other), rng)
+                text = f"Which is nearer to {start.phrase} in the picture, {first.phrase} or {second.phrase}?"
+                yield _question(picture, "nearer", text, near.phrase, (first.phrase, second.phrase), (start, first, second))
+
+
+def _which_colour(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
+    """Needs a single thing nearly all of whose pixels have one colour's name."""
+    pixels = np.asarray(transforms.open_image(picture.frame))
+    for thing in picture.single():
+        colour = uniform_colour(pixels, rle.decode(thing.mask)) if thing.name not in PATCHWORK else None
+        if colour is not None:
+            yield _question(picture, "which_colour", f"What colour is {thing.phrase}?", colour, tuple(shapes.NAMES), [thing])
+
+
+def _which_third(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
+    """Needs a single thing that lies within one third of the picture."""
+    for thing in picture.single():
+        left, right = (3 * edge / picture.width for edge in (thing.box[0], thing.box[2]))
+        if int(left) == int(min(right, 2.999)):
+            text = f"In which third of the picture is {thing.phrase}, the left, the middle or the right one?"
+            yield _question(picture, "which_third", text, THIRDS[int(left)], THIRDS, [thing])
+
+
+def _smaller_of_two(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
+    """Needs two of a name, whole, one clearly smaller, side by side without an overlap."""
+    for name, things in picture.things.items():
+        whole = len(things) == 2 and name not in picture.crowds and all(thing.clear and not thing.cut for thing in things)
+        if not whole or name in PLURAL_ALREADY:
+            continue
+        small, large = sorted(things, key=lambda thing: thing.area)
+        apart = small.box[2] <= large.box[0] or large.box[2] <= small.box[0]
+        if apart and large.area >= CLEARLY * small.area:
+            text = f"Is the smaller of the two {plural(name)} left or right of the larger one?"
+            answer = "left" if small.box[2] <= large.box[0] else "right"
+            yield _question(picture, "smaller_of_two", text, answer, ("left", "right"), (small, large))
+
+
+ASKING: dict[AnnotatedFamily, Callable[[AnnotatedPicture, np.random.Generator], Iterator[Question]]] = {
+    "count": _count,
+    "is_there": _is_there,
+    "which_larger": _which_larger,
+    "left_or_right": _left_or_right,
+    "nearer": _nearer,
+    "which_colour": _which_colour,
+    "which_third": _which_third,
+    "smaller_of_two": _smaller_of_two,
+}
+
+
+def uniform_colour(pixels: np.ndarray, mask: Bool[np.ndarray, "H W"]) -> str | None:
+    """Return the colour's name that UNIFORM of the pixels inside have (edge of two pixels left out); None without one, and for grey, which
+    white in the shade is, too."""
+    inner = ndimage.binary_erosion(mask, iterations=2)
+    if not inner.any():
+        return None
+    known = shapes.lab(np.array(list(shapes.NAMES.values()), np.uint8))
+    own = shapes.lab(pixels[inner])  # (P, 3)
+    nearest = np.linalg.norm(own[:, None] - known, axis=2).argmin(1)
+    share = np.bincount(nearest, minlength=len(known)) / len(nearest)
+    name = list(shapes.NAMES)[int(share.argmax())]
+    return name if share.max() >= UNIFORM and name != "grey" else None
+
+
+def _apart(one: AnnotatedThing, other: AnnotatedThing) -> float:
+    return float(np.hypot(one.middle[0] - other.middle[0], one.middle[1] - other.middle[1]))
+
+
+def _shuffled(things: tuple[AnnotatedThing, AnnotatedThing], rng: np.random.Generator) -> tuple[AnnotatedThing, AnnotatedThing]:
+    first, second = things if rng.random() < 0.5 else things[::-1]
+    return first, second
+
+
+def _question(
+    picture: AnnotatedPicture,
+    family: AnnotatedFamily,
+    text: str,
+    answer: str,
+    choices: tuple[str, ...],
+    things: Sequence[AnnotatedThing],
+    *,
+    thoughts: Sequence[str] = (),
+) -> Question:
+    """A question whose plan looks at each of these things in turn. Id and picture are filled in later."""
+    names = [thing.phrase for thing in things]
+    plain = [f"I look at {name}." for name in names[:1]]
+    plain += [f"That was {one}; now I look at {other}." for one, other in pairwise(names)]
+    others = [thing for own in picture.things.values() for thing in own if thing.clear and thing.mask not in [t.mask for t in things]]
+    distraction = (zoom(picture, max(others, key=lambda thing: thing.area)),) if others and things else ()
+    return Question(
+        question_id="",
+        family=family,
+        frames=(),
+        text=text,
+        answer=answer,
+        choices=choices,
+        prior=None,
+        targets=tuple(Target(phrase=thing.phrase, masks=(thing.mask,)) for thing in things),
+        plan=tuple(zoom(picture, thing) for thing in things),
+        distraction=distraction,
+        thoughts=tuple((thoughts or plain)[: len(things)]),
+    )
+
+
+def zoom(picture: AnnotatedPicture, thing: AnnotatedThing) -> Call:
+    """On a thing and MARGIN around it, inside the picture."""
+    x1, y1, x2, y2 = thing.box
+    across, down = MARGIN * (x2 - x1), MARGIN * (y2 - y1)
+    low = [np.floor(THOUSAND * (x1 - across) / picture.width), np.floor(THOUSAND * (y1 - down) / picture.height)]
+    high = [np.ceil(THOUSAND * (x2 + across) / picture.width), np.ceil(THOUSAND * (y2 + down) / picture.height)]
+    return Call(name="zoom_in", arguments={"bbox_2d": [int(v) for v in np.clip([*low, *high], 0, THOUSAND)]})

@@ -1,0 +1,164 @@
+"""Questions about annotated pictures: answers that the drawing has by construction, what is refused, traces by the real operations."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ans_core import data
+from ans_core.agent.episode import Toolbox
+from ans_core.agent.world import annotated
+from ans_core.agent.world.annotated import AnnotatedFamily, plural
+from ans_core.agent.world.annotated_traces import write_annotated_traces
+from ans_core.agent.world.question import Question
+from ans_core.agent.world.trace_file import read_traces
+from ans_core.pictures import media, rle
+from ans_core.types import Sample
+from flows.data_questions import questions as command
+
+COCO = Path(os.environ.get("ANS_REFERENCE", Path(__file__).parents[2] / "../shared")) / "data/tiny_coco"
+WIDTH, HEIGHT = 320, 240
+Boxes = dict[str, list[tuple[int, int, int, int]]]
+COLOURS = {"cat": (200, 30, 30), "dog": (40, 70, 210), "cup": (240, 240, 240)}
+
+
+def samples(things: Boxes, *, picture_id: str = "1", joined: tuple[str, ...] = (), category: bool = False) -> list[Sample]:
+    """A picture of filled boxes (x1, y1, x2, y2) on brown, as a reader gives it."""
+    pixels = np.full((HEIGHT, WIDTH, 3), (120, 90, 60), np.uint8)
+    masks: dict[str, list[np.ndarray]] = {name: [] for name in things}
+    for name, boxes in things.items():
+        for x1, y1, x2, y2 in boxes:
+            pixels[y1:y2, x1:x2] = COLOURS[name]
+            masks[name].append(np.zeros((HEIGHT, WIDTH), bool))
+            masks[name][-1][y1:y2, x1:x2] = True
+    frame = media.reference(pixels)
+    return [
+        Sample(
+            sample_id=f"{picture_id}_{name}", dataset="boxes", image_id=picture_id, frames=(frame,), height=HEIGHT, width=WIDTH,
+            task="referring", text=name, masks=tuple((rle.encode(mask),) for mask in own),
+            meta=({"category": name} if category else {}) | ({"joined": [0]} if name in joined else {}),
+        )
+        for name, own in masks.items()
+    ]  # fmt: skip
+
+
+def asked(things: Boxes, family: AnnotatedFamily, **words: object) -> dict[str, str]:
+    found = annotated.questions(annotated.pictures(samples(things, **words)), families=[family], seed=0)  # type: ignore[arg-type]
+    return {question.text: question.answer for question in found}
+
+
+CAT, DOG = (20, 20, 140, 140), (200, 100, 260, 160)
+
+
+def test_every_family_has_the_answer_of_the_drawing() -> None:
+    both: Boxes = {"cat": [CAT], "dog": [DOG]}
+    assert set(asked(both, "which_larger").values()) == {"the cat"}
+    ((text, answer),) = asked(both, "left_or_right").items()
+    assert answer == ("left" if text == "Is the cat left or right of the dog?" else "right")
+    assert asked(both, "which_colour") == {"What colour is the cat?": "red", "What colour is the dog?": "blue"}
+    assert list(asked({"cat": [(20, 20, 90, 140)], "dog": [(230, 100, 290, 160)]}, "which_third").values()) == ["left", "right"]
+    two: Boxes = {"cat": [CAT, (200, 100, 260, 160)]}
+    assert asked(two, "smaller_of_two") == {"Is the smaller of the two cats left or right of the larger one?": "right"}
+    assert asked(two, "count") == {"How many cats are in the picture?": "2"}
+    three: Boxes = {"cat": [(20, 20, 80, 80)], "dog": [(90, 20, 150, 80)], "cup": [(250, 150, 310, 220)]}
+    nearest = {text.split(",")[0]: answer for text, answer in asked(three, "nearer").items()}
+    assert nearest["Which is nearer to the cat in the picture"] == "the dog"
+    assert asked({"cat": [CAT], "cup": []}, "is_there") == {"Is there a cat in the picture?": "yes", "Is there a cup in the picture?": "no"}
+
+
+def test_a_class_is_surely_absent_only_where_all_classes_are_annotated() -> None:
+    of_two = [*samples({"cat": [CAT]}, picture_id="1"), *samples({"dog": [DOG]}, picture_id="2")]
+    plain = annotated.questions(annotated.pictures(of_two), families=["is_there"], seed=0)
+    assert [question.answer for question in plain] == ["yes", "yes"]
+    classes = [*samples({"cat": [CAT]}, picture_id="1", category=True), *samples({"dog": [DOG]}, picture_id="2", category=True)]
+    found = annotated.questions(annotated.pictures(classes), families=["is_there"], seed=0)
+    assert [question.answer for question in found] == ["yes", "no", "yes", "no"]
+
+
+@pytest.mark.parametrize(
+    ("family", "things", "words"),
+    [
+        ("count", {"cat": [CAT, DOG]}, {"joined": ("cat",)}),  # a crowd
+        ("count", {"cat": [CAT, (200, 100, 220, 120)]}, {}),  # one is too small to be shown
+        ("count", {"cat": [(40 * i, 20, 40 * i + 32, 60) for i in range(5)]}, {}),  # more than an episode has looks for
+        ("which_larger", {"cat": [(0, 20, 120, 140)], "dog": [DOG]}, {}),  # cut by the edge
+        ("which_larger", {"cat": [(20, 20, 90, 90)], "dog": [DOG]}, {}),  # nearly as large
+        ("which_larger", {"cat": [CAT, (150, 20, 190, 90)], "dog": [DOG]}, {}),  # which cat?
+        ("left_or_right", {"cat": [CAT], "dog": [(100, 150, 200, 220)]}, {}),  # above each other
+        ("nearer", {"cat": [(120, 20, 180, 80)], "dog": [(30, 20, 90, 80)], "cup": [(210, 20, 270, 80)]}, {}),
+        ("which_third", {"cat": [CAT]}, {}),  # in two thirds
+        ("smaller_of_two", {"cat": [CAT, (150, 20, 270, 140)]}, {}),
+        ("is_there", {"cat": [(20, 20, 40, 40)]}, {}),
+    ],
+)  # fmt: skip
+def test_what_is_ambiguous_is_not_asked(family: AnnotatedFamily, things: Boxes, words: dict[str, object]) -> None:
+    found = asked(things, family, **words)
+    if family == "nearer":
+        assert not any("nearer to the cat" in text for text in found)  # both are 90 pixels away
+    else:
+        assert found == {}
+
+
+def test_a_thing_of_two_colours_and_a_grey_one_have_no_colours_name() -> None:
+    pixels = np.full((60, 60, 3), (200, 30, 30), np.uint8)
+    mask = np.ones((60, 60), bool)
+    assert annotated.uniform_colour(pixels, mask) == "red"
+    pixels[:30] = (40, 70, 210)
+    assert annotated.uniform_colour(pixels, mask) is None
+    assert annotated.uniform_colour(np.full((60, 60, 3), 128, np.uint8), mask) is None
+
+
+def test_plurals() -> None:
+    assert [plural(name) for name in ("dog", "person", "bus", "glass", "box")] == ["dogs", "people", "buses", "glasses", "boxes"]
+
+
+def five_photographs(folder: Path) -> None:
+    """A user's set in the plain form."""
+    records = []
+    for number in range(5):
+        shift = 5 * number
+        things: Boxes = {"cat": [(20 + shift, 20, 130, 140)], "dog": [(180, 90, 260 - shift, 160)], "cup": []}
+        for sample in samples(things):
+            frame = sample.frames[0]
+            assert isinstance(frame, bytes)
+            (folder / f"{number}.png").write_bytes(frame)
+            masks = [mask for (mask,) in sample.masks]
+            records.append({"image": f"{number}.png", "text": f"the {sample.text}", "masks": masks, "split": "train"})
+    (folder / "annotations.json").write_text(json.dumps(records))
+
+
+def test_five_photographs_with_masks_give_questions_and_valid_traces_by_one_command(tmp_path: Path) -> None:
+    five_photographs(tmp_path)
+    told = command("mine", tmp_path, "annotations", None, seed=0, out=tmp_path / "questions")
+    traces = read_traces(tmp_path / "questions")
+    lines = (tmp_path / "questions/questions.jsonl").read_text().splitlines()
+    assert len(lines) == len(traces) >= 30
+    assert told.splitlines()[0].startswith(f"5 pictures, {len(lines)} questions: count 10, is_there 15")
+    golden = next(trace for trace in traces if trace.kind == "golden" and trace.family == "which_larger")
+    thoughts = [turn.text.partition("<tool_call>")[0] for turn in golden.turns if turn.role == "assistant"]
+    assert thoughts[0] in ("I look at the cat. ", "I look at the dog. ")
+    assert thoughts[1] in ("That was the cat; now I look at the dog. ", "That was the dog; now I look at the cat. ")
+    assert len(list((tmp_path / "questions/pictures").glob("*.png"))) == 5  # shared by a picture's questions
+    with pytest.raises(ValueError, match=r"traces.jsonl exists; write into another folder"):
+        command("mine", tmp_path, "annotations", None, seed=0, out=tmp_path / "questions")
+    with pytest.raises(ValueError, match="has no split 'val'; name one with --split: train"):
+        command("mine", tmp_path, "annotations", "val", seed=0, out=tmp_path / "other")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not COCO.is_dir(), reason="no reference data (ANS_REFERENCE)")
+def test_a_hundred_photographs_give_six_hundred_questions_whose_traces_hold_the_evidence(tmp_path: Path) -> None:
+    found = [s for split in ("train", "val") for s in data.read_samples(format="coco", path=COCO, name="coco", split=split)]
+    made: list[Question] = annotated.questions(annotated.pictures(found), seed=0)
+    assert len(made) >= 600
+    assert len(Counter(question.family for question in made)) == 8
+    some = made[::6]
+    with Toolbox() as toolbox:
+        written = write_annotated_traces(tmp_path, some, seed=0, toolbox=toolbox, provenance={})
+    assert not written.dropped  # `trace` drops what was not looked at
+    assert len(read_traces(tmp_path)) == len(some)
