@@ -55,8 +55,8 @@ def judged(name: str, scorer: Scorer, given: Given, out: Path | None) -> Given:
     if scorer.judging is None or not scorer.judging.needed(given):
         return given
     from ans_core.config import load
-    from ans_core.rewards.judge.choose import replies_of
-    from ans_core.rewards.judge.replies import NoReplyError
+    from ans_core.judge.choose import replies_of
+    from ans_core.judge.replies import NoReplyError
 
     settings = root() / "params.yaml"
     judge = replies_of(load(settings), root=root()) if settings.is_file() else None

@@ -29,13 +29,13 @@ from ans_core.data.index import picture_key
 from ans_core.data.left_out import STAND_INS, LeftOutFile, first_readable
 from ans_core.data.mixture import Source
 from ans_core.data.regions import is_region, wordless_regions
+from ans_core.judge.choose import is_judged, judge_of
+from ans_core.judge.judging import Judging
+from ans_core.judge.questions import read_questions
 from ans_core.model import adapters
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.sa2va import Sa2VA
 from ans_core.rewards import MASKLESS, REWARDS, WORDLESS, corpus_rewards
-from ans_core.rewards.judge.choose import is_judged, judge_of
-from ans_core.rewards.judge.judging import Judging
-from ans_core.rewards.judge.questions import read_questions
 from ans_core.rl.curriculum import easiest_first, taking_part
 from ans_core.rl.dual_loop import LOOPS, Batches, Beside, DualLoop, check_learned
 from ans_core.rl.step import RlBatch, rl_batch

@@ -24,8 +24,8 @@ from flows import cli, eval_agent, eval_run, eval_score
 from tests import tiny
 from tests.benchmarks.public.drawn import write
 from tests.benchmarks.public.question_sets import SETS
+from tests.judge.chat_server import Handler, fails, says, serving
 from tests.model.test_quantization import quantizes
-from tests.rewards.chat_server import Handler, fails, says, serving
 
 EPISODE = "agent: {episode: {calls: 2, turn_tokens: 4}}\n"
 ZOOM = call_text(Call(name="zoom_in", arguments={"bbox_2d": [0, 0, 500, 500]}))

@@ -11,11 +11,11 @@ from ans_core import prompts
 from ans_core.benchmarks.loops import caption_request, expression_of, mask_request, score_loops, score_loops_of_truth, true_mask
 from ans_core.config import Rl
 from ans_core.dist import own_share
+from ans_core.judge.judging import Judging
 from ans_core.model import Sa2VA, adapters, parts
 from ans_core.model.prefill import prompt
 from ans_core.rewards import REWARDS
 from ans_core.rewards.confidence import MaskPrediction
-from ans_core.rewards.judge.judging import Judging
 from ans_core.rl import dual_loop, grpo, rollout, text_loop
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop, check_learned
 from ans_core.rl.step import RolloutStep, rl_batch

@@ -20,12 +20,12 @@ from ans_core.benchmarks import referring
 from ans_core.config import Rl
 from ans_core.data.collate import collate
 from ans_core.data.conversation import Turn
+from ans_core.judge.judging import Judging
+from ans_core.judge.rules import RuleJudge, questions_of
 from ans_core.model import Sa2VA, adapters, checkpointing
 from ans_core.model.supervised import Supervised
 from ans_core.pictures import rle
 from ans_core.rewards import MASKLESS, REWARDS, corpus_rewards
-from ans_core.rewards.judge.judging import Judging
-from ans_core.rewards.judge.rules import RuleJudge, questions_of
 from ans_core.rl import curriculum, refer_loop
 from ans_core.rl.dual_loop import LOOPS, Beside, DualLoop
 from ans_core.rl.mask_policy import MASK_POLICIES, MaskActions, MaskSampling, steered

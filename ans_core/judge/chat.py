@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import openai
 from openai.types.chat import ChatCompletion
 
-from ans_core.rewards.judge.wording import Request
+from ans_core.judge.wording import Request
 
 CHARACTERS_PER_TOKEN = 4
 """For servers that do not count tokens."""

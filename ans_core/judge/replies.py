@@ -11,9 +11,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ans_core.rewards.judge.cache import Cache, key_of
-from ans_core.rewards.judge.chat import FREE, Breaker, Chat, Price, Unavailable
-from ans_core.rewards.judge.wording import Request
+from ans_core.judge.cache import Cache, key_of
+from ans_core.judge.chat import FREE, Breaker, Chat, Price, Unavailable
+from ans_core.judge.wording import Request
 
 VERSION = "text 1"
 BREAKER_FAILURES, BREAKER_PAUSE_S = 8, 30.0

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from ans_core.judge.parse import json_value
+from ans_core.judge.questions import LETTERS, Option, Question, Questions, shuffled
 from ans_core.metrics.grounding import plain_caption
-from ans_core.rewards.judge.parse import json_value
-from ans_core.rewards.judge.questions import LETTERS, Option, Question, Questions, shuffled
 
 PROMPT_VERSION = "1"
 """Raise it with every change of the texts below: it is part of the cache keys."""

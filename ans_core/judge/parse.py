@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ans_core.rewards.judge.questions import LETTERS, Questions
+from ans_core.judge.questions import LETTERS, Questions
 
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _QUOTED = re.compile(r'"([^"\n]*)"')

@@ -12,11 +12,11 @@ import torch
 
 from ans_core.data.scene_text import region_caption
 from ans_core.data.scenes import Thing, draw_scene
-from ans_core.rewards.judge.base import self_checked
-from ans_core.rewards.judge.cache import Cache, key_of
-from ans_core.rewards.judge.combine import with_judgements
-from ans_core.rewards.judge.parse import choice, choices
-from ans_core.rewards.judge.questions import (
+from ans_core.judge.base import self_checked
+from ans_core.judge.cache import Cache, key_of
+from ans_core.judge.combine import with_judgements
+from ans_core.judge.parse import choice, choices
+from ans_core.judge.questions import (
     Option,
     Question,
     Questions,
@@ -27,7 +27,7 @@ from ans_core.rewards.judge.questions import (
     shuffled,
     write_questions,
 )
-from ans_core.rewards.judge.rules import RuleJudge, answers, questions_of
+from ans_core.judge.rules import RuleJudge, answers, questions_of
 
 JUDGE = RuleJudge()
 STAR = "a large red striped star at the top left of the picture"

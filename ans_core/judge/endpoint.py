@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ans_core.rewards.judge import parse
-from ans_core.rewards.judge.base import Asked, Choice
-from ans_core.rewards.judge.cache import Cache, key_of
-from ans_core.rewards.judge.chat import FREE, Breaker, Chat, Price, Unavailable, Usage
-from ans_core.rewards.judge.questions import Questions, reward
-from ans_core.rewards.judge.wording import PROMPT_VERSION, Request, answering, normal, read_draft, writing
+from ans_core.judge import parse
+from ans_core.judge.base import Asked, Choice
+from ans_core.judge.cache import Cache, key_of
+from ans_core.judge.chat import FREE, Breaker, Chat, Price, Unavailable, Usage
+from ans_core.judge.questions import Questions, reward
+from ans_core.judge.wording import PROMPT_VERSION, Request, answering, normal, read_draft, writing
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from ans_core.data.scenes import SHAPES, SIZES, TEXTURES
+from ans_core.judge.base import STATS, Asked, Choice, finished
+from ans_core.judge.questions import Option, Question, Questions, reward, shuffled
 from ans_core.metrics.grounding import plain_caption
 from ans_core.metrics.meteor import synonyms, words
 from ans_core.pictures.colours import COLOURS
-from ans_core.rewards.judge.base import STATS, Asked, Choice, finished
-from ans_core.rewards.judge.questions import Option, Question, Questions, reward, shuffled
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "colour": (*COLOURS, "black", "brown", "grey", "pink"),

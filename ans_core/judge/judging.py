@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from ans_core.rewards.judge.base import Judge
-from ans_core.rewards.judge.combine import OnFailure, with_judgements
-from ans_core.rewards.judge.questions import Questions
+from ans_core.judge.base import Judge
+from ans_core.judge.combine import OnFailure, with_judgements
+from ans_core.judge.questions import Questions
 from ans_core.types import Sample
 
 

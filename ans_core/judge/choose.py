@@ -7,11 +7,11 @@ from pathlib import Path
 
 from ans_core import dist
 from ans_core.config import Config
-from ans_core.rewards.judge.base import Judge
-from ans_core.rewards.judge.chat import Price
-from ans_core.rewards.judge.endpoint import EndpointJudge
-from ans_core.rewards.judge.replies import Replies
-from ans_core.rewards.judge.rules import RuleJudge
+from ans_core.judge.base import Judge
+from ans_core.judge.chat import Price
+from ans_core.judge.endpoint import EndpointJudge
+from ans_core.judge.replies import Replies
+from ans_core.judge.rules import RuleJudge
 
 
 def is_judged(loops: Container[str], *, loop1: bool, loop2: bool) -> bool:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ans_core.rewards.judge.base import self_checked
-from ans_core.rewards.judge.chat import Price, is_local
-from ans_core.rewards.judge.endpoint import EndpointJudge
-from ans_core.rewards.judge.questions import Option, Question, Questions
-from tests.rewards.chat_server import Handler, body, completion, cuts_off, fails, hangs, says, serving
+from ans_core.judge.base import self_checked
+from ans_core.judge.chat import Price, is_local
+from ans_core.judge.endpoint import EndpointJudge
+from ans_core.judge.questions import Option, Question, Questions
+from tests.judge.chat_server import Handler, body, completion, cuts_off, fails, hangs, says, serving
 
 QUESTIONS: Questions = (
     Question(kind="recognition", text="A dog?", options=(Option(text="Yes", score=1.0), Option(text="No", score=0.0))),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeVar, runtime_checkable
 
-from ans_core.rewards.judge.questions import Question, Questions
+from ans_core.judge.questions import Question, Questions
 
 Asked = Sequence[tuple[str, Questions]]
 """(caption, the questions of its true caption)."""
