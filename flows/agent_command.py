@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from flows.paths import root
 
 if TYPE_CHECKING:
-    from ans_core.agent.online.snapshots import Snapshots
-    from ans_core.agent.online.store import Store
+    from ans_core.online.snapshots import Snapshots
+    from ans_core.online.store import Store
 
 ALERTS = 5
 """Newest ones that are told."""
@@ -58,10 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def serve(arguments: argparse.Namespace) -> int:
     """Answers questions (HTTP, JSON) from the last snapshot, and puts them into the store for the worker."""
-    from ans_core.agent.online.server import Server, check_address
-    from ans_core.agent.online.store import FILE
-    from ans_core.agent.online.worker import ADAPTERS
     from ans_core.config import load
+    from ans_core.online.server import Server, check_address
+    from ans_core.online.store import FILE
+    from ans_core.online.worker import ADAPTERS
     from ans_core.stages.launch import machine_of
     from ans_core.stages.online_parts import opened
     from tasks.process import exit_on_term
@@ -89,7 +89,7 @@ def serve(arguments: argparse.Namespace) -> int:
 
 def _check_begun(folder: Path) -> None:
     """Raise ValueError for a store without a snapshot, which somebody who keeps nothing can't make."""
-    from ans_core.agent.online.store import FILE, Store
+    from ans_core.online.store import FILE, Store
 
     if (folder / FILE).exists():
         with Store(folder) as store:
@@ -102,8 +102,8 @@ def _check_begun(folder: Path) -> None:
 
 def worker(arguments: argparse.Namespace) -> int:
     """Learns from the store's tasks, and publishes snapshots. One at a time."""
-    from ans_core.agent.online.store import Store, worker_lock
     from ans_core.config import load
+    from ans_core.online.store import Store, worker_lock
     from ans_core.stages.launch import machine_of
     from ans_core.stages.online_parts import loop_of, opened, schedule, worker_of
     from tasks.process import exit_on_term
@@ -134,7 +134,7 @@ def logged(metrics: dict[str, float], step: int) -> None:
 
 def status(arguments: argparse.Namespace) -> int:
     """Prints what the store holds, what is served, alerts, and whether the audit chain holds (exit code 1 if not)."""
-    from ans_core.agent.online import overview
+    from ans_core.online import overview
 
     with open_store(arguments) as (store, snapshots):
         for name, value in overview.counts(store).items():
@@ -163,7 +163,7 @@ def rollback(arguments: argparse.Namespace) -> int:
 
 def export(arguments: argparse.Namespace) -> int:
     """Writes all experiences with their labels and votes (verdict `review`: for people to look at), pictures and the audit chain."""
-    from ans_core.agent.online import overview
+    from ans_core.online import overview
 
     folder = Path(arguments.folder)
     if folder.exists():
@@ -205,7 +205,7 @@ def _write_records(folder: Path, records: Sequence[dict[str, Any]]) -> None:
 def forget(arguments: argparse.Namespace) -> int:
     """Removes an experience with its vector and pictures (exit code 1 if its text stays in the WAL for now). What the weights learned from
     it, only a roll-back takes back."""
-    from ans_core.agent.online import retention
+    from ans_core.online import retention
 
     with open_store(arguments) as (store, _):
         if not 0 < arguments.id <= MOST_ID:
@@ -238,8 +238,8 @@ def base_of(arguments: argparse.Namespace) -> Path:
 @contextmanager
 def open_store(arguments: argparse.Namespace) -> Iterator[tuple[Store, Snapshots]]:
     """Open a store and its snapshots without a model: the base is the one that the store was begun with."""
-    from ans_core.agent.online.snapshots import Snapshots
-    from ans_core.agent.online.store import Store
+    from ans_core.online.snapshots import Snapshots
+    from ans_core.online.store import Store
 
     with Store(folder_of(arguments)) as store:
         base_hash = str(store.meta("encoder")).partition(":")[0]

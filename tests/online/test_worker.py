@@ -17,23 +17,23 @@ from typing import Any
 import pytest
 import torch
 
-from ans_core.agent.online import engine as engines
-from ans_core.agent.online import overview
-from ans_core.agent.online import store as stores
-from ans_core.agent.online import worker as workers
-from ans_core.agent.online.engine import Asked
-from ans_core.agent.online.learning import KlControl, OnlineLoop
-from ans_core.agent.online.retention import forget
-from ans_core.agent.online.store import Store
-from ans_core.agent.online.worker import Stopped, Worker
 from ans_core.checkpoints import checkpoint
+from ans_core.online import engine as engines
+from ans_core.online import overview
+from ans_core.online import store as stores
+from ans_core.online import worker as workers
+from ans_core.online.engine import Asked
+from ans_core.online.learning import KlControl, OnlineLoop
+from ans_core.online.retention import forget
+from ans_core.online.store import Store
+from ans_core.online.worker import Stopped, Worker
 from ans_core.rl.practice import PlayedRollout
 from ans_core.rl.step import RolloutStep
 from ans_core.stages.online_parts import Guard, Parts, loop_of, opened, schedule, worker_of
 from ans_core.train.loop import Machine
 from ans_core.types import Log
 from tests import tiny
-from tests.agent.online.conftest import MACHINE, config
+from tests.online.conftest import MACHINE, config
 
 Start = tuple[Path, Path]
 QUESTION = "Which pattern is on the red square?"

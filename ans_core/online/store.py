@@ -20,8 +20,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from ans_core.agent.online import audit, picture_files, schema
-from ans_core.agent.online.scrubbing import scrub
+from ans_core.online import audit, picture_files, schema
+from ans_core.online.scrubbing import scrub
 
 FILE, PICTURES, LOCK = "experiences.sqlite", "pictures", "worker.lock"
 BUSY_S = 30.0

@@ -13,16 +13,16 @@ from PIL import Image
 
 from ans_core.agent import frozen
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.online.admission import Gate, Marginal
-from ans_core.agent.online.neighbours import Neighbours, hybrid
-from ans_core.agent.online.retention import forget
-from ans_core.agent.online.store import Task
-from ans_core.agent.online.verifiers import confirmed_answer, form_of
-from ans_core.agent.online.voting import Decision, Vote, decide, entropy, shares
 from ans_core.agent.world import FAMILIES, Question, draw_question, oracle
 from ans_core.model import Sa2VA, clicks
+from ans_core.online.admission import Gate, Marginal
+from ans_core.online.neighbours import Neighbours, hybrid
+from ans_core.online.retention import forget
+from ans_core.online.store import Task
+from ans_core.online.verifiers import confirmed_answer, form_of
+from ans_core.online.voting import Decision, Vote, decide, entropy, shares
 from ans_core.pictures import rle
-from tests.agent.online.test_store import experience, opened
+from tests.online.test_store import experience, opened
 
 RNG = np.random.default_rng(0)
 

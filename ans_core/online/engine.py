@@ -13,15 +13,15 @@ from statistics import fmean
 
 from ans_core.agent.crops import CropFeatures
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.online.embedding import Encoder
-from ans_core.agent.online.neighbours import Neighbours
-from ans_core.agent.online.retention import evict
-from ans_core.agent.online.scrubbing import scrub
-from ans_core.agent.online.snapshots import Snapshots
-from ans_core.agent.online.store import Experience, NameTaken, Store
-from ans_core.agent.online.verifiers import form_of
 from ans_core.agent.play import Limits, PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy
+from ans_core.online.embedding import Encoder
+from ans_core.online.neighbours import Neighbours
+from ans_core.online.retention import evict
+from ans_core.online.scrubbing import scrub
+from ans_core.online.snapshots import Snapshots
+from ans_core.online.store import Experience, NameTaken, Store
+from ans_core.online.verifiers import form_of
 from ans_core.types import ImageRef, Request
 
 NEAREST = 5

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 from jaxtyping import Float, Int
 
-from ans_core.agent.online.store import Store
+from ans_core.online.store import Store
 
 VISUAL, TEXT = 0.7, 0.3
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ans_core.agent.online.practice import Lesson
 from ans_core.agent.play import play
+from ans_core.online.practice import Lesson
 from ans_core.stages.online import ARMS, Arm
 from ans_core.stages.online_parts import loop_of, worker_of
 from tests import tiny
-from tests.agent.online.test_admission import task
-from tests.agent.online.test_worker import QUESTION, Start, asked, bits, learned, online, silent
+from tests.online.test_admission import task
+from tests.online.test_worker import QUESTION, Start, asked, bits, learned, online, silent
 
 ADMISSION = {"gate": 0.7, "verification": True, "review": 0.02, "canary": 0.1}
 NAIVE = {

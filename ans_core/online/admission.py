@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ans_core.agent.online.store import Task, Verdict
-from ans_core.agent.online.voting import Decision, normal
 from ans_core.dist import rng_of
+from ans_core.online.store import Task, Verdict
+from ans_core.online.voting import Decision, normal
 
 MEMORY = 0.98
 """Decay of the counts of labels, per label."""

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ans_core.agent.crops import Crop, CropFeatures, grey, pooled
-from ans_core.agent.online.neighbours import hybrid
 from ans_core.agent.policy import AgentPolicy
+from ans_core.online.neighbours import hybrid
 
 KIND = "3 x 3 cells against grey, words, 128 + 128, 1"
 """Part of an encoder's name: another way to make vectors would be another encoder."""

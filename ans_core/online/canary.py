@@ -10,9 +10,9 @@ from statistics import fmean
 from ans_core.agent.crops import CropFeatures
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import costs
-from ans_core.agent.online.voting import normal
 from ans_core.agent.play import Limits, play
 from ans_core.model.adapters import Adapters
+from ans_core.online.voting import normal
 from ans_core.types import Request
 
 Asked = tuple[Request, str]

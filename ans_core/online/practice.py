@@ -16,15 +16,15 @@ from typing import Any
 
 from ans_core.agent.crops import Crop, CropFeatures
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.online.admission import Gate, Marginal
-from ans_core.agent.online.neighbours import Neighbours
-from ans_core.agent.online.store import Outcome, Store, Task, Verdict
-from ans_core.agent.online.voting import Decision, Strategy, Vote, decide, entropy, normal
 from ans_core.agent.play import Limits, PlayedEpisode, play
 from ans_core.agent.practice import rollout_of
 from ans_core.agent.workspace import Workspace
 from ans_core.config.online import RELEASES
 from ans_core.model.backbones.base import ImageFeatures
+from ans_core.online.admission import Gate, Marginal
+from ans_core.online.neighbours import Neighbours
+from ans_core.online.store import Outcome, Store, Task, Verdict
+from ans_core.online.voting import Decision, Strategy, Vote, decide, entropy, normal
 from ans_core.rl.grpo import Total
 from ans_core.rl.practice import PlayedRollout
 from ans_core.rl.step import Box, RolloutStep

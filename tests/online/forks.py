@@ -1,6 +1,6 @@
 """A process that has imported everything and forks a child for each command line (JSON) that it reads: `ans agent ...` starts at once.
 
-echo '[["agent", "status", "--store", "F"], "out.txt"]' | python -m tests.agent.online.forks
+echo '[["agent", "status", "--store", "F"], "out.txt"]' | python -m tests.online.forks
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-import ans_core.agent.online.server
+import ans_core.online.server
 import ans_core.stages.online_parts  # noqa: F401
 from flows import cli
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ans_core.agent.online import audit
-from ans_core.agent.online.store import Store
+from ans_core.online import audit
+from ans_core.online.store import Store
 
 FIELDS = ("id", "time_s", "question", "form", "answer", "policy", "label", "share", "verified", "verdict", "provenance", "visits", "flips")
 

@@ -25,8 +25,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from ans_core.agent import asking
-from ans_core.agent.online import overview
-from ans_core.agent.online.engine import Asked, Engine
+from ans_core.online import overview
+from ans_core.online.engine import Asked, Engine
 from ans_core.pictures import transforms
 
 LARGEST = 64 * 2**20

@@ -14,24 +14,24 @@ import torch
 from ans_core.agent import tokens
 from ans_core.agent.crops import Crop, CropFeatures
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.online.admission import Gate
-from ans_core.agent.online.alerts import alerts
-from ans_core.agent.online.canary import refused
-from ans_core.agent.online.embedding import Encoder
-from ans_core.agent.online.learning import KlControl
-from ans_core.agent.online.neighbours import Neighbours
-from ans_core.agent.online.practice import Lesson, OnlinePractice, Progress, poisoned
-from ans_core.agent.online.server import BadRequest, asked_of
-from ans_core.agent.online.simulation import one_answer, poisoning, wrong_on
-from ans_core.agent.online.store import Store
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Limits, PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, add_call_tokens
 from ans_core.model import Sa2VA
+from ans_core.online.admission import Gate
+from ans_core.online.alerts import alerts
+from ans_core.online.canary import refused
+from ans_core.online.embedding import Encoder
+from ans_core.online.learning import KlControl
+from ans_core.online.neighbours import Neighbours
+from ans_core.online.practice import Lesson, OnlinePractice, Progress, poisoned
+from ans_core.online.server import BadRequest, asked_of
+from ans_core.online.simulation import one_answer, poisoning, wrong_on
+from ans_core.online.store import Store
 from ans_core.types import Request
 from tests import tiny
-from tests.agent.online.test_admission import decision, task
-from tests.agent.online.test_store import experience, opened, outcome
+from tests.online.test_admission import decision, task
+from tests.online.test_store import experience, opened, outcome
 
 QUESTION = "Which pattern is on the red square?"
 REQUEST = Request(frames=(tiny.picture(0),), text=tokens.first_question(QUESTION))

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ans_core.agent.online.practice import OnlinePractice
 from ans_core.model.adapters import Adapters
+from ans_core.online.practice import OnlinePractice
 from ans_core.rl import grpo
 from ans_core.rl.dual_loop import Batches, DualLoop
 

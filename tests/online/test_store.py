@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core.agent.online import audit, overview, picture_files
-from ans_core.agent.online.retention import evict, forget, sweep
-from ans_core.agent.online.scrubbing import scrub
-from ans_core.agent.online.store import FILE, Experience, Limits, NameTaken, Outcome, Store, worker_lock
+from ans_core.online import audit, overview, picture_files
+from ans_core.online.retention import evict, forget, sweep
+from ans_core.online.scrubbing import scrub
+from ans_core.online.store import FILE, Experience, Limits, NameTaken, Outcome, Store, worker_lock
 from tests import tiny
 
 VECTOR = np.arange(4, dtype=np.float32)
@@ -249,7 +249,7 @@ def test_foreign_cut_and_empty_files_and_another_encoder_are_refused_with_a_sent
 def test_a_store_that_can_not_be_read_now_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody holds it, or its disk is full: putting a backup in its place would lose what was acknowledged."""
     opened(tmp_path).close()
-    monkeypatch.setattr("ans_core.agent.online.store.BUSY_S", 0.1)
+    monkeypatch.setattr("ans_core.online.store.BUSY_S", 0.1)
     with closing(sqlite3.connect(tmp_path / FILE)) as db:
         db.execute("PRAGMA journal_mode = DELETE")
         db.execute("BEGIN EXCLUSIVE")

@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ans_core.agent.online import audit, overview
-from ans_core.agent.online.store import Store
 from ans_core.checkpoints import checkpoint
 from ans_core.config.online import RELEASES
+from ans_core.online import audit, overview
+from ans_core.online.store import Store
 from ans_core.train.states import sync
 
 FOLDER, SERVED, FROZEN = "snapshots", "served", "frozen"

@@ -6,8 +6,8 @@ import sqlite3
 import time
 from collections.abc import Sequence
 
-from ans_core.agent.online import picture_files
-from ans_core.agent.online.store import Store, count, note
+from ans_core.online import picture_files
+from ans_core.online.store import Store, count, note
 
 DAY_S = 24 * 3600.0
 READERS_S, EVICT_READERS_S = 10.0, 0.5

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from ans_core import dist
-from ans_core.agent.online.engine import Asked
-from ans_core.agent.online.simulation import STREAM_FROM, Drawn, Shift
+from ans_core.online.engine import Asked
+from ans_core.online.simulation import STREAM_FROM, Drawn, Shift
 from ans_core.pictures import transforms
 from ans_core.stages import online
 from ans_core.stages.online_parts import opened
 from tests import tiny
-from tests.agent.online.conftest import MACHINE, config
-from tests.agent.online.test_worker import Start, silent
+from tests.online.conftest import MACHINE, config
+from tests.online.test_worker import Start, silent
 from tests.workspace import launch
 
 CONFIG = config(simulation={"arms": ["frozen", "guard_verified", "naive_canary", "poisoned"], "poison": 1.0, "back": 0.5})
@@ -133,7 +133,7 @@ def test_every_arm_has_its_figures_and_a_killed_stage_gives_the_same(start: Star
 SHARED = """
 import sys
 from pathlib import Path
-from tests.agent.online import test_stage
+from tests.online import test_stage
 if __name__ == "__main__":
     model, adapter, folder = map(Path, sys.argv[1:])
     test_stage.run_shared((model, adapter), folder)

@@ -26,16 +26,16 @@ import pytest
 import torch
 import yaml
 
-from ans_core.agent.online import audit, overview
-from ans_core.agent.online.snapshots import Snapshots
-from ans_core.agent.online.store import FILE, Store
+from ans_core.online import audit, overview
+from ans_core.online.snapshots import Snapshots
+from ans_core.online.store import FILE, Store
 from flows import cli
 from tests import tiny
-from tests.agent.online.conftest import config
-from tests.agent.online.test_store import experience, opened
-from tests.agent.online.test_worker import QUESTION, Start
+from tests.online.conftest import config
+from tests.online.test_store import experience, opened
+from tests.online.test_worker import QUESTION, Start
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 600.0
 MOMENTS = 20
 
@@ -47,7 +47,7 @@ class Children:
         env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self.workspace = workspace
         self.host = subprocess.Popen(
-            [sys.executable, "-m", "tests.agent.online.forks"], cwd=workspace, env=env, text=True,
+            [sys.executable, "-m", "tests.online.forks"], cwd=workspace, env=env, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         self.pids: dict[str, int] = {}

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from ans_core.agent.online import server as servers
-from ans_core.agent.online.engine import Asked, Engine, Reply
-from ans_core.agent.online.server import LARGEST, Server
-from tests.agent.online.test_practice import PICTURE
+from ans_core.online import server as servers
+from ans_core.online.engine import Asked, Engine, Reply
+from ans_core.online.server import LARGEST, Server
+from tests.online.test_practice import PICTURE
 
 BODY = json.dumps({"question": "Which pattern?", "image": PICTURE})
 

@@ -18,17 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ans_core.agent.online import overview, picture_files
-from ans_core.agent.online.alerts import alerts
-from ans_core.agent.online.canary import Asked, Canary, refused
-from ans_core.agent.online.learning import LOOP, OnlineLoop
-from ans_core.agent.online.practice import Lesson, OnlinePractice
-from ans_core.agent.online.retention import evict, sweep
-from ans_core.agent.online.snapshots import Snapshots
-from ans_core.agent.online.store import Store, Task
 from ans_core.agent.policy import AgentPolicy
 from ans_core.config.online import RELEASES
 from ans_core.dist import rng_of
+from ans_core.online import overview, picture_files
+from ans_core.online.alerts import alerts
+from ans_core.online.canary import Asked, Canary, refused
+from ans_core.online.learning import LOOP, OnlineLoop
+from ans_core.online.practice import Lesson, OnlinePractice
+from ans_core.online.retention import evict, sweep
+from ans_core.online.snapshots import Snapshots
+from ans_core.online.store import Store, Task
 from ans_core.rl.dual_loop import Batches
 from ans_core.rl.step import rl_batch
 from ans_core.train import loop

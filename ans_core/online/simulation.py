@@ -10,12 +10,12 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image, ImageFilter
 
-from ans_core.agent.online.practice import Confirm, Lesson, Relabel, poisoned
-from ans_core.agent.online.store import Task
-from ans_core.agent.online.voting import Decision
 from ans_core.agent.workspace import Workspace
 from ans_core.agent.world import FAMILIES, Question, draw_question
 from ans_core.dist import rng_of, seed_of
+from ans_core.online.practice import Confirm, Lesson, Relabel, poisoned
+from ans_core.online.store import Task
+from ans_core.online.voting import Decision
 from ans_core.pictures import transforms
 
 GREY = 127.5
