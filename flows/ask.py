@@ -22,10 +22,11 @@ from ans_core.agent.workspace import Workspace
 from ans_core.checkpoints import folder
 from ans_core.checkpoints.checkpoint import DELTA, present_device
 from ans_core.config import load
+from ans_core.inference import answer
 from ans_core.pictures import media
 from ans_core.precision import inference_dtype
 from ans_core.types import Request
-from flows import answer, tools
+from flows import tools
 
 FILE = "episode.json"
 TRAINED = ("rft", "sft/tools")

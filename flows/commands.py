@@ -117,7 +117,7 @@ def newest_model() -> Path:
 
 def predict(arguments: argparse.Namespace) -> int:
     """A picture, a video (file or folder of frames) and a text: prints the answer, writes it with masks (RLE, PNG) and overlays."""
-    from flows.answer import write_answer
+    from ans_core.inference.answer import write_answer
 
     source = Path(arguments.source)
     told = write_answer(

@@ -178,7 +178,7 @@ def code_hash(name: str, arguments: argparse.Namespace) -> str:
     elif runner_of(name).follows:
         answering = ("ans_core.tracking.answering",)
     else:
-        answering = ("ans_core.benchmarks.box_baseline",) if arguments.model.startswith(BOX) else ("ans_core.model.predict",)
+        answering = ("ans_core.benchmarks.box_baseline",) if arguments.model.startswith(BOX) else ("ans_core.inference.predict",)
     return Code(Path(__file__).resolve().parents[1]).hash_of(("ans_core.benchmarks.running", *answering))
 
 
@@ -196,8 +196,8 @@ def answerer(arguments: argparse.Namespace) -> Callable[..., Any]:
     from ans_core import dist
     from ans_core.benchmarks import box_baseline
     from ans_core.checkpoints import folder
-    from ans_core.model import Sa2VA
-    from ans_core.model.predict import predict
+    from ans_core.inference.predict import predict
+    from ans_core.inference.sa2va import Sa2VA
 
     box, checkpoint = arguments.model.startswith(BOX), arguments.model.removeprefix(BOX)
     device = arguments.device or str(dist.pick_device("auto"))

@@ -18,9 +18,9 @@ from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.refusal import Refused
 from ans_core.agent.workspace import ImageHandle, MaskHandle, TrackHandle, Workspace
 from ans_core.config.section import nearest
-from ans_core.model import Sa2VA
+from ans_core.inference.answer import write_masks, write_overlay
+from ans_core.inference.sa2va import Sa2VA
 from ans_core.pictures import media, transforms
-from flows.answer import write_masks, write_overlay
 
 SECONDS = 600.0
 """For one operation: somebody waits for it, no training does."""

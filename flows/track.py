@@ -11,10 +11,10 @@ from tqdm import tqdm
 
 from ans_core import dist
 from ans_core.checkpoints import sam2 as sam2_files
+from ans_core.inference.answer import check, coordinates, read_mask, remove, save_video
 from ans_core.model.masks import upsample_logits
 from ans_core.pictures import media, overlay, rle, transforms
 from ans_core.tracking.follow import ObjectPrompt, follow, label_map
-from flows.answer import check, coordinates, read_mask, remove, save_video
 
 MOST = 255
 """Objects that a palette PNG tells apart; 0 is none of them."""

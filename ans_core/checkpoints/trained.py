@@ -9,10 +9,10 @@ import torch
 from ans_core import dist
 from ans_core.checkpoints import checkpoint, memory
 from ans_core.model import adapters
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 
 
-def sft_model(base: Path, sft: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
+def sft_model(base: Path, sft: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Network:
     """Load the base, put SFT's tensors (and those of the stage `memory`, which it holds) in place and merge its LoRA: RL starts from it.
     Raises ValueError if they do not belong together."""
     tensors, config = checkpoint.load_delta(sft, base_hash=checkpoint.weights_hash(base))
@@ -27,12 +27,12 @@ def sft_model(base: Path, sft: Path, *, dtype: torch.dtype | None = None, device
     return model.requires_grad_(False).eval()
 
 
-def rl_model(base: Path, sft: Path, rl: Path, *, device: torch.device | str = "cpu") -> Sa2VA:
+def rl_model(base: Path, sft: Path, rl: Path, *, device: torch.device | str = "cpu") -> Network:
     """Load the merged SFT model and merge RL's policy into it."""
     return _policies(base, sft, rl, device).merged("policy").requires_grad_(False).eval()
 
 
-def policy_model(base: Path, sft: Path, rl: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
+def policy_model(base: Path, sft: Path, rl: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Network:
     """Load the model as RL trained it: policy adapter active, not merged."""
     return _policies(base, sft, rl, device, dtype).model.eval()
 

@@ -33,8 +33,8 @@ from ans_core.judge.choose import is_judged, judge_of
 from ans_core.judge.judging import Judging
 from ans_core.judge.questions import read_questions
 from ans_core.model import adapters
+from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes
-from ans_core.model.sa2va import Sa2VA
 from ans_core.rewards import MASKLESS, REWARDS, WORDLESS, corpus_rewards
 from ans_core.rl.curriculum import easiest_first, taking_part
 from ans_core.rl.dual_loop import LOOPS, Batches, Beside, DualLoop, check_learned
@@ -197,7 +197,7 @@ def with_absent(samples: list[Sample], share: float) -> list[Sample]:
     return there + list(islice(cycle(silent), wanted))
 
 
-def rows_of_sft(cfg: Config, sources: Sequence[Source], model: Sa2VA, left_out: LeftOutFile) -> Callable[[int, int], Batch]:
+def rows_of_sft(cfg: Config, sources: Sequence[Source], model: Network, left_out: LeftOutFile) -> Callable[[int, int], Batch]:
     """Return (step, micro-batch) -> this process's rows of SFT's mixture, without those that can't be read. Raises ValueError where a
     micro-batch would have none."""
     s, seed = cfg.rl, dist.seed_of(cfg.seed, "rl rows")
@@ -222,7 +222,7 @@ class RolloutBatches:
         self,
         cfg: Config,
         practice: LoopSamples,
-        model: Sa2VA,
+        model: Network,
         referring: Sequence[Sample],
         left_out: LeftOutFile,
         rows: Callable[[int, int], Batch] | None = None,

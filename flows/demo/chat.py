@@ -11,15 +11,15 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from ans_core import prompts
+from ans_core.inference.answer import with_image
+from ans_core.inference.clicks import with_clicks
+from ans_core.inference.options import PredictOptions
+from ans_core.inference.predict import answers, follow
 from ans_core.metrics.grounding import phrases
-from ans_core.model import Sa2VA
-from ans_core.model.clicks import with_clicks
 from ans_core.model.config import VideoMode
-from ans_core.model.options import PredictOptions
-from ans_core.model.predict import follow
+from ans_core.model.network import Network
 from ans_core.pictures import rle
 from ans_core.types import RLE, Request
-from flows.answer import with_image
 from flows.demo.sources import Source
 
 Kind = Literal["click", "box", "brush"]
@@ -78,7 +78,7 @@ class Chat:
         return [(turn.question, turn.answers[name].text) for turn in self.turns if name in turn.answers]
 
     def ask(
-        self, models: dict[str, Sa2VA], question: str, *, video_mode: Literal[VideoMode, "auto"] = "auto", max_tokens: int = MAX_TOKENS
+        self, models: dict[str, Network], question: str, *, video_mode: Literal[VideoMode, "auto"] = "auto", max_tokens: int = MAX_TOKENS
     ) -> Iterator[tuple[str, Answer]]:
         """Ask every model in turn; yield (its name, its answer): once with the text, and again after every frame with masks.
 
@@ -107,17 +107,18 @@ class Chat:
                     return
 
     def _ask_one(
-        self, model: Sa2VA, question: str, *, past: Sequence[tuple[str, str]], video_mode: Literal[VideoMode, "auto"], max_tokens: int
+        self, model: Network, question: str, *, past: Sequence[tuple[str, str]], video_mode: Literal[VideoMode, "auto"], max_tokens: int
     ) -> tuple[str, Iterator[tuple[int, np.ndarray]]]:
         """Return the text and an iterator of (frame, masks (N, H, W)); a picture has one frame, or none without `[SEG]`."""
         text, turns = with_image(question, past)
         request = Request(frames=(), text=text, mask_prompts=tuple(self.regions), past=tuple(turns))
         if self.source.is_clip:
             return follow(model, request, self.source.frames, PredictOptions(mode=model.video_mode(video_mode)), max_tokens=max_tokens)
-        (answer,) = model.predict_many([replace(request, frames=(self.source.frames[0],))], max_tokens=max_tokens)
+        options = PredictOptions(mode=model.video_mode("auto"))
+        (answer,) = answers(model, [replace(request, frames=(self.source.frames[0],))], options, max_tokens=max_tokens)
         return answer.text, iter([(0, np.stack([masklet[0] for masklet in answer.masks]))] if answer.masks else [])
 
-    def mark(self, model: Sa2VA, kind: Kind, points: Sequence[Point]) -> None:
+    def mark(self, model: Network, kind: Kind, points: Sequence[Point]) -> None:
         """Add a region of the first frame: the object at a click or in a box as SAM2 finds it, or what a brush painted.
 
         points: of a click the last one counts, a box lies between the first and the last. Raises ValueError where there is no object.

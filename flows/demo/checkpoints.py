@@ -9,10 +9,11 @@ from pathlib import Path
 from ans_core import dist
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
-from ans_core.model import Sa2VA
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.precision import inference_dtype
 
-Load = Callable[[], Sa2VA]
+Load = Callable[[], Network]
 
 
 def offered(model: str, others: Sequence[str], *, device: str) -> dict[str, Load]:
@@ -33,7 +34,7 @@ def offered(model: str, others: Sequence[str], *, device: str) -> dict[str, Load
     return {name: cache(load) for name, load in found.items()}
 
 
-def _before_rl(base: Path, sft: Path, device: str) -> Sa2VA:
+def _before_rl(base: Path, sft: Path, device: str) -> Network:
     place = dist.pick_device(device)
     return sft_model(base, sft, dtype=inference_dtype(place), device=place)
 

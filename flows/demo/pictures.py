@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from scipy import ndimage
 
+from ans_core.inference.answer import save_video
 from ans_core.pictures import overlay, rle
 from ans_core.types import RLE
-from flows.answer import save_video
 from flows.demo.chat import Answer
 from flows.demo.sources import Source
 

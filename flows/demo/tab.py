@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
 from flows.demo import exports, pictures
 from flows.demo.chat import Chat
 from flows.demo.checkpoints import Load
@@ -31,7 +31,7 @@ class Tab:
             raise ValueError("there is no picture yet: drop a picture or a clip, or choose a sample")
         return self.current
 
-    def models(self) -> dict[str, Sa2VA]:
+    def models(self) -> dict[str, Network]:
         return {name: load() for name, load in self.loads.items()}
 
     def open(self, source: Source) -> None:

@@ -24,8 +24,8 @@ from ans_core.benchmarks import box_baseline, running
 from ans_core.checkpoints import checkpoint
 from ans_core.data.conversation import pretraining_turn
 from ans_core.data.scene_write import write_scenes
-from ans_core.model import Sa2VA
-from ans_core.model.prefill import prompt
+from ans_core.inference.prefill import prompt
+from ans_core.model.network import Network
 from ans_core.types import Request
 from flows import cli, eval_run
 from tests import tiny
@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Sa2VA) -> Path:
+def model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Network) -> Path:
     """A model that begins every answer with `[SEG]`."""
     talker = copy.deepcopy(tiny_model)
     with torch.no_grad():
@@ -240,7 +240,7 @@ def test_what_was_answered_is_not_asked_again(tmp_path: Path, data: Path, model:
     assert [(tmp_path / "cut" / name).read_text() for name in FILES] == [(tmp_path / "whole" / name).read_text() for name in FILES]
 
 
-def test_a_base_is_asked_for_boxes_as_it_was_taught_to_give_them(tmp_path: Path, tiny_model: Sa2VA):
+def test_a_base_is_asked_for_boxes_as_it_was_taught_to_give_them(tmp_path: Path, tiny_model: Network):
     checkpoint.save(tiny_model, tmp_path / "made", metadata={"stage": "base", "seed": 0})
     checkpoint.save(tiny_model, tmp_path / "imported", metadata={"stage": "base", "source": ["internvl", "sam2"]})
     asked = box_baseline.question_of(tmp_path / "made").removeprefix("<image>\n").format(text="red square")
@@ -250,7 +250,7 @@ def test_a_base_is_asked_for_boxes_as_it_was_taught_to_give_them(tmp_path: Path,
     assert box_baseline.question_of(tmp_path / "imported") == box_baseline.QUESTION
 
 
-def test_a_base_is_asked_for_a_box_which_sam2_turns_into_a_mask(tmp_path: Path, data: Path, model: Path, tiny_model: Sa2VA):
+def test_a_base_is_asked_for_a_box_which_sam2_turns_into_a_mask(tmp_path: Path, data: Path, model: Path, tiny_model: Network):
     assert box_baseline.box_of("It is <box>[[100, 250, 500.5, 1000]]</box>.") == (0.1, 0.25, 0.5005, 1.0)
     assert box_baseline.box_of("[[1, 2, 3]] [[5, 5, 5, 9]]") is None
     ask = box_baseline.answerer(tiny_model, question=box_baseline.QUESTION, max_tokens=2)

@@ -16,8 +16,8 @@ from PIL import Image
 from ans_core.benchmarks.public import Item
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import sam2 as sam2_files
-from ans_core.model import Sa2VA
 from ans_core.model.masks import upsample_logits
+from ans_core.model.network import Network
 from ans_core.pictures import rle, transforms
 from ans_core.tracking.follow import ObjectPrompt, follow, label_map
 from ans_core.types import Prediction
@@ -40,7 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Sa2VA) -> Path:
+def model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Network) -> Path:
     folder = tmp_path_factory.mktemp("model") / "sa2va"
     checkpoint.save(tiny_model, folder, metadata={})
     return folder

@@ -13,7 +13,8 @@ import torch
 from huggingface_hub import ModelCard, constants
 
 from ans_core.checkpoints import checkpoint, conversion
-from ans_core.model import Sa2VA
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.model.network import Network
 from flows import cli, hub, model_card, push
 from tests import tiny
 from tests.hub_server import Hub, serving
@@ -36,7 +37,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, tiny_model: Sa2VA) -> Path:
+def run(tmp_path: Path, tiny_model: Network) -> Path:
     """A folder as runs/<profile> with a converted model, an evaluation and its pictures."""
     folder = tmp_path / "runs/mini"
     checkpoint.save(tiny_model, folder / "model", max_shard="3MB", metadata={})
@@ -169,7 +170,7 @@ def test_what_is_no_checkpoint_or_no_repository_is_refused(run: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_folder_in_upstreams_layout_comes_back_as_upstream_reads_it(served: Hub, run: Path, tmp_path: Path, tiny_model: Sa2VA):
+def test_a_folder_in_upstreams_layout_comes_back_as_upstream_reads_it(served: Hub, run: Path, tmp_path: Path, tiny_model: Network):
     conversion.convert(run / "model", tmp_path / "up", to="upstream", metadata={})
     assert ans("push", tmp_path / "up", REPO, "--yes", "--run", run, "--licence", "apache-2.0") == 0
     assert "without its code files" in served.files["README.md"].decode()

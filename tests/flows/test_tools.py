@@ -11,7 +11,7 @@ from PIL import Image
 
 from ans_core.agent.operations import OPERATIONS
 from ans_core.checkpoints import checkpoint
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
 from flows import cli
 from tests import tiny
 
@@ -60,7 +60,7 @@ def test_properties_of_a_mask_file(picture: Path, tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out.startswith("mask_1: area 25.0, box [0, 0, 500, 500]\n")
 
 
-def test_a_track_of_a_clip_is_written_as_an_animation(tmp_path: Path, tiny_model: Sa2VA) -> None:
+def test_a_track_of_a_clip_is_written_as_an_animation(tmp_path: Path, tiny_model: Network) -> None:
     checkpoint.save(tiny_model, tmp_path / "model", metadata={})
     frames, mask = tmp_path / "clip", np.zeros((64, 64), bool)
     frames.mkdir()

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from ans_core.model import Sa2VA, attention
+from ans_core.model import attention
+from ans_core.model.network import Network
 from ans_core.model.packing import Packed, branch_attention
 
 ROWS = torch.tensor([
@@ -18,7 +19,7 @@ ROWS = torch.tensor([
 ])  # fmt: skip
 
 
-def last_states(model: Sa2VA) -> tuple[Tensor, Tensor]:
+def last_states(model: Network) -> tuple[Tensor, Tensor]:
     """Hidden states of everything but the padding, and the embeddings' gradient."""
     ids = torch.randint(5, 100, ROWS.shape, generator=torch.Generator().manual_seed(0))
     places = torch.arange(ROWS.shape[1]).expand_as(ROWS)
@@ -33,7 +34,7 @@ def last_states(model: Sa2VA) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("most", [0, 100, 500])
 def test_rows_read_branch_by_branch_have_the_states_and_gradients_of_the_dense_mask(
-    own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch, most: int
+    own_model: Network, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """`most`: elements of a mask; later branches are read one by one, and all together."""
     shapes: list[torch.Size] = []
@@ -42,7 +43,7 @@ def test_rows_read_branch_by_branch_have_the_states_and_gradients_of_the_dense_m
     monkeypatch.setattr(attention, "DENSE", most)
     apart = last_states(own_model)
     with monkeypatch.context() as patched:
-        patched.setattr("ans_core.model.sa2va.packed_mask", lambda language_model, branch: branch_attention(branch)[:, None])
+        patched.setattr("ans_core.model.network.packed_mask", lambda language_model, branch: branch_attention(branch)[:, None])
         dense = last_states(own_model)
     assert shapes == [(4, 1, 1, 13), (4, 1, 13, 13)]
     for found, wanted in zip(apart, dense, strict=True):
@@ -53,7 +54,7 @@ def test_rows_read_branch_by_branch_have_the_states_and_gradients_of_the_dense_m
     assert (eager[0] - dense[0]).abs().max() <= 1e-5 * dense[0].abs().max()
 
 
-def test_short_rows_are_read_by_branch_where_that_halves_the_scores(own_model: Sa2VA) -> None:
+def test_short_rows_are_read_by_branch_where_that_halves_the_scores(own_model: Network) -> None:
     many = torch.tensor([[0] * 4 + [number for number in range(1, 9) for _ in range(4)]] * 2)  # 8 x 8 and 7 times 4 x 8 of 36 x 36 scores
     assert attention.packed_mask(own_model.internvl.model.language_model, many).shape == (2, 1, 1, 36)
     unlike = torch.tensor([[0] * 32 + [1, 1, 2, 2], [0, 0] + [1] * 17 + [2] * 17])  # padded as if both had both
@@ -83,7 +84,7 @@ def test_a_block_mask_allows_what_the_dense_mask_does():
     assert blocks.kv_num_blocks[1, 0].tolist() == [1, 1, 1]  # padding reads itself
 
 
-def test_a_model_reads_the_block_mask_as_it_reads_branches(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_a_model_reads_the_block_mask_as_it_reads_branches(own_model: Network, monkeypatch: pytest.MonkeyPatch):
     """What a GPU runs, but for the compiled kernel: torch's FlexAttention has no backward pass on a CPU, and compiles for half a minute."""
     ids = torch.randint(5, 100, ROWS.shape, generator=torch.Generator().manual_seed(0))
     places = torch.arange(ROWS.shape[1]).expand_as(ROWS)
@@ -93,7 +94,7 @@ def test_a_model_reads_the_block_mask_as_it_reads_branches(own_model: Sa2VA, mon
     first.register_forward_pre_hook(lambda module, args, given: kinds.append(type(given["attention_mask"])), with_kwargs=True)
     with torch.no_grad():
         apart = own_model.hidden_states(packed, [None] * len(ROWS))
-        monkeypatch.setattr("ans_core.model.sa2va.packed_mask", lambda language_model, branch: attention.block_mask(branch))
+        monkeypatch.setattr("ans_core.model.network.packed_mask", lambda language_model, branch: attention.block_mask(branch))
         with torch.compiler.set_stance("force_eager"):
             blocks = own_model.hidden_states(packed, [None] * len(ROWS))
     assert kinds == [Tensor, BlockMask]

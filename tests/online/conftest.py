@@ -13,7 +13,7 @@ from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.train.loop import Machine
 from tests import tiny
-from tests.agent.conftest import toolbox  # noqa: F401  a fixture
+from tests.agent.conftest import colour_sam, toolbox  # noqa: F401  fixtures
 
 MACHINE = Machine(device=torch.device("cpu"))
 

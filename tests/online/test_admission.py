@@ -14,7 +14,8 @@ from PIL import Image
 from ans_core.agent import frozen
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.world import FAMILIES, Question, draw_question, oracle
-from ans_core.model import Sa2VA, clicks
+from ans_core.inference import clicks
+from ans_core.model.network import Network
 from ans_core.online.admission import Gate, Marginal
 from ans_core.online.neighbours import Neighbours, hybrid
 from ans_core.online.retention import forget
@@ -185,7 +186,7 @@ def test_the_first_labels_lose_no_weight_because_others_have_not_come_yet() -> N
 
 
 @pytest.fixture(scope="module")
-def tools(tiny_model: Sa2VA) -> Iterator[Toolbox]:
+def tools(tiny_model: Network) -> Iterator[Toolbox]:
     with Toolbox(tiny_model, seconds=60.0) as made:
         yield made
 
@@ -197,12 +198,12 @@ def test_a_verifier_answers_right_where_words_find_the_thing(
     """It never sees the answer; where words find nothing, it has none."""
     asked: list[Question] = []
 
-    def true_mask(model: Sa2VA, picture: Image.Image, words: str) -> tuple[np.ndarray, float]:
+    def true_mask(model: Network, picture: Image.Image, words: str) -> tuple[np.ndarray, float]:
         last = len(asked[0].frames) - 1  # `moves` asks in the last frame
         masks = {target.phrase: target.masks[last] for target in asked[0].targets}
         return rle.decode(masks[words]), 1.0
 
-    def mask_there(model: Sa2VA, picture: Image.Image, points: list[tuple[float, float, int]]) -> tuple[np.ndarray, float]:
+    def mask_there(model: Network, picture: Image.Image, points: list[tuple[float, float, int]]) -> tuple[np.ndarray, float]:
         x, y = (sum(point[i] for point in points) / len(points) for i in (0, 1))
         masks = [rle.decode(target.masks[0]) for target in asked[0].targets]
         return max(masks, key=lambda mask: mask[int(y * picture.height), int(x * picture.width)]), 1.0

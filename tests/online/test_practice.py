@@ -17,7 +17,7 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Limits, PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, add_call_tokens
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
 from ans_core.online.admission import Gate
 from ans_core.online.alerts import alerts
 from ans_core.online.canary import refused
@@ -37,7 +37,7 @@ QUESTION = "Which pattern is on the red square?"
 REQUEST = Request(frames=(tiny.picture(0),), text=tokens.first_question(QUESTION))
 
 
-def practised(store: Store, model: Sa2VA, toolbox: Toolbox, confirmed: str | None, **gate: object) -> OnlinePractice:
+def practised(store: Store, model: Network, toolbox: Toolbox, confirmed: str | None, **gate: object) -> OnlinePractice:
     values = {"review": 0.0, "canary": 0.0, **gate}
     return OnlinePractice(
         store, toolbox, Neighbours(), CropFeatures(model), limits=Limits(turn_tokens=4), batch=48, gate=Gate(**values), strategy="weighted",
@@ -45,7 +45,7 @@ def practised(store: Store, model: Sa2VA, toolbox: Toolbox, confirmed: str | Non
     )  # fmt: skip
 
 
-def said(model: Sa2VA, toolbox: Toolbox, *answers: str) -> list[PlayedEpisode]:
+def said(model: Network, toolbox: Toolbox, *answers: str) -> list[PlayedEpisode]:
     return play(model, toolbox, [REQUEST] * len(answers), limits=Limits(turn_tokens=4), plans=[[answer] for answer in answers])
 
 
@@ -53,7 +53,7 @@ def lesson(**changes: object) -> Lesson:
     return Lesson(name="experience 1", request=REQUEST, form="pattern", task=task(question=QUESTION, **changes), truth="vertical")
 
 
-def test_each_rollout_is_scored_against_a_label_that_another_path_confirmed(tmp_path: Path, tiny_model: Sa2VA, toolbox: Toolbox) -> None:
+def test_each_rollout_is_scored_against_a_label_that_another_path_confirmed(tmp_path: Path, tiny_model: Network, toolbox: Toolbox) -> None:
     """Two of three say checked, one what the verifier says: 6 of 8 votes."""
     group = said(tiny_model, toolbox, "checked", "Vertical.", "checked")
     with opened(tmp_path) as store:
@@ -76,7 +76,7 @@ def test_each_rollout_is_scored_against_a_label_that_another_path_confirmed(tmp_
         assert len(alone.outcomes) == 1
 
 
-def test_votes_come_from_the_same_question_alone(tmp_path: Path, tiny_model: Sa2VA, toolbox: Toolbox) -> None:
+def test_votes_come_from_the_same_question_alone(tmp_path: Path, tiny_model: Network, toolbox: Toolbox) -> None:
     """Of three with the same vector, one has other words; the one that is asked does not vote for itself."""
     with opened(tmp_path) as store:
         for number, words in enumerate((QUESTION, QUESTION, "Which pattern is on the blue star?")):
@@ -90,7 +90,7 @@ def test_votes_come_from_the_same_question_alone(tmp_path: Path, tiny_model: Sa2
         assert own.outcomes[0].label == "vertical"  # two voices against one, verified of another picture
 
 
-def test_what_is_kept_apart_or_not_trusted_does_not_vote(tmp_path: Path, tiny_model: Sa2VA, toolbox: Toolbox) -> None:
+def test_what_is_kept_apart_or_not_trusted_does_not_vote(tmp_path: Path, tiny_model: Network, toolbox: Toolbox) -> None:
     with opened(tmp_path) as store:
         for number in range(2):
             store.add(experience(number, question=QUESTION), np.ones(4, np.float32) / 2)

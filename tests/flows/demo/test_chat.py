@@ -17,13 +17,17 @@ import torch
 from PIL import Image
 
 from ans_core.data import read_samples
+from ans_core.inference.answer import save_video
+from ans_core.inference.clicks import mask_by_points
+from ans_core.inference.options import PredictOptions
+from ans_core.inference.predict import answers, follow
+from ans_core.inference.prefill import prompt
+from ans_core.inference.requests import request_of
+from ans_core.inference.sa2va import Sa2VA
 from ans_core.metrics.grounding import phrases
-from ans_core.model import Sa2VA
-from ans_core.model.clicks import mask_by_points
-from ans_core.model.prefill import prompt
+from ans_core.model.network import Network
 from ans_core.pictures import overlay, rle, video_file
 from ans_core.types import Request
-from flows.answer import save_video
 from flows.demo import exports, pictures, samples, words
 from flows.demo.chat import Answer, Chat, Turn
 from flows.demo.checkpoints import offered
@@ -94,7 +98,7 @@ def test_files_pictures_and_clips_that_are_too_large_are_refused_before_they_are
     monkeypatch.setattr("flows.demo.sources.MOST_PIXELS", 4000)
     with pytest.raises(ValueError, match=r"large\.png is 64 x 64 pixels, the page takes up to 4,000 in all: scale it down"):
         read_upload(tmp_path / "large.png")
-    save_video([Image.new("RGB", (16, 16))] * 7, tmp_path / "long.mp4", fps=5)
+    save_video([Image.new("RGB", (16, 16))] * 7, tmp_path / "long.mp4", fps=5.0)
     monkeypatch.setattr("flows.demo.sources.MOST_FRAMES", 6)
     with pytest.raises(ValueError, match=r"long\.mp4 has 7 frames, the page takes up to 6"):
         read_upload(tmp_path / "long.mp4")
@@ -103,14 +107,14 @@ def test_files_pictures_and_clips_that_are_too_large_are_refused_before_they_are
     assert (source.is_clip, len(source.frames), source.size, source.fps) == (True, 7, (16, 16), 5)
 
 
-def test_turns_before_go_into_the_question_and_each_checkpoint_hears_its_own(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_before_go_into_the_question_and_each_checkpoint_hears_its_own(own_model: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def answer(self: Sa2VA, requests: list[Request], **options: object) -> list[SimpleNamespace]:
+    def answer(model: Network, requests: list[Request], options: PredictOptions, *, max_tokens: int) -> list[SimpleNamespace]:
         asked.extend((request.text, request.past) for request in requests)
         return [SimpleNamespace(text=f"answer {len(asked)}", masks=[])]
 
-    monkeypatch.setattr(Sa2VA, "predict_many", answer)
+    monkeypatch.setattr("flows.demo.chat.answers", answer)
     chat = Chat(source=of_sample(tiny.sample()))
     list(chat.ask({"one": own_model, "other": own_model}, "first?"))
     list(chat.ask({"one": own_model, "other": own_model}, "second?"))
@@ -125,19 +129,21 @@ def test_turns_before_go_into_the_question_and_each_checkpoint_hears_its_own(own
     assert len(chat.turns) == 2
 
 
-def test_a_pictures_answer_is_the_models_with_its_regions(tiny_model: Sa2VA) -> None:
+def test_a_pictures_answer_is_the_models_with_its_regions(tiny_model: Network) -> None:
     chat = Chat(source=of_sample(tiny.sample()), regions=[tiny.square(8, 8, 24, 24)])
     *_, (name, answer) = chat.ask({"tiny": tiny_model}, QUESTION, max_tokens=12)
-    expected = tiny_model.predict(text=f"<image>\n{QUESTION}", image=tiny.picture(0), mask_prompts=chat.regions, max_tokens=12)
+    request = request_of(text=f"<image>\n{QUESTION}", image=tiny.picture(0), mask_prompts=chat.regions)
+    (expected,) = answers(tiny_model, [request], PredictOptions(), max_tokens=12)
     assert (name, answer.text) == ("tiny", expected.text)
     assert answer.masks == [[rle.encode(masks[0])] for masks in expected.masks]
 
 
-def test_a_clip_is_followed_as_the_model_does_and_stops_where_it_is_told(own_model: Sa2VA, clip: Source, tmp_path: Path) -> None:
+def test_a_clip_is_followed_as_the_model_does_and_stops_where_it_is_told(own_model: Network, clip: Source, tmp_path: Path) -> None:
     mode: Literal["sa2va-i"] = "sa2va-i"
     own_model.keep_original_decoder()
     _say_seg(own_model)
-    text, found = own_model.follow(text=f"<image>\n{QUESTION}", video=clip.frames, video_mode=mode, max_tokens=1)
+    request = request_of(text=f"<image>\n{QUESTION}")
+    text, found = follow(own_model, request, clip.frames, PredictOptions(mode=mode), max_tokens=1)
     expected = [[rle.encode(mask) for mask in masks] for _, masks in found]
     chat = Chat(source=clip)
     steps = [answer.followed for _, answer in chat.ask({"tiny": own_model}, QUESTION, video_mode=mode, max_tokens=1)]
@@ -153,7 +159,7 @@ def test_a_clip_is_followed_as_the_model_does_and_stops_where_it_is_told(own_mod
     assert len(list(video_file.shots(pictures.write_clip(clip, answer, tmp_path / "stopped.mp4")))) == 2
 
 
-def test_clicks_boxes_and_strokes_become_regions(tiny_model: Sa2VA) -> None:
+def test_clicks_boxes_and_strokes_become_regions(tiny_model: Network) -> None:
     chat = Chat(source=of_sample(tiny.sample()))
     with pytest.raises(ValueError, match="no region is marked"):
         chat.region_question()
@@ -304,7 +310,7 @@ def test_an_address_that_is_taken_or_not_there_is_told_before_anything_is_loaded
                 serve("nothing/there", [], host=host, port=number, auth=None if host == "127.0.0.1" else "me", device="cpu")
 
 
-def _say_seg(model: Sa2VA) -> None:
+def _say_seg(model: Network) -> None:
     """Make the model answer `[SEG]` alone."""
     with torch.no_grad():
         prompted = prompt(model, [Request(frames=tiny.clip(0).frames, text=f"<image>\n{QUESTION}")])

@@ -22,11 +22,11 @@ from PIL import Image
 from scipy import ndimage
 
 from ans_core.checkpoints import checkpoint
-from ans_core.model import Sa2VA
-from ans_core.model.prefill import prompt
+from ans_core.inference.answer import save_video
+from ans_core.inference.prefill import prompt
+from ans_core.model.network import Network
 from ans_core.pictures import rle, transforms
 from ans_core.types import Request
-from flows.answer import save_video
 from tests import tiny
 
 pytest.importorskip("gradio", reason="gradio is missing: pip install -c requirements/demo.txt -e '.[demo]'")
@@ -41,7 +41,7 @@ QUESTION = "Please segment the red square in this image."
 
 
 @pytest.fixture
-def model(tmp_path: Path, tiny_model: Sa2VA) -> Path:
+def model(tmp_path: Path, tiny_model: Network) -> Path:
     """A model whose answers are `[SEG]` alone: only this token and the end of a turn have weight, each in the state where it is due."""
     talker = copy.deepcopy(tiny_model)
     talker.keep_original_decoder()
@@ -164,7 +164,7 @@ def changed_from(page: Any, before: str) -> str:
 
 
 def follow_a_clip(page: Any, tmp_path: Path) -> None:
-    save_video((transforms.open_image(frame) for frame in tiny.clip(0, frames=6).frames), tmp_path / "clip.mp4", fps=4)
+    save_video((transforms.open_image(frame) for frame in tiny.clip(0, frames=6).frames), tmp_path / "clip.mp4", fps=4.0)
     upload(page, tmp_path / "clip.mp4", None)
     page.wait_for_selector("#player-0 video")
     page.click("#against input")

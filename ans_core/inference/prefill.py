@@ -16,9 +16,9 @@ from transformers import Cache
 
 from ans_core import prompts
 from ans_core.data.views import Views, shown_view, token_counts
+from ans_core.inference.options import PredictOptions
 from ans_core.model.backbones.base import ImageFeatures
-from ans_core.model.options import PredictOptions
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pictures import rle, transforms
 from ans_core.types import Frames, Request
 
@@ -77,7 +77,7 @@ class PrefilledBatch:
 
 
 def prompt(
-    model: Sa2VA,
+    model: Network,
     requests: Sequence[Request],
     features: Sequence[ImageFeatures] | None = None,
     *,
@@ -171,7 +171,7 @@ class _Row:
         return int(self.positions[..., -1].max()) - len(self.ids) + 1
 
 
-def _embedded(model: Sa2VA, request: Request, image: ImageFeatures | None, options: PredictOptions) -> _Row:
+def _embedded(model: Network, request: Request, image: ImageFeatures | None, options: PredictOptions) -> _Row:
     template, form, marks = prompts.TEMPLATES[model.config.template], model.backbone.prompt_form(options.preparation), model.backbone.marks
     text = "".join(template.user.format(input=q.strip()) + a + template.suffix + template.separator for q, a in request.past)
     text = form.before + text + template.user.format(input=request.text.strip())
@@ -199,7 +199,7 @@ def _view(request: Request) -> tuple[Frames, bool]:
     return request.frames, request.is_clip
 
 
-def _prefill(model: Sa2VA, rows: Sequence[_Row]) -> Cache:
+def _prefill(model: Network, rows: Sequence[_Row]) -> Cache:
     """Compute keys and values of the rows' prefixes, padded on the left. Rows of similar length share a batch: otherwise a line of text
     would cost as much as the tiled picture beside it."""
     alike: list[list[int]] = []
@@ -235,7 +235,7 @@ def order_of(attention: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
     return (attention.cumsum(1) - 1).clamp(min=0)
 
 
-def read_ahead(model: Sa2VA, prompted: PrefilledBatch) -> PrefilledBatch:
+def read_ahead(model: Network, prompted: PrefilledBatch) -> PrefilledBatch:
     """Read all but the last token of every request once; return a batch whose cache holds them. Every answer then reads the last token
     itself."""
     if prompted.embeds.shape[1] == 1:
@@ -264,13 +264,13 @@ def read_ahead(model: Sa2VA, prompted: PrefilledBatch) -> PrefilledBatch:
     )
 
 
-def encoded(model: Sa2VA, views: Sequence[Views]) -> list[ImageFeatures]:
+def encoded(model: Network, views: Sequence[Views]) -> list[ImageFeatures]:
     """Compute the vision features of every row's views in one batch."""
     views = [view.to(model.device) for view in views]
     return model.vision_features(views).split(views) if views else []
 
 
-def visible(model: Sa2VA, pictures: Sequence[Image.Image], options: PredictOptions | None = None, *, clip: bool = False) -> Views:
+def visible(model: Network, pictures: Sequence[Image.Image], options: PredictOptions | None = None, *, clip: bool = False) -> Views:
     """Return what the language model sees of an image, or of the chosen frames of a clip."""
     options = options or PredictOptions()
     seen = [pictures[i] for i in options.seen_frames(model, len(pictures))] if clip else pictures[:1]

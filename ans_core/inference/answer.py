@@ -19,7 +19,7 @@ from jaxtyping import Bool
 from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
-from ans_core.model import Sa2VA
+from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.config import VideoMode
 from ans_core.pictures import media, overlay, rle, transforms
 from ans_core.types import RLE
@@ -79,7 +79,7 @@ def write_answer(
         if len(frames) > 1:
             print(f"{len(frames)} frames, video mode {mode}")
             said, drawn = model.follow(video=frames, video_mode=mode, **asked)  # type: ignore[arg-type]
-            drawn = tqdm(drawn, total=len(frames), desc="frames")
+            drawn = iter(tqdm(drawn, total=len(frames), desc="frames"))
         else:
             answer = model.predict(image=frames[0], video_mode=mode, **asked)  # type: ignore[arg-type]
             said, drawn = answer.text, [(0, [mask[0] for mask in answer.masks])]

@@ -13,14 +13,14 @@ from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
 
+from ans_core.inference.options import PredictOptions
 from ans_core.model.grounding import FrameFeatures
-from ans_core.model.options import PredictOptions
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 
 
 @torch.no_grad()
 def track_from_key_frame(
-    model: Sa2VA, pictures: Sequence[Image.Image], seg_embeddings: Float[Tensor, "N C"], options: PredictOptions, *, ahead: int
+    model: Network, pictures: Sequence[Image.Image], seg_embeddings: Float[Tensor, "N C"], options: PredictOptions, *, ahead: int
 ) -> Float[Tensor, "N F h4 w4"]:
     """Return low-resolution mask logits of N objects in every frame of a clip.
 
@@ -48,7 +48,7 @@ def track_iou(tracks: Bool[Tensor, "N K F h w"]) -> Float[Tensor, "N K K"]:
 
 
 def _sweep(
-    model: Sa2VA,
+    model: Network,
     pictures: Sequence[Image.Image],
     order: list[int],
     seen: Sequence[int],

@@ -16,12 +16,13 @@ import pytest
 import torch
 from PIL import Image
 
-from ans_core.model import Sa2VA
+from ans_core.inference.generation import cut_at_stop
+from ans_core.inference.options import PredictOptions
+from ans_core.inference.prefill import prompt
+from ans_core.inference.requests import request_of
+from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.config import VideoMode
-from ans_core.model.generation import cut_at_stop
-from ans_core.model.options import PredictOptions
-from ans_core.model.prefill import prompt
-from ans_core.model.requests import request_of
+from ans_core.model.network import Network
 from ans_core.pictures import media, rle
 from tests.data.clip_sets import write_video
 from tests.golden import GOLDEN, arrays, error, needs_golden
@@ -30,7 +31,7 @@ pytestmark = needs_golden
 
 
 @lru_cache
-def qwen2() -> tuple[Sa2VA, dict[str, Any], dict[str, torch.Tensor]]:
+def qwen2() -> tuple[Network, dict[str, Any], dict[str, torch.Tensor]]:
     model = Sa2VA.from_pretrained(GOLDEN / "qwen2")
     inputs = {k: v.numpy() for k, v in arrays("qwen2/inputs").items() if k.startswith("pf_")}
     return model, inputs, arrays("qwen2/outputs")

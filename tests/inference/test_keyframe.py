@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ans_core.model import Sa2VA
-from ans_core.model.keyframe import track_from_key_frame, track_iou
-from ans_core.model.options import PredictOptions
-from ans_core.model.video import track, track_frames
+from ans_core.inference.keyframe import track_from_key_frame, track_iou
+from ans_core.inference.options import PredictOptions
+from ans_core.inference.video import track, track_frames
+from ans_core.model.network import Network
 from ans_core.pictures import transforms
 from tests import tiny
 
@@ -32,11 +32,11 @@ def pictures() -> list[Image.Image]:
     return [transforms.open_image(f) for number in (0, 2) for f in tiny.clip(number).frames][:5]
 
 
-def embeddings(model: Sa2VA, count: int = 5) -> Tensor:
+def embeddings(model: Network, count: int = 5) -> Tensor:
     return torch.randn(count, model.config.grounding.width, generator=torch.Generator().manual_seed(1)) * 10
 
 
-def one_by_one(model: Sa2VA, pictures: list[Image.Image], embedding: Tensor, start: int) -> Tensor:
+def one_by_one(model: Network, pictures: list[Image.Image], embedding: Tensor, start: int) -> Tensor:
     """Follow one object from one frame to both ends of the clip, as two clips that begin there."""
     features = model.sam2.encode(MODE.pixels(model, pictures))
     back = model.sam2.track(features[list(range(start, -1, -1))], embedding, conditioning=[0])
@@ -57,7 +57,7 @@ def test_tracks_are_compared_over_all_frames_and_lost_ones_agree_with_none():
     assert torch.allclose(track_iou(tracks)[0], expected)
 
 
-def test_every_object_has_the_track_that_agrees_best_with_its_others(tiny_model: Sa2VA, pictures: list[Image.Image]):
+def test_every_object_has_the_track_that_agrees_best_with_its_others(tiny_model: Network, pictures: list[Image.Image]):
     found, chosen = track(tiny_model, pictures, embeddings(tiny_model), MODE), []
     for masks, embedding in zip(found, embeddings(tiny_model).split(1), strict=True):
         tracks = [one_by_one(tiny_model, pictures, embedding, start) for start in (0, 2, 4)]
@@ -68,12 +68,12 @@ def test_every_object_has_the_track_that_agrees_best_with_its_others(tiny_model:
     assert set(chosen) == {0, 1, 2}  # objects of one clip have frames of their own
 
 
-def test_it_makes_no_difference_how_many_frames_are_encoded_together(tiny_model: Sa2VA, pictures: list[Image.Image]):
+def test_it_makes_no_difference_how_many_frames_are_encoded_together(tiny_model: Network, pictures: list[Image.Image]):
     found = [track_from_key_frame(tiny_model, pictures, embeddings(tiny_model), MODE, ahead=ahead) for ahead in (1, 2, 8)]
     assert all(torch.allclose(one, found[0], atol=1e-4) for one in found)
 
 
-def test_one_seen_frame_is_followed_as_in_mode_sa2va(tiny_model: Sa2VA, pictures: list[Image.Image]):
+def test_one_seen_frame_is_followed_as_in_mode_sa2va(tiny_model: Network, pictures: list[Image.Image]):
     one = replace(MODE, frames=1)
     assert torch.allclose(
         track(tiny_model, pictures, embeddings(tiny_model), one),
@@ -82,14 +82,14 @@ def test_one_seen_frame_is_followed_as_in_mode_sa2va(tiny_model: Sa2VA, pictures
     )
 
 
-def test_a_clip_of_one_frame_has_the_masks_of_a_picture(tiny_model: Sa2VA, pictures: list[Image.Image]):
+def test_a_clip_of_one_frame_has_the_masks_of_a_picture(tiny_model: Network, pictures: list[Image.Image]):
     still = track(tiny_model, pictures[:1], embeddings(tiny_model), MODE)
     features = tiny_model.sam2.encode(MODE.pixels(tiny_model, pictures[:1]))
     alone = tiny_model.sam2.decode(features, torch.zeros(5, dtype=torch.long), embeddings(tiny_model)).logits
     assert torch.allclose(still[:, 0], alone, atol=1e-4)
 
 
-def test_frames_come_in_order_of_time_and_each_is_opened_once(tiny_model: Sa2VA, pictures: list[Image.Image]):
+def test_frames_come_in_order_of_time_and_each_is_opened_once(tiny_model: Network, pictures: list[Image.Image]):
     opened: list[int] = []
 
     def picture(index: int) -> Image.Image:

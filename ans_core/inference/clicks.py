@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool
 from PIL import Image
 
+from ans_core.inference.options import PredictOptions
 from ans_core.model.masks import upsample
-from ans_core.model.options import PredictOptions
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pictures import rle, transforms
 from ans_core.types import RLE, ImageRef, Request
 
@@ -26,7 +26,7 @@ INSIDE, TOP_LEFT, BOTTOM_RIGHT = 1, 2, 3
 
 
 def with_clicks(
-    model: Sa2VA, request: Request, frames: Sequence[ImageRef], *, points: Sequence[Point] = (), boxes: Sequence[Box] = ()
+    model: Network, request: Request, frames: Sequence[ImageRef], *, points: Sequence[Point] = (), boxes: Sequence[Box] = ()
 ) -> Request:
     """Add a region per point, then per box, to a request's mask prompts; they count on from these: region1, region2, ...
 
@@ -43,7 +43,7 @@ def with_clicks(
     return replace(request, mask_prompts=(*request.mask_prompts, *(_region(model, picture, clicks) for clicks in given)))
 
 
-def _region(model: Sa2VA, picture: Image.Image, clicks: Sequence[tuple[float, float, int]]) -> RLE:
+def _region(model: Network, picture: Image.Image, clicks: Sequence[tuple[float, float, int]]) -> RLE:
     told = ", ".join(f"{x:g}, {y:g}" for x, y, _ in clicks)
     if any(not (0 <= x <= picture.width and 0 <= y <= picture.height) for x, y, _ in clicks):
         raise ValueError(
@@ -58,7 +58,7 @@ def _region(model: Sa2VA, picture: Image.Image, clicks: Sequence[tuple[float, fl
 
 
 @torch.no_grad()
-def mask_by_points(model: Sa2VA, picture: Image.Image, points: list[tuple[float, float, int]]) -> tuple[Bool[np.ndarray, "H W"], float]:
+def mask_by_points(model: Network, picture: Image.Image, points: list[tuple[float, float, int]]) -> tuple[Bool[np.ndarray, "H W"], float]:
     """Mask and predicted IoU; an empty mask where SAM2's object score is negative. points: (x, y, SAM2's label), shares of the picture.
     By SAM2's original mask decoder where the model keeps it: Sa2VA's training fits the other one to `[SEG]`."""
     side = model.sam2.image_size

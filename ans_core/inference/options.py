@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ans_core.data.views import Preparation, check_preparation
 from ans_core.model.config import FrameChoice, VideoMode, check_frames
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pictures import transforms
 
 Constants = Literal["fp32", "bf16"]
@@ -50,11 +50,11 @@ class PredictOptions:
                 f"frame choice 'first' in video mode {self.mode}, which spreads the frames; leave it out, or use video mode sa2va"
             )
 
-    def seen_frames(self, model: Sa2VA, frames: int) -> list[int]:
+    def seen_frames(self, model: Network, frames: int) -> list[int]:
         """Return the indices of the frames of a clip that the language model sees."""
         return model.seen_frames(frames, self.mode, count=self.frames, choice=self.frame_choice)
 
-    def pixels(self, model: Sa2VA, pictures: Sequence[Image.Image]) -> Float[Tensor, "B 3 S S"]:
+    def pixels(self, model: Network, pictures: Sequence[Image.Image]) -> Float[Tensor, "B 3 S S"]:
         """Resize and normalise pictures for SAM2."""
         constants = torch.bfloat16 if self.constants == "bf16" else torch.float32
         return transforms.normalise(pictures, size=model.sam2.image_size, constants=constants).to(model.device)

@@ -15,13 +15,13 @@ from PIL import Image
 from torch import Tensor
 
 from ans_core import dist
+from ans_core.inference.generation import generate, seg_embeddings_of, spoken_ids, text_of
+from ans_core.inference.options import PredictOptions
+from ans_core.inference.prefill import PrefilledBatch, prompt
+from ans_core.inference.video import stream_masks, track
 from ans_core.model.config import VideoMode
-from ans_core.model.generation import generate, seg_embeddings_of, spoken_ids, text_of
-from ans_core.model.masks import decode_stills, upsample
-from ans_core.model.options import PredictOptions
-from ans_core.model.prefill import PrefilledBatch, prompt
-from ans_core.model.sa2va import Sa2VA
-from ans_core.model.video import stream_masks, track
+from ans_core.model.masks import upsample
+from ans_core.model.network import Network
 from ans_core.pictures import rle
 from ans_core.types import Frames, ImageRef, Predict, Prediction, Request
 
@@ -54,7 +54,7 @@ class Answer:
 
 
 def predict(
-    model: Sa2VA, requests: Sequence[Request], *, max_tokens: int, batch: int, video_mode: Literal[VideoMode, "auto"] = "auto"
+    model: Network, requests: Sequence[Request], *, max_tokens: int, batch: int, video_mode: Literal[VideoMode, "auto"] = "auto"
 ) -> list[Prediction]:
     """Answer requests in batches, with masks as RLE: what benchmarks call."""
     options = PredictOptions(mode=model.video_mode(video_mode))
@@ -84,7 +84,7 @@ def on_all_processes(ask: Callable[..., list[Prediction]], batch: int) -> Predic
 
 
 @torch.no_grad()
-def answers(model: Sa2VA, requests: Sequence[Request], options: PredictOptions, *, max_tokens: int) -> list[Answer]:
+def answers(model: Network, requests: Sequence[Request], options: PredictOptions, *, max_tokens: int) -> list[Answer]:
     """Answer all requests in one batch. Raises ValueError for a request that makes no sense (see `prompt`)."""
     with model.own_precision():
         prompted = prompt(model, requests, options=options)
@@ -94,7 +94,7 @@ def answers(model: Sa2VA, requests: Sequence[Request], options: PredictOptions, 
 
 @torch.no_grad()
 def answers_of(
-    model: Sa2VA, requests: Sequence[Request], prompted: PrefilledBatch, said: Sequence[Sequence[int]], options: PredictOptions
+    model: Network, requests: Sequence[Request], prompted: PrefilledBatch, said: Sequence[Sequence[int]], options: PredictOptions
 ) -> list[Answer]:
     """Turn the token ids said to one batch's requests into answers, and draw their masks."""
     with model.own_precision():
@@ -115,7 +115,7 @@ def answers_of(
 
 @torch.no_grad()
 def follow(
-    model: Sa2VA, request: Request, frames: Sequence[ImageRef], options: PredictOptions, *, max_tokens: int
+    model: Network, request: Request, frames: Sequence[ImageRef], options: PredictOptions, *, max_tokens: int
 ) -> tuple[str, Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]]:
     """Answer a request about one clip of any length: return the text and an iterator of (index, masks (N, H, W)) in order of time.
 
@@ -131,7 +131,7 @@ def follow(
 
 
 def decode_masks(
-    model: Sa2VA,
+    model: Network,
     requests: Sequence[Request],
     images: list[list[Image.Image]],
     embeddings: list[Float[Tensor, "_ C"]],
@@ -157,3 +157,19 @@ def decode_masks(
         for i, own in zip(rows, logits.split([len(o) for o in objects]), strict=True):
             masks[i] = own
     return masks
+
+
+def decode_stills(
+    model: Network,
+    pictures: Sequence[Frames],
+    images: Sequence[Image.Image],
+    embeddings: Sequence[Float[Tensor, "_ C"]],
+    options: PredictOptions,
+) -> list[Float[Tensor, "N 1 h4 w4"]]:
+    """Decode low-resolution mask logits of all rows in one batch. Rows with equal `pictures` show the same image, which is encoded once."""
+    shown = dict(zip(pictures, images, strict=True))
+    place = {key: number for number, key in enumerate(shown)}
+    features = model.sam2.encode(options.pixels(model, list(shown.values())))
+    frame = torch.tensor([place[key] for key, own in zip(pictures, embeddings, strict=True) for _ in own], device=model.device)
+    logits = model.sam2.shown(model.sam2.decode(features, frame, torch.cat(list(embeddings))))
+    return [own[:, None] for own in logits.split([len(e) for e in embeddings])]

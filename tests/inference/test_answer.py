@@ -16,19 +16,21 @@ import torch
 from PIL import Image
 
 from ans_core.checkpoints import checkpoint
-from ans_core.model import Sa2VA
-from ans_core.model import predict as ask
-from ans_core.model.prefill import prompt
-from ans_core.model.video import AHEAD
+from ans_core.inference import answer
+from ans_core.inference import predict as ask
+from ans_core.inference.prefill import prompt
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.inference.video import AHEAD
+from ans_core.model.network import Network
 from ans_core.pictures import media, overlay, rle, transforms, video_file
 from ans_core.types import Request
-from flows import answer, cli
+from flows import cli
 from tests import tiny
 from tests.data.clip_sets import write_gif
 
 
 @pytest.fixture
-def model(tmp_path: Path, tiny_model: Sa2VA) -> Path:
+def model(tmp_path: Path, tiny_model: Network) -> Path:
     """A model that begins every answer with `[SEG]`: all other words have no weight, and after these words it is that token's."""
     talker = copy.deepcopy(tiny_model)
     talker.keep_original_decoder()

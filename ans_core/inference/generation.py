@@ -11,11 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ans_core import prompts
-from ans_core.model.prefill import PrefilledBatch, left_padded, read_ahead
-from ans_core.model.sa2va import Sa2VA
+from ans_core.inference.prefill import PrefilledBatch, left_padded, read_ahead
+from ans_core.model.network import Network
 
 
-def generate(model: Sa2VA, prompted: PrefilledBatch, *, max_tokens: int, forbidden: Sequence[int] = ()) -> list[list[int]]:
+def generate(model: Network, prompted: PrefilledBatch, *, max_tokens: int, forbidden: Sequence[int] = ()) -> list[list[int]]:
     """Generate the token ids of every answer by greedy search. The end-of-turn token is included if the answer reached it.
 
     Image slots are suppressed: no picture could fill them when the answer is read again. So are `forbidden` tokens.
@@ -33,7 +33,7 @@ def generate(model: Sa2VA, prompted: PrefilledBatch, *, max_tokens: int, forbidd
     return [cut_at_stop(model, row)[0] for row in out.tolist()]
 
 
-def stop_ids(model: Sa2VA) -> list[int]:
+def stop_ids(model: Network) -> list[int]:
     """Return the ids that end an answer: the tokenizer's end of text and the template's stop words that are one token."""
     tokenizer = model.tokenizer
     ids: Any = tokenizer.convert_tokens_to_ids(
@@ -42,20 +42,20 @@ def stop_ids(model: Sa2VA) -> list[int]:
     return sorted({*ids, tokenizer.eos_token_id} - {None, tokenizer.unk_token_id})
 
 
-def _stop_texts(model: Sa2VA) -> list[str]:
+def _stop_texts(model: Network) -> list[str]:
     """Return the template's stop words that are several tokens, such as those of `phi3_chat` for Sa2VA-4B's Qwen tokenizer."""
     words = prompts.TEMPLATES[model.config.template].stop_words
     return [word for word in words if len(model.tokenizer.encode(word, add_special_tokens=False)) > 1]
 
 
-def stopping(model: Sa2VA) -> dict[str, Any]:
+def stopping(model: Network) -> dict[str, Any]:
     """Return the arguments of transformers' `generate` that say where an answer ends."""
     texts = _stop_texts(model)
     words = {"stop_strings": texts, "tokenizer": model.tokenizer} if texts else {}
     return {"eos_token_id": stop_ids(model), "pad_token_id": model.tokenizer.pad_token_id, **words}
 
 
-def cut_at_stop(model: Sa2VA, ids: list[int]) -> tuple[list[int], bool]:
+def cut_at_stop(model: Network, ids: list[int]) -> tuple[list[int], bool]:
     """Cut generated ids after the token that ends the answer. Also return whether there was one."""
     stops, texts = stop_ids(model), _stop_texts(model)
 
@@ -68,7 +68,7 @@ def cut_at_stop(model: Sa2VA, ids: list[int]) -> tuple[list[int], bool]:
     return ids[: end + 1], end < len(ids)
 
 
-def text_of(model: Sa2VA, ids: list[int]) -> str:
+def text_of(model: Network, ids: list[int]) -> str:
     """Decode ids. Special tokens are kept; a stop word of several tokens is cut from the end."""
     text = model.tokenizer.decode(ids)
     assert isinstance(text, str)
@@ -77,12 +77,12 @@ def text_of(model: Sa2VA, ids: list[int]) -> str:
     return text
 
 
-def spoken_ids(model: Sa2VA, ids: list[int]) -> list[int]:
+def spoken_ids(model: Network, ids: list[int]) -> list[int]:
     """Remove the end-of-turn token. A stop word of several tokens stays: its first token may hold the answer's last letters."""
     return ids[:-1] if ids and ids[-1] in stop_ids(model) else ids
 
 
-def seg_embeddings_of(model: Sa2VA, prompted: PrefilledBatch, ids: list[list[int]]) -> list[Float[Tensor, "_ C"]]:
+def seg_embeddings_of(model: Network, prompted: PrefilledBatch, ids: list[list[int]]) -> list[Float[Tensor, "_ C"]]:
     """Compute the seg embeddings of every row in one forward pass over prompt and answer, so that the states are those of training."""
     drawing = [
         torch.cat([prompted.segs[i][prompted.attention[i]], torch.tensor(row, device=model.device) == model.seg_token_id])

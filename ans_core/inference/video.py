@@ -11,11 +11,11 @@ from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
 
+from ans_core.inference.keyframe import track_from_key_frame
+from ans_core.inference.options import PredictOptions
 from ans_core.model.grounding import FrameFeatures, in_order
-from ans_core.model.keyframe import track_from_key_frame
 from ans_core.model.masks import upsample
-from ans_core.model.options import PredictOptions
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pictures import transforms
 from ans_core.types import ImageRef
 
@@ -24,7 +24,7 @@ AHEAD = 8
 
 
 def track(
-    model: Sa2VA, pictures: list[Image.Image], seg_embeddings: Float[Tensor, "N C"], options: PredictOptions
+    model: Network, pictures: list[Image.Image], seg_embeddings: Float[Tensor, "N C"], options: PredictOptions
 ) -> Float[Tensor, "N F h4 w4"]:
     """Return low-resolution mask logits of N objects in every frame of a clip."""
     found = dict(track_frames(model, len(pictures), lambda index: pictures[index], seg_embeddings, options))
@@ -32,7 +32,7 @@ def track(
 
 
 def track_frames(
-    model: Sa2VA, frames: int, picture: Callable[[int], Image.Image], seg_embeddings: Float[Tensor, "N C"], options: PredictOptions
+    model: Network, frames: int, picture: Callable[[int], Image.Image], seg_embeddings: Float[Tensor, "N C"], options: PredictOptions
 ) -> Iterator[tuple[int, Float[Tensor, "N h4 w4"]]]:
     """Yield (index, low-resolution mask logits of N objects): the seen frames first, then the others in order of time.
 
@@ -75,7 +75,7 @@ def track_frames(
 
 
 def stream_masks(
-    model: Sa2VA, frames: int, reference: Callable[[int], ImageRef], embeddings: Float[Tensor, "N C"], options: PredictOptions
+    model: Network, frames: int, reference: Callable[[int], ImageRef], embeddings: Float[Tensor, "N C"], options: PredictOptions
 ) -> Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]:
     """Yield (index, masks) of a clip in order of time; nothing without `[SEG]`. `reference` returns a frame when it is needed; masks of the
     seen frames are kept until their turn. Raises ValueError for a frame of another size than the first."""

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +10,11 @@ import torch
 from ans_core import prompts
 from ans_core.data.collate import collate
 from ans_core.data.conversation import Turn
-from ans_core.model import Sa2VA
-from ans_core.model import predict as ask
-from ans_core.model.generation import generate, seg_embeddings_of, spoken_ids, stop_ids
+from ans_core.inference import predict as ask
+from ans_core.inference.generation import generate, seg_embeddings_of, spoken_ids, stop_ids
+from ans_core.inference.prefill import SIMILAR_LENGTH, encoded, prompt, visible
 from ans_core.model.masks import upsample
-from ans_core.model.prefill import SIMILAR_LENGTH, encoded, prompt, visible
+from ans_core.model.network import Network
 from ans_core.model.supervised import image_tokens, packed
 from ans_core.pictures import rle, transforms
 from ans_core.types import Prediction, Request
@@ -19,7 +22,7 @@ from tests import tiny
 
 
 @pytest.fixture(scope="module")
-def talker() -> Sa2VA:
+def talker() -> Network:
     """Says something else about every picture, with some `[SEG]`s: its head prefers that token a little."""
     model = tiny.build()
     with torch.no_grad():
@@ -46,7 +49,7 @@ def pixels(prediction: Prediction) -> np.ndarray:
     return np.stack([[rle.decode(m) for m in masklet if m is not None] for masklet in prediction.masks])
 
 
-def test_a_batch_is_answered_as_its_requests_one_by_one(talker: Sa2VA):
+def test_a_batch_is_answered_as_its_requests_one_by_one(talker: Network):
     together = ask.predict(talker, REQUESTS, max_tokens=12, batch=len(REQUESTS))
     alone = [ask.predict(talker, [r], max_tokens=12, batch=1)[0] for r in REQUESTS]
     assert [p.text for p in together] == [p.text for p in alone]
@@ -60,13 +63,13 @@ def test_a_batch_is_answered_as_its_requests_one_by_one(talker: Sa2VA):
     assert drawn > 2
 
 
-def test_answers_come_in_the_order_of_the_questions_whatever_the_batches(talker: Sa2VA):
+def test_answers_come_in_the_order_of_the_questions_whatever_the_batches(talker: Network):
     expected = [p.text for p in ask.predict(talker, REQUESTS, max_tokens=8, batch=100)]
     assert [p.text for p in ask.predict(talker, REQUESTS[::-1], max_tokens=8, batch=2)] == expected[::-1]
     assert ask.predict(talker, [], max_tokens=8, batch=2) == []
 
 
-def test_there_is_a_masklet_for_every_seg_with_a_mask_for_every_frame(talker: Sa2VA):
+def test_there_is_a_masklet_for_every_seg_with_a_mask_for_every_frame(talker: Network):
     for request, prediction in zip(REQUESTS, ask.predict(talker, REQUESTS, max_tokens=12, batch=4), strict=True):
         frames = len(request.frames)
         assert len(prediction.masks) == (prediction.text.count(prompts.SEG) if frames else 0)
@@ -74,7 +77,7 @@ def test_there_is_a_masklet_for_every_seg_with_a_mask_for_every_frame(talker: Sa
             assert [m["size"] for m in masklet if m is not None] == [[64, 64]] * frames
 
 
-def test_text_alone_is_answered_as_the_language_model_does(talker: Sa2VA):
+def test_text_alone_is_answered_as_the_language_model_does(talker: Network):
     (answer,) = ask.predict(talker, [Request(frames=(), text="What is a square?")], max_tokens=6, batch=1)
     ids = talker.tokenizer.encode("<|im_start|>user\nWhat is a square?<|im_end|>\n<|im_start|>assistant\n")
     said: list[int] = []
@@ -90,7 +93,7 @@ def test_text_alone_is_answered_as_the_language_model_does(talker: Sa2VA):
     assert answer.text == talker.tokenizer.decode(spoken_ids(talker, said))
 
 
-def test_an_answer_ends_before_its_end_of_turn(own_model: Sa2VA):
+def test_an_answer_ends_before_its_end_of_turn(own_model: Network):
     with torch.no_grad():  # every hidden state then prefers the stop word
         own_model.internvl.model.language_model.norm.weight.zero_()
         own_model.internvl.lm_head.weight.zero_()
@@ -102,7 +105,7 @@ def test_an_answer_ends_before_its_end_of_turn(own_model: Sa2VA):
     assert stop in stop_ids(own_model)
 
 
-def test_an_answer_never_holds_an_image_token(own_model: Sa2VA):
+def test_an_answer_never_holds_an_image_token(own_model: Network):
     own_model.internvl.lm_head.register_forward_hook(lambda m, i, o: o.index_fill(-1, torch.tensor([own_model.image_token_id]), 99.0))
     with torch.no_grad():
         found = generate(own_model, prompt(own_model, [REQUESTS[0]]), max_tokens=8)
@@ -113,7 +116,7 @@ def test_an_answer_never_holds_an_image_token(own_model: Sa2VA):
     ("question", "shown"),
     [("<image>\nPlease segment the red square.", ()), (prompts.REGION_EVAL, (tiny.square(0, 0, 40, 40), tiny.square(20, 20, 64, 64)))],
 )
-def test_the_seg_embeddings_of_an_answer_are_those_of_training(talker: Sa2VA, question: str, shown: tuple[dict[str, object], ...]):
+def test_the_seg_embeddings_of_an_answer_are_those_of_training(talker: Network, question: str, shown: tuple[dict[str, object], ...]):
     """The same words read as a training row: prompt, regions, positions and the place of `[SEG]` agree."""
     answer = "It is [SEG] and [SEG]."
     asked = Turn(
@@ -129,7 +132,7 @@ def test_the_seg_embeddings_of_an_answer_are_those_of_training(talker: Sa2VA, qu
     assert (spoken - trained).abs().max() < 1e-5
 
 
-def test_a_clip_is_asked_about_as_in_training(talker: Sa2VA):
+def test_a_clip_is_asked_about_as_in_training(talker: Network):
     clip = tiny.clip(3)
     seen = talker.seen_frames(4)
     asked = Turn(question="Please segment it.", answer="[SEG]", masks=clip.masks)
@@ -143,7 +146,7 @@ def test_a_clip_is_asked_about_as_in_training(talker: Sa2VA):
     assert (spoken - trained).abs().max() < 1e-5
 
 
-def test_an_image_is_a_clip_of_one_frame(talker: Sa2VA):
+def test_an_image_is_a_clip_of_one_frame(talker: Network):
     images = transforms.normalise([transforms.open_image(tiny.picture(n)) for n in (0, 1)], size=64)
     prompt = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -157,7 +160,7 @@ def test_an_image_is_a_clip_of_one_frame(talker: Sa2VA):
     ("frames", "choice", "seen"),
     [(1, "uniform", [0]), (2, "uniform", [0, 1]), (9, "uniform", [0, 4, 8]), (9, "first", [0, 1, 2]), (10, "uniform", [0, 4, 9])],
 )
-def test_the_language_model_sees_the_first_or_evenly_spread_frames(own_model: Sa2VA, frames: int, choice: str, seen: list[int]):
+def test_the_language_model_sees_the_first_or_evenly_spread_frames(own_model: Network, frames: int, choice: str, seen: list[int]):
     from dataclasses import replace
 
     own_model.config = replace(own_model.config, video_frames=3, frame_choice=choice)  # type: ignore[arg-type]
@@ -178,12 +181,12 @@ def test_the_language_model_sees_the_first_or_evenly_spread_frames(own_model: Sa
         (Request(frames=(b"no picture",), text="<image>"), "cannot read the image of 10 embedded bytes"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused(tiny_model: Sa2VA, request_: Request, message: str):
+def test_a_request_that_makes_no_sense_is_refused(tiny_model: Network, request_: Request, message: str):
     with pytest.raises(ValueError, match=message):
         ask.predict(tiny_model, [request_], max_tokens=2, batch=1)
 
 
-def test_known_features_are_not_computed_again(talker: Sa2VA):
+def test_known_features_are_not_computed_again(talker: Network):
     calls: list[int] = []
     handle = talker.internvl.model.vision_tower.register_forward_hook(lambda m, i, o: calls.append(1))
     with torch.no_grad():
@@ -204,7 +207,7 @@ def test_mask_logits_are_stretched_to_the_picture_and_cut_at_zero():
     assert not upsample(torch.zeros(2, 2), size=8, height=4, width=4).any()  # exactly 0 is outside
 
 
-def test_questions_about_one_clip_are_drawn_in_one_pass_through_it(talker: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_questions_about_one_clip_are_drawn_in_one_pass_through_it(talker: Network, monkeypatch: pytest.MonkeyPatch):
     clip, other = tiny.clip(0).frames, tiny.clip(1).frames
     asked = [Request(frames=f, text=f"<image>\nPlease segment {what}.") for what in ("this", "that one", "another") for f in (clip, other)]
     track_frames: list[int] = []
@@ -222,7 +225,7 @@ def test_questions_about_one_clip_are_drawn_in_one_pass_through_it(talker: Sa2VA
         assert all((pixels(a) != pixels(b)).mean() < 1e-3 for a, b in ((one, single),) if a.masks)
 
 
-def test_a_picture_that_several_requests_ask_about_is_encoded_once(talker: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_a_picture_that_several_requests_ask_about_is_encoded_once(talker: Network, monkeypatch: pytest.MonkeyPatch):
     seen: list[tuple[str, int]] = []
     vision, sam = type(talker).vision_features, type(talker.sam2).encode
     monkeypatch.setattr(
@@ -245,7 +248,7 @@ def test_a_picture_that_several_requests_ask_about_is_encoded_once(talker: Sa2VA
     assert together == alone
 
 
-def test_beginnings_are_read_beside_those_of_their_length(talker: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_beginnings_are_read_beside_those_of_their_length(talker: Network, monkeypatch: pytest.MonkeyPatch):
     sizes: list[torch.Size] = []
     language = talker.internvl.model.language_model
     read = language.forward
@@ -264,3 +267,21 @@ def test_beginnings_are_read_beside_those_of_their_length(talker: Sa2VA, monkeyp
             for layer, own in zip(together.prefix_cache.layers, alone.prefix_cache.layers, strict=True):
                 assert (layer.keys[row, :, -length:] - own.keys[0]).abs().max() < 1e-5
                 assert (layer.values[row, :, -length:] - own.values[0]).abs().max() < 1e-5
+
+
+def test_the_public_import_is_the_front_on_the_network() -> None:
+    from ans_core import model
+    from ans_core.inference.sa2va import Sa2VA
+    from ans_core.model.network import Network
+
+    assert model.Sa2VA is Sa2VA
+    assert issubclass(Sa2VA, Network)
+    with pytest.raises(ImportError, match="Sa2VB"):
+        from ans_core.model import Sa2VB  # noqa: F401
+
+
+def test_the_package_itself_imports_the_front_by_its_file() -> None:
+    """A stage's hash of its code follows import statements, and `ans_core.model.Sa2VA` is imported by name."""
+    package = Path(__file__).resolve().parents[2] / "ans_core"
+    by_name = re.compile(r"from ans_core\.model import .*\bSa2VA\b")
+    assert [file for file in package.rglob("*.py") if by_name.search(file.read_text("utf-8")) and file.name != "sa2va.py"] == []

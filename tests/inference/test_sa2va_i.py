@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from ans_core.checkpoints import checkpoint, conversion
-from ans_core.model import Sa2VA
+from ans_core.inference.options import PredictOptions
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.inference.video import track
 from ans_core.model.masks import upsample
-from ans_core.model.options import PredictOptions
-from ans_core.model.video import track
+from ans_core.model.network import Network
 from ans_core.pictures import transforms
 from tests import tiny
 from tests.checkpoints.test_conversion import equal, tensors
@@ -71,7 +72,7 @@ def test_the_trained_decoder_draws_and_the_original_one_is_back_in_its_place(rel
     assert not model.sam2.blank_absent
 
 
-def test_seen_frames_keep_the_masks_that_they_have_as_pictures(own_model: Sa2VA):
+def test_seen_frames_keep_the_masks_that_they_have_as_pictures(own_model: Network):
     """Two frames seen of four: what the trained decoder draws on these alone is what the clip shows there. Of the others the original
     decoder decides, which is made to say here that nothing is there."""
     own_model.keep_original_decoder()
@@ -90,7 +91,7 @@ def test_seen_frames_keep_the_masks_that_they_have_as_pictures(own_model: Sa2VA)
     assert (track(own_model, pictures, embeddings, PredictOptions())[:, rest] > -1024).all()
 
 
-def test_a_model_that_keeps_the_original_decoder_is_saved_with_it(tmp_path: Path, own_model: Sa2VA):
+def test_a_model_that_keeps_the_original_decoder_is_saved_with_it(tmp_path: Path, own_model: Network):
     own_model.keep_original_decoder()
     own_model.sam2.sam_mask_decoder.conv_s0.weight += 1
     checkpoint.save(own_model, tmp_path / "m", metadata={})
@@ -102,7 +103,7 @@ def test_a_model_that_keeps_the_original_decoder_is_saved_with_it(tmp_path: Path
     assert torch.allclose(difference, torch.ones_like(difference))
 
 
-def test_the_mode_that_needs_the_original_decoder_is_refused_without_it(tiny_model: Sa2VA):
+def test_the_mode_that_needs_the_original_decoder_is_refused_without_it(tiny_model: Network):
     assert tiny_model.video_mode("auto") == "sa2va"
     with pytest.raises(ValueError, match=r"--sam2 sam2_hiera_large\.pt"):
         tiny_model.video_mode("sa2va-i")
