@@ -250,8 +250,8 @@ def data(arguments: argparse.Namespace) -> int:
     makes a folder with annotations.json of an export of COCO, CVAT, Label Studio or upstream's file. fetch: downloads published sets by
     name; without a name, lists them."""
     if arguments.action == "fetch":
-        from flows.catalogue import DATA
-        from flows.fetch import fetch
+        from ans_core.hub.catalogue import DATA
+        from ans_core.hub.fetch import fetch
 
         return fetch(arguments.path, DATA, root=root(), into=arguments.into, yes=arguments.yes)
     if len(arguments.path) != 1:
@@ -303,15 +303,15 @@ def _check_traces(arguments: argparse.Namespace) -> int:
 
 def weights(arguments: argparse.Namespace) -> int:
     """Downloads published bases and releases by name; without a name, lists them."""
-    from flows.catalogue import WEIGHTS
-    from flows.fetch import fetch
+    from ans_core.hub.catalogue import WEIGHTS
+    from ans_core.hub.fetch import fetch
 
     return fetch(arguments.names, WEIGHTS, root=root(), into=arguments.into, yes=arguments.yes)
 
 
 def push(arguments: argparse.Namespace) -> int:
     """A checkpoint folder to a repository on the Hugging Face hub, with a model card: data, settings, metrics, licence, examples."""
-    from flows.push import push as send
+    from ans_core.hub.push import push as send
 
     run_folder = Path(arguments.run) if arguments.run else None
     how = {"licence": arguments.licence, "public": arguments.public, "dry_run": arguments.dry_run, "yes": arguments.yes}
@@ -320,7 +320,7 @@ def push(arguments: argparse.Namespace) -> int:
 
 def pull(arguments: argparse.Namespace) -> int:
     """A model repository of the Hugging Face hub to a folder: goes on where it was cut off, compares checksums, checks every tensor."""
-    from flows.push import pull as fetch_model
+    from ans_core.hub.push import pull as fetch_model
 
     return fetch_model(arguments.repo, Path(arguments.target), yes=arguments.yes)
 
@@ -342,7 +342,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def demo(arguments: argparse.Namespace) -> int:
     """A page in the browser: ask a checkpoint about pictures and clips. On this machine alone, unless --host says otherwise."""
-    from flows.demo.serve import serve
+    from ans_core.demo.serve import serve
 
     model = arguments.model or str(newest_model())
     return serve(model, arguments.against or [], host=arguments.host, port=arguments.port, auth=arguments.auth, device=arguments.device)

@@ -11,9 +11,9 @@ from typing import Any
 
 from PIL import Image
 
+from ans_core.demo.chat import Answer
+from ans_core.demo.sources import Source
 from ans_core.pictures import rle
-from flows.demo.chat import Answer
-from flows.demo.sources import Source
 
 
 def write_all(source: Source, question: str, answer: Answer, folder: Path) -> dict[str, Path]:

@@ -6,11 +6,11 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ans_core.demo import exports, pictures
+from ans_core.demo.chat import Chat
+from ans_core.demo.checkpoints import Load
+from ans_core.demo.sources import Source
 from ans_core.model.network import Network
-from flows.demo import exports, pictures
-from flows.demo.chat import Chat
-from flows.demo.checkpoints import Load
-from flows.demo.sources import Source
 
 
 @dataclass(kw_only=True)

@@ -13,9 +13,11 @@ import torch
 from huggingface_hub import ModelCard, constants
 
 from ans_core.checkpoints import checkpoint, conversion
+from ans_core.hub import download as hub
+from ans_core.hub import model_card, push
 from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.network import Network
-from flows import cli, hub, model_card, push
+from flows import cli
 from tests import tiny
 from tests.hub_server import Hub, serving
 from tests.stages.test_report import write_evaluation

@@ -30,7 +30,7 @@ from ans_core.types import Request
 from tests import tiny
 
 pytest.importorskip("gradio", reason="gradio is missing: pip install -c requirements/demo.txt -e '.[demo]'")
-from tests.flows.demo.test_episodes import write_run
+from tests.demo.test_episodes import write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser's driver is missing: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -12,13 +12,13 @@ from typing import Any
 import gradio as gr
 
 from ans_core import prompts
-from flows.demo import episodes, words
-from flows.demo.checkpoints import Load
-from flows.demo.episodes import Albums
-from flows.demo.layout import ALONE, lay_out
-from flows.demo.samples import Example
-from flows.demo.sources import read_upload
-from flows.demo.tab import Tab
+from ans_core.demo import episodes, words
+from ans_core.demo.checkpoints import Load
+from ans_core.demo.episodes import Albums
+from ans_core.demo.layout import ALONE, lay_out
+from ans_core.demo.samples import Example
+from ans_core.demo.sources import read_upload
+from ans_core.demo.tab import Tab
 
 REDRAW_S = 0.3
 """Least time between two pictures of a clip that is being followed."""

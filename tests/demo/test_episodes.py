@@ -11,7 +11,7 @@ import pytest
 from tests import tiny
 
 pytest.importorskip("gradio", reason="gradio is missing: pip install -c requirements/demo.txt -e '.[demo]'")
-from flows.demo import episodes
+from ans_core.demo import episodes
 
 
 def write_run(run: Path) -> Path:

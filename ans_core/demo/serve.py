@@ -29,8 +29,8 @@ def serve(model: str, others: Sequence[str], *, host: str, port: int, auth: str 
         )
     from ans_core.checkpoints.checkpoint import read_config
     from ans_core.checkpoints.folder import local_folder
-    from flows.demo.checkpoints import offered
-    from flows.demo.samples import held_out
+    from ans_core.demo.checkpoints import offered
+    from ans_core.demo.samples import held_out
 
     for other in others:  # errors come before the page does
         read_config(local_folder(other))
@@ -38,9 +38,9 @@ def serve(model: str, others: Sequence[str], *, host: str, port: int, auth: str 
     next(iter(loads.values()))()
     with tempfile.TemporaryDirectory(prefix="ans-demo-") as scratch:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": scratch, "HF_HUB_DISABLE_TELEMETRY": "1"}
-        from flows.demo.episodes import albums_of
-        from flows.demo.layout import css
-        from flows.demo.page import build
+        from ans_core.demo.episodes import albums_of
+        from ans_core.demo.layout import css
+        from ans_core.demo.page import build
 
         page = build(loads, held_out(Path(model)), albums_of(Path(model)), Path(scratch))
         page.queue(default_concurrency_limit=4).launch(

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from ans_core import prompts
+from ans_core.demo.sources import Source
 from ans_core.inference.answer import with_image
 from ans_core.inference.clicks import with_clicks
 from ans_core.inference.options import PredictOptions
@@ -20,7 +21,6 @@ from ans_core.model.config import VideoMode
 from ans_core.model.network import Network
 from ans_core.pictures import rle
 from ans_core.types import RLE, Request
-from flows.demo.sources import Source
 
 Kind = Literal["click", "box", "brush"]
 Point = tuple[float, float]

@@ -14,9 +14,9 @@ from huggingface_hub.utils import validate_repo_id
 
 from ans_core.checkpoints import checkpoint as checkpoints
 from ans_core.checkpoints import conversion, folder
-from flows import hub
-from flows.fetch import confirmed
-from flows.model_card import EXAMPLES, README, Card, card, manifest_without_card
+from ans_core.hub import download as hub
+from ans_core.hub.fetch import confirmed
+from ans_core.hub.model_card import EXAMPLES, README, Card, card, manifest_without_card
 
 SENT = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "LICENSE*", "NOTICE*")
 """Files of a checkpoint folder that belong to the model."""

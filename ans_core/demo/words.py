@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from html import escape
 
+from ans_core.demo.chat import Turn
 from ans_core.pictures.overlay import COLOURS
-from flows.demo.chat import Turn
 
 PIECE = re.compile(r"<p>((?:(?!<p>|\[SEG\]).)*)</p>|(\[SEG\])", re.DOTALL)
 """A phrase, or a `[SEG]`, as `metrics.grounding.phrases` reads them."""

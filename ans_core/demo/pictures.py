@@ -11,11 +11,11 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from scipy import ndimage
 
+from ans_core.demo.chat import Answer
+from ans_core.demo.sources import Source
 from ans_core.inference.answer import save_video
 from ans_core.pictures import overlay, rle
 from ans_core.types import RLE
-from flows.demo.chat import Answer
-from flows.demo.sources import Source
 
 ENLARGED, LONGEST = 640, 1280
 """Pixels of the longer side to which small pictures are enlarged at most, and large ones reduced."""

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from flows import catalogue, fetch, hub
-from flows.catalogue import Published
+from ans_core.hub import catalogue, fetch
+from ans_core.hub import download as hub
+from ans_core.hub.catalogue import Published
 from tests.hub_server import Hub, serving
 
 BIG = bytes(range(256)) * 40
@@ -75,7 +76,7 @@ def test_a_file_that_is_cut_off_goes_on_where_it_was_also_in_another_process(ser
     served.cuts = []
     environment = os.environ | {"HF_ENDPOINT": served.url, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     script = (
-        "from flows import fetch; from flows.catalogue import Published; from pathlib import Path; import sys;"
+        "from ans_core.hub import fetch; from ans_core.hub.catalogue import Published; from pathlib import Path; import sys;"
         "fetch.fetch(['set'], {'set': Published(repo='org/set', files=('*.zip',), into='data/set')}, root=Path(sys.argv[1]),"
         " into=None, yes=True)"
     )

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ans_core import data
 from ans_core.benchmarks import BENCHMARKS
+from ans_core.demo.sources import Source, of_sample
 from ans_core.types import RLE, Sample
-from flows.demo.sources import Source, of_sample
 
 HELD_OUT = ("test", "val")
 """Splits that no training saw, the better one first."""

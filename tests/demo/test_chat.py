@@ -17,6 +17,12 @@ import torch
 from PIL import Image
 
 from ans_core.data import read_samples
+from ans_core.demo import exports, pictures, samples, words
+from ans_core.demo.chat import Answer, Chat, Turn
+from ans_core.demo.checkpoints import offered
+from ans_core.demo.serve import serve
+from ans_core.demo.sources import Source, of_sample, read_upload
+from ans_core.demo.tab import Tab
 from ans_core.inference.answer import save_video
 from ans_core.inference.clicks import mask_by_points
 from ans_core.inference.options import PredictOptions
@@ -28,12 +34,6 @@ from ans_core.metrics.grounding import phrases
 from ans_core.model.network import Network
 from ans_core.pictures import overlay, rle, video_file
 from ans_core.types import Request
-from flows.demo import exports, pictures, samples, words
-from flows.demo.chat import Answer, Chat, Turn
-from flows.demo.checkpoints import offered
-from flows.demo.serve import serve
-from flows.demo.sources import Source, of_sample, read_upload
-from flows.demo.tab import Tab
 from tests import tiny
 
 QUESTION = "Please segment the red square in this image."
@@ -95,11 +95,11 @@ def test_files_pictures_and_clips_that_are_too_large_are_refused_before_they_are
         read_upload(tmp_path / "heavy.mp4")
     assert not (tmp_path / "heavy.mp4").exists()
     (tmp_path / "large.png").write_bytes(tiny.picture(0))
-    monkeypatch.setattr("flows.demo.sources.MOST_PIXELS", 4000)
+    monkeypatch.setattr("ans_core.demo.sources.MOST_PIXELS", 4000)
     with pytest.raises(ValueError, match=r"large\.png is 64 x 64 pixels, the page takes up to 4,000 in all: scale it down"):
         read_upload(tmp_path / "large.png")
     save_video([Image.new("RGB", (16, 16))] * 7, tmp_path / "long.mp4", fps=5.0)
-    monkeypatch.setattr("flows.demo.sources.MOST_FRAMES", 6)
+    monkeypatch.setattr("ans_core.demo.sources.MOST_FRAMES", 6)
     with pytest.raises(ValueError, match=r"long\.mp4 has 7 frames, the page takes up to 6"):
         read_upload(tmp_path / "long.mp4")
     monkeypatch.undo()
@@ -114,7 +114,7 @@ def test_turns_before_go_into_the_question_and_each_checkpoint_hears_its_own(own
         asked.extend((request.text, request.past) for request in requests)
         return [SimpleNamespace(text=f"answer {len(asked)}", masks=[])]
 
-    monkeypatch.setattr("flows.demo.chat.answers", answer)
+    monkeypatch.setattr("ans_core.demo.chat.answers", answer)
     chat = Chat(source=of_sample(tiny.sample()))
     list(chat.ask({"one": own_model, "other": own_model}, "first?"))
     list(chat.ask({"one": own_model, "other": own_model}, "second?"))
@@ -163,7 +163,7 @@ def test_clicks_boxes_and_strokes_become_regions(tiny_model: Network) -> None:
     chat = Chat(source=of_sample(tiny.sample()))
     with pytest.raises(ValueError, match="no region is marked"):
         chat.region_question()
-    chat.mark(tiny_model, "brush", [(10, 20), (30, 20)])
+    chat.mark(tiny_model, "brush", [(10.0, 20.0), (30.0, 20.0)])
     painted = rle.decode(chat.regions[0])
     assert painted[20, 10:31].all()
     assert not painted[20, 34:].any()

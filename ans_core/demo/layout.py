@@ -10,12 +10,12 @@ from typing import Any, get_args
 
 import gradio as gr
 
+from ans_core.demo import pictures, words
+from ans_core.demo.chat import BRUSH_WIDTH, Answer, Chat
+from ans_core.demo.samples import Example
+from ans_core.demo.tab import Tab
 from ans_core.model.config import VideoMode
 from ans_core.pictures import overlay
-from flows.demo import pictures, words
-from flows.demo.chat import BRUSH_WIDTH, Answer, Chat
-from flows.demo.samples import Example
-from flows.demo.tab import Tab
 
 HERE = Path(__file__).parent
 COLUMNS = 2

@@ -1,4 +1,4 @@
-"""`ans data fetch` and `ans weights fetch`: names of flows/catalogue.py in, files on disk out."""
+"""`ans data fetch` and `ans weights fetch`: names of ans_core/hub/catalogue.py in, files on disk out."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows import hub
-from flows.catalogue import UNKNOWN, Published
+from ans_core.hub import download as hub
+from ans_core.hub.catalogue import UNKNOWN, Published
 
 GB = 1e9
 
