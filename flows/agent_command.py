@@ -62,9 +62,9 @@ def serve(arguments: argparse.Namespace) -> int:
     from ans_core.online.server import Server, check_address
     from ans_core.online.store import FILE
     from ans_core.online.worker import ADAPTERS
+    from ans_core.processes import exit_on_term
     from ans_core.stages.launch import machine_of
     from ans_core.stages.online_parts import opened
-    from tasks.process import exit_on_term
 
     cfg = load(root() / "params.yaml")
     base, adapter = base_of(arguments), Path(arguments.adapter or root() / "runs" / cfg.profile / "agent/rft")
@@ -104,9 +104,9 @@ def worker(arguments: argparse.Namespace) -> int:
     """Learns from the store's tasks, and publishes snapshots. One at a time."""
     from ans_core.config import load
     from ans_core.online.store import Store, worker_lock
+    from ans_core.processes import exit_on_term
     from ans_core.stages.launch import machine_of
     from ans_core.stages.online_parts import loop_of, opened, schedule, worker_of
-    from tasks.process import exit_on_term
 
     cfg, folder = load(root() / "params.yaml"), folder_of(arguments)
     Store(folder).close()  # a damaged or missing one is refused before the model is loaded

@@ -14,11 +14,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from ans_core.config import Config, ConfigError, load
+from ans_core.fingerprint import fingerprint
 from ans_core.written import written_whole
 from flows.child import StageFailedError, run_once
 from flows.dvc_state import check_out
 from tasks.code import Code
-from tasks.fingerprint import fingerprint
 from tasks.launcher import inference_processes_here, one_node_words, thread_variables
 from tasks.process import held
 from tasks.registry import Version
@@ -125,8 +125,9 @@ def registered(version: Version, here: Path) -> Path:
 
 def main(checkpoint: str, content: str, changes: str) -> None:
     """Evaluate, as one of the processes of `in_child`, and print the folder."""
+    from ans_core.processes import exit_on_term
     from flows.paths import root
-    from tasks.process import die_with_parent, exit_on_term
+    from tasks.process import die_with_parent
 
     die_with_parent()
     exit_on_term()

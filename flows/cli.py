@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from flows import agent_command, commands, eval_command
+from flows import agent_command, commands, eval_command, eval_record
 from flows.paths import environment
 
 USER_ERROR = 2
@@ -153,6 +153,7 @@ def parser() -> argparse.ArgumentParser:
     it.add_argument("--alpha-per-rank", type=float, default=2.0, help="of a training state: LoRA's alpha / r (upstream: 256 / 128)")
     it = command("eval", commands.evaluate)
     eval_command.add_arguments(it)
+    it.set_defaults(record=eval_record.log_to_mlflow)
     it = command("data", commands.data)
     it.add_argument("action", choices=["check", "show", "import", "fetch"])
     it.add_argument(

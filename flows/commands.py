@@ -142,7 +142,7 @@ def predict(arguments: argparse.Namespace) -> int:
 
 def track(arguments: argparse.Namespace) -> int:
     """Objects prompted by points, boxes or masks through a video: writes palette PNGs and an animation."""
-    from flows.track import default_checkpoint, write_track
+    from ans_core.tracking.track import default_checkpoint, write_track
 
     source = Path(arguments.source)
     told = write_track(
@@ -265,12 +265,12 @@ def data(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.format == "traces":  # the agent's, which are no samples
         return _check_traces(arguments)
-    from flows.data_check import check, named
+    from ans_core.data.check import check, named
 
     name, path, form = named(arguments.path, arguments.format, root())
     folder = root() / ".ans/data" / name
     if arguments.action == "show":
-        from flows.data_show import show
+        from ans_core.data.show import show
 
         out = Path(arguments.out or folder / "samples")
         written = show(name, path, form, arguments.split, count=arguments.count, seed=arguments.seed, out=out)
@@ -350,7 +350,7 @@ def demo(arguments: argparse.Namespace) -> int:
 
 def tools(arguments: argparse.Namespace) -> int:
     """The agent's visual operations: lists them, or runs one on a picture or a clip and writes what it shows."""
-    from flows.tools import list_operations, run_operation
+    from ans_core.agent.tools import list_operations, run_operation
 
     print(run_operation(arguments, out=root() / ".ans/tools", newest_model=newest_model) if arguments.name else list_operations())
     return 0
@@ -358,7 +358,7 @@ def tools(arguments: argparse.Namespace) -> int:
 
 def ask(arguments: argparse.Namespace) -> int:
     """The agent on a picture or a clip: prints its episode turn by turn (call, what came back, answer), and writes what each turn made."""
-    from flows.ask import ask as run_it
+    from ans_core.agent.ask import ask as run_it
 
     return run_it(arguments, root())
 

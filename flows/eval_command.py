@@ -95,6 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--replay", type=Path, metavar="FILE", help="a judge's recorded replies, in place of a judge")
     add("--convention", choices=["davis", "davis2017-evaluation", "mose"], help="of vos (default: davis; of mose and sav: mose)")
     add("--text-encoder", metavar="PATH", help="folder or hub id of the encoder that compares gcg's phrases")
+    parser.set_defaults(record=None)  # called with what was evaluated, its metrics and notes
 
 
 def form(arguments: argparse.Namespace) -> str:
@@ -126,22 +127,22 @@ def run(arguments: argparse.Namespace) -> int:
     check_names({"BENCHMARK": arguments.what.split(","), "compare": (), "CHECKPOINT": ()}.get(found, arguments.names))
     match found:
         case "score":
-            from flows import eval_score
+            from ans_core.evaluation import score as eval_score
 
             return eval_score.score(arguments)
         case "compare":
-            from flows import eval_compare
+            from ans_core.evaluation import compare as eval_compare
 
             return eval_compare.compare(arguments)
         case "submit":
-            from flows import eval_submit
+            from ans_core.evaluation import submit as eval_submit
 
             return eval_submit.submit(arguments)
         case "export":
-            from flows import eval_submit
+            from ans_core.evaluation import submit as eval_submit
 
             return eval_submit.export(arguments)
         case _:
-            from flows import eval_run
+            from ans_core.evaluation import session as eval_run
 
             return eval_run.run(arguments)

@@ -23,11 +23,11 @@ import yaml
 
 from ans_core.benchmarks import BENCHMARKS
 from ans_core.config import PROFILES, Config, DataSource, resolve
+from ans_core.fingerprint import fingerprint
 from ans_core.types import Sample
 from ans_core.written import written_whole
 from flows.paths import root
 from tasks import provenance
-from tasks.fingerprint import fingerprint
 from tasks.process import held, holder_of
 from tasks.runner import stage_function
 from tasks.stages import stage_named

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.config import Config, ConfigError, load
+from ans_core.fingerprint import fingerprint
+from ans_core.processes import exit_on_term
 from tasks import lock_file, provenance
 from tasks.code import Code
-from tasks.fingerprint import fingerprint
 from tasks.launcher import (
     check_sharding,
     free_port,
@@ -31,7 +32,7 @@ from tasks.launcher import (
     run_job,
     thread_variables,
 )
-from tasks.process import die_with_parent, exit_on_term, held, imports_without_collector, leave_note
+from tasks.process import die_with_parent, held, imports_without_collector, leave_note
 from tasks.stages import GROUPS, STAGES, TABLE, Stage, dvc_file, stage_named
 from tasks.tracker import TrackedRun, stage_run
 

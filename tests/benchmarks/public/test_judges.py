@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 
 from ans_core.benchmarks.public import SCORERS, Given, Scored, files, gar_judge
+from ans_core.evaluation import score as eval_score
 from ans_core.judge.replies import NoReplyError, Replies
 from ans_core.judge.wording import Request
-from flows import cli, eval_score
+from flows import cli
 from tests import tiny
 from tests.benchmarks.public.drawn import write
 from tests.golden import REFERENCE

@@ -24,10 +24,11 @@ from ans_core.benchmarks import box_baseline, running
 from ans_core.checkpoints import checkpoint
 from ans_core.data.conversation import pretraining_turn
 from ans_core.data.scene_write import write_scenes
+from ans_core.evaluation import session as eval_run
 from ans_core.inference.prefill import prompt
 from ans_core.model.network import Network
 from ans_core.types import Request
-from flows import cli, eval_run
+from flows import cli
 from tests import tiny
 from tests.workspace import LIMIT_S, ROOT, environment
 
@@ -58,7 +59,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Network) -> Path
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eval_run, "root", lambda: tmp_path)
-    monkeypatch.setattr(eval_run, "log_to_mlflow", lambda *_: None)  # the flows' tests use the real store; importing it takes seconds
+    monkeypatch.setattr("flows.eval_record.log_to_mlflow", lambda *_: None)  # others use the real store; importing it takes seconds
 
 
 def words(data: Path, model: Path | str, out: Path) -> list[str]:

@@ -16,13 +16,13 @@ from typing import Any
 
 from ans_core.benchmarks import public_run
 from ans_core.benchmarks.public_run import runner_of
+from ans_core.code_hash import CodeHashes
+from ans_core.evaluation import score as eval_score
+from ans_core.fingerprint import fingerprint
+from ans_core.places import root
+from ans_core.processes import shared_words, thread_variables
 from ans_core.types import ImageRef
 from ans_core.written import write_whole
-from flows import eval_score
-from flows.paths import root
-from tasks.code import Code
-from tasks.fingerprint import fingerprint
-from tasks.launcher import shared_words, thread_variables
 
 SKIPPED = 3
 """Exit status if a benchmark's data are not there; 2 is for words that don't fit."""
@@ -34,8 +34,6 @@ HASHED = {
 }
 """Settings that are hashes -> what they are of."""
 BATCH, MAX_TOKENS = 16, 512
-TAG_LETTERS = 5000
-"""Of a tag in MLflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
     if len(names) > 1 and (arguments.data or arguments.out or arguments.split):
         raise ValueError("--data, --out and --split are of one benchmark; of several, leave them out (data/benchmarks/<benchmark>)")
     if (arguments.processes or 1) > 1 and "RANK" not in os.environ:
-        command = [sys.executable, *shared_words(arguments.processes), "-m", "flows.cli", *sys.argv[1:]]
+        command = [sys.executable, *shared_words(arguments.processes), "-m", "ans_core.cli", *sys.argv[1:]]
         variables = thread_variables(0, processes=arguments.processes, environment=os.environ)
         status = subprocess.run(command, env={**os.environ, **variables}, check=False).returncode
         lacking = any(public_run.missing(runner_of(n), *data_of(n, arguments)) for n in names)
         return status or (SKIPPED if lacking else 0)
     from ans_core import dist
-    from flows import eval_agent  # it runs this module's evaluations
+    from ans_core.evaluation import agent as eval_agent  # it runs this module's evaluations
 
     words, follower = cache(partial(answerer, arguments)), cache(partial(following, arguments))
     with dist.process_group():
@@ -125,7 +123,7 @@ def asked(name: str, arguments: argparse.Namespace) -> Asked:
         **({"quantize": arguments.quantize} if arguments.quantize else {}),  # absent: evaluations from before it was there go on
     }
     if arguments.agent:
-        from flows import eval_agent
+        from ans_core.evaluation import agent as eval_agent
 
         settings |= eval_agent.settings_of(arguments)
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
@@ -179,7 +177,7 @@ def code_hash(name: str, arguments: argparse.Namespace) -> str:
         answering = ("ans_core.tracking.answering",)
     else:
         answering = ("ans_core.benchmarks.box_baseline",) if arguments.model.startswith(BOX) else ("ans_core.inference.predict",)
-    return Code(Path(__file__).resolve().parents[1]).hash_of(("ans_core.benchmarks.running", *answering))
+    return CodeHashes(Path(__file__).resolve().parents[2]).hash_of(("ans_core.benchmarks.running", *answering))
 
 
 def following(arguments: argparse.Namespace) -> Callable[..., Any]:
@@ -271,7 +269,7 @@ def write_reason(asked: Asked, **reason: str) -> None:
 
 
 def report(asked: Asked, predictions: Path, items: Any, arguments: argparse.Namespace) -> None:
-    """Score the predictions, and write and print what is found."""
+    """Score the predictions, and write and print what is found. Where the pipeline is there, its MLflow records it (`arguments.record`)."""
     from ans_core.agent import answering
     from ans_core.benchmarks import running, submission
     from ans_core.benchmarks.public import UnscoredError
@@ -321,26 +319,5 @@ def report(asked: Asked, predictions: Path, items: Any, arguments: argparse.Name
     )
     print("\n".join([asked.title, *eval_score.table(scored, intervals), *lines(others)]))
     print("predictions, figures and pictures:", page)
-    log_to_mlflow(asked, scored.metrics, scored.notes)
-
-
-def log_to_mlflow(asked: Asked, metrics: dict[str, float], notes: Sequence[str]) -> None:
-    """Log the metrics as eval/<benchmark>/<split>/<metric>, and the notes (which name a judge) as a tag. The result stands
-    also if the store is away."""
-    import time
-
-    from mlflow.entities import Metric, Param
-    from mlflow.exceptions import MlflowException
-
-    from tasks.tracking import TrackingError, client, experiment_id, metric_name, warn, where_from
-
-    now_ms = int(time.time() * 1000)
-    try:
-        mlflow = client(root())
-        tags = {"ans.kind": "evaluation", "ans.pid": str(os.getpid()), "ans.notes": "\n".join(notes)[:TAG_LETTERS], **where_from(root())}
-        run_id = mlflow.create_run(experiment_id(mlflow, root()), tags=tags, run_name=f"eval {asked.title}").info.run_id
-        found = [Metric(metric_name(f"eval/{asked.title}/{key}"), float(value), now_ms, 0) for key, value in metrics.items()]
-        mlflow.log_batch(run_id, metrics=found, params=[Param(key, str(value)[:500]) for key, value in asked.settings.items()])
-        mlflow.set_terminated(run_id)
-    except (MlflowException, TrackingError) as error:
-        warn(f"MLflow did not take the figures, which are in {asked.out}: {error}")
+    if arguments.record is not None:
+        arguments.record(asked, scored.metrics, scored.notes)

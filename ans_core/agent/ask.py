@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ans_core.agent import asking
+from ans_core.agent import asking, tools
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told
 from ans_core.agent.operations import OPERATIONS
@@ -26,7 +26,6 @@ from ans_core.inference import answer
 from ans_core.pictures import media
 from ans_core.precision import inference_dtype
 from ans_core.types import Request
-from flows import tools
 
 FILE = "episode.json"
 TRAINED = ("rft", "sft/tools")

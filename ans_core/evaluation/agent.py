@@ -9,8 +9,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from flows import eval_run
-from flows.paths import root
+from ans_core.evaluation import session as eval_run
+from ans_core.places import root
 
 WAYS = {False: "without_tools", True: "with_tools"}
 """Folders of the two evaluations."""
@@ -43,7 +43,7 @@ def run(name: str, arguments: argparse.Namespace) -> int:
 def compare(name: str, out: Path) -> None:
     """Print and write what tools change, or print why that can't be told."""
     from ans_core.benchmarks.public_run import scorer_of
-    from flows import eval_compare
+    from ans_core.evaluation import compare as eval_compare
 
     print("without tools -> with tools")
     try:

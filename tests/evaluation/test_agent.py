@@ -18,9 +18,12 @@ from ans_core.agent.protocol import Call, call_text
 from ans_core.benchmarks.public import SCORERS, Item
 from ans_core.benchmarks.public_run import runner_of
 from ans_core.checkpoints import checkpoint
+from ans_core.evaluation import agent as eval_agent
+from ans_core.evaluation import score as eval_score
+from ans_core.evaluation import session as eval_run
 from ans_core.model import quantization
 from ans_core.types import Request
-from flows import cli, eval_agent, eval_run, eval_score
+from flows import cli
 from tests import tiny
 from tests.benchmarks.public.drawn import write
 from tests.benchmarks.public.question_sets import SETS
@@ -46,7 +49,7 @@ def workspace(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Base and agent, and a drawn V*Bench of three questions."""
     for module in (eval_run, eval_agent, eval_score):
         monkeypatch.setattr(module, "root", lambda: tmp_path)
-    monkeypatch.setattr(eval_run, "log_to_mlflow", lambda *_: None)
+    monkeypatch.setattr("flows.eval_record.log_to_mlflow", lambda *_: None)
     (tmp_path / "params.yaml").write_text("profile: drawn\n" + EPISODE)
     for name in ("base", "agent"):
         (tmp_path / name).symlink_to(trained / name)

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ans_core.agent import ask
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import play
 from ans_core.agent.policy import AgentPolicy, add_call_tokens
 from ans_core.agent.protocol import Call, call_text
 from ans_core.checkpoints import checkpoint
-from flows import ask, cli
+from flows import cli
 from tests import tiny
 
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.0}

@@ -16,12 +16,13 @@ from PIL import Image
 from ans_core.benchmarks.public import Item
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import sam2 as sam2_files
+from ans_core.evaluation import session as eval_run
 from ans_core.model.masks import upsample_logits
 from ans_core.model.network import Network
 from ans_core.pictures import rle, transforms
 from ans_core.tracking.follow import ObjectPrompt, follow, label_map
 from ans_core.types import Prediction
-from flows import cli, eval_run
+from flows import cli
 from tests import tiny
 from tests.benchmarks.public.drawn import write_index_masks
 
@@ -36,7 +37,7 @@ for t, labels in enumerate(LABELS):
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eval_run, "root", lambda: tmp_path)
-    monkeypatch.setattr(eval_run, "log_to_mlflow", lambda *_: None)
+    monkeypatch.setattr("flows.eval_record.log_to_mlflow", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

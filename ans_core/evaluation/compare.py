@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows.paths import root
+from ans_core.places import root
 
 
 def compare(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.paths import root
+from ans_core.places import root
 
 if TYPE_CHECKING:
     from ans_core.benchmarks.public import Given, Scored, Scorer

@@ -12,8 +12,9 @@ from PIL import Image
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.model.masks import upsample_logits
 from ans_core.pictures import media, overlay, video_file
+from ans_core.tracking import track
 from ans_core.tracking.follow import follow, label_map
-from flows import cli, track
+from flows import cli
 from tests import tiny
 from tests.checkpoints.test_sam2 import drawn
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli, eval_compare
+from ans_core.evaluation import compare as eval_compare
+from flows import cli
 from tests.benchmarks.public.drawn import coded, write
 
 TRUTH = [{"id": name, "mask": coded(0, 4)} for name in "abcd"]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
+from ans_core.data import check as data_check
 from ans_core.data.formats import FORMATS
 from ans_core.data.near_duplicates import dhash
-from flows import data_check
-from flows.data_show import show
+from ans_core.data.show import show
 from tests.data import clip_sets
 from tests.data.test_formats import GOOD
 from tests.data.test_prepare import own_data
