@@ -15,11 +15,12 @@ from pydantic import ValidationError
 
 from ans_core.config import Config, ConfigError, load
 from ans_core.fingerprint import fingerprint
+from ans_core.processes import thread_variables
 from ans_core.written import written_whole
 from flows.child import StageFailedError, run_once
 from flows.dvc_state import check_out
 from tasks.code import Code
-from tasks.launcher import inference_processes_here, one_node_words, thread_variables
+from tasks.launcher import inference_processes_here, one_node_words
 from tasks.process import held
 from tasks.registry import Version
 from tasks.runner import inputs_md5, settings_of, stage_function

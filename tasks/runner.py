@@ -19,19 +19,10 @@ from typing import Any
 
 from ans_core.config import Config, ConfigError, load
 from ans_core.fingerprint import fingerprint
-from ans_core.processes import exit_on_term
+from ans_core.processes import exit_on_term, thread_variables
 from tasks import lock_file, provenance
 from tasks.code import Code
-from tasks.launcher import (
-    check_sharding,
-    free_port,
-    inference_processes_here,
-    is_job,
-    processes_here,
-    ranks_command,
-    run_job,
-    thread_variables,
-)
+from tasks.launcher import check_sharding, free_port, inference_processes_here, is_job, processes_here, ranks_command, run_job
 from tasks.process import die_with_parent, held, imports_without_collector, leave_note
 from tasks.stages import GROUPS, STAGES, TABLE, Stage, dvc_file, stage_named
 from tasks.tracker import TrackedRun, stage_run

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ans_core.cli.options import positive
+
 ALLOWED = {
     "CHECKPOINT": frozenset[str](),
     "BENCHMARK": frozenset(
@@ -51,13 +53,6 @@ class List(argparse.Action):
         parser.exit()
 
 
-def positive(text: str) -> int:
-    """Read a count; argparse shows the name of this function where `text` is none."""
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = """ans eval BENCHMARK[,BENCHMARK] --model MODEL [--agent FOLDER] [--data DIR] [--split S] [--limit N] [--out DIR] ...
        ans eval score BENCHMARK --predictions FILE|DIR [--data DIR] [--out metrics.json] ...
@@ -95,7 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--replay", type=Path, metavar="FILE", help="a judge's recorded replies, in place of a judge")
     add("--convention", choices=["davis", "davis2017-evaluation", "mose"], help="of vos (default: davis; of mose and sav: mose)")
     add("--text-encoder", metavar="PATH", help="folder or hub id of the encoder that compares gcg's phrases")
-    parser.set_defaults(record=None)  # called with what was evaluated, its metrics and notes
+    parser.set_defaults(record=None)  # the pipeline's, called with what was evaluated, its metrics and notes
+    parser.set_defaults(of_checkpoint=None)  # the pipeline's, which evaluates a checkpoint on the benchmarks of params.yaml
 
 
 def form(arguments: argparse.Namespace) -> str:
@@ -123,9 +119,18 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Public benchmarks: a model run on one, a predictions file scored, two results compared, a server's file written. Or the benchmarks of
+    params.yaml on a checkpoint."""
     found = form(arguments)
     check_names({"BENCHMARK": arguments.what.split(","), "compare": (), "CHECKPOINT": ()}.get(found, arguments.names))
     match found:
+        case "CHECKPOINT" if arguments.of_checkpoint is None:
+            raise ValueError(
+                f"ans eval {arguments.what}: the benchmarks of params.yaml need the checkout of ANS; here, name one (`ans eval --list`)"
+            )
+        case "CHECKPOINT":
+            status: int = arguments.of_checkpoint(arguments)
+            return status
         case "score":
             from ans_core.evaluation import score as eval_score
 

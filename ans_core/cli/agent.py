@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.paths import root
+from ans_core.places import root
 
 if TYPE_CHECKING:
     from ans_core.online.snapshots import Snapshots
@@ -52,6 +52,7 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Learning online: engine and worker as processes, their store's status, roll-back, export and forgetting (docs/online-learning.md)."""
     code: int = arguments.act(arguments)
     return code
 
