@@ -7,7 +7,7 @@ import pytest
 
 from ans_core import code_hash
 from ans_core.code_hash import CodeHashes, tokens
-from tasks.code import code_yaml
+from tasks.code import Code, code_yaml
 
 
 def package(root: Path, files: dict[str, str]) -> Path:
@@ -123,3 +123,12 @@ def test_every_stage_has_its_version_and_hash(tmp_path: Path) -> None:
     changed = {a.partition(":")[0] for a, b in zip(before.splitlines(), code_yaml(tmp_path).splitlines(), strict=True) if a != b}
     assert {"sft", "rl", "memory"} <= changed
     assert not changed & {"prepare", "judge_questions"}
+
+
+def test_how_questions_are_answered_is_code_of_what_asks_them_and_not_of_training() -> None:
+    files = {task: Code().files(f"ans_core.stages.{task}") for task in ("base", "sft", "rl", "evaluate", "convert")}
+    inference = Path("ans_core/inference")
+    assert not any(file.is_relative_to(inference) for task in ("base", "sft") for file in files[task])
+    assert {inference / "predict.py", inference / "video.py"} <= set(files["evaluate"])
+    assert inference / "generation.py" in files["rl"]
+    assert inference / "sa2va.py" in files["convert"]  # it loads what it wrote by the public name
