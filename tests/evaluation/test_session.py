@@ -155,7 +155,7 @@ def test_answers_about_other_files_or_of_another_configuration_or_code_are_not_g
 def test_the_code_that_answers_and_settings_that_are_gone_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     given = cli.parse(words(tmp_path, "box:model", tmp_path / "out"))
     before = eval_run.code_hash("refcoco", given)
-    monkeypatch.setattr(eval_run.Code, "hash_of", lambda *_: "another")
+    monkeypatch.setattr(eval_run.CodeHashes, "hash_of", lambda *_: "another")
     now = eval_run.code_hash("refcoco", given)
     assert eval_run.changes({"code": before, "quantize": "int8"}, {"code": now}) == [
         "the code of ANS that makes predictions: changed since",
