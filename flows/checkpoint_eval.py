@@ -16,12 +16,13 @@ from pydantic import ValidationError
 
 from ans_core import stop
 from ans_core.config import Config, ConfigError, load
+from ans_core.fingerprint import fingerprint
+from ans_core.processes import thread_variables
 from ans_core.written import written_whole
 from flows.child import StageFailedError, run_once
 from flows.dvc_state import check_out
 from tasks.code import Code
-from tasks.fingerprint import fingerprint
-from tasks.launcher import inference_processes_here, is_submitted, one_node_words, submit_words, thread_variables
+from tasks.launcher import inference_processes_here, is_submitted, one_node_words, submit_words
 from tasks.process import held, leave_note, read_note
 from tasks.registry import Version
 from tasks.runner import inputs_md5, settings_of, stage_function

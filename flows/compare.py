@@ -89,7 +89,7 @@ def stage_metric(stage: str, name: str) -> str:
 def compare(arguments: argparse.Namespace, root: Path) -> None:
     """Print settings that differ, changes with intervals and all metrics, and write the page. Two folders of `ans eval BENCHMARK` get the
     page of that benchmark."""
-    from flows import eval_compare
+    from ans_core.evaluation import compare as eval_compare
 
     names = arguments.names
     if len(names) < 2:

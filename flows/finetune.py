@@ -11,6 +11,7 @@ from itertools import compress
 from pathlib import Path
 
 from ans_core.config import PROFILES, Config, DataSource, resolve
+from ans_core.fingerprint import fingerprint
 from flows.paths import root
 from flows.short_training import (
     CHUNK,
@@ -27,7 +28,6 @@ from flows.short_training import (
     stage_work,
     train,
 )
-from tasks.fingerprint import fingerprint
 
 EPOCHS = 10
 

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from ans_core.processes import exit_on_term
 from flows.child import LAUNCH, StageFailedError, end_group
 from flows.dvc_state import are_up_to_date
 from flows.kept import FILES, print_lines, recover, settings_of_run
 from flows.paths import deployment_names, environment, root
 from flows.prefect_server import deployment_command, prefect_server
 from flows.services import running
-from tasks.process import exit_on_term, held, imports_without_collector
+from tasks.process import held, imports_without_collector
 from tasks.stage_run import import_store
 from tasks.stages import AGENT, AGENT_FIGURES, MAIN, MEMORY, ONLINE, ONLINE_FIGURES, ROWS, STAGES, SUMMARY, Stage, needed_for
 from tasks.surroundings import git

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.config import PROFILES, ConfigError, DataSource, completed, dump, load, read_yaml, resolve
-from tasks.fingerprint import fingerprint
+from ans_core.fingerprint import fingerprint
 
 MARK = "# unchanged since written: "
 FOLDERS = (

@@ -7,14 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-
-def root() -> Path:
-    """Return the checkout around the working directory, else the one that this package was installed from."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "dvc.yaml").exists() and (folder / "profiles").is_dir():
-            return folder
-    return Path(__file__).resolve().parents[1]
+from ans_core.places import root
 
 
 def environment() -> dict[str, str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ans_core.config import PROFILES, Config, DataSource, Rl, resolve
+from ans_core.fingerprint import fingerprint
 from ans_core.types import Sample
 from flows.paths import root
 from flows.short_training import (
@@ -28,7 +29,6 @@ from flows.short_training import (
     stage_work,
     train,
 )
-from tasks.fingerprint import fingerprint
 
 EPOCHS = 3
 """Most passes over the data without --steps or epochs; the profile's steps may be fewer."""

@@ -25,11 +25,11 @@ import yaml
 
 from ans_core import dist
 from ans_core.config import Config, setting
+from ans_core.processes import shared_words, thread_variables
 from ans_core.types import Sample
 from ans_core.written import written_whole
 from flows.paths import root
 from tasks import provenance
-from tasks.launcher import shared_words, thread_variables
 from tasks.process import held, holder_of
 from tasks.runner import stage_function
 from tasks.stages import Stage, stage_named

@@ -22,8 +22,8 @@ from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, set_tiles
 from ans_core.checkpoints.published import build_meta
 from ans_core.config import PROFILES, Config, resolve
-from ans_core.model import Sa2VA
 from ans_core.model.footprint import MicroBatch, activation_bytes
+from ans_core.model.network import Network
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = {"pixelis-1b": "sa2va-1b", "pixelis-4b": "sa2va-4b", "pixelis-8b": "sa2va-8b"}
@@ -44,7 +44,7 @@ def built(profile: str, config: Config) -> AgentPolicy:
     return AgentPolicy(model, lora=config.agent.sft.lora.model_dump(), rows=sorted(set(pieces)), seed=0)
 
 
-def kv_bytes(model: Sa2VA) -> int:
+def kv_bytes(model: Network) -> int:
     """Return the bytes of a token's keys and values in all layers, in bf16."""
     text = model.vlm.config.text_config
     head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

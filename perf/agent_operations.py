@@ -35,11 +35,11 @@ from ans_core.agent.world import FAMILIES, draw_question, oracle
 from ans_core.agent.world.drawing import SHRINKS, png, zoom
 from ans_core.data.clips import draw_clip
 from ans_core.data.formats import regions, videos
+from ans_core.inference.sa2va import Sa2VA
 from ans_core.metrics.clear_mot import clear_counts, clear_mot
 from ans_core.metrics.hota import Frame
 from ans_core.metrics.mask import pairwise_iou
 from ans_core.metrics.video import j_and_f
-from ans_core.model import Sa2VA
 from ans_core.pictures import rle
 from ans_core.tracking.simulator import center
 from ans_core.types import ImageRef

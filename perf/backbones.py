@@ -26,10 +26,10 @@ import torch
 from ans_core.data.collate import Row, collate
 from ans_core.data.conversation import Turn
 from ans_core.data.scenes import draw_scene
-from ans_core.model.generation import generate
-from ans_core.model.prefill import encoded, prompt, visible
-from ans_core.model.requests import request_of
-from ans_core.model.sa2va import Sa2VA
+from ans_core.inference.generation import generate
+from ans_core.inference.prefill import encoded, prompt, visible
+from ans_core.inference.requests import request_of
+from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised, layout_of
 from ans_core.pictures.media import reference
 from ans_core.pictures.transforms import open_image
@@ -43,7 +43,7 @@ FIRST = "internvl"
 QUESTION, ANSWER = "What is the red square?", "a red circle left of a blue square " * 4
 
 
-def model_of(kind: str, *, layers: int, hidden: int) -> Sa2VA:
+def model_of(kind: str, *, layers: int, hidden: int) -> Network:
     """Build a model that says one word for ever."""
     words = build_tokenizer(TEXTS * 5, vocabulary=300, kind=kind)
     config = tiny_config(
@@ -65,7 +65,7 @@ def pictures() -> list[bytes]:
     return [reference(draw_scene(seed=7, split="val", index=i, image_size=SIDE).image) for i in range(ROWS)]  # type: ignore[misc]
 
 
-def ways(model: Sa2VA) -> dict[str, tuple[float, Callable[[], object]]]:
+def ways(model: Network) -> dict[str, tuple[float, Callable[[], object]]]:
     """Return (pictures or tokens of a run, what runs) by column."""
     files = pictures()
     requests = [request_of(text=f"<image>{QUESTION}", image=file) for file in files]

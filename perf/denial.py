@@ -29,10 +29,11 @@ from ans_core.benchmarks import referring
 from ans_core.checkpoints.trained import sft_model
 from ans_core.data.scene_text import ATTRIBUTES
 from ans_core.data.scenes import SHAPES, SIZES, TEXTURES
-from ans_core.model import Sa2VA
-from ans_core.model.generation import stopping
-from ans_core.model.predict import predict
-from ans_core.model.prefill import prompt, read_ahead
+from ans_core.inference.generation import stopping
+from ans_core.inference.predict import predict
+from ans_core.inference.prefill import prompt, read_ahead
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pictures.colours import COLOURS
 from ans_core.prompts import NO_TARGET_ANSWER
 from ans_core.types import ImageRef, Sample
@@ -54,7 +55,7 @@ class First(LogitsProcessor):
 
 
 @torch.no_grad()
-def denials(model: Sa2VA, samples: list[Sample], *, batch: int = 32) -> np.ndarray:
+def denials(model: Network, samples: list[Sample], *, batch: int = 32) -> np.ndarray:
     """Return each expression's probability of a denial's first token."""
     first = model.tokenizer.encode(NO_TARGET_ANSWER, add_special_tokens=False)[0]
     found: list[float] = []
@@ -95,7 +96,7 @@ def auc(absent: np.ndarray, there: np.ndarray) -> float:
     return float((absent[:, None] > there).mean() + (absent[:, None] == there).mean() / 2)
 
 
-def loaded(folder: Path) -> Sa2VA:
+def loaded(folder: Path) -> Network:
     """Load a model's folder, or what the stage `sft` trained, with the run's base beside it."""
     if (folder / "delta.json").exists():
         return sft_model(folder.parent / "base" / "base", folder)

@@ -31,12 +31,13 @@ from pycocotools import mask as coco
 
 from ans_core import prompts
 from ans_core.data.scenes import draw_scene
+from ans_core.inference.predict import predict
+from ans_core.inference.requests import request_of
+from ans_core.inference.sa2va import Sa2VA
 from ans_core.metrics.mask import ciou, counts
 from ans_core.metrics.meteor import meteor_of_words, synonyms, words
 from ans_core.metrics.video import j_and_f
-from ans_core.model import Sa2VA
-from ans_core.model.predict import predict
-from ans_core.model.requests import request_of
+from ans_core.model.network import Network
 from ans_core.pictures import rle
 from ans_core.types import Prediction, Request
 from perf.model import THINGS
@@ -241,7 +242,7 @@ def together_bar(given: argparse.Namespace) -> Result:
 
 
 @functools.cache
-def worker_model(model: str) -> Sa2VA:
+def worker_model(model: str) -> Network:
     torch.set_num_threads(1)
     return Sa2VA.from_pretrained(model)
 

@@ -20,7 +20,7 @@ from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config, load
 from ans_core.data.collate import Batch, collate
 from ans_core.model import adapters
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.stages import evaluate
 from ans_core.stages.launch import machine_of, schedule_of
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
@@ -34,7 +34,7 @@ METRICS = (
 )  # fmt: skip
 
 
-def trained(cfg: Config, inputs: dict[str, Path], scratch: Path) -> Sa2VA:
+def trained(cfg: Config, inputs: dict[str, Path], scratch: Path) -> Network:
     """Train the adapter that RL would train, by SFT's objective, and merge it."""
     s, machine = cfg.sft, machine_of(cfg.launch, cfg.sft.dtype)
     model = sft_model(inputs["base"] / "base", inputs["sft"], device=machine.device)

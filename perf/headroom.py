@@ -30,10 +30,10 @@ from ans_core.benchmarks.loops import caption_request, redrawn_ious, true_mask
 from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config, load
 from ans_core.data.regions import is_region
-from ans_core.model import Sa2VA
-from ans_core.model.options import PredictOptions
-from ans_core.model.predict import answers_of, predict
-from ans_core.model.prefill import prompt
+from ans_core.inference.options import PredictOptions
+from ans_core.inference.predict import answers_of, predict
+from ans_core.inference.prefill import prompt
+from ans_core.model.network import Network
 from ans_core.rl.rollout import Reader, sample
 from ans_core.stages.evaluate import limited, remembering
 from ans_core.stages.launch import machine_of
@@ -45,7 +45,7 @@ Scores = dict[str, list[list[float]]]
 
 
 @torch.no_grad()
-def sampled(model: Sa2VA, requests: Sequence[Request], cfg: Config, *, what: str, group: int) -> list[list[Prediction]]:
+def sampled(model: Network, requests: Sequence[Request], cfg: Config, *, what: str, group: int) -> list[list[Prediction]]:
     """Return G sampled answers to each request. Seeds depend on the request's number alone, not on what shares its batch."""
     reader = Reader(temperature=cfg.rl.temperature, forbidden=[model.image_token_id], guard=cfg.rl.logit_guard)
     found = []
@@ -62,7 +62,9 @@ def sampled(model: Sa2VA, requests: Sequence[Request], cfg: Config, *, what: str
     return found
 
 
-def loop1(model: Sa2VA, ask: Predict, regions: Sequence[Sample], cfg: Config, *, group: int) -> tuple[list[list[float]], list[list[float]]]:
+def loop1(
+    model: Network, ask: Predict, regions: Sequence[Sample], cfg: Config, *, group: int
+) -> tuple[list[list[float]], list[list[float]]]:
     """Return IoUs of greedy and sampled captions, and those of the true ones."""
     requests = [caption_request(region, true_mask(region)) for region in regions]
     greedy = ask(requests)
@@ -80,7 +82,7 @@ def loop1(model: Sa2VA, ask: Predict, regions: Sequence[Sample], cfg: Config, *,
     return [row[:-1] for row in rows], [row[-1:] for row in rows]
 
 
-def expressions(model: Sa2VA, ask: Predict, referring: Sequence[Sample], cfg: Config, *, group: int) -> list[list[float]]:
+def expressions(model: Network, ask: Predict, referring: Sequence[Sample], cfg: Config, *, group: int) -> list[list[float]]:
     benchmark = BENCHMARKS["referring"]
     requests = [benchmark.request(one) for one in referring]
     answers = [[first, *more] for first, more in zip(ask(requests), sampled(model, requests, cfg, what="refer", group=group), strict=True)]

@@ -30,7 +30,7 @@ from ans_core.data.mixture import Mixture, Source
 from ans_core.data.scene_write import write_clips, write_scenes
 from ans_core.losses import mask_losses
 from ans_core.model.grounding import GroundingConfig
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised, layout_of, target_positions
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
 from ans_core.train.optim import lr_factor, optimizer_of
@@ -96,7 +96,7 @@ def samples_of(name: str, count: int, root: Path) -> list[Sample]:
     return list(islice(FORMATS[form](root / path, name=name, split="train"), count))
 
 
-def small_model(samples: list[Sample]) -> Sa2VA:
+def small_model(samples: list[Sample]) -> Network:
     """A model whose tokenizer knows the samples' words and those they are asked in, so that rows are short; everything in it is trained."""
     rng = Random(0)
     turns = [turn(sample, rng) for sample in samples for _ in range(4)]
@@ -145,7 +145,7 @@ def middle(mask: Bool[Tensor, "M M"]) -> Float[Tensor, 2]:
 class Descent:
     """AdamW, and Muon for the layers' matrices, with a warm-up and a cosine, at rates of the language side's and of SAM2's own."""
 
-    def __init__(self, model: Sa2VA, rates: Sequence[float], *, steps: int) -> None:
+    def __init__(self, model: Network, rates: Sequence[float], *, steps: int) -> None:
         named = list(model.named_parameters())
         self.parts = [[p for n, p in named if n.startswith("sam2.") == sam2 and p.requires_grad] for sam2 in (False, True)]
         lr, sam2_lr = rates

@@ -30,11 +30,12 @@ from ans_core import prompts
 from ans_core.checkpoints import checkpoint, published
 from ans_core.data.clips import draw_clip
 from ans_core.data.scenes import draw_scene
-from ans_core.model import Sa2VA
-from ans_core.model import predict as ask
-from ans_core.model.options import PredictOptions
-from ans_core.model.requests import request_of
-from ans_core.model.video import track
+from ans_core.inference import predict as ask
+from ans_core.inference.options import PredictOptions
+from ans_core.inference.requests import request_of
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.inference.video import track
+from ans_core.model.network import Network
 from ans_core.pictures import rle
 from ans_core.types import Request
 
@@ -65,7 +66,7 @@ def told(what: str, fast: list[float], slow: list[float]) -> None:
     )
 
 
-def random_model(name: str, *, device: str, dtype: torch.dtype) -> Sa2VA:
+def random_model(name: str, *, device: str, dtype: torch.dtype) -> Network:
     """Of a published size. It ends no answer by itself, and says `[SEG]` as the second word."""
     model = published.build_meta(name)
     shapes = {key: tensor.shape for key, tensor in model.state_dict().items()}
@@ -102,7 +103,7 @@ def mixed(side: int, number: int = 0) -> list[Request]:
     ]
 
 
-def as_upstream(model: Sa2VA, pictures: list, embeddings: torch.Tensor, way: PredictOptions) -> int:
+def as_upstream(model: Network, pictures: list, embeddings: torch.Tensor, way: PredictOptions) -> int:
     """Returns the number of frames that the image encoder saw."""
     passes = 0
     for embedding in embeddings:

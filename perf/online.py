@@ -24,10 +24,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ans_core.agent.online.neighbours import Neighbours
-from ans_core.agent.online.simulation import STREAM_FROM, Drawn, Shift
-from ans_core.agent.online.store import Store
 from ans_core.config import load
+from ans_core.online.neighbours import Neighbours
+from ans_core.online.simulation import STREAM_FROM, Drawn, Shift
+from ans_core.online.store import Store
 
 EXPERIENCES, DIMENSIONS, SEARCHES = 10_000, 256, 200
 

@@ -36,9 +36,10 @@ from ans_core.agent.world import is_right
 from ans_core.config import load as load_config
 from ans_core.data.scene_text import single_expressions
 from ans_core.data.scenes import draw_scene
-from ans_core.model import Sa2VA, quantization
-from ans_core.model.predict import Answer
-from ans_core.model.requests import request_of
+from ans_core.inference.predict import Answer
+from ans_core.inference.requests import request_of
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.model import quantization
 
 STILLS = ("easy", "pattern", "text", "larger")
 """Families of the agent's world whose questions are about one picture."""

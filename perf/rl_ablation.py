@@ -35,8 +35,8 @@ from ans_core.benchmarks.region_caption import ATTRIBUTES
 from ans_core.checkpoints.trained import rl_model, sft_model
 from ans_core.config import Config, load
 from ans_core.data.regions import is_region
+from ans_core.inference.predict import predict
 from ans_core.metrics.caption import attributes_right, same_text
-from ans_core.model.predict import predict
 from ans_core.stages import rl
 from ans_core.stages.evaluate import remembering
 from ans_core.types import Predict, Sample

@@ -37,12 +37,12 @@ from ans_core.data.collate import prefix_ids, question_ids
 from ans_core.data.scene_text import region_caption
 from ans_core.data.scenes import draw_scene
 from ans_core.data.views import Grid
+from ans_core.inference.generation import stop_ids, text_of
+from ans_core.inference.prefill import PrefilledBatch, encoded
 from ans_core.model.adapters import LORA_TARGETS, Policies, lora_config, policy_modules, rl_config
-from ans_core.model.generation import stop_ids, text_of
 from ans_core.model.grounding import GroundingConfig
+from ans_core.model.network import Network
 from ans_core.model.packing import Packed
-from ans_core.model.prefill import PrefilledBatch, encoded
-from ans_core.model.sa2va import Sa2VA
 from ans_core.pictures import rle
 from ans_core.pictures.transforms import grid_cells
 from ans_core.pretrain.build import CHAT_TOKENS, build_tiny, build_tokenizer, tiny_config
@@ -99,7 +99,7 @@ def distinct(completions: Sequence[str], **_: object) -> list[float]:
     return [len(set(text.split())) / ANSWER for text in completions]
 
 
-def text_model() -> Sa2VA:
+def text_model() -> Network:
     """A word is a token, and special tokens lie beyond the model's vocabulary, so no answer ends before its time."""
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -115,7 +115,7 @@ def text_model() -> Sa2VA:
     )  # fmt: skip
     config.backbone["text_config"] |= {"vocab_size": WORDS, "pad_token_id": None}
     torch.manual_seed(0)
-    return Sa2VA(config, tokenizer).eval()
+    return Network(config, tokenizer).eval()
 
 
 class Own:

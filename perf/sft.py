@@ -40,7 +40,7 @@ from ans_core.data.mixture import Mixture, Source
 from ans_core.model import adapters
 from ans_core.model.feature_cache import FeatureCache
 from ans_core.model.grounding import GroundingConfig
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised, layout_of
 from ans_core.pictures import rle, transforms
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
@@ -96,7 +96,7 @@ def _on(sample: Sample, picture: bytes, height: int, width: int) -> Sample:
     return replace(sample, frames=(picture,), height=height, width=width, masks=masks)
 
 
-def model_of(samples: list[Sample], size: str) -> Sa2VA:
+def model_of(samples: list[Sample], size: str) -> Network:
     base = Config(profile="perf").base
     sizes = LIKE_1B if size == "like-1b" else {name: getattr(base, name).model_dump() for name in ("vision", "language", "sam")}
     rng = Random(0)

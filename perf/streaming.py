@@ -28,7 +28,7 @@ from PIL import Image
 
 from ans_core import prompts
 from ans_core.data.clips import draw_clip
-from flows.answer import save_video
+from ans_core.inference.answer import save_video
 
 DRAWN = 32
 """Frames, again from the start in a longer video."""
@@ -74,7 +74,7 @@ def answerer(model: str, folder: Path, way: str) -> Answer:
         return lambda video: command(video if way != "mp4" else video.with_suffix(".mp4"), model, folder / "out", track=way == "track")
     if way == "stock":
         return stock(model, folder)
-    from ans_core.model import Sa2VA
+    from ans_core.inference.sa2va import Sa2VA
 
     loaded = Sa2VA.from_pretrained(model)
 

@@ -1,25 +1,16 @@
-"""The code of every stage -> one hash each: its module and what that imports of ans_core, without comments, docstrings and layout.
+"""The code of every stage -> one hash each: its module and what that imports of ans_core (ans_core/code_hash.py).
 
 As a program it writes runs/code.yaml, which the stages of dvc.yaml take as a parameter: an edited sentence runs nothing again, an edited
-line does. The hash is of tokens, which another version of Python may cut differently.
+line does.
 """
 
 from __future__ import annotations
 
-import ast
-import functools
-import hashlib
-import io
-import json
-import os
-import sys
-import tokenize
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from ans_core.code_hash import CodeHashes
 from ans_core.written import write_whole
 from tasks.stages import TABLE, Stage
 
@@ -28,140 +19,14 @@ NAME = "code"
 FILE = Path("runs/code.yaml")
 DEPENDENCIES = ("ans_core", "tasks/code.py", "tasks/stages.py")
 """What that stage looks at."""
-CACHE = Path(".ans/code.json")
-"""Tokens' hash and imports of every file, valid while its size and time of last change are the same."""
-# The values of settings reach a stage as parameters, which dvc.yaml lists: a changed default changes nothing until params.yaml has it.
-SETTINGS = Path("ans_core/config")
-LAYOUT = frozenset((tokenize.NL, tokenize.COMMENT, tokenize.ENCODING))
-MADE_BY = [sys.version, hashlib.sha256(Path(__file__).read_bytes()).hexdigest()]
-"""Who wrote CACHE: another Python, or another version of this module, would find other hashes."""
-STATEMENT_ENDS = frozenset((tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER))
 
 
-class Code:
-    """The Python files and package data of a checkout, each read once."""
-
-    def __init__(self, root: Path = Path(), *, package: str = "ans_core") -> None:
-        self._root, self._package = root, package
-        self._cache: dict[str, dict[str, Any]] = read_cache(root / CACHE)
-        self._modules: dict[tuple[str, ...], Path | None] = {}
-        self._changed = False
-
-    def hash_of(self, modules: Iterable[str]) -> str:
-        """Hash all that importing these modules reads of the package, but for the classes of settings."""
-        whole = hashlib.sha256()
-        for file in sorted({file for module in modules for file in self.files(module)}):
-            whole.update(f"{file.as_posix()} {self._facts(file)['hash']}\n".encode())
-        self._save()
-        return whole.hexdigest()[:16]
+class Code(CodeHashes):
+    """The code of a checkout, with its stages."""
 
     def version_of(self, stage: Stage) -> str:
         """Return a stage's version and the hash of its code, which together decide whether it is another stage than before."""
         return f"{stage.version} {self.hash_of([f'ans_core.stages.{stage.task}'])}"
-
-    def files(self, module: str) -> list[Path]:
-        """Return the files of the package that importing `module` reads, relative to the checkout, sorted; includes parents' __init__.py
-        and the package data that these modules name."""
-        todo, files = [module], set[Path]()
-        while todo:
-            parts = todo.pop().split(".")
-            if parts[0] != self._package:
-                continue
-            for length in range(1, len(parts) + 1):
-                file = self._module_file(tuple(parts[:length]))
-                if file is not None and file not in files:
-                    files.add(file)
-                    todo += self._facts(file)["imports"]
-        files |= {file.parent / name for file in files for name in self._facts(file)["data"]}
-        return sorted(file for file in files if not file.is_relative_to(SETTINGS) and (self._root / file).stat().st_size > 0)
-
-    def _module_file(self, parts: tuple[str, ...]) -> Path | None:
-        """Return the file of a dotted name, or None if the name is no module (a function, say)."""
-        if parts not in self._modules:
-            path = Path(*parts)
-            found = (path / "__init__.py", path.with_suffix(".py"))
-            self._modules[parts] = next((file for file in found if (self._root / file).is_file()), None)
-        return self._modules[parts]
-
-    def _facts(self, file: Path) -> dict[str, Any]:
-        """Return a file's `hash`; of a module also the dotted names that it may `imports` and the package data, `data`, that it names."""
-        path, stat = self._root / file, (self._root / file).stat()
-        known = self._cache.get(file.as_posix(), {})
-        stamp: list[int | str] = [stat.st_size, stat.st_mtime_ns]
-        if file.suffix == ".py":  # a file that comes or goes beside a module may be one that it names
-            stamp += sorted(package_data(path.parent))
-        if known.get("stamp") != stamp:
-            known = {"stamp": stamp, **facts(path, package=file.parent.parts)}
-            self._cache[file.as_posix()] = known
-            self._changed = True
-        return known
-
-    def _save(self) -> None:
-        path = self._root / CACHE
-        if self._changed and path.parent.is_dir():
-            partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # other processes may do the same now
-            partial.write_text(json.dumps({"made_by": MADE_BY, "files": self._cache}), encoding="utf-8")
-            partial.replace(path)
-            self._changed = False
-
-
-def read_cache(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return dict(found["files"]) if found["made_by"] == MADE_BY else {}
-    except (OSError, ValueError, TypeError, KeyError):
-        return {}
-
-
-def facts(path: Path, *, package: tuple[str, ...]) -> dict[str, Any]:
-    if path.suffix != ".py":
-        return {"hash": hashlib.sha256(path.read_bytes()).hexdigest()}
-    text = path.read_text(encoding="utf-8")
-    return {
-        "hash": hashlib.sha256("\0".join(tokens(text)).encode()).hexdigest(),
-        "imports": sorted(imported_names(text, package)),
-        "data": sorted(name for name in package_data(path.parent) if Path(name).name in text),
-    }
-
-
-def tokens(text: str) -> list[str]:
-    """Return the tokens of a module without comments, line breaks inside statements, and statements that are a string alone
-    (docstrings)."""
-    kept: list[tokenize.TokenInfo] = []
-    statement: list[tokenize.TokenInfo] = []
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in LAYOUT:
-            continue
-        statement.append(token)
-        if token.type in STATEMENT_ENDS:
-            if token.type != tokenize.NEWLINE or any(part.type != tokenize.STRING for part in statement[:-1]):
-                kept += statement
-            statement = []
-    # The text of an indent is layout, its place is not.
-    return [tokenize.tok_name[t.type] if t.type in STATEMENT_ENDS else t.string for t in kept]
-
-
-def imported_names(text: str, package: tuple[str, ...]) -> set[str]:
-    """Return dotted names that a module of `package` may import, also inside functions. `from a import b` gives `a` and `a.b`."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            anchor = package[: len(package) - node.level + 1] if node.level else ()
-            source = ".".join((*anchor, *([node.module] if node.module else [])))
-            names |= {source} | {f"{source}.{alias.name}" for alias in node.names}
-    return names
-
-
-@functools.cache
-def package_data(folder: Path) -> frozenset[str]:
-    """Return a package's files that are not Python (word lists, templates), also in sub-folders without modules, relative to it."""
-    found = {path for path in folder.iterdir() if path.is_file() and path.suffix not in {".py", ".pyc"}}
-    for child in folder.iterdir():
-        if child.is_dir() and child.name != "__pycache__" and not any(child.rglob("*.py")):
-            found |= {path for path in child.rglob("*") if path.is_file()}
-    return frozenset(path.relative_to(folder).as_posix() for path in found)
 
 
 def code_yaml(root: Path = Path()) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ans_core.config import Config, ConfigError, Launch
+from ans_core.processes import shared_words
 from tasks import slurm
 from tasks.process import leave_note
 from tasks.slurm import IN_JOB, LOCAL_ONLY
@@ -22,8 +23,6 @@ from tasks.stages import Stage
 
 PASSED = ("ANS_PIPELINE", "ANS_PIPELINE_PID", "ANS_STORE_AWAY", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE")
 """What a Ray job gets of the environment; its dashboard shows them, so no keys."""
-SPINS = "3000"
-"""How often an idle thread of torch's libgomp spins before it sleeps."""
 
 
 def check_sharding(stage: Stage, config: Config) -> None:
@@ -75,25 +74,6 @@ def one_node_words(launch: Launch, environment: Mapping[str, str]) -> list[str]:
     """Return what comes between Python and a module that this node's processes share; nothing for one process."""
     here = inference_processes_here(launch, environment)
     return shared_words(here) if here > 1 else []
-
-
-def shared_words(processes: int) -> list[str]:
-    """Return what comes between Python and a module that so many processes of one machine share."""
-    return ["-m", "torch.distributed.run", "--nnodes=1", "--standalone", f"--nproc-per-node={processes}"]
-
-
-def thread_variables(threads: int, *, processes: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that set threads (0: the processes share the cores), as far as the user has not. They must be there before torch
-    is imported, and before torchrun, which would give each of several processes one thread.
-
-    Idle threads spin for some microseconds, because small operations follow one another, and then sleep: the default's longer spinning
-    slows down any second program, and is slowed down by it (LOG)."""
-    found = {} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys() else {"GOMP_SPINCOUNT": SPINS}
-    if threads:
-        return found | {"OMP_NUM_THREADS": str(threads)}
-    if processes > 1 and "OMP_NUM_THREADS" not in environment:
-        found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // processes))
-    return found
 
 
 def processes_here(launch: Launch, environment: Mapping[str, str]) -> int:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -51,17 +50,6 @@ def read_note(path: Path) -> dict[str, Any]:
         return found
     except (FileNotFoundError, ValueError):
         return {}
-
-
-def exit_on_term() -> None:
-    """Make TERM end the process as an exception does, so that the run is closed. A second TERM is ignored (group and parent send
-    one each)."""
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, handler)
 
 
 def holder_of(path: Path) -> str:

@@ -19,9 +19,10 @@ from typing import Any
 
 from ans_core import stop
 from ans_core.config import Config, ConfigError, load
+from ans_core.fingerprint import fingerprint
+from ans_core.processes import thread_variables
 from tasks import lock_file, provenance
 from tasks.code import Code
-from tasks.fingerprint import fingerprint
 from tasks.launcher import (
     check_sharding,
     free_port,
@@ -30,7 +31,6 @@ from tasks.launcher import (
     processes_here,
     ranks_command,
     run_job,
-    thread_variables,
 )
 from tasks.process import die_with_parent, has_noted, held, imports_without_collector, leave_note
 from tasks.stages import GROUPS, STAGES, TABLE, Stage, dvc_file, stage_named

@@ -14,7 +14,7 @@ import pytest
 from tests import RUNS, SHARED
 
 if TYPE_CHECKING:
-    from ans_core.model import Sa2VA
+    from ans_core.model.network import Network
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,7 +51,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_model() -> Sa2VA:
+def tiny_model() -> Network:
     """Shared: a test that changes weights takes `own_model`."""
     from tests import tiny
 
@@ -59,7 +59,7 @@ def tiny_model() -> Sa2VA:
 
 
 @pytest.fixture
-def own_model() -> Sa2VA:
+def own_model() -> Network:
     from tests import tiny
 
     return tiny.build()

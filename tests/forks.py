@@ -2,7 +2,7 @@
 time, and a test of two processes starts three or four. All processes of a pytest run share one server.
 
 What differs between processes in life and is equal here: the order of sets of texts. `ans_core` runs on two processes of torchrun, too
-(tests/stages/test_stages.py, tests/flows/test_eval_run.py)."""
+(tests/stages/test_stages.py, tests/evaluation/test_session.py)."""
 
 from __future__ import annotations
 

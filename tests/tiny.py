@@ -12,7 +12,7 @@ from PIL import Image
 from ans_core.data.collate import Layout, Row
 from ans_core.data.conversation import Turn
 from ans_core.model.grounding import GroundingConfig
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.model.supervised import layout_of
 from ans_core.pictures import rle
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
@@ -29,7 +29,7 @@ TEXTS = ("a red circle left of a blue square", "Please segment the red square in
 
 
 @lru_cache(maxsize=1)
-def _model() -> Sa2VA:
+def _model() -> Network:
     tokenizer = build_tokenizer(TEXTS * 5, vocabulary=300)
     config = tiny_config(
         vision={"image_size": 64, "patch_size": 8, "hidden": 32, "layers": 2, "heads": 2, "mlp": 64},
@@ -49,14 +49,14 @@ def _model() -> Sa2VA:
     return model.eval().requires_grad_(False)
 
 
-def build() -> Sa2VA:
+def build() -> Network:
     """A copy that a test may change."""
-    fresh = Sa2VA(_model().config, _model().tokenizer)
+    fresh = Network(_model().config, _model().tokenizer)
     fresh.load_state_dict(_model().state_dict())
     return fresh.eval().requires_grad_(False)
 
 
-def layout(model: Sa2VA, **changes: int) -> Layout:
+def layout(model: Network, **changes: int) -> Layout:
     return layout_of(model, **({"mask_size": 32, "max_length": 512} | changes))
 
 

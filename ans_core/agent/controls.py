@@ -17,7 +17,7 @@ from ans_core.agent.play import Shown
 from ans_core.agent.protocol import Call
 from ans_core.agent.workspace import FIRST, THOUSAND, Workspace
 from ans_core.dist import rng_of
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
 
 GREY = 127
 
@@ -28,7 +28,7 @@ class RandomCalls(Toolbox):
     The place is a function of the seed, the first frame and the call, so it does not depend on other episodes nor on their order. The same
     call about the same picture runs at the same place."""
 
-    def __init__(self, model: Sa2VA | None, *, seed: int, **options: Any) -> None:
+    def __init__(self, model: Network | None, *, seed: int, **options: Any) -> None:
         super().__init__(model, **options)
         self._seed = seed
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from ans_core.agent.lru import LruCache
 from ans_core.agent.workspace import Box, Workspace, content, cut, enlarged
 from ans_core.data.views import Grid, Views
-from ans_core.model import Sa2VA
+from ans_core.inference.prefill import encoded, visible
 from ans_core.model.backbones.base import ImageFeatures
-from ans_core.model.prefill import encoded, visible
+from ans_core.model.network import Network
 from ans_core.pictures import media, transforms
 from ans_core.types import ImageRef
 
@@ -51,11 +51,11 @@ class Crop:
         """Return its pixels, enlarged until the longer side has `least`."""
         return cut(self.frame, self.box, least=least)
 
-    def views(self, model: Sa2VA) -> Views:
+    def views(self, model: Network) -> Views:
         """Return what the vision tower of `model` gets of it."""
         return visible(model, [self.picture(least=model.backbone.crop_side)])
 
-    def grids(self, model: Sa2VA) -> tuple[Grid, ...]:
+    def grids(self, model: Network) -> tuple[Grid, ...]:
         """Return the grids of its views, which its size decides."""
         return model.backbone.cutter.grids(*enlarged(self.box, least=model.backbone.crop_side))
 
@@ -67,7 +67,7 @@ class Crop:
 class CropFeatures:
     """Features of crops by (hash of the frame, box): equal crops are encoded once while they are held. For one model."""
 
-    def __init__(self, model: Sa2VA, *, most: int = 4096, most_bytes: int = CROP_BYTES) -> None:
+    def __init__(self, model: Network, *, most: int = 4096, most_bytes: int = CROP_BYTES) -> None:
         """`most`, `most_bytes`: crops that are held, and bytes of their features; the least recently used make room."""
         self.model = model
         self.encoded = 0
@@ -97,7 +97,7 @@ def pooled(seen: ImageFeatures) -> Float[Tensor, "C G G"]:
     return F.adaptive_avg_pool2d(cells.T.reshape(-1, rows, columns), CELLS)
 
 
-def grey(model: Sa2VA) -> Crop:
+def grey(model: Network) -> Crop:
     """Return a grey picture of the model's size: what all pictures have in common, which would make any two alike."""
     side = model.backbone.crop_side
     return Crop.whole(media.reference(Image.new("RGB", (side, side), (GREY, GREY, GREY))))

@@ -20,7 +20,7 @@ from ans_core.agent.operations.base import Arguments
 from ans_core.agent.refusal import ErrorKind, Refused
 from ans_core.agent.worker import Worker
 from ans_core.agent.workspace import Workspace
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
 
 TILE = 96
 """Of tools without a model: that of the `tiny` profile."""
@@ -58,13 +58,13 @@ class Toolbox:
 
     def __init__(
         self,
-        model: Sa2VA | None = None,
+        model: Network | None = None,
         *,
         adapters_off: Callable[[], AbstractContextManager[object]] = nullcontext,
         operations: Mapping[str, Operation] = OPERATIONS,
         seconds: float = 10.0,
         reader: str = "rapidocr",
-        segmenter: Sa2VA | None = None,
+        segmenter: Network | None = None,
     ) -> None:
         """`adapters_off`: inside it `model` is the base, whatever is trained on it (`Policies.using("reference")`, PEFT's
         `disable_adapter`). Without a model, operations that need one are not offered. `reader`: of READ_TEXT (`ocr.Reader`). `segmenter`:

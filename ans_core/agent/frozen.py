@@ -12,21 +12,24 @@ from torch import Tensor
 
 from ans_core import prompts
 from ans_core.agent.protocol import without_tokens
-from ans_core.model import Sa2VA
+from ans_core.inference.options import PredictOptions
+from ans_core.inference.predict import answers
+from ans_core.inference.requests import request_of
+from ans_core.inference.video import AHEAD
 from ans_core.model.grounding import FrameFeatures
 from ans_core.model.masks import upsample
-from ans_core.model.options import PredictOptions
-from ans_core.model.video import AHEAD
+from ans_core.model.network import Network
 
 MOST_TOKENS = 32
 """Of the answer that holds `[SEG]`."""
 
 
 @torch.no_grad()
-def mask_by_words(model: Sa2VA, picture: Image.Image, words: str) -> tuple[Bool[np.ndarray, "H W"], float]:
+def mask_by_words(model: Network, picture: Image.Image, words: str) -> tuple[Bool[np.ndarray, "H W"], float]:
     """Mask and predicted IoU of the first `[SEG]` that the model says; an empty mask where it says none."""
     asked = prompts.REFERRING_EVAL.format(text=without_tokens(words))
-    answer = model.predict(text=asked, image=picture, max_tokens=MOST_TOKENS)
+    options = PredictOptions(mode=model.video_mode("auto"))
+    (answer,) = answers(model, [request_of(text=asked, image=picture)], options, max_tokens=MOST_TOKENS)
     if not len(answer.seg_embeddings):
         return np.zeros((picture.height, picture.width), bool), 0.0
     with model.own_precision():
@@ -36,14 +39,14 @@ def mask_by_words(model: Sa2VA, picture: Image.Image, words: str) -> tuple[Bool[
     return _mask(model, model.sam2.shown(out)[0], picture), float(out.ious[0].max())
 
 
-def _mask(model: Sa2VA, logits: Tensor, picture: Image.Image) -> Bool[np.ndarray, "H W"]:
+def _mask(model: Network, logits: Tensor, picture: Image.Image) -> Bool[np.ndarray, "H W"]:
     return upsample(logits, size=model.sam2.image_size, height=picture.height, width=picture.width)
 
 
 class Clip:
     """Pictures of a clip as SAM2 sees them. The AHEAD last ones that were encoded are kept: whoever goes back meets them first."""
 
-    def __init__(self, model: Sa2VA, pictures: Sequence[Image.Image]) -> None:
+    def __init__(self, model: Network, pictures: Sequence[Image.Image]) -> None:
         self.model, self.pictures = model, pictures
         self._kept: dict[int, FrameFeatures] = {}
 

@@ -20,10 +20,10 @@ from ans_core.agent.episode import Episode, Observation, Toolbox
 from ans_core.agent.workspace import FIRST, Workspace
 from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.dist import seed_of
-from ans_core.model import Sa2VA
+from ans_core.inference.generation import cut_at_stop, generate, spoken_ids, text_of
+from ans_core.inference.prefill import PrefilledBatch, left_padded, prompt, read_ahead
 from ans_core.model.backbones.base import ImageFeatures
-from ans_core.model.generation import cut_at_stop, generate, spoken_ids, text_of
-from ans_core.model.prefill import PrefilledBatch, left_padded, prompt, read_ahead
+from ans_core.model.network import Network
 from ans_core.rl.rollout import Reader, Rollout, SampledAnswer, Segment, sample
 from ans_core.types import Request
 
@@ -180,7 +180,7 @@ class _Running:
 
 
 def play(
-    model: Sa2VA,
+    model: Network,
     toolbox: Toolbox,
     requests: Sequence[Request],
     *,
@@ -222,7 +222,7 @@ def play(
 
 @torch.no_grad()
 def _begun(
-    model: Sa2VA,
+    model: Network,
     toolbox: Toolbox,
     requests: Sequence[Request],
     features: CropFeatures,
@@ -251,7 +251,7 @@ def _begun(
 
 @torch.no_grad()
 def _to_the_end(
-    model: Sa2VA,
+    model: Network,
     begun: Sequence[_Running],
     prompted: PrefilledBatch,
     features: CropFeatures,
@@ -295,7 +295,7 @@ def _to_the_end(
 
 
 def _said(
-    model: Sa2VA, prompted: PrefilledBatch, active: Sequence[_Running], limits: Limits, reader: Reader | None, forbidden: Sequence[int]
+    model: Network, prompted: PrefilledBatch, active: Sequence[_Running], limits: Limits, reader: Reader | None, forbidden: Sequence[int]
 ) -> list[PlayedTurn]:
     """Return what every episode says next: its plan's words while there are any, then the model's own."""
     number = len(active[0].turns)  # all are at the same turn
@@ -351,7 +351,7 @@ def _taken(prompted: PrefilledBatch, places: Sequence[int]) -> PrefilledBatch:
 
 
 def _continued(
-    model: Sa2VA, prompted: PrefilledBatch, places: Sequence[int], rows: Sequence[tuple[Sequence[int], ImageFeatures | None]]
+    model: Network, prompted: PrefilledBatch, places: Sequence[int], rows: Sequence[tuple[Sequence[int], ImageFeatures | None]]
 ) -> PrefilledBatch:
     """Return these episodes with what was said and came back, still unread; `rows`: its token ids and pictures."""
     taken = _taken(prompted, places)

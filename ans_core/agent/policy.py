@@ -23,8 +23,8 @@ from ans_core import dist, prompts
 from ans_core.agent.operations import Operation
 from ans_core.agent.protocol import call_tokens
 from ans_core.checkpoints import checkpoint
-from ans_core.model import Sa2VA
 from ans_core.model.adapters import Adapters, copies_config, lora_config
+from ans_core.model.network import Network
 from ans_core.model.quantization import Quantization, quantizer
 
 AGENT, BASE = "agent", "base"
@@ -40,7 +40,7 @@ def load_base(
     tiles: Sequence[int] = (),
     dtype: torch.dtype | None = None,
     quantize: Quantization | None = None,
-) -> Sa2VA:
+) -> Network:
     """Load the model that the agent starts from, with tokens for calls. Raises ValueError for one that has no `[SEG]`. `tiles`: see
     `set_tiles`. `dtype`: None keeps the stored one. `quantize`: as in `Sa2VA.from_pretrained`, for inference."""
     model = checkpoint.load(path, device=device, dtype=dtype, quantize=quantize)
@@ -51,7 +51,7 @@ def load_base(
     return model.requires_grad_(False).eval()
 
 
-def set_tiles(model: Sa2VA, tiles: Sequence[int]) -> None:
+def set_tiles(model: Network, tiles: Sequence[int]) -> None:
     """Cut pictures into `tiles` = (fewest, most) tiles from now on; Qwen-VL, which has none: show so many times 448 x 448 pixels. Empty =
     as before."""
     if not tiles:
@@ -64,7 +64,7 @@ def set_tiles(model: Sa2VA, tiles: Sequence[int]) -> None:
 
 
 @torch.no_grad()
-def add_call_tokens(model: Sa2VA, operations: Mapping[str, Operation]) -> list[int]:
+def add_call_tokens(model: Network, operations: Mapping[str, Operation]) -> list[int]:
     """Add the pieces of calls that the tokenizer lacks, in place; return the ids of all pieces.
 
     A new embedding is the mean of those it was spelled with. A new row of the head equals that of the first of these, which comes before
@@ -99,7 +99,7 @@ class AgentPolicy:
     """The base with the agent's adapter, which is active but inside of `base()`."""
 
     def __init__(
-        self, model: Sa2VA, *, lora: Mapping[str, Any] | None, rows: Sequence[int], seed: int, names: Sequence[str] = (AGENT,)
+        self, model: Network, *, lora: Mapping[str, Any] | None, rows: Sequence[int], seed: int, names: Sequence[str] = (AGENT,)
     ) -> None:
         """`lora`: None = copies of the layers instead. `names`: adapters, of which the first is trained. All begin as the first."""
         whole = list(model.backbone.projectors)
@@ -121,7 +121,7 @@ class AgentPolicy:
         return otherwise if self.operations_told is None else self.operations_told
 
     @property
-    def model(self) -> Sa2VA:
+    def model(self) -> Network:
         return self.adapters.model
 
     def base(self) -> AbstractContextManager[None]:
@@ -214,7 +214,7 @@ def _quantize_with_copies(language_model: Any, quantize: Quantization) -> None:
         work(layer)
 
 
-def said_rows(model: Sa2VA, texts: Iterable[str]) -> list[int]:
+def said_rows(model: Network, texts: Iterable[str]) -> list[int]:
     """Return every token that these turns are said with."""
     suffix = prompts.TEMPLATES[model.config.template].suffix
     return sorted({number for text in set(texts) for number in model.tokenizer.encode(text + suffix, add_special_tokens=False)})

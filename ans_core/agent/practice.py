@@ -23,8 +23,8 @@ from ans_core.agent.rewards.running import RunningNorm, moments
 from ans_core.agent.rewards.total import own_parts, shaping, task
 from ans_core.agent.world import Question, is_right
 from ans_core.dist import rank, wait_for_all
-from ans_core.model import Sa2VA
 from ans_core.model.backbones.base import ImageFeatures
+from ans_core.model.network import Network
 from ans_core.rl.grpo import Total
 from ans_core.rl.practice import PlayedRollout
 from ans_core.rl.step import Box, RolloutStep
@@ -48,7 +48,7 @@ class AgentPractice:
 
     def __init__(
         self,
-        model: Sa2VA,
+        model: Network,
         toolbox: Toolbox,
         *,
         question: Callable[[str], Question],

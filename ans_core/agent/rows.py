@@ -16,7 +16,7 @@ from ans_core.agent.world.trace_file import Trace, Turn
 from ans_core.data.collate import PackedRow, ReadRow, Row, pack_row
 from ans_core.data.views import Views
 from ans_core.dist import rng_of
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
 from ans_core.rl.rollout import Rollout, Segment
 
 SHOWN = 3
@@ -36,7 +36,7 @@ def lessons(traces: Sequence[Trace]) -> list[Trace]:
     return found
 
 
-def check_lengths(model: Sa2VA, traces: Sequence[Trace], folder: Path, *, question: Callable[[Trace], str], max_length: int) -> None:
+def check_lengths(model: Network, traces: Sequence[Trace], folder: Path, *, question: Callable[[Trace], str], max_length: int) -> None:
     """Raise ValueError where a trace is longer than the context, or lacks a picture; only the sizes of pictures are read. `question`: see
     `read_trace`."""
     too_long = []
@@ -53,7 +53,7 @@ def check_lengths(model: Sa2VA, traces: Sequence[Trace], folder: Path, *, questi
         )
 
 
-def warn_of_limits(model: Sa2VA, traces: Sequence[Trace], folder: Path, limits: Limits) -> None:
+def warn_of_limits(model: Network, traces: Sequence[Trace], folder: Path, limits: Limits) -> None:
     """Warn of traces that no episode can repeat to their end: what is learned of them runs into a limit when it is played."""
     found = {trace.trace_id: why for trace in traces if (why := beyond(model, trace, limits)) is not None}
     if found:
@@ -64,7 +64,7 @@ def warn_of_limits(model: Sa2VA, traces: Sequence[Trace], folder: Path, limits: 
         )  # fmt: skip
 
 
-def beyond(model: Sa2VA, trace: Trace, limits: Limits) -> str | None:
+def beyond(model: Network, trace: Trace, limits: Limits) -> str | None:
     """Return which limit of an episode a trace is beyond, or None. Only what is learned is held against `turn_tokens`."""
     calls, pictures = len(trace.turns) // 2 - 1, sum(len(turn.pictures) for turn in trace.turns)
     if calls > limits.calls:
@@ -77,7 +77,7 @@ def beyond(model: Sa2VA, trace: Trace, limits: Limits) -> str | None:
     return None
 
 
-def read_trace(model: Sa2VA, trace: Trace, folder: Path, *, question: str, max_length: int) -> ReadRow:
+def read_trace(model: Network, trace: Trace, folder: Path, *, question: str, max_length: int) -> ReadRow:
     """Open the pictures that are shown and tokenize the turns. `question`: the first turn's text (`tokens.first_question`).
 
     Raises ValueError for a trace that is longer than the context."""
@@ -90,7 +90,7 @@ def read_trace(model: Sa2VA, trace: Trace, folder: Path, *, question: str, max_l
     return ReadRow(row=Row(name=f"cota/{trace.trace_id}", frames=(), turns=()), images=[], views=shown, packed=row)
 
 
-def packed(model: Sa2VA, trace: Trace, question: str, grids: Sequence[Sequence[tuple[int, int]]]) -> PackedRow:
+def packed(model: Network, trace: Trace, question: str, grids: Sequence[Sequence[tuple[int, int]]]) -> PackedRow:
     """Return the tokens of a trace; `grids` of its pictures in the order of the text."""
     opening, segments = segments_of(model, trace, question, grids)
     row = pack_row(opening[:-1], [([], [*opening[-1:], *(number for segment in segments for number in segment.ids)])])
@@ -98,7 +98,7 @@ def packed(model: Sa2VA, trace: Trace, question: str, grids: Sequence[Sequence[t
     return replace(row, learned=[False] * len(opening) + learned)
 
 
-def segments_of(model: Sa2VA, trace: Trace, question: str, grids: Sequence[Sequence[tuple[int, int]]]) -> tuple[list[int], Rollout]:
+def segments_of(model: Network, trace: Trace, question: str, grids: Sequence[Sequence[tuple[int, int]]]) -> tuple[list[int], Rollout]:
     """Return the first user's turn, and what was said and what came back after it: the format of played episodes."""
     overview, *later = grids
     opening = tokens.opening_ids(model, question, overview)

@@ -19,11 +19,11 @@ from torch import Tensor
 from ans_core import prompts
 from ans_core.benchmarks.public import Answerer, Item
 from ans_core.checkpoints import folder as folders
+from ans_core.inference.options import PredictOptions
+from ans_core.inference.predict import predict
 from ans_core.model.grounding import FrameFeatures
 from ans_core.model.masks import upsample
-from ans_core.model.options import PredictOptions
-from ans_core.model.predict import predict
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pictures import rle, transforms
 from ans_core.types import RLE, ImageRef, Prediction, Request
 
@@ -44,7 +44,7 @@ def question_of(base: Path) -> str:
     return prompts.REFERRING_EVAL if "seed" in made else QUESTION
 
 
-def answerer(model: Sa2VA, *, question: str, max_tokens: int) -> Answerer:
+def answerer(model: Network, *, question: str, max_tokens: int) -> Answerer:
     def ask(items: Sequence[Item]) -> list[Prediction]:
         for item in items:
             if item.request.mask_prompts:
@@ -73,7 +73,7 @@ def box_of(reply: str) -> Box | None:
 
 
 @torch.no_grad()
-def _masks(model: Sa2VA, items: Sequence[Item], boxes: Sequence[Box | None]) -> dict[int, tuple[RLE, ...]]:
+def _masks(model: Network, items: Sequence[Item], boxes: Sequence[Box | None]) -> dict[int, tuple[RLE, ...]]:
     """Return the masklet of every item with a box. Boxes in one picture or clip share its encoding."""
     shown: dict[Sequence[ImageRef], list[int]] = defaultdict(list)
     for i, item in enumerate(items):
@@ -90,12 +90,12 @@ def _masks(model: Sa2VA, items: Sequence[Item], boxes: Sequence[Box | None]) -> 
     return {i: tuple(masks) for i, masks in found.items()}
 
 
-def _untrained(model: Sa2VA) -> AbstractContextManager[None]:
+def _untrained(model: Network) -> AbstractContextManager[None]:
     """Return the context of SAM2's own mask decoder, if the model has been trained and keeps it."""
     return model.sam2.original() if model.sam2.config.original_decoder else nullcontext()
 
 
-def _through(model: Sa2VA, frames: Sequence[ImageRef], corners: Float[Tensor, "N 2 2"]) -> Iterator[Float[Tensor, "N h4 w4"]]:
+def _through(model: Network, frames: Sequence[ImageRef], corners: Float[Tensor, "N 2 2"]) -> Iterator[Float[Tensor, "N h4 w4"]]:
     """Yield the mask logits of every frame, prompted in the first."""
     labels = torch.tensor([CORNERS] * len(corners), dtype=torch.int32, device=model.device)
     if len(frames) == 1:
@@ -108,5 +108,5 @@ def _through(model: Sa2VA, frames: Sequence[ImageRef], corners: Float[Tensor, "N
         yield logits
 
 
-def _encoded(model: Sa2VA, frame: ImageRef) -> FrameFeatures:
+def _encoded(model: Network, frame: ImageRef) -> FrameFeatures:
     return model.sam2.encode(PredictOptions().pixels(model, [transforms.open_image(frame)]))

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from ans_core import prompts
 from ans_core.checkpoints import checkpoint, layouts, pickles, qwen_config
 from ans_core.checkpoints import folder as folders
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 
 
-def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: int = 0) -> Sa2VA:
+def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: int = 0) -> Network:
     """Build the model that SFT starts from: an InternVL2.5, Qwen2.5-VL or Qwen3-VL (hub's layout) joined with a SAM2, or a whole Sa2VA,
     a release or one of ours (`sam2` empty).
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from accelerate import init_empty_weights
@@ -25,10 +25,12 @@ from ans_core.checkpoints import folder as folders
 from ans_core.checkpoints import layouts, qwen_config, sentencepiece
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
+from ans_core.model.network import HALF, Network
 from ans_core.model.quantization import Quantization, check, is_quantized, quantizer
-from ans_core.model.sa2va import HALF, Sa2VA
 from ans_core.precision import inference_dtype, warn_if_emulated
 from ans_core.written import written_whole
+
+Model = TypeVar("Model", bound=Network)
 
 OUR_TYPE, RELEASE_TYPE = "ans_sa2va", "sa2va_chat"
 BASES = {"internvl_chat": "InternVL base", "qwen2_5_vl": "Qwen2.5-VL base", "qwen3_vl": "Qwen3-VL base"}
@@ -49,7 +51,7 @@ DELTA, DELTA_WEIGHTS = "delta.json", "delta.safetensors"
 # Whole models
 
 
-def save(model: Sa2VA, path: Path, *, max_shard: str = "5GB", metadata: dict[str, Any]) -> None:
+def save(model: Network, path: Path, *, max_shard: str = "5GB", metadata: dict[str, Any]) -> None:
     """Write our folder, whole or not at all; a folder already at `path` is replaced. LoRA must have been merged.
 
     `metadata` (JSON) goes into the manifest. dtypes are kept. Raises ValueError for quantized weights, of which no folder can be made.
@@ -71,10 +73,24 @@ def load(
     device: torch.device | str = "cpu",
     divide: Callable[[nn.Module], None] | None = None,
     quantize: Quantization | None = None,
-) -> Sa2VA:
+) -> Network:
+    """Load a Sa2VA's network; see `load_as`."""
+    return load_as(Network, path, dtype=dtype, device=device, divide=divide, quantize=quantize)
+
+
+def load_as(
+    kind: type[Model],
+    path: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    divide: Callable[[nn.Module], None] | None = None,
+    quantize: Quantization | None = None,
+) -> Model:
     """Load a Sa2VA in eval mode from our folder or a release in upstream's layout, or of what a stage trained (runs/<profile>/sft, rl,
     rl/teacher), with what lies around it. `dtype` None keeps each tensor's own.
 
+    kind: the class to build, the network or the front that is built on it.
     quantize: every layer of the language model as soon as it is loaded, so that never more than one of them is there in full.
     divide: called with every layer of the language model and the vision tower once it is loaded, before the next one is: no process then
     holds the whole model (`sharding.divide`).
@@ -88,9 +104,9 @@ def load(
 
         if divide or quantize:
             raise ValueError(f"{path} is a stage's output, of which layers are not loaded one by one: make a model of it (`ans convert`)")
-        return stage_model(path, dtype=dtype, device=device)
+        return cast("Model", stage_model(path, dtype=dtype, device=device, kind=kind))
     config, tokenizer, state = opened(path)
-    model = empty(config, tokenizer, where=path)
+    model = empty_as(kind, config, tokenizer, where=path)
     if quantize is not None:
         divide = quantizer(model.vlm.model.language_model, quantize)
     fill(model, state, where=str(path), dtype=dtype, device=device, divide=divide)
@@ -122,18 +138,19 @@ def opened(path: Path) -> tuple[Sa2VAConfig, PreTrainedTokenizerBase, Iterable[t
 
 
 def from_pretrained(
+    kind: type[Model],
     path: str | Path,
     *,
     dtype: torch.dtype | str | None,
     device_map: torch.device | str | None,
     attn_implementation: str | None,
     quantize: str | None,
-) -> Sa2VA:
-    """Implement `Sa2VA.from_pretrained`."""
+) -> Model:
+    """Implement `Sa2VA.from_pretrained` for the class `kind`."""
     device = present_device(device_map)  # before anything is fetched
     wanted = _weights_dtype(dtype, device)
-    kind = None if quantize is None else check(quantize, device)
-    model = load(folders.local_folder(path), dtype=wanted, device=device, quantize=kind)
+    bits = None if quantize is None else check(quantize, device)
+    model = load_as(kind, folders.local_folder(path), dtype=wanted, device=device, quantize=bits)
     if attn_implementation is not None:
         model.vlm.set_attn_implementation(attn_implementation)
     return model
@@ -249,14 +266,19 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     raise ValueError(f"{path} holds no tokenizer: neither tokenizer.json nor vocab.json nor tokenizer.model")
 
 
-def empty(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase, *, where: Path | str = "the model") -> Sa2VA:
+def empty(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase, *, where: Path | str = "the model") -> Network:
+    """Build a network without weights; see `empty_as`."""
+    return empty_as(Network, config, tokenizer, where=where)
+
+
+def empty_as(kind: type[Model], config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase, *, where: Path | str) -> Model:
     """Build a model with parameters on the meta device: shapes without memory. Unsaved buffers (rope tables) are real.
 
     Raises ValueError naming `where` for sizes or a tokenizer that no model can have.
     """
     try:
         with init_empty_weights(include_buffers=False):
-            return Sa2VA(config, tokenizer)
+            return kind(config, tokenizer)
     except (StrictDataclassError, ValueError) as error:
         raise ValueError(f"{where}: {' '.join(str(error).split())}") from error
 

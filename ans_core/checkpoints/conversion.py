@@ -27,7 +27,7 @@ from ans_core.checkpoints import bases, checkpoint, layouts, pickles, qwen_confi
 from ans_core.checkpoints import folder as folders
 from ans_core.checkpoints.memory import DECODER, ORIGINAL
 from ans_core.model.config import Sa2VAConfig
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.written import written_whole
 
 Kind = Literal["native", "upstream", "sa2va-i"]
@@ -282,7 +282,7 @@ def _last_state(source: Path) -> Path:
 
 def from_training_state(
     state: str | Path, *, internvl: str | Path, sam2: str | Path, template: str, alpha_per_rank: float = LORA_ALPHA_PER_RANK
-) -> Sa2VA:
+) -> Network:
     """Build a model of what upstream's training saved (.pth, a folder of DeepSpeed's, or .safetensors: trained tensors alone with LoRA
     unmerged, or a whole model under the same names) on the bases it was trained from. LoRA is merged: W + alpha / r * B A.
 
@@ -315,7 +315,7 @@ def training_account(state: str | Path, *, internvl: str | Path, sam2: str | Pat
     return _told(kind, found.values(), (*_state_problems(merged, found), *checkpoint.not_finite(found.items())))
 
 
-def _by_release_names(model: Sa2VA) -> tuple[dict[str, Tensor], dict[str, Tensor], layouts.Layout]:
+def _by_release_names(model: Network) -> tuple[dict[str, Tensor], dict[str, Tensor], layouts.Layout]:
     """Return a model's tensors as named in a release with one mask decoder, the remaining tensors by our names, and that layout."""
     layout = replace(layouts.layout_of(model.config), two_decoders=False)
     state = model.state_dict()

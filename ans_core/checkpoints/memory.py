@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ans_core.checkpoints import checkpoint
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 
 DECODER, ORIGINAL = "sam2.sam_mask_decoder.", "sam2.original_mask_decoder."
 """Our names of SAM2's mask decoder after and before Sa2VA's training."""
@@ -17,7 +17,7 @@ PREFIX = "memory/"
 """Prefix of these tensors in SFT's delta, where a trained mask decoder has a tensor of the same name."""
 
 
-def load_into(model: Sa2VA, folder: Path, *, base: Path) -> dict[str, Tensor]:
+def load_into(model: Network, folder: Path, *, base: Path) -> dict[str, Tensor]:
     """Copy the tensors of the stage's output into a base model and return them; none if the stage passed the base through. A mask decoder
     becomes the original one, too. Raises ValueError if the output belongs to another base."""
     tensors, _ = checkpoint.load_delta(folder, base_hash=checkpoint.weights_hash(base))
@@ -25,7 +25,7 @@ def load_into(model: Sa2VA, folder: Path, *, base: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def put(model: Sa2VA, tensors: Mapping[str, Tensor]) -> None:
+def put(model: Network, tensors: Mapping[str, Tensor]) -> None:
     """Copy SAM2's tensors into a model."""
     own = dict(model.named_parameters())
     with torch.no_grad():

@@ -15,7 +15,7 @@ from ans_core import prompts
 from ans_core.checkpoints import checkpoint, qwen_config
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 
 
 def _vit_300m() -> dict[str, Any]:
@@ -146,7 +146,7 @@ PUBLISHED = MappingProxyType(
 """Configurations by profile. The 4B's template is phi3_chat, as its release says, though its text model is Qwen2.5-3B."""
 
 
-def build_meta(name: str) -> Sa2VA:
+def build_meta(name: str) -> Network:
     """Build the model on the meta device: shapes without memory. Its tokenizer knows the special tokens, at their published ids, and the
     template's stop words; it maps all other words to one id."""
     if name not in PUBLISHED:

@@ -11,18 +11,20 @@ import torch
 from ans_core import dist
 from ans_core.checkpoints import checkpoint, folder, memory
 from ans_core.model import adapters
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 
 TEACHER = "teacher"
 """Folder of the teacher in what `rl` writes."""
 
 
-def sft_model(base: Path, sft: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
+def sft_model(
+    base: Path, sft: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu", kind: type[Network] = Network
+) -> Network:
     """Load the base, put SFT's tensors (and those of the stage `memory`, which it holds) in place and merge its LoRA: RL starts from it.
-    Raises ValueError if they do not belong together."""
+    `kind`: as in `checkpoint.load_as`. Raises ValueError if they do not belong together."""
     tensors, config = checkpoint.load_delta(sft, base_hash=checkpoint.weights_hash(base))
     of_memory, tensors = memory.taken(tensors)
-    model = checkpoint.load(base, dtype=dtype, device=device)
+    model = checkpoint.load_as(kind, base, dtype=dtype, device=device)
     memory.put(model, of_memory)
     if config.get("seg_object_score"):
         model.use_seg_object_score()
@@ -60,12 +62,14 @@ def is_passed_through(sft: Path) -> bool:
     return file.exists() and json.loads(file.read_text(encoding="utf-8"))["config"]["lora"] is None
 
 
-def rl_model(base: Path, sft: Path, rl: Path, *, device: torch.device | str = "cpu") -> Sa2VA:
+def rl_model(base: Path, sft: Path, rl: Path, *, device: torch.device | str = "cpu", kind: type[Network] = Network) -> Network:
     """Load the merged SFT model and merge RL's policy into it."""
-    return _policies(base, sft, rl, device).merged("policy").requires_grad_(False).eval()
+    return _policies(base, sft, rl, device, kind=kind).merged("policy").requires_grad_(False).eval()
 
 
-def stage_model(output: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
+def stage_model(
+    output: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu", kind: type[Network] = Network
+) -> Network:
     """Load the model that a stage's output makes: of `sft`, `rl` (or the teacher in it) or `memory`, with the outputs of the stages before
     it from the folder around it. Merged in the base's own precision, as the stage `convert` does, then cast to `dtype`. Raises ValueError
     for another stage's output, and where one before it is missing."""
@@ -78,25 +82,30 @@ def stage_model(output: Path, *, dtype: torch.dtype | None = None, device: torch
     if missing := [str(folder) for folder in needed if not folder.is_dir()]:
         raise ValueError(f"{output} is what the stage {stage} changed, and {' and '.join(missing)}, on which it was trained, is not there")
     if stage == "memory":
-        model = checkpoint.load(base, device=device)
+        model = checkpoint.load_as(kind, base, device=device)
         memory.load_into(model, output, base=base)
     else:
-        model = sft_model(base, output, device=device) if stage == "sft" else rl_model(base, sft, output, device=device)
+        how: Any = {"device": device, "kind": kind}
+        model = sft_model(base, output, **how) if stage == "sft" else rl_model(base, sft, output, **how)
     if dtype is not None:
         model.to(dtype)
     model.norms_in_fp32()
     return model.requires_grad_(False).eval()
 
 
-def policy_model(base: Path, sft: Path, rl: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Sa2VA:
+def policy_model(base: Path, sft: Path, rl: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Network:
     """Load the model as RL trained it: policy adapter active, not merged."""
     return _policies(base, sft, rl, device, dtype).model.eval()
 
 
-def _policies(base: Path, sft: Path, rl: Path, device: torch.device | str, dtype: torch.dtype | None = None) -> adapters.Policies:
+def _policies(
+    base: Path, sft: Path, rl: Path, device: torch.device | str, dtype: torch.dtype | None = None, kind: type[Network] = Network
+) -> adapters.Policies:
     tensors, config = checkpoint.load_delta(rl, base_hash=checkpoint.weights_hash(sft))
     policies = adapters.Policies(
-        sft_model(base, sft, dtype=dtype, device=device), adapters.rl_config(**config["lora"], modules=config["modules"]), seed=0
+        sft_model(base, sft, dtype=dtype, device=device, kind=kind),
+        adapters.rl_config(**config["lora"], modules=config["modules"]),
+        seed=0,
     )
     policies.load("policy", tensors)
     return policies

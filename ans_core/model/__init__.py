@@ -1,5 +1,11 @@
-"""The model: `from ans_core.model import Sa2VA`."""
+"""The network alone. `from ans_core.model import Sa2VA` gives the model with its front, which lies above (ans_core/inference/sa2va.py)."""
 
-from ans_core.model.sa2va import Sa2VA
+import importlib
+from typing import Any
 
-__all__ = ["Sa2VA"]
+
+def __getattr__(name: str) -> Any:
+    """Import Sa2VA where it is asked for: it is built on this package."""
+    if name == "Sa2VA":
+        return importlib.import_module("ans_core.inference.sa2va").Sa2VA
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

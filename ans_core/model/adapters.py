@@ -14,7 +14,7 @@ from peft.tuners.lora import LoraLayer, LoraModel
 from peft.utils.constants import DUMMY_TARGET_MODULES
 from torch import Tensor, nn
 
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.train import sharding
 
 LORA_TARGETS = r".*language_model\..*\.(q_proj|k_proj|v_proj|o_proj|qkv_proj|gate_proj|up_proj|down_proj|gate_up_proj)"
@@ -46,7 +46,7 @@ def lora_config(
     )
 
 
-def copies_config(model: Sa2VA, *, modules_to_save: Sequence[str], rows: Sequence[int] = ()) -> LoraConfig:
+def copies_config(model: Network, *, modules_to_save: Sequence[str], rows: Sequence[int] = ()) -> LoraConfig:
     """Make PEFT's settings of an adapter without LoRA: each linear layer that LoRA would change is copied, and the copy trained."""
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and re.fullmatch(LORA_TARGETS, name)]
     return LoraConfig(
@@ -58,7 +58,7 @@ def _trained_rows(rows: Sequence[int]) -> dict[str, list[int]] | None:
     return {name: list(rows) for name in ("embed_tokens", "lm_head")} if rows else None
 
 
-def prepare_sft(model: Sa2VA, config: LoraConfig, *, seed: int) -> LoraModel:
+def prepare_sft(model: Network, config: LoraConfig, *, seed: int) -> LoraModel:
     """Freeze the model, add LoRA (initialised from `seed`) and unfreeze the modules that SFT trains fully; trained tensors become fp32.
 
     Trained: LoRA on all linears of the text model, embeddings and head, projector (Qwen-VL has none: its merger stays frozen),
@@ -80,7 +80,7 @@ def prepare_sft(model: Sa2VA, config: LoraConfig, *, seed: int) -> LoraModel:
     return tuner
 
 
-def full_modules(model: Sa2VA) -> list[tuple[str, nn.Module]]:
+def full_modules(model: Network) -> list[tuple[str, nn.Module]]:
     """Return (name, module) of all modules that SFT trains fully, beside LoRA."""
     return [
         ("embed_tokens", model.vlm.get_input_embeddings()),
@@ -131,7 +131,7 @@ DRAWING = ("text_hidden_fcs", "sam_mask_decoder")
 """Modules that RL trains fully beside the projector, with one copy per adapter; embeddings and head stay frozen."""
 
 
-def policy_modules(model: Sa2VA, *, drawing: bool) -> list[str]:
+def policy_modules(model: Network, *, drawing: bool) -> list[str]:
     """Return the modules that a run trains. drawing: something gives the mask modules a gradient (`Rl.drawing`); otherwise they stay
     frozen."""
     return [*model.backbone.projectors, *(DRAWING if drawing else ())]
@@ -148,7 +148,7 @@ class Adapters:
     weights their gradient without a word.
     """
 
-    def __init__(self, model: Sa2VA, config: LoraConfig, *, names: Sequence[str], off: str, seed: int) -> None:
+    def __init__(self, model: Network, config: LoraConfig, *, names: Sequence[str], off: str, seed: int) -> None:
         """Add adapters, which all begin as the first one. `off`: what the model without any is called in `using`."""
         self.model, self.names, self.off = model, tuple(names), off
         self.active = names[0]
@@ -218,16 +218,16 @@ class Adapters:
             count += value.numel()
         return (square / count) ** 0.5
 
-    def merged(self, adapter: str) -> Sa2VA:
+    def merged(self, adapter: str) -> Network:
         """Merge this adapter and return the bare model; all adapters are removed."""
         self._activate(adapter)
         merged = self.peft.merge_and_unload(adapter_names=[adapter])
-        assert isinstance(merged, Sa2VA)
+        assert isinstance(merged, Network)
         return merged
 
 
 class Policies(Adapters):
     """Policy and EMA teacher over the merged SFT model; with adapters off it is the reference."""
 
-    def __init__(self, model: Sa2VA, config: LoraConfig, *, seed: int) -> None:
+    def __init__(self, model: Network, config: LoraConfig, *, seed: int) -> None:
         super().__init__(model, config, names=("policy", "teacher"), off="reference", seed=seed)

@@ -19,7 +19,7 @@ from ans_core.data.views import Tiling
 from ans_core.model.attention import DENSE
 from ans_core.model.checkpointing import LOGITS
 from ans_core.model.grounding import Grounding, GroundingConfig
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 
 LORA_LINEARS = 7
 """q, k, v, o, gate, up, down."""
@@ -38,7 +38,7 @@ class TextShape:
     words: int
 
     @staticmethod
-    def of(model: Sa2VA) -> TextShape:
+    def of(model: Network) -> TextShape:
         config: Any = model.vlm.config.text_config
         return TextShape(
             hidden=config.hidden_size,
@@ -64,7 +64,7 @@ class MicroBatch:
     """Pairs of a `[SEG]` and a frame, per row."""
 
 
-def _tiling(model: Sa2VA) -> Tiling:
+def _tiling(model: Network) -> Tiling:
     cutter = model.backbone.cutter
     assert isinstance(cutter, Tiling), "only InternVL's sizes are counted"
     return cutter
@@ -86,7 +86,7 @@ def layer_bytes(text: TextShape, batch: MicroBatch, *, rank: int, dropout: bool,
     return count * kept + (dense * size if dense <= DENSE else 0)
 
 
-def activation_bytes(model: Sa2VA, batch: MicroBatch, *, rank: int, dropout: bool, half: bool, checkpointing: bool) -> dict[str, int]:
+def activation_bytes(model: Network, batch: MicroBatch, *, rank: int, dropout: bool, half: bool, checkpointing: bool) -> dict[str, int]:
     """Return the peak's parts: layers, gradients of one layer's activations, logits, projector, mask decoder. With checkpointing the layers
     keep their inputs; two at a time keep all, for one is computed again before the one above it is let go (measured)."""
     text = TextShape.of(model)
@@ -146,7 +146,7 @@ def linear_parameters(module: nn.Module) -> int:
     return sum(m.weight.numel() for m in module.modules() if isinstance(m, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)))
 
 
-def flops(model: Sa2VA, batch: MicroBatch, *, rank: int, checkpointing: bool) -> dict[str, float]:
+def flops(model: Network, batch: MicroBatch, *, rank: int, checkpointing: bool) -> dict[str, float]:
     """Return the floating point operations of a step's micro-batch by part: 2 a weight and token forward, as many backward for inputs, and
     again for trained weights; the frozen encoders, whose results a feature cache keeps, forward alone. SAM2 encodes one frame for every row
     with masks."""

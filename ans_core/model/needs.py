@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from ans_core.model.adapters import full_modules
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Needs:
         return (self.whole_weights + 16 * self.trained) / self.gpus
 
 
-def needs(model: Sa2VA, *, rank: int, gpus: int) -> Needs:
+def needs(model: Network, *, rank: int, gpus: int) -> Needs:
     """LoRA on every linear layer of the text model, as the family trains it; a pair of factors has rank * (inputs + outputs)."""
     full = [module for _, module in full_modules(model)]
     linears = [m for m in model.vlm.model.language_model.modules() if isinstance(m, nn.Linear)]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ans_core.model.backbones import BACKBONES
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.train import sharding
 
 PARTS = {
@@ -27,7 +27,7 @@ def part_of(name: str) -> str:
     return next(part for prefix, part in PARTS.items() if name.startswith(prefix))
 
 
-def hashes(model: Sa2VA) -> dict[str, str]:
+def hashes(model: Network) -> dict[str, str]:
     """`part (trained)`, `(frozen)` or, in RL, `(teacher)` -> SHA-256 over its tensors' bytes, by what takes a gradient now. All processes
     must call it."""
     found: dict[str, hashlib._Hash] = {}
@@ -39,7 +39,7 @@ def hashes(model: Sa2VA) -> dict[str, str]:
     return {key: digest.hexdigest() for key, digest in found.items()}
 
 
-def check_moved(before: dict[str, str], model: Sa2VA) -> dict[str, bool]:
+def check_moved(before: dict[str, str], model: Network) -> dict[str, bool]:
     """Return which parts changed. Raises RuntimeError if a frozen part changed or a trained one did not."""
     after = hashes(model)
     moved = {key: before[key] != after[key] for key in before}
@@ -51,5 +51,5 @@ def check_moved(before: dict[str, str], model: Sa2VA) -> dict[str, bool]:
     return moved
 
 
-def _named(model: Sa2VA) -> list[tuple[str, nn.Parameter]]:
+def _named(model: Network) -> list[tuple[str, nn.Parameter]]:
     return [(name.replace("base_model.model.", ""), p) for name, p in model.named_parameters()]

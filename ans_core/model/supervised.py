@@ -18,8 +18,8 @@ from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.checkpointing import in_pieces
 from ans_core.model.feature_cache import FeatureCache
 from ans_core.model.grounding import FrameFeatures, MaskOutput
+from ans_core.model.network import Network
 from ans_core.model.packing import Packed
-from ans_core.model.sa2va import Sa2VA
 from ans_core.train import sharding
 
 
@@ -33,7 +33,7 @@ class Supervised(nn.Module):
 
     def __init__(
         self,
-        model: Sa2VA,
+        model: Network,
         *,
         mask_weight: float,
         dice_weight: float,
@@ -113,7 +113,7 @@ class Supervised(nn.Module):
         return self.model.sam2.decode(features, batch.pair_frame, embeddings[batch.pair_seg])
 
 
-def layout_of(model: Sa2VA, *, mask_size: int, max_length: int, objects: int = 0) -> Layout:
+def layout_of(model: Network, *, mask_size: int, max_length: int, objects: int = 0) -> Layout:
     """How this model wants its batches."""
     return Layout(
         template=model.config.template,
@@ -139,14 +139,14 @@ def packed(batch: Batch) -> Packed:
     )
 
 
-def image_tokens(model: Sa2VA, rows: Sequence[Views], known: FeatureCache | None = None) -> ImageFeatures:
+def image_tokens(model: Network, rows: Sequence[Views], known: FeatureCache | None = None) -> ImageFeatures:
     """Image tokens of all rows; the vision tower keeps a graph only where it is trained."""
     with torch.set_grad_enabled(any(p.requires_grad for p in model.backbone.vision_tower.parameters())):
         features = model.vision_features(rows) if known is None else _known_features(model, rows, known)
     return model.project(features)
 
 
-def _known_features(model: Sa2VA, rows: Sequence[Views], known: FeatureCache) -> ImageFeatures:
+def _known_features(model: Network, rows: Sequence[Views], known: FeatureCache) -> ImageFeatures:
     def compute(lacking: list[int]) -> list[tuple[Tensor, ...]]:
         some = [rows[i] for i in lacking]
         return [(part.values,) for part in model.vision_features(some).split(some)]
@@ -155,7 +155,7 @@ def _known_features(model: Sa2VA, rows: Sequence[Views], known: FeatureCache) ->
     return ImageFeatures(values=torch.cat([values for (values,) in found]), grids=tuple(grid for row in rows for grid in row.grids))
 
 
-def encoded_frames(model: Sa2VA, batch: Batch, known: FeatureCache | None) -> FrameFeatures:
+def encoded_frames(model: Network, batch: Batch, known: FeatureCache | None) -> FrameFeatures:
     """SAM2's features of the batch's frames."""
     if known is None:
         return model.sam2.encode(batch.sam_frames)

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from ans_core.data.collate import cell_shares
 from ans_core.data.tensor_batch import TensorBatch
 from ans_core.data.views import Cutter, Views
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.model.supervised import image_tokens
 from ans_core.pictures import rle, transforms
 from ans_core.pretrain.region_words import NOT_SAID
@@ -74,7 +74,7 @@ class Alignment(nn.Module):
     """Cross-entropy of the cells that a thing covers, from the cosines of its words with each cell, summed over the words; plus binary
     cross-entropy of a region's words, summed over the vocabulary, from the cosines of its mean cell with each word."""
 
-    def __init__(self, model: Sa2VA) -> None:
+    def __init__(self, model: Network) -> None:
         super().__init__()
         self.model = model
         self.log_scale = nn.Parameter(torch.tensor(math.log(FIRST_SCALE)))

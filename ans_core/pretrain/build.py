@@ -17,7 +17,7 @@ from ans_core import prompts
 from ans_core.model.backbones import BACKBONES
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pretrain.finding import middle_attention
 
 CHAT_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -279,11 +279,11 @@ TINY = {
 """The kinds of backbone that can be built from nothing."""
 
 
-def build_tiny(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Sa2VA:
+def build_tiny(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Network:
     """Build the model with random weights drawn from `seed` alone (the caller's random state is not changed)."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Sa2VA(config, tokenizer)
+        model = Network(config, tokenizer)
         TINY[config.kind].start(model.backbone.vision_tower)
         match_by_content(middle_attention(model))
         decoder = model.sam2.sam_mask_decoder.transformer

@@ -20,8 +20,8 @@ from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
 from ans_core.data.collate import Batch
 from ans_core.dist import Metrics
+from ans_core.model.network import Network
 from ans_core.model.packing import branch_attention
-from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised
 
 
@@ -36,7 +36,7 @@ class Finding(Supervised):
     discarded) and click are read from the last hidden states of a thing's first two (one, in a caption), each of which weighs the same.
     """
 
-    def __init__(self, model: Sa2VA, *, attention_weight: float, box_weight: float, click_weight: float) -> None:
+    def __init__(self, model: Network, *, attention_weight: float, box_weight: float, click_weight: float) -> None:
         super().__init__(model, mask_weight=0.0, dice_weight=0.0, points=1)
         self.attention_weight, self.box_weight, self.click_weight = attention_weight, box_weight, click_weight
         self.box_head = nn.Linear(model.vlm.config.text_config.hidden_size, 4)
@@ -128,7 +128,7 @@ def first_looks(thing: Tensor) -> Bool[Tensor, " K"]:
     return torch.cat([torch.ones_like(thing[:2], dtype=torch.bool), thing[2:] != thing[:-2]])
 
 
-def middle_attention(model: Sa2VA) -> Any:
+def middle_attention(model: Network) -> Any:
     """Return the attention layer of a tiny language model that `Finding` supervises."""
     layers = model.vlm.model.language_model.layers
     return layers[len(layers) // 2].self_attn

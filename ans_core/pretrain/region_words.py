@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ans_core.data.tensor_batch import TensorBatch
 from ans_core.data.views import Cutter, Views
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pictures import rle, transforms
 from ans_core.types import ImageRef, Sample
 
@@ -62,7 +62,7 @@ def words_batch(pictures: Sequence[tuple[ImageRef, Sequence[Sample]]], tokenizer
 class RegionWords(nn.Module):
     """Binary cross-entropy of the bag of words, summed over the vocabulary, mean over regions. The head is discarded."""
 
-    def __init__(self, model: Sa2VA) -> None:
+    def __init__(self, model: Network) -> None:
         super().__init__()
         self.model = model
         width = model.vlm.config.vision_config.hidden_size

@@ -24,13 +24,13 @@ from ans_core.config.rl import Rl
 from ans_core.data.collate import Batch
 from ans_core.data.tensor_batch import TensorBatch
 from ans_core.dist import rank, shared_sum, world_size
+from ans_core.judge.judging import Judging
 from ans_core.model.adapters import Adapters
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.parts import part_of
 from ans_core.model.supervised import Supervised
 from ans_core.pictures import transforms
 from ans_core.rewards import Reward
-from ans_core.rewards.judge.judging import Judging
 from ans_core.rl import agent_loop, caption_loop, describe_loop, ground_loop, grpo, mask_loop, pictures, refer_loop, vqa_loop
 from ans_core.rl.mask_policy import MASK_POLICIES, steered
 from ans_core.rl.practice import Practice

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from ans_core.data.collate import pack_row, pad_rows
+from ans_core.inference.generation import cut_at_stop, stopping
+from ans_core.inference.prefill import PrefilledBatch, read_ahead
 from ans_core.model.checkpointing import in_pieces
-from ans_core.model.generation import cut_at_stop, stopping
+from ans_core.model.network import Network
 from ans_core.model.packing import Packed
-from ans_core.model.prefill import PrefilledBatch, read_ahead
-from ans_core.model.sa2va import Sa2VA
 
 Guard = Literal["guard", "clip"]
 """guard: replace and count logits that are not finite, leave others alone. clip: also clamp to +-30, which removes the gradient of every
@@ -135,7 +135,7 @@ def _in_fp32(kind: type[nn.Module]) -> type[nn.Module]:
     return Fp32
 
 
-def exact_head(model: Sa2VA) -> None:
+def exact_head(model: Network) -> None:
     """Make the model's head compute in fp32 under autocast, for sampling and learning alike: logits rounded to bf16 change a
     log-probability by 0.1. SFT keeps the head in fp32, so nothing is copied; a head that PEFT has wrapped is cast."""
     head = model.vlm.lm_head
@@ -146,7 +146,7 @@ def exact_head(model: Sa2VA) -> None:
 
 @torch.no_grad()
 def sample(
-    model: Sa2VA, prompted: PrefilledBatch, *, group: int, max_tokens: int, reader: Reader, seeds: Sequence[int]
+    model: Network, prompted: PrefilledBatch, *, group: int, max_tokens: int, reader: Reader, seeds: Sequence[int]
 ) -> list[SampledAnswer]:
     """Sample `group` answers for each of the B requests, in request order; `seeds` has one seed per answer (B x group)."""
     prompted = read_ahead(model, prompted)
@@ -183,7 +183,7 @@ def pack(groups: Sequence[Group], *, pad_id: int, multiple: int = 1) -> tuple[di
 
 
 def token_logps(
-    model: Sa2VA, packed: Packed, hidden: Float[Tensor, "B L D"], reader: Reader, *, learn_entropy: bool = False
+    model: Network, packed: Packed, hidden: Float[Tensor, "B L D"], reader: Reader, *, learn_entropy: bool = False
 ) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"]]:
     """Return the log-probability of every trainable token and the entropy in its place, which has a gradient if it is learned too."""
 

@@ -25,16 +25,16 @@ from ans_core.data.collate import conversation_ids, prefix_ids, resize_mask
 from ans_core.data.tensor_batch import TensorBatch
 from ans_core.data.views import Views
 from ans_core.dist import seed_of
+from ans_core.inference.generation import generate, spoken_ids, text_of
+from ans_core.inference.prefill import prompt, visible
 from ans_core.losses import mask_losses
 from ans_core.metrics.mask import soft_iou
 from ans_core.model.adapters import Adapters
 from ans_core.model.backbones.base import ImageFeatures
-from ans_core.model.generation import generate, spoken_ids, text_of
 from ans_core.model.grounding import FrameFeatures, MaskOutput
 from ans_core.model.masks import upsample
+from ans_core.model.network import Network
 from ans_core.model.packing import Packed
-from ans_core.model.prefill import prompt, visible
-from ans_core.model.sa2va import Sa2VA
 from ans_core.pictures import rle, transforms
 from ans_core.rewards import Reward
 from ans_core.rewards.confidence import MaskPrediction
@@ -70,7 +70,7 @@ class RlBatch(TensorBatch):
     """How often the sample stands before this place in the whole step: few data fill a step several times over."""
 
 
-def rl_batch(samples: Sequence[Sample], asked: Sequence[str], model: Sa2VA, *, mask_size: int, repeats: Sequence[int] = ()) -> RlBatch:
+def rl_batch(samples: Sequence[Sample], asked: Sequence[str], model: Network, *, mask_size: int, repeats: Sequence[int] = ()) -> RlBatch:
     """Read the samples' pictures. repeats: of each sample, for its seeds; none given means that each stands in the step once."""
     images = [transforms.open_image(s.frames[0]) for s in samples]
     empty = torch.zeros(mask_size, mask_size, dtype=torch.bool)
@@ -244,7 +244,7 @@ class RolloutStep:
     """Known once all micro-batches of the step have acted."""
 
     @property
-    def model(self) -> Sa2VA:
+    def model(self) -> Network:
         return self.policies.model
 
     @property

@@ -29,7 +29,7 @@ from ans_core.agent.world import Question, draw_question, oracle
 from ans_core.agent.world.question import faithful_calls
 from ans_core.benchmarks import BENCHMARKS
 from ans_core.config import Config
-from ans_core.model.predict import on_all_processes, predict
+from ans_core.inference.predict import on_all_processes, predict
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import machine_of
 from ans_core.types import Log, Sample

@@ -33,8 +33,8 @@ from ans_core.config.agent import AgentSft
 from ans_core.data import conversation
 from ans_core.data.collate import Batch, batch_of, read_row
 from ans_core.data.mixture import Mixture
-from ans_core.model import Sa2VA
 from ans_core.model.lora_ranks import rank_pattern
+from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.supervised import Supervised, layout_of
 from ans_core.stages.launch import last_means, machine_of, schedule_of, show_ranks, weights_dtype
@@ -124,7 +124,7 @@ def tuned_weights(folder: Path, *, base: Path) -> dict[str, Tensor]:
     return {name.replace(".modules_to_save.*.", "."): tensor for name, tensor in tensors.items()}
 
 
-def lora_of(settings: AgentSft, base: Sa2VA, tuned: Mapping[str, Tensor] | None) -> dict[str, Any] | None:
+def lora_of(settings: AgentSft, base: Network, tuned: Mapping[str, Tensor] | None) -> dict[str, Any] | None:
     """Return the adapter's ranks: `lora.rank`, or what each layer's change in full fine-tuning needs. None = copies of the layers."""
     if settings.whole:
         return None

@@ -31,8 +31,8 @@ from ans_core.data.collate import collate
 from ans_core.data.mixture import Mixture, Source
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.grounding import GroundingConfig
+from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes
-from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import layout_of
 from ans_core.pretrain.alignment import Alignment, AlignmentBatch, alignment_batch
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
@@ -107,7 +107,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 
 @torch.no_grad()
-def _start_seg(model: Sa2VA) -> None:
+def _start_seg(model: Network) -> None:
     """Initialise `[SEG]`, which no text has used so far, as `<box>`, in whose place it will stand: read alike, and said alike."""
     box = model.tokenizer.convert_tokens_to_ids(prompts.BOX_START)
     for layer in (model.vlm.get_input_embeddings(), model.vlm.get_output_embeddings()):
@@ -150,7 +150,7 @@ def _shown(sources: list[Source]) -> list[Shown]:
     return list(found.items())
 
 
-def _sam_images(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
+def _sam_images(cfg: Config, model: Network, sources: list[Source]) -> Phase:
     optim = cfg.base.sam_images
     model.requires_grad_(False)
     for part in (model.sam2.image_encoder, model.sam2.sam_prompt_encoder, model.sam2.sam_mask_decoder):
@@ -175,7 +175,7 @@ def _share(optim: Optim) -> int:
     return max(1, optim.batch // optim.accumulate // dist.world_size())
 
 
-def _vision_words(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
+def _vision_words(cfg: Config, model: Network, sources: list[Source]) -> Phase:
     choose, optim = _pictures(data.of_kind(sources, "region_caption"), cfg, "words", cfg.base.vision_words), cfg.base.vision_words
     model.requires_grad_(False)
     model.backbone.vision_tower.requires_grad_(True)
@@ -186,7 +186,7 @@ def _vision_words(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
     return Phase(loss=RegionWords(model), batches=make, optim=optim)
 
 
-def _alignment(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
+def _alignment(cfg: Config, model: Network, sources: list[Source]) -> Phase:
     named = [s for kind in ("referring", "region_caption") for s in data.of_kind(sources, kind) if s.masks]
     choose, optim = _pictures(named, cfg, "alignment", cfg.base.alignment), cfg.base.alignment
     model.requires_grad_(False)
@@ -213,7 +213,7 @@ def _pictures(samples: list[Sample], cfg: Config, name: str, optim: Optim) -> Ca
     return choose
 
 
-def _language(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
+def _language(cfg: Config, model: Network, sources: list[Source]) -> Phase:
     optim = cfg.base.language_text
     model.requires_grad_(False)
     model.vlm.requires_grad_(True)
@@ -234,7 +234,7 @@ def _language(cfg: Config, model: Sa2VA, sources: list[Source]) -> Phase:
     return Phase(loss=loss, batches=make, optim=optim)
 
 
-PHASES: dict[str, Callable[[Config, Sa2VA, list[Source]], Phase]] = {
+PHASES: dict[str, Callable[[Config, Network, list[Source]], Phase]] = {
     "vision_words": _vision_words,
     "alignment": _alignment,
     "sam_images": _sam_images,
@@ -244,7 +244,7 @@ PHASES: dict[str, Callable[[Config, Sa2VA, list[Source]], Phase]] = {
 
 
 @torch.no_grad()
-def held_out(cfg: Config, model: Sa2VA, sources: list[Source]) -> dict[str, float]:
+def held_out(cfg: Config, model: Network, sources: list[Source]) -> dict[str, float]:
     """Return the IoU of clicked or boxed objects on held-out pictures."""
     model.eval()
     pictures, size = _shown(sources)[:100], model.sam2.image_size

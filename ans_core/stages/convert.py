@@ -20,9 +20,10 @@ from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import policy_model, rl_model
 from ans_core.config import Config
 from ans_core.data.regions import is_region
-from ans_core.model.generation import generate, seg_embeddings_of
-from ans_core.model.prefill import prompt
-from ans_core.model.sa2va import Sa2VA
+from ans_core.inference.generation import generate, seg_embeddings_of
+from ans_core.inference.prefill import prompt
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pictures import rle, transforms
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import machine_of
@@ -79,7 +80,7 @@ def probes(prepared: Path, split: str) -> list[Request]:
 
 
 @torch.no_grad()
-def outputs(model: Sa2VA, requests: Sequence[Request], max_tokens: int) -> tuple[list[list[int]], list[torch.Tensor]]:
+def outputs(model: Network, requests: Sequence[Request], max_tokens: int) -> tuple[list[list[int]], list[torch.Tensor]]:
     """Return every greedy answer's token ids, and the mask logits of its `[SEG]` tokens."""
     if not requests:
         return [], []
@@ -119,7 +120,8 @@ def model_card(cfg: Config, prepared: Path, difference: dict[str, float]) -> str
 A pixel-grounded multimodal model of the Sa2VA family, trained by ANS: a vision-language model (InternVL or Qwen-VL) + SAM2.
 `[SEG]` in an answer draws a mask.
 {warning}
-    from ans_core.model import Sa2VA
+    from ans_core.model.network import Network
+    from ans_core.inference.sa2va import Sa2VA
     model = Sa2VA.from_pretrained("path/to/this/folder")
 
 ## Data

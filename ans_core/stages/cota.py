@@ -43,7 +43,7 @@ def judge_of_traces(cfg: Config, log: Log) -> Iterator[TraceJudge | None]:
     if not cfg.agent.cota.judge:
         yield None
         return
-    from ans_core.rewards.judge.choose import endpoint_of  # takes a second
+    from ans_core.judge.choose import endpoint_of  # takes a second
 
     with closing(endpoint_of(cfg, deadline_s=judging.CHUNK_DEADLINE_S)) as endpoint:
         yield partial(judging.verdicts, endpoint, seed=cfg.seed, on_failure=cfg.judge.on_failure, log=log)

@@ -29,9 +29,9 @@ from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import is_passed_through, sft_model
 from ans_core.config import Config, require_samples
 from ans_core.data.regions import is_region
+from ans_core.inference.predict import on_all_processes, predict
 from ans_core.metrics.caption import same_text
-from ans_core.model.predict import on_all_processes, predict
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pictures import overlay, rle, transforms
 from ans_core.precision import inference_dtype
 from ans_core.progress import bar_interval_s
@@ -106,7 +106,7 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratc
     return metrics
 
 
-def public_results(cfg: Config, model: Sa2VA, *, out: Path, scratch: Path) -> Iterator[public_run.Result]:
+def public_results(cfg: Config, model: Network, *, out: Path, scratch: Path) -> Iterator[public_run.Result]:
     """Run the model on the public benchmarks of the settings, and log the reason of those that give no figures."""
     mode = model.video_mode(cfg.evaluate.video_mode)
 
@@ -141,7 +141,7 @@ def remembering(ask: Predict) -> Predict:
     return answer
 
 
-def load_row(row: str, inputs: dict[str, Path], device: torch.device) -> Sa2VA:
+def load_row(row: str, inputs: dict[str, Path], device: torch.device) -> Network:
     dtype = inference_dtype(device)
     match row:
         case "untrained" | "base":

@@ -13,9 +13,9 @@ from tqdm import tqdm
 from ans_core import data
 from ans_core.config import Config
 from ans_core.data.regions import is_region
-from ans_core.rewards.judge.base import Judge, self_checked
-from ans_core.rewards.judge.choose import is_judged, judge_of
-from ans_core.rewards.judge.questions import Questions, write_questions
+from ans_core.judge.base import Judge, self_checked
+from ans_core.judge.choose import is_judged, judge_of
+from ans_core.judge.questions import Questions, write_questions
 from ans_core.types import Log
 
 FILE = "questions.jsonl"

@@ -19,15 +19,15 @@ import torch
 
 from ans_core import dist
 from ans_core.agent.evaluation import accuracy, outcome_of
-from ans_core.agent.online import overview
-from ans_core.agent.online.engine import Asked, Engine
-from ans_core.agent.online.practice import Confirm, Relabel
-from ans_core.agent.online.simulation import STREAM_FROM, Drawn, Shift, one_answer, poisoning, wrong_on
-from ans_core.agent.online.store import Task
-from ans_core.agent.online.worker import Worker
 from ans_core.agent.play import play
 from ans_core.agent.world import Question
 from ans_core.config import Config
+from ans_core.online import overview
+from ans_core.online.engine import Asked, Engine
+from ans_core.online.practice import Confirm, Relabel
+from ans_core.online.simulation import STREAM_FROM, Drawn, Shift, one_answer, poisoning, wrong_on
+from ans_core.online.store import Task
+from ans_core.online.worker import Worker
 from ans_core.stages.launch import machine_of
 from ans_core.stages.online_parts import SERVED, Guard, Parts, loop_of, opened, schedule, worker_of
 from ans_core.train import loop

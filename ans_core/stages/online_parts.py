@@ -12,19 +12,6 @@ from ans_core.agent import asking
 from ans_core.agent.crops import CropFeatures
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told
-from ans_core.agent.online import store as stores
-from ans_core.agent.online.admission import Gate
-from ans_core.agent.online.canary import Asked, Canary
-from ans_core.agent.online.embedding import encoder_name
-from ans_core.agent.online.engine import Engine
-from ans_core.agent.online.learning import KlControl, OnlineLoop
-from ans_core.agent.online.neighbours import Neighbours
-from ans_core.agent.online.practice import Confirm, Lesson, OnlinePractice, Relabel
-from ans_core.agent.online.simulation import CANARY_FROM, REPLAY_FROM, Drawn
-from ans_core.agent.online.snapshots import Snapshots
-from ans_core.agent.online.store import Store, Task
-from ans_core.agent.online.verifiers import confirmed_answer
-from ans_core.agent.online.worker import ADAPTERS, Pace, Worker
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Limits
 from ans_core.agent.policy import AgentPolicy, load_policy
@@ -32,6 +19,19 @@ from ans_core.agent.workspace import Workspace
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, Lora, Rl
 from ans_core.config.training import DataOptim
+from ans_core.online import store as stores
+from ans_core.online.admission import Gate
+from ans_core.online.canary import Asked, Canary
+from ans_core.online.embedding import encoder_name
+from ans_core.online.engine import Engine
+from ans_core.online.learning import KlControl, OnlineLoop
+from ans_core.online.neighbours import Neighbours
+from ans_core.online.practice import Confirm, Lesson, OnlinePractice, Relabel
+from ans_core.online.simulation import CANARY_FROM, REPLAY_FROM, Drawn
+from ans_core.online.snapshots import Snapshots
+from ans_core.online.store import Store, Task
+from ans_core.online.verifiers import confirmed_answer
+from ans_core.online.worker import ADAPTERS, Pace, Worker
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import schedule_of
 from ans_core.train.loop import Machine, Schedule

@@ -29,8 +29,8 @@ from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, Lora, Rl
 from ans_core.config.rft import PhaseEnd
 from ans_core.config.training import DataOptim
+from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes
-from ans_core.model.sa2va import Sa2VA
 from ans_core.rl.dual_loop import Batches, DualLoop, check_learned
 from ans_core.rl.step import rl_batch
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
@@ -153,7 +153,7 @@ class Questions:
         family, split, index = question_id.split("/")
         return draw_question(family, seed=self.seed, split=split, index=int(index), tile=self.tile)
 
-    def batches(self, model: Sa2VA) -> RftBatches:
+    def batches(self, model: Network) -> RftBatches:
         return RftBatches(self, model)
 
 
@@ -166,7 +166,7 @@ def turn_of(families: Sequence[str], often: Mapping[str, int]) -> list[str]:
 class RftBatches:
     """(step, micro-batch) -> this process's questions."""
 
-    def __init__(self, questions: Questions, model: Sa2VA) -> None:
+    def __init__(self, questions: Questions, model: Network) -> None:
         self.questions, self.model, self.settings = questions, model, questions.settings
 
     def __call__(self, step: int, micro: int) -> Batches:

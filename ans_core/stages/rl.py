@@ -31,13 +31,13 @@ from ans_core.data.collate import Batch, LeftOut, collate_readable
 from ans_core.data.left_out import STAND_INS, LeftOutFile, first_readable
 from ans_core.data.mixture import Source
 from ans_core.data.selection import Expressions, Joined, Selected, unnamed
+from ans_core.judge.choose import is_judged, judge_of
+from ans_core.judge.judging import Judging
+from ans_core.judge.questions import read_questions
 from ans_core.model import adapters
+from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes
-from ans_core.model.sa2va import Sa2VA
 from ans_core.rewards import MASKLESS, REWARDS, WORDLESS, corpus_rewards
-from ans_core.rewards.judge.choose import is_judged, judge_of
-from ans_core.rewards.judge.judging import Judging
-from ans_core.rewards.judge.questions import read_questions
 from ans_core.rl.curriculum import easiest_first, taking_part
 from ans_core.rl.dual_loop import LOOPS, Batches, Beside, DualLoop, check_learned
 from ans_core.rl.step import RlBatch, rl_batch
@@ -208,7 +208,7 @@ def with_absent(samples: Selected, share: float) -> Selected:
     return Selected(samples.joined, np.concatenate([there, np.resize(silent, wanted)]))
 
 
-def rows_of_sft(cfg: Config, sources: Sequence[Source], model: Sa2VA, left_out: LeftOutFile) -> Callable[[int, int], Batch]:
+def rows_of_sft(cfg: Config, sources: Sequence[Source], model: Network, left_out: LeftOutFile) -> Callable[[int, int], Batch]:
     """Return (step, micro-batch) -> this process's rows of SFT's mixture, without those that can't be read. Raises ValueError where a
     micro-batch would have none."""
     s, seed = cfg.rl, dist.seed_of(cfg.seed, "rl rows")
@@ -233,7 +233,7 @@ class RolloutBatches:
         self,
         cfg: Config,
         practice: LoopSamples,
-        model: Sa2VA,
+        model: Network,
         joined: Joined,
         left_out: LeftOutFile,
         rows: Callable[[int, int], Batch] | None = None,

@@ -26,8 +26,8 @@ from ans_core.data.mixture import PoolRows
 from ans_core.model import adapters
 from ans_core.model.feature_cache import FeatureCache
 from ans_core.model.lora_ranks import rank_pattern
+from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes, part_of
-from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised
 from ans_core.model.validation import ValidationSlice
 from ans_core.stages.launch import last_means, lasting, machine_of, schedule_of, show_ranks, weights_dtype
@@ -110,7 +110,7 @@ def _passed_through(inputs: dict[str, Path], out: Path) -> dict[str, float]:
     return {"trained": 0.0}
 
 
-def _ranks(cfg: Config, base: Sa2VA) -> dict[str, dict[str, int]]:
+def _ranks(cfg: Config, base: Network) -> dict[str, dict[str, int]]:
     """Return the ranks of layers that differ from `sft.lora.rank`."""
     if not cfg.sft.lora_ranks_from:
         return {}

@@ -9,7 +9,7 @@ from ans_core.data import conversation
 from ans_core.data.collate import Layout
 from ans_core.data.mixture import Mixture, Source
 from ans_core.model.feature_cache import FeatureCache
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised, layout_of
 
 
@@ -19,12 +19,12 @@ def mixture_of(cfg: Config, sources: Sequence[Source], *, seed: int) -> Mixture:
     return Mixture(sources, s.mixture, questions=s.questions_per_image, frames=s.frames, seed=seed, turn=conversation.turn)
 
 
-def sft_layout(cfg: Config, model: Sa2VA) -> Layout:
+def sft_layout(cfg: Config, model: Network) -> Layout:
     s = cfg.sft
     return layout_of(model, mask_size=s.mask_size, max_length=s.max_length, objects=s.objects)
 
 
-def objective_of(cfg: Config, model: Sa2VA, *, features: FeatureCache | None = None) -> Supervised:
+def objective_of(cfg: Config, model: Network, *, features: FeatureCache | None = None) -> Supervised:
     """Return SFT's losses with their weights; `features`: where to look for what the frozen encoders give."""
     s = cfg.sft
     return Supervised(

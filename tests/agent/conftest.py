@@ -9,7 +9,7 @@ from scipy import ndimage
 
 from ans_core.agent import frozen
 from ans_core.agent.episode import Toolbox
-from ans_core.model import clicks
+from ans_core.inference import clicks
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.rewards.curriculum import Exit, Rules
 from ans_core.agent.world import Question, draw_question
 from ans_core.config import Config
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pictures import rle
 from ans_core.pictures.overlay import COLOURS, OPACITY
 from ans_core.stages import agent_report
@@ -43,12 +43,12 @@ def asked(family: str, index: int = 0) -> Question:
 
 
 @pytest.fixture
-def model(own_model: Sa2VA, colour_sam: None) -> Sa2VA:
+def model(own_model: Network, colour_sam: None) -> Network:
     add_call_tokens(own_model, OPERATIONS)
     return own_model
 
 
-def played(model: Sa2VA, question: Question, *plans: list[str]) -> list[PlayedEpisode]:
+def played(model: Network, question: Question, *plans: list[str]) -> list[PlayedEpisode]:
     """Play an episode for each plan. A random model says nothing that makes sense: what counts is given."""
     with Toolbox(model) as toolbox:
         return play(model, toolbox, [request_of(question)] * len(plans), limits=LIMITS, plans=plans)
@@ -85,7 +85,7 @@ def tint(drawn: np.ndarray, before: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return np.asarray(((drawn - (1 - OPACITY) * before)[inside] / OPACITY).mean(0))
 
 
-def test_a_track_is_shown_in_a_few_frames_with_its_mask_where_the_thing_is(model: Sa2VA) -> None:
+def test_a_track_is_shown_in_a_few_frames_with_its_mask_where_the_thing_is(model: Network) -> None:
     question = asked("moves", NOT_CYAN)
     made = entry(question, played(model, question, plan_of(question))[0])
     first, second, answer = made.record["turns"]
@@ -101,7 +101,7 @@ def test_a_track_is_shown_in_a_few_frames_with_its_mask_where_the_thing_is(model
         assert tint(drawn, plain(question.frames[frame], STILL_WIDTH), mask) == pytest.approx(np.array(COLOURS[0]), abs=40)
 
 
-def test_every_mask_is_shown_in_the_turn_that_made_it_and_in_a_colour_of_its_own(model: Sa2VA) -> None:
+def test_every_mask_is_shown_in_the_turn_that_made_it_and_in_a_colour_of_its_own(model: Network) -> None:
     question = asked("larger")
     made = entry(question, played(model, question, plan_of(question))[0])
     before, turns = plain(question.frames[0], WIDTH), made.record["turns"]
@@ -113,7 +113,7 @@ def test_every_mask_is_shown_in_the_turn_that_made_it_and_in_a_colour_of_its_own
     assert np.abs(pixels(opened(made.pictures["000.webp"])) - before).mean() < 3
 
 
-def test_what_came_back_is_shown_and_every_picture_is_named_once(model: Sa2VA) -> None:
+def test_what_came_back_is_shown_and_every_picture_is_named_once(model: Network) -> None:
     question = asked("pattern")
     made = entry(question, played(model, question, [call_text(question.plan[0]), "<tool_call>{</tool_call>", question.answer])[0], number=7)
     looked, refused, _ = made.record["turns"]
@@ -123,7 +123,7 @@ def test_what_came_back_is_shown_and_every_picture_is_named_once(model: Sa2VA) -
 
 
 @pytest.mark.parametrize("family", ["easy", "pattern", "larger", "moves"])
-def test_the_rewards_are_those_that_rft_pays(model: Sa2VA, family: str) -> None:
+def test_the_rewards_are_those_that_rft_pays(model: Network, family: str) -> None:
     """Of the shortest plan, an answer at once, calls too many, and a mask asked about before there is one."""
     question = asked(family)
     look = call_text(asked("pattern").plan[0])
@@ -157,7 +157,7 @@ def test_the_rewards_are_those_that_rft_pays(model: Sa2VA, family: str) -> None:
     assert early["faults"] == ["prerequisite"]
 
 
-def test_an_episode_that_ran_into_a_limit_is_no_lesson(model: Sa2VA) -> None:
+def test_an_episode_that_ran_into_a_limit_is_no_lesson(model: Network) -> None:
     question = asked("pattern")
     look = call_text(question.plan[0])
     whole, endless = (entry(question, own).record for own in played(model, question, plan_of(question), [look] * 6))
@@ -166,7 +166,7 @@ def test_an_episode_that_ran_into_a_limit_is_no_lesson(model: Sa2VA) -> None:
     assert "no_answer" in endless["faults"]
 
 
-def write_page(model: Sa2VA, folder: Path) -> Path:
+def write_page(model: Network, folder: Path) -> Path:
     """Write the stage's page of an agent that plays the shortest plan of four families, and an answer at once."""
     questions = [asked(family) for family in ("easy", "pattern", "larger", "moves")]
     own = [(question, one) for question in questions for one in played(model, question, plan_of(question), ["no"])]
@@ -178,7 +178,7 @@ def write_page(model: Sa2VA, folder: Path) -> Path:
     return folder / "episodes.html"
 
 
-def test_the_page_shows_masks_and_rewards_of_every_episode(model: Sa2VA, tmp_path: Path) -> None:
+def test_the_page_shows_masks_and_rewards_of_every_episode(model: Network, tmp_path: Path) -> None:
     page = write_page(model, tmp_path).read_text()
     assert page.count("<article") == page.count('<dl class="rewards">') == 8
     assert page.count('class="track"') == 1
@@ -210,7 +210,7 @@ addEventListener("load", () => {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [500, 1280])
-def test_a_browser_shows_pictures_and_rewards_without_an_error(model: Sa2VA, tmp_path: Path, width: int) -> None:
+def test_a_browser_shows_pictures_and_rewards_without_an_error(model: Network, tmp_path: Path, width: int) -> None:
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         pytest.skip("no chromium on this machine")

@@ -12,6 +12,7 @@ import pytest
 
 from ans_core import data
 from ans_core.agent.episode import Toolbox
+from ans_core.agent.questions import questions as command
 from ans_core.agent.world import annotated
 from ans_core.agent.world.annotated import AnnotatedFamily, plural
 from ans_core.agent.world.annotated_traces import write_annotated_traces
@@ -19,7 +20,6 @@ from ans_core.agent.world.question import Question
 from ans_core.agent.world.trace_file import read_traces
 from ans_core.pictures import media, rle
 from ans_core.types import Sample
-from flows.data_questions import questions as command
 
 COCO = Path(os.environ.get("ANS_REFERENCE", Path(__file__).parents[2] / "../shared")) / "data/tiny_coco"
 WIDTH, HEIGHT = 320, 240

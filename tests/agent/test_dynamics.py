@@ -19,7 +19,7 @@ from ans_core.agent.protocol import Call
 from ans_core.agent.rewards import dynamics
 from ans_core.agent.rewards.dynamics import INPUTS, LAG, SIZE, Dynamics, ForwardModel, embedding, looks, no_sums, sums_of
 from ans_core.agent.world import Question
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
 from tests import tiny
 from tests.agent import test_practice
 from tests.agent.test_practice import HALF, MIDDLE, NAMES, practice, question, zoom
@@ -109,7 +109,7 @@ CHAIN = [HALF, zoom(100, 100, 900, 900, image="image_2")]
 PLANS = [[], [HALF], CHAIN, ["<tool_call>{}", MIDDLE], [zoom(500, 500, 100, 100)]]
 
 
-def episodes(model: Sa2VA, own: practices.AgentPractice, asked: Question) -> list[PlayedEpisode]:
+def episodes(model: Network, own: practices.AgentPractice, asked: Question) -> list[PlayedEpisode]:
     request = own.ask(asked)
     return practices.play(
         model, own.toolbox, [request] * len(PLANS), limits=own.limits, plans=PLANS, features=own.features

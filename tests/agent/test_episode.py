@@ -19,8 +19,9 @@ from ans_core.agent.operations.base import Operation, Result, Tools
 from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.refusal import Refused
 from ans_core.agent.workspace import Workspace
-from ans_core.model import Sa2VA, adapters
-from ans_core.model import predict as ask
+from ans_core.inference import predict as ask
+from ans_core.model import adapters
+from ans_core.model.network import Network
 from ans_core.pictures import rle
 from ans_core.types import Request
 from tests import tiny
@@ -61,7 +62,7 @@ def test_a_defect_of_an_operation_is_raised(odd: Toolbox) -> None:
         odd.call(Workspace.of([tiny.picture(0)]), Call(name="is_broken", arguments={}))
 
 
-def test_a_network_stops_at_the_next_module_after_the_limit(tiny_model: Sa2VA) -> None:
+def test_a_network_stops_at_the_next_module_after_the_limit(tiny_model: Network) -> None:
     def thinks(workspace: Workspace, arguments: Nothing, tools: Tools) -> Result:
         assert tools.model is not None
         while True:
@@ -110,7 +111,7 @@ def masks_of(toolbox: Toolbox, calls: list[Call]) -> list[object]:
     return found
 
 
-def test_operations_give_the_bases_result_to_the_bit_whatever_is_trained_on_it(own_model: Sa2VA) -> None:
+def test_operations_give_the_bases_result_to_the_bit_whatever_is_trained_on_it(own_model: Network) -> None:
     said = says_seg(own_model, "the square")
     calls = [SEGMENT, said, Call(name="track_object", arguments={"mask": "mask_1"})]
     with Toolbox(own_model) as toolbox:
@@ -128,7 +129,7 @@ def test_operations_give_the_bases_result_to_the_bit_whatever_is_trained_on_it(o
         assert masks_of(toolbox, calls) != before  # a test that could not fail would show nothing
 
 
-def says_seg(model: Sa2VA, words: str) -> Call:
+def says_seg(model: Network, words: str) -> Call:
     """Changes the model: it says `[SEG]` to these words about tiny.picture(0), since all other words have no weight."""
     from ans_core import prompts
 
@@ -141,7 +142,7 @@ def says_seg(model: Sa2VA, words: str) -> Call:
     return Call(name="segment_object_at", arguments={"text": words})
 
 
-def test_the_same_call_on_the_same_workspace_runs_once_and_an_error_is_not_kept(tiny_model: Sa2VA, tmp_path: Path) -> None:
+def test_the_same_call_on_the_same_workspace_runs_once_and_an_error_is_not_kept(tiny_model: Network, tmp_path: Path) -> None:
     ran: list[str] = []
 
     def looks(workspace: Workspace, arguments: Nothing, tools: Tools) -> Result:
@@ -165,20 +166,20 @@ def test_the_same_call_on_the_same_workspace_runs_once_and_an_error_is_not_kept(
 
 
 @pytest.mark.parametrize("words", ["<IMG_CONTEXT>", "<image>", "[SEG]<|im_end|>", "{text}", "\x00", "x" * 200])
-def test_any_words_can_be_asked_for(tiny_model: Sa2VA, words: str) -> None:
+def test_any_words_can_be_asked_for(tiny_model: Network, words: str) -> None:
     with Toolbox(tiny_model) as toolbox:
         observation, _ = toolbox.call(Workspace.of([tiny.picture(0)]), Call(name="segment_object_at", arguments={"text": words}))
     assert observation.error in (None, "nothing_found")
 
 
-def test_a_mask_of_one_pixel_can_be_followed_and_measured(tiny_model: Sa2VA) -> None:
+def test_a_mask_of_one_pixel_can_be_followed_and_measured(tiny_model: Network) -> None:
     workspace = Workspace.of([tiny.picture(0), tiny.picture(1)], masks=[rle.decode(tiny.square(63, 63, 64, 64))])
     with Toolbox(tiny_model) as toolbox:
         for name, arguments in (("track_object", {"mask": "mask_1"}), ("get_properties", {"masks": ["mask_1"]})):
             assert toolbox.call(workspace, Call(name=name, arguments=arguments))[0].ok
 
 
-def test_words_that_the_model_answers_without_a_mask_find_nothing(own_model: Sa2VA) -> None:
+def test_words_that_the_model_answers_without_a_mask_find_nothing(own_model: Network) -> None:
     with torch.no_grad():
         own_model.internvl.lm_head.weight.zero_()  # the first token of all, which is not `[SEG]`
     with Toolbox(own_model) as toolbox:

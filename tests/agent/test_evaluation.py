@@ -17,7 +17,7 @@ from ans_core.agent.policy import add_call_tokens
 from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.world import draw_question
 from ans_core.agent.world.question import Question
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
 
 
 def outcome(question: Question, *, right: bool, used: bool, evidence: bool = False, calls: int = 0) -> Outcome:
@@ -51,7 +51,7 @@ def test_figures_by_family_and_their_mean_over_those_that_need_an_operation() ->
     assert found["easy/RaPR"] == 0.0
 
 
-def test_controls_exchange_blank_and_move_what_calls_give(own_model: Sa2VA) -> None:
+def test_controls_exchange_blank_and_move_what_calls_give(own_model: Network) -> None:
     add_call_tokens(own_model, OPERATIONS)
     questions = [draw_question("pattern", seed=0, split="val", index=i, tile=64) for i in range(2)]
     requests, plans = [request_of(q) for q in questions], [[call_text(q.plan[0])] for q in questions]

@@ -21,11 +21,11 @@ from ans_core.agent.world.trace_file import Kind, Trace, read_traces
 from ans_core.agent.world.traces import Written, kinds_of, write_drawn_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, ConfigError, resolve
-from ans_core.rewards.judge.chat import Price
-from ans_core.rewards.judge.endpoint import EndpointJudge
+from ans_core.judge.chat import Price
+from ans_core.judge.endpoint import EndpointJudge
 from ans_core.stages import cota
 from tests import tiny
-from tests.rewards.chat_server import Handler, fails, says, serving
+from tests.judge.chat_server import Handler, fails, says, serving
 from tests.workspace import ROOT, launch
 
 NUMBERS = {"easy": 6, "pattern": 14}

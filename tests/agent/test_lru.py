@@ -8,7 +8,7 @@ import pytest
 
 from ans_core.agent.crops import Crop, CropFeatures
 from ans_core.agent.lru import LruCache
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
 from tests import tiny
 
 
@@ -39,7 +39,7 @@ def test_what_was_least_recently_used_makes_room_within_entries_and_bytes() -> N
     assert use(cache, "e") == ["e"]
 
 
-def test_features_of_crops_are_bounded_in_bytes_and_are_the_same_when_made_again(tiny_model: Sa2VA) -> None:
+def test_features_of_crops_are_bounded_in_bytes_and_are_the_same_when_made_again(tiny_model: Network) -> None:
     crops = [Crop.whole(tiny.picture(number)) for number in range(4)]
     free = CropFeatures(tiny_model)
     wanted = free.of(crops)

@@ -26,7 +26,7 @@ from ans_core.data.clips import draw_clip
 from ans_core.data.formats import regions, videos
 from ans_core.metrics.mask import counts
 from ans_core.metrics.video import j_and_f
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pictures import rle
 from tests import tiny
 
@@ -180,7 +180,7 @@ def test_text_has_its_place_in_the_native_picture_and_none_is_an_observation(too
 
 
 @pytest.mark.parametrize("how", ["point_2d", "bbox_2d"])
-def test_segments_of_a_crop_lie_on_the_native_picture(tiny_model: Sa2VA, how: str) -> None:
+def test_segments_of_a_crop_lie_on_the_native_picture(tiny_model: Network, how: str) -> None:
     """An untrained model's mask: where it lies, not what it shows."""
     with Toolbox(tiny_model) as toolbox:
         _, workspace = call(toolbox, Workspace.of([noise(400, 200)]), "zoom_in", bbox_2d=[500, 0, 1000, 500])
@@ -199,7 +199,7 @@ def test_segments_of_a_crop_lie_on_the_native_picture(tiny_model: Sa2VA, how: st
 
 
 @pytest.mark.parametrize("start", [0, 2])
-def test_a_track_goes_both_ways_from_its_mask_and_says_how_things_move(tiny_model: Sa2VA, colour_sam: None, start: int) -> None:
+def test_a_track_goes_both_ways_from_its_mask_and_says_how_things_move(tiny_model: Network, colour_sam: None, start: int) -> None:
     """A red square 8 pixels further to the right in every frame; from frame 3 on, a blue one at the top."""
     frames, truth = np.full((5, 64, 64, 3), 90, np.uint8), np.zeros((5, 64, 64), bool)
     for f in range(5):
@@ -228,7 +228,7 @@ def test_the_way_of_true_masks_is_told_right() -> None:
 
 
 @pytest.mark.parametrize("frames", [1, 3])
-def test_an_untrained_models_masks_and_tracks_go_through(tiny_model: Sa2VA, frames: int) -> None:
+def test_an_untrained_models_masks_and_tracks_go_through(tiny_model: Network, frames: int) -> None:
     """The real SAM2, from a mask that is given: its masks have the clip's size, and the given one stays as it is."""
     mask = rle.decode(tiny.square(8, 16, 24, 32))
     workspace = Workspace.of([tiny.picture(n) for n in range(frames)], masks=[mask])
@@ -244,7 +244,7 @@ def test_an_untrained_models_masks_and_tracks_go_through(tiny_model: Sa2VA, fram
 
 @pytest.mark.parametrize("count", [5, 20])
 def test_following_forth_and_back_encodes_few_frames_twice_and_gives_what_fresh_clips_give(
-    tiny_model: Sa2VA, monkeypatch: pytest.MonkeyPatch, count: int
+    tiny_model: Network, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     pictures = [opened(tiny.picture(n)) for n in range(count)]
     mask = rle.decode(tiny.square(8, 16, 24, 32))
@@ -307,12 +307,12 @@ def test_a_handle_is_known_by_its_content_and_never_changes(toolbox: Toolbox) ->
 
 
 def test_locate_shows_the_crop_around_the_mask_of_words_which_the_segmenter_draws(
-    own_model: Sa2VA, tiny_model: Sa2VA, monkeypatch: pytest.MonkeyPatch
+    own_model: Network, tiny_model: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One call gives what segmenting by words and zooming on the mask give; words that mean nothing show nothing."""
     asked: list[object] = []
 
-    def by_words(model: Sa2VA, picture: Image.Image, words: str) -> tuple[np.ndarray, float]:
+    def by_words(model: Network, picture: Image.Image, words: str) -> tuple[np.ndarray, float]:
         asked.append(model)
         mask = np.zeros((picture.height, picture.width), bool)
         mask[50:100, 100:200] = words == "the cat"

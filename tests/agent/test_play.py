@@ -13,7 +13,7 @@ from ans_core.agent.crops import CropFeatures, joined
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.play import Limits, PlayedEpisode, play
 from ans_core.agent.protocol import Call, call_text
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
 from ans_core.model.packing import Packed
 from ans_core.rl.rollout import Group, Reader, pack, token_logps
 from ans_core.types import Request
@@ -36,19 +36,19 @@ def asked(number: int) -> Request:
     return Request(frames=(tiny.picture(number),), text=tokens.first_question("What is there?"))
 
 
-def reader(model: Sa2VA) -> Reader:
+def reader(model: Network) -> Reader:
     return Reader(temperature=1.0, forbidden=[model.image_token_id], guard="guard")
 
 
 @pytest.fixture
-def played(tiny_model: Sa2VA, toolbox: Toolbox) -> list[PlayedEpisode]:
+def played(tiny_model: Network, toolbox: Toolbox) -> list[PlayedEpisode]:
     """Four rollouts of one question, with 0, 1, 2 and 1 crops."""
     return play(
         tiny_model, toolbox, [asked(1)] * 4, limits=LIMITS, reader=reader(tiny_model), seeds=[1, 2, 3, 4], plans=PLANS
     )  # fmt: skip
 
 
-def test_a_packed_group_gives_the_log_probabilities_that_were_sampled(tiny_model: Sa2VA, played: list[PlayedEpisode]) -> None:
+def test_a_packed_group_gives_the_log_probabilities_that_were_sampled(tiny_model: Network, played: list[PlayedEpisode]) -> None:
     group = Group(prefix=played[0].prefix, rollouts=tuple(episode.rollout for episode in played))
     fields: dict[str, Any] = pack([group], pad_id=0)[0]
     crops = [played[0].overview, *(crop for episode in played for crop in episode.crops[1:])]
@@ -85,7 +85,7 @@ def test_pictures_of_later_turns_have_the_positions_with_which_they_are_read_aga
     assert torch.allclose(logps, torch.tensor(sampled), atol=1e-4)
 
 
-def test_an_episode_does_not_depend_on_the_others_of_its_batch(tiny_model: Sa2VA, toolbox: Toolbox, played: list[PlayedEpisode]) -> None:
+def test_an_episode_does_not_depend_on_the_others_of_its_batch(tiny_model: Network, toolbox: Toolbox, played: list[PlayedEpisode]) -> None:
     for number in (1, 2):
         (alone,) = play(
             tiny_model, toolbox, [asked(1)], limits=LIMITS, reader=reader(tiny_model), seeds=[number + 1], plans=[PLANS[number]]
@@ -94,7 +94,7 @@ def test_an_episode_does_not_depend_on_the_others_of_its_batch(tiny_model: Sa2VA
         assert alone.logps == pytest.approx(played[number].logps, abs=1e-4)
 
 
-def test_errors_come_back_and_limits_end_an_episode(tiny_model: Sa2VA, toolbox: Toolbox) -> None:
+def test_errors_come_back_and_limits_end_an_episode(tiny_model: Network, toolbox: Toolbox) -> None:
     plans = [[zoom(FIRST)] * 4, ["<tool_call>{}", zoom(SECOND)], [zoom(FIRST)] * 2, [zoom(FIRST)]]
     limits = Limits(calls=2, pictures=3, turn_tokens=4)
     over, mended, right, short = play(tiny_model, toolbox, [asked(i) for i in range(4)], limits=limits, plans=plans)
@@ -116,7 +116,7 @@ def test_errors_come_back_and_limits_end_an_episode(tiny_model: Sa2VA, toolbox: 
     assert len(long.turns) == 1
 
 
-def test_log_probabilities_of_a_batch_of_eight_are_those_of_eight_batches_of_one(tiny_model: Sa2VA, toolbox: Toolbox) -> None:
+def test_log_probabilities_of_a_batch_of_eight_are_those_of_eight_batches_of_one(tiny_model: Network, toolbox: Toolbox) -> None:
     """Sampled and learned, of episodes about unlike pictures, with 0 to 2 crops and rows of unlike lengths."""
     requests, plans = [asked(number) for number in range(8)], PLANS * 2
     features, seeds = CropFeatures(tiny_model), list(range(8))
@@ -135,7 +135,7 @@ def test_log_probabilities_of_a_batch_of_eight_are_those_of_eight_batches_of_one
         assert torch.allclose(learned[number], torch.tensor(one.logps), atol=1e-4)
 
 
-def _learned(model: Sa2VA, groups: list[Group], images: list[Any]) -> list[torch.Tensor]:
+def _learned(model: Network, groups: list[Group], images: list[Any]) -> list[torch.Tensor]:
     """Log-probabilities of what each group's episode said, read in one batch."""
     fields: dict[str, Any] = pack(groups, pad_id=0)[0]
     packed = Packed(**fields)

@@ -27,9 +27,11 @@ from ans_core.agent.world.trace_file import Trace, read_traces
 from ans_core.agent.world.traces import write_drawn_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.data.views import Patches
-from ans_core.model import Sa2VA, quantization
+from ans_core.inference.predict import predict
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.model import quantization
+from ans_core.model.network import Network
 from ans_core.model.packing import Packed
-from ans_core.model.predict import predict
 from ans_core.rl.rollout import Group, exact_head, pack
 from ans_core.types import Request
 from tests import tiny
@@ -47,7 +49,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory, toolbox: Toolbox) -> tuple[
     return folder, read_traces(folder)
 
 
-def test_what_is_learned_is_what_should_be_said(own_model: Sa2VA, traces: tuple[Path, list[Trace]]) -> None:
+def test_what_is_learned_is_what_should_be_said(own_model: Network, traces: tuple[Path, list[Trace]]) -> None:
     add_call_tokens(own_model, OPERATIONS)
     folder, known = traces
     assert {trace.kind for trace in known} == {"golden", "trap", "self_correction"}
@@ -71,7 +73,7 @@ def test_what_is_learned_is_what_should_be_said(own_model: Sa2VA, traces: tuple[
 
 
 def test_traces_that_no_episode_can_repeat_are_named_before_they_are_learned(
-    own_model: Sa2VA, traces: tuple[Path, list[Trace]], caplog: pytest.LogCaptureFixture
+    own_model: Network, traces: tuple[Path, list[Trace]], caplog: pytest.LogCaptureFixture
 ) -> None:
     add_call_tokens(own_model, OPERATIONS)
     folder, known = traces
@@ -102,7 +104,7 @@ def test_traps_alone_teach_nothing_and_are_refused(traces: tuple[Path, list[Trac
         rows.lessons(traps)
 
 
-def test_a_played_plan_is_read_as_its_trace_is(own_model: Sa2VA, traces: tuple[Path, list[Trace]], toolbox: Toolbox) -> None:
+def test_a_played_plan_is_read_as_its_trace_is(own_model: Network, traces: tuple[Path, list[Trace]], toolbox: Toolbox) -> None:
     add_call_tokens(own_model, OPERATIONS)
     folder, known = traces
     trace = next(t for t in known if t.family == "text" and t.kind == "self_correction")
@@ -208,7 +210,7 @@ def test_an_agent_on_qwen_is_its_base_with_the_adapter_off(kind: str) -> None:
         assert predict(model, ASKED[:1], max_tokens=4, batch=1) == before
 
 
-def test_what_is_known_of_an_agent_beside_its_tensors_goes_to_every_place_that_it_is_kept_in(own_model: Sa2VA) -> None:
+def test_what_is_known_of_an_agent_beside_its_tensors_goes_to_every_place_that_it_is_kept_in(own_model: Network) -> None:
     """The tiling that it was trained with, and how it was asked; a head that computes in fp32 is not wrapped twice."""
     policy = AgentPolicy(own_model, lora={"rank": 2, "alpha": 4, "dropout": 0.0}, rows=[3], seed=0)
     assert policy.about()["tiles"] == []
@@ -244,7 +246,7 @@ def test_an_agent_keeps_its_tokens_where_operations_are_added_and_is_refused_whe
         load_policy(tmp_path / "base", tmp_path / "agent", operations=changed)
 
 
-def test_an_agent_that_learned_from_another_reader_is_told_of(tmp_path: Path, own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_learned_from_another_reader_is_told_of(tmp_path: Path, own_model: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """What READ_TEXT read is kept with the adapter, and handed on. Without it, as in older ones, nothing is said."""
     checkpoint.save(own_model, tmp_path / "base", metadata={})
     base = checkpoint.weights_hash(tmp_path / "base")

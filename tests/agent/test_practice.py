@@ -25,7 +25,8 @@ from ans_core.agent.rewards.curiosity import ToolUse
 from ans_core.agent.rewards.curriculum import Exit, Rules
 from ans_core.agent.world import Question, draw_question
 from ans_core.config import Rl
-from ans_core.model import Sa2VA, adapters
+from ans_core.model import adapters
+from ans_core.model.network import Network
 from ans_core.rl.dual_loop import Batches, DualLoop
 from ans_core.rl.rollout import Group
 from ans_core.rl.step import Experience, rl_batch
@@ -63,7 +64,7 @@ def question(name: str) -> Question:
 NAMES = ("pattern/train/0", "easy/train/0")
 
 
-def practice(model: Sa2VA, toolbox: Toolbox, rules: Rules = RULES, dynamics: float = 0.0, at_a_time: int = 48) -> AgentPractice:
+def practice(model: Network, toolbox: Toolbox, rules: Rules = RULES, dynamics: float = 0.0, at_a_time: int = 48) -> AgentPractice:
     def ask(asked: Question) -> Request:
         return Request(frames=asked.frames, text=tokens.first_question(asked.text))
 
@@ -76,7 +77,7 @@ def practice(model: Sa2VA, toolbox: Toolbox, rules: Rules = RULES, dynamics: flo
     )  # fmt: skip
 
 
-def batch(model: Sa2VA, step: int = 0, names: tuple[str, ...] = NAMES, inner_steps: int = 1) -> Batches:
+def batch(model: Network, step: int = 0, names: tuple[str, ...] = NAMES, inner_steps: int = 1) -> Batches:
     asked = [question(name) for name in names]
     return Batches(
         batches=[rl_batch([sample_of(q) for q in asked], [q.text for q in asked], model, mask_size=1)], of={"agent": 0}, learned=len(names),

@@ -13,7 +13,7 @@ from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.published import build_meta
 from ans_core.config import Config, ConfigError, load, resolve
 from ans_core.data.views import Tiling
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
 from tests import tiny
 
 PROFILES = Path(__file__).resolve().parents[2] / "profiles"
@@ -88,7 +88,7 @@ def test_tiles_that_are_no_range_are_refused(tmp_path: Path) -> None:
             load(tmp_path / "params.yaml")
 
 
-def test_the_adapter_takes_the_ranks_of_a_full_fine_tuning(tmp_path: Path, own_model: Sa2VA) -> None:
+def test_the_adapter_takes_the_ranks_of_a_full_fine_tuning(tmp_path: Path, own_model: Network) -> None:
     from ans_core.config.agent import AgentSft
     from ans_core.stages.agent_sft import lora_of, tuned_weights
 

@@ -18,7 +18,7 @@ from ans_core.agent.workspace import Workspace
 from ans_core.agent.world import FAMILIES, draw_question
 from ans_core.agent.world.trace_file import SHARES, Trace, check_mix, mix, read_traces, readers_of
 from ans_core.agent.world.traces import kinds_of, trace, write_drawn_traces
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
 from flows import cli
 
 
@@ -63,7 +63,7 @@ def test_who_read_the_text_is_known_of_traces_that_read_some(folder: Path) -> No
     assert readers_of(t.model_copy(update={"provenance": {"source": "mine"}}) for t in traces) == set()
 
 
-def test_nothing_is_overwritten_and_an_empty_result_is_an_error(folder: Path, tmp_path: Path, tiny_model: Sa2VA) -> None:
+def test_nothing_is_overwritten_and_an_empty_result_is_an_error(folder: Path, tmp_path: Path, tiny_model: Network) -> None:
     with Toolbox(tiny_model) as toolbox:  # untrained: its masks answer nothing
 
         def write(where: Path) -> object:
@@ -127,7 +127,7 @@ def test_a_plan_of_four_calls_or_more_is_hard(toolbox: Toolbox, kind: Any) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["larger", "moves"])
 @pytest.mark.parametrize("kind", SHARES)
-def test_traces_of_families_that_need_masks(tiny_model: Sa2VA, colour_sam: None, family: str, kind: Any) -> None:
+def test_traces_of_families_that_need_masks(tiny_model: Network, colour_sam: None, family: str, kind: Any) -> None:
     with Toolbox(tiny_model) as toolbox:
         made = [
             trace(draw_question(family, seed=0, split="train", index=i, tile=96), kind, toolbox, seed=0, provenance={}) for i in range(3)
@@ -143,7 +143,7 @@ def test_traces_of_families_that_need_masks(tiny_model: Sa2VA, colour_sam: None,
             assert last.arguments == {"mask": "mask_2" if kind == "self_correction" else "mask_1"}
 
 
-def test_a_trace_whose_observations_do_not_give_the_answer_is_dropped(tiny_model: Sa2VA) -> None:
+def test_a_trace_whose_observations_do_not_give_the_answer_is_dropped(tiny_model: Network) -> None:
     """An untrained model's masks: the filter's rules, not the scene, decide."""
     with Toolbox(tiny_model) as toolbox:
         found = [

@@ -18,7 +18,7 @@ from ans_core.agent.world.drawing import DARKENED, PATTERNS, SHRINKS, paint_patt
 from ans_core.agent.world.question import faithful_calls
 from ans_core.data.conversation import BOX_STEP
 from ans_core.data.scenes import SPLITS
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pictures import rle
 
 
@@ -110,7 +110,7 @@ def test_the_shortest_plan_answers_without_a_model(toolbox: Toolbox, family: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["larger", "moves"])
-def test_the_shortest_plan_answers_with_masks_that_are_right(tiny_model: Sa2VA, colour_sam: None, family: str) -> None:
+def test_the_shortest_plan_answers_with_masks_that_are_right(tiny_model: Network, colour_sam: None, family: str) -> None:
     with Toolbox(tiny_model) as toolbox:
         runs = [oracle(question, toolbox) for question in questions(family, 6)]
     assert all(run.right and run.evidence for run in runs)

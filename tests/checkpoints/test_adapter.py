@@ -10,11 +10,12 @@ from peft import PeftModel
 
 from ans_core.checkpoints import adapter, checkpoint
 from ans_core.checkpoints.trained import rl_model, sft_model
+from ans_core.inference.generation import seg_embeddings_of
+from ans_core.inference.options import PredictOptions
+from ans_core.inference.prefill import prompt
+from ans_core.inference.sa2va import Sa2VA
 from ans_core.model import adapters
-from ans_core.model.generation import seg_embeddings_of
-from ans_core.model.options import PredictOptions
-from ans_core.model.prefill import prompt
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.types import Request
 from tests import tiny
 
@@ -47,7 +48,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
-def outputs(model: Sa2VA) -> list[torch.Tensor]:
+def outputs(model: Network) -> list[torch.Tensor]:
     request = Request(frames=(tiny.picture(0),), text="<image>\nPlease segment the red square.")
     with torch.no_grad():
         prompted = prompt(model, [request])

@@ -22,15 +22,16 @@ from torch import nn
 
 from ans_core import precision
 from ans_core.checkpoints import bases, checkpoint, conversion, folder, layouts, published
-from ans_core.model import Sa2VA
+from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.grounding import GroundingConfig
+from ans_core.model.network import Network
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
 from ans_core.written import written_whole
 from tests.golden import GOLDEN, needs_golden
 
 
 @lru_cache
-def tiny() -> Sa2VA:
+def tiny() -> Network:
     tokenizer = build_tokenizer(["a red circle left of a blue square"] * 10, vocabulary=300)
     config = tiny_config(
         vision={"image_size": 32, "patch_size": 8, "hidden": 16, "layers": 1, "heads": 2, "mlp": 32},
@@ -621,7 +622,8 @@ def test_a_model_is_loaded_by_its_hub_id(tmp_path: Path):
     (tmp_path / "models--someone--tiny/refs").mkdir()
     (tmp_path / "models--someone--tiny/refs/main").write_text(snapshot.name)
     script = """
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
+from ans_core.inference.sa2va import Sa2VA
 print(sum(p.numel() for p in Sa2VA.from_pretrained("someone/tiny").parameters()))
 try:
     Sa2VA.from_pretrained("someone/other")

@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ans_core.checkpoints import bases, checkpoint, conversion, folder, layouts, upstream_files
-from ans_core.model import Sa2VA
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pretrain.build import build_tiny
 from ans_core.types import Request
 from tests.checkpoints.test_checkpoint import same, tiny
@@ -174,7 +175,7 @@ def test_every_tensor_that_is_not_as_it_should_be_is_listed(tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
-def as_internlm2() -> Sa2VA:
+def as_internlm2() -> Network:
     """Of the tiny sizes, with InternLM2's text model, whose attention is one matrix in upstream's layout."""
     config = copy.deepcopy(tiny().config)
     config.backbone["text_config"] |= {"model_type": "llama", "attention_bias": False, "mlp_bias": False}
@@ -342,7 +343,7 @@ def test_a_base_alone_is_no_model(tmp_path: Path):
 PAIR = GOLDEN / "training_pth"
 
 
-def trained(state: Path, **changes: float) -> Sa2VA:
+def trained(state: Path, **changes: float) -> Network:
     return conversion.from_training_state(state, internvl=PAIR / "base_internvl", sam2=PAIR / "base_sam2", template="qwen_chat", **changes)
 
 

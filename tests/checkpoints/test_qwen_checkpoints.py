@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ans_core.checkpoints import bases, checkpoint, conversion, layouts, published
-from ans_core.model import Sa2VA
+from ans_core.inference.sa2va import Sa2VA
 from tests.golden import GOLDEN, needs_golden
 
 KINDS = ("qwen3_vl", "qwen2_5_vl")

@@ -20,8 +20,8 @@ from transformers.models.sam2_video.modeling_sam2_video import Sam2VideoInferenc
 
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import sam2 as sam2_files
-from ans_core.model import Sa2VA
 from ans_core.model.grounding import Grounding, GroundingConfig
+from ans_core.model.network import Network
 from ans_core.pictures import transforms
 from ans_core.tracking.follow import ObjectPrompt, follow
 from tests import tiny
@@ -142,7 +142,7 @@ def test_transformers_loads_the_weights_and_draws_the_same_masks(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_files_of_every_origin_give_the_same_sam2(tmp_path: Path, own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_files_of_every_origin_give_the_same_sam2(tmp_path: Path, own_model: Network, monkeypatch: pytest.MonkeyPatch):
     sam2 = drawn(temporal=True, **WIDE)
     sam2_files.save(sam2, tmp_path / "own", metadata={})
     sam2_files.save_transformers(sam2, tmp_path / "hf")

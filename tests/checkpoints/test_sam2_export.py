@@ -12,8 +12,10 @@ from transformers import Sam2VideoModel
 from ans_core.checkpoints import checkpoint, memory, sam2_export
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.checkpoints.trained import rl_model, sft_model
-from ans_core.model import Sa2VA, adapters
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.model import adapters
 from ans_core.model.grounding import Grounding
+from ans_core.model.network import Network
 from tests import tiny
 from tests.checkpoints.test_adapter import RL_LORA, SFT_LORA, shaken
 from tests.checkpoints.test_sam2 import PROMPTS, WIDE, drawn, ours, stock_masks, transformers_masks, whole, write_frames
@@ -24,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's folders. `memory` trains both the memory and the decoder, SFT and RL the decoder for `[SEG]`."""
     folder, made, hash_of = tmp_path_factory.mktemp("run"), tiny.build(), checkpoint.weights_hash
     sam2 = drawn(temporal=True, **WIDE)
-    model = Sa2VA(replace(made.config, grounding=sam2.config), made.tokenizer)
+    model = Network(replace(made.config, grounding=sam2.config), made.tokenizer)
     model.sam2.load_state_dict(sam2.state_dict())
     model.keep_original_decoder()
     base, sft, rl = folder / "base/base", folder / "sft", folder / "rl"
@@ -87,7 +89,7 @@ def test_an_epoch_of_a_sam2_alone_has_the_size_that_it_was_trained_at(tmp_path: 
     assert (found.image_size, bool((found.no_mem_embed == 1).all())) == (96, True)
 
 
-def test_trained_tensors_without_their_base_or_of_another_stage_are_refused(run: Path, tmp_path: Path, own_model: Sa2VA):
+def test_trained_tensors_without_their_base_or_of_another_stage_are_refused(run: Path, tmp_path: Path, own_model: Network):
     checkpoint.save(own_model, tmp_path / "other", metadata={})
     with pytest.raises(ValueError, match=r"sft was trained on the base .*; use its own base"):
         sam2_export.read(run / "sft", base=tmp_path / "other")

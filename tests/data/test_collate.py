@@ -12,7 +12,7 @@ import torch
 from ans_core.data.collate import Batch, LeftOut, collate, collate_readable, forced
 from ans_core.data.conversation import Turn
 from ans_core.data.left_out import LeftOutFile
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from tests import tiny
 
 SHORT = Turn(question="Where?", answer="[SEG]", masks=((tiny.square(8, 8, 24, 24),),))
@@ -21,7 +21,7 @@ BROKEN = replace(tiny.row(SHORT, SHORT, number=1), frames=(tiny.picture(1)[:200]
 
 
 @pytest.fixture(scope="module")
-def model() -> Sa2VA:
+def model() -> Network:
     return tiny.build()
 
 
@@ -30,7 +30,7 @@ def same(one: Batch, other: Batch) -> bool:
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else repr(a) == repr(b) for a, b in fields)
 
 
-def test_rows_that_can_be_read_are_collated_as_if_the_others_were_not_there(model: Sa2VA):
+def test_rows_that_can_be_read_are_collated_as_if_the_others_were_not_there(model: Network):
     layout, good = tiny.layout(model), [tiny.row(SHORT), tiny.row(SHORT, SHORT, number=2)]
     for bad in (BROKEN, replace(BROKEN, frames=(Path("nowhere.png"),))):
         with pytest.raises(ValueError, match="image"):
@@ -40,7 +40,7 @@ def test_rows_that_can_be_read_are_collated_as_if_the_others_were_not_there(mode
         assert [(found.row, found.samples) for found in left_out] == [("drawn/i1", 2)]
 
 
-def test_a_picture_that_was_replaced_by_one_of_another_size_is_left_out(model: Sa2VA):
+def test_a_picture_that_was_replaced_by_one_of_another_size_is_left_out(model: Network):
     """The index holds the size that its masks were made for; the file is not looked at again before it is trained on."""
     layout = tiny.layout(model)
     _, left_out = collate_readable([tiny.row(SHORT, size=(64, 64)), tiny.row(SHORT, number=2, size=(64, 65))], model.tokenizer, layout)
@@ -48,7 +48,7 @@ def test_a_picture_that_was_replaced_by_one_of_another_size_is_left_out(model: S
     assert "of (64, 64) pixels was of (65, 64) when it was annotated" in left_out[0].reason
 
 
-def test_turns_that_are_too_long_leave_the_others_of_their_row(model: Sa2VA):
+def test_turns_that_are_too_long_leave_the_others_of_their_row(model: Network):
     layout = tiny.layout(model)
     batch, left_out = collate_readable([tiny.row(SHORT, LONG, SHORT), tiny.row(LONG, number=2)], model.tokenizer, layout)
     assert same(batch, collate([tiny.row(SHORT, SHORT)], model.tokenizer, layout))
@@ -56,7 +56,7 @@ def test_turns_that_are_too_long_leave_the_others_of_their_row(model: Sa2VA):
     assert all("> max_length 512" in found.reason for found in left_out)
 
 
-def test_a_batch_without_any_row_is_one_picture_without_targets_that_a_model_reads(model: Sa2VA):
+def test_a_batch_without_any_row_is_one_picture_without_targets_that_a_model_reads(model: Network):
     batch, left_out = collate_readable([BROKEN], model.tokenizer, tiny.layout(model))
     assert len(left_out) == len(batch.input_ids) == len(batch.views) == 1
     assert not batch.loss_mask.any()
@@ -79,7 +79,7 @@ def test_what_was_left_out_is_named_in_a_file_and_counted_by_step_once_also_afte
     assert json.loads(path.read_text().splitlines()[0]) == {"step": 1, "row": "d/a", "samples": 2, "reason": "cut"}
 
 
-def test_a_row_may_be_forced_to_five_masks_as_upstream_does(model: Sa2VA):
+def test_a_row_may_be_forced_to_five_masks_as_upstream_does(model: Network):
     """Two masks come again in turn, with points of their own; of seven, five different ones are drawn, the same every time."""
     assert forced([3, 3, 4], 5, seed=0) == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (0, 2), (1, 2)]
     drawn = forced(list(range(7)), 5, seed=0)

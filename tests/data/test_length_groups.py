@@ -14,7 +14,7 @@ from ans_core.data.conversation import turn
 from ans_core.data.length_groups import LengthGroups, balanced, row_length
 from ans_core.data.mixture import Mixture, Source
 from ans_core.data.views import Patches, Tiling
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from tests import tiny
 
 
@@ -82,7 +82,7 @@ CUTTERS = {
 
 
 @pytest.mark.parametrize("cutter", CUTTERS.values(), ids=CUTTERS)
-def test_a_rows_length_is_that_of_its_packed_tokens_though_no_picture_is_opened(tiny_model: Sa2VA, cutter: Tiling | Patches):
+def test_a_rows_length_is_that_of_its_packed_tokens_though_no_picture_is_opened(tiny_model: Network, cutter: Tiling | Patches):
     """Pictures of one size and of another, a clip, regions, and a turn that is too long and is left out."""
     layout = replace(tiny.layout(tiny_model, max_length=400), cutter=cutter)
     file = io.BytesIO()

@@ -17,8 +17,9 @@ import torch
 
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import folder as folders
-from ans_core.model import Sa2VA
+from ans_core.cli import convert
 from ans_core.model.config import VideoMode
+from ans_core.model.network import Network
 from ans_core.stages import evaluate
 from flows import checkpoint_eval, cli, commands, doctor, dvc_state
 from flows.compare import table
@@ -167,7 +168,7 @@ def test_a_conversion_takes_nothing_away(tmp_path: Path) -> None:
 
 
 def test_the_sam2_of_a_model_is_written_for_other_programs_but_not_over_files_of_others(
-    tmp_path: Path, own_model: Sa2VA, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, own_model: Network, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its memories are too narrow for transformers: a folder that an earlier conversion left there goes."""
     checkpoint.save(own_model, tmp_path / "model", metadata={})
@@ -185,7 +186,7 @@ def test_the_sam2_of_a_model_is_written_for_other_programs_but_not_over_files_of
     with pytest.raises(ValueError, match="sam2 holds precious, which no earlier conversion wrote"):
         arguments.function(arguments)
     with pytest.raises(ValueError, match=r"model/config\.json is a file, and a folder is to be written there"):
-        commands.convert(argparse.Namespace(**vars(arguments) | {"target": str(tmp_path / "model/config.json/out")}))
+        convert.run(argparse.Namespace(**vars(arguments) | {"target": str(tmp_path / "model/config.json/out")}))
 
 
 def test_two_summaries_are_compared_metric_by_metric(tmp_path: Path) -> None:
@@ -272,7 +273,7 @@ def test_an_extra_may_pin_another_version_than_the_lock(tmp_path: Path) -> None:
 
 
 def test_eval_never_goes_on_with_the_answers_of_another_model_or_of_other_settings(
-    tmp_path: Path, tiny_model: Sa2VA, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny_model: Network, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two checkpoints of one name, then the first with other settings: each has its own scratch, which is gone afterwards. What was
     evaluated already is read."""
@@ -295,10 +296,10 @@ def test_eval_never_goes_on_with_the_answers_of_another_model_or_of_other_settin
         other.text_hidden_fcs[0].bias.add_(1)
     for folder, model in (("one", tiny_model), ("other", other)):
         checkpoint.save(model, tmp_path / folder / "model", metadata={})
-        assert commands.evaluate(eval_of(tmp_path / folder)) == 0
-    assert commands.evaluate(eval_of(tmp_path / "one")) == 0
+        assert commands.of_checkpoint(eval_of(tmp_path / folder)) == 0
+    assert commands.of_checkpoint(eval_of(tmp_path / "one")) == 0
     (tmp_path / "params.yaml").write_text(text.replace("loop_samples: ", "loop_samples: 1"))
-    assert commands.evaluate(eval_of(tmp_path / "one")) == 0
+    assert commands.of_checkpoint(eval_of(tmp_path / "one")) == 0
     assert len(set(seen)) == len(seen) == 3
     assert not any(scratch.exists() for scratch in seen)
     assert re.findall(r"count +(\d)", capsys.readouterr().out) == ["1", "2", "1", "3"]

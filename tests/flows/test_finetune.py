@@ -13,7 +13,8 @@ from ans_core import data
 from ans_core.checkpoints import checkpoint
 from ans_core.config import load
 from ans_core.data.formats.plain import split_by_image
-from ans_core.model import Sa2VA
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.model.network import Network
 from flows import cli
 from flows.finetune import checked
 from flows.paths import root
@@ -78,7 +79,7 @@ def coco(folder: Path, name: str, pictures: int) -> Path:
 
 @pytest.mark.parametrize("name", ["instances_default.json", "instances_train.json", "instances_val2017.json"])
 def test_coco_of_one_split_has_pictures_held_out_by_their_names(
-    tmp_path: Path, tiny_model: Sa2VA, name: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny_model: Network, name: str, capsys: pytest.CaptureFixture[str]
 ):
     """Of the names 0.png to 9.png, the hash holds out a share."""
     checkpoint.save(tiny_model, tmp_path / "model", metadata={})
@@ -114,7 +115,7 @@ def test_the_remedy_for_an_export_too_small_to_hold_out_a_picture_works(tmp_path
 
 
 def test_a_refusal_does_not_wait_for_a_run_at_work_and_an_estimate_neither_waits_nor_claims_the_folder(
-    tmp_path: Path, tiny_model: Sa2VA, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny_model: Network, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Training three steps is left out: what waits and what is left behind is the same without."""
     checkpoint.save(tiny_model, tmp_path / "model", metadata={})
@@ -133,7 +134,7 @@ def test_a_refusal_does_not_wait_for_a_run_at_work_and_an_estimate_neither_waits
     assert set((root() / ".ans").glob("finetune-*")) == before
 
 
-def test_a_mistyped_model_or_setting_leaves_nothing_that_refuses_the_right_one(tmp_path: Path, tiny_model: Sa2VA):
+def test_a_mistyped_model_or_setting_leaves_nothing_that_refuses_the_right_one(tmp_path: Path, tiny_model: Network):
     checkpoint.save(tiny_model, tmp_path / "model", metadata={})
     folder, out = pictures(tmp_path / "mine", ("train", "val")), tmp_path / "out"
     for model, words, match in (
@@ -148,7 +149,9 @@ def test_a_mistyped_model_or_setting_leaves_nothing_that_refuses_the_right_one(t
 
 
 @pytest.mark.slow
-def test_pictures_and_a_checkpoint_become_a_checkpoint_and_a_report(tmp_path: Path, tiny_model: Sa2VA, capsys: pytest.CaptureFixture[str]):
+def test_pictures_and_a_checkpoint_become_a_checkpoint_and_a_report(
+    tmp_path: Path, tiny_model: Network, capsys: pytest.CaptureFixture[str]
+):
     checkpoint.save(tiny_model, tmp_path / "model", metadata={})
     folder, out = pictures(tmp_path / "mine", ("train", "train", "val", "val")), tmp_path / "out"
     words = (folder, "--model", tmp_path / "model", "--out", out, "--steps", 2, "sft.mask_points=64", "sft.dtype=fp32", "report.overlays=4")

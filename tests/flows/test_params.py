@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from ans_core.config import ConfigError, load
+from ans_core.fingerprint import fingerprint
 from flows.kept import RUN, recover, settings_of_run, settle
 from flows.params import MARK, add_sources, digest, edited_keys, marked, watch_sources, write, write_if_needed
-from tasks.fingerprint import fingerprint
 from tasks.process import held
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,8 @@ from datasets import Dataset, Features, Image, Value
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.data.formats import FORMATS
-from ans_core.model import Sa2VA
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.model.network import Network
 from flows import cli, rl_command, short_training
 from tasks.stages import stage_named
 from tests import tiny
@@ -130,7 +131,7 @@ def test_the_only_model_of_an_endpoint_judges_and_one_of_several_is_to_be_named(
         server.shutdown()
 
 
-def test_what_rl_can_not_learn_from_is_refused_before_a_model_is_loaded(tmp_path: Path, tiny_model: Sa2VA) -> None:
+def test_what_rl_can_not_learn_from_is_refused_before_a_model_is_loaded(tmp_path: Path, tiny_model: Network) -> None:
     with pytest.raises(ValueError, match="1 pictures are too few to hold some out"):
         ans("--model", "nothing", "--data", drawn(tmp_path / "few", 1), "--out", tmp_path / "out")
     folder = drawn(tmp_path / "mine", 20)

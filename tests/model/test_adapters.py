@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from ans_core.data.collate import collate
 from ans_core.data.conversation import Turn
-from ans_core.model import Sa2VA, adapters, parts
+from ans_core.model import adapters, parts
+from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised, image_tokens, packed
 from tests import tiny
 
@@ -15,15 +16,15 @@ LORA = {"rank": 4, "alpha": 8, "dropout": 0.0}
 SEGMENT = Turn(question="Please segment the red square.", answer="It is [SEG].", masks=((tiny.square(8, 8, 24, 24),),))
 
 
-def prepared(model: Sa2VA, seed: int = 0) -> None:
+def prepared(model: Network, seed: int = 0) -> None:
     adapters.prepare_sft(model, adapters.lora_config(**LORA), seed=seed)
 
 
-def policies(model: Sa2VA, seed: int = 0) -> adapters.Policies:
+def policies(model: Network, seed: int = 0) -> adapters.Policies:
     return adapters.Policies(model, adapters.rl_config(**LORA, modules=adapters.policy_modules(model, drawing=True)), seed=seed)
 
 
-def outputs(model: Sa2VA) -> tuple[Tensor, Tensor]:
+def outputs(model: Network) -> tuple[Tensor, Tensor]:
     """Text logits and mask logits of one conversation."""
     batch = collate([tiny.row(SEGMENT)], model.tokenizer, tiny.layout(model))
     with torch.no_grad():
@@ -51,7 +52,7 @@ def stir(model: nn.Module, marker: str = "") -> None:
 # SFT
 
 
-def test_fine_tuning_trains_what_the_family_trains_and_nothing_else(own_model: Sa2VA):
+def test_fine_tuning_trains_what_the_family_trains_and_nothing_else(own_model: Network):
     prepared(own_model)
     trained: set[str] = set()
     frozen: set[str] = set()
@@ -66,14 +67,14 @@ def test_fine_tuning_trains_what_the_family_trains_and_nothing_else(own_model: S
     assert len(inside) == 2 * 7 * 2  # A and B of seven linears in two layers
 
 
-def test_presence_is_trained_where_masks_depend_on_it(own_model: Sa2VA):
+def test_presence_is_trained_where_masks_depend_on_it(own_model: Network):
     own_model.use_seg_object_score()
     prepared(own_model)
     closed = {name.split(".")[2] for name, p in own_model.named_parameters() if "mask_decoder" in name and not p.requires_grad}
     assert closed == {"iou_prediction_head"}
 
 
-def test_lora_starts_as_the_base_and_is_drawn_from_its_seed(own_model: Sa2VA):
+def test_lora_starts_as_the_base_and_is_drawn_from_its_seed(own_model: Network):
     before = outputs(own_model)
     torch.manual_seed(5)
     following = torch.rand(1)
@@ -88,7 +89,7 @@ def test_lora_starts_as_the_base_and_is_drawn_from_its_seed(own_model: Sa2VA):
     assert not torch.equal(adapters.trained(one)[drawn], adapters.trained(other)[drawn])
 
 
-def test_a_merged_model_equals_the_unmerged_one_and_has_no_lora_left(own_model: Sa2VA):
+def test_a_merged_model_equals_the_unmerged_one_and_has_no_lora_left(own_model: Network):
     before = outputs(own_model)
     tuner = adapters.prepare_sft(own_model, adapters.lora_config(**LORA), seed=0)
     stir(own_model)
@@ -101,7 +102,7 @@ def test_a_merged_model_equals_the_unmerged_one_and_has_no_lora_left(own_model: 
     assert set(own_model.state_dict()) == names
 
 
-def test_trained_tensors_put_into_a_fresh_model_give_the_same_model(own_model: Sa2VA):
+def test_trained_tensors_put_into_a_fresh_model_give_the_same_model(own_model: Network):
     prepared(own_model)
     stir(own_model)
     again = tiny.build()
@@ -110,7 +111,7 @@ def test_trained_tensors_put_into_a_fresh_model_give_the_same_model(own_model: S
     assert same(outputs(again), outputs(own_model))
 
 
-def test_trained_tensors_of_other_settings_are_refused(own_model: Sa2VA):
+def test_trained_tensors_of_other_settings_are_refused(own_model: Network):
     prepared(own_model)
     tensors = dict(adapters.trained(own_model))
     wide = tiny.build()
@@ -122,7 +123,7 @@ def test_trained_tensors_of_other_settings_are_refused(own_model: Sa2VA):
         adapters.load_trained(own_model, tensors)
 
 
-def test_a_training_step_gives_every_trained_tensor_a_gradient_and_moves_no_frozen_part(own_model: Sa2VA):
+def test_a_training_step_gives_every_trained_tensor_a_gradient_and_moves_no_frozen_part(own_model: Network):
     """LoRA's A has none at first: B is zero."""
     prepared(own_model)
     stir(own_model, "lora_B")
@@ -142,7 +143,7 @@ def test_a_training_step_gives_every_trained_tensor_a_gradient_and_moves_no_froz
     assert [part for part, did in moved.items() if not did] == [part for part in before if part.endswith("(frozen)")]
 
 
-def test_a_frozen_part_that_moved_and_a_trained_one_that_did_not_are_named(own_model: Sa2VA):
+def test_a_frozen_part_that_moved_and_a_trained_one_that_did_not_are_named(own_model: Network):
     prepared(own_model)
     before = parts.hashes(own_model)
     with torch.no_grad():
@@ -152,7 +153,7 @@ def test_a_frozen_part_that_moved_and_a_trained_one_that_did_not_are_named(own_m
     assert "head (trained)" in str(caught.value)
 
 
-def test_frozen_encoders_keep_no_graph(own_model: Sa2VA):
+def test_frozen_encoders_keep_no_graph(own_model: Network):
     prepared(own_model)
     batch = collate([tiny.row(SEGMENT)], own_model.tokenizer, tiny.layout(own_model))
     graphs: list[bool] = []
@@ -165,7 +166,7 @@ def test_frozen_encoders_keep_no_graph(own_model: Sa2VA):
 # Policy, teacher, reference
 
 
-def test_all_three_policies_are_the_base_at_first_and_the_reference_stays_it_bit_for_bit(own_model: Sa2VA):
+def test_all_three_policies_are_the_base_at_first_and_the_reference_stays_it_bit_for_bit(own_model: Network):
     base = outputs(own_model)
     both = policies(own_model)
     assert near(outputs(own_model), base)
@@ -177,7 +178,7 @@ def test_all_three_policies_are_the_base_at_first_and_the_reference_stays_it_bit
         assert same(outputs(own_model), base)
 
 
-def test_switching_is_exact_both_ways_and_nests(own_model: Sa2VA):
+def test_switching_is_exact_both_ways_and_nests(own_model: Network):
     both = policies(own_model)
     stir(own_model, ".policy.")
     policy = outputs(own_model)
@@ -194,14 +195,14 @@ def test_switching_is_exact_both_ways_and_nests(own_model: Sa2VA):
         assert same(outputs(own_model), reference)
 
 
-def test_an_error_inside_leaves_the_policy_active(own_model: Sa2VA):
+def test_an_error_inside_leaves_the_policy_active(own_model: Network):
     both = policies(own_model)
     with pytest.raises(KeyError), both.using("teacher"):
         raise KeyError
     assert both.active == "policy"
 
 
-def test_only_the_policy_takes_a_gradient_whatever_is_active(own_model: Sa2VA):
+def test_only_the_policy_takes_a_gradient_whatever_is_active(own_model: Network):
     both = policies(own_model)
 
     def trained() -> set[str]:
@@ -217,7 +218,7 @@ def test_only_the_policy_takes_a_gradient_whatever_is_active(own_model: Sa2VA):
     assert trained() == names
 
 
-def test_the_teacher_follows_as_an_average(own_model: Sa2VA):
+def test_the_teacher_follows_as_an_average(own_model: Network):
     """decay 3/4: 3/4 teacher + 1/4 policy; the distance left is 3/4 of the one before."""
     both = policies(own_model)
     stir(own_model, ".policy.")
@@ -231,14 +232,14 @@ def test_the_teacher_follows_as_an_average(own_model: Sa2VA):
     assert all(torch.equal(v, policy[k]) for k, v in both.tensors("teacher").items())
 
 
-def test_tensors_of_another_adapter_are_refused(own_model: Sa2VA):
+def test_tensors_of_another_adapter_are_refused(own_model: Network):
     both = policies(own_model)
     with pytest.raises(ValueError, match="tensors of another adapter"):
         both.load("policy", {"x": torch.zeros(1)})
 
 
 @pytest.mark.parametrize("adapter", ["policy", "teacher"])
-def test_an_adapter_merged_in_computes_the_same_without_it(own_model: Sa2VA, adapter: str):
+def test_an_adapter_merged_in_computes_the_same_without_it(own_model: Network, adapter: str):
     both = policies(own_model)
     stir(own_model, ".policy.")
     both.ema(0.5)
@@ -249,7 +250,7 @@ def test_an_adapter_merged_in_computes_the_same_without_it(own_model: Sa2VA, ada
     assert set(merged.state_dict()) == set(tiny.build().state_dict())
 
 
-def test_the_dropout_of_lora_works_in_training(own_model: Sa2VA):
+def test_the_dropout_of_lora_works_in_training(own_model: Network):
     adapters.prepare_sft(own_model, adapters.lora_config(rank=4, alpha=8, dropout=0.5), seed=0)
     stir(own_model)
     assert any(isinstance(m, LoraLayer) for m in own_model.modules())

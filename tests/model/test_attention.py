@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ans_core.data.branches import branch_places
-from ans_core.model import Sa2VA, attention
+from ans_core.model import attention
+from ans_core.model.network import Network
 from ans_core.model.packing import Packed, branch_attention
 
 ROWS = torch.tensor([
@@ -18,7 +19,7 @@ ROWS = torch.tensor([
 ])  # fmt: skip
 
 
-def last_states(model: Sa2VA) -> tuple[Tensor, Tensor]:
+def last_states(model: Network) -> tuple[Tensor, Tensor]:
     """Hidden states of everything but the padding, and the embeddings' gradient."""
     ids = torch.randint(5, 100, ROWS.shape, generator=torch.Generator().manual_seed(0))
     places = torch.arange(ROWS.shape[1]).expand_as(ROWS)
@@ -33,7 +34,7 @@ def last_states(model: Sa2VA) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("most", [0, 100, 500])
 def test_rows_read_branch_by_branch_have_the_states_and_gradients_of_the_dense_mask(
-    own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch, most: int
+    own_model: Network, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """`most`: elements of a mask; later branches are read one by one, and all together."""
     shapes: list[torch.Size] = []
@@ -44,7 +45,7 @@ def test_rows_read_branch_by_branch_have_the_states_and_gradients_of_the_dense_m
     with monkeypatch.context() as patched:
         choose = attention.attention_of
         patched.setattr(
-            "ans_core.model.sa2va.attention_of", lambda model, branch, places, **options: choose(model, branch, places, dense=True)
+            "ans_core.model.network.attention_of", lambda model, branch, places, **options: choose(model, branch, places, dense=True)
         )
         dense = last_states(own_model)
     assert shapes == [(4, 1, 1, 13), (4, 1, 13, 13)]
@@ -56,7 +57,7 @@ def test_rows_read_branch_by_branch_have_the_states_and_gradients_of_the_dense_m
     assert (eager[0] - dense[0]).abs().max() <= 1e-5 * dense[0].abs().max()
 
 
-def test_short_rows_are_read_by_branch_where_that_halves_the_scores(own_model: Sa2VA) -> None:
+def test_short_rows_are_read_by_branch_where_that_halves_the_scores(own_model: Network) -> None:
     def mask(branch: Tensor) -> Tensor:
         return attention.attention_of(own_model.internvl.model.language_model, branch, branch_places(branch))["attention_mask"]
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ans_core.data.collate import collate
 from ans_core.data.conversation import Turn
-from ans_core.model import Sa2VA, adapters, checkpointing
+from ans_core.model import adapters, checkpointing
+from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised
 from tests import tiny
 
@@ -18,7 +19,7 @@ TURNS = (
 )
 
 
-def step(model: Sa2VA) -> tuple[float, dict[str, Tensor]]:
+def step(model: Network) -> tuple[float, dict[str, Tensor]]:
     """The loss and every gradient of a step of SFT, dropout included."""
     batch = collate([tiny.row(*TURNS)], model.tokenizer, tiny.layout(model))
     model.zero_grad()
@@ -29,7 +30,7 @@ def step(model: Sa2VA) -> tuple[float, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("vision", [False, True])
-def test_recomputed_layers_give_the_same_gradients(own_model: Sa2VA, vision: bool):
+def test_recomputed_layers_give_the_same_gradients(own_model: Network, vision: bool):
     """The vision tower's layers are recomputed where it is trained, and are computed once, without a graph, where it is not."""
     adapters.prepare_sft(own_model, adapters.lora_config(rank=4, alpha=8, dropout=0.3), seed=0)
     with torch.no_grad():
@@ -56,7 +57,7 @@ def test_recomputed_layers_give_the_same_gradients(own_model: Sa2VA, vision: boo
         assert torch.allclose(again[1][name], gradient, atol=1e-6), name
 
 
-def test_logits_in_pieces_give_the_same_loss_and_gradients(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_logits_in_pieces_give_the_same_loss_and_gradients(own_model: Network, monkeypatch: pytest.MonkeyPatch):
     """13 or so learned tokens, three at a time."""
     adapters.prepare_sft(own_model, adapters.lora_config(rank=4, alpha=8, dropout=0.0), seed=0)
     head, rows = own_model.internvl.lm_head, []

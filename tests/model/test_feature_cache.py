@@ -10,15 +10,15 @@ from torch import Tensor
 
 from ans_core.data.collate import collate
 from ans_core.data.conversation import Turn
-from ans_core.model import Sa2VA
 from ans_core.model.feature_cache import FeatureCache
+from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised
 from tests import tiny
 
 SEGMENT = Turn(question="Please segment the red square.", answer="It is [SEG].", masks=((tiny.square(8, 8, 24, 24),),))
 
 
-def test_known_features_are_read_the_rest_is_computed_and_the_loss_is_the_same(own_model: Sa2VA, tmp_path: Path):
+def test_known_features_are_read_the_rest_is_computed_and_the_loss_is_the_same(own_model: Network, tmp_path: Path):
     """Rows 0 and 1 are known when rows 1 and 2 come: one of two tiles and one of two frames are computed."""
     cache = FeatureCache(tmp_path, limit=10**9, salt="weights")
     plain = Supervised(own_model, mask_weight=2.0, dice_weight=0.5, points=64)

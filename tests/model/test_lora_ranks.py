@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ans_core.model import Sa2VA, adapters
+from ans_core.model import adapters
 from ans_core.model.lora_ranks import rank_of, rank_pattern
+from ans_core.model.network import Network
 from tests import tiny
 
 
@@ -26,7 +27,7 @@ def test_a_rank_holds_the_energy_that_is_asked_for():
     assert rank_of(torch.eye(200), energy=0.9) == 128  # the largest
 
 
-def test_every_layer_gets_its_own_rank_and_the_same_factor(own_model: Sa2VA):
+def test_every_layer_gets_its_own_rank_and_the_same_factor(own_model: Network):
     tuned = tiny.build()
     layers = tuned.internvl.model.language_model.layers
     with torch.no_grad():

@@ -11,17 +11,18 @@ from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.conversion import convert
 from ans_core.data.collate import Batch, Row, collate
 from ans_core.data.conversation import Turn
-from ans_core.model import Sa2VA
-from ans_core.model.options import PredictOptions
+from ans_core.inference.options import PredictOptions
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.inference.video import track
+from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised
-from ans_core.model.video import track
 from ans_core.pictures import rle, transforms
 from tests import tiny
 
 HEAD = "pred_obj_score_head.layers.2.bias"
 
 
-def clip_batch(model: Sa2VA) -> Batch:
+def clip_batch(model: Network) -> Batch:
     """One object, seen in the first of two frames."""
     masklet = (tiny.square(0, 0, 32, 32), rle.empty(64, 64))
     asked = Turn(question="Segment it.", answer="[SEG]", masks=(masklet,))
@@ -29,11 +30,11 @@ def clip_batch(model: Sa2VA) -> Batch:
     return collate([row], model.tokenizer, tiny.layout(model))
 
 
-def scored(model: Sa2VA, weight: float) -> Supervised:
+def scored(model: Network, weight: float) -> Supervised:
     return Supervised(model, mask_weight=1.0, dice_weight=1.0, points=0, object_weight=weight)
 
 
-def test_its_loss_is_the_cross_entropy_of_present_and_absent_frames(own_model: Sa2VA):
+def test_its_loss_is_the_cross_entropy_of_present_and_absent_frames(own_model: Network):
     batch = clip_batch(own_model)
     with torch.no_grad():
         plain, _ = scored(own_model, 0.0)(batch)
@@ -44,7 +45,7 @@ def test_its_loss_is_the_cross_entropy_of_present_and_absent_frames(own_model: S
     assert float(loss - plain) == pytest.approx(3 * float(expected), rel=1e-4)
 
 
-def test_without_a_weight_the_head_of_the_score_learns_nothing(own_model: Sa2VA):
+def test_without_a_weight_the_head_of_the_score_learns_nothing(own_model: Network):
     own_model.requires_grad_(True)
     head = own_model.sam2.sam_mask_decoder.get_parameter(HEAD)
     scored(own_model, 0.0)(clip_batch(own_model))[0].backward()
@@ -55,7 +56,7 @@ def test_without_a_weight_the_head_of_the_score_learns_nothing(own_model: Sa2VA)
 
 
 @pytest.mark.parametrize("mode", ["sa2va", "sa2va-i"])
-def test_masks_are_blank_where_a_trained_score_is_negative(own_model: Sa2VA, mode: str):
+def test_masks_are_blank_where_a_trained_score_is_negative(own_model: Network, mode: str):
     own_model.keep_original_decoder()
     own_model.sam2.sam_mask_decoder.get_parameter(HEAD).data -= 1e4
     pictures = [transforms.open_image(f) for f in tiny.clip(3).frames]
@@ -70,7 +71,7 @@ def test_masks_are_blank_where_a_trained_score_is_negative(own_model: Sa2VA, mod
     assert not drawn().any()
 
 
-def test_a_mask_with_a_positive_score_stays_as_it_is(own_model: Sa2VA):
+def test_a_mask_with_a_positive_score_stays_as_it_is(own_model: Network):
     picture = transforms.normalise([transforms.open_image(tiny.picture(1))], size=own_model.sam2.image_size)
     features = own_model.sam2.encode(picture)
     out = own_model.sam2.decode(features, torch.zeros(3, dtype=torch.long), torch.randn(3, own_model.config.grounding.width))
@@ -83,7 +84,7 @@ def test_a_mask_with_a_positive_score_stays_as_it_is(own_model: Sa2VA):
 
 
 @pytest.mark.slow
-def test_a_folder_says_so_in_both_layouts(tmp_path: Path, own_model: Sa2VA):
+def test_a_folder_says_so_in_both_layouts(tmp_path: Path, own_model: Network):
     own_model.use_seg_object_score()
     checkpoint.save(own_model, tmp_path / "own", metadata={})
     convert(tmp_path / "own", tmp_path / "up", to="upstream", metadata={})

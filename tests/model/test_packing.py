@@ -15,8 +15,8 @@ from ans_core.data import collate as data
 from ans_core.data.collate import Batch, Row, collate, encode_row, pack_row, pad_rows
 from ans_core.data.conversation import Turn, turn
 from ans_core.dist import read_together
-from ans_core.model import Sa2VA
 from ans_core.model.backbones.base import ImageFeatures
+from ans_core.model.network import Network
 from ans_core.model.packing import Packed, branch_attention
 from ans_core.model.supervised import Supervised, image_tokens, packed
 from ans_core.pictures import rle
@@ -33,14 +33,14 @@ TURNS = (
 CHAT = tiny.sample(task="conversation", past=(("What is region1?", "a red square"),), question="Is it green?", text="no")
 
 
-def answers(model: Sa2VA, batch: Batch) -> Tensor:
+def answers(model: Network, batch: Batch) -> Tensor:
     """Logits that predict every learned token, row by row."""
     hidden = model.hidden_states(packed(batch), image_tokens(model, batch.views).split(batch.views))
     rows, places = batch.loss_mask.nonzero(as_tuple=True)
     return model.logits(hidden[rows, places - 1])
 
 
-def text_only(model: Sa2VA, branches: list[tuple[list[int], list[int]]], prefix: list[int], pad_to: int = 0) -> Tensor:
+def text_only(model: Network, branches: list[tuple[list[int], list[int]]], prefix: list[int], pad_to: int = 0) -> Tensor:
     rows = [pack_row(prefix, branches)] + [pack_row([1] * pad_to, [])] * bool(pad_to)
     fields = pad_rows(rows, pad_id=0)
     hidden = model.hidden_states(Packed(**fields), [None] * len(rows))
@@ -61,7 +61,7 @@ def test_a_token_looks_at_the_prefix_and_its_own_branch_and_padding_at_itself():
     assert seen == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 0, 0, 1, 0], [0, 0, 0, 0, 1]]
 
 
-def test_branches_of_text_give_the_hidden_states_of_separate_rows(tiny_model: Sa2VA):
+def test_branches_of_text_give_the_hidden_states_of_separate_rows(tiny_model: Network):
     prefix, branches = [5, 6, 7], [([8, 9], [10, 11]), ([12], [13]), ([14, 15, 16], [17, 18, 19])]
     together = text_only(tiny_model, branches, prefix)
     alone = torch.cat([text_only(tiny_model, [b], prefix) for b in branches])
@@ -70,13 +70,13 @@ def test_branches_of_text_give_the_hidden_states_of_separate_rows(tiny_model: Sa
     assert (together - alone).abs().max() < 1e-5
 
 
-def test_padding_changes_nothing(tiny_model: Sa2VA):
+def test_padding_changes_nothing(tiny_model: Network):
     branches = [([8, 9], [10, 11]), ([12], [13])]
     one = text_only(tiny_model, branches, [5, 6])
     assert (one - text_only(tiny_model, branches, [5, 6], pad_to=30)).abs().max() < 1e-5
 
 
-def test_questions_of_one_picture_packed_into_a_row_give_the_logits_of_a_row_each(tiny_model: Sa2VA):
+def test_questions_of_one_picture_packed_into_a_row_give_the_logits_of_a_row_each(tiny_model: Network):
     layout = tiny.layout(tiny_model)
     together = answers(tiny_model, collate([tiny.row(*TURNS)], tiny_model.tokenizer, layout))
     alone = [answers(tiny_model, collate([tiny.row(t)], tiny_model.tokenizer, layout)) for t in TURNS]
@@ -85,7 +85,7 @@ def test_questions_of_one_picture_packed_into_a_row_give_the_logits_of_a_row_eac
     assert (together - swapped).abs().max() > 1e-2  # it does look at the picture
 
 
-def test_a_batch_of_rows_gives_the_logits_of_its_rows(tiny_model: Sa2VA):
+def test_a_batch_of_rows_gives_the_logits_of_its_rows(tiny_model: Network):
     layout = tiny.layout(tiny_model)
     rows = [tiny.row(*TURNS), tiny.row(TURNS[1], number=1), tiny.row(TURNS[0], number=2)]
     together = answers(tiny_model, collate(rows, tiny_model.tokenizer, layout))
@@ -93,7 +93,7 @@ def test_a_batch_of_rows_gives_the_logits_of_its_rows(tiny_model: Sa2VA):
     assert (together - alone).abs().max() < 1e-5 * together.abs().max()
 
 
-def test_the_region_that_is_shown_changes_the_answer(tiny_model: Sa2VA):
+def test_the_region_that_is_shown_changes_the_answer(tiny_model: Network):
     layout = tiny.layout(tiny_model)
     other = dataclasses.replace(TURNS[1], regions=(tiny.square(24, 24, 64, 64),))
     one, two = (answers(tiny_model, collate([tiny.row(t)], tiny_model.tokenizer, layout)) for t in (TURNS[1], other))
@@ -101,7 +101,7 @@ def test_the_region_that_is_shown_changes_the_answer(tiny_model: Sa2VA):
     assert (one - two).abs().max() > 1e-3
 
 
-def test_the_loss_of_packed_rows_is_that_of_separate_ones(tiny_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_the_loss_of_packed_rows_is_that_of_separate_ones(tiny_model: Network, monkeypatch: pytest.MonkeyPatch):
     """Equal numbers of tokens and masks, so the mean of two losses is the loss of both. Points are fixed: they are drawn otherwise."""
     from ans_core import losses
 
@@ -116,20 +116,20 @@ def test_the_loss_of_packed_rows_is_that_of_separate_ones(tiny_model: Sa2VA, mon
     assert both.item() == pytest.approx(found["text"] + 2 * found["bce"] + 0.5 * found["dice"], rel=1e-5)
 
 
-def test_a_token_is_learned_from_the_place_before_it(tiny_model: Sa2VA):
+def test_a_token_is_learned_from_the_place_before_it(tiny_model: Network):
     batch = collate([tiny.row(*TURNS), tiny.row(TURNS[1], number=1)], tiny_model.tokenizer, tiny.layout(tiny_model))
     _, found = Supervised(tiny_model, mask_weight=0.0, dice_weight=0.0, points=10)(batch)
     expected = torch.nn.functional.cross_entropy(answers(tiny_model, batch), batch.input_ids[batch.loss_mask])
     assert found["text"] == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_a_conversation_longer_than_the_context_is_refused_by_name(tiny_model: Sa2VA):
+def test_a_conversation_longer_than_the_context_is_refused_by_name(tiny_model: Network):
     layout = tiny.layout(tiny_model, max_length=40)
     with pytest.raises(ValueError, match=r"drawn/i0: a conversation of \d+ tokens > max_length 40; use fewer"):
         encode_row(tiny.row(*TURNS), tiny_model.tokenizer, layout, grids=[(4, 4)])
 
 
-def test_the_longest_branch_counts_not_the_whole_row(tiny_model: Sa2VA):
+def test_the_longest_branch_counts_not_the_whole_row(tiny_model: Network):
     layout = tiny.layout(tiny_model)
     longest = max(max(encode_row(tiny.row(t), tiny_model.tokenizer, layout, grids=[(4, 4)]).positions) for t in TURNS) + 1
     exact = tiny.layout(tiny_model, max_length=longest)
@@ -137,7 +137,7 @@ def test_the_longest_branch_counts_not_the_whole_row(tiny_model: Sa2VA):
 
 
 @pytest.mark.parametrize("template", prompts.TEMPLATES)
-def test_a_conversation_of_several_turns_is_one_text_of_which_all_answers_are_learned(tiny_model: Sa2VA, template: str):
+def test_a_conversation_of_several_turns_is_one_text_of_which_all_answers_are_learned(tiny_model: Network, template: str):
     """The text is put together as prefill.py does it for prediction."""
     made, tokenizer = turn(CHAT, random.Random(0)), tiny_model.tokenizer
     layout = dataclasses.replace(tiny.layout(tiny_model), template=template)
@@ -152,7 +152,7 @@ def test_a_conversation_of_several_turns_is_one_text_of_which_all_answers_are_le
     assert row.positions == list(range(len(row.ids)))
 
 
-def test_what_is_learned_is_the_answer_and_its_end(tiny_model: Sa2VA):
+def test_what_is_learned_is_the_answer_and_its_end(tiny_model: Network):
     batch = collate([tiny.row(TURNS[0])], tiny_model.tokenizer, tiny.layout(tiny_model))
     assert tiny_model.tokenizer.decode(batch.input_ids[batch.loss_mask]) == "It is [SEG].<|im_end|>"
     told = tiny_model.tokenizer.decode(batch.input_ids[0][~batch.loss_mask[0]])
@@ -163,7 +163,7 @@ def test_what_is_learned_is_the_answer_and_its_end(tiny_model: Sa2VA):
     )
 
 
-def test_every_seg_is_paired_with_its_frame_and_its_mask(tiny_model: Sa2VA):
+def test_every_seg_is_paired_with_its_frame_and_its_mask(tiny_model: Network):
     """Row 0: one [SEG], a caption without, two [SEG]s. Row 1: no mask, no frame. Row 2: one [SEG] on the second picture."""
     none = Turn(question="Please segment the cow.", answer=prompts.NO_TARGET_ANSWER)
     rows = [tiny.row(*TURNS), tiny.row(none, number=1), tiny.row(TURNS[0], number=2)]
@@ -180,14 +180,14 @@ def test_every_seg_is_paired_with_its_frame_and_its_mask(tiny_model: Sa2VA):
     assert [len(views.grids) for views in batch.views] == [1, 1, 1]
 
 
-def test_a_batch_without_masks_encodes_no_frame(tiny_model: Sa2VA):
+def test_a_batch_without_masks_encodes_no_frame(tiny_model: Network):
     batch = collate([tiny.row(TURNS[1])], tiny_model.tokenizer, tiny.layout(tiny_model))
     assert (len(batch.sam_frames), len(batch.targets), len(batch.pair_seg)) == (0, 0, 0)
     _, found = Supervised(tiny_model, mask_weight=1.0, dice_weight=1.0, points=10)(batch)
     assert set(found) == {"text"}
 
 
-def test_a_grounded_caption_pairs_each_phrase_with_its_own_mask(tiny_model: Sa2VA):
+def test_a_grounded_caption_pairs_each_phrase_with_its_own_mask(tiny_model: Network):
     sample = tiny.sample(
         task="grounded_caption", text="a cat on a mat", phrases=((0, 5), (9, 14)),
         masks=((tiny.square(0, 0, 16, 16),), (tiny.square(32, 32, 64, 64),)),
@@ -200,7 +200,7 @@ def test_a_grounded_caption_pairs_each_phrase_with_its_own_mask(tiny_model: Sa2V
     assert batch.targets[0, :8, :8].all()
 
 
-def test_a_clip_pairs_its_seg_with_every_chosen_frame_that_is_annotated(tiny_model: Sa2VA):
+def test_a_clip_pairs_its_seg_with_every_chosen_frame_that_is_annotated(tiny_model: Network):
     """Frames 1 and 3 of four are chosen. The first object is known in both (absent in 3), the second only in 3."""
     first = (None, tiny.square(0, 0, 16, 16), None, rle.empty(64, 64))
     second = (tiny.square(0, 0, 64, 64), None, None, tiny.square(0, 0, 32, 32))
@@ -213,7 +213,7 @@ def test_a_clip_pairs_its_seg_with_every_chosen_frame_that_is_annotated(tiny_mod
     assert (batch.input_ids == tiny_model.image_token_id).sum() == 32
 
 
-def test_a_seg_in_the_question_draws_nothing(tiny_model: Sa2VA):
+def test_a_seg_in_the_question_draws_nothing(tiny_model: Network):
     asked = dataclasses.replace(TURNS[0], question="What does [SEG] mean?")
     batch = collate([tiny.row(asked)], tiny_model.tokenizer, tiny.layout(tiny_model))
     module = Supervised(tiny_model, mask_weight=1.0, dice_weight=1.0, points=10)
@@ -221,13 +221,13 @@ def test_a_seg_in_the_question_draws_nothing(tiny_model: Sa2VA):
     assert len(module.decode_masks(batch, hidden).logits) == 1
 
 
-def test_image_slots_and_image_tokens_must_agree(tiny_model: Sa2VA):
+def test_image_slots_and_image_tokens_must_agree(tiny_model: Network):
     ids = torch.full((1, 5), tiny_model.image_token_id)
     with pytest.raises(ValueError, match="row 0: the text has 5 image slots, the pictures and regions give 16 tokens"):
         tiny_model.embed(ids, [ImageFeatures(values=torch.zeros(16, 32), grids=((4, 4),))], [])
 
 
-def test_the_tokens_of_a_region_are_the_pictures_own_at_its_cells(tiny_model: Sa2VA):
+def test_the_tokens_of_a_region_are_the_pictures_own_at_its_cells(tiny_model: Network):
     tile = ImageFeatures(values=torch.randn(16, 32), grids=((4, 4),))
     region = torch.zeros(4, 4, dtype=torch.bool)
     region[1, 2] = region[3, 0] = True

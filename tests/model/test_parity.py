@@ -16,9 +16,10 @@ from transformers.models.internvl.modeling_internvl import InternVLVisionModel
 from ans_core import losses
 from ans_core.checkpoints import checkpoint, folder, layouts
 from ans_core.data.views import Views
-from ans_core.model import Sa2VA
+from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.grounding import FrameFeatures, Grounding, GroundingConfig
+from ans_core.model.network import Network
 from ans_core.model.packing import Packed
 from ans_core.pictures import transforms
 from tests.golden import GOLDEN, arrays, error, needs_golden
@@ -42,12 +43,12 @@ def _no_grad():
 
 
 @lru_cache
-def qwen2() -> tuple[Sa2VA, dict[str, Tensor], dict[str, Tensor]]:
+def qwen2() -> tuple[Network, dict[str, Tensor], dict[str, Tensor]]:
     return Sa2VA.from_pretrained(GOLDEN / "qwen2"), arrays("qwen2/inputs"), arrays("qwen2/outputs")
 
 
 @lru_cache
-def without_sam2(name: str) -> Sa2VA:
+def without_sam2(name: str) -> Network:
     """The golden InternLM2 and Phi3 checkpoints hold no SAM2, so a random one joins them: everything else must be there."""
     path = GOLDEN / name
     tokenizer = checkpoint.read_tokenizer(path)

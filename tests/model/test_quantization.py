@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from ans_core.checkpoints import checkpoint
-from ans_core.model import Sa2VA, quantization
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.model import quantization
+from ans_core.model.network import Network
 from tests.golden import GOLDEN, arrays, needs_golden
 
 quantizes = pytest.mark.skipif(quantization.missing(), reason="torchao is not installed (the extra `quantize`)")
@@ -28,7 +30,7 @@ def test_what_can_not_be_quantized_is_refused_before_anything_is_read(monkeypatc
 
 
 @quantizes
-def test_only_the_linear_layers_of_the_language_model_are_quantized(tmp_path: Path, tiny_model: Sa2VA):
+def test_only_the_linear_layers_of_the_language_model_are_quantized(tmp_path: Path, tiny_model: Network):
     """Rounding to 255 steps of a row's largest weight: no weight moves by more than half a step."""
     checkpoint.save(tiny_model, tmp_path / "model", metadata={})
     model = Sa2VA.from_pretrained(tmp_path / "model", quantize="int8")

@@ -19,19 +19,20 @@ from torch import Tensor
 from ans_core.data.collate import Row, collate
 from ans_core.data.conversation import Turn
 from ans_core.data.views import Patches, Views
+from ans_core.inference import predict as ask
+from ans_core.inference.clicks import with_clicks
+from ans_core.inference.generation import generate
+from ans_core.inference.options import PredictOptions
+from ans_core.inference.prefill import prompt, visible
+from ans_core.inference.requests import request_of
+from ans_core.inference.sa2va import Sa2VA
 from ans_core.losses import text_loss
-from ans_core.model import Sa2VA
-from ans_core.model import predict as ask
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.backbones.qwen3_vl import Qwen3VL
-from ans_core.model.clicks import with_clicks
 from ans_core.model.feature_cache import FeatureCache
-from ans_core.model.generation import generate
 from ans_core.model.masks import upsample
-from ans_core.model.options import PredictOptions
+from ans_core.model.network import Network
 from ans_core.model.packing import Packed
-from ans_core.model.prefill import prompt, visible
-from ans_core.model.requests import request_of
 from ans_core.model.supervised import Supervised, image_tokens, layout_of, packed
 from ans_core.pictures import media, rle
 from tests import tiny
@@ -49,7 +50,7 @@ def _no_grad():
 
 
 @lru_cache
-def golden(kind: str) -> tuple[Sa2VA, dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+def golden(kind: str) -> tuple[Network, dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
     cases = json.loads((GOLDEN / kind / "predict_forward.json").read_text())
     return Sa2VA.from_pretrained(GOLDEN / kind), arrays(f"{kind}/inputs"), arrays(f"{kind}/outputs"), cases
 
@@ -175,7 +176,7 @@ def test_pictures_come_first_wherever_image_is_written_as_in_upstreams_inference
     assert torch.equal(alone, prompt(model, [request_of(text="Hello")], options=options).row(0))
 
 
-def seen(model: Sa2VA, pictures: list[Image.Image], *, clip: bool, outputs: dict[str, Tensor], case: str) -> ImageFeatures:
+def seen(model: Network, pictures: list[Image.Image], *, clip: bool, outputs: dict[str, Tensor], case: str) -> ImageFeatures:
     """What the language model sees of a recorded case; its pixels and image tokens are upstream's."""
     views = visible(model, pictures, PredictOptions(**UPSTREAM), clip=clip)
     assert error(views.pixels[::8], outputs[f"pf_{case}_pixel_values_rows8"]) == 0.0

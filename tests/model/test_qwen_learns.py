@@ -11,8 +11,8 @@ from PIL import Image
 
 from ans_core.data.collate import Row, collate
 from ans_core.data.conversation import Turn
-from ans_core.model import Sa2VA
-from ans_core.model import predict as ask
+from ans_core.inference import predict as ask
+from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised, layout_of
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
 from ans_core.types import RLE, Request
@@ -38,7 +38,7 @@ def scene(number: int) -> tuple[bytes, list[tuple[str, RLE]]]:
     return file.getvalue(), things
 
 
-def model() -> Sa2VA:
+def model() -> Network:
     tokenizer = build_tokenizer([ASKED] * 9 + [f"a {colour} square." for colour in COLOURS] * 9, vocabulary=300, kind="qwen3_vl")
     config = tiny_config(
         kind="qwen3_vl",
@@ -52,7 +52,7 @@ def model() -> Sa2VA:
     return build_tiny(config, tokenizer, seed=0)
 
 
-def right(model: Sa2VA) -> float:
+def right(model: Network) -> float:
     """Share of unseen regions that are described exactly."""
     asked, captions = [], []
     for picture, things in map(scene, range(1000, 1012)):

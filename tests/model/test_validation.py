@@ -10,7 +10,8 @@ from ans_core.data import conversation
 from ans_core.data.collate import collate
 from ans_core.data.mixture import Mixture, Source
 from ans_core.dist import read_together
-from ans_core.model import Sa2VA, adapters
+from ans_core.model import adapters
+from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised
 from ans_core.model.validation import ValidationSlice
 from tests import tiny
@@ -18,7 +19,7 @@ from tests import tiny
 SAMPLES = [*(tiny.sample(i) for i in range(3)), *(tiny.region(i) for i in range(3, 5))]
 
 
-def test_a_slice_is_measured_without_dropout_the_same_in_parts_and_drawn(own_model: Sa2VA, tmp_path: Path):
+def test_a_slice_is_measured_without_dropout_the_same_in_parts_and_drawn(own_model: Network, tmp_path: Path):
     """Five rows, three of them with a mask: means over tokens and masks are those of one batch of all, whatever the parts' sizes."""
     adapters.prepare_sft(own_model, adapters.lora_config(rank=4, alpha=8, dropout=0.5), seed=0)
     module = Supervised(own_model, mask_weight=2.0, dice_weight=0.5, points=64)

@@ -8,8 +8,8 @@ import pytest
 
 from ans_core.benchmarks.loops import caption_request, mask_request, true_mask
 from ans_core.config import Config, load
-from ans_core.model import Sa2VA
-from ans_core.model.predict import predict
+from ans_core.inference.predict import predict
+from ans_core.model.network import Network
 from perf.headroom import sampled, table
 from tests import tiny
 
@@ -21,7 +21,7 @@ def config(temperature: float, batch: int) -> Config:
     return Config.model_validate(values)
 
 
-def test_sampled_nearly_without_chance_answers_are_the_greedy_ones(tiny_model: Sa2VA):
+def test_sampled_nearly_without_chance_answers_are_the_greedy_ones(tiny_model: Network):
     regions = [tiny.region(i, "a red square") for i in range(3)]
     requests = [caption_request(r, true_mask(r)) for r in regions] + [mask_request(r, r.text) for r in regions]
     greedy = predict(tiny_model, requests, max_tokens=12, batch=6)
@@ -29,7 +29,7 @@ def test_sampled_nearly_without_chance_answers_are_the_greedy_ones(tiny_model: S
     assert found == [[one, one] for one in greedy]
 
 
-def test_samples_differ_within_a_group_and_depend_on_no_batch(tiny_model: Sa2VA):
+def test_samples_differ_within_a_group_and_depend_on_no_batch(tiny_model: Network):
     requests = [caption_request(r, true_mask(r)) for r in (tiny.region(i, "a red square") for i in range(3))]
     found = [
         [[one.text for one in own] for own in sampled(tiny_model, requests, config(1.0, batch), what="caption", group=2)]

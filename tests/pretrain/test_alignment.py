@@ -6,20 +6,20 @@ import pytest
 import torch
 
 from ans_core.data.collate import cell_shares
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pretrain.alignment import Alignment, AlignmentBatch, alignment_batch
 from ans_core.pretrain.build import match_by_content
 from ans_core.pretrain.finding import middle_attention
 from tests import tiny
 
 
-def batch(model: Sa2VA) -> AlignmentBatch:
+def batch(model: Network) -> AlignmentBatch:
     left = tiny.region(masks=((tiny.square(0, 0, 16, 32),),), text="a red square")
     right = tiny.region(masks=((tiny.square(32, 32, 64, 64),),), text="a blue circle on the right")
     return alignment_batch([(left.frames[0], [left, right])], model.tokenizer, cutter=model.backbone.cutter)
 
 
-def test_a_batch_holds_the_words_and_the_cells_of_every_thing(tiny_model: Sa2VA) -> None:
+def test_a_batch_holds_the_words_and_the_cells_of_every_thing(tiny_model: Network) -> None:
     found = batch(tiny_model)
     texts = [tiny_model.tokenizer.decode([i for i in ids if i >= 0]) for ids in found.words.tolist()]
     assert texts == [" a red square", " a blue circle on the right"]
@@ -28,14 +28,14 @@ def test_a_batch_holds_the_words_and_the_cells_of_every_thing(tiny_model: Sa2VA)
     assert torch.equal(found.shares[1], cell_shares(tiny.square(32, 32, 64, 64), 4))
 
 
-def test_an_expression_is_not_all_there_is_to_say(tiny_model: Sa2VA) -> None:
+def test_an_expression_is_not_all_there_is_to_say(tiny_model: Network) -> None:
     sample = tiny.sample()
     one = alignment_batch([(sample.frames[0], [sample])], tiny_model.tokenizer, cutter=tiny_model.backbone.cutter)
     assert one.whole.tolist() == [False]
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_the_loss_by_hand(own_model: Sa2VA, whole: bool) -> None:
+def test_the_loss_by_hand(own_model: Network, whole: bool) -> None:
     """Two words along the one axis that cell 0 shares: cosine 1 each, and 0 with every other cell. Of a caption, also every word's own
     binary cross-entropy: all words (padding is none) have the cosine of axis 0 with the region's mean cell."""
     found = batch(own_model)
@@ -60,7 +60,7 @@ def test_the_loss_by_hand(own_model: Sa2VA, whole: bool) -> None:
     assert metrics["hit"] == 1.0
 
 
-def test_the_padding_vector_which_is_zero_takes_no_gradient(own_model: Sa2VA) -> None:
+def test_the_padding_vector_which_is_zero_takes_no_gradient(own_model: Network) -> None:
     table, pad = own_model.internvl.get_input_embeddings().weight.requires_grad_(True), own_model.tokenizer.pad_token_id
     with torch.no_grad():
         table[pad] = 0
@@ -70,7 +70,7 @@ def test_the_padding_vector_which_is_zero_takes_no_gradient(own_model: Sa2VA) ->
     assert 0 < float(table.grad.norm()) < 1e4
 
 
-def test_training_it_finds_things_by_their_words_and_not_by_others(own_model: Sa2VA) -> None:
+def test_training_it_finds_things_by_their_words_and_not_by_others(own_model: Network) -> None:
     own_model.internvl.model.multi_modal_projector.requires_grad_(True)
     own_model.internvl.get_input_embeddings().requires_grad_(True)
     module, found = Alignment(own_model), batch(own_model)
@@ -84,7 +84,7 @@ def test_training_it_finds_things_by_their_words_and_not_by_others(own_model: Sa
     assert module(swapped)[1]["hit"] == 0.0
 
 
-def test_queries_that_start_as_keys_attend_to_their_like(own_model: Sa2VA) -> None:
+def test_queries_that_start_as_keys_attend_to_their_like(own_model: Network) -> None:
     attention = middle_attention(own_model)
     torch.manual_seed(0)
     match_by_content(attention)

@@ -8,8 +8,8 @@ import torch
 from ans_core.data.collate import Batch, Row, cell_shares, collate
 from ans_core.data.conversation import Turn
 from ans_core.dist import read_together
+from ans_core.model.network import Network
 from ans_core.model.packing import branch_attention
-from ans_core.model.sa2va import Sa2VA
 from ans_core.model.supervised import Supervised, image_tokens
 from ans_core.pictures import rle
 from ans_core.pretrain.finding import Finding, first_looks, look_weights
@@ -17,7 +17,7 @@ from ans_core.types import RLE
 from tests import tiny
 
 
-def batch(model: Sa2VA, *masks: RLE | None) -> Batch:
+def batch(model: Network, *masks: RLE | None) -> Batch:
     turns = tuple(
         Turn(question=f"Where is the {word} square?", answer="at the top.", targets=() if m is None else (m,))
         for word, m in zip("abcd", masks, strict=False)
@@ -27,7 +27,7 @@ def batch(model: Sa2VA, *masks: RLE | None) -> Batch:
     return collate(rows, model.tokenizer, tiny.layout(model))
 
 
-def test_what_stands_before_an_answer_and_its_first_token_look_at_what_is_asked_for(tiny_model: Sa2VA) -> None:
+def test_what_stands_before_an_answer_and_its_first_token_look_at_what_is_asked_for(tiny_model: Network) -> None:
     found = batch(tiny_model, tiny.square(0, 0, 16, 32), None, tiny.square(8, 40, 24, 56))
     rows, places, thing = found.looks.unbind(1)
     assert thing.tolist() == [0, 0, 1, 1, 2, 2]
@@ -39,7 +39,7 @@ def test_what_stands_before_an_answer_and_its_first_token_look_at_what_is_asked_
     assert found.boxes[1].tolist() == [8 / 64, 40 / 64, 24 / 64, 56 / 64]
 
 
-def test_a_box_looks_at_its_own_thing(tiny_model: Sa2VA) -> None:
+def test_a_box_looks_at_its_own_thing(tiny_model: Network) -> None:
     one, other = tiny.square(0, 0, 16, 32), tiny.square(8, 40, 24, 56)
     asked = Turn(question="Segment a.", answer="Sure, it is <box>[[0, 0, 250, 500]]</box>.", targets=(one,))
     told = Turn(question="Describe it.", answer="<p> a </p> <box>[[0]]</box> by <p> b </p> <box>[[1]]</box>.", targets=(one, other))
@@ -53,7 +53,7 @@ def test_a_box_looks_at_its_own_thing(tiny_model: Sa2VA) -> None:
     assert torch.equal(found.boxes[0], found.boxes[1])
 
 
-def test_every_word_about_a_shown_region_looks_at_it(tiny_model: Sa2VA) -> None:
+def test_every_word_about_a_shown_region_looks_at_it(tiny_model: Network) -> None:
     mask = tiny.square(8, 40, 24, 56)
     turns = (Turn(question="Describe region1.", answer="a red square.", regions=(mask,), targets=(mask,)),)
     found = collate([tiny.row(*turns)], tiny_model.tokenizer, tiny.layout(tiny_model))
@@ -72,7 +72,7 @@ def test_shares_of_cells_by_hand() -> None:
     assert shares.tolist() == [[0.125, 0.125, 0, 0]] * 4
 
 
-def test_attention_is_what_the_layer_attends_to(tiny_model: Sa2VA) -> None:
+def test_attention_is_what_the_layer_attends_to(tiny_model: Network) -> None:
     found = batch(tiny_model, tiny.square(0, 0, 16, 32), tiny.square(8, 40, 24, 56))
     module = Finding(tiny_model, attention_weight=1.0, box_weight=0.0, click_weight=0.0)
     seen = {}
@@ -96,7 +96,7 @@ def test_attention_is_what_the_layer_attends_to(tiny_model: Sa2VA) -> None:
         assert torch.allclose(attended[k].exp(), seen["weights"][row, :2, place][:, image[row]], atol=1e-5)
 
 
-def test_the_loss_is_the_text_loss_and_the_divergence(tiny_model: Sa2VA) -> None:
+def test_the_loss_is_the_text_loss_and_the_divergence(tiny_model: Network) -> None:
     found = batch(tiny_model, tiny.square(0, 0, 64, 64))
     text = Supervised(tiny_model, mask_weight=0.0, dice_weight=0.0, points=1)(found)[0]
     loss, read = Finding(tiny_model, attention_weight=3.0, box_weight=2.0, click_weight=5.0)(found)
@@ -107,14 +107,14 @@ def test_the_loss_is_the_text_loss_and_the_divergence(tiny_model: Sa2VA) -> None
     assert metrics["attention"] >= -math.log(metrics["attention_on_target"]) - 1e-5  # Jensen: all cells are target here
 
 
-def test_without_anything_meant_it_is_the_text_loss(tiny_model: Sa2VA) -> None:
+def test_without_anything_meant_it_is_the_text_loss(tiny_model: Network) -> None:
     found = batch(tiny_model, None)
     assert len(found.looks) == 0
     text = Supervised(tiny_model, mask_weight=0.0, dice_weight=0.0, points=1)(found)[0]
     assert Finding(tiny_model, attention_weight=1.0, box_weight=1.0, click_weight=1.0)(found)[0] == text
 
 
-def test_what_is_not_there_takes_no_attention_from_the_text_and_has_no_box(tiny_model: Sa2VA) -> None:
+def test_what_is_not_there_takes_no_attention_from_the_text_and_has_no_box(tiny_model: Network) -> None:
     module = Finding(tiny_model, attention_weight=3.0, box_weight=2.0, click_weight=5.0)
     nothing = batch(tiny_model, rle.empty(64, 64))
     assert nothing.things.sum() == 0
@@ -129,7 +129,7 @@ def test_what_is_not_there_takes_no_attention_from_the_text_and_has_no_box(tiny_
         assert float(module(module.begin_step([both])[0])[1][name]) == pytest.approx(float(module(alone)[1][name]), rel=1e-5)
 
 
-def test_micro_batches_add_up_to_the_loss_of_all_rows(tiny_model: Sa2VA) -> None:
+def test_micro_batches_add_up_to_the_loss_of_all_rows(tiny_model: Network) -> None:
     one, other = tiny.square(0, 0, 16, 32), tiny.square(8, 40, 24, 56)
     asked = Turn(question="Segment a.", answer="Sure, it is <box>[[0, 0, 250, 500]]</box>.", targets=(one,))
     told = Turn(question="Describe it.", answer="<p> a </p> <box>[[0]]</box> by <p> b </p> <box>[[1]]</box>.", targets=(one, other))
@@ -142,7 +142,7 @@ def test_micro_batches_add_up_to_the_loss_of_all_rows(tiny_model: Sa2VA) -> None
 
 
 @pytest.mark.slow
-def test_training_it_moves_attention_to_what_is_meant(own_model: Sa2VA) -> None:
+def test_training_it_moves_attention_to_what_is_meant(own_model: Network) -> None:
     own_model.internvl.requires_grad_(True)
     module = Finding(own_model, attention_weight=1.0, box_weight=1.0, click_weight=1.0)
     found = batch(own_model, tiny.square(0, 0, 16, 16), tiny.square(40, 40, 56, 56), rle.empty(64, 64))

@@ -8,8 +8,8 @@ from sam2.modeling.position_encoding import PositionEmbeddingRandom
 from sam2.modeling.sam.transformer import Attention
 
 from ans_core.losses import mean_iou
-from ans_core.model import Sa2VA
 from ans_core.model.grounding import _rope
+from ans_core.model.network import Network
 from ans_core.pictures import rle
 from ans_core.pretrain.build import match_by_place, match_same_place
 from ans_core.pretrain.promptable import Promptable, PromptBatch, prompt_batch
@@ -40,7 +40,7 @@ def test_prompts_lie_inside_the_mask_or_are_its_box():
     assert kinds == {(1, -1), (2, 3)}
 
 
-def test_every_mask_token_learns_from_every_prompt(own_model: Sa2VA):
+def test_every_mask_token_learns_from_every_prompt(own_model: Network):
     """`[SEG]` is answered from the last three: were only the first trained, SFT would start from an untrained head."""
     own_model.sam2.requires_grad_(True)
     Promptable(own_model.sam2)(batch())[0].backward()
@@ -48,7 +48,7 @@ def test_every_mask_token_learns_from_every_prompt(own_model: Sa2VA):
         assert all(bool(p.grad.any()) for p in mlp.parameters())
 
 
-def test_all_four_masks_are_those_that_sam2_answers_with(tiny_model: Sa2VA):
+def test_all_four_masks_are_those_that_sam2_answers_with(tiny_model: Network):
     one = batch()
     sam, points = tiny_model.sam2, (one.coordinates, one.labels)
     features = sam.encode(one.pictures)
@@ -60,7 +60,7 @@ def test_all_four_masks_are_those_that_sam2_answers_with(tiny_model: Sa2VA):
     assert torch.allclose(every.object_score, three.object_score, atol=1e-5)
 
 
-def test_an_image_alone_asks_nothing_of_the_memory(own_model: Sa2VA):
+def test_an_image_alone_asks_nothing_of_the_memory(own_model: Network):
     own_model.sam2.requires_grad_(True)
     loss, _ = Promptable(own_model.sam2)(batch())
     loss.backward()
@@ -68,7 +68,7 @@ def test_an_image_alone_asks_nothing_of_the_memory(own_model: Sa2VA):
     assert any(p.grad is not None and p.grad.any() for p in own_model.sam2.image_encoder.parameters())
 
 
-def test_an_object_that_leaves_costs_only_its_score(tiny_model: Sa2VA):
+def test_an_object_that_leaves_costs_only_its_score(tiny_model: Network):
     """Absent in the only frame that counts: the loss is the cross-entropy of the object score alone."""
     one = batch(objects=1)
     absent = PromptBatch(
@@ -81,7 +81,7 @@ def test_an_object_that_leaves_costs_only_its_score(tiny_model: Sa2VA):
     assert loss.item() == pytest.approx(torch.nn.functional.softplus(decoded.object_score).mean().item(), rel=1e-4)
 
 
-def test_objects_in_one_batch_are_segmented_as_one_by_one(tiny_model: Sa2VA):
+def test_objects_in_one_batch_are_segmented_as_one_by_one(tiny_model: Network):
     both = batch(objects=1)
     with torch.no_grad():
         together, _ = Promptable(tiny_model.sam2)(both)
@@ -108,7 +108,7 @@ def test_mean_iou_by_hand():
     assert mean_iou(logits[:0], target[:0]) == 0
 
 
-def test_a_thing_too_small_for_a_pixel_is_not_asked_for_and_a_batch_without_any_costs_nothing(own_model: Sa2VA):
+def test_a_thing_too_small_for_a_pixel_is_not_asked_for_and_a_batch_without_any_costs_nothing(own_model: Network):
     """The step must go on, with a gradient of zero."""
     own_model.sam2.sam_mask_decoder.requires_grad_(True)
     nothing = prompt_batch([(shown(1)[0][0], [rle.empty(64, 64)])], size=64, objects=3, rng=random.Random(0))
@@ -127,7 +127,7 @@ def test_a_thing_is_asked_for_in_its_own_picture():
 
 
 @torch.no_grad()
-def test_a_seg_embedding_equal_to_a_clicks_draws_what_the_click_draws(tiny_model: Sa2VA):
+def test_a_seg_embedding_equal_to_a_clicks_draws_what_the_click_draws(tiny_model: Network):
     sam2, at = tiny_model.sam2.eval(), torch.tensor([[16.0, 20.0], [40.0, 9.0]])
     features, frame = sam2.encode(batch().pictures[:1]), torch.zeros(2, dtype=torch.long)
     padded = torch.stack([at, torch.zeros_like(at)], 1), torch.tensor([[1, -1], [1, -1]])
@@ -136,7 +136,7 @@ def test_a_seg_embedding_equal_to_a_clicks_draws_what_the_click_draws(tiny_model
     assert not torch.allclose(clicked.logits[0], clicked.logits[1], atol=1e-2)
 
 
-def test_a_pixel_of_a_new_model_listens_to_the_click_that_is_near_it(tiny_model: Sa2VA):
+def test_a_pixel_of_a_new_model_listens_to_the_click_that_is_near_it(tiny_model: Network):
     """At the published decoder's width; the random model of other tests is narrower."""
     torch.manual_seed(0)
     encoder = PositionEmbeddingRandom(128)

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from ans_core.model.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pretrain.build import frequency_filters, sine_positions
 from ans_core.pretrain.region_words import RegionWords, words_batch
 from tests import tiny
 
 
-def test_a_regions_weights_are_equal_on_the_patches_it_touches_and_add_up_to_one(tiny_model: Sa2VA) -> None:
+def test_a_regions_weights_are_equal_on_the_patches_it_touches_and_add_up_to_one(tiny_model: Network) -> None:
     sample = tiny.region()
     batch = words_batch([(sample.frames[0], [sample])], tiny_model.tokenizer, cutter=tiny_model.backbone.cutter)
     touched = batch.weights[0] > 0
@@ -18,14 +18,14 @@ def test_a_regions_weights_are_equal_on_the_patches_it_touches_and_add_up_to_one
     assert len(batch.weights[0][touched].unique()) == 1
 
 
-def test_the_bag_holds_every_token_of_the_caption_once(tiny_model: Sa2VA) -> None:
+def test_the_bag_holds_every_token_of_the_caption_once(tiny_model: Network) -> None:
     sample = tiny.region()
     batch = words_batch([(sample.frames[0], [sample])], tiny_model.tokenizer, cutter=tiny_model.backbone.cutter)
     tokens = set(tiny_model.tokenizer.encode(" " + sample.text, add_special_tokens=False))
     assert set(batch.words[0].nonzero().flatten().tolist()) == tokens
 
 
-def test_words_are_learned_from_pixels_by_the_tower_alone(own_model: Sa2VA) -> None:
+def test_words_are_learned_from_pixels_by_the_tower_alone(own_model: Network) -> None:
     own_model.internvl.model.vision_tower.requires_grad_(True)
     module = RegionWords(own_model)
     sample = tiny.region()

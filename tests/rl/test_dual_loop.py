@@ -12,11 +12,12 @@ from ans_core.benchmarks.loops import caption_request, expression_of, mask_reque
 from ans_core.config import Rl
 from ans_core.data.selection import Expressions, Joined
 from ans_core.dist import own_share
-from ans_core.model import Sa2VA, adapters, parts
-from ans_core.model.prefill import prompt
+from ans_core.inference.prefill import prompt
+from ans_core.judge.judging import Judging
+from ans_core.model import adapters, parts
+from ans_core.model.network import Network
 from ans_core.rewards import REWARDS
 from ans_core.rewards.confidence import MaskPrediction
-from ans_core.rewards.judge.judging import Judging
 from ans_core.rl import dual_loop, grpo, rollout, text_loop
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop, check_learned
 from ans_core.rl.step import RolloutStep, rl_batch
@@ -31,7 +32,7 @@ SETTINGS = Rl().model_copy(update={
 SAMPLES = (tiny.region(0, "a red square"), tiny.region(1, "a small green square", masks=((tiny.square(24, 24, 60, 60),),)))
 
 
-def loops(model: Sa2VA, judging: Judging | None = None, **changes: object) -> DualLoop:
+def loops(model: Network, judging: Judging | None = None, **changes: object) -> DualLoop:
     both = adapters.Policies(
         model, adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=adapters.policy_modules(model, drawing=True)), seed=0
     )
@@ -40,7 +41,7 @@ def loops(model: Sa2VA, judging: Judging | None = None, **changes: object) -> Du
 
 
 def batch(
-    model: Sa2VA,
+    model: Network,
     step: int = 0,
     *,
     inner_steps: int = 1,
@@ -75,7 +76,7 @@ def gradients(module: DualLoop) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(("warmup", "decay"), [(True, 2 / 11), (False, 0.99)])  # (1 + 1) / (10 + 1), the warm-up's first
-def test_a_step_moves_the_policy_alone_and_the_teacher_only_by_its_average(own_model: Sa2VA, warmup: bool, decay: float):
+def test_a_step_moves_the_policy_alone_and_the_teacher_only_by_its_average(own_model: Network, warmup: bool, decay: float):
     module = loops(own_model, ema_warmup=warmup)
     before, teacher = parts.hashes(own_model), {k: v.clone() for k, v in module.policies.tensors("teacher").items()}
     optimizer = torch.optim.AdamW([p for p in own_model.parameters() if p.requires_grad], lr=1e-2)
@@ -95,7 +96,7 @@ def test_a_step_moves_the_policy_alone_and_the_teacher_only_by_its_average(own_m
     }  # fmt: skip
 
 
-def test_every_loop_has_the_curves_that_tell_how_it_learns(own_model: Sa2VA):
+def test_every_loop_has_the_curves_that_tell_how_it_learns(own_model: Network):
     module = loops(own_model)
     torch.manual_seed(0)
     loss, found = compute(module, batch(own_model))
@@ -108,7 +109,7 @@ def test_every_loop_has_the_curves_that_tell_how_it_learns(own_model: Sa2VA):
     assert loss.item() == pytest.approx(weights["caption"] * found["loop1/loss"] + weights["mask"] * found["loop2/loss"], rel=1e-5)
 
 
-def test_the_loop_of_captions_has_a_gradient_of_its_own(own_model: Sa2VA):
+def test_the_loop_of_captions_has_a_gradient_of_its_own(own_model: Network):
     module = loops(own_model, loops={"caption": 1.0}, kl=0.0)
     torch.manual_seed(0)
     loss, found = compute(module, batch(own_model))
@@ -118,7 +119,7 @@ def test_the_loop_of_captions_has_a_gradient_of_its_own(own_model: Sa2VA):
     assert all(".policy." in n for n in gradients(module))
 
 
-def test_the_loop_of_masks_has_a_gradient_without_the_supervised_loss_and_the_kl(own_model: Sa2VA):
+def test_the_loop_of_masks_has_a_gradient_without_the_supervised_loss_and_the_kl(own_model: Network):
     """The original algorithm has none here."""
     module = loops(own_model, loops={"mask": 1.0}, kl=0.0, kl_words=0.0, mask_weight=0.0)
     torch.manual_seed(0)
@@ -130,7 +131,7 @@ def test_the_loop_of_masks_has_a_gradient_without_the_supervised_loss_and_the_kl
     assert all(".policy." in n for n in gradients(module))
 
 
-def test_equal_rewards_leave_only_the_regularisers(own_model: Sa2VA):
+def test_equal_rewards_leave_only_the_regularisers(own_model: Network):
     """No answer scores: without KL and supervised loss the gradient is exactly zero."""
     module = loops(own_model, kl=0.0, kl_words=0.0, mask_weight=0.0, rewards_caption={"iou": 0.0}, rewards_mask={"iou": 0.0})
     torch.manual_seed(0)
@@ -140,7 +141,7 @@ def test_equal_rewards_leave_only_the_regularisers(own_model: Sa2VA):
     assert (found["loop1/zero_spread"], found["loop2/zero_spread"]) == (1.0, 1.0)
 
 
-def test_at_first_ratio_is_one_and_kl_is_zero(own_model: Sa2VA):
+def test_at_first_ratio_is_one_and_kl_is_zero(own_model: Network):
     torch.manual_seed(0)
     _, found = compute(loops(own_model), batch(own_model))
     assert found["loop1/ratio"] == found["loop2/ratio"] == 1.0
@@ -149,7 +150,7 @@ def test_at_first_ratio_is_one_and_kl_is_zero(own_model: Sa2VA):
 
 
 @pytest.mark.slow
-def test_the_kl_pulls_a_policy_that_moved_back_to_the_reference(own_model: Sa2VA):
+def test_the_kl_pulls_a_policy_that_moved_back_to_the_reference(own_model: Network):
     module = loops(own_model, kl=1.0, mask_weight=0.0, rewards_caption={"iou": 0.0}, rewards_mask={"iou": 0.0})
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -171,7 +172,7 @@ def test_the_kl_pulls_a_policy_that_moved_back_to_the_reference(own_model: Sa2VA
         assert last < 0.8 * first
 
 
-def test_frozen_encoders_run_once_per_batch_and_with_all_its_pictures(own_model: Sa2VA):
+def test_frozen_encoders_run_once_per_batch_and_with_all_its_pictures(own_model: Network):
     module, calls = loops(own_model), Counter()
     own_model.internvl.model.vision_tower.register_forward_hook(lambda m, i, o: calls.update(vision=1))
     own_model.sam2.image_encoder.register_forward_hook(lambda m, i, o: calls.update(sam=1))
@@ -180,7 +181,7 @@ def test_frozen_encoders_run_once_per_batch_and_with_all_its_pictures(own_model:
     assert calls == {"vision": 1, "sam": 1}
 
 
-def test_the_log_probabilities_are_those_of_the_distribution_that_was_sampled_from(own_model: Sa2VA):
+def test_the_log_probabilities_are_those_of_the_distribution_that_was_sampled_from(own_model: Network):
     """Packed answers against the prompt as `generate` sees it, with the temperature; and against what sampling noted itself."""
     module = loops(own_model, temperature=0.7)
     step = a_round(module)
@@ -205,7 +206,7 @@ def test_the_log_probabilities_are_those_of_the_distribution_that_was_sampled_fr
 
 
 @pytest.mark.slow
-def test_a_sampled_image_token_does_not_stop_the_training(own_model: Sa2VA):
+def test_a_sampled_image_token_does_not_stop_the_training(own_model: Network):
     """Its slot would have no picture to be filled with: such tokens are not sampled at all, however likely the model finds them."""
     with torch.no_grad():
         own_model.internvl.lm_head.weight.zero_()
@@ -217,7 +218,7 @@ def test_a_sampled_image_token_does_not_stop_the_training(own_model: Sa2VA):
         assert found["loop1/entropy"] > 0
 
 
-def test_policy_teacher_and_reference_each_do_their_own_part(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_policy_teacher_and_reference_each_do_their_own_part(own_model: Network, monkeypatch: pytest.MonkeyPatch):
     module, read, spoken = loops(own_model), [], []
     hidden, generate = own_model.hidden_states, own_model.internvl.generate
 
@@ -237,7 +238,7 @@ def test_policy_teacher_and_reference_each_do_their_own_part(own_model: Sa2VA, m
     assert read == ["teacher", "policy", "reference", "reference", "policy", "policy"]  # both loops act, are referred to, are learned
 
 
-def test_every_token_has_the_advantage_of_its_own_caption(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_every_token_has_the_advantage_of_its_own_caption(own_model: Network, monkeypatch: pytest.MonkeyPatch):
     ids = [(5, 6), (7,), (8, 9, 10), (11,), (12, 13), (14,)]
     said = [rollout.SampledAnswer(ids=i, logps=(0.0,) * len(i), complete=True) for i in ids]
     module, seen = loops(own_model, loops={"caption": 1.0}, scale_rewards="none", rewards_caption={"iou": 1.0}), []
@@ -254,7 +255,7 @@ def test_every_token_has_the_advantage_of_its_own_caption(own_model: Sa2VA, monk
     assert seen[0].tolist() == [-1, -1, 0, 1, 1, 1, -20, -10, -10, 30]
 
 
-def test_the_extra_state_comes_back(own_model: Sa2VA):
+def test_the_extra_state_comes_back(own_model: Network):
     module = loops(own_model)
     torch.manual_seed(0)
     loss, _ = compute(module, batch(own_model))
@@ -271,7 +272,7 @@ def test_the_extra_state_comes_back(own_model: Sa2VA):
     assert all(len(steps) == 1 and len(steps[0]) == 6 for steps in module.record.values())
 
 
-def test_rewards_are_those_of_the_sample_the_rollout_belongs_to(own_model: Sa2VA):
+def test_rewards_are_those_of_the_sample_the_rollout_belongs_to(own_model: Network):
     """Captions right for sample 0 and wrong for sample 1, masks the other way round."""
     step = a_round(loops(own_model, group=2))
     texts = ["a red square.", "zzz", "zzz", "zzz"]
@@ -285,14 +286,14 @@ def test_rewards_are_those_of_the_sample_the_rollout_belongs_to(own_model: Sa2VA
     assert set(step.score([Prediction(text=t) for t in texts], ("meteor",))) == {"meteor"}
 
 
-def test_true_answers_earn_every_reward_in_full(own_model: Sa2VA):
+def test_true_answers_earn_every_reward_in_full(own_model: Network):
     step = a_round(loops(own_model, group=2))
     truth = [MaskPrediction(text=s.text, masks=((true_mask(s),),)) for s in step.batch.samples for _ in range(2)]
     assert len(REWARDS) > 5
     assert all(values.eq(1).all() for values in step.score(truth, REWARDS).values())
 
 
-def test_soft_iou_is_that_of_the_probabilities_drawn(own_model: Sa2VA):
+def test_soft_iou_is_that_of_the_probabilities_drawn(own_model: Network):
     step = a_round(loops(own_model, group=2))
     drawn = step.inverse_masks([s.text for s in step.batch.samples for _ in range(2)])
     soft = step.score(drawn, ("soft_iou",))["soft_iou"]
@@ -300,7 +301,7 @@ def test_soft_iou_is_that_of_the_probabilities_drawn(own_model: Sa2VA):
     assert soft.flatten().tolist() == pytest.approx([one.soft_iou for one in drawn])
 
 
-def test_a_caption_that_a_group_says_twice_is_drawn_once_and_as_by_itself(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_a_caption_that_a_group_says_twice_is_drawn_once_and_as_by_itself(own_model: Network, monkeypatch: pytest.MonkeyPatch):
     step = a_round(loops(own_model, group=3))
     decode, drawn = own_model.sam2.decode, list[int]()
 
@@ -333,7 +334,7 @@ def test_every_sample_of_an_epoch_comes_once_over_steps_and_processes(monkeypatc
     assert sorted(shared) == sorted(alone[1])
 
 
-def test_a_sample_that_stands_in_a_step_twice_rolls_out_in_two_ways(own_model: Sa2VA):
+def test_a_sample_that_stands_in_a_step_twice_rolls_out_in_two_ways(own_model: Network):
     first, second = SAMPLES
     samples = (first, second, first)
     assert repeats_of(samples) == [0, 0, 1]
@@ -363,7 +364,7 @@ def test_expressions_belong_to_the_region_with_their_picture_and_mask() -> None:
     assert Expressions(regions, Joined([others, referring]))[:] == [["the left one", "the red one"], []]
 
 
-def test_loop_2_draws_what_is_asked_and_is_judged_by_the_caption(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_2_draws_what_is_asked_and_is_judged_by_the_caption(own_model: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     module, judged = loops(own_model, loops={"mask": 1.0}, rewards_mask={"meteor": 1.0}), []
     module.rewards = {"meteor": lambda answer, truth: judged.append(truth.text) or 0.0}
     captions = [s.text for s in SAMPLES]
@@ -374,7 +375,7 @@ def test_loop_2_draws_what_is_asked_and_is_judged_by_the_caption(own_model: Sa2V
     assert losses[0] != losses[1]
 
 
-def test_the_gradient_is_the_weighted_sum_of_the_loops(own_model: Sa2VA) -> None:
+def test_the_gradient_is_the_weighted_sum_of_the_loops(own_model: Network) -> None:
     module = loops(own_model, mask_weight=0.0)
 
     def gradient(**weights: float) -> Tensor:
@@ -440,7 +441,7 @@ def test_the_truth_is_what_the_inverse_makes_of_true_captions_and_masks():
 
 
 @pytest.mark.slow
-def test_the_words_around_a_mask_are_held_to_the_reference(own_model: Sa2VA):
+def test_the_words_around_a_mask_are_held_to_the_reference(own_model: Network):
     """A policy that has come to deny what is asked for: the words' KL is above zero, and its gradient alone leads back."""
     module = loops(own_model, loops={"mask": 1.0}, kl_words=1.0, kl=0.0, mask_weight=0.0)
     torch.manual_seed(0)
@@ -488,7 +489,7 @@ def test_micro_batches_act_together_as_they_do_apart(monkeypatch: pytest.MonkeyP
     sampled: list[int] = []
     sample = rollout.sample
 
-    def counted(model: Sa2VA, prompted: object, **options: object) -> object:
+    def counted(model: Network, prompted: object, **options: object) -> object:
         sampled.append(len(options["seeds"]))  # type: ignore[arg-type]
         return sample(model, prompted, **options)  # type: ignore[arg-type]
 

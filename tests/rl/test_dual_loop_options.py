@@ -22,12 +22,13 @@ from ans_core.config import Rl
 from ans_core.data.collate import collate
 from ans_core.data.conversation import Turn
 from ans_core.data.selection import Joined
-from ans_core.model import Sa2VA, adapters, checkpointing
+from ans_core.judge.judging import Judging
+from ans_core.judge.rules import RuleJudge, questions_of
+from ans_core.model import adapters, checkpointing
+from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised
 from ans_core.pictures import rle
 from ans_core.rewards import MASKLESS, REWARDS, corpus_rewards
-from ans_core.rewards.judge.judging import Judging
-from ans_core.rewards.judge.rules import RuleJudge, questions_of
 from ans_core.rl import curriculum, refer_loop
 from ans_core.rl.dual_loop import LOOPS, Beside, DualLoop
 from ans_core.rl.mask_policy import MASK_POLICIES, MaskActions, MaskSampling, steered
@@ -55,7 +56,7 @@ def one_step(module: DualLoop, optimizer: torch.optim.Optimizer, step: int, inne
 
 
 @pytest.mark.slow
-def test_inner_steps_learn_from_the_same_rollouts_against_the_policy_that_acted(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_inner_steps_learn_from_the_same_rollouts_against_the_policy_that_acted(own_model: Network, monkeypatch: pytest.MonkeyPatch):
     module, acted = loops(own_model, inner_steps=3), []
     act = LOOPS["mask"].act
     monkeypatch.setitem(LOOPS, "mask", dataclasses.replace(LOOPS["mask"], act=lambda step: acted.append(step.seeds) or act(step)))
@@ -69,7 +70,7 @@ def test_inner_steps_learn_from_the_same_rollouts_against_the_policy_that_acted(
 
 
 @pytest.mark.slow
-def test_a_run_killed_between_inner_steps_goes_on_to_the_same_bits(own_model: Sa2VA):
+def test_a_run_killed_between_inner_steps_goes_on_to_the_same_bits(own_model: Network):
     """State after step 0 of 3 (rollouts still to be learned from), through the bytes of a file that may hold no code."""
 
     def to(module: DualLoop, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
@@ -101,7 +102,7 @@ def test_a_run_killed_between_inner_steps_goes_on_to_the_same_bits(own_model: Sa
     assert whole.exploration == again.exploration
 
 
-def test_rollouts_that_are_gone_are_an_error(own_model: Sa2VA):
+def test_rollouts_that_are_gone_are_an_error(own_model: Network):
     with pytest.raises(RuntimeError, match="step 1 goes on with rollouts that are gone; start the stage anew"):
         compute(loops(own_model, inner_steps=2), batch(own_model, 1, inner_steps=2))
 
@@ -109,7 +110,7 @@ def test_rollouts_that_are_gone_are_an_error(own_model: Sa2VA):
 # Which rollouts are learned from
 
 
-def test_of_more_candidates_those_with_a_spread_are_learned_from(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_of_more_candidates_those_with_a_spread_are_learned_from(own_model: Network, monkeypatch: pytest.MonkeyPatch):
     """Three candidates for two places; the middle one's rewards are equal. What is learned is what the other two alone would teach."""
     three = (SAMPLES[0], tiny.region(2, "a red square"), SAMPLES[1])
     score = RolloutStep.score
@@ -135,7 +136,7 @@ def test_of_more_candidates_those_with_a_spread_are_learned_from(own_model: Sa2V
     assert torch.allclose(chosen, alone, rtol=1e-3, atol=1e-6)
 
 
-def test_truncated_answers_can_be_left_out_of_the_loss(own_model: Sa2VA):
+def test_truncated_answers_can_be_left_out_of_the_loss(own_model: Network):
     """With 5 tokens hardly any answer ends: left out, nothing is learned in loop 1, but the rewards are there."""
     kept = a_round(loops(own_model, loops={"caption": 1.0}, max_tokens=2))
     done = LOOPS["caption"].act(kept)
@@ -149,7 +150,7 @@ def test_truncated_answers_can_be_left_out_of_the_loss(own_model: Sa2VA):
 
 
 @pytest.mark.slow
-def test_an_entropy_bonus_makes_the_policy_less_sure(own_model: Sa2VA):
+def test_an_entropy_bonus_makes_the_policy_less_sure(own_model: Network):
     module = loops(own_model, loops={"caption": 1.0}, entropy=1.0, kl=0.0, rewards_caption={"iou": 0.0})
     optimizer = torch.optim.AdamW(trained(module), lr=3e-3, weight_decay=0.0)
     entropies = [one_step(module, optimizer, 0, 1)["loop1/entropy"] for _ in range(6)]
@@ -157,7 +158,7 @@ def test_an_entropy_bonus_makes_the_policy_less_sure(own_model: Sa2VA):
 
 
 @pytest.mark.parametrize("form", ["grpo", "dr_grpo", "bnpo", "gspo", "cispo"])
-def test_every_form_of_the_objective_trains_both_loops(own_model: Sa2VA, form: str):
+def test_every_form_of_the_objective_trains_both_loops(own_model: Network, form: str):
     module = loops(own_model, objective=form, mask_weight=0.0, kl=0.0, kl_words=0.0)
     loss, _ = compute(module, batch(own_model))
     loss.backward()
@@ -166,7 +167,7 @@ def test_every_form_of_the_objective_trains_both_loops(own_model: Sa2VA, form: s
     assert {n for n in found if "sam_mask_decoder" in n}
 
 
-def test_a_failed_reward_leaves_its_rollout_out_and_the_others_in(own_model: Sa2VA):
+def test_a_failed_reward_leaves_its_rollout_out_and_the_others_in(own_model: Network):
     module = loops(own_model, loops={"caption": 1.0}, kl=0.0)
     calls = iter([math.nan, 0.0, 1.0] + [math.nan] * 3)
     module.rewards = {"iou": lambda answer, truth: next(calls), "meteor": lambda answer, truth: 0.0}
@@ -181,7 +182,7 @@ def test_a_failed_reward_leaves_its_rollout_out_and_the_others_in(own_model: Sa2
 # Loop weights, inverse models
 
 
-def test_adaptive_weights_go_to_the_loop_that_misses_more(own_model: Sa2VA):
+def test_adaptive_weights_go_to_the_loop_that_misses_more(own_model: Network):
     module = loops(own_model, loops={"caption": 1.0, "mask": 1.0}, adaptive_loops=1.0)
     module.mean_reward = {"caption": 0.9, "mask": 0.7}
     assert module._weights() == pytest.approx({"caption": 0.5, "mask": 1.5})
@@ -191,7 +192,7 @@ def test_adaptive_weights_go_to_the_loop_that_misses_more(own_model: Sa2VA):
     assert loops(tiny.build())._weights() == {"caption": 1.0, "mask": 0.5}
 
 
-def test_the_running_rewards_of_the_weights_move_once_a_step_however_it_is_divided(own_model: Sa2VA):
+def test_the_running_rewards_of_the_weights_move_once_a_step_however_it_is_divided(own_model: Network):
     found = []
     module = loops(own_model, loops={"caption": 1.0}, adaptive_loops=1.0)
     for micros in (1, 3):
@@ -203,7 +204,7 @@ def test_the_running_rewards_of_the_weights_move_once_a_step_however_it_is_divid
 
 
 @pytest.mark.parametrize("inverse", ["teacher", "policy", "reference"])
-def test_the_loops_are_closed_by_the_inverse_model_that_is_set(own_model: Sa2VA, inverse: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_loops_are_closed_by_the_inverse_model_that_is_set(own_model: Network, inverse: str, monkeypatch: pytest.MonkeyPatch):
     module, drew = loops(own_model, inverse=inverse), []
     decoded = RolloutStep.decoded
 
@@ -221,7 +222,7 @@ def test_the_loops_are_closed_by_the_inverse_model_that_is_set(own_model: Sa2VA,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MASK_POLICIES)
-def test_every_mask_policy_but_token_has_a_gradient_of_its_own(own_model: Sa2VA, name: str):
+def test_every_mask_policy_but_token_has_a_gradient_of_its_own(own_model: Network, name: str):
     module = loops(own_model, loops={"mask": 1.0}, mask_policy=name, kl=0.0, kl_words=0.0, mask_weight=0.0, rewards_mask={"iou": 1.0})
     module.exploration.width = 0.5 if name in ("grid_gaussian", "bernoulli") else 5.0
     for step in range(3):
@@ -234,7 +235,7 @@ def test_every_mask_policy_but_token_has_a_gradient_of_its_own(own_model: Sa2VA,
 
 
 @pytest.mark.slow
-def test_a_run_without_two_different_masks_stops_and_says_why(own_model: Sa2VA):
+def test_a_run_without_two_different_masks_stops_and_says_why(own_model: Network):
     module = loops(own_model, mask_policy="token", stop_identical=3)
     for step in range(2):
         compute(module, batch(own_model, step))
@@ -245,7 +246,7 @@ def test_a_run_without_two_different_masks_stops_and_says_why(own_model: Sa2VA):
 
 
 @pytest.mark.parametrize("name", MASK_POLICIES)
-def test_every_mask_policy_learns_under_autocast(own_model: Sa2VA, name: str):
+def test_every_mask_policy_learns_under_autocast(own_model: Network, name: str):
     module = loops(own_model, loops={"mask": 1.0}, mask_policy=name)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss, found = compute(module, batch(own_model))
@@ -257,7 +258,7 @@ def test_every_mask_policy_learns_under_autocast(own_model: Sa2VA, name: str):
 
 
 @pytest.mark.slow
-def test_exploration_moves_once_an_update_by_all_its_micro_batches(own_model: Sa2VA):
+def test_exploration_moves_once_an_update_by_all_its_micro_batches(own_model: Network):
     module = loops(own_model, loops={"mask": 1.0}, mask_policy="grid_gaussian", mask_sigma=1e-6, stop_identical=0)
     compute(module, *(dataclasses.replace(batch(own_model), micro=micro) for micro in range(3)))
     assert module.exploration.width == 1e-6
@@ -269,7 +270,7 @@ def test_exploration_moves_once_an_update_by_all_its_micro_batches(own_model: Sa
     assert module.exploration.identical == 2
 
 
-def test_rollouts_that_are_learned_from_again_move_no_width_but_count_as_an_update(own_model: Sa2VA):
+def test_rollouts_that_are_learned_from_again_move_no_width_but_count_as_an_update(own_model: Network):
     module = loops(own_model, loops={"mask": 1.0}, mask_sigma=1e-6, inner_steps=2, stop_identical=0)
     for step in range(2):
         compute(module, batch(own_model, step, inner_steps=2))
@@ -280,14 +281,14 @@ def test_rollouts_that_are_learned_from_again_move_no_width_but_count_as_an_upda
 # What can break
 
 
-def test_all_that_is_trained_gets_a_gradient(own_model: Sa2VA):
+def test_all_that_is_trained_gets_a_gradient(own_model: Network):
     """DistributedDataParallel waits for it."""
     module = loops(own_model)
     compute(module, batch(own_model))[0].backward()
     assert [n for n, p in own_model.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
-def test_a_step_that_was_skipped_leaves_nothing_to_the_next(own_model: Sa2VA):
+def test_a_step_that_was_skipped_leaves_nothing_to_the_next(own_model: Network):
     module = loops(own_model, monitor_every=2, stop_grad_norm=1e6)
     loss, _ = compute(module, batch(own_model, 2))
     (loss * torch.nan).backward()
@@ -297,7 +298,7 @@ def test_a_step_that_was_skipped_leaves_nothing_to_the_next(own_model: Sa2VA):
     assert "grad_norm/projector" not in module.after_step(3)
 
 
-def test_the_time_of_an_update_holds_its_backward_pass(own_model: Sa2VA):
+def test_the_time_of_an_update_holds_its_backward_pass(own_model: Network):
     logged: dict[str, float] = {}
     module = loops(own_model)
     module.log = lambda metrics, step: logged.update(metrics)
@@ -311,7 +312,7 @@ def test_the_time_of_an_update_holds_its_backward_pass(own_model: Sa2VA):
     assert logged["rl/seconds/step"] > logged["rl/seconds/update"] + logged["rl/seconds/generate"]
 
 
-def test_logits_are_fp32_under_autocast(own_model: Sa2VA):
+def test_logits_are_fp32_under_autocast(own_model: Network):
     module = loops(own_model)
     hidden = torch.randn(3, own_model.internvl.lm_head.in_features)
     exact = own_model.logits(hidden)
@@ -321,7 +322,7 @@ def test_logits_are_fp32_under_autocast(own_model: Sa2VA):
     assert found["loop1/ratio"] == 1.0
 
 
-def test_an_adapter_that_changes_before_the_backward_pass_is_caught(own_model: Sa2VA):
+def test_an_adapter_that_changes_before_the_backward_pass_is_caught(own_model: Network):
     module = loops(own_model)
     loss, _ = compute(module, batch(own_model))
     with module.policies.using("teacher"), pytest.raises(AssertionError, match="backward with the adapter 'teacher' active"):
@@ -329,7 +330,7 @@ def test_an_adapter_that_changes_before_the_backward_pass_is_caught(own_model: S
 
 
 @pytest.mark.parametrize("loop", ["caption", "mask"])
-def test_gradient_checkpointing_changes_no_rollout_and_no_gradient(own_model: Sa2VA, loop: str, monkeypatch: pytest.MonkeyPatch):
+def test_gradient_checkpointing_changes_no_rollout_and_no_gradient(own_model: Network, loop: str, monkeypatch: pytest.MonkeyPatch):
     """Rollouts keep their KV cache, in training mode too. Learning, every layer runs again in the backward pass, under the policy; so do
     the logits, which are made for two tokens at a time here."""
     module = loops(own_model, loops={loop: 1.0})
@@ -362,7 +363,7 @@ def test_gradient_checkpointing_changes_no_rollout_and_no_gradient(own_model: Sa
 
 
 @pytest.mark.slow
-def test_gradient_norms_are_told_by_part_and_an_exploding_one_stops_the_run(own_model: Sa2VA):
+def test_gradient_norms_are_told_by_part_and_an_exploding_one_stops_the_run(own_model: Network):
     module = loops(own_model, monitor_every=2)
     for step in range(2):
         loss, _ = compute(module, batch(own_model, step))
@@ -382,7 +383,7 @@ def test_gradient_norms_are_told_by_part_and_an_exploding_one_stops_the_run(own_
         module.after_step(2)
 
 
-def test_logits_that_are_not_finite_are_counted_and_do_not_stop_the_training(own_model: Sa2VA):
+def test_logits_that_are_not_finite_are_counted_and_do_not_stop_the_training(own_model: Network):
     module = loops(own_model)
     with torch.no_grad():
         own_model.internvl.lm_head.weight[7] = torch.nan
@@ -391,7 +392,7 @@ def test_logits_that_are_not_finite_are_counted_and_do_not_stop_the_training(own
     assert module.after_step(0)["nonfinite_logits"] > 0
 
 
-def test_two_trainable_sets_over_one_backbone_take_hardly_more_than_themselves(own_model: Sa2VA):
+def test_two_trainable_sets_over_one_backbone_take_hardly_more_than_themselves(own_model: Network):
     """Unique bytes of all parameters and buffers <= 1.02 x (model + policy + teacher + the originals that PEFT keeps)."""
     bare = sum(p.numel() * p.element_size() for p in own_model.state_dict().values())
     module = loops(own_model)
@@ -404,7 +405,7 @@ def test_two_trainable_sets_over_one_backbone_take_hardly_more_than_themselves(o
     assert {p.data_ptr() for p in own_model.parameters()} == {p.data_ptr() for p in own_model.parameters()} & set(unique)
 
 
-def test_features_that_are_encoded_once_give_the_masks_and_gradients_of_features_encoded_anew(own_model: Sa2VA):
+def test_features_that_are_encoded_once_give_the_masks_and_gradients_of_features_encoded_anew(own_model: Network):
     """They are kept from before `conv_s0` and `conv_s1`, which belong to the trained decoder, each adapter its own."""
     module = loops(own_model, loops={"mask": 1.0})
     module.begin_step([batch(own_model)])
@@ -435,7 +436,7 @@ def test_features_that_are_encoded_once_give_the_masks_and_gradients_of_features
     assert not torch.allclose(before, moved)
 
 
-def test_time_memory_and_judge_are_logged_apart_from_the_curves(own_model: Sa2VA):
+def test_time_memory_and_judge_are_logged_apart_from_the_curves(own_model: Network):
     """They differ from run to run, and curves are part of a result."""
     module, logged = loops(own_model, judging(RuleJudge())), []
     module.log = lambda metrics, step: logged.append(metrics)
@@ -460,7 +461,7 @@ def asked(**words: object) -> Sample:
     return sample
 
 
-def test_replaced_logits_are_counted_on_after_a_resume(own_model: Sa2VA):
+def test_replaced_logits_are_counted_on_after_a_resume(own_model: Network):
     module = loops(own_model)
     module.reader.nonfinite = 7
     state = module.get_extra_state()
@@ -470,7 +471,7 @@ def test_replaced_logits_are_counted_on_after_a_resume(own_model: Sa2VA):
 
 
 @pytest.mark.parametrize(("name", "sample"), [("describe", described()), ("vqa", asked()), ("vqa", asked(masks=()))])
-def test_loops_of_text_alone_train_on_samples_of_their_own(own_model: Sa2VA, name: str, sample: Sample):
+def test_loops_of_text_alone_train_on_samples_of_their_own(own_model: Network, name: str, sample: Sample):
     assert LOOPS[name].takes(sample)
     assert not LOOPS["caption"].takes(sample)
     module = loops(own_model, loops={name: 1.0}, kl=0.0, max_tokens=8)
@@ -483,7 +484,7 @@ def test_loops_of_text_alone_train_on_samples_of_their_own(own_model: Sa2VA, nam
     assert all("language_model" in n or "projector" in n for n in touched)
 
 
-def test_a_question_after_others_is_learned_from_as_it_was_sampled(own_model: Sa2VA):
+def test_a_question_after_others_is_learned_from_as_it_was_sampled(own_model: Network):
     """With the earlier questions and answers, and the regions where the first question names them."""
     sample = asked(past=(("What colour is the sky?", "Grey."), ("How many squares are there?", "Two.")))
     module = loops(own_model, loops={"vqa": 1.0}, kl=0.0, max_tokens=8)
@@ -513,7 +514,7 @@ def test_what_a_cut_off_answer_draws_is_paid_for_although_nothing_is_learned_fro
     assert earned[0][1] == [0.0, 0.0]  # nothing is there to draw
 
 
-def test_sam2_does_not_look_at_pictures_that_nothing_is_drawn_in(own_model: Sa2VA):
+def test_sam2_does_not_look_at_pictures_that_nothing_is_drawn_in(own_model: Network):
     module, looked = loops(own_model, loops={"describe": 1.0}), []
     module.rewards = {"meteor": lambda answer, truth: 0.0}
     own_model.sam2.image_encoder.register_forward_hook(lambda *_: looked.append(1))
@@ -540,7 +541,7 @@ def expression(image: int, text: str, *squares: RLE) -> Sample:
 
 
 def test_referring_pays_for_the_mask_of_all_that_is_meant_and_for_silence_where_nothing_is(
-    own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
 ):
     """By hand: what is drawn is the union of both squares, or nothing."""
     left, right = tiny.square(0, 0, 32, 64), tiny.square(32, 0, 48, 64)
@@ -553,7 +554,7 @@ def test_referring_pays_for_the_mask_of_all_that_is_meant_and_for_silence_where_
     assert found["refer/denied_if_there"] == found["refer/denied_if_absent"] == pytest.approx(1 / 3)
 
 
-def test_a_sampled_answer_draws_all_its_seg_tokens(own_model: Sa2VA):
+def test_a_sampled_answer_draws_all_its_seg_tokens(own_model: Network):
     """What it draws is what the model draws for the answer that a user asks for."""
     sample = expression(0, "a square", tiny.square(0, 0, 32, 64))
     module = loops(own_model, loops={"refer": 1.0}, group=3)
@@ -572,7 +573,7 @@ def test_a_sampled_answer_draws_all_its_seg_tokens(own_model: Sa2VA):
 
 
 @pytest.mark.parametrize("answer", ["Sure, [SEG].", "Two."])
-def test_rows_of_sft_beside_the_loops_give_every_trained_part_a_gradient(own_model: Sa2VA, answer: str, monkeypatch: pytest.MonkeyPatch):
+def test_rows_of_sft_beside_the_loops_give_every_trained_part_a_gradient(own_model: Network, answer: str, monkeypatch: pytest.MonkeyPatch):
     """Loss and gradients are those of loops and rows by themselves, added."""
     said(monkeypatch, own_model, "No.", "It is not.", "No.")
     module = loops(own_model, loops={"caption": 1.0}, rows_weight=2.0)
@@ -593,14 +594,14 @@ def test_rows_of_sft_beside_the_loops_give_every_trained_part_a_gradient(own_mod
 # refer's second action: where
 
 
-def said(monkeypatch: pytest.MonkeyPatch, model: Sa2VA, *texts: str) -> None:
+def said(monkeypatch: pytest.MonkeyPatch, model: Network, *texts: str) -> None:
     """Let these be the answers of every group, cut off or whole."""
     answers = [tuple(model.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     sampled = [SampledAnswer(ids=ids, logps=(0.0,) * len(ids), complete=True) for ids in answers]
     monkeypatch.setattr(RolloutStep, "sample_answers", lambda self, requests, what: sampled * len(requests))
 
 
-def placed(model: Sa2VA, samples: tuple[Sample, ...], **changes: object) -> tuple[DualLoop, RolloutStep, Experience]:
+def placed(model: Network, samples: tuple[Sample, ...], **changes: object) -> tuple[DualLoop, RolloutStep, Experience]:
     module = loops(model, loops={"refer": 1.0}, **{"place": 1.0, **changes})
     step = module._rollout_steps(batch(model, samples=samples))["refer"]
     with torch.no_grad():
@@ -614,7 +615,7 @@ ONE, BOTH, NONE = (
 )
 
 
-def test_an_answer_that_draws_one_thing_is_drawn_by_a_click_and_others_by_seg(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_an_answer_that_draws_one_thing_is_drawn_by_a_click_and_others_by_seg(own_model: Network, monkeypatch: pytest.MonkeyPatch):
     said(monkeypatch, own_model, "It is [SEG].", "No.", "[SEG] [SEG]")
     monkeypatch.setattr(refer_loop.Place, "draw", lambda self, logits, sampling: other(logits, sampling))
 
@@ -634,7 +635,7 @@ def test_an_answer_that_draws_one_thing_is_drawn_by_a_click_and_others_by_seg(ow
     assert done.masks[0] == step.rle(done.actions.masks[0, 0].float() - 0.5, 0) != done.masks[2]
 
 
-def test_places_follow_the_seed_and_survive_a_state_and_a_choice_of_groups(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_places_follow_the_seed_and_survive_a_state_and_a_choice_of_groups(own_model: Network, monkeypatch: pytest.MonkeyPatch):
     said(monkeypatch, own_model, "It is [SEG].", "No.", "[SEG]")
     done = placed(own_model, (ONE, NONE), place_width=5.0)[2]
     again, alone = (placed(tiny.build(), samples, place_width=5.0)[2] for samples in ((ONE, NONE), (ONE,)))
@@ -651,7 +652,7 @@ def test_places_follow_the_seed_and_survive_a_state_and_a_choice_of_groups(own_m
     assert torch.equal(kept.choice, done.actions.choice[1:])
 
 
-def test_a_thing_that_earned_more_becomes_likelier_and_its_mask_grows(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_a_thing_that_earned_more_becomes_likelier_and_its_mask_grows(own_model: Network, monkeypatch: pytest.MonkeyPatch):
     """All answers have the same words, so only the place can learn."""
     said(monkeypatch, own_model, "It is [SEG].", "It is [SEG].", "It is [SEG].")
     module, step, done = placed(own_model, (ONE,), place_width=5.0, kl=0.0, mask_weight=0.0)
@@ -682,7 +683,7 @@ def test_a_thing_that_earned_more_becomes_likelier_and_its_mask_grows(own_model:
     assert (shares[1] > shares[0]).all()
 
 
-def test_masks_that_are_chosen_have_the_supervised_loss_too(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_masks_that_are_chosen_have_the_supervised_loss_too(own_model: Network, monkeypatch: pytest.MonkeyPatch):
     said(monkeypatch, own_model, "No.", "It is [SEG].", "[SEG]")
     module, step, done = placed(own_model, (BOTH, ONE), kl=0.0, mask_weight=3.0)
     done.advantage = torch.zeros(2, 3)
@@ -696,7 +697,7 @@ def test_masks_that_are_chosen_have_the_supervised_loss_too(own_model: Sa2VA, mo
     assert loss.item() == pytest.approx(0.5 * 3 * expected.item(), rel=1e-4)
 
 
-def test_where_nothing_is_drawn_by_a_click_every_trained_part_still_has_a_gradient(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_where_nothing_is_drawn_by_a_click_every_trained_part_still_has_a_gradient(own_model: Network, monkeypatch: pytest.MonkeyPatch):
     """Processes wait for each other's gradients."""
     said(monkeypatch, own_model, "No.", "It is not.", "No.")
     module = loops(own_model, loops={"refer": 1.0}, place=1.0)
@@ -714,7 +715,7 @@ def test_places_without_the_loop_that_chooses_them_are_refused():
     assert Rl(loops={"refer": 1.0}, rows=4).drawing
 
 
-def test_grounded_captions_are_paid_for_all_objects_and_for_their_words(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_grounded_captions_are_paid_for_all_objects_and_for_their_words(own_model: Network, monkeypatch: pytest.MonkeyPatch):
     left, right = tiny.square(0, 0, 32, 64), tiny.square(32, 0, 48, 64)
     sample = dataclasses.replace(described(), text="a red square", masks=((left,), (right,)), phrases=((0, 1), (2, 12)))
     module = loops(own_model, loops={"ground": 1.0})
@@ -772,7 +773,7 @@ def judging(judge: object, **words: object) -> Judging:
     return Judging(judge=judge, questions=questions, **{"meteor_weight": 0.25, "judge_weight": 0.75, "on_failure": "meteor"} | words)  # type: ignore[arg-type]
 
 
-def test_the_judge_pays_captions_beside_meteor(own_model: Sa2VA, monkeypatch: pytest.MonkeyPatch):
+def test_the_judge_pays_captions_beside_meteor(own_model: Network, monkeypatch: pytest.MonkeyPatch):
     module = loops(own_model, judging(RuleJudge()), loops={"caption": 1.0}, use_llm_judge=True, rewards_caption={"meteor": 1.0})
     act = LOOPS["caption"].act
 
@@ -793,7 +794,7 @@ def test_the_judge_pays_captions_beside_meteor(own_model: Sa2VA, monkeypatch: py
     assert found["loop1/reward/judge"] > 0
 
 
-def test_a_judge_that_fails_for_one_caption_leaves_its_group_to_meteor(own_model: Sa2VA):
+def test_a_judge_that_fails_for_one_caption_leaves_its_group_to_meteor(own_model: Network):
     class Failing(RuleJudge):
         def submit(self, asked):  # type: ignore[no-untyped-def]
             future: Future[list[float | None]] = Future()
@@ -810,7 +811,7 @@ def test_a_judge_that_fails_for_one_caption_leaves_its_group_to_meteor(own_model
 
 
 @pytest.mark.slow
-def test_what_was_tried_is_drawn_for_people(own_model: Sa2VA, tmp_path: Path):
+def test_what_was_tried_is_drawn_for_people(own_model: Network, tmp_path: Path):
     module = loops(own_model, samples_every=2)
     module.pictures_to = tmp_path / "samples"
     for step in range(3):
@@ -851,7 +852,7 @@ def test_which_rewards_of_loop_1_read_the_true_caption(rewards: dict[str, float]
     assert compares_words(Rl(rewards_caption=rewards, use_llm_judge=judged)) == reads
 
 
-def test_a_mask_without_words_teaches_captions(own_model: Sa2VA):
+def test_a_mask_without_words_teaches_captions(own_model: Network):
     unnamed = tiny.sample(3, task="tracking", text="")
     samples = tuple(by_loop([unnamed], ("caption",), wordless=True).samples[0])
     module = loops(own_model, loops={"caption": 1.0}, kl=0.0, rewards_caption={"iou": 1.0, "meteor": 0.0})
@@ -898,7 +899,7 @@ def test_a_reward_that_is_said_to_read_no_mask_reads_none():
     assert values == {name: rewards[name](answer, dataclasses.replace(truth, masks=())) for name in values}
 
 
-def test_a_caption_without_a_mask_teaches_masks(own_model: Sa2VA, tmp_path: Path):
+def test_a_caption_without_a_mask_teaches_masks(own_model: Network, tmp_path: Path):
     phrases = tuple(tiny.sample(i, task="phrase", text="the small square", masks=()) for i in (3, 4))
     module = loops(own_model, loops={"mask": 1.0}, kl=0.0, kl_words=0.0, rewards_mask={"meteor": 1.0}, mask_weight=0.0, samples_every=1)
     module.pictures_to = tmp_path

@@ -10,10 +10,11 @@ from PIL import Image
 from torch import Tensor
 
 from ans_core.data.collate import prefix_ids
-from ans_core.model import Sa2VA
+from ans_core.inference.prefill import encoded, visible
+from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.backbones.base import ImageFeatures
+from ans_core.model.network import Network
 from ans_core.model.packing import Packed
-from ans_core.model.prefill import encoded, visible
 from ans_core.rl.rollout import Group, Reader, Rollout, Segment, pack, token_logps
 from tests import tiny
 from tests.golden import GOLDEN
@@ -22,23 +23,23 @@ QWEN = pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference outputs")
 KINDS = pytest.mark.parametrize("kind", ["internvl", *(pytest.param(kind, marks=QWEN) for kind in ("qwen2_5_vl", "qwen3_vl"))])
 
 
-def model_of(kind: str) -> Sa2VA:
+def model_of(kind: str) -> Network:
     return tiny.build() if kind == "internvl" else Sa2VA.from_pretrained(GOLDEN / kind).requires_grad_(False).eval()
 
 
-def tokens_of(model: Sa2VA, number: int, size: tuple[int, int] = (64, 64)) -> ImageFeatures:
+def tokens_of(model: Network, number: int, size: tuple[int, int] = (64, 64)) -> ImageFeatures:
     """Image tokens of a picture of its own."""
     image = Image.open(io.BytesIO(tiny.picture(number))).convert("RGB").resize(size)
     return model.project(encoded(model, [visible(model, [image])])[0])
 
 
-def shown(model: Sa2VA, image: ImageFeatures) -> Segment:
+def shown(model: Network, image: ImageFeatures) -> Segment:
     """A user's turn that shows a picture."""
     marks, count = model.backbone.marks, len(image.values)
     return given(model, f"\nlook {marks.start}{marks.slot * count}{marks.end} then")
 
 
-def given(model: Sa2VA, text: str) -> Segment:
+def given(model: Network, text: str) -> Segment:
     return Segment(ids=tuple(model.tokenizer.encode(text, add_special_tokens=False)), trainable=False)
 
 
@@ -46,7 +47,7 @@ def said(*ids: int) -> Segment:
     return Segment(ids=ids, trainable=True)
 
 
-def alone(model: Sa2VA, prefix: tuple[int, ...], rollout: Rollout, filling: list[ImageFeatures | Tensor], reader: Reader) -> Tensor:
+def alone(model: Network, prefix: tuple[int, ...], rollout: Rollout, filling: list[ImageFeatures | Tensor], reader: Reader) -> Tensor:
     """Log-probabilities of one conversation's words. `filling`: what stands in its image slots, sorted by hand."""
     ids = torch.tensor([[*prefix, *(i for segment in rollout for i in segment.ids)]])
     values = torch.cat([part if isinstance(part, Tensor) else part.values for part in filling])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ans_core.model import Sa2VA
+from ans_core.inference.sa2va import Sa2VA
 from tests.golden import GOLDEN, needs_golden
 from tests.rl.test_dual_loop import batch, compute, gradients, loops
 

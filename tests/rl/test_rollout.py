@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ans_core.benchmarks.loops import caption_request, true_mask
-from ans_core.model import Sa2VA
-from ans_core.model.generation import generate, stop_ids
+from ans_core.inference.generation import generate, stop_ids
+from ans_core.inference.prefill import PrefilledBatch, prompt
+from ans_core.model.network import Network
 from ans_core.model.packing import Packed
-from ans_core.model.prefill import PrefilledBatch, prompt
 from ans_core.rl.rollout import CLIP, Group, Reader, Segment, _GumbelSampling, entropies, pack, sample, token_logps
 from tests import tiny
 
@@ -21,7 +21,7 @@ def reader(temperature: float = 1.0, forbidden: tuple[int, ...] = (), **words: s
     return Reader(temperature=temperature, forbidden=forbidden, guard=words.get("guard", "guard"))  # type: ignore[arg-type]
 
 
-def prompted(model: Sa2VA, count: int = 2) -> PrefilledBatch:
+def prompted(model: Network, count: int = 2) -> PrefilledBatch:
     samples = [tiny.region(i, "a red square") for i in range(count)]
     with torch.no_grad():
         return prompt(model, [caption_request(s, true_mask(s)) for s in samples])
@@ -82,7 +82,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     assert torch.equal(drawing.logps[0], own(logits[None]).log_softmax(1)[0][chosen])
 
 
-def test_what_a_rollout_says_depends_on_its_seed_alone(own_model: Sa2VA):
+def test_what_a_rollout_says_depends_on_its_seed_alone(own_model: Network):
     """Not on the rollouts and samples beside it, so not on the number of processes either."""
     both, second = prompted(own_model), prompted(own_model)
     own = {name: getattr(second, name)[1:] for name in ("prefix_of", "embeds", "attention", "segs")}
@@ -95,7 +95,7 @@ def test_what_a_rollout_says_depends_on_its_seed_alone(own_model: Sa2VA):
     assert len({a.ids for a in told[:3]}) > 1
 
 
-def test_what_is_drawn_without_heat_is_what_greedy_search_says(own_model: Sa2VA):
+def test_what_is_drawn_without_heat_is_what_greedy_search_says(own_model: Network):
     """Each request's answers after one another."""
     cold = Reader(temperature=1e-6, forbidden=[own_model.image_token_id], guard="guard")
     told = sample(own_model, prompted(own_model), group=3, max_tokens=6, reader=cold, seeds=range(6))
@@ -105,7 +105,7 @@ def test_what_is_drawn_without_heat_is_what_greedy_search_says(own_model: Sa2VA)
     assert [list(a.ids) for a in told] == [greedy[0]] * 3 + [greedy[1]] * 3
 
 
-def test_an_answer_ends_with_its_end_of_turn_and_is_complete_only_then(own_model: Sa2VA):
+def test_an_answer_ends_with_its_end_of_turn_and_is_complete_only_then(own_model: Network):
     stops = stop_ids(own_model)
     with torch.no_grad():
         own_model.internvl.lm_head.weight[stops[0]] += own_model.internvl.lm_head.weight.std()
@@ -121,7 +121,7 @@ def test_an_answer_ends_with_its_end_of_turn_and_is_complete_only_then(own_model
 # Segments
 
 
-def test_of_several_turns_only_what_the_policy_said_is_learned(own_model: Sa2VA):
+def test_of_several_turns_only_what_the_policy_said_is_learned(own_model: Network):
     """Question, words, a tool's reply, words: the log-probabilities are those of the words, each after all that stands before it."""
     turns = (
         Segment(ids=(5, 6), trainable=False), Segment(ids=(7, 8), trainable=True),

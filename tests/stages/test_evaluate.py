@@ -15,7 +15,7 @@ from ans_core.config import Config
 from ans_core.data import DatasetEntry, write_entries
 from ans_core.data.mixture import Source
 from ans_core.data.scene_write import write_scenes
-from ans_core.model import Sa2VA
+from ans_core.model.network import Network
 from ans_core.pictures import rle
 from ans_core.report.changes import changes, read_answers
 from ans_core.stages import evaluate
@@ -237,7 +237,7 @@ def test_a_caption_counts_as_right_word_for_word():
     assert [is_right(sample, told[i], score, i) for i, sample in enumerate(samples)] == [True, False]
 
 
-def test_public_benchmarks_are_scored_logged_by_split_and_compared(tmp_path: Path, tiny_model: Sa2VA):
+def test_public_benchmarks_are_scored_logged_by_split_and_compared(tmp_path: Path, tiny_model: Network):
     write_scenes(tmp_path / "drawn", seed=0, counts={"train": 1, "val": 3, "test": 1}, image_size=64)
     checkpoint.save(tiny_model, tmp_path / "model", metadata={})
     write_entries(tmp_path, [])

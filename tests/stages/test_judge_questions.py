@@ -9,13 +9,13 @@ import pytest
 
 from ans_core import data
 from ans_core.config import Config, ConfigError, Rl, resolve
-from ans_core.rewards.judge.choose import judge_of
-from ans_core.rewards.judge.endpoint import EndpointJudge
-from ans_core.rewards.judge.questions import read_questions
-from ans_core.rewards.judge.rules import RuleJudge
+from ans_core.judge.choose import judge_of
+from ans_core.judge.endpoint import EndpointJudge
+from ans_core.judge.questions import read_questions
+from ans_core.judge.rules import RuleJudge
 from ans_core.stages import judge_questions, prepare
 from ans_core.types import Sample
-from tests.rewards.chat_server import Handler, fails, says, serving
+from tests.judge.chat_server import Handler, fails, says, serving
 from tests.workspace import ROOT
 
 WORLD = {"scenes": 3, "val_scenes": 1, "test_scenes": 0, "clips": 0, "image_size": 64}

@@ -21,8 +21,8 @@ from ans_core.checkpoints import memory as handed_on
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.config import Config, resolve
 from ans_core.data.mixture import Source
-from ans_core.model import Sa2VA
 from ans_core.model.grounding import Grounding
+from ans_core.model.network import Network
 from ans_core.stages import base, memory, prepare
 from ans_core.tracking.clips import Clip, Clips
 from ans_core.tracking.validation import validate
@@ -241,7 +241,7 @@ def test_a_short_run_is_judged_by_all_its_steps_even_if_its_last_one_is_skipped(
     assert next(calls) == 2
 
 
-def test_what_was_trained_reaches_both_decoders_of_a_base_and_no_base_of_another_hash(inputs: Path, tmp_path: Path, own_model: Sa2VA):
+def test_what_was_trained_reaches_both_decoders_of_a_base_and_no_base_of_another_hash(inputs: Path, tmp_path: Path, own_model: Network):
     model = checkpoint.load(inputs / "base/base")
     tensors = {
         "sam2.memory_encoder.out_proj.weight": torch.ones_like(model.sam2.memory_encoder.out_proj.weight),

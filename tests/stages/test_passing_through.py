@@ -12,7 +12,8 @@ import torch
 from ans_core.checkpoints import adapter, checkpoint
 from ans_core.checkpoints.trained import is_passed_through, refuse_untaught, sft_model
 from ans_core.config import Config
-from ans_core.model import Sa2VA
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.stages import evaluate, memory, sft
 from ans_core.stages.launch import lasting
 from ans_core.stages.report import _learned
@@ -39,7 +40,7 @@ def run(stage: Any, folder: Path, name: str, inputs: tuple[str, ...], **words: s
 
 
 @pytest.fixture
-def passed(tmp_path: Path, tiny_model: Sa2VA) -> Path:
+def passed(tmp_path: Path, tiny_model: Network) -> Path:
     """A run's folder up to `sft`. No data: none are read."""
     checkpoint.save(tiny_model, tmp_path / "base/base", metadata={"stage": "base", "source": ["owner/a-release", ""]})
     run(memory, tmp_path, "memory", ("data", "base"))
@@ -47,7 +48,7 @@ def passed(tmp_path: Path, tiny_model: Sa2VA) -> Path:
     return tmp_path
 
 
-def test_a_base_that_passes_through_is_the_model_that_rl_starts_from(passed: Path, tiny_model: Sa2VA) -> None:
+def test_a_base_that_passes_through_is_the_model_that_rl_starts_from(passed: Path, tiny_model: Network) -> None:
     assert is_passed_through(passed / "sft")
     found = sft_model(passed / "base/base", passed / "sft").state_dict()
     assert found.keys() == tiny_model.state_dict().keys()
@@ -62,7 +63,7 @@ def test_the_base_is_not_evaluated_twice_and_has_no_curves(passed: Path) -> None
     assert _learned(("base", "sft", "rl"), {}) == ["sft", "rl"]
 
 
-def test_a_stages_folder_loads_as_the_model_that_it_makes(passed: Path, tiny_model: Sa2VA) -> None:
+def test_a_stages_folder_loads_as_the_model_that_it_makes(passed: Path, tiny_model: Network) -> None:
     for name in ("memory", "sft"):
         found = Sa2VA.from_pretrained(passed / name).state_dict()
         assert all(torch.equal(found[key], tensor) for key, tensor in tiny_model.state_dict().items())
@@ -92,7 +93,7 @@ def test_no_adapter_is_made_of_nothing(passed: Path) -> None:
         ({"stage": "untrained", "seed": 0}, "pre-trained from random weights"),
     ],
 )
-def test_a_base_that_has_not_learned_seg_is_refused(tmp_path: Path, tiny_model: Sa2VA, metadata: dict[str, Any], what: str) -> None:
+def test_a_base_that_has_not_learned_seg_is_refused(tmp_path: Path, tiny_model: Network, metadata: dict[str, Any], what: str) -> None:
     checkpoint.save(tiny_model, tmp_path / "base/base", metadata=metadata)
     run(memory, tmp_path, "memory", ("data", "base"))
     with pytest.raises(ValueError, match=what):

@@ -10,7 +10,7 @@ import torch
 
 from ans_core.checkpoints import trained as handed_on
 from ans_core.config import Config
-from ans_core.model import Sa2VA
+from ans_core.inference.sa2va import Sa2VA
 from ans_core.stages import base, convert, evaluate, memory, prepare, rl, sft
 from tests.stages.test_stages import CONFIG, run
 

@@ -25,8 +25,9 @@ from ans_core.checkpoints import trained as handed_on
 from ans_core.config import Config, Rl
 from ans_core.config.training import DataOptim, Optim
 from ans_core.data import DatasetEntry, write_entries
-from ans_core.model import Sa2VA
-from ans_core.model.predict import predict
+from ans_core.inference.predict import predict
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.model.network import Network
 from ans_core.stages import base, convert, evaluate, judge_questions, launch, memory, prepare, rl, sft
 from ans_core.types import Prediction, Request
 from flows import cli
@@ -408,7 +409,7 @@ def test_a_converted_model_that_is_not_the_trained_one_is_refused(
 ):
     real = convert.rl_model
 
-    def other(*paths: Path, device: torch.device) -> Sa2VA:
+    def other(*paths: Path, device: torch.device) -> Network:
         model = real(*paths, device=device)
         with torch.no_grad():
             model.text_hidden_fcs[2].bias.add_(harm)
@@ -480,7 +481,7 @@ def run_evaluation(runs: Path, folder: Path) -> None:
     """Row `rl`, whose loops have an inverse model, in batches that don't come out even; notes how many requests this process answers."""
     asked = []
 
-    def counting(model: Sa2VA, requests: list[Request], **words: object) -> list[Prediction]:
+    def counting(model: Network, requests: list[Request], **words: object) -> list[Prediction]:
         asked.append(len(requests))
         return predict(model, requests, **words)  # type: ignore[arg-type]
 

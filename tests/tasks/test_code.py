@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks import code
-from tasks.code import Code, code_yaml, tokens
+from ans_core import code_hash
+from ans_core.code_hash import CodeHashes, tokens
+from tasks.code import Code, code_yaml
 
 
 def package(root: Path, files: dict[str, str]) -> Path:
@@ -30,7 +31,7 @@ def test_imports_are_followed_with_parents_relatives_and_the_package_data_they_n
         "core/sub/lists/x.gz": "x",
         "core/sub/page.html": "p",
     })  # fmt: skip
-    names = [path.as_posix() for path in Code(root, package="core").files("core.a")]
+    names = [path.as_posix() for path in CodeHashes(root, package="core").files("core.a")]
     assert names == [
         "core/__init__.py",
         "core/a.py",
@@ -91,25 +92,25 @@ def test_an_edit_is_seen_in_what_imports_it_alone_also_with_what_was_kept_of_the
     root = package(tmp_path, {"core/a.py": "from core import b\nx = 1", "core/b.py": "y = 1", "core/c.py": "z = 1", "core/__init__.py": ""})
 
     def hashes() -> list[str]:
-        return [Code(root, package="core").hash_of([f"core.{name}"]) for name in "abc"]
+        return [CodeHashes(root, package="core").hash_of([f"core.{name}"]) for name in "abc"]
 
     first = hashes()
     assert len(set(first)) == 3
-    assert (root / code.CACHE).is_file()
+    assert (root / code_hash.CACHE).is_file()
     assert hashes() == first
     (root / "core/b.py").write_text("y = 2")
     assert [a == b for a, b in zip(hashes(), first, strict=True)] == [False, False, True]
     (root / "core/b.py").write_text("y = 1  # as before")
     assert hashes() == first
-    (root / code.CACHE).write_text("{")
+    (root / code_hash.CACHE).write_text("{")
     assert hashes() == first
 
 
 def test_data_that_a_module_names_are_its_code(tmp_path: Path) -> None:
     root = package(tmp_path, {"core/__init__.py": "", "core/a.py": "open('words.txt')", "core/words.txt": "w"})
-    before = Code(root, package="core").hash_of(["core.a"])
+    before = CodeHashes(root, package="core").hash_of(["core.a"])
     (root / "core/words.txt").write_text("v")
-    assert Code(root, package="core").hash_of(["core.a"]) != before
+    assert CodeHashes(root, package="core").hash_of(["core.a"]) != before
 
 
 def test_every_stage_has_its_version_and_hash(tmp_path: Path) -> None:
@@ -122,3 +123,12 @@ def test_every_stage_has_its_version_and_hash(tmp_path: Path) -> None:
     changed = {a.partition(":")[0] for a, b in zip(before.splitlines(), code_yaml(tmp_path).splitlines(), strict=True) if a != b}
     assert {"sft", "rl", "memory"} <= changed
     assert not changed & {"prepare", "judge_questions"}
+
+
+def test_how_questions_are_answered_is_code_of_what_asks_them_and_not_of_training() -> None:
+    files = {task: Code().files(f"ans_core.stages.{task}") for task in ("base", "sft", "rl", "evaluate", "convert")}
+    inference = Path("ans_core/inference")
+    assert not any(file.is_relative_to(inference) for task in ("base", "sft") for file in files[task])
+    assert {inference / "predict.py", inference / "video.py"} <= set(files["evaluate"])
+    assert inference / "generation.py" in files["rl"]
+    assert inference / "sa2va.py" in files["convert"]  # it loads what it wrote by the public name

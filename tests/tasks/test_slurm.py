@@ -17,7 +17,7 @@ import pytest
 
 from ans_core.config import PROFILES, Launch, dump, resolve
 from ans_core.config.names import JOB_STAGES, SEVERAL_NODES
-from flows.eval_run import job_words
+from ans_core.evaluation.session import job_words
 from tasks import slurm
 from tasks.stages import TABLE
 from tests import slurm_cluster

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tasks.launcher import SPINS, thread_variables
+from ans_core.processes import SPINS, thread_variables
 
 
 @pytest.mark.parametrize(("own", "spins"), [({}, SPINS), ({"GOMP_SPINCOUNT": "7"}, None), ({"OMP_WAIT_POLICY": "active"}, None)])

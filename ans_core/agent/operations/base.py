@@ -12,7 +12,7 @@ from ans_core.agent.refusal import Refused
 from ans_core.agent.workspace import FIRST, THOUSAND, Box, Handle, ImageHandle, Workspace, box_of
 
 if TYPE_CHECKING:
-    from ans_core.model import Sa2VA
+    from ans_core.model.network import Network
 
 SMALLEST = 8
 """Native pixels that a box must have on each side: a tiny model's tile of 96 shows them 12 times as large."""
@@ -42,7 +42,7 @@ class Tools:
     """Pixels on a side of what the language model sees: crops are enlarged to it at least."""
     ocr: str = "rapidocr"
     """Reader of READ_TEXT (`ans_core.agent.ocr.Reader`)."""
-    model: Sa2VA | None = None
+    model: Network | None = None
     """Frozen, adapters off; or another model that segments for the agent. None in the worker process."""
 
     @property

@@ -27,7 +27,7 @@ def run(workspace: Workspace, arguments: SegmentObjectAt, tools: Tools) -> Resul
     """Points and boxes count from the image they name; the mask lies on that image's whole frame. Of several objects that words mean, the
     first is taken."""
     from ans_core.agent import frozen  # imports networks, which the process of operations without a model does not need
-    from ans_core.model import clicks
+    from ans_core.inference import clicks
 
     assert tools.model is not None
     if sum(v is not None for v in (arguments.point_2d, arguments.bbox_2d, arguments.text)) != 1:

@@ -21,14 +21,14 @@ from ans_core.agent import protocol
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.world.trace_file import Kind, Trace
 from ans_core.dist import seed_of
+from ans_core.judge.parse import json_value
+from ans_core.judge.wording import Request
 from ans_core.progress import bar_interval_s
-from ans_core.rewards.judge.parse import json_value
-from ans_core.rewards.judge.wording import Request
 from ans_core.types import Log
 
 if TYPE_CHECKING:
-    from ans_core.rewards.judge.combine import OnFailure
-    from ans_core.rewards.judge.endpoint import EndpointJudge
+    from ans_core.judge.combine import OnFailure
+    from ans_core.judge.endpoint import EndpointJudge
 
 Rejected = Literal["low_score", "unreliable", "unjudged"]
 LOWEST, HIGHEST, KEPT = 1, 5, 4

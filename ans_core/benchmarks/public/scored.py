@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from ans_core.benchmarks.public.asked import Runner
+from ans_core.judge.wording import Request as JudgeRequest
 from ans_core.metrics.bootstrap import Ratio, intervals
-from ans_core.rewards.judge.wording import Request as JudgeRequest
 
 Option = Literal["replay", "convention", "text_encoder", "predicted_only", "split"]
 

@@ -13,13 +13,14 @@ import pytest
 from PIL import Image
 
 from ans_core.benchmarks.public import SCORERS, Given, Scored, files, gar_judge
-from ans_core.rewards.judge.replies import NoReplyError, Replies
-from ans_core.rewards.judge.wording import Request
-from flows import cli, eval_score
+from ans_core.evaluation import score as eval_score
+from ans_core.judge.replies import NoReplyError, Replies
+from ans_core.judge.wording import Request
+from flows import cli
 from tests import tiny
 from tests.benchmarks.public.drawn import write
 from tests.golden import REFERENCE
-from tests.rewards.chat_server import body, fails, says, serving
+from tests.judge.chat_server import body, fails, says, serving
 
 REPLAY = REFERENCE / "data"
 recorded = pytest.mark.skipif(not (REPLAY / "replay").is_dir(), reason="no recorded replies in ANS_REFERENCE")

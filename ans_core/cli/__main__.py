@@ -1,0 +1,5 @@
+"""`python -m ans_core.cli`: the `ans` command."""
+
+from ans_core.cli.main import main
+
+main()

@@ -1,0 +1,247 @@
+"""`ans agent`: the engine and the worker of learning online as processes, and what people do with their store."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ans_core.places import root
+
+if TYPE_CHECKING:
+    from ans_core.online.snapshots import Snapshots
+    from ans_core.online.store import Store
+
+ALERTS = 5
+"""Newest ones that are told."""
+MOST_ID = 2**63 - 1
+"""Of SQLite's."""
+
+
+def add_arguments(it: argparse.ArgumentParser) -> None:
+    actions = it.add_subparsers(metavar="ACTION", required=True)
+
+    def action(name: str, function: object) -> argparse.ArgumentParser:
+        made = actions.add_parser(name, help=(function.__doc__ or "").strip(), description=function.__doc__)
+        made.set_defaults(act=function)
+        made.add_argument("--store", metavar="FOLDER", help="(default: .ans/online/<profile>)")
+        return made
+
+    of = action("serve", serve)
+    of.add_argument("--port", type=int, default=7870, help="(default: 7870)")
+    of.add_argument("--host", default="127.0.0.1", help="another address opens it to the network: it asks nobody for a password")
+    of.add_argument("--read-only", action="store_true", help="answer, and keep nothing; needs a store that is there")
+    of.add_argument("--model", metavar="FOLDER", help="the base (default: agent.base of params.yaml)")
+    of.add_argument("--adapter", metavar="FOLDER", help="what a new store begins with (default: runs/<profile>/agent/rft)")
+    of = action("worker", worker)
+    of.add_argument("--model", metavar="FOLDER", help="the base (default: agent.base of params.yaml)")
+    of.add_argument("--until-idle", action="store_true", help="end where no task waits, or learning is frozen")
+    action("status", status)
+    of = action("rollback", rollback)
+    of.add_argument("version", nargs="?", type=int, help="(default: the one that the served one came after)")
+    of = action("export", export)
+    of.add_argument("folder", help="a new one: experiences.jsonl, audit.jsonl and pictures")
+    of = action("forget", forget)
+    of.add_argument("id", type=int)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Learning online: engine and worker as processes, their store's status, roll-back, export and forgetting (docs/online-learning.md)."""
+    code: int = arguments.act(arguments)
+    return code
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Answers questions (HTTP, JSON) from the last snapshot, and puts them into the store for the worker."""
+    from ans_core.config import load
+    from ans_core.online.server import Server, check_address
+    from ans_core.online.store import FILE
+    from ans_core.online.worker import ADAPTERS
+    from ans_core.processes import exit_on_term
+    from ans_core.stages.launch import machine_of
+    from ans_core.stages.online_parts import opened
+
+    cfg = load(root() / "params.yaml")
+    base, adapter = base_of(arguments), Path(arguments.adapter or root() / "runs" / cfg.profile / "agent/rft")
+    folder = folder_of(arguments)
+    if arguments.read_only:
+        _check_begun(folder)
+    check_address(arguments.host, arguments.port)
+    exit_on_term()
+    machine = machine_of(cfg.launch)
+    start = adapter if adapter.is_dir() else None
+    if start is None and (arguments.adapter or not (folder / FILE).exists()):
+        raise ValueError(f"no agent {adapter} for a new store to begin with: `ans run --agent` trains one, or name one (--adapter)")
+    with opened(cfg, base=base, start=start, folder=folder, machine=machine, families=cfg.agent.families, names=ADAPTERS[3:]) as parts:
+        engine = parts.engine(read_only=arguments.read_only)
+        with Server(engine, host=arguments.host, port=arguments.port) as server:
+            host = str(server.server_address[0])
+            address = f"{f'[{host}]' if ':' in host else host}:{server.server_port}"
+            print(f"version {engine.version} of {folder} answers on http://{address}/ask", flush=True)
+            server.serve_forever()
+    return 0
+
+
+def _check_begun(folder: Path) -> None:
+    """Raise ValueError for a store without a snapshot, which somebody who keeps nothing can't make."""
+    from ans_core.online.store import FILE, Store
+
+    if (folder / FILE).exists():
+        with Store(folder) as store:
+            if store.meta("served") is not None:
+                return
+    raise ValueError(
+        f"{folder} has no snapshot to answer from; run `ans agent serve` once without --read-only, or name its store (--store)"
+    )
+
+
+def worker(arguments: argparse.Namespace) -> int:
+    """Learns from the store's tasks, and publishes snapshots. One at a time."""
+    from ans_core.config import load
+    from ans_core.online.store import Store, worker_lock
+    from ans_core.processes import exit_on_term
+    from ans_core.stages.launch import machine_of
+    from ans_core.stages.online_parts import loop_of, opened, schedule, worker_of
+
+    cfg, folder = load(root() / "params.yaml"), folder_of(arguments)
+    Store(folder).close()  # a damaged or missing one is refused before the model is loaded
+    exit_on_term()
+    machine = machine_of(cfg.launch)
+    with worker_lock(folder):
+        families, base = cfg.agent.families, base_of(arguments)
+        with opened(cfg, base=base, start=None, folder=folder, machine=machine, families=families) as parts:
+            made = worker_of(parts, waits=not arguments.until_idle)
+            print(f"learning from {folder}, version {parts.snapshots.served()}", flush=True)
+            made.run_for_ever(
+                lambda: loop_of(parts, made, log=logged),
+                schedule=schedule(cfg, steps=cfg.agent.online.update.segment),
+                machine=machine,
+                scratch=folder / "training",
+                log=logged,
+            )
+            print(f"nothing more to do; version {parts.snapshots.served()} is served")
+    return 0
+
+
+def logged(metrics: dict[str, float], step: int) -> None:
+    logging.getLogger("ans.online").info("update %d %s", step, json.dumps({name: round(float(v), 5) for name, v in metrics.items()}))
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Prints what the store holds, what is served, alerts, and whether the audit chain holds (exit code 1 if not)."""
+    from ans_core.online import overview
+
+    with open_store(arguments) as (store, snapshots):
+        for name, value in overview.counts(store).items():
+            print(f"{name:<28} {value}")
+        print(f"{'served':<28} version {snapshots.served()} of {snapshots.versions()}")
+        print(f"{'learning':<28} {'frozen: ' + why if (why := snapshots.frozen()) else 'goes on'}")
+        alerts = [row for row in overview.audit_rows(store) if row.event == "alert"][-ALERTS:]
+        for row in alerts:
+            print(f"{'alert':<28} {json.loads(row.body)['told']}")
+        fault = snapshots.audit_fault()
+        print(f"{'audit':<28} {fault or 'the chain holds'}")
+        return int(fault is not None)
+
+
+def rollback(arguments: argparse.Namespace) -> int:
+    """Serves an earlier version again, with the bits it had; learning goes on from it, also after a freeze."""
+    with open_store(arguments) as (_, snapshots):
+        served = snapshots.served()
+        version = snapshots.before(served) if arguments.version is None else arguments.version
+        if version is None:
+            raise ValueError(f"version {served} is the first; there is none before it")
+        snapshots.roll_back(version, why="by hand")
+        print(f"version {version} is served instead of {served}")
+    return 0
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Writes all experiences with their labels and votes (verdict `review`: for people to look at), pictures and the audit chain."""
+    from ans_core.online import overview
+
+    folder = Path(arguments.folder)
+    if folder.exists():
+        raise ValueError(f"{folder} exists; name a new folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    partial.chmod(0o755)
+    try:
+        with open_store(arguments) as (store, _):
+            records = list(overview.records(store))
+            _write_records(partial, records)
+            with (partial / "audit.jsonl").open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(vars(row)) + "\n" for row in overview.audit_rows(store))
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    print(f"wrote {len(records)} experiences to {folder}")
+    return 0
+
+
+def _write_records(folder: Path, records: Sequence[dict[str, Any]]) -> None:
+    """Write experiences.jsonl and the pictures. Raises ValueError for a picture that is missing."""
+    (folder / "pictures").mkdir(parents=True)
+    with (folder / "experiences.jsonl").open("w", encoding="utf-8") as file:
+        for record in records:
+            for picture in record["pictures"]:
+                try:
+                    shutil.copyfile(picture, folder / "pictures" / picture.name)
+                except FileNotFoundError:
+                    number = record["id"]
+                    raise ValueError(
+                        f"experience {number} has lost its picture {picture}; put it back from a backup, or remove the experience"
+                        f" (`ans agent forget {number}`), and export again"
+                    ) from None
+            told = record | {"pictures": [f"pictures/{picture.name}" for picture in record["pictures"]]}
+            file.write(json.dumps(told) + "\n")
+
+
+def forget(arguments: argparse.Namespace) -> int:
+    """Removes an experience with its vector and pictures (exit code 1 if its text stays in the WAL for now). What the weights learned from
+    it, only a roll-back takes back."""
+    from ans_core.online import retention
+
+    with open_store(arguments) as (store, _):
+        if not 0 < arguments.id <= MOST_ID:
+            raise ValueError(f"there is no experience {arguments.id} in {store.file}; `ans agent export` lists them")
+        left = retention.forget(store, arguments.id)
+    print(f"experience {arguments.id} is gone; versions published after it came may have learned from it (`ans agent rollback`)")
+    if left:
+        print(left)
+    return int(bool(left))
+
+
+# Where things are
+
+
+def folder_of(arguments: argparse.Namespace) -> Path:
+    from ans_core.config import load
+
+    return Path(arguments.store or root() / ".ans/online" / load(root() / "params.yaml").profile)
+
+
+def base_of(arguments: argparse.Namespace) -> Path:
+    from ans_core.config import load
+
+    base = Path(arguments.model or root() / load(root() / "params.yaml").agent.base)
+    if not base.is_dir():
+        raise ValueError(f"no base {base}: `ans run --agent` makes it, or name one (--model)")
+    return base
+
+
+@contextmanager
+def open_store(arguments: argparse.Namespace) -> Iterator[tuple[Store, Snapshots]]:
+    """Open a store and its snapshots without a model: the base is the one that the store was begun with."""
+    from ans_core.online.snapshots import Snapshots
+    from ans_core.online.store import Store
+
+    with Store(folder_of(arguments)) as store:
+        base_hash = str(store.meta("encoder")).partition(":")[0]
+        yield store, Snapshots(store, base_hash=base_hash)

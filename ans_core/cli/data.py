@@ -1,0 +1,96 @@
+"""`ans data`: data sets checked, shown, imported and fetched."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ans_core.cli.options import add_fetch_options
+from ans_core.places import root
+
+
+def add_arguments(it: argparse.ArgumentParser) -> None:
+    it.add_argument("action", choices=["check", "show", "questions", "import", "fetch"])
+    it.add_argument(
+        "path",
+        metavar="NAME|PATH",
+        nargs="*",
+        help="a data set of params.yaml, or a folder (or file) of annotations; import: an export (zip, folder or file); fetch: names",
+    )
+    it.add_argument(
+        "--format",
+        help="a format of ans_core/data/formats (default: by the files in the folder), or traces (docs/agent.md); import: a "
+        "layout of docs/your-data.md (default: by their content)",
+    )
+    it.add_argument("--split", help="one split (default: all)")
+    it.add_argument("--headers-only", action="store_true", help="check: do not decode the pictures")
+    it.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help="where pictures go (default: .ans/data/<name>); import: the new folder (default: data/<name>); questions: a new folder",
+    )
+    it.add_argument("--count", type=int, default=16, help="show: samples of each split (default: 16)")
+    it.add_argument("--seed", type=int, default=0, help="show: chooses the samples; questions: the order of things (default: 0)")
+    add_fetch_options(it)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """check: reads a data set as training would, and says what is in it and what is wrong. show: draws samples with their masks. questions:
+    writes questions about its pictures, and traces of looking, for the agent. import: makes a folder with annotations.json of an export of
+    COCO, CVAT, Label Studio or upstream's file. fetch: downloads published sets by name; without a name, lists them."""
+    if arguments.action == "fetch":
+        from ans_core.hub.catalogue import DATA
+        from ans_core.hub.fetch import fetch
+
+        return fetch(arguments.path, DATA, root=root(), into=arguments.into, yes=arguments.yes)
+    if len(arguments.path) != 1:
+        raise ValueError(f"ans data {arguments.action}: give one data set, its name or its path")
+    (arguments.path,) = arguments.path
+    if arguments.action == "import":
+        from ans_core.data.exports import import_export
+
+        source = Path(arguments.path)
+        print("\n".join(import_export(source, Path(arguments.out or root() / "data" / source.stem), form=arguments.format)))
+        return 0
+    if arguments.format == "traces":  # the agent's, which are no samples
+        return _check_traces(arguments)
+    from ans_core.data.check import check, named
+
+    name, path, form = named(arguments.path, arguments.format, root())
+    folder = root() / ".ans/data" / name
+    if arguments.action == "show":
+        from ans_core.data.show import show
+
+        out = Path(arguments.out or folder / "samples")
+        written = show(name, path, form, arguments.split, count=arguments.count, seed=arguments.seed, out=out)
+        print(f"wrote {len(written)} pictures and samples.jsonl to {out}")
+        return 0
+    if arguments.action == "questions":
+        from ans_core.agent.questions import questions
+
+        out = Path(arguments.out or folder / "questions")
+        print(questions(name, path, form, arguments.split, seed=arguments.seed, out=out))
+        return 0
+    page = Path(arguments.out or folder) / "report.html"
+    return check(name, path, form, arguments.split, pixels=not arguments.headers_only, page=page)
+
+
+def _check_traces(arguments: argparse.Namespace) -> int:
+    from ans_core.agent.world.trace_file import mix, pictures_of, read_traces
+    from ans_core.data.pictures import check_decoding
+    from ans_core.types import ImageRef, VideoFrames
+
+    if arguments.action != "check":
+        raise ValueError(f"ans data {arguments.action} takes no traces; `ans data check` reads them")
+    folder = Path(arguments.path)
+    traces = read_traces(folder)
+    shown: dict[ImageRef | VideoFrames, str] = {
+        folder / name: f"trace {trace.trace_id}" for trace in reversed(traces) for name in pictures_of(trace)
+    }
+    turned = [] if arguments.headers_only else check_decoding(shown, where=str(folder))
+    names = [ref.relative_to(folder) for ref in turned if isinstance(ref, Path)]
+    shares = ", ".join(f"{kind} {share:.2f}" for kind, share in mix(traces).items())
+    print(f"{folder}: {len(traces)} traces ({shares}), no fault found")
+    if names:
+        print(f"{len(names)} pictures have an EXIF tag that turns them (as {names[0]}); boxes are of the upright pictures")
+    return 0

@@ -1,0 +1,39 @@
+"""Options and defaults that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ans_core.places import root
+
+
+def positive(text: str) -> int:
+    """Read a count; argparse shows the name of this function where `text` is none."""
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+READERS = ("rapidocr", "template")
+"""Of READ_TEXT, as in ans_core/config/names.py, which loads pydantic."""
+
+
+def add_reader(it: argparse.ArgumentParser) -> None:
+    it.add_argument("--reader", choices=READERS, default="rapidocr", help="what read_text reads with (default: rapidocr)")
+
+
+def add_fetch_options(it: argparse.ArgumentParser) -> None:
+    it.add_argument(
+        "--into", metavar="FOLDER", help="of fetch: where each name gets a folder (default: data/ and weights/ as profiles expect)"
+    )
+    it.add_argument("--yes", action="store_true", help="of fetch: do not ask")
+
+
+def newest_model() -> Path:
+    """Return the model of params.yaml's profile. Raises ValueError where there is no params.yaml."""
+    from ans_core.config import load
+
+    if not (root() / "params.yaml").exists():
+        raise ValueError("--model is missing, and there is no params.yaml here whose run made one")
+    return root() / "runs" / load(root() / "params.yaml").profile / "model"

@@ -1,0 +1,1 @@
+"""A model and what it is asked in; texts and masks out."""

@@ -1,0 +1,44 @@
+"""Judge the captions of a step with questions about the true captions, and mix the judgements with METEOR."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ans_core.judge.base import Judge
+from ans_core.judge.combine import OnFailure, with_judgements
+from ans_core.judge.questions import Questions
+from ans_core.types import Sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judging:
+    judge: Judge
+    questions: Mapping[tuple[str, str], Questions]
+    """By (data set, sample_id)."""
+    meteor_weight: float
+    judge_weight: float
+    on_failure: OnFailure
+
+    def submit(self, samples: Sequence[Sample], texts: Sequence[str]) -> Future[list[float | None]]:
+        """Submit G captions per sample to the judge; return at once."""
+        group = len(texts) // len(samples)
+        asked = [
+            (text, self.questions[s.dataset, s.sample_id]) for i, s in enumerate(samples) for text in texts[i * group : (i + 1) * group]
+        ]
+        return self.judge.submit(asked)
+
+    def rewards_with_judge(
+        self, meteor: Float[Tensor, "B G"], judged: Sequence[float | None]
+    ) -> tuple[Float[Tensor, "B G"], dict[str, float]]:
+        """Return the reward that replaces METEOR's, and metrics."""
+        rewards, fell_back = with_judgements(
+            meteor, judged, meteor_weight=self.meteor_weight, judge_weight=self.judge_weight, on_failure=self.on_failure
+        )
+        known = [value for value in judged if value is not None]
+        metrics = {"reward/meteor_alone": float(meteor.mean()), "judge/fell_back": fell_back}
+        return rewards, metrics | ({"reward/judge": sum(known) / len(known)} if known else {})

@@ -1,0 +1,192 @@
+"""The judge without a model: writes questions from a caption's words, and answers them by looking for words and their synonyms.
+
+Deterministic. Made for the drawn world, whose captions it understands completely; of other English it knows words, colours and places, no
+grammar.
+
+Its options quote the deciding words: `It is "red".` is chosen if the caption says red. Of the options found a wrong one wins (naming every
+colour must not be right), else the best; if none is found, the option that quotes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from ans_core.data.scenes import SHAPES, SIZES, TEXTURES
+from ans_core.judge.base import STATS, Asked, Choice, finished
+from ans_core.judge.questions import Option, Question, Questions, reward, shuffled
+from ans_core.metrics.grounding import plain_caption
+from ans_core.metrics.meteor import synonyms, words
+from ans_core.pictures.colours import COLOURS
+
+SLOTS: dict[str, tuple[str, ...]] = {
+    "colour": (*COLOURS, "black", "brown", "grey", "pink"),
+    "texture": tuple(TEXTURES),
+    "size": tuple(SIZES),
+    "place": ("top", "bottom", "middle", "left", "right"),
+    "shape": SHAPES,
+}
+"""What a detail is of -> values that exclude each other, in the order that details are asked about. The shape, where it is what the
+caption is of, is asked by the recognition."""
+PARTIAL = (
+    dict.fromkeys(SLOTS["colour"], ("coloured", "colored", "colourful"))
+    | dict.fromkeys(("striped", "dotted"), ("patterned",))
+    | dict.fromkeys(SIZES, ("medium",))
+)
+"""Value -> words that say it half."""
+FUNCTION_WORDS = frozenset(
+    words(
+        "a about above across after against all along also among an and another any are around as at back be been before behind "
+        "being below beneath beside between both but by can could do does down each every few for from front had has have he "
+        "her here him his how i if in inside into is it its just like many may more most much near next no not of off on one "
+        "only onto or other out outside over own same several she so some such than that the their them then there these they "
+        "this those through to together too toward towards under up upon very was we were what when where which while who whose "
+        "will with within without would you your "
+    )
+)
+_QUOTED = re.compile(r'"([^"]+)"')
+
+
+class RuleJudge:
+    """Costs nothing and never fails: its stats are zeros."""
+
+    def submit(self, asked: Asked) -> Future[list[float | None]]:
+        return finished([_reward(caption, questions) for caption, questions in asked])
+
+    def choose(self, asked: Asked) -> Future[list[Choice | None]]:
+        return finished([answers(caption, questions) for caption, questions in asked])
+
+    def write(self, captions: Sequence[str], *, positives: int, negatives: int) -> Future[list[Questions | None]]:
+        return finished([questions_of(caption, positives=positives, negatives=negatives) for caption in captions])
+
+    def stats(self) -> dict[str, float]:
+        return dict.fromkeys(STATS, 0.0)
+
+    def close(self) -> None:
+        pass
+
+
+def _reward(caption: str, questions: Questions) -> float | None:
+    return reward(questions, answers(caption, questions)) if questions else None
+
+
+def content_words(text: str) -> list[str]:
+    """Return the words without markup, function words and hyphens."""
+    return [word for word in words(plain_caption(text).replace("-", " ")) if word not in FUNCTION_WORDS]
+
+
+def answers(caption: str, questions: Questions) -> Choice:
+    said = content_words(caption)
+    return tuple(_answer(question, said) for question in questions)
+
+
+def questions_of(caption: str, *, positives: int, negatives: int) -> Questions:
+    """Write a caption's questions; empty for a caption without content words."""
+    said, head = content_words(caption), _head(caption)
+    if head is None:
+        return ()
+    details = _details(said, head)
+    asked = [_recognition(head), *details[:positives], *_negatives(said, head, negatives)]
+    return tuple(shuffled(question) for question in asked)
+
+
+def _head(caption: str) -> str | None:
+    """Return the caption's subject: the last word of its first run of content words (`a large red CIRCLE at the top`)."""
+    head = None
+    for word in words(plain_caption(caption).replace("-", " ")):
+        if word not in FUNCTION_WORDS:
+            head = word
+        elif head is not None:
+            break
+    return head
+
+
+def _recognition(head: str) -> Question:
+    text = f'Is the description of "{head}" or something very similar?'
+    others = [shape for shape in SHAPES if shape != head] if head in SHAPES else []
+    options = [Option(text=f'Yes, it is of "{head}".', score=1.0), Option(text="It does not say so.", score=0.0)]
+    options += [Option(text=f"No, it is of something else: {_listed(others)}.", score=-1.0)] if others else []
+    return Question(kind="recognition", text=text, options=tuple(options))
+
+
+def _details(said: Sequence[str], head: str) -> list[Question]:
+    """Ask about slots with one value first, then the other content words in their order."""
+    slots, rest = [], list(dict.fromkeys(word for word in said if word != head))
+    for slot in SLOTS:
+        value = _value(said, slot)
+        if value is not None and value != head:
+            slots.append(_slot_question(slot, value))
+            rest = [word for word in rest if word not in value.split()]
+    return slots + [_word_question(word) for word in rest]
+
+
+def _value(said: Sequence[str], slot: str) -> str | None:
+    """Return the slot's value in a caption: one word, for a place also two side by side (`top left`); None if it has none or several."""
+    at = [i for i, word in enumerate(said) if word in SLOTS[slot]]
+    side_by_side = slot == "place" and len(at) == 2 and at[1] == at[0] + 1
+    return " ".join(said[i] for i in at) if len(at) == 1 or side_by_side else None
+
+
+def _slot_question(slot: str, value: str) -> Question:
+    """Ask for a slot's value. For `top left`, top or left alone is partly right; for `top`, `top left` is wrong."""
+    parts = value.split()
+    partial = parts if len(parts) > 1 else PARTIAL.get(value, ())
+    options = [
+        Option(text=f'It is "{value}".', score=1.0),
+        Option(text=f"The {slot} is not said.", score=0.0),
+        Option(text=f"It is {_listed([other for other in SLOTS[slot] if other not in parts])}.", score=-1.0),
+    ]
+    options += [Option(text=f"It is only half said: {_listed(partial)}.", score=0.5)] if partial else []
+    return Question(kind="positive", text=f"What does the description say of the {slot}?", options=tuple(options))
+
+
+def _word_question(word: str) -> Question:
+    options = (Option(text=f'Yes, "{word}".', score=1.0), Option(text="It is not mentioned.", score=0.0))
+    return Question(kind="positive", text=f'Does the description mention "{word}", in these or other words?', options=options)
+
+
+def _negatives(said: Sequence[str], head: str, count: int) -> list[Question]:
+    """Ask about values that no word of the caption means, over as many slots as possible, in an order that depends on the caption."""
+    rng = random.Random(" ".join(said))
+    meant = {other for word in said for other in synonyms(word)}
+    free = {slot: [value for value in values if value not in meant] for slot, values in SLOTS.items()}
+    turns = [(turn, slot) for turn in range(count) for slot in rng.sample(sorted(free), len(free)) if turn < len(free[slot])]
+    mixed = {slot: rng.sample(values, len(values)) for slot, values in free.items()}
+    return [_negative(slot, mixed[slot][turn], head) for turn, slot in turns[:count]]
+
+
+def _negative(slot: str, value: str, head: str) -> Question:
+    options = (
+        Option(text=f'Yes, it says "{value}".', score=-1.0),
+        Option(text=f'No, "{head}" is described without that.', score=1.0),
+        Option(text="Nothing of the kind is described at all.", score=0.0),
+    )
+    return Question(kind="negative", text=f'Does the description give the {slot} as "{value}"?', options=options)
+
+
+def _listed(phrases: Sequence[str]) -> str:
+    return " or ".join(f'"{phrase}"' for phrase in phrases)
+
+
+def _answer(question: Question, said: Sequence[str]) -> int:
+    quoted = [_QUOTED.findall(option.text) for option in question.options]
+    found = sorted(_found(quoted, said), key=lambda i: question.options[i].score)
+    if found:
+        return found[0] if question.options[found[0]].score < 0 else found[-1]
+    return next(i for i, phrases in enumerate(quoted) if not phrases)
+
+
+def _found(quoted: Sequence[Sequence[str]], said: Sequence[str]) -> set[int]:
+    """Return the options with a phrase in the caption. Longer phrases go first, and no word is used twice: `top left` leaves no `left`."""
+    known = {word for phrases in quoted for phrase in phrases for word in phrase.split()}
+    meant = [{word} if word in known else known & synonyms(word) for word in said]
+    phrases = sorted(((phrase.split(), i) for i, group in enumerate(quoted) for phrase in group), key=lambda row: -len(row[0]))
+    found = set()
+    for phrase, i in phrases:
+        for start in range(len(said) - len(phrase) + 1):
+            if all(word in meant[start + offset] for offset, word in enumerate(phrase)):
+                found.add(i)
+                meant[start : start + len(phrase)] = [set()] * len(phrase)
+    return found

@@ -1,0 +1,295 @@
+"""Tasks of the store as an RL loop's practice: episodes on the real operations, scored against a label that votes and verification gave.
+
+Each of G rollouts is scored against the vote, never the vote against itself. A task that the gate does not admit gives no reward at all:
+its group has advantage 0, and only the KL term sees it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from ans_core.agent.crops import Crop, CropFeatures
+from ans_core.agent.episode import Toolbox
+from ans_core.agent.play import Limits, PlayedEpisode, play
+from ans_core.agent.practice import rollout_of
+from ans_core.agent.workspace import Workspace
+from ans_core.config.online import RELEASES
+from ans_core.model.backbones.base import ImageFeatures
+from ans_core.online.admission import Gate, Marginal
+from ans_core.online.neighbours import Neighbours
+from ans_core.online.store import Outcome, Store, Task, Verdict
+from ans_core.online.voting import Decision, Strategy, Vote, decide, entropy, normal
+from ans_core.rl.grpo import Total
+from ans_core.rl.practice import PlayedRollout
+from ans_core.rl.step import Box, RolloutStep
+from ans_core.types import ImageRef, Request
+
+NEAR = 0.98
+"""Similarity from which an experience with the same words counts as the same question. Others' answers are no votes on this one."""
+MOST_NEAR = 2
+"""Votes of near-duplicates: never as many as a group has rollouts."""
+RECENT = 100
+"""Tasks that alerts look back on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What one group of episodes is about: a task of the store, or a question with a known answer (replay)."""
+
+    name: str
+    """Sample id."""
+    request: Request
+    form: str
+    task: Task | None = None
+    truth: str | None = None
+    """Of a replayed question, its label. Of a simulated task, what the label is held against in the metrics, and nothing else."""
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """What is kept from step to step."""
+
+    version: int = 0
+    """The snapshot that the weights come from."""
+    roll_backs: int = 0
+    """Releases that were refused, of all."""
+    refusals: deque[bool] = field(default_factory=lambda: deque(maxlen=RELEASES))
+    """Whether each of the last ones was refused."""
+    at_once: int = 0
+    """Most new tasks of the next update, after one that was not finite; 0: as many as ever."""
+    suspects: list[int] = field(default_factory=list)
+    """Tasks whose own updates were not finite. They are left out, and given up once an update without them is finite: else the weights are
+    at fault, and nothing is given up."""
+    beta: float = 0.01
+    marginal: Marginal = field(default_factory=Marginal)
+    recent: deque[tuple[str, bool, bool]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """(verdict, visited before, flipped) of the last tasks."""
+
+    def state(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            "marginal": self.marginal.state(),
+            "recent": [list(row) for row in self.recent],
+            "refusals": list(self.refusals),
+            "suspects": list(self.suspects),
+        }
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Progress:
+        rows: list[tuple[str, bool, bool]] = [(str(v), bool(visited), bool(flipped)) for v, visited, flipped in state["recent"]]
+        own = {
+            "marginal": Marginal.of(state["marginal"]),
+            "recent": deque(rows, maxlen=RECENT),
+            "refusals": deque(state.get("refusals", ()), maxlen=RELEASES),
+            "suspects": list(state.get("suspects", ())),
+        }
+        return cls(**{**state, **own})
+
+
+Confirm = Callable[[Lesson, Workspace | None], str | None]
+"""The answer of an independent operation path, which finds things by words, or where an episode's workspace says that it looked; None if
+there is none."""
+Relabel = Callable[[Task, Decision], Decision]
+
+
+class OnlinePractice:
+    """`ans_core.rl.practice.Practice` on the lessons of a step."""
+
+    def __init__(
+        self,
+        store: Store,
+        toolbox: Toolbox,
+        neighbours: Neighbours,
+        features: CropFeatures,
+        *,
+        limits: Limits,
+        batch: int,
+        gate: Gate,
+        strategy: Strategy,
+        weigh_labels: bool,
+        confirm: Confirm | None,
+        relabel: Relabel | None = None,
+    ) -> None:
+        """batch: episodes that are played at a time. weigh_labels: common labels weigh less (`Marginal.weight`); else each weighs 1.
+        confirm: None = no vote is verified. relabel: changes decisions, for trials with wrong labels."""
+        self.store, self.toolbox, self.neighbours, self.features = store, toolbox, neighbours, features
+        self.limits, self.batch, self.gate, self.strategy, self.weigh_labels = limits, batch, gate, strategy, weigh_labels
+        self.confirm, self.relabel = confirm, relabel
+        self.lessons: dict[str, Lesson] = {}
+        """Those of the step that comes, by sample id."""
+        self.outcomes: list[Outcome] = []
+        """Of the tasks of this step."""
+        self.progress = Progress()
+        self._before: dict[str, Any] | None = None
+        """The progress before the step that is being made; None between steps."""
+
+    # Episodes
+
+    def play(self, step: RolloutStep) -> list[PlayedRollout]:
+        size = step.settings.group
+        lessons = [self.lessons[sample.sample_id] for sample in step.batch.samples]
+        played = play(
+            step.model,
+            self.toolbox,
+            [lesson.request for lesson in lessons for _ in range(size)],
+            limits=self.limits,
+            reader=step.reader,
+            seeds=[step.seed("episode", i, g) for i in range(len(lessons)) for g in range(size)],
+            features=self.features,
+            batch=self.batch,
+            precision=nullcontext,  # this is inside the training loop's own, in which episodes are learned
+        )
+        found = []
+        for i, lesson in enumerate(lessons):
+            found += self._scored(lesson, played[i * size : (i + 1) * size])
+        return found
+
+    def encode(self, parts: Sequence[tuple[ImageRef, Box]]) -> list[ImageFeatures]:
+        return self.features.of([Crop(frame=frame, box=box) for frame, box in parts])
+
+    def _scored(self, lesson: Lesson, group: Sequence[PlayedEpisode]) -> list[PlayedRollout]:
+        if lesson.task is None:
+            assert lesson.truth is not None, "a replayed question has its answer"
+            return [_rollout(episode, label=normal(lesson.truth), weight=1.0, measured={}) for episode in group]
+        decision, verdict = self._judged(lesson, lesson.task, group)
+        admitted = verdict == "admitted" and decision.label is not None
+        weight = 1.0
+        if admitted and decision.label is not None and self.weigh_labels:
+            weight = self.progress.marginal.weight(lesson.form, decision.label)
+        measured = {"admitted": float(admitted), "share": decision.share, "verified": float(decision.verified)}
+        if (differ := entropy(decision.votes[: len(group)])) is not None:  # after them come near-duplicates' votes
+            measured["answer_entropy"] = differ
+        if lesson.truth is not None and admitted:
+            measured["label_right"] = float(decision.label == normal(lesson.truth))
+        if admitted and decision.label is not None:
+            self.progress.marginal.add(lesson.form, decision.label)
+        found = []
+        for episode in group:
+            own = dict(measured)
+            if lesson.truth is not None and admitted and episode.answer is not None:
+                rewarded, right = normal(episode.answer) == decision.label, normal(episode.answer) == normal(lesson.truth)
+                own["reward_right"] = float(rewarded == right)
+            found.append(_rollout(episode, label=decision.label if admitted else None, weight=weight, measured=own))
+        return found
+
+    def _judged(self, lesson: Lesson, task: Task, group: Sequence[PlayedEpisode]) -> tuple[Decision, Verdict]:
+        votes = [*self._own_votes(lesson, group), *self._near_votes(task)]
+        decision = decide(votes, self.strategy)
+        if self.relabel is not None:
+            decision = self.relabel(task, decision)
+        verdict = self.gate.verdict(task, decision)
+        flipped = task.label is not None and decision.label is not None and task.label != decision.label
+        self.progress.recent.append((verdict, bool(task.visits), flipped))
+        self.outcomes.append(
+            Outcome(
+                experience=task.experience, label=decision.label, share=decision.share, verified=decision.verified, verdict=verdict,
+                flipped=flipped, provenance=decision.provenance(),
+            )
+        )  # fmt: skip
+        return decision, verdict
+
+    def _own_votes(self, lesson: Lesson, group: Sequence[PlayedEpisode]) -> list[Vote]:
+        """Return the rollouts' votes. Verified once by words; where words find nothing, each one where it looked."""
+        confirmed = None if self.confirm is None else self.confirm(lesson, None)
+        by = "words" if confirmed is not None else "place"
+        votes = []
+        for number, episode in enumerate(group):
+            answer = None if _is_lost(episode) else episode.answer or None
+            told = confirmed
+            if told is None and answer is not None and self.confirm is not None:
+                told = self.confirm(lesson, episode.episode.workspace)
+            verified = answer is not None and told is not None and normal(answer) == normal(told)
+            logps = episode.turns[-1].logps if answer is not None else ()
+            confidence = math.exp(fmean(logps)) if logps else 0.0
+            votes.append(
+                Vote(source=f"rollout {number}", answer=answer, confidence=confidence, verified=verified, by=by if verified else "")
+            )  # fmt: skip
+        return votes
+
+    def _near_votes(self, task: Task) -> list[Vote]:
+        """Return the votes of experiences with (nearly) the same picture and the same words. Only admitted labels vote: what is kept to
+        measure on, or for a person, must not leak into what is learned, and what the gate holds back is not trusted. That they were
+        verified says nothing of this picture: coarse features call pictures equal that differ in what is asked."""
+        vector = self.neighbours.vector(task.experience)
+        if vector is None:
+            return []
+        found = self.neighbours.search(vector, MOST_NEAR + 1)
+        near = [number for number, similar in found if similar >= NEAR and number != task.experience]
+        return [
+            Vote(source=f"experience {number}", answer=label, confidence=share)
+            for number, (label, share, question, _) in self.store.votes(near, verdict="admitted").items()
+            if normal(question) == normal(task.question)
+        ]
+
+    # From step to step
+
+    def begin(self, lessons: Sequence[Lesson]) -> None:
+        """Begin a step about these lessons."""
+        self.lessons = {lesson.name: lesson for lesson in lessons}
+        self._before = self.progress.state()
+
+    def finish(self) -> list[Outcome]:
+        """End the step; return what became of its tasks, and of those that were left out of it."""
+        given_up = [Outcome(experience=n, label=None, share=0.0, verified=False, verdict="not_finite") for n in self.progress.suspects]
+        done, self.outcomes, self._before = [*self.outcomes, *given_up], [], None
+        self.progress.at_once, self.progress.suspects = 0, []
+        return done
+
+    def take_back(self) -> None:
+        """Undo a step that was begun and not finished; between steps nothing changes."""
+        if self._before is not None:
+            self.load(self.state())
+
+    def _after_skipped(self, before: dict[str, Any]) -> dict[str, Any]:
+        """Return the progress before a step, with what the next one does otherwise because it was skipped: half as many new tasks, down to
+        one alone, which is a suspect if its step is skipped, too."""
+        new = [lesson.task.experience for lesson in self.lessons.values() if lesson.task is not None and lesson.task.verdict is None]
+        if len(self.lessons) == len(new) == 1:
+            return {**before, "at_once": 0, "suspects": [*before["suspects"], *new]}
+        return {**before, "at_once": max(1, len(new) // 2)}
+
+    def end_rollouts(self, total: Total) -> None:
+        """Nothing to sum up: one process learns online."""
+
+    def metrics(self) -> dict[str, float]:
+        recent = self.progress.recent
+        visited = [flipped for _, visited, flipped in recent if visited]
+        return {
+            "online/version": float(self.progress.version),
+            "online/roll_backs": float(self.progress.roll_backs),
+            "online/beta": self.progress.beta,
+            "online/recently_admitted": fmean(verdict == "admitted" for verdict, _, _ in recent) if recent else 0.0,
+            "online/flip_rate": fmean(visited) if visited else 0.0,
+            "online/largest_label": self.progress.marginal.largest(),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return the progress of all finished steps, and what follows from a skipped one: a training state that is written after that has
+        nothing else of it."""
+        return self.progress.state() if self._before is None else self._after_skipped(self._before)
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.progress, self.outcomes, self._before = Progress.of(state), [], None
+
+
+def _rollout(episode: PlayedEpisode, *, label: str | None, weight: float, measured: dict[str, float]) -> PlayedRollout:
+    """Score an episode: `weight` for the label, 0 for another answer; NaN without a label, and where it is no lesson."""
+    lost = label is None or _is_lost(episode)
+    reward = math.nan if lost else weight * float(episode.answer is not None and normal(episode.answer) == label)
+    return rollout_of(episode, rewards={"task": reward, "shaping": math.nan if lost else 0.0}, measured=measured)
+
+
+def _is_lost(episode: PlayedEpisode) -> bool:
+    """Tell whether a limit ended it, or an operation crashed in it: it has no vote and is no lesson."""
+    return episode.over_turn or episode.broke
+
+
+def poisoned(decision: Decision, label: str) -> Decision:
+    """Return a decision with another label, as an attacker or a broken verifier would give it."""
+    return replace(decision, label=normal(label), share=1.0, verified=True)

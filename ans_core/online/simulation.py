@@ -1,0 +1,100 @@
+"""Drawn questions -> a stream of experiences whose pictures are shifted on purpose, and questions to measure on, shifted and not."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from PIL import Image, ImageFilter
+
+from ans_core.agent.workspace import Workspace
+from ans_core.agent.world import FAMILIES, Question, draw_question
+from ans_core.dist import rng_of, seed_of
+from ans_core.online.practice import Confirm, Lesson, Relabel, poisoned
+from ans_core.online.store import Task
+from ans_core.online.voting import Decision
+from ans_core.pictures import transforms
+
+GREY = 127.5
+STREAM_FROM, CANARY_FROM, REPLAY_FROM = 2_000_000, 3_000_000, 4_000_000
+"""Indices of the first questions: no other stage comes so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift:
+    """contrast: factor on the distance from the middle grey. noise: standard deviation in grey levels. blur: radius in pixels."""
+
+    contrast: float
+    noise: float
+    blur: float
+
+    def of(self, frame: bytes, *, seed: int) -> bytes:
+        """Return the shifted picture as PNG, decided by the arguments."""
+        picture = transforms.open_image(frame)
+        if self.blur:
+            picture = picture.filter(ImageFilter.GaussianBlur(self.blur))
+        pixels = GREY + self.contrast * (np.asarray(picture, np.float64) - GREY)
+        pixels += np.random.default_rng(seed).normal(0, self.noise, pixels.shape)
+        file = io.BytesIO()
+        Image.fromarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8)).save(file, "PNG", compress_level=1)
+        return file.getvalue()
+
+    def question(self, question: Question) -> Question:
+        name = question.question_id
+        return replace(question, frames=tuple(self.of(f, seed=seed_of("shift", name, i)) for i, f in enumerate(question.frames)))
+
+
+class Drawn:
+    """Questions of some families in turn, from an index of a split on; decided by (seed, number) alone."""
+
+    def __init__(self, families: Sequence[str], *, split: str, seed: int, tile: int, first: int, shift: Shift | None = None) -> None:
+        self.families, self.split, self.seed, self.tile, self.first, self.shift = families, split, seed, tile, first, shift
+        self.named = lru_cache(maxsize=512)(self._named)
+
+    def number(self, number: int) -> Question:
+        index, family = divmod(number, len(self.families))
+        return self.named(f"{self.families[family]}/{self.split}/{self.first + index}")
+
+    def _named(self, question_id: str) -> Question:
+        family, split, index = question_id.split("/")
+        question = draw_question(family, seed=self.seed, split=split, index=int(index), tile=self.tile)
+        return question if self.shift is None else self.shift.question(question)
+
+
+def wrong_on(confirm: Confirm, share: float, *, seed: int) -> Confirm:
+    """Return a verifier that confirms another answer of the family on this share of the questions."""
+
+    def told(lesson: Lesson, looked: Workspace | None) -> str | None:
+        right = confirm(lesson, looked)
+        rng = rng_of(seed, "wrong verifier", lesson.name)
+        others = [answer for answer in _choices(lesson.form) if answer != right]
+        return rng.choice(others) if others and right is not None and rng.random() < share else right
+
+    return told
+
+
+def poisoning(share: float, *, seed: int, answer: Callable[[str], str]) -> Relabel:
+    """Return what replaces this share of the labels by one answer; `answer`: form -> it."""
+
+    def relabel(task: Task, decision: Decision) -> Decision:
+        hit = rng_of(seed, "poison", task.experience).random() < share
+        return poisoned(decision, answer(task.form)) if hit else decision
+
+    return relabel
+
+
+def one_answer(form: str) -> str:
+    """Return the answer that poisoned labels have."""
+    return _choices(form)[0]
+
+
+@lru_cache(maxsize=16)
+def _choices(family: str) -> tuple[str, ...]:
+    """Return a family's answers; of those with too many, some that are drawn."""
+    if family not in FAMILIES:
+        return ()
+    drawn = [draw_question(family, seed=0, split="train", index=index) for index in range(4)]
+    return drawn[0].choices or tuple(question.answer for question in drawn)

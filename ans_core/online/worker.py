@@ -1,0 +1,370 @@
+"""Tasks of a store in, published snapshots out: the one process that learns. Rollouts, GRPO and training states are those of `ans_core.rl`
+and `ans_core.train.loop`.
+
+A killed worker goes on from its last training state: tasks that later updates had used are put back into the queue.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ans_core.agent.policy import AgentPolicy
+from ans_core.config.online import RELEASES
+from ans_core.dist import rng_of
+from ans_core.online import overview, picture_files
+from ans_core.online.alerts import alerts
+from ans_core.online.canary import Asked, Canary, refused
+from ans_core.online.learning import LOOP, OnlineLoop
+from ans_core.online.practice import Lesson, OnlinePractice
+from ans_core.online.retention import evict, sweep
+from ans_core.online.snapshots import Snapshots
+from ans_core.online.store import Store, Task
+from ans_core.rl.dual_loop import Batches
+from ans_core.rl.step import rl_batch
+from ans_core.train import loop
+from ans_core.train.loop import Machine, Schedule
+from ans_core.types import ImageRef, Log, Request, Sample
+
+ADAPTERS = ("policy", "teacher", "reference", "served")
+"""The first is trained, the second its moving average (what is published), the third the start (the KL's), the fourth what is served."""
+POLL_S = 0.2
+ALERT_EVERY_S = 3600.0
+SEGMENT = "segment"
+"""The store's key for the number of updates before the present segment."""
+PROGRESS = "progress"
+"""The store's key for the practice's progress at the end of the segment before."""
+
+BEGUN = "begun"
+"""The store's key for the segment that was begun last, and the version that was served then."""
+
+
+class Stopped(Exception):
+    """There is nothing more to do: the tasks are at their end, or learning is frozen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How a worker's updates are made up and how often they come."""
+
+    tasks: int
+    """New ones of an update."""
+    replay: int
+    """Questions of an update with known answers."""
+    revisit: int
+    """Tasks of an update that were learned before: does their label stay?"""
+    cold_start: int
+    """Experiences before the first update."""
+    per_minute: float
+    """Most updates; 0 = no limit."""
+    max_lag: int
+    """Tasks answered by a version after which more others than these were served are dropped."""
+    patience_s: float
+    """After so long an update begins with fewer tasks."""
+    publish_every: int
+    allowed_loss: float
+    roll_backs: int
+    """So many refused releases of the last ones freeze the worker."""
+    target_canary: int
+    """Newest verified experiences on which releases are measured."""
+    waits: bool
+    """Wait for tasks for ever; else stop where there are none, or learning is frozen."""
+
+
+class Worker:
+    """Makes the steps of a training loop from a store, and releases what it learned."""
+
+    def __init__(
+        self,
+        policy: AgentPolicy,
+        store: Store,
+        snapshots: Snapshots,
+        practice: OnlinePractice,
+        canary: Canary,
+        *,
+        pace: Pace,
+        ask: Callable[[str, Sequence[ImageRef], bool], Request],
+        replayed: Callable[[int], tuple[Request, str, str]],
+        source: Sequence[Asked],
+        seed: int,
+        truth: Callable[[Task], str | None] = lambda task: None,
+        before_batch: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """ask: (question, frames, clip) -> request. replayed: number -> a question, its answer and form. source: the canary's labelled
+        questions. truth, before_batch: of a simulation: what metrics hold labels against, and what fills the queue before each update."""
+        self.policy, self.store, self.snapshots, self.practice, self.canary = policy, store, snapshots, practice, canary
+        self.pace, self.ask, self.replayed, self.source, self.seed = pace, ask, replayed, list(source), seed
+        self.truth, self.before_batch = truth, before_batch
+        self.module: OnlineLoop | None = None
+        self.base = 0
+        """Updates before the first step of the training loop."""
+        self.update = 0
+        """All updates so far."""
+        self._begun = False
+        self._last_update_s = 0.0
+        self._alerted: dict[str, float] = {}
+        self._counts = overview.counts(store)
+        self._start: list[bool] | None = None
+        """What the start has right of the source canary, once it is known."""
+
+    def run(self, module: OnlineLoop, *, schedule: Schedule, machine: Machine, scratch: Path, log: Log) -> bool:
+        """Learn until the schedule's steps are done; False if there was nothing more to do before."""
+        self.module, self._begun = module, False
+        self.practice.take_back()
+        dtype = "bf16" if self.policy.model.dtype == torch.bfloat16 else machine.dtype  # the base's weights are as they are served
+        # Batches come from the open store and the lessons of this one process.
+        machine = replace(machine, workers=0, deepspeed_stage=0, dtype=dtype, ends_at_once=True)  # `batch` waits for tasks
+        try:
+            loop.train(
+                module, self.batch, name="online", schedule=schedule, machine=machine, seed=self.seed, scratch=scratch, log=log,
+                after_step=self.after_step,
+            )  # fmt: skip
+        except Stopped:
+            return False
+        if not self._begun:  # killed after the last state of all: no batch was asked for
+            self._begin(schedule.steps)
+        self._settle(self.base + schedule.steps)
+        return True
+
+    def run_for_ever(self, make: Callable[[], OnlineLoop], *, schedule: Schedule, machine: Machine, scratch: Path, log: Log) -> None:
+        """Learn in segments of the schedule's steps, so that curves and training states stay small. A segment begins with the served
+        weights, new moments of the optimizer and the progress of the one before. Returns where there is nothing more to do."""
+        while True:
+            self.base = int(self.store.meta(SEGMENT) or 0)
+            folder = scratch / f"{self.base:09d}"
+            for old in set(scratch.glob("[0-9]*")) - {folder}:  # of a worker that was killed before it could
+                shutil.rmtree(old, ignore_errors=True)
+            module = make()
+            done = self.run(module, schedule=schedule, machine=machine, scratch=folder, log=log)
+            module.monitor.close()
+            self.practice.take_back()
+            if (self.update - self.base) % self.pace.publish_every and self.snapshots.frozen() is None:
+                self.release(self.update)  # the segment ends early: what it learned is not to be lost
+            self._settle(self.update)
+            progress = json.dumps(self.practice.state())  # the training state, which has it too, goes with its folder
+            self.store.set_meta({SEGMENT: str(self.update), PROGRESS: progress}, event="segment", updates=self.update)
+            shutil.rmtree(folder, ignore_errors=True)
+            if not done:
+                return
+
+    # Before an update
+
+    def batch(self, step: int, micro: int) -> Batches:
+        """Return the samples of an update, as soon as there are some and the pace allows it. Raises Stopped."""
+        if not self._begun:
+            self._begin(step)
+        elif step % self.pace.publish_every == 0:
+            self._settle(self.base + step)  # the training loop has written the state by now
+        self.practice.take_back()  # the loop skips a step that is not finite: its tasks still wait
+        self.before_batch(step)
+        self._adopt()
+        lessons = self._lessons(step)
+        replay = 0 if self.practice.progress.at_once == 1 else self.pace.replay  # one task alone: is it at fault?
+        first = (self.base + step) * self.pace.replay
+        for number in range(first, first + replay):
+            request, answer, form = self.replayed(number)
+            lessons.append(Lesson(name=f"replay {number}", request=request, form=form, truth=answer))
+        self._last_update_s = time.monotonic()
+        self.practice.begin(lessons)
+        samples = [_sample(lesson) for lesson in lessons]
+        made = rl_batch(samples, [s.question or "" for s in samples], self.policy.model, mask_size=1)
+        return Batches(batches=[made], of={LOOP: 0}, learned=len(samples), rollout=self.base + step, micro=micro, inner=0, step=step)
+
+    def _begin(self, step: int) -> None:
+        """Bring store and weights together: the training state is of update `step`, or there is none and the served version counts."""
+        self._begun, self.update = True, self.base + step
+        sweep(self.store)
+        self.store.reopen(self.base + step)
+        self._settle(self.base + step)
+        if step == 0 and (kept := self.store.meta(PROGRESS)) is not None:
+            self.practice.load(json.loads(kept))
+        progress, served = self.practice.progress, self.snapshots.served()
+        if step == 0:
+            self._take(self._served_at_begin(served))
+        elif served > progress.version and not self.snapshots.rolled_back() and progress.version in self.snapshots.versions():
+            self.snapshots.roll_back(
+                progress.version,
+                why="the worker goes on from an earlier training state",
+                frozen=self.snapshots.frozen(),
+                instead_of=served,
+            )
+        self._load("served", self.snapshots.load(self.snapshots.served()).tensors)
+
+    def _settle(self, update: int) -> None:
+        """Take tasks of updates whose weights are on disk out of the queue."""
+        self.store.settle(update)
+        if update > self.base and self.store.meta(BEGUN) is not None:  # from here on, the training state says how to go on
+            self.store.set_meta({BEGUN: None}, event="state", update=update)
+
+    def _served_at_begin(self, served: int) -> int:
+        """Return the version with which this segment begins. One that a killed worker has published since is taken back: the tasks that it
+        learned from wait again. What somebody rolled back to by hand stands."""
+        base, version = json.loads(self.store.meta(BEGUN) or "[-1, -1]")
+        if base == self.base and version != served and not self.snapshots.rolled_back() and version in self.snapshots.versions():
+            why = "the worker begins its segment again"
+            self.snapshots.roll_back(version, why=why, frozen=self.snapshots.frozen(), instead_of=served)
+            return int(version)
+        self.store.set_meta({BEGUN: json.dumps([self.base, served])}, event="begun", update=self.base, version=served)
+        return served
+
+    def _adopt(self) -> None:
+        """Go on from another version if somebody rolled back to it."""
+        if (served := self.snapshots.served()) != self.practice.progress.version:
+            self._take(served)
+
+    def _take(self, version: int) -> None:
+        """Take a version's weights over, bit for bit; the optimizer's moments stay."""
+        tensors = self.snapshots.load(version).tensors
+        for adapter in ("policy", "teacher", "served"):
+            self._load(adapter, tensors)
+        self.practice.progress.version = version
+
+    def _load(self, adapter: str, tensors: dict[str, Tensor]) -> None:
+        device = self.policy.model.device
+        self.policy.adapters.load(adapter, {name: tensor.to(device) for name, tensor in tensors.items()})
+
+    def _await_tasks(self, step: int) -> list[Task]:
+        start_s, progress = time.monotonic(), self.practice.progress
+        most = min(progress.at_once or self.pace.tasks, self.pace.tasks)
+        self._drop_stale()  # the update before may have been a release
+        while True:
+            frozen, suspects = self.snapshots.frozen(), progress.suspects
+            waiting = [number for number in self.store.waiting(most + len(suspects)) if number not in suspects][:most]
+            if frozen is None and sum(progress.refusals) >= self.pace.roll_backs:
+                progress.refusals.clear()  # somebody let it go on
+            enough = len(waiting) == most or (waiting and time.monotonic() - start_s >= self.pace.patience_s)
+            early = self.pace.per_minute and time.monotonic() - self._last_update_s < 60 / self.pace.per_minute
+            warm = len(self.practice.neighbours) >= self.pace.cold_start or self._is_warm()
+            if enough and warm and not early and frozen is None:
+                if self._drop_stale():  # of those that came meanwhile, or since somebody rolled back
+                    continue
+                break
+            if not self.pace.waits and (frozen is not None or not waiting or not warm):
+                raise Stopped(frozen or "no task waits")
+            time.sleep(POLL_S if self.pace.waits else POLL_S / 10)
+        evict(self.store)
+        self.practice.neighbours.follow(self.store)
+        return self.store.tasks([*waiting, *self._revisited(step, set(waiting))])
+
+    def _is_warm(self) -> bool:
+        self.practice.neighbours.follow(self.store)
+        return len(self.practice.neighbours) >= self.pace.cold_start
+
+    def _drop_stale(self) -> bool:
+        """Drop tasks that were answered too many releases ago; return whether there were any."""
+        waiting = self.store.tasks(self.store.waiting(self.store.limits.queue))
+        recent = self.snapshots.recently_served(self.pace.max_lag + 1) if waiting else set()
+        if stale := [task.experience for task in waiting if task.policy not in recent]:
+            self.store.drop(stale, "stale")
+        return bool(stale)
+
+    def _revisited(self, step: int, without: set[int]) -> list[int]:
+        if self.practice.progress.at_once:
+            return []
+        known = [number for number in self.store.labelled("admitted", 50 * max(1, self.pace.revisit)) if number not in without]
+        return rng_of(self.seed, "revisit", self.base + step).sample(known, min(self.pace.revisit, len(known)))
+
+    def _lessons(self, step: int) -> list[Lesson]:
+        while True:
+            tasks = self._await_tasks(step)
+            pictures = self._pictures(tasks)
+            if tasks and len(pictures) == len(tasks):
+                return [self._lesson(task, pictures[task.experience]) for task in tasks]
+
+    def _lesson(self, task: Task, frames: Sequence[bytes]) -> Lesson:
+        request = self.ask(task.question, frames, task.clip)
+        return Lesson(name=f"experience {task.experience}", request=request, form=task.form, task=task, truth=self.truth(task))
+
+    def _pictures(self, tasks: Sequence[Task]) -> dict[int, tuple[bytes, ...]]:
+        """Read the tasks' pictures, so that a step that has begun needs no files. A task whose pictures can't be read leaves the queue with
+        a verdict of its own; one that was forgotten meanwhile is left out."""
+        found: dict[int, tuple[bytes, ...]] = {}
+        for task in tasks:
+            try:
+                found[task.experience] = tuple(picture_files.read(path) for path in task.frames)
+            except ValueError:
+                if self.store.tasks([task.experience]):
+                    self.store.drop([task.experience], "unreadable")
+                    told = f"a picture of experience {task.experience} is missing or damaged: it is not learned from"
+                    self.store.note("alert", kind="unreadable", told=told)
+        return found
+
+    # After an update
+
+    def after_step(self, step: int) -> dict[str, float]:
+        """Write down what became of the tasks, and release every so many updates."""
+        assert self.module is not None, "run sets it"
+        metrics = self.module.after_step(step)
+        self.update = self.base + step + 1
+        outcomes = self.practice.finish()
+        self.store.finish(self.update, outcomes)
+        for lost in (outcome.experience for outcome in outcomes if outcome.verdict == "not_finite"):
+            self.store.note("alert", kind="not_finite", told=f"loss or gradient of experience {lost} is not finite: it is not learned from")
+        if (step + 1) % self.pace.publish_every == 0:
+            metrics |= {f"canary/{name}": value for name, value in self.release(self.update).items()}
+        self._alert(metrics)
+        return metrics
+
+    def release(self, update: int) -> dict[str, float]:
+        """Measure the moving average; serve it, or go back to what is served. Too many refusals freeze the worker."""
+        progress = self.practice.progress
+        kept = self.store.tasks(self.store.labelled("canary", self.pace.target_canary))
+        pictures = self._pictures(kept)
+        target = [
+            (self.ask(task.question, pictures[task.experience], task.clip), task.label)
+            for task in kept
+            if task.label is not None and task.experience in pictures
+        ]
+        new = {name: self.canary.right("teacher", asked) for name, asked in (("source", self.source), ("target", target))}
+        floor = {"source": self._source_floor(), "target": self.canary.right("served", target)}
+        why = refused(new, floor, allowed=self.pace.allowed_loss)
+        told = {name: fmean(right) for name, right in new.items() if right}
+        if why is None:
+            teacher = {name: tensor.cpu() for name, tensor in self.policy.adapters.tensors("teacher").items()}
+            about = self.policy.about()
+            version = self.snapshots.publish(teacher, after=progress.version, update=update, about=about, told={"canary": told})
+            if version is not None:
+                self._load("served", teacher)
+                progress.version = version
+                progress.refusals.append(False)
+            return {**told, "refused": 0.0}
+        last = [*progress.refusals, True][-RELEASES:]
+        of = f"{sum(last)} of the last {len(last)} releases were refused"
+        frozen = f"{of}, this one for {why}" if sum(last) >= self.pace.roll_backs else None
+        if self.snapshots.roll_back(progress.version, why=why, frozen=frozen, instead_of=progress.version):
+            progress.roll_backs += 1
+            progress.refusals.append(True)
+        self._take(self.snapshots.served())  # somebody else's roll-back stands
+        return {**told, "refused": 1.0}
+
+    def _source_floor(self) -> list[bool]:
+        """Tell what the start has right of the source canary."""
+        if self._start is None:
+            self._start = self.canary.right("reference", self.source)
+        return self._start
+
+    def _alert(self, metrics: dict[str, float]) -> None:
+        now, counts = time.monotonic(), overview.counts(self.store)
+        for kind, told in alerts(metrics, counts, self._counts).items():
+            if now - self._alerted.get(kind, -ALERT_EVERY_S) >= ALERT_EVERY_S:
+                self._alerted[kind] = now
+                self.store.note("alert", kind=kind, told=told)
+        self._counts = counts
+
+
+def _sample(lesson: Lesson) -> Sample:
+    """Return the lesson as RL's batches hold it."""
+    frames: Any = lesson.request.frames
+    return Sample(
+        sample_id=lesson.name, dataset="online", image_id=lesson.name, frames=frames, height=1, width=1, task="conversation",
+        text=lesson.truth or "", question=lesson.request.text,
+    )  # fmt: skip

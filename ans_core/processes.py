@@ -1,0 +1,41 @@
+"""How processes of one machine start and end, and how many threads each gets: settled before torch is imported."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from types import FrameType
+
+SPINS = "3000"
+"""How often an idle thread of torch's libgomp spins before it sleeps."""
+
+
+def shared_words(processes: int) -> list[str]:
+    """Return what comes between Python and a module that so many processes of one machine share."""
+    return ["-m", "torch.distributed.run", "--nnodes=1", "--standalone", f"--nproc-per-node={processes}"]
+
+
+def thread_variables(threads: int, *, processes: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that set threads (0: the processes share the cores), as far as the user has not. They must be there before torch
+    is imported, and before torchrun, which would give each of several processes one thread.
+
+    Idle threads spin for some microseconds, because small operations follow one another, and then sleep: the default's longer spinning
+    slows down any second program, and is slowed down by it (LOG)."""
+    found = {} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys() else {"GOMP_SPINCOUNT": SPINS}
+    if threads:
+        return found | {"OMP_NUM_THREADS": str(threads)}
+    if processes > 1 and "OMP_NUM_THREADS" not in environment:
+        found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // processes))
+    return found
+
+
+def exit_on_term() -> None:
+    """Make TERM end the process as an exception does, so that the run is closed. A second TERM is ignored (group and parent send
+    one each)."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, handler)

@@ -1,0 +1,118 @@
+"""Follow objects through a video: prompts from the command line in; palette PNGs, an animation and track.json out, in flat memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from PIL import Image
+from tqdm import tqdm
+
+from ans_core import dist
+from ans_core.checkpoints import sam2 as sam2_files
+from ans_core.inference.answer import check, coordinates, read_mask, remove, save_video
+from ans_core.model.masks import upsample_logits
+from ans_core.pictures import media, overlay, rle, transforms
+from ans_core.tracking.follow import ObjectPrompt, follow, label_map
+
+MOST = 255
+"""Objects that a palette PNG tells apart; 0 is none of them."""
+SIDE = 32
+"""SAM2's image encoder halves a picture five times."""
+TOLD = "track.json"
+SHOWN = ("overlay.mp4", "overlay.gif")
+Given = tuple[str, str, int]
+"""A prompt as written: kind, value, frame."""
+
+
+def write_track(
+    source: Path, given: Sequence[Given], *, checkpoint: str, out: Path, image_size: int, device: str, gif: bool, fps: float
+) -> str:
+    """Follow the objects and return what to print. Object n of the prompts is n in the PNGs; where objects overlap, the surer one counts.
+
+    Raises ValueError for prompts, videos and sizes that make no sense, and where others' files stand in the way, before a model is loaded.
+    """
+    overlay.check_fps(fps)
+    if image_size < 0 or image_size % SIDE:
+        raise ValueError(f"--image-size {image_size}: give a multiple of {SIDE}, or leave it out for the checkpoint's")
+    frames = media.clip(source)
+    width, height = transforms.image_size(frames[0])
+    paths = [] if isinstance(frames, media.VideoFile) else [frame for frame in frames if isinstance(frame, Path)]
+    prompts = read_prompts(given)
+    for number, (prompt, (kind, value, _)) in enumerate(zip(prompts, given, strict=True), start=1):
+        prompt.check(width=width, height=height, frames=len(frames), where=f"object {number} (--{kind} {value})")
+    folder = out / "masks"
+    old = _former(out)
+    check([source, *paths, *(Path(value) for kind, value, _ in given if kind == "mask")], paths, old, earlier="an earlier `ans track`")
+    written = [*(folder / _name(index) for index in range(len(frames))), *(out / name for name in (TOLD, *SHOWN))]
+    if foreign := [path for path in written if path.exists() and path not in old]:
+        raise ValueError(f"{foreign[0]} is not what an earlier `ans track` wrote, and would be replaced; give another --out")
+    sam2 = sam2_files.load(checkpoint, image_size=image_size, device=dist.pick_device(device))
+    folder.mkdir(parents=True, exist_ok=True)
+    remove(old)
+    (out / TOLD).write_text(json.dumps({"frames": len(frames)}))  # the masks of a killed run are this command's, too
+    pixels = [0] * len(prompts)
+
+    def drawn() -> Iterator[Image.Image]:
+        found = follow(sam2, lambda index: transforms.open_image(frames[index]), prompts, frames=len(frames))
+        for index, low in tqdm(found, total=len(frames), desc="frames"):
+            labels = label_map(upsample_logits(z, size=sam2.image_size, height=height, width=width) for z in low)
+            overlay.index_picture(labels).save(folder / _name(index))
+            masks = [rle.encode(labels == n) for n in range(1, len(prompts) + 1)]
+            for n, mask in enumerate(masks):
+                pixels[n] += rle.area(mask)
+            yield overlay.draw(transforms.open_image(frames[index]), masks)
+
+    shown = out / SHOWN[gif]
+    if gif:
+        overlay.save_animation(drawn(), shown, sample=[transforms.open_image(frames[0])], fps=fps)
+    else:
+        save_video(drawn(), shown, fps=fps)
+    told = {
+        "source": str(source),
+        "checkpoint": checkpoint,
+        "frames": len(frames),
+        "prompts": [list(one) for one in given],
+        "pixels": pixels,
+    }
+    (out / TOLD).write_text(json.dumps(told, indent=1) + "\n")
+    return f"{len(prompts)} objects in {len(frames)} frames: {folder}, {shown}, {out / TOLD}"
+
+
+def _name(index: int) -> str:
+    return f"{index:05d}.png"
+
+
+def _former(out: Path) -> list[Path]:
+    """List what an earlier run left in this folder, by its track.json."""
+    try:
+        count = int(json.loads((out / TOLD).read_text())["frames"])
+    except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, ValueError):
+        return []
+    masks = (out / "masks" / _name(index) for index in range(count))
+    return [path for path in (*masks, *(out / name for name in (*SHOWN, TOLD))) if path.is_file()]
+
+
+def read_prompts(given: Sequence[Given]) -> list[ObjectPrompt]:
+    """Read the prompts. Raises ValueError for numbers that are none, unreadable masks, and more objects than a PNG can tell apart."""
+    if not given:
+        raise ValueError("nothing to follow: give --point X,Y or --box X0,Y0,X1,Y1 or --mask FILE, once for each object")
+    if len(given) > MOST:
+        raise ValueError(f"{len(given)} objects are more than the {MOST} that a palette PNG tells apart; follow them in two runs")
+    return [_prompt(kind, value, frame) for kind, value, frame in given]
+
+
+def _prompt(kind: str, value: str, frame: int) -> ObjectPrompt:
+    if kind == "mask":
+        return ObjectPrompt(mask=read_mask(value), frame=frame)
+    numbers = coordinates(kind, value)
+    if kind == "box":
+        return ObjectPrompt.box(numbers, frame=frame)
+    return ObjectPrompt(points=((numbers[0], numbers[1]),), labels=(1,), frame=frame)
+
+
+def default_checkpoint(model: Path) -> str:
+    """Return what the stage `memory` made of a SAM2 alone, if it lies beside the pipeline's model, else that model."""
+    alone = model.parent / "memory/sam2"
+    return str(alone if alone.is_dir() else model)

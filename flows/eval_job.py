@@ -1,0 +1,28 @@
+"""`ans eval` as a job, where params.yaml says that stages are jobs."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+from flows.paths import root
+
+
+def job_words(arguments: argparse.Namespace) -> list[str] | None:
+    """Return what follows Python to run this command as a job, where params.yaml says so; None to run it here. Raises ValueError outside of
+    the checkout, from which jobs start."""
+    from ans_core.config import load
+    from tasks.launcher import is_submitted, submit_words
+
+    here = root()
+    if arguments.device == "cpu" or "RANK" in os.environ or not (here / "params.yaml").exists():
+        return None
+    if not is_submitted(load(here / "params.yaml").launch, os.environ):
+        return None
+    if Path.cwd() != here:
+        raise ValueError(f"launch.launcher is slurm, whose jobs start in {here}: call `ans eval` there, or give --device cpu")
+    words = ["-m", "flows.cli", *sys.argv[1:]]
+    return submit_words(f"ans-eval-{hashlib.sha256(repr(words).encode()).hexdigest()[:12]}", "evaluate", words)
