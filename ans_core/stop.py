@@ -58,13 +58,15 @@ def ignore_signals(_worker: int = 0) -> None:
 
 @contextmanager
 def deferred(on: bool = True) -> Iterator[None]:
-    """Only note a signal inside, for `requested`."""
+    """Only note a signal inside, for `requested`. Raises Stopped on leaving where nobody has acted on one."""
     _Request.deferred = on
     try:
         yield
     finally:
         _Request.deferred = False
         signal.alarm(0)
+    if on and _Request.number:  # it came after the last look at `requested`
+        raise Stopped(_Request.number)
 
 
 def requested() -> int:

@@ -31,7 +31,7 @@ from ans_core.data.scene_write import write_clips, write_scenes
 from ans_core.losses import mask_losses
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.network import Network
-from ans_core.model.supervised import Supervised, layout_of, target_positions
+from ans_core.model.supervised import Supervised, layout_of
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
 from ans_core.train.optim import lr_factor, optimizer_of
 from ans_core.types import Sample
@@ -121,7 +121,7 @@ def clicks_loss(module: Supervised, batch: Batch) -> Float[Tensor, ""]:
     same. All of SAM2's three masks learn: its unlearned IoU head changes its choice among them.
     """
     model, hidden = module.model, module.states(batch)
-    rows, places = target_positions(batch)
+    rows, places = batch.learned
     loss = module.text_loss(hidden[rows, places - 1], batch.input_ids[rows, places])
     if not len(batch.pair_seg):
         return loss

@@ -75,13 +75,14 @@ def by_branch(
     batch, heads, length, _ = query.shape
     groups = heads // key.shape[1]
     flat = [x.transpose(1, 2).flatten(0, 1) for x in (query, key, value)]  # (B*L, H or K, d)
-    packed = query.is_cuda or torch.compiler.is_compiling()  # today's results of a CPU stay, to the bit
+    packed = query.is_cuda or torch.compiler.is_compiling()  # eager results on a CPU stay, to the bit
+    own_kernel = packed and groups > 1 and query.dtype != torch.float32  # flash attention reads shared keys; in fp32 there is none
 
     def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # (B, H or K, J, d)
-        if not packed:
+        if not own_kernel:
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        found = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=packed and groups > 1, **settings)
+        found = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=own_kernel, **settings)
         return found.transpose(1, 2)  # (B, J, H, d)
 
     def after_prefix(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
@@ -109,8 +110,8 @@ def by_branch(
 
 
 def _some_at_once(places: BranchPlaces) -> list[tuple[Tensor, Tensor]]:
-    """Return (rows, places) of later branches, so many that their mask has at most DENSE elements; all of them where the memory of a mask
-    is small beside a compiler's guards."""
+    """Return (rows, places) of later branches, so many that their mask has at most DENSE elements. Compiled code takes all of them, whose
+    mask is then one layer's at a time: how many parts there are would be a graph each."""
     if torch.compiler.is_compiling():
         return [(places.rows, places.later)]
     count, longest = places.later.shape

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from ans_core.config.rl import Rl
 from ans_core.data.collate import Batch
 from ans_core.data.tensor_batch import TensorBatch
-from ans_core.dist import rank, shared_sum, world_size
+from ans_core.dist import largest, rank, shared_sum, world_size
 from ans_core.judge.judging import Judging
 from ans_core.model.adapters import Adapters
 from ans_core.model.backbones.base import ImageFeatures
@@ -189,7 +189,7 @@ class DualLoop(nn.Module):
         moved = [batch.to(self.model.device) for batch in batches]
         self.monitor.on = bool(self.settings.monitor_every) and moved[0].step % self.settings.monitor_every == 0
         if moved[0].inner == 0:
-            for some in grouped(moved, self.settings):
+            for some in grouped(moved, self.settings, self.model.device):
                 self._act(some)
         else:
             for batch in moved:
@@ -344,8 +344,11 @@ class DualLoop(nn.Module):
         judged: dict[tuple[int, str], Future[list[float | None]]] = {}
         for name in self.settings.loops:
             steps = [self.acted[batch.micro][name] for batch in batches]
-            together = LOOPS[name].act(RolloutStep.joined(steps))
-            for batch, step, done in zip(batches, steps, together.parts([len(s.batch.samples) for s in steps]), strict=True):
+            if LOOPS[name].acts_together:
+                experiences = LOOPS[name].act(RolloutStep.joined(steps)).parts([len(step.batch.samples) for step in steps])
+            else:
+                experiences = [LOOPS[name].act(step) for step in steps]
+            for batch, step, done in zip(batches, steps, experiences, strict=True):
                 self.waiting[batch.micro][name] = done
                 if self.judging is not None and LOOPS[name].judged(self.settings):
                     judged[batch.micro, name] = self.judging.submit(step.batch.samples, done.texts)
@@ -460,16 +463,12 @@ class GradientMonitor:
         return {f"grad_norm/{part}": norm for part, norm in norms.items()}
 
 
-def grouped(batches: Sequence[Batches], settings: Rl) -> list[list[Batches]]:
-    """Group micro-batches that act together: with `rl.answers_at_once` answers of a loop at most, and one micro-batch at least."""
-    groups: list[list[Batches]] = []
-    for batch in batches:
-        answers = settings.group * max(len(own.samples) for own in batch.batches)
-        if groups and answers * (len(groups[-1]) + 1) <= settings.answers_at_once:
-            groups[-1].append(batch)
-        else:
-            groups.append([batch])
-    return groups
+def grouped(batches: Sequence[Batches], settings: Rl, device: torch.device) -> list[Sequence[Batches]]:
+    """Group micro-batches that act together: with `rl.answers_at_once` answers of a loop at most, and one micro-batch at least. Processes
+    whose shares differ group alike, because they wait for each other in every group. All of them must call it."""
+    most = largest(max(len(own.samples) for batch in batches for own in batch.batches), device)
+    count = max(1, settings.answers_at_once // (settings.group * most))
+    return [batches[first : first + count] for first in range(0, len(batches), count)]
 
 
 def check_learned(curves: Curves) -> None:

@@ -107,6 +107,7 @@ LOOP = Loop(
     takes=is_region,
     wants="region captions (an image, one mask, its caption)",
     decodes_masks=True,
+    acts_together=False,  # how far it explores follows from each micro-batch's spread
     rewards=lambda settings: settings.rewards_mask,
     judged=lambda settings: settings.use_llm_judge_loop2,
     act=act,

@@ -493,6 +493,8 @@ class Loop:
     """Those samples in words, for the error when there are none."""
     decodes_masks: bool = False
     """Whether the loop draws masks in its pictures, so that SAM2 must encode them."""
+    acts_together: bool = True
+    """Whether several micro-batches act as one, which samples their answers at once."""
     rewards: Callable[[Rl], Mapping[Any, float]]
     """Weights of its reward parts."""
     act: Callable[[RolloutStep], Experience]

@@ -50,7 +50,8 @@ def machine_of(launch: Launch, dtype: str = "fp32", *, log: Log | None = None) -
 
 def cores_of_process() -> int:
     """Return this process's share of the cores that it and its neighbours on this machine may use."""
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    processes = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1"  # torchrun's word, DeepSpeed's
+    return max(1, len(os.sched_getaffinity(0)) // int(processes))
 
 
 def lasting(optim: DataOptim, section: str, *, samples: int, inner_steps: int = 1) -> DataOptim:

@@ -39,6 +39,11 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     entries = source_entries(cfg.prepare.sources)
     read = {entry: read_entry(out, entry) for entry in tqdm(entries, desc="check data sets", disable=not entries)}
     for entry, samples in read.items():
+        if not len(samples) and entry.hold_out:
+            raise ValueError(
+                f"data set {entry.name!r} ({entry.path}): hold_out {entry.hold_out:g} puts no picture into {entry.split!r};"
+                " raise it, or set it to 0"
+            )
         if not len(samples):
             raise ValueError(f"data set {entry.name!r} ({entry.path}) has no samples of {entry.on_disk}: correct its split, or remove it")
     for entry, samples in read.items():  # not drawn ones, just written: decoding 6,000 takes 3 s and finds nothing
@@ -84,7 +89,7 @@ def source_entries(sources: tuple[DataSource, ...]) -> list[DatasetEntry]:
                 split=split,
                 kind="extra",
                 repeats=source.repeats,
-                parts=own if split == source.role or source.hold_out else (),
+                parts=own if split == source.role or (split == "val" and source.hold_out) else (),
                 hold_out=source.hold_out if split in ("train", "val") else 0.0,
             )
             for split in (source.role, *held_out)

@@ -116,3 +116,27 @@ def test_a_set_without_samples_is_refused(tmp_path):
     (tmp_path / "annotations.json").write_text(json.dumps([held_out]))
     with pytest.raises(ValueError, match="no split 'train'; it has"):
         prepare.source_entries((source(tmp_path, "train", "annotations"),))
+
+
+def test_pictures_held_out_of_parts_are_no_test_split(tmp_path):
+    """A set of Part1, Part2 and test: `hold_out` divides the parts into train and val, and test stays what it is."""
+    parts = ["Part1", "Part2", "test"]
+    for part in parts:
+        (tmp_path / part).mkdir()
+        rows = []
+        for number in range(20):
+            Image.new("RGB", (8, 6)).save(tmp_path / f"{part}-{number}.png")
+            rows.append(
+                {"image": f"../{part}-{number}.png", "mask_rle": [block()], "conversations": said(("Describe.", f"{part} {number}"))}
+            )
+        Dataset.from_list(rows).save_to_disk(str(tmp_path / part))
+    held = source(tmp_path, ["Part1", "Part2"]).model_copy(update={"hold_out": 0.3})
+    entries = {entry.split: entry for entry in prepare.source_entries((held,))}
+    assert {split: entry.on_disk for split, entry in entries.items()} == {
+        "train": ("Part1", "Part2"), "test": "test", "val": ("Part1", "Part2")
+    }  # fmt: skip
+    (tmp_path / "prepared").mkdir()
+    texts = {split: {s.text for s in data.read_entry(tmp_path / "prepared", entry)} for split, entry in entries.items()}
+    assert not texts["train"] & texts["val"]
+    assert texts["train"] | texts["val"] == {f"{part} {number}" for part in parts[:2] for number in range(20)}
+    assert texts["test"] == {f"test {number}" for number in range(20)}

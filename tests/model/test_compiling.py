@@ -20,6 +20,7 @@ from ans_core.model import adapters, compiling
 from ans_core.model.supervised import Supervised
 from tests import tiny
 
+torch._dynamo.config.fail_on_recompile_limit_hit = True
 compiling.BACKEND, dropout, checkpointing, steps = sys.argv[1], float(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 model = tiny.build()
 adapters.prepare_sft(model, adapters.lora_config(rank=4, alpha=8, dropout=dropout), seed=0)
@@ -66,10 +67,52 @@ print(json.dumps({"graphs": counters["stats"]["unique_graphs"], "breaks": dict(c
 """
 
 
-def run(*arguments: str) -> dict[str, object]:
-    """Run the script in a process of its own, without the tests' type checks, which torch.compile can't read."""
+ADAPTERS = """
+import json
+import torch
+from torch._dynamo.utils import counters
+from ans_core.model import adapters, compiling
+from ans_core.model.packing import Packed
+from tests import tiny
+
+torch._dynamo.config.fail_on_recompile_limit_hit = True
+compiling.BACKEND = "aot_eager"
+model = tiny.build()
+lora = adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=adapters.policy_modules(model, drawing=True))
+policies = adapters.Policies(model, lora, seed=0)
+with torch.no_grad():
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            p.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
+model.checkpointing = "layers"
+
+def states(rows, prefix, answers, length):
+    branch = torch.tensor([0] * prefix + [n for n in range(1, answers + 1) for _ in range(length)]).expand(rows, -1)
+    ids = torch.randint(5, 100, branch.shape, generator=torch.Generator().manual_seed(prefix))
+    places = torch.arange(branch.shape[1]).expand_as(branch)
+    packed = Packed(input_ids=ids, position_ids=places, branch=branch, loss_mask=torch.zeros_like(ids, dtype=torch.bool))
+    return model.hidden_states(packed, [None] * rows)
+
+worst = 0.0
+for size in [(1, 20, 3, 7), (2, 90, 2, 30), (3, 64, 4, 64), (1, 150, 8, 20), (2, 20, 1, 9), (3, 200, 3, 70)]:
+    for name in ("policy", "reference", "teacher"):
+        found = []
+        for model.compiled in (True, False):
+            model.zero_grad()
+            with policies.using(name), torch.set_grad_enabled(name == "policy"):
+                hidden = states(*size)
+                if name == "policy":
+                    hidden.sum().backward()
+            found.append(hidden.detach())
+        worst = max(worst, float((found[0] - found[1]).abs().max() / found[1].abs().max()))
+print(json.dumps({"graphs": counters["stats"]["unique_graphs"], "breaks": dict(counters["graph_break"]), "worst": worst}))
+"""
+
+
+def run(*arguments: str, script: str = SCRIPT) -> dict[str, object]:
+    """Run a script in a process of its own, without the tests' type checks, which torch.compile can't read."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=550
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=550
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
@@ -82,14 +125,14 @@ def test_rows_of_all_lengths_share_few_graphs_and_have_the_gradients_of_eager_la
     found = run("aot_eager", "0.0", checkpointing, "30")
     assert found["breaks"] == {}
     assert found["lengths"] >= 6  # shapes that a compiler of static sizes would each have met
-    assert found["graphs"] <= 8
+    assert found["graphs"] <= 4
     assert found["worst"] <= 1e-5
 
 
 @pytest.mark.slow
 def test_dropout_breaks_no_graph() -> None:
     found = run("aot_eager", "0.05", "none", "6")
-    assert (found["breaks"], found["graphs"] <= 8) == ({}, True)
+    assert (found["breaks"], found["graphs"] <= 4) == ({}, True)
 
 
 @pytest.mark.slow
@@ -97,3 +140,32 @@ def test_torchs_own_backend_compiles_them_here() -> None:
     found = run("inductor", "0.0", "none", "3")
     assert found["breaks"] == {}
     assert found["worst"] <= 1e-5
+
+
+@pytest.mark.slow
+def test_policy_reference_and_teacher_of_rl_share_them_too() -> None:
+    """Six sizes of rows and rollouts, each read by three adapters, the policy with gradients and recomputed layers."""
+    found = run(script=ADAPTERS)
+    assert found["breaks"] == {}
+    assert found["graphs"] <= 8
+    assert found["worst"] <= 1e-5
+
+
+@pytest.mark.slow
+def test_a_model_that_was_compiled_is_freed() -> None:
+    script = """
+import gc, json, weakref
+import torch
+from ans_core.model import compiling
+from tests import tiny
+
+model = tiny.build()
+model.eval()
+layer = weakref.ref(model.internvl.model.language_model.layers[0])
+with compiling.compiled(model.internvl.model.language_model, on=True):
+    pass
+del model
+gc.collect()
+print(json.dumps({"freed": layer() is None}))
+"""
+    assert run(script=script)["freed"]

@@ -506,3 +506,12 @@ def test_micro_batches_act_together_as_they_do_apart(monkeypatch: pytest.MonkeyP
     assert together == {1: [3] * 4, 6: [6, 6], 64: [12]}[at_once]
     assert found[0][1] == found[1][1]  # every rollout's rewards
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-4, abs=1e-6)
+
+
+def test_processes_with_unlike_shares_group_their_micro_batches_alike(own_model: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three answers each: of shares (2, 2, 1) and (2, 1, 1) both act twice, for they wait for each other in every group."""
+    settings = SETTINGS.model_copy(update={"answers_at_once": 12})
+    monkeypatch.setattr(dual_loop, "largest", lambda value, device: 2)  # of both processes
+    for shares in ((2, 2, 1), (1, 1, 1)):
+        micros = [replace(batch(own_model, samples=SAMPLES[:share]), micro=i) for i, share in enumerate(shares)]
+        assert [len(some) for some in dual_loop.grouped(micros, settings, own_model.device)] == [2, 1]

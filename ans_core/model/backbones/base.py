@@ -40,7 +40,7 @@ class ImageFeatures:
     def region(self, mask: Bool[Tensor, "h w"]) -> Float[Tensor, "_ C"]:
         """Return the marked cells of the view that shows the whole image, or a clip's first frame. A mask on the CPU stays there."""
         cells = [height * width for height, width in self.grids]
-        marked = mask.flatten().nonzero()[:, 0].to(self.values.device)
+        marked = mask.flatten().nonzero()[:, 0].to(self.values.device, non_blocking=True)
         return self.values.split(cells)[shown_view(clip=self.clip)][marked]
 
 
