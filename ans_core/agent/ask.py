@@ -18,7 +18,7 @@ from ans_core.agent.evaluation import operations_told
 from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Ended, Limits, PlayedTurn, play
-from ans_core.agent.policy import load_policy
+from ans_core.agent.policy import load_policy, reader_of
 from ans_core.agent.workspace import Workspace
 from ans_core.checkpoints import folder
 from ans_core.checkpoints.checkpoint import DELTA, present_device
@@ -45,19 +45,18 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
     """Return 1 where the episode ended without an answer. Raises ValueError for what can't be asked, before a model is loaded."""
     question = asking.checked(arguments.text)
     config = load(root / "params.yaml")
-    check_reader(arguments.reader, setting="--reader")
     source, run = Path(arguments.source), root / "runs" / config.profile
     trained = Path(arguments.agent) if arguments.agent else last_trained(run / "agent")  # before the base: it says what makes both
+    reader = reader_of(trained, arguments.reader)
+    check_reader(reader, setting="--reader")
     base = folder.local_folder(arguments.model or root / config.agent.base)
     device, out = present_device(arguments.device), Path(arguments.out or root / ".ans/episodes" / source.stem)
     old = former(out)
     with media.frames(source, scratch=out) as frames:
         answer.check([source, *frames], frames, old, earlier="an earlier question")
-        policy = load_policy(base, trained, operations=OPERATIONS, device=device, dtype=inference_dtype(device))
+        policy = load_policy(base, trained, operations=OPERATIONS, device=device, dtype=inference_dtype(device), reader=reader)
         segmenter = Sa2VA.from_pretrained(arguments.segmenter, device_map=str(device)) if arguments.segmenter else None
-        with Toolbox(
-            policy.model, adapters_off=policy.base, seconds=tools.SECONDS, reader=arguments.reader, segmenter=segmenter
-        ) as toolbox:
+        with Toolbox(policy.model, adapters_off=policy.base, seconds=tools.SECONDS, reader=reader, segmenter=segmenter) as toolbox:
             answer.remove(old)
             diary = Diary(out=out, frames=frames, tile=toolbox.tile, told={"source": str(source), "asked": question, "agent": str(trained)})
             told = operations_told(toolbox, policy.is_told(config.agent.episode.operations_told))

@@ -99,6 +99,8 @@ class Toolbox:
     def _run(self, operation: Operation, workspace: Workspace, arguments: Arguments) -> Result:
         tools = Tools(tile=self.tile, ocr=self.reader)
         if not operation.needs_model:
+            if operation.load is not None:
+                self._worker.load(operation.load, tools)
             found = self._worker.call(operation.run, workspace, arguments, tools, seconds=self.seconds)
             assert isinstance(found, Result)
             return found

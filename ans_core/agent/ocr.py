@@ -48,6 +48,12 @@ def check_reader(reader: str, *, setting: str = "agent.reader") -> None:
         )
 
 
+def load(reader: str) -> None:
+    """Load what a reader keeps for this process. Raises ValueError if it is not installed."""
+    if reader == "rapidocr":
+        _engine()
+
+
 def read_lines(picture: Image.Image, *, by: str) -> list[Line]:
     """Return lines in reading order: from row to row, in a row from left to right. Lines without a letter are left out. Raises ValueError
     if the reader is not installed."""
@@ -88,16 +94,20 @@ def _engine() -> Any:
     check_reader("rapidocr")
     from rapidocr import RapidOCR  # an optional extra
 
-    threads = int(os.environ.get("OMP_NUM_THREADS", -1))  # -1: all cores
     return RapidOCR(
         params={
             "Global.log_level": "error",
-            "EngineConfig.onnxruntime.intra_op_num_threads": threads,
+            "EngineConfig.onnxruntime.intra_op_num_threads": _threads(),
             "Det.limit_type": "max",
             "Det.limit_side_len": LONGEST_SIDE,
             "Cls.cls_thresh": TURNED,
         }
     )
+
+
+def _threads() -> int:
+    """As OMP_NUM_THREADS says, which may be a list by level of nesting (`4,2`); -1, all cores, without it."""
+    return int((os.environ.get("OMP_NUM_THREADS") or "-1").split(",")[0])
 
 
 def _rapid(picture: Image.Image) -> list[Line]:

@@ -191,14 +191,20 @@ def load_policy(
     return policy
 
 
+def reader_of(folder: Path, asked: str | None) -> str:
+    """Return the reader of READ_TEXT that is asked for; without one, what the agent was trained with, else rapidocr. Raises ValueError for
+    a folder without an agent."""
+    return asked or checkpoint.delta_config(folder).get("ocr") or "rapidocr"
+
+
 def warn_of_other_reader(readers: Iterable[str], *, here: str, what: str) -> None:
     """Warn, in the first process, if these readers of READ_TEXT, which `what` was made with, are not the one that reads now, `here`."""
     if not (other := sorted(set(readers))) or dist.rank() or other == [here]:
         return
     there = next(reader for reader in other if reader != here)
     warnings.warn(
-        f"{what} with what READ_TEXT read by {' and '.join(other)}; now it reads by {here} (agent.reader), so the same text may be read"
-        f" otherwise. Set the reader to {there}, or make traces and agent anew.",
+        f"{what} with what READ_TEXT read by {' and '.join(other)}; now it reads by {here}, so the same text may be read otherwise."
+        f" Set the reader to {there} (agent.reader; --reader), or make traces and agent anew.",
         stacklevel=2,
     )
 

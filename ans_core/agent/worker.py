@@ -21,6 +21,7 @@ class Worker:
     """Starts with the first call; started anew after it was killed or died."""
 
     def __init__(self) -> None:
+        self._loaded: set[Callable[..., Any]] = set()
         self.process: ForkServerProcess | None = None
         self.pipe: Connection | None = None
 
@@ -44,6 +45,14 @@ class Worker:
             raise value
         return value
 
+    def load(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call `function(*arguments)` once in each process, under the limit of a start. What it raises is raised here."""
+        if self.process is None or not self.process.is_alive():
+            self._start()
+        if function not in self._loaded:
+            self.call(function, *arguments, seconds=STARTING_S)
+            self._loaded.add(function)
+
     def close(self) -> None:
         if self.process is not None:
             self.process.kill()
@@ -51,6 +60,7 @@ class Worker:
         if self.pipe is not None:
             self.pipe.close()
         self.process = self.pipe = None
+        self._loaded.clear()
 
     def _start(self) -> None:
         self.close()

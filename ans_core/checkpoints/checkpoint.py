@@ -390,6 +390,15 @@ def save_delta(tensors: dict[str, Tensor], path: Path, *, base_hash: str, config
         folders.write_manifest(partial, {})
 
 
+def delta_config(path: str | Path) -> dict[str, Any]:
+    """Return how a delta was trained, without loading its tensors. Raises ValueError where there is none."""
+    file = Path(path) / DELTA
+    if not file.exists():
+        raise ValueError(f"{path} holds no {DELTA}: it is no folder of trained tensors")
+    config: dict[str, Any] = json.loads(file.read_text())["config"]
+    return config
+
+
 def load_delta(path: str | Path, *, base_hash: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Load (tensors, config) of a delta. Raises ValueError when the delta is damaged, not finite, or was trained on another base than
     `base_hash`."""

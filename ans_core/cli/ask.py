@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ans_core.cli.options import add_reader
+from ans_core.cli.options import add_agents_reader
 from ans_core.places import root
 
 
@@ -15,7 +15,7 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
     it.add_argument("--agent", metavar="FOLDER", help="what agent_sft or rft trained on it (default: of runs/<profile>/agent)")
     it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/episodes/<name of the source>)")
     it.add_argument("--segmenter", metavar="FOLDER", help="a Sa2VA that draws and follows the agent's masks (default: its own base)")
-    add_reader(it)
+    add_agents_reader(it.add_argument)
     it.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ans_core.cli.options import READERS, positive
+from ans_core.cli.options import add_agents_reader, positive
 
 ALLOWED = {
     "CHECKPOINT": frozenset[str](),
@@ -15,6 +15,7 @@ ALLOWED = {
         (
             "model",
             "agent",
+            "reader",
             "data",
             "split",
             "limit",
@@ -69,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("options, by form").add_argument
     add("--model", metavar="MODEL", help="checkpoint folder or hub id; box:FOLDER: a base's boxes given to SAM2, untrained")
     add("--agent", metavar="FOLDER", help="what agent_sft or rft trained on MODEL: answers without tools and with them, side by side")
-    add("--reader", choices=READERS, default="rapidocr", help="what the agent's read_text reads with (default: rapidocr)")
+    add_agents_reader(add)
     add("--data", type=Path, metavar="DIR", help="the benchmark's own files (default: data/benchmarks/<benchmark>, for a model)")
     add("--split", help="default: the benchmark's first")
     add("--limit", type=positive, metavar="N", help="only N questions, at equal steps through all of them")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from ans_core.places import root
@@ -19,8 +20,10 @@ READERS = ("rapidocr", "template")
 """Of READ_TEXT, as in ans_core/config/names.py, which loads pydantic."""
 
 
-def add_reader(it: argparse.ArgumentParser) -> None:
-    it.add_argument("--reader", choices=READERS, default="rapidocr", help="what read_text reads with (default: rapidocr)")
+def add_agents_reader(add: Callable[..., argparse.Action]) -> None:
+    """`add`: the `add_argument` of a parser or of a group of options."""
+    told = "what the agent's read_text reads with (default: what it was trained with, else rapidocr)"
+    add("--reader", choices=READERS, help=told)
 
 
 def add_fetch_options(it: argparse.ArgumentParser) -> None:

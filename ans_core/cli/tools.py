@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ans_core.cli.options import add_reader, newest_model
+from ans_core.cli.options import READERS, newest_model
 from ans_core.places import root
 
 
@@ -15,7 +15,7 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
     it.add_argument("--mask", action="append", metavar="PNG", help="becomes mask_1, mask_2, ...: of the picture's size, 0 = outside")
     it.add_argument("--model", help="checkpoint folder, for operations that need one (default: runs/<profile>/model)")
     it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/tools/<operation>)")
-    add_reader(it)
+    it.add_argument("--reader", choices=READERS, default="rapidocr", help="what read_text reads with (default: rapidocr)")
 
 
 def run(arguments: argparse.Namespace) -> int:

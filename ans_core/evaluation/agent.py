@@ -57,6 +57,7 @@ def compare(name: str, out: Path) -> None:
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what of the agent decides its answers."""
     from ans_core.agent.ocr import check_reader
+    from ans_core.agent.policy import reader_of
     from ans_core.checkpoints.checkpoint import DELTA, DELTA_WEIGHTS
     from ans_core.checkpoints.folder import file_hash
     from ans_core.config import load
@@ -64,7 +65,8 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     folder = Path(arguments.agent)
     if not (folder / DELTA).is_file():
         raise ValueError(f"--agent {folder} holds no {DELTA}; give what `agent_sft` or `rft` wrote, as in runs/<profile>/agent/rft")
-    check_reader(arguments.reader, setting="--reader")
+    reader = reader_of(folder, arguments.reader)
+    check_reader(reader, setting="--reader")
     episode = load(root() / "params.yaml").agent.episode
     return {
         "agent": str(folder.resolve()),
@@ -72,7 +74,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "adapter_config": file_hash(folder / DELTA),
         "episode": episode.model_dump(mode="json"),
         "max_tokens": arguments.max_tokens or episode.turn_tokens,
-        "ocr": arguments.reader,
+        "ocr": reader,
     }
 
 
@@ -83,7 +85,7 @@ class Loaded:
         from ans_core.agent.episode import Toolbox
         from ans_core.agent.operations import OPERATIONS
         from ans_core.agent.play import Limits
-        from ans_core.agent.policy import load_policy
+        from ans_core.agent.policy import load_policy, reader_of
         from ans_core.checkpoints import folder
         from ans_core.checkpoints.checkpoint import present_device
         from ans_core.config import load
@@ -93,10 +95,12 @@ class Loaded:
         episode = load(root() / "params.yaml").agent.episode
         base, device = folder.local_folder(arguments.model), present_device(arguments.device or "auto")
         kind = quantization.check(arguments.quantize, device) if arguments.quantize else None
+        trained = Path(arguments.agent)
+        reader = reader_of(trained, arguments.reader)
         self.policy = load_policy(
-            base, Path(arguments.agent), operations=OPERATIONS, device=device, dtype=inference_dtype(device), quantize=kind
+            base, trained, operations=OPERATIONS, device=device, dtype=inference_dtype(device), quantize=kind, reader=reader
         )
-        self.toolbox = Toolbox(self.policy.model, adapters_off=self.policy.base, seconds=episode.time_limit_s, reader=arguments.reader)
+        self.toolbox = Toolbox(self.policy.model, adapters_off=self.policy.base, seconds=episode.time_limit_s, reader=reader)
         self.told = self.policy.is_told(episode.operations_told)
         self.limits = replace(Limits.of(episode), turn_tokens=arguments.max_tokens or episode.turn_tokens)
 

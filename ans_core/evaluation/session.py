@@ -93,6 +93,8 @@ def check_options(names: Sequence[str], arguments: argparse.Namespace) -> None:
         raise ValueError(f"--agent answers questions in words on a plain base; {follows[0] if follows else BOX} has none")
     if arguments.agent and (arguments.video_mode or arguments.dtype):
         raise ValueError("an agent draws no masks and keeps its base's precision: leave --video-mode and --dtype out")
+    if arguments.reader and not arguments.agent:
+        raise ValueError("--reader says what an agent's read_text reads with: give --agent, or leave it out")
     if arguments.convention and len(follows) != len(names):
         raise ValueError(f"--convention is of vos, not of {', '.join(set(names) - set(follows))}")
     device = present_device(arguments.device or "auto")

@@ -71,6 +71,11 @@ def union(rles: list[RLE]) -> RLE:
     return {"size": [int(n) for n in merged["size"]], "counts": merged["counts"].decode("ascii")}
 
 
+def iou(one: RLE, other: RLE) -> float:
+    """Return the intersection over the union of two masks of one size; 0 where both are empty."""
+    return float(coco.iou([one], [other], [0])[0, 0])
+
+
 def from_annotation(segmentation: object, *, height: int, width: int, where: str) -> RLE:
     """Convert any of COCO's three forms (list of polygons, uncompressed RLE, compressed RLE), or a matrix of 0 and 1 (or 255), to a
     compressed RLE of exactly height x width. A polygon of fewer than 3 points beside a good one adds nothing.

@@ -21,6 +21,7 @@ from ans_core.agent import controls, tokens
 from ans_core.agent.album import album_entry, chosen, write_album
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import Outcome, held_out_names, metrics, operations_told, outcome_of, request_of
+from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Change, Limits, PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, load_base, load_policy
@@ -44,6 +45,7 @@ answer is the model's."""
 
 def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: data, model, the row's adapter. Writes metrics.json, and episodes.json with pictures in `episodes`."""
+    check_reader(cfg.agent.reader)
     with dist.process_group():
         found = measure(cfg, row=row, inputs=inputs, out=out)
     if dist.rank() == 0:

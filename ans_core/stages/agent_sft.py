@@ -22,6 +22,7 @@ from ans_core import data, dist
 from ans_core.agent import rows, tokens
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import costs, held_out, operations_told, outcome_of, request_of
+from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Limits, play
 from ans_core.agent.policy import AgentPolicy, add_call_tokens, load_base, said_rows, warn_of_other_reader
@@ -50,6 +51,7 @@ CHECKED_FROM = 1_000_000
 
 def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: data, model, agent/cota. Writes the trained tensors (delta), curves.csv, moved.json and curriculum.json."""
+    check_reader(cfg.agent.reader)
     settings = cfg.agent.sft
     settings.check_shares(processes=dist.world_size())
     machine = replace(machine_of(cfg.launch, settings.dtype, log=log), deepspeed_stage=0)  # an adapter's optimizer is small

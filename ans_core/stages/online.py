@@ -19,6 +19,7 @@ import torch
 
 from ans_core import dist
 from ans_core.agent.evaluation import accuracy, outcome_of
+from ans_core.agent.ocr import check_reader
 from ans_core.agent.play import play
 from ans_core.agent.world import Question
 from ans_core.config import Config
@@ -62,6 +63,7 @@ ARMS: dict[str, Arm | None] = {
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: model, agent/rft. Writes online.json (arm -> figures at the end) and curves.csv (by arm and update)."""
+    check_reader(cfg.agent.reader)
     machine = machine_of(cfg.launch)
     if machine.device.type == "cuda":
         torch.cuda.set_device(machine.device)  # an arm's training takes the current one

@@ -19,6 +19,7 @@ from typing import Final
 from ans_core import dist
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told, request_of
+from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Limits
 from ans_core.agent.policy import AgentPolicy, load_policy
@@ -45,6 +46,7 @@ LOOP: Final = "agent"
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: model, agent/sft/tools. Writes the policy's tensors (delta), `boundaries` (policy and teacher at the end of
     each phase of the rewards), curves.csv, rewards.json, moved.json and `samples` (episodes with their rewards)."""
+    check_reader(cfg.agent.reader)
     settings = cfg.agent.rft
     settings.check_shares(processes=dist.world_size())
     machine = replace(machine_of(cfg.launch, settings.dtype, log=log), deepspeed_stage=0)  # an adapter's optimizer is small

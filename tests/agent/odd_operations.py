@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 from ans_core.agent.operations.base import Arguments, Result, Tools
 from ans_core.agent.workspace import Workspace
@@ -25,3 +26,16 @@ def dies(workspace: Workspace, arguments: Nothing, tools: Tools) -> Result:
 
 def is_broken(workspace: Workspace, arguments: Nothing, tools: Tools) -> Result:
     raise KeyError("a defect")
+
+
+LOADED: list[str] = []
+"""Of this process."""
+
+
+def loads_slowly(tools: Tools) -> None:
+    time.sleep(1.5)
+    LOADED.append(tools.ocr)
+
+
+def tells_what_is_loaded(workspace: Workspace, arguments: Nothing, tools: Tools) -> Result:
+    return Result(text=" ".join(LOADED), values={})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,9 @@ from ans_core.agent.world.question import Question
 from ans_core.agent.world.trace_file import read_traces
 from ans_core.pictures import media, rle
 from ans_core.types import Sample
+from tests.golden import REFERENCE
 
-COCO = Path(os.environ.get("ANS_REFERENCE", Path(__file__).parents[2] / "../shared")) / "data/tiny_coco"
+COCO = REFERENCE / "data/tiny_coco"
 WIDTH, HEIGHT = 320, 240
 Boxes = dict[str, list[tuple[int, int, int, int]]]
 COLOURS = {"cat": (200, 30, 30), "dog": (40, 70, 210), "cup": (240, 240, 240)}
@@ -63,8 +64,8 @@ def test_every_family_has_the_answer_of_the_drawing() -> None:
     assert asked(both, "which_colour") == {"What colour is the cat?": "red", "What colour is the dog?": "blue"}
     assert list(asked({"cat": [(20, 20, 90, 140)], "dog": [(230, 100, 290, 160)]}, "which_third").values()) == ["left", "right"]
     two: Boxes = {"cat": [CAT, (200, 100, 260, 160)]}
-    assert asked(two, "smaller_of_two") == {"Is the smaller of the two cats left or right of the larger one?": "right"}
-    assert asked(two, "count") == {"How many cats are in the picture?": "2"}
+    assert asked(two, "smaller_of_two", category=True) == {"Is the smaller of the two cats left or right of the larger one?": "right"}
+    assert asked(two, "count", category=True) == {"How many cats are in the picture?": "2"}
     three: Boxes = {"cat": [(20, 20, 80, 80)], "dog": [(90, 20, 150, 80)], "cup": [(250, 150, 310, 220)]}
     nearest = {text.split(",")[0]: answer for text, answer in asked(three, "nearer").items()}
     assert nearest["Which is nearer to the cat in the picture"] == "the dog"
@@ -83,16 +84,18 @@ def test_a_class_is_surely_absent_only_where_all_classes_are_annotated() -> None
 @pytest.mark.parametrize(
     ("family", "things", "words"),
     [
-        ("count", {"cat": [CAT, DOG]}, {"joined": ("cat",)}),  # a crowd
-        ("count", {"cat": [CAT, (200, 100, 220, 120)]}, {}),  # one is too small to be shown
-        ("count", {"cat": [(40 * i, 20, 40 * i + 32, 60) for i in range(5)]}, {}),  # more than an episode has looks for
+        ("count", {"cat": [CAT, DOG]}, {"joined": ("cat",), "category": True}),  # a crowd
+        ("count", {"cat": [CAT, (200, 100, 220, 120)]}, {"category": True}),  # one is too small to be shown
+        ("count", {"cat": [(40 * i, 20, 40 * i + 32, 60) for i in range(5)]}, {"category": True}),  # more than an episode has looks for
+        ("count", {"cat": [CAT, DOG]}, {}),  # expressions: a third cat may have none
+        ("smaller_of_two", {"cat": [CAT, DOG]}, {}),
         ("which_larger", {"cat": [(0, 20, 120, 140)], "dog": [DOG]}, {}),  # cut by the edge
         ("which_larger", {"cat": [(20, 20, 90, 90)], "dog": [DOG]}, {}),  # nearly as large
         ("which_larger", {"cat": [CAT, (150, 20, 190, 90)], "dog": [DOG]}, {}),  # which cat?
         ("left_or_right", {"cat": [CAT], "dog": [(100, 150, 200, 220)]}, {}),  # above each other
         ("nearer", {"cat": [(120, 20, 180, 80)], "dog": [(30, 20, 90, 80)], "cup": [(210, 20, 270, 80)]}, {}),
         ("which_third", {"cat": [CAT]}, {}),  # in two thirds
-        ("smaller_of_two", {"cat": [CAT, (150, 20, 270, 140)]}, {}),
+        ("smaller_of_two", {"cat": [CAT, (150, 20, 270, 140)]}, {"category": True}),
         ("is_there", {"cat": [(20, 20, 40, 40)]}, {}),
     ],
 )  # fmt: skip
@@ -102,6 +105,57 @@ def test_what_is_ambiguous_is_not_asked(family: AnnotatedFamily, things: Boxes, 
         assert not any("nearer to the cat" in text for text in found)  # both are 90 pixels away
     else:
         assert found == {}
+
+
+def renamed(given: list[Sample], *texts: str) -> list[Sample]:
+    return [replace(sample, text=text) for sample, text in zip(given, texts, strict=True)]
+
+
+def test_records_of_one_name_are_gathered_and_the_same_mask_is_one_thing() -> None:
+    one, other = samples({"cat": [CAT]}, category=True), samples({"cat": [DOG]}, category=True)
+    found = annotated.pictures([*one, *renamed(other, "A cat."), *renamed(one, "the cat")])
+    assert [(name, [thing.box for thing in things]) for name, things in found[0].things.items()] == [("cat", [CAT, DOG])]
+    (question,) = annotated.questions(found, families=["count"], seed=0)
+    assert question.answer == "2"
+    assert found[0].single() == []
+    unsure = annotated.pictures([*one, *renamed(samples({"cat": []}, category=True), "a cat")])
+    assert not unsure[0].absent
+
+
+def test_one_thing_of_two_names_is_not_compared_with_itself_nor_denied() -> None:
+    wide = (20, 20, 140, 92)  # .6 of CAT, which is 1.67 times as large
+    things: Boxes = {"cat": [CAT], "cup": [wide], "dog": [(230, 160, 300, 230)]}
+    larger = annotated.questions(annotated.pictures(samples(things)), families=["which_larger", "nearer"], seed=0)
+    assert [{target.phrase for target in question.targets} for question in larger] == [{"the cat", "the dog"}, {"the cup", "the dog"}]
+    assert not any(question.distraction for question in larger)  # the third is one of the two
+    apart: Boxes = things | {"cup": [(20, 150, 140, 222)]}
+    larger = annotated.questions(annotated.pictures(samples(apart)), families=["which_larger"], seed=0)
+    assert len(larger) == 3
+    assert all(question.distraction for question in larger)
+
+
+def test_a_self_correction_denies_no_thing_of_the_questions_name() -> None:
+    small, large = (20, 20, 90, 90), (120, 20, 310, 200)
+    found = annotated.pictures(samples({"cat": [small, large], "dog": [(20, 120, 90, 190)]}, category=True))
+    asked_of_cat = annotated.questions(found, families=["is_there"], seed=0)[0]
+    assert asked_of_cat.text == "Is there a cat in the picture?"
+    assert asked_of_cat.distraction == (annotated.zoom(found[0], found[0].things["dog"][0]),)  # the other cat is larger
+    alone = annotated.pictures(samples({"cat": [small, large]}, category=True))
+    assert all(not question.distraction for question in annotated.questions(alone, seed=0))
+
+
+def test_pictures_of_one_file_name_in_two_folders_are_two_files(tmp_path: Path) -> None:
+    shifted = {"images/1.png": 0, "images/2.png": 8, "other/1.png": 16}
+    made = []
+    for picture_id, x in shifted.items():
+        things: Boxes = {"cat": [(20 + x, 20, 130, 140)], "dog": [(180, 90, 260 - x, 160)], "cup": []}
+        made += annotated.questions(annotated.pictures(samples(things, picture_id=picture_id)), seed=0)
+    frames = {question.question_id: question.frames[0] for question in made}
+    with Toolbox(reader="template", seconds=60.0) as toolbox:
+        write_annotated_traces(tmp_path, made, seed=0, toolbox=toolbox, provenance={})
+    traces = read_traces(tmp_path)
+    assert {trace.frames[0] for trace in traces} == {f"pictures/{name.replace('/', '%2F')}.png" for name in shifted}
+    assert all((tmp_path / trace.frames[0]).read_bytes() == frames[trace.trace_id] for trace in traces)
 
 
 def test_a_thing_of_two_colours_and_a_grey_one_have_no_colours_name() -> None:
@@ -138,7 +192,7 @@ def test_five_photographs_with_masks_give_questions_and_valid_traces_by_one_comm
     traces = read_traces(tmp_path / "questions")
     lines = (tmp_path / "questions/questions.jsonl").read_text().splitlines()
     assert len(lines) == len(traces) >= 30
-    assert told.splitlines()[0].startswith(f"5 pictures, {len(lines)} questions: count 10, is_there 15")
+    assert told.splitlines()[0].startswith(f"5 pictures, {len(lines)} questions: is_there 15, which_larger 5")
     golden = next(trace for trace in traces if trace.kind == "golden" and trace.family == "which_larger")
     thoughts = [turn.text.partition("<tool_call>")[0] for turn in golden.turns if turn.role == "assistant"]
     assert thoughts[0] in ("I look at the cat. ", "I look at the dog. ")
@@ -151,7 +205,7 @@ def test_five_photographs_with_masks_give_questions_and_valid_traces_by_one_comm
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not COCO.is_dir(), reason="no reference data (ANS_REFERENCE)")
+@pytest.mark.skipif(not COCO.is_dir(), reason=f"no photographs at {COCO} (set ANS_REFERENCE)")
 def test_a_hundred_photographs_give_six_hundred_questions_whose_traces_hold_the_evidence(tmp_path: Path) -> None:
     found = [s for split in ("train", "val") for s in data.read_samples(format="coco", path=COCO, name="coco", split=split)]
     made: list[Question] = annotated.questions(annotated.pictures(found), seed=0)

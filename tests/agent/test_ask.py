@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core.agent import ask
+from ans_core.agent import ask, ocr
+from ans_core.agent.episode import Toolbox
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.play import play
+from ans_core.agent.play import PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, add_call_tokens
 from ans_core.agent.protocol import Call, call_text
 from ans_core.checkpoints import checkpoint
@@ -101,6 +104,29 @@ def test_what_cannot_be_asked_is_refused_before_a_model_is_loaded(workspace: Pat
     shutil.rmtree(workspace / "runs")  # nothing was run
     with pytest.raises(ValueError, match="holds no trained agent; `ans run --agent` trains one"):
         asked(workspace)
+
+
+def test_the_agents_own_reader_reads_and_another_one_only_with_a_warning(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = workspace / "runs/drawn/agent/sft/tools"
+    values = json.loads((trained / "delta.json").read_text())
+    base_hash = checkpoint.weights_hash(workspace / "runs/drawn/model")
+    tensors, _ = checkpoint.load_delta(trained, base_hash=base_hash)
+    checkpoint.save_delta(tensors, workspace / "template", base_hash=base_hash, config=values["config"] | {"ocr": "template"})
+    readers: list[str] = []
+
+    def noted(model: Any, toolbox: Toolbox, *given: Any, **words: Any) -> list[PlayedEpisode]:
+        readers.append(toolbox.reader)
+        return play(model, toolbox, *given, **words, plans=[["18"]])
+
+    monkeypatch.setattr(ask, "play", noted)
+    monkeypatch.setattr(ocr, "find_spec", lambda name: object())  # nothing is read
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*READ_TEXT.*")
+        assert asked(workspace, "--agent", str(workspace / "template")) == 0
+        assert asked(workspace) == 0  # it is not known
+    with pytest.warns(match="READ_TEXT read by template; now it reads by rapidocr"):
+        assert asked(workspace, "--agent", str(workspace / "template"), "--reader", "rapidocr") == 0
+    assert readers == ["template", "rapidocr", "rapidocr"]
 
 
 def test_a_folder_of_another_stage_is_no_agent(workspace: Path) -> None:

@@ -25,13 +25,13 @@ from ans_core.model.network import Network
 from ans_core.pictures import rle
 from ans_core.types import Request
 from tests import tiny
-from tests.agent.odd_operations import Nothing, dies, is_broken, never_ends
+from tests.agent.odd_operations import Nothing, dies, is_broken, loads_slowly, never_ends, tells_what_is_loaded
 
 ZOOM = Call(name="zoom_in", arguments={"bbox_2d": [0, 0, 500, 500]})
 SEGMENT = Call(name="segment_object_at", arguments={"bbox_2d": [100, 100, 900, 900]})
 
 
-def own(name: str, run: object, **more: bool) -> dict[str, Operation]:
+def own(name: str, run: object, **more: object) -> dict[str, Operation]:
     return {name: Operation(name=name, sentence="", arguments=Nothing, run=run, **more)}  # type: ignore[arg-type]
 
 
@@ -55,6 +55,17 @@ def test_an_operation_that_takes_too_long_is_killed_and_one_that_dies_is_an_obse
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
     assert odd.call(workspace, ZOOM)[0].ok
+
+
+@pytest.mark.slow
+def test_what_an_operation_loads_first_is_loaded_once_a_process_and_outside_of_its_time_limit() -> None:
+    workspace, ask = Workspace.of([tiny.picture(0)]), Call(name="reads", arguments={})
+    operations = own("reads", tells_what_is_loaded, load=loads_slowly) | own("dies", dies)
+    assert OPERATIONS["read_text"].load is not None
+    with Toolbox(operations=operations, seconds=1.0, reader="template") as toolbox:
+        for _ in range(2):
+            assert [toolbox.call(workspace, ask)[0].text for _ in range(2)] == ["template"] * 2  # loading takes 1.5 s
+            assert toolbox.call(workspace, Call(name="dies", arguments={}))[0].error == "crashed"  # the next process loads again
 
 
 def test_a_defect_of_an_operation_is_raised(odd: Toolbox) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from ans_core.agent.ocr import Line, check_reader, in_reading_order, read_lines
 from ans_core.agent.protocol import Call
 from ans_core.agent.workspace import Workspace
 from tests.agent.test_operations import edits
+from tests.golden import REFERENCE
 
-PHOTOGRAPHS = Path(os.environ.get("ANS_REFERENCE", Path(__file__).parents[2] / "../shared")) / "data/tiny_coco/val2017"
+PHOTOGRAPHS = REFERENCE / "data/tiny_coco/val2017"
 FONTS = ("DejaVuSans.ttf", "DejaVuSerif-Bold.ttf", "DejaVuSansMono.ttf", "STIXGeneral.ttf", "cmss10.ttf")
 TEXTS = ("STOP sign 42 HELLO", "Exit 27 North", "Coffee and Cake", "Platform 9 closed", "OPEN 8:30 to 17:00")
 WITHOUT_TEXT = (
@@ -57,7 +57,7 @@ def right_characters(size: int, *, turned: float) -> float:
 
 @installed
 @pytest.mark.slow
-@pytest.mark.skipif(not PHOTOGRAPHS.is_dir(), reason="no reference data (ANS_REFERENCE)")
+@pytest.mark.skipif(not PHOTOGRAPHS.is_dir(), reason=f"no photographs at {PHOTOGRAPHS} (set ANS_REFERENCE)")
 @pytest.mark.parametrize(("turned", "least"), [(0, 0.95), (10, 0.6)])
 def test_words_on_photographs_are_read(turned: float, least: float) -> None:
     for size in (16, 32):
@@ -97,3 +97,13 @@ def test_a_reader_that_is_missing_or_unknown_is_told_with_what_to_do(monkeypatch
         check_reader("rapidocr")
     with pytest.raises(ValueError, match="no reader named 'tesseract'; there are rapidocr, template"):
         check_reader("tesseract", setting="--reader")
+
+
+@pytest.mark.parametrize(("setting", "threads"), [(None, -1), ("", -1), ("3", 3), ("4,2", 4)])
+def test_rapidocr_takes_as_many_threads_as_the_first_level_of_openmp(
+    monkeypatch: pytest.MonkeyPatch, setting: str | None, threads: int
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", setting)
+    assert ocr._threads() == threads

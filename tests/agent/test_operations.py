@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,9 +27,10 @@ from ans_core.metrics.video import j_and_f
 from ans_core.model.network import Network
 from ans_core.pictures import rle
 from tests import tiny
+from tests.golden import REFERENCE
 
-DATA = Path(os.environ.get("ANS_REFERENCE", Path(__file__).parents[2] / "../shared")) / "data"
-real = pytest.mark.skipif(not DATA.is_dir(), reason="no reference data (ANS_REFERENCE)")
+DATA = REFERENCE / "data"
+real = pytest.mark.skipif(not DATA.is_dir(), reason=f"no reference data at {DATA} (set ANS_REFERENCE)")
 FIRST_BOX = [0, 0, 1000, 1000]
 
 

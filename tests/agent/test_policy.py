@@ -20,7 +20,17 @@ from ans_core.agent.evaluation import request_of
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.operations.zoom_in import ZOOM_IN
 from ans_core.agent.play import Limits, PlayedEpisode, play
-from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, load_base, load_policy, said_rows, set_tiles, warn_of_other_reader
+from ans_core.agent.policy import (
+    AGENT,
+    AgentPolicy,
+    add_call_tokens,
+    load_base,
+    load_policy,
+    reader_of,
+    said_rows,
+    set_tiles,
+    warn_of_other_reader,
+)
 from ans_core.agent.protocol import Call, call_text, call_tokens
 from ans_core.agent.world import draw_question
 from ans_core.agent.world.trace_file import Trace, read_traces
@@ -246,6 +256,15 @@ def test_an_agent_keeps_its_tokens_where_operations_are_added_and_is_refused_whe
         load_policy(tmp_path / "base", tmp_path / "agent", operations=changed)
 
 
+def test_without_another_wish_an_agent_reads_with_what_it_was_trained_with(tmp_path: Path) -> None:
+    for name, config in (("read", {"ocr": "template"}), ("unknown", {})):
+        checkpoint.save_delta({"weight": torch.ones(1)}, tmp_path / name, base_hash="base", config=config)
+    assert [reader_of(tmp_path / "read", asked) for asked in (None, "rapidocr")] == ["template", "rapidocr"]
+    assert [reader_of(tmp_path / "unknown", asked) for asked in (None, "template")] == ["rapidocr", "template"]
+    with pytest.raises(ValueError, match=r"holds no delta\.json"):
+        reader_of(tmp_path, None)
+
+
 def test_an_agent_that_learned_from_another_reader_is_told_of(tmp_path: Path, own_model: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """What READ_TEXT read is kept with the adapter, and handed on. Without it, as in older ones, nothing is said."""
     checkpoint.save(own_model, tmp_path / "base", metadata={})
@@ -264,10 +283,10 @@ def test_an_agent_that_learned_from_another_reader_is_told_of(tmp_path: Path, ow
 
     assert told("read", "rapidocr") == told("unknown", "template") == []
     assert told("read", "template") == [
-        f"the agent in {tmp_path / 'read'} was trained with what READ_TEXT read by rapidocr; now it reads by template (agent.reader), so"
-        " the same text may be read otherwise. Set the reader to rapidocr, or make traces and agent anew."
+        f"the agent in {tmp_path / 'read'} was trained with what READ_TEXT read by rapidocr; now it reads by template, so the"
+        " same text may be read otherwise. Set the reader to rapidocr (agent.reader; --reader), or make traces and agent anew."
     ]
     with pytest.warns(
-        match=r"the traces were made with .* by rapidocr and template; now it reads by rapidocr .*\. Set the reader to template"
+        match=r"the traces were made with .* by rapidocr and template; now it reads by rapidocr, .*\. Set the reader to template"
     ):
         warn_of_other_reader({"rapidocr", "template"}, here="rapidocr", what="the traces were made")

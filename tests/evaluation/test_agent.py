@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,12 @@ def test_what_ends_an_agents_answer_and_reads_its_texts_is_part_of_the_evaluatio
     assert (plain.settings["max_tokens"], longer.settings["max_tokens"]) == (4, 512)
     assert plain.out == same.out != longer.out
     assert asked("--reader", "template").out != plain.out
+    assert plain.settings["ocr"] == "rapidocr"  # it is not known what this agent was trained with
+    own = workspace / "template"
+    shutil.copytree(workspace / "agent", own)
+    values = json.loads((own / "delta.json").read_text())
+    (own / "delta.json").write_text(json.dumps(values | {"config": values["config"] | {"ocr": "template"}}))
+    assert [asked("--agent", own, *more).settings["ocr"] for more in ((), ("--reader", "rapidocr"))] == ["template", "rapidocr"]
 
 
 def test_what_an_agent_cannot_be_asked_is_refused_before_it_is_loaded(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +245,10 @@ def test_what_an_agent_cannot_be_asked_is_refused_before_it_is_loaded(workspace:
         ans("eval", "vstar", "--model", workspace / "base", "--agent", workspace, "--data", workspace / "vstar")
     with pytest.raises(ValueError, match="on a plain base; davis17 has none"):
         ans("eval", "davis17", "--model", workspace / "base", "--agent", workspace / "agent")
+    with pytest.raises(ValueError, match="--reader says what an agent's read_text reads with: give --agent, or leave it out"):
+        ans("eval", "vstar", "--model", workspace / "base", "--reader", "template")
+    with pytest.raises(ValueError, match="ans eval score takes no --reader"):
+        ans("eval", "score", "vstar", "--predictions", workspace, "--reader", "template")
     with pytest.raises(ValueError, match="leave --video-mode and --dtype out"):
         ans("eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--dtype", "bfloat16")
     gone = ["eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--data", workspace / "nowhere"]

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from ans_core import dist, precision
+from ans_core.agent import ocr
 from ans_core.agent import policy as policies
 from ans_core.agent.evaluation import costs
 from ans_core.agent.operations import OPERATIONS
@@ -475,6 +476,7 @@ def test_a_stage_says_before_it_loads_a_model_that_another_reader_made_what_it_s
     other = CONFIG.model_copy(update={"agent": CONFIG.agent.model_copy(update={"reader": "rapidocr"})})
     monkeypatch.setattr(policies, "load_base", refuse)
     monkeypatch.setattr(agent_sft, "load_base", refuse)
+    monkeypatch.setattr(ocr, "find_spec", lambda name: object())  # nothing is read
     inputs = {name: runs / name for name in ("data", "model", "agent/cota", "agent/sft/tools", "agent/rft")}
     given: dict[str, Any] = {"inputs": inputs, "out": tmp_path, "scratch": tmp_path / "scratch", "log": silent}
     for stage, words, told in (
@@ -485,3 +487,17 @@ def test_a_stage_says_before_it_loads_a_model_that_another_reader_made_what_it_s
     ):
         with pytest.warns(match=f"{told} with what READ_TEXT read by {here}; now it reads by rapidocr"), pytest.raises(_LoadsError):
             stage.run(other, **given, **words)
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [(agent_sft, {"row": "tools"}), (rft, {}), (agent_evaluate, {"row": "oracle"}), (agent_evaluate, {"row": "rft"}), (online, {})],
+)
+def test_a_stage_begins_with_a_look_for_its_reader(
+    stage: Any, words: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are no inputs: whatever came before would raise something else."""
+    monkeypatch.setattr(ocr, "find_spec", lambda name: None)
+    cfg = CONFIG.model_copy(update={"agent": CONFIG.agent.model_copy(update={"reader": "rapidocr"})})
+    with pytest.raises(ValueError, match=r"agent\.reader: READ_TEXT reads by rapidocr; to be installed: rapidocr, onnxruntime"):
+        stage.run(cfg, inputs={}, out=tmp_path, scratch=tmp_path / "scratch", log=silent, **words)

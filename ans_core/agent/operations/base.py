@@ -75,6 +75,8 @@ class Operation:
     run: Callable[[Workspace, Any, Tools], Result]
     needs_model: bool = False
     """Without a model it runs in a process of its own, which is killed at the time limit; it must then be a module's function."""
+    load: Callable[[Tools], object] | None = None
+    """What its first run in a process would load; called before that run, outside of the time limit. A module's function."""
     for_clips: bool = False
     """It refuses a single picture, so traces of one that call it are refused as they are read."""
     call_pieces: tuple[str, ...] = ()

@@ -32,10 +32,15 @@ def run(workspace: Workspace, arguments: ReadText, tools: Tools) -> Result:
     return Result(text=text, values={"lines": told})
 
 
+def load(tools: Tools) -> None:
+    ocr.load(tools.ocr)
+
+
 READ_TEXT = Operation(
     name="read_text",
     sentence="Reads the text in an image or around a mask.",
     arguments=ReadText,
     run=run,
+    load=load,
     call_pieces=('{"image": "image_', '{"mask": "mask_', '"}'),
 )

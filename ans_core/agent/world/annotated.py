@@ -39,6 +39,8 @@ MOST_COUNTED = 4
 """A look at each is a call, and an episode has four."""
 CLEARLY = 1.6
 """How many times as large, as near, or as large as its fellow a thing must be."""
+SAME_IOU = 0.5
+"""Two things whose masks have more than this in common are taken for one thing of two names: `the dog`, `the brown animal`."""
 UNIFORM = 0.8
 """Share of a thing's pixels (edge left out) that have its colour's name."""
 NUMBERS = tuple(str(number) for number in range(1, MOST_COUNTED + 1))
@@ -90,6 +92,8 @@ class AnnotatedPicture:
     """Names that also have a crowd: they can't be counted."""
     absent: Collection[str]
     """Names of which there is surely none."""
+    annotated: bool
+    """Its set has categories: all things of each are annotated, so they can be counted. Expressions name some of several."""
 
     def single(self) -> list[AnnotatedThing]:
         """Return the things that their names mean alone and that a crop shows."""
@@ -97,8 +101,9 @@ class AnnotatedPicture:
 
 
 def pictures(samples: Sequence[Sample]) -> list[AnnotatedPicture]:
-    """Group referring samples of single pictures by picture. Absent is what a sample without masks says, and, where classes are annotated
-    (`meta["category"]`, as in COCO), every class of the set that the picture has none of."""
+    """Group referring samples of single pictures by picture, and their masks by name (`cat`, `a cat` and `the cat` are one); the same mask
+    is one thing. Absent is what a sample without masks says, and, where classes are annotated (`meta["category"]`, as in COCO), every class
+    of the set that the picture has none of."""
     of_picture: defaultdict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
         if sample.task == "referring" and len(sample.frames) == 1 and sample.text:
@@ -106,7 +111,12 @@ def pictures(samples: Sequence[Sample]) -> list[AnnotatedPicture]:
     classes = {_name(s.text) for own in of_picture.values() for s in own if s.meta.get("category") and s.text}
     found = []
     for picture_id, own in of_picture.items():
-        things = {_name(s.text or ""): tuple(_thing(s, mask[0]) for mask in s.masks if mask[0] is not None) for s in own}
+        things: dict[str, list[AnnotatedThing]] = {}
+        for sample in own:
+            same_name = things.setdefault(_name(sample.text or ""), [])
+            for (mask,) in sample.masks:
+                if mask is not None and mask not in [thing.mask for thing in same_name]:
+                    same_name.append(_thing(sample, mask))
         annotated = any(s.meta.get("category") for s in own)
         found.append(
             AnnotatedPicture(
@@ -114,9 +124,10 @@ def pictures(samples: Sequence[Sample]) -> list[AnnotatedPicture]:
                 frame=own[0].frames[0],
                 width=own[0].width,
                 height=own[0].height,
-                things={name: some for name, some in things.items() if some},
+                things={name: tuple(some) for name, some in things.items() if some},
                 crowds={_name(s.text or "") for s in own if s.meta.get("joined")},
                 absent={name for name, some in things.items() if not some} | ((classes - things.keys()) if annotated else set()),
+                annotated=annotated,
             )
         )
     return found
@@ -176,6 +187,8 @@ def plural(name: str) -> str:
 
 def _count(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
     """Needs classes that are annotated in full, without a crowd; all of them clear, and at most four."""
+    if not picture.annotated:
+        return
     for name, things in picture.things.items():
         if name in picture.crowds or name in PLURAL_ALREADY or len(things) > MOST_COUNTED or not all(thing.clear for thing in things):
             continue
@@ -202,7 +215,7 @@ def _is_there(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Q
 def _which_larger(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
     """Needs two single things, whole, one clearly larger in the picture."""
     for one, other in combinations([thing for thing in picture.single() if not thing.cut], 2):
-        if max(one.area, other.area) >= CLEARLY * min(one.area, other.area):
+        if max(one.area, other.area) >= CLEARLY * min(one.area, other.area) and _distinct(one, other):
             first, second = _shuffled((one, other), rng)
             text = f"Which is larger in the picture, {first.phrase} or {second.phrase}?"
             larger = max(one, other, key=lambda thing: thing.area)
@@ -225,7 +238,7 @@ def _nearer(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Que
     for start in single:
         for one, other in combinations([thing for thing in single if thing is not start], 2):
             near, far = sorted((one, other), key=lambda thing: _apart(start, thing))
-            if _apart(start, far) >= CLEARLY * _apart(start, near):
+            if _apart(start, far) >= CLEARLY * _apart(start, near) and _distinct(start, near, far):
                 first, second = _shuffled((one, other), rng)
                 text = f"Which is nearer to {start.phrase} in the picture, {first.phrase} or {second.phrase}?"
                 yield _question(picture, "nearer", text, near.phrase, (first.phrase, second.phrase), (start, first, second))
@@ -250,7 +263,9 @@ def _which_third(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterato
 
 
 def _smaller_of_two(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
-    """Needs two of a name, whole, one clearly smaller, side by side without an overlap."""
+    """Needs two of a class that is annotated in full, whole, one clearly smaller, side by side without an overlap."""
+    if not picture.annotated:
+        return
     for name, things in picture.things.items():
         whole = len(things) == 2 and name not in picture.crowds and all(thing.clear and not thing.cut for thing in things)
         if not whole or name in PLURAL_ALREADY:
@@ -289,6 +304,11 @@ def uniform_colour(pixels: np.ndarray, mask: Bool[np.ndarray, "H W"]) -> str | N
     return name if share.max() >= UNIFORM and name != "grey" else None
 
 
+def _distinct(*things: AnnotatedThing) -> bool:
+    """Tell whether no two of these are one thing of two names."""
+    return all(rle.iou(one.mask, other.mask) <= SAME_IOU for one, other in combinations(things, 2))
+
+
 def _apart(one: AnnotatedThing, other: AnnotatedThing) -> float:
     return float(np.hypot(one.middle[0] - other.middle[0], one.middle[1] - other.middle[1]))
 
@@ -312,7 +332,11 @@ def _question(
     names = [thing.phrase for thing in things]
     plain = [f"I look at {name}." for name in names[:1]]
     plain += [f"That was {one}; now I look at {other}." for one, other in pairwise(names)]
-    others = [thing for own in picture.things.values() for thing in own if thing.clear and thing.mask not in [t.mask for t in things]]
+    # A self-correction says of what it looked at first that it is not what was asked about, so that must be neither in the question nor of
+    # a name in it.
+    asked = {thing.name for thing in things}
+    candidates = [thing for name, own in picture.things.items() if name not in asked for thing in own if thing.clear]
+    others = [other for other in candidates if all(_distinct(other, thing) for thing in things)]
     distraction = (zoom(picture, max(others, key=lambda thing: thing.area)),) if others and things else ()
     return Question(
         question_id="",

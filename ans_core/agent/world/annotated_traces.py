@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -50,7 +51,8 @@ def write_annotated_traces(
             continue
         record, pictures = made
         (own,) = record.frames
-        shared = f"pictures/{question.question_id.split('/')[1]}.png"
+        picture_id = question.question_id.partition("/")[2].rpartition("/")[0]
+        shared = f"pictures/{quote(picture_id, safe='')}.png"  # an id may be a path: `images/1.png`
         pictures = {(shared if name == own else name): encoded for name, encoded in pictures.items()}
         first = record.turns[0].model_copy(update={"pictures": (shared,)})
         records.append(record.model_copy(update={"frames": (shared,), "turns": (first, *record.turns[1:])}))
