@@ -20,9 +20,12 @@ def job_words(arguments: argparse.Namespace) -> list[str] | None:
     here = root()
     if arguments.device == "cpu" or "RANK" in os.environ or not (here / "params.yaml").exists():
         return None
-    if not is_submitted(load(here / "params.yaml").launch, os.environ):
+    launch = load(here / "params.yaml").launch
+    if not is_submitted(launch, os.environ):
         return None
     if Path.cwd() != here:
         raise ValueError(f"launch.launcher is slurm, whose jobs start in {here}: call `ans eval` there, or give --device cpu")
-    words = ["-m", "flows.cli", *sys.argv[1:]]
+    processes = launch.of("evaluate").inference_processes
+    shared = ["--processes", str(processes)] if processes > 1 and arguments.processes is None else []  # one for each GPU that is reserved
+    words = ["-m", "flows.cli", *sys.argv[1:], *shared]
     return submit_words(f"ans-eval-{hashlib.sha256(repr(words).encode()).hexdigest()[:12]}", "evaluate", words)

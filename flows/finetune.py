@@ -21,10 +21,12 @@ from flows.short_training import (
     Request,
     Training,
     Work,
+    base_of,
     benchmarks_of,
     launch_words,
     length,
     refuse_another,
+    set_names,
     stage_work,
     train,
 )
@@ -49,6 +51,7 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
     from ans_core.data.mixture import paired
 
     source = Path(arguments.folder).resolve()
+    (name,) = set_names([source])
     out = scratch / "out" if arguments.estimate else Path(arguments.out or root() / "runs" / f"finetune-{source.name}").resolve()
     folder, form, imported = source, arguments.format or infer(source), None
     identity = {
@@ -59,13 +62,13 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
     if form in EXPORTS and (form not in SPLITS or not {"train", "val"} <= {*SPLITS[form](source)}):
         imported, form = scratch / IMPORTED, "annotations"
         folder = out / IMPORTED if (out / IMPORTED).exists() else import_held_out(source, imported, arguments.format)
-    read = data.read_samples(format=form, path=folder, name=source.name, split="train")
+    read = data.read_samples(format=form, path=folder, name=name, split="train")
     train = list(compress(read, paired(read)))
     if not train:
         raise ValueError(f"{source}: no record of its split 'train' has both a text and what it is about: there is nothing to fine-tune on")
     more = how_to_hold_out(source, form, imported)
     try:
-        held_out = data.read_samples(format=form, path=folder, name=source.name, split="val")
+        held_out = data.read_samples(format=form, path=folder, name=name, split="val")
     except NoSplit:
         raise ValueError(f"{source} has no split 'val'\nwithout held-out pictures nothing tells what was learned: {more}") from None
     benchmarks = benchmarks_of(held_out)
@@ -76,17 +79,17 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
         )
     start = out / "base/base" if (out / "base/base").exists() else local_folder(arguments.model)
     config = settings(
-        DataSource(name=source.name, format=form, path=str(out / IMPORTED if imported else source)),
+        DataSource(name=name, format=form, path=str(out / IMPORTED if imported else source)),
         arguments,
         pictures=len({sample.image_id for sample in train}),
         benchmarks=benchmarks,
-        parameters=conversion.parameters(start),
+        parameters=conversion.parameters(base_of(start)[1]),
     )
     optim = config.sft.optim
     print(f"{source}: {len(train)} samples to train on, {len(held_out)} held out; {optim.steps} steps of {optim.batch}", flush=True)
     if len({sample.image_id for sample in held_out}) < FEW:
         print(f"fewer than {FEW} pictures are held out: the report will hardly tell a gain from chance; {more}", flush=True)
-    return Request(training=FINETUNE, data=source.name, model=arguments.model, out=out, config=config, identity=identity, imported=imported)
+    return Request(training=FINETUNE, data=name, model=arguments.model, out=out, config=config, identity=identity, imported=imported)
 
 
 def import_held_out(source: Path, into: Path, form: str | None) -> Path:
@@ -128,7 +131,7 @@ def settings(source: DataSource, arguments: argparse.Namespace, *, pictures: int
         f"prepare.sources=[{json.dumps(source.model_dump(mode='json', include={'name', 'format', 'path'}))}]",
         *(f"prepare.{name}=0" for name in ("scenes", "clips", "val_scenes", "test_scenes", "val_clips", "test_clips")),
         f"sft.optim.steps={steps}", f"sft.optim.batch={batch}", "sft.optim.accumulate=1", f"sft.optim.save_every={min(CHUNK, steps)}",
-        "memory.train=false", *launch_words(batch),
+        "memory.train=false", *launch_words(batch, given, command="finetune"),
         "evaluate.sources=[]", f"evaluate.benchmarks={json.dumps(benchmarks)}", "evaluate.optional=[]", "evaluate.split=val",
         *words_given,
     ]  # fmt: skip

@@ -22,10 +22,12 @@ from flows.short_training import (
     Request,
     Training,
     Work,
+    base_of,
     benchmarks_of,
     launch_words,
     length,
     refuse_another,
+    set_names,
     stage_work,
     train,
 )
@@ -58,36 +60,41 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
     from ans_core.checkpoints.trained import refuse_untaught
 
     paths = [Path(path).resolve() for path in arguments.data]
-    names = "-".join(path.stem if path.is_file() else path.name for path in paths)
-    out = scratch / "out" if arguments.estimate else Path(arguments.out or root() / "runs" / f"rl-{names}").resolve()
+    names = set_names(paths)
+    title = "-".join(names)
+    out = scratch / "out" if arguments.estimate else Path(arguments.out or root() / "runs" / f"rl-{title}").resolve()
     identity = {
         "data": [str(path) for path in paths], "files": [fingerprint(path) for path in paths], "model": arguments.model,
         "judge": arguments.judge, "profile": arguments.profile, "settings": list(arguments.settings), "steps": arguments.steps,
     }  # fmt: skip
     refuse_another(out / "rl.json", identity, RL.noun)
-    sets = [read_set(path, arguments.format) for path in paths]
+    sets = [read_set(path, arguments.format, name=name) for path, name in zip(paths, names, strict=True)]
     start = out / "base/base" if (out / "base/base").exists() else local_folder(arguments.model)
-    parameters = conversion.parameters(start)  # raises for what is no Sa2VA
-    refuse_untaught(start)
+    stage, base = base_of(start)
+    parameters = conversion.parameters(base)  # raises for what is no Sa2VA
+    if stage not in {"sft", "rl"}:
+        refuse_untaught(base)
     config = settings(sets, arguments, parameters=parameters)
     optim, held_out = config.rl.optim, [sample for one in sets for sample in one.held_out]
     counts = f"{sum(len(one.train) for one in sets)} samples to train on, {len(held_out)} held out"
     print(f"{', '.join(map(str, paths))}: {counts}; loops {', '.join(config.rl.loops)}; {optim.steps} steps of {optim.batch}", flush=True)
     if len({sample.image_id for sample in held_out}) < FEW:
         print(f"fewer than {FEW} pictures are held out: the report will hardly tell a gain from chance", flush=True)
-    return Request(training=RL, data=names, model=arguments.model, out=out, config=config, identity=identity)
+    return Request(training=RL, data=title, model=arguments.model, out=out, config=config, identity=identity)
 
 
-def read_set(path: Path, form: str | None) -> ReadSet:
-    """Read a data set; a share of the pictures is held out of one without a split `val`. Raises ValueError for one that training does not
-    read, and where nothing is held out."""
+def read_set(path: Path, form: str | None, *, name: str) -> ReadSet:
+    """Read a data set: its split `train`, or, where it has none, all but `val` and `test`. A share of the pictures is held out of one
+    without a split `val`. Raises ValueError for one that training does not read, and where nothing is held out."""
     from ans_core import data
     from ans_core.data.formats import SPLITS, training_format
 
-    form, name = form or training_format(path), path.stem if path.is_file() else path.name
-    samples = data.read_samples(format=form, path=path, name=name, split="train")
-    source = DataSource(name=name, format=form, path=str(path))
-    if form in SPLITS and "val" in SPLITS[form](path):
+    form = form or training_format(path)
+    present = SPLITS[form](path) if form in SPLITS and path.exists() else []
+    split: str | tuple[str, ...] = "train" if "train" in present or not present else ("*",)
+    samples = data.read_samples(format=form, path=path, name=name, split=split)
+    source = DataSource(name=name, format=form, path=str(path), split=split)
+    if "val" in present:
         return ReadSet(source=source, train=samples, held_out=data.read_samples(format=form, path=path, name=name, split="val"))
     pictures = len({sample.image_id for sample in samples})
     share = min(MOST_HELD_OUT, max(0.01, HELD_OUT / max(1, pictures)))
@@ -110,15 +117,18 @@ def settings(sets: Sequence[ReadSet], arguments: argparse.Namespace, *, paramete
     loops, samples = loops_of(train, of_profile)
     epochs, given, words = length(arguments.settings, section="rl", steps=arguments.steps)
     batch = given.get("rl.optim.batch", min(of_profile.optim.batch, samples))
-    passes = math.ceil((epochs or EPOCHS) * samples / batch)
+    inner = given.get("rl.inner_steps", of_profile.inner_steps)
+    if not isinstance(inner, int) or inner < 1:
+        raise ValueError(f"rl.inner_steps = {inner!r}: give a whole number above 0")
+    passes = max(1, math.ceil((epochs or EPOCHS) * samples / batch)) * inner  # as `launch.lasting` counts them
     steps = arguments.steps or (passes if epochs else min(of_profile.optim.steps or passes, passes))
-    sources = [one.source.model_dump(mode="json", include={"name", "format", "path", "hold_out"}) for one in sets]
+    sources = [one.source.model_dump(mode="json", include={"name", "format", "path", "split", "hold_out"}) for one in sets]
     benchmarks = benchmarks_of(sample for one in sets for sample in one.held_out)
     benchmarks += ["loops"] if "region_caption" in benchmarks else []
     if not benchmarks:
         raise ValueError("the held-out samples are none that a benchmark compares: give regions with captions, or expressions with masks")
-    processes = [word for word in launch_words(batch) if word.partition("=")[0] not in given]
-    count = int(given.get("launch.processes", processes[0].partition("=")[2] if processes else 1))
+    of_machine = dict(word.split("=") for word in launch_words(batch, given, command="rl"))
+    count = int(given.get("launch.processes", of_machine["launch.processes"]))
     at_once = math.ceil(of_profile.optim.batch / of_profile.optim.accumulate / whole.launch.processes)  # what fits a process's memory
     accumulate = max(1, math.ceil(batch / count) // at_once)
     ours = [
@@ -127,9 +137,10 @@ def settings(sets: Sequence[ReadSet], arguments: argparse.Namespace, *, paramete
         "base.source=published", f"base.internvl={json.dumps(arguments.model)}", "base.sam2=", "memory.train=false", "sft.optim.steps=0",
         f"sft.optim.batch={max(batch, count)}", "sft.optim.accumulate=1", "sft.mixture={extra: 1.0}",
         f"rl.loops={json.dumps(loops)}", f"rl.optim.steps={steps}", f"rl.optim.batch={batch}", f"rl.optim.accumulate={accumulate}",
-        f"rl.optim.save_every={min(CHUNK, steps)}", f"rl.rows={batch if of_profile.rows else 0}", "rl.use_llm_judge=false",
-        "rl.use_llm_judge_loop2=false", *judge_words(arguments.judge, given),
-        "evaluate.sources=[]", f"evaluate.benchmarks={json.dumps(benchmarks)}", "evaluate.optional=[]", "evaluate.split=val", *processes,
+        f"rl.optim.save_every={math.ceil(min(CHUNK, steps) / inner) * inner}", f"rl.rows={batch if of_profile.rows else 0}",
+        "rl.use_llm_judge=false", "rl.use_llm_judge_loop2=false", *judge_words(arguments.judge, given),
+        "evaluate.sources=[]", f"evaluate.benchmarks={json.dumps(benchmarks)}", "evaluate.optional=[]", "evaluate.split=val",
+        *(f"{key}={value}" for key, value in of_machine.items()),
     ]  # fmt: skip
     return Config.model_validate(resolve(file, (*ours, *words)))
 

@@ -15,23 +15,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ans_core import dist
+from ans_core import dist, stop
 from ans_core.config import Config, setting
+from ans_core.config.names import DATA_KINDS
 from ans_core.processes import shared_words, thread_variables
 from ans_core.types import Sample
 from ans_core.written import written_whole
+from flows.child import LAUNCH
 from flows.paths import root
 from tasks import provenance
-from tasks.process import held, holder_of
-from tasks.runner import stage_function
+from tasks.process import die_with_parent, held, holder_of
+from tasks.runner import TORCHRUN, stage_function
 from tasks.stages import Stage, stage_named
 
 SMALL = 100_000_000
@@ -82,7 +85,17 @@ class Request:
 
 
 def train(arguments: argparse.Namespace, training: Training, checked: Callable[[argparse.Namespace, Path], Request]) -> int:
-    """Train as the command line says; a killed run goes on where it stopped. An estimate waits for nobody and leaves nothing behind."""
+    """Train as the command line says; a killed run goes on where it stopped. An estimate waits for nobody and leaves nothing behind. TERM
+    and USR1 end it after the step at work, with a state."""
+    stop.exit_on_signals()
+    try:
+        return _train(arguments, training, checked)
+    except stop.Stopped as stopped:
+        print(f"ans {training.name}: {stopped}", file=sys.stderr)
+        raise
+
+
+def _train(arguments: argparse.Namespace, training: Training, checked: Callable[[argparse.Namespace, Path], Request]) -> int:
     lock = root() / ".ans/stage.lock"
     lock.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{training.name}-", dir=lock.parent) as scratch:
@@ -93,7 +106,8 @@ def train(arguments: argparse.Namespace, training: Training, checked: Callable[[
             begin(request)
             print(estimate(request))
             return 0
-        with held(lock, f"ans {training.name}"):
+        with held(lock, f"ans {training.name}") as file:
+            os.set_inheritable(file, True)  # if this process is killed, its children keep the lock until their state is written
             begin(request)
             if not (request.out / training.stage).exists():
                 print(estimate(request), flush=True)
@@ -161,12 +175,40 @@ def length(settings: Sequence[str], *, section: str, steps: int | None) -> tuple
     return float(epochs), given, tuple(word for word in settings if setting(word)[0] != key)
 
 
-def launch_words(batch: int) -> list[str]:
-    """Return the settings of a process for each GPU of this machine, as far as a step has a sample for each; one without a GPU."""
+def launch_words(batch: int, given: Collection[str], *, command: str) -> list[str]:
+    """Return the settings of a process for each GPU of this machine, as far as a step has a sample for each; one without a GPU. None of a
+    cluster's jobs. `given`: keys of the user's settings. Raises ValueError if these ask for jobs."""
     import torch
 
-    count = max(1, min(torch.cuda.device_count(), batch))
-    return [f"launch.processes={count}", f"launch.inference_processes={count}", *(["launch.deepspeed_stage=0"] if count == 1 else [])]
+    if jobs := [key for key in given if key == "launch.launcher" or key.startswith("launch.resources")]:
+        raise ValueError(f"{', '.join(jobs)}: ans {command} trains on this machine; use the profile and `ans run` for jobs")
+    processes = max(1, min(torch.cuda.device_count(), batch))
+    return [
+        "launch.launcher=torchrun", "launch.resources={}", f"launch.processes={processes}", f"launch.inference_processes={processes}",
+        *(["launch.deepspeed_stage=0"] if processes == 1 else []),
+    ]  # fmt: skip
+
+
+def set_names(paths: Sequence[Path]) -> list[str]:
+    """Return a name for each data set: its folder's or file's, with the parent's before it where that is another set's or a kind of data's.
+    Raises ValueError for a set that comes twice."""
+    names: list[str] = []
+    for place, path in enumerate(paths):
+        if path in paths[:place]:
+            raise ValueError(f"--data {path} is given twice; leave one out")
+        name = path.stem if path.is_file() else path.name
+        numbered = (f"{name}-{number}" for number in count(2))
+        names.append(next(one for one in chain([name, f"{path.parent.name}-{name}"], numbered) if one not in {*names, *DATA_KINDS}))
+    return names
+
+
+def base_of(start: Path) -> tuple[str, Path]:
+    """Return (stage, folder of all tensors) of a start model: of what a stage trained (runs/<profile>/sft, rl, rl/teacher) the base beside
+    it, of any other no stage and its own. Raises ValueError where the base is missing."""
+    from ans_core.checkpoints.checkpoint import DELTA
+    from ans_core.checkpoints.trained import trained_on
+
+    return trained_on(start)[:2] if (start / DELTA).is_file() else ("", start)
 
 
 def stage_work(request: Request, name: str, *inputs: str) -> Work:
@@ -178,8 +220,8 @@ def run_stage(request: Request, name: str, inputs: tuple[str, ...], out: Path) -
     """Run a stage, in as many processes as the settings say."""
     stage = stage_named(name)
     if command := ranks_command(stage, request.config, request.out, "--inputs", *inputs, "--out", str(out)):
-        ran = subprocess.run(command, cwd=root(), env=ranks_environment(stage, request.config), check=False)
-        if ran.returncode:
+        status, _, _ = run_ranks(command, ranks_environment(stage, request.config))
+        if status:
             raise ValueError(f"{name} failed in one of its processes; what it says stands above. The same command goes on from here")
         return
     more: dict[str, Any] = {}
@@ -213,7 +255,29 @@ def ranks_command(stage: Stage, config: Config, folder: Path, *words: str) -> li
 
 
 def ranks_environment(stage: Stage, config: Config) -> dict[str, str]:
-    return os.environ | thread_variables(config.launch.threads, processes=processes_of(stage, config), environment=os.environ)
+    threads = thread_variables(config.launch.threads, processes=processes_of(stage, config), environment=os.environ)
+    return os.environ | TORCHRUN | threads
+
+
+def run_ranks(command: list[str], environment: Mapping[str, str], *, capture: bool = False) -> tuple[int, str, str]:
+    """Run a command of one or several processes and return (exit status, stdout, stderr), both empty unless `capture`. Its processes get
+    TERM when this one ends, in whatever way: they end after the step at work, with a state. In a session of their own, so that Ctrl-C is
+    TERM to them."""
+    pipe = subprocess.PIPE if capture else None
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, *command], cwd=root(), env={**environment, "ANS_PARENT_PID": str(os.getpid())}, stdout=pipe,
+        stderr=pipe, text=True, start_new_session=True, close_fds=False,
+    )  # fmt: skip
+    try:
+        stdout, stderr = process.communicate()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.communicate(timeout=stop.LONGEST_S + 60)
+            finally:
+                process.kill()
+    return process.returncode, stdout or "", stderr or ""
 
 
 def processes_of(stage: Stage, config: Config) -> int:
@@ -252,15 +316,14 @@ def estimate(request: Request) -> str:
     command = ranks_command(stage, request.config, request.out, "--measure")
     command = command or [sys.executable, "-m", "flows.short_training", str(request.out), stage.name, "--measure"]
     trial_folder = request.out / ".scratch/measured"
+    shutil.rmtree(trial_folder, ignore_errors=True)  # a killed trial's states: it would go on from them, and measure nothing
     try:
-        trial = subprocess.run(
-            command, cwd=root(), env=ranks_environment(stage, request.config), capture_output=True, text=True, check=False
-        )
+        status, stdout, stderr = run_ranks(command, ranks_environment(stage, request.config), capture=True)
     finally:
         shutil.rmtree(trial_folder, ignore_errors=True)
-    if trial.returncode:
-        raise ValueError(f"a step of training failed, so nothing was trained:\n{trial.stderr.strip()[-2000:]}")
-    measured = json.loads(trial.stdout.splitlines()[-1])
+    if status:
+        raise ValueError(f"a step of training failed, so nothing was trained:\n{stderr.strip()[-2000:]}")
+    measured = json.loads(stdout.splitlines()[-1])
     steps = getattr(request.config, training.stage).optim.steps
     minutes = measured["step_s"] * steps / 60
     where = "GPU memory" if measured["gpu"] else "memory"
@@ -272,7 +335,7 @@ def estimate(request: Request) -> str:
 
 def measure(folder: Path, stage: Stage, config: Config) -> dict[str, float | bool]:
     """Train a few steps into a folder that the caller removes, and return seconds a step and the peak of memory, of one process. A judge is
-    not asked."""
+    not asked, and answers that are all alike are no failure."""
     import psutil
     import torch
 
@@ -290,8 +353,9 @@ def measure(folder: Path, stage: Stage, config: Config) -> dict[str, float | boo
     for name in ("out", "scratch"):
         (trial / name).mkdir(parents=True, exist_ok=True)
     inputs = {name: folder / name for name in stage.inputs}
+    more = {"must_learn": False} if stage.name == "rl" else {}
     with redirect_stdout(sys.stderr):  # the last line of stdout is the result
-        stage_function(stage)(short, inputs=inputs, out=trial / "out", scratch=trial / "scratch", log=log)
+        stage_function(stage)(short, inputs=inputs, out=trial / "out", scratch=trial / "scratch", log=log, **more)
     if dist.rank() > 0:
         return {}
     gpu = torch.cuda.is_available()
@@ -302,6 +366,9 @@ def measure(folder: Path, stage: Stage, config: Config) -> dict[str, float | boo
 
 def main() -> None:
     """Run a stage in this process, one of several."""
+    if "RANK" in os.environ:  # torchrun started it; LAUNCH has done so for one that `run_ranks` started
+        die_with_parent()
+    stop.exit_on_signals()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("stage")

@@ -77,8 +77,9 @@ def imports_without_collector() -> Iterator[None]:
 
 
 @contextmanager
-def held(path: Path, what: str, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock that the kernel drops when its holder dies. If another process holds it: wait with a message, or refuse."""
+def held(path: Path, what: str, wait: bool = True) -> Iterator[int]:
+    """Hold an exclusive lock that the kernel drops when its holder dies, and all children that were given the file that is yielded. If
+    another process holds it: wait with a message, or refuse."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         waited_s = 0
@@ -101,6 +102,6 @@ def held(path: Path, what: str, wait: bool = True) -> Iterator[None]:
         file.write(f"{what} (pid {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')})")
         file.flush()
         try:
-            yield
+            yield file.fileno()
         finally:
             file.truncate(0)

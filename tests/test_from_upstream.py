@@ -10,7 +10,7 @@ import pytest
 
 from ans_core.config import Config, ConfigError, resolve
 from ans_core.config.read import _flat
-from ans_core.model.network import Network
+from ans_core.inference.sa2va import Sa2VA
 from flows import cli
 from tests.test_docs import ROOT, parsed, words_of
 
@@ -39,7 +39,7 @@ def fault(code: str) -> str | None:
     if first in SECTIONS and "/" not in name:
         return None if any(one == name or one.startswith(f"{name}.") for one in SETTINGS) else "no such setting"
     if name.startswith("Sa2VA."):
-        return None if hasattr(Network, name.removeprefix("Sa2VA.")) else "Sa2VA has no such name"
+        return None if hasattr(Sa2VA, name.removeprefix("Sa2VA.")) else "Sa2VA has no such name"
     if name.startswith("make "):
         return None if re.search(rf"^{name[5:]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE) else "no such target"
     if name.startswith(LOOPS):

@@ -73,14 +73,7 @@ def stage_model(
     """Load the model that a stage's output makes: of `sft`, `rl` (or the teacher in it) or `memory`, with the outputs of the stages before
     it from the folder around it. Merged in the base's own precision, as the stage `convert` does, then cast to `dtype`. Raises ValueError
     for another stage's output, and where one before it is missing."""
-    stage = json.loads((output / checkpoint.DELTA).read_text(encoding="utf-8"))["config"].get("stage")
-    run = output.parent.parent if output.name == TEACHER else output.parent
-    base, sft = run / "base/base", run / "sft"
-    needed = {"memory": (base,), "sft": (base,), "rl": (base, sft)}.get(stage)
-    if needed is None:
-        raise ValueError(f"{output} is of the stage {stage!r}, whose output is no model; those of memory, sft and rl are")
-    if missing := [str(folder) for folder in needed if not folder.is_dir()]:
-        raise ValueError(f"{output} is what the stage {stage} changed, and {' and '.join(missing)}, on which it was trained, is not there")
+    stage, base, sft = trained_on(output)
     if stage == "memory":
         model = checkpoint.load_as(kind, base, device=device)
         memory.load_into(model, output, base=base)
@@ -91,6 +84,19 @@ def stage_model(
         model.to(dtype)
     model.norms_in_fp32()
     return model.requires_grad_(False).eval()
+
+
+def trained_on(output: Path) -> tuple[str, Path, Path]:
+    """Return (stage, base, output of `sft`) of the output of a stage that makes a model. Raises ValueError as `stage_model` does."""
+    stage = json.loads((output / checkpoint.DELTA).read_text(encoding="utf-8"))["config"].get("stage")
+    run = output.parent.parent if output.name == TEACHER else output.parent
+    base, sft = run / "base/base", run / "sft"
+    needed = {"memory": (base,), "sft": (base,), "rl": (base, sft)}.get(stage)
+    if needed is None:
+        raise ValueError(f"{output} is of the stage {stage!r}, whose output is no model; those of memory, sft and rl are")
+    if missing := [str(folder) for folder in needed if not folder.is_dir()]:
+        raise ValueError(f"{output} is what the stage {stage} changed, and {' and '.join(missing)}, on which it was trained, is not there")
+    return stage, base, sft
 
 
 def policy_model(base: Path, sft: Path, rl: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Network:

@@ -47,16 +47,17 @@ from ans_core.train import loop
 from ans_core.types import Log, Sample
 
 
-def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
+def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log, must_learn: bool = True) -> dict[str, float]:
     """Run the stage. inputs: data, base, sft, questions. Writes the policy's tensors (delta on SFT), the teacher's (teacher/, the same),
     curves.csv, rewards.json, moved.json and `samples` (pictures of rollouts) to `out`. Another sample is practised in the place of one
-    that can't be read; the curve `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
+    that can't be read; the curve `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them. Raises RuntimeError if
+    no step had a gradient, unless `must_learn` is False (a trial of a few steps)."""
     if cfg.rl.mask_policy == "token" and "mask" in cfg.rl.loops:
         logging.warning(
             "rl.mask_policy token: every mask of a group is the same, so loop 2 has no policy gradient; it is there for comparison"
         )
     with _judging(cfg, inputs) as judging:
-        return _run(cfg, judging, inputs=inputs, out=out, scratch=scratch, log=log)
+        return _run(cfg, judging, inputs=inputs, out=out, scratch=scratch, log=log, must_learn=must_learn)
 
 
 @contextmanager
@@ -75,7 +76,9 @@ def _judging(cfg: Config, inputs: dict[str, Path]) -> Iterator[Judging | None]:
         )
 
 
-def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
+def _run(
+    cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log, must_learn: bool
+) -> dict[str, float]:
     settings = cfg.rl
     machine = machine_of(cfg.launch, settings.dtype, log=log)
     if machine.deepspeed_stage == 3:
@@ -123,7 +126,8 @@ def _run(cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: 
         after_step=lambda step: module.after_step(step) | left_out.metrics(step, machine.device),
         scales=dict.fromkeys(modules, settings.modules_lr),
     )  # fmt: skip
-    check_learned(curves)
+    if must_learn:
+        check_learned(curves)
     moved = check_moved(before, model)
     if dist.rank() == 0:
         config = {"stage": "rl", "lora": settings.lora.model_dump(), "modules": modules, "seed": cfg.seed}

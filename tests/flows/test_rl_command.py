@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
+import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
+import psutil
 import pytest
 from datasets import Dataset, Features, Image, Value
 
 from ans_core.checkpoints import checkpoint
-from ans_core.config import Config
-from ans_core.data.formats import FORMATS
+from ans_core.config import PROFILES, Config, dump, resolve
+from ans_core.data import read_entry
+from ans_core.data.formats import FORMATS, SPLITS
 from ans_core.inference.sa2va import Sa2VA
+from ans_core.model import adapters
 from ans_core.model.network import Network
+from ans_core.rl.dual_loop import check_learned
+from ans_core.stages import rl as stages_rl
+from ans_core.stages.prepare import source_entries
+from ans_core.types import Log
 from flows import cli, rl_command, short_training
+from tasks.process import held
 from tasks.stages import stage_named
 from tests import tiny
+from tests.workspace import ROOT
 
 REFERENCE = Path(os.environ.get("ANS_REFERENCE", Path(__file__).resolve().parents[2] / "../shared"))
 needs_reference = pytest.mark.skipif(not REFERENCE.is_dir(), reason=f"no reference data at {REFERENCE} (set ANS_REFERENCE)")
@@ -58,7 +73,7 @@ def drawn(folder: Path, count: int) -> Path:
 
 def settings_of(folder: Path, *words: str, parameters: int = 1000) -> Config:
     arguments = cli.parse(["rl", "--model", "owner/a-release", "--data", str(folder), *words])
-    return rl_command.settings([rl_command.read_set(folder, None)], arguments, parameters=parameters)
+    return rl_command.settings([rl_command.read_set(folder, None, name="mine")], arguments, parameters=parameters)
 
 
 def test_settings_have_the_loops_that_the_data_can_and_a_share_held_out(tmp_path: Path) -> None:
@@ -69,7 +84,7 @@ def test_settings_have_the_loops_that_the_data_can_and_a_share_held_out(tmp_path
     assert config.rl.loops == {"caption": 1.0, "mask": 0.2}
     assert (config.sft.optim.steps, config.base.source, config.base.internvl, config.base.sam2) == (0, "published", "owner/a-release", "")
     assert config.evaluate.benchmarks == ("region_caption", "loops")
-    train = len(rl_command.read_set(folder, None).train)
+    train = len(rl_command.read_set(folder, None, name="mine").train)
     assert config.rl.optim.steps == -(-3 * train // 8)  # three epochs are fewer than the profile's 180 steps
     assert (config.rl.optim.batch, config.rl.rows, config.rl.use_llm_judge, config.launch.processes) == (8, 8, False, 1)
     assert settings_of(folder, "rl.optim.epochs=5").rl.optim.steps == -(-5 * train // 8)
@@ -90,6 +105,161 @@ def test_a_large_model_gets_the_profile_of_rl_alone_divided_for_one_process(tmp_
     assert command
     assert {"--nproc-per-node=2", "flows.short_training", "rl"} <= {*command}
     assert short_training.ranks_command(stage_named("prepare"), config, tmp_path) is None
+
+
+def test_steps_of_epochs_are_times_the_inner_steps_and_a_state_is_written_after_the_last_of_them(tmp_path: Path) -> None:
+    folder = drawn(tmp_path / "mine", 30)
+    train = len(rl_command.read_set(folder, None, name="mine").train)
+    batches = -(-3 * train // 8)
+    optim = settings_of(folder, "rl.inner_steps=4", "launch.processes=2").rl.optim
+    assert (optim.steps, optim.save_every) == (4 * batches, 28)  # 25 rounded up
+    assert settings_of(folder, "rl.inner_steps=4", "rl.optim.epochs=5").rl.optim.steps == -(-5 * train // 8) * 4
+    with pytest.raises(ValueError, match=r"rl\.inner_steps = 'two': give a whole number above 0"):
+        settings_of(folder, "rl.inner_steps=two")
+
+
+def test_a_set_without_a_split_train_is_trained_on_with_all_its_parts(tmp_path: Path) -> None:
+    """As describe-anything comes: a folder for each part."""
+    for part in ("COCOStuff", "Mapillary"):
+        drawn(tmp_path / part, 12)
+        (tmp_path / part / "regions").rename(tmp_path / f"described-{part}")
+    folder = tmp_path / "described"
+    folder.mkdir()
+    for part in ("COCOStuff", "Mapillary"):
+        (tmp_path / f"described-{part}").rename(folder / part)
+    assert SPLITS["region_arrow"](folder) == ["COCOStuff", "Mapillary"]
+    one = rl_command.read_set(folder, None, name="described")
+    assert len(one.train) + len(one.held_out) == 24
+    (source,) = settings_of(folder).prepare.sources
+    assert source.split == ("*",)
+    entries = source_entries((source,))
+    counts = {entry.split: len(read_entry(tmp_path, entry)) for entry in entries}
+    assert counts == {"train": len(one.train), "val": len(one.held_out)}  # the stage reads the same
+
+
+def test_settings_of_jobs_are_refused_and_a_profiles_are_left_out(tmp_path: Path) -> None:
+    folder = drawn(tmp_path / "mine", 20)
+    for word in ("launch.launcher=slurm", "launch.resources={rl: {gpus: 8}}", "launch.resources.rl.gpus=8"):
+        with pytest.raises(ValueError, match=r"ans rl trains on this machine; use the profile and `ans run` for jobs"):
+            settings_of(folder, word)
+        with pytest.raises(ValueError, match=r"launch\..*: ans finetune trains on this machine"):
+            short_training.launch_words(8, [word.partition("=")[0]], command="finetune")
+    assert {"launch.launcher=torchrun", "launch.resources={}"} <= {*short_training.launch_words(8, [], command="rl")}
+
+
+def test_data_sets_of_one_folder_name_or_of_a_kinds_get_names_of_their_own(tmp_path: Path) -> None:
+    for folder in ("a/regions", "b/regions", "c/referring"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "b/regions.json").touch()
+    paths = [tmp_path / name for name in ("a/regions", "b/regions", "b/regions.json", "c/referring")]
+    assert short_training.set_names(paths) == ["regions", "b-regions", "regions-2", "c-referring"]
+    with pytest.raises(ValueError, match=r"a/regions is given twice; leave one out"):
+        short_training.set_names([paths[0], paths[0]])
+
+
+@pytest.mark.parametrize("stage", ["sft", "rl", "rl/teacher"])
+def test_what_a_stage_trained_is_a_start_model(tmp_path: Path, tiny_model: Network, stage: str) -> None:
+    run, folder = tmp_path / "run", drawn(tmp_path / "mine", 20)
+    checkpoint.save(tiny_model, run / "base/base", metadata={"stage": "base", "source": ["an/InternVL", "a/SAM2"]})
+    sft = {"stage": "sft", "lora": None, "seed": 0}
+    checkpoint.save_delta({}, run / "sft", base_hash=checkpoint.weights_hash(run / "base/base"), config=sft)
+    if stage != "sft":
+        modules = adapters.policy_modules(tiny_model, drawing=False)
+        lora = {"rank": 2, "alpha": 4, "dropout": 0.0}
+        policies = adapters.Policies(checkpoint.load(run / "sft"), adapters.rl_config(**lora, modules=modules), seed=0)
+        config = {"stage": "rl", "lora": lora, "modules": modules, "seed": 0}
+        of_sft = checkpoint.weights_hash(run / "sft")
+        checkpoint.save_delta(policies.tensors("policy"), run / stage, base_hash=of_sft, config=config)
+    arguments = cli.parse(["rl", "--model", str(run / stage), "--data", str(folder), "--out", str(tmp_path / "out")])
+    short_training.begin(rl_command.checked(arguments, tmp_path))
+    started = checkpoint.load(tmp_path / "out/base/base")
+    assert all(one.equal(other) for one, other in zip(started.parameters(), tiny_model.parameters(), strict=True))  # adapters begin at 0
+    rl_command.checked(arguments, tmp_path)  # a killed run goes on with it
+
+
+def test_a_trial_begins_anew_and_need_not_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings_of(drawn(tmp_path / "mine", 20))
+    training = replace(rl_command.RL, before_estimate=())
+    request = short_training.Request(training=training, data="mine", model="M", out=tmp_path / "out", config=config, identity={})
+    killed = tmp_path / "out/.scratch/measured/scratch"
+    killed.mkdir(parents=True)
+
+    def trial(*_: object, **__: object) -> tuple[int, str, str]:
+        assert not killed.exists()
+        return 0, json.dumps({"step_s": 2.0, "bytes": 1e9, "total": 4e9, "gpu": False}), ""
+
+    monkeypatch.setattr(short_training, "run_ranks", trial)
+    assert "2.00 s a step" in short_training.estimate(request)
+    assert inspect.signature(stages_rl.run).parameters["must_learn"].default is True
+
+    def alike(*_: object, log: Log, must_learn: bool = True, **__: object) -> dict[str, float]:
+        for step in range(3):
+            log({"rl/loss": 0.0}, step)
+        if must_learn:
+            check_learned([(step, "grad_norm", 0.0) for step in range(3)])
+        return {}
+
+    monkeypatch.setattr(short_training, "stage_function", lambda stage: alike)
+    assert short_training.measure(tmp_path / "out", stage_named("rl"), config)["bytes"] > 0
+
+
+PROCESS = """
+import time
+from pathlib import Path
+from ans_core import stop
+from flows import short_training
+
+def work(config, *, out, **_):
+    (out / f"{__import__('os').environ['RANK']}.at_work").touch()
+    with stop.deferred():
+        while not stop.requested():
+            time.sleep(0.05)
+        time.sleep(1)  # the step at work
+        (out / f"{__import__('os').environ['RANK']}.state").touch()
+    raise stop.Stopped(stop.requested(), 1)
+
+short_training.stage_function = lambda stage: work
+short_training.main()
+"""
+
+PARENT = """
+import os, sys
+from pathlib import Path
+from flows import short_training
+from ans_core import stop
+from ans_core.processes import shared_words
+from tasks.process import held
+
+stop.exit_on_signals()
+out = Path(sys.argv[1])
+with held(out / "lock", "ans rl") as file:
+    os.set_inheritable(file, True)
+    command = [sys.executable, *shared_words(2), str(out / "process.py"), str(out), "rl", "--out", str(out)]
+    short_training.run_ranks(command, os.environ | short_training.TORCHRUN)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
+def test_processes_end_with_the_command_after_a_state_and_hold_its_lock_until_then(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "params.yaml").write_text(dump(resolve(ROOT / PROFILES / "smoke.yaml", ("launch.processes=2",))))
+    (tmp_path / "process.py").write_text(PROCESS)
+    (tmp_path / "parent.py").write_text(PARENT)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    parent = subprocess.Popen([sys.executable, tmp_path / "parent.py", tmp_path], cwd=ROOT, env=environment, start_new_session=True)
+    deadline_s = time.monotonic() + 240
+    while len(list(tmp_path.glob("*.at_work"))) < 2:
+        assert parent.poll() is None
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    children = psutil.Process(parent.pid).children(recursive=True)
+    assert len(children) >= 3  # torchrun and two processes
+    parent.send_signal(number)
+    assert parent.wait(120) == (-9 if number == signal.SIGKILL else 128 + number)
+    with held(tmp_path / "lock", "a second start"):
+        assert len(list(tmp_path.glob("*.state"))) == 2
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert alive == []
 
 
 def test_a_judge_that_is_named_is_not_asked_for_its_models() -> None:

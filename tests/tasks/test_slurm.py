@@ -17,7 +17,7 @@ import pytest
 
 from ans_core.config import PROFILES, Launch, dump, resolve
 from ans_core.config.names import JOB_STAGES, SEVERAL_NODES
-from ans_core.evaluation.session import job_words
+from flows.eval_job import job_words
 from tasks import slurm
 from tasks.stages import TABLE
 from tests import slurm_cluster
@@ -317,18 +317,23 @@ def test_ans_eval_is_a_job_where_the_settings_say_so_and_stays_here_on_a_cpu(tmp
     for folder in ("profiles", "below"):
         (tmp_path / folder).mkdir()
     (tmp_path / "dvc.yaml").touch()
-    (tmp_path / "params.yaml").write_text(dump(resolve(ROOT / PROFILES / "smoke.yaml", ("launch.launcher=slurm",))))
+    (tmp_path / "params.yaml").write_text(
+        dump(resolve(ROOT / PROFILES / "smoke.yaml", ("launch.launcher=slurm", "launch.resources={evaluate: {gpus: 8}}")))
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ans", "eval", "refcoco", "--model", "mine"])
-    words = job_words(argparse.Namespace(device=None))
+    words = job_words(argparse.Namespace(device=None, processes=None))
     assert words is not None
     assert words[:2] == ["-m", "tasks.slurm"]
     assert words[2].startswith("ans-eval-")
-    assert words[3:] == ["evaluate", "-m", "flows.cli", "eval", "refcoco", "--model", "mine"]
-    assert job_words(argparse.Namespace(device="cpu")) is None
+    assert words[3:] == ["evaluate", "-m", "flows.cli", "eval", "refcoco", "--model", "mine", "--processes", "8"]  # one for each GPU
+    named = job_words(argparse.Namespace(device=None, processes=2))
+    assert named is not None
+    assert "8" not in named
+    assert job_words(argparse.Namespace(device="cpu", processes=None)) is None
     monkeypatch.setenv("ANS_JOB", "1")
-    assert job_words(argparse.Namespace(device=None)) is None
+    assert job_words(argparse.Namespace(device=None, processes=None)) is None
     monkeypatch.delenv("ANS_JOB")
     monkeypatch.chdir(tmp_path / "below")
     with pytest.raises(ValueError, match="call `ans eval` there, or give --device cpu"):
-        job_words(argparse.Namespace(device=None))
+        job_words(argparse.Namespace(device=None, processes=None))
