@@ -252,4 +252,4 @@ def held_out(cfg: Config, model: Network, sources: list[Source]) -> dict[str, fl
         return {}
     rng = dist.rng_of(cfg.seed, "held out", "region_caption")
     _, ious = Promptable(model.sam2)(prompt_batch(pictures, size=size, objects=OBJECTS, rng=rng).to(model.device))
-    return {"prompted_image/IoU": ious["iou_three"]}
+    return {"prompted_image/IoU": float(ious["iou_three"])}

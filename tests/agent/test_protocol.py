@@ -119,7 +119,7 @@ def test_calls_of_every_plan_are_at_most_14_tokens_of_a_tokenizer_that_never_saw
         Call(name="segment_object_at", arguments={"text": "the large red circle"}),
         Call(name="select_frames", arguments={"frames": [0, 3, 7]}),
     ]
-    assert {call.name for call in plans} == set(OPERATIONS)
+    assert {call.name for call in plans} == OPERATIONS.keys() - {"locate"}  # small agents know no words for it (operations/locate.py)
     assert min(len(tokenizer.encode(call_text(call))) for call in plans) > 30
     ordinary = "the large red circle, at the top [left] of the picture {250, 500}"
     before = tokenizer.encode(ordinary)

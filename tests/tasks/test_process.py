@@ -156,7 +156,7 @@ def test_training_waits_for_no_answer_and_nothing_of_what_it_logs_is_lost() -> N
 TRACKED = """
 import sys, time
 from pathlib import Path
-from tasks.process import exit_on_term
+from ans_core.processes import exit_on_term
 from tasks.tracker import stage_run
 exit_on_term()
 given = {"stage": "sft", "version": "1", "profile": "tiny", "state_key": "k", "params": {"steps": 3}, "settings": {}, "data": {}}

@@ -33,7 +33,7 @@ short = Turn(question="Describe region1.", answer="a red circle.", regions=box)
 # Rows 0 and 2 draw, 1 and 3 only describe: of two processes, or micro-batches, one has all the masks.
 rows = [tiny.row(*turns, number=i, seed=i) for i, turns in enumerate([(segment,), (describe, short), (both, segment), (short,)])]
 
-def sgd(module, *, lr, weight_decay, scales, muon_lr):
+def sgd(module, *, lr, weight_decay, scales, muon_lr, fused):
     return torch.optim.SGD([{"params": [p for p in module.parameters() if p.requires_grad], "scale": 1.0}], lr=lr)
 
 loop.states.save = lambda *args, **options: None  # states are AdamW's
