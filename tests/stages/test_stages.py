@@ -670,7 +670,7 @@ inputs = {k: runs / k for k in ("data", "base", "memory")}
 stages.run(sft, folder, "sft", inputs)
 assert len(written) == (dist.rank() == 0) and (folder / "sft" / "delta.json").exists(), "the others wait for the first"
 stages.run(rl, folder, "rl", inputs | {"sft": folder / "sft"})
-assert len(written) == 2 * (dist.rank() == 0) and (folder / "rl" / "delta.json").exists(), "the others wait for the first"
+assert len(written) == 3 * (dist.rank() == 0) and (folder / "rl" / "delta.json").exists(), "policy and teacher; the others wait"
 """
 
 
