@@ -1,11 +1,9 @@
-"""How processes of one machine start and end, and how many threads each gets: settled before torch is imported."""
+"""How processes of one machine start, and how many threads each gets: settled before torch is imported."""
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Mapping
-from types import FrameType
 
 SPINS = "3000"
 """How often an idle thread of torch's libgomp spins before it sleeps."""
@@ -28,14 +26,3 @@ def thread_variables(threads: int, *, processes: int, environment: Mapping[str, 
     if processes > 1 and "OMP_NUM_THREADS" not in environment:
         found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // processes))
     return found
-
-
-def exit_on_term() -> None:
-    """Make TERM end the process as an exception does, so that the run is closed. A second TERM is ignored (group and parent send
-    one each)."""
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, handler)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -34,19 +34,19 @@ class _Request:
     deferred = False
 
 
-def exit_on_signals() -> None:
-    """Make each of SIGNALS end the process as an exception does, so that the run is closed; inside `deferred` it is only noted. Later ones
-    are ignored: a group and a parent send one each."""
+def exit_on_signals(numbers: Sequence[signal.Signals] = SIGNALS) -> None:
+    """Make each of these signals end the process as an exception does, so that the run is closed; inside `deferred` it is only noted. Later
+    ones are ignored: a group and a parent send one each."""
 
     def handler(number: int, frame: FrameType | None) -> None:
-        for other in SIGNALS:
+        for other in numbers:
             signal.signal(other, signal.SIG_IGN)
         _Request.number = number
         if not _Request.deferred:
             raise Stopped(number)
         signal.alarm(LONGEST_S)  # whose default action ends a process that is inside a collective, too
 
-    for number in SIGNALS:
+    for number in numbers:
         signal.signal(number, handler)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ans_core.processes import exit_on_term
+from ans_core import stop
 from flows.child import LAUNCH, StageFailedError, end_group
 from flows.dvc_state import are_up_to_date
 from flows.kept import FILES, print_lines, recover, settings_of_run
@@ -223,7 +224,7 @@ def print_memory(rows: list[tuple[str, str, float]], here: Path, profile: str, t
 
 def serve(here: Path, *, port: int) -> int:
     """Start server, deployments and worker, and end them together, however this process ends."""
-    exit_on_term()
+    stop.exit_on_signals((signal.SIGTERM,))
     with prefect_server(here, port=port) as client:
         env = environment() | client | deployment_names(here, shared=False)
         deploy(here, env)

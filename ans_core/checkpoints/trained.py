@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +57,7 @@ def untaught(model: Path) -> dict[str, Any] | None:
 
 def is_passed_through(sft: Path) -> bool:
     """Tell whether the stage `sft` trained nothing, so that its model is the base (with what `memory` trained)."""
-    file = sft / checkpoint.DELTA
-    return file.exists() and json.loads(file.read_text(encoding="utf-8"))["config"]["lora"] is None
+    return (sft / checkpoint.DELTA).exists() and checkpoint.delta_config(sft)["lora"] is None
 
 
 def rl_model(base: Path, sft: Path, rl: Path, *, device: torch.device | str = "cpu", kind: type[Network] = Network) -> Network:
@@ -88,7 +86,7 @@ def stage_model(
 
 def trained_on(output: Path) -> tuple[str, Path, Path]:
     """Return (stage, base, output of `sft`) of the output of a stage that makes a model. Raises ValueError as `stage_model` does."""
-    stage = json.loads((output / checkpoint.DELTA).read_text(encoding="utf-8"))["config"].get("stage")
+    stage: Any = checkpoint.delta_config(output).get("stage")
     run = output.parent.parent if output.name == TEACHER else output.parent
     base, sft = run / "base/base", run / "sft"
     needed = {"memory": (base,), "sft": (base,), "rl": (base, sft)}.get(stage)

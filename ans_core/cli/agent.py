@@ -6,12 +6,14 @@ import argparse
 import json
 import logging
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ans_core import stop
 from ans_core.places import root
 
 if TYPE_CHECKING:
@@ -63,7 +65,6 @@ def serve(arguments: argparse.Namespace) -> int:
     from ans_core.online.server import Server, check_address
     from ans_core.online.store import FILE
     from ans_core.online.worker import ADAPTERS
-    from ans_core.processes import exit_on_term
     from ans_core.stages.launch import machine_of
     from ans_core.stages.online_parts import opened
 
@@ -73,7 +74,7 @@ def serve(arguments: argparse.Namespace) -> int:
     if arguments.read_only:
         _check_begun(folder)
     check_address(arguments.host, arguments.port)
-    exit_on_term()
+    stop.exit_on_signals((signal.SIGTERM,))
     machine = machine_of(cfg.launch)
     start = adapter if adapter.is_dir() else None
     if start is None and (arguments.adapter or not (folder / FILE).exists()):
@@ -105,13 +106,12 @@ def worker(arguments: argparse.Namespace) -> int:
     """Learns from the store's tasks, and publishes snapshots. One at a time."""
     from ans_core.config import load
     from ans_core.online.store import Store, worker_lock
-    from ans_core.processes import exit_on_term
     from ans_core.stages.launch import machine_of
     from ans_core.stages.online_parts import loop_of, opened, schedule, worker_of
 
     cfg, folder = load(root() / "params.yaml"), folder_of(arguments)
     Store(folder).close()  # a damaged or missing one is refused before the model is loaded
-    exit_on_term()
+    stop.exit_on_signals((signal.SIGTERM,))
     machine = machine_of(cfg.launch)
     with worker_lock(folder):
         families, base = cfg.agent.families, base_of(arguments)

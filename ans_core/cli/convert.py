@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 
@@ -94,8 +93,7 @@ def write_adapter(source: Path, target: Path, base: str | None) -> int:
 
     if not (source / checkpoint.DELTA).exists():
         raise ValueError(f"{source} holds no {checkpoint.DELTA}: an adapter is made of what SFT or RL trained (runs/<profile>/sft or rl)")
-    stage = json.loads((source / checkpoint.DELTA).read_text())["config"]["stage"]
-    sft = source.parent / "sft" if stage == "rl" else None
+    sft = source.parent / "sft" if checkpoint.delta_config(source)["stage"] == "rl" else None
     start = Path(base) if base else source.parent / "base/base"
     adapter.write_adapter(source, target, base=start, sft=sft)
     print(f"wrote {target}, for PeftModel.from_pretrained(Sa2VA.from_pretrained({str(start)!r}), {str(target)!r})")

@@ -191,14 +191,13 @@ class DualLoop(nn.Module):
         if moved[0].inner == 0:
             for some in grouped(moved, self.settings, self.model.device):
                 self._act(some)
-        else:
-            for batch in moved:
-                self.acted[batch.micro] = self._goes_on(batch)
-        if moved[0].inner == 0:
             self._set_advantages(moved)
             self._set_mean_rewards()
             if self.practice is not None:
                 self.practice.end_rollouts(partial(shared_sum, device=self.model.device))
+        else:
+            for batch in moved:
+                self.acted[batch.micro] = self._goes_on(batch)
         self._set_totals(moved)
         if self.beside is None:
             return moved

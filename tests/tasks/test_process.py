@@ -154,11 +154,11 @@ def test_training_waits_for_no_answer_and_nothing_of_what_it_logs_is_lost() -> N
 
 
 TRACKED = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
-from ans_core.processes import exit_on_term
+from ans_core import stop
 from tasks.tracker import stage_run
-exit_on_term()
+stop.exit_on_signals((signal.SIGTERM,))
 given = {"stage": "sft", "version": "1", "profile": "tiny", "state_key": "k", "params": {"steps": 3}, "settings": {}, "data": {}}
 with stage_run(Path(sys.argv[1]), **given) as run:
     run.log({"loss": 0.5}, 7)
