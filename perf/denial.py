@@ -22,16 +22,15 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
-from transformers import LogitsProcessor, LogitsProcessorList
 
 from ans_core import data
 from ans_core.benchmarks import referring
 from ans_core.checkpoints.trained import sft_model
 from ans_core.data.scene_text import ATTRIBUTES
 from ans_core.data.scenes import SHAPES, SIZES, TEXTURES
-from ans_core.inference.generation import stopping
+from ans_core.inference.decoding import decode
 from ans_core.inference.predict import predict
-from ans_core.inference.prefill import prompt, read_ahead
+from ans_core.inference.prefill import prompt
 from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.network import Network
 from ans_core.pictures.colours import COLOURS
@@ -46,14 +45,6 @@ WORDS = dict(zip(ATTRIBUTES, (SIZES, COLOURS, TEXTURES, SHAPES), strict=True))
 KINDS = ("colour", "shape", "colour or shape", "neither", "unknown")
 
 
-class First(LogitsProcessor):
-    """Keep the scores of the first token."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.scores = scores
-        return scores
-
-
 @torch.no_grad()
 def denials(model: Network, samples: list[Sample], *, batch: int = 32) -> np.ndarray:
     """Return each expression's probability of a denial's first token."""
@@ -61,13 +52,14 @@ def denials(model: Network, samples: list[Sample], *, batch: int = 32) -> np.nda
     found: list[float] = []
     for start in tqdm(range(0, len(samples), batch), desc="ask", mininterval=1):
         requests = [referring.request(sample) for sample in samples[start : start + batch]]
-        prompted, kept = read_ahead(model, prompt(model, requests)), First()
-        rows, width = torch.arange(len(prompted.embeds), device=model.device), model.vlm.config.text_config.hidden_size
-        model.backbone.generate(
-            **prompted.generate_inputs(rows, width=width), **stopping(model), max_new_tokens=1, do_sample=False,
-            logits_processor=LogitsProcessorList([kept]),
-        )  # fmt: skip
-        found += kept.scores.float().softmax(1)[:, first].tolist()
+        first_logits: list[Tensor] = []
+
+        def look(logits: Tensor, count: Tensor, seen: list[Tensor] = first_logits) -> Tensor:
+            seen.append(logits)
+            return logits.argmax(1)
+
+        decode(model, prompt(model, requests), answers=1, max_tokens=1, choose=look, stops=[])
+        found += first_logits[0].softmax(1)[:, first].tolist()
     return np.array(found)
 
 

@@ -16,7 +16,6 @@ weights, which need no download. What such a model says is nonsense, so its head
 from __future__ import annotations
 
 import argparse
-import itertools
 import resource
 import statistics
 import time
@@ -73,12 +72,15 @@ def random_model(name: str, *, device: str, dtype: torch.dtype) -> Network:
     drawn = ((key, torch.randn(shape, dtype=dtype, device=device) * 0.02) for key, shape in shapes.items())
     checkpoint.fill(model, drawn, where=name, device=device)
     model.norms_in_fp32()
-    words = itertools.count()
+    words = torch.zeros((), dtype=torch.long, device=device)  # counted there: decoding replays a graph
 
     def say(head: torch.nn.Module, given: object, logits: torch.Tensor) -> torch.Tensor:
-        return logits.index_fill(-1, seg, 1e4 if next(words) % LONGEST == 1 else -1e4)
+        second = words % LONGEST == 1
+        words.add_(1)
+        logits = logits.clone()
+        logits[..., model.seg_token_id] = torch.where(second, 1e4, -1e4).to(logits.dtype)
+        return logits
 
-    seg = torch.tensor([model.seg_token_id], device=device)
     model.vlm.lm_head.register_forward_hook(say)
     return model.eval()
 

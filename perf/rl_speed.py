@@ -60,6 +60,8 @@ WORDS, ANSWER, CAPTION = 2000, 32, 24
 PROMPTS = (64, 256, 512)
 PICTURES = (96, 256)
 """Pixels on a side: the `tiny` profile's, 36 image tokens; and those that give 256, as in the published sizes."""
+LANGUAGE = {"hidden": 256, "layers": 4, "heads": 8, "kv_heads": 4, "mlp": 1024}
+"""Sizes of the text model. perf/gpu.py measures others, and other numbers above."""
 SIDES = ("own", "TRL", "TRL, checkpointing")
 LORA = {"rank": 16, "alpha": 32, "dropout": 0.0}
 LR, KL, STD_FLOOR, CLIP_LOW, CLIP_HIGH, CLIP_GRAD = 1e-4, 0.02, 1e-4, 0.2, 0.28, 1.0
@@ -107,7 +109,7 @@ def text_model() -> Network:
     tokenizer.add_tokens([*CHAT_TOKENS, *prompts.INTERNVL_TOKENS, *prompts.SA2VA_TOKENS], special_tokens=True)
     config = tiny_config(
         vision={"image_size": 16, "patch_size": 8, "hidden": 32, "layers": 1, "heads": 2, "mlp": 64},
-        language={"hidden": 256, "layers": 4, "heads": 8, "kv_heads": 4, "mlp": 1024},
+        language=LANGUAGE,
         grounding=GROUNDING,
         tokenizer=tokenizer,
         template="qwen_chat",
@@ -119,8 +121,13 @@ def text_model() -> Network:
 
 
 class Own:
-    def __init__(self) -> None:
+    def __init__(self, *, half: bool = False) -> None:
+        """half: frozen weights in bf16, for steps under autocast."""
         self.model = text_model()
+        if half:
+            for p in self.model.parameters():
+                p.data = p.data.bfloat16()
+            self.model.norms_in_fp32()
         self.policies = Policies(self.model, rl_config(**LORA, modules=[]), seed=0)
         for name, p in self.model.named_parameters():  # at their usual start, 0, policy and reference would be one
             if ".lora_B.policy." in name:
@@ -184,7 +191,8 @@ class Own:
 class Trl:
     """TRL's trainer over a copy of an `Own`'s text model and adapter. What it does more is to keep metrics, always."""
 
-    def __init__(self, own: Own, *, checkpointing: bool = False) -> None:
+    def __init__(self, own: Own, *, checkpointing: bool = False, half: bool = False) -> None:
+        """half: on a GPU, frozen weights in bf16."""
         import trl
         from datasets import Dataset
 
@@ -194,6 +202,9 @@ class Trl:
         plain = {name.replace(".base_layer", ""): value for name, value in language.state_dict().items() if ".lora_" not in name}
         head = {"lm_head.weight": own.model.vlm.lm_head.weight}
         model.load_state_dict({f"model.{name}": value for name, value in plain.items()} | head)
+        if half:
+            for p in model.parameters():
+                p.data = p.data.bfloat16()
         lora = lora_config(**LORA)
         lora.target_modules = LORA_TARGETS.replace(r".*language_model\.", r".*")
         options = trl.GRPOConfig(
@@ -207,8 +218,8 @@ class Trl:
             epsilon=CLIP_LOW,
             epsilon_high=CLIP_HIGH,
             gradient_checkpointing=checkpointing,
-            bf16=False,
-            use_cpu=True,
+            bf16=half,
+            use_cpu=not half,
             report_to=[],
             logging_strategy="no",
             save_strategy="no",
@@ -242,7 +253,7 @@ class Trl:
 
 def drawn(length: int, turn: int) -> list[str]:
     """Random prompts of so many words."""
-    words = torch.randint(WORDS, (BATCH, length), generator=torch.Generator().manual_seed(1000 * length + turn))
+    words = torch.randint(WORDS, (BATCH, length), generator=torch.Generator("cpu").manual_seed(1000 * length + turn), device="cpu")
     return [" ".join(f"w{i}" for i in row) for row in words.tolist()]
 
 

@@ -75,11 +75,11 @@ FIRST = 2
 def photographs(reference: Path) -> list[Sample]:
     found = read_samples(format="regions", path=reference / "data/regions", name="regions", split="train")
     chosen = list(dict.fromkeys(s.frames for s in found))[:PICTURES]
-    large = {frames: _enlarged(transforms.open_image(frames[0])) for frames in chosen}
+    large = {frames: enlarged(transforms.open_image(frames[0])) for frames in chosen}
     return [_on(s, *large[s.frames]) for s in found if s.frames in large]
 
 
-def _enlarged(image: Image.Image) -> tuple[bytes, int, int]:
+def enlarged(image: Image.Image) -> tuple[bytes, int, int]:
     """Return a JPEG, its height and width."""
     scale = LONG_SIDE / max(image.size)
     width, height = round(image.width * scale), round(image.height * scale)

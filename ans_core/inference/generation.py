@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ans_core import prompts
-from ans_core.inference.prefill import PrefilledBatch, left_padded, read_ahead
+from ans_core.inference.decoding import decode
+from ans_core.inference.prefill import PrefilledBatch, left_padded
 from ans_core.model.network import Network
 
 
@@ -20,16 +21,12 @@ def generate(model: Network, prompted: PrefilledBatch, *, max_tokens: int, forbi
 
     Image slots are suppressed: no picture could fill them when the answer is read again. So are `forbidden` tokens.
     """
-    width = model.vlm.config.text_config.hidden_size
-    if prompted.embeds[..., width:].any():
-        prompted = read_ahead(model, prompted)  # `generate` knows nothing of what is added to the cells of regions in inner layers
-    out = model.backbone.generate(
-        **prompted.generate_inputs(torch.arange(len(prompted.embeds), device=model.device), width=width),
-        **stopping(model),
-        max_new_tokens=max_tokens,
-        suppress_tokens=[model.image_token_id, *forbidden],
-        do_sample=False,
-    )
+    banned = torch.tensor([model.image_token_id, *forbidden], device=model.device)
+
+    def likeliest(logits: Float[Tensor, "R V"], count: Tensor) -> Tensor:
+        return logits.index_fill(1, banned, -torch.inf).argmax(1)
+
+    out = decode(model, prompted, answers=1, max_tokens=max_tokens, choose=likeliest, **stopping(model))
     return [cut_at_stop(model, row)[0] for row in out.tolist()]
 
 
@@ -49,10 +46,9 @@ def _stop_texts(model: Network) -> list[str]:
 
 
 def stopping(model: Network) -> dict[str, Any]:
-    """Return the arguments of transformers' `generate` that say where an answer ends."""
+    """Return the arguments of `decode` that say where an answer ends."""
     texts = _stop_texts(model)
-    words = {"stop_strings": texts, "tokenizer": model.tokenizer} if texts else {}
-    return {"eos_token_id": stop_ids(model), "pad_token_id": model.tokenizer.pad_token_id, **words}
+    return {"stops": stop_ids(model), "ended": (lambda rows: [cut_at_stop(model, row)[1] for row in rows]) if texts else None}
 
 
 def cut_at_stop(model: Network, ids: list[int]) -> tuple[list[int], bool]:

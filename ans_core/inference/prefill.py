@@ -59,17 +59,6 @@ class PrefilledBatch:
         own.batch_select_indices(rows)
         return own
 
-    def generate_inputs(self, rows: Int[Tensor, " R"], *, width: int) -> dict[str, Any]:
-        """Return the arguments from which a backbone's `generate` continues these requests. `width`: of an embedding."""
-        start = self.prefix_of[rows]
-        attention = torch.cat([self.prefix_attention[start], self.attention[rows]], dim=1)
-        return {
-            "inputs_embeds": torch.cat([self.prefixes[start], self.embeds[rows]], dim=1)[..., :width],
-            "attention_mask": attention.long(),
-            "position_ids": self.positions(attention, start),
-            "past_key_values": self.cache(start),
-        }
-
     def positions(self, attention: Bool[Tensor, "R L"], prefix: Int[Tensor, " R"]) -> Int[Tensor, "R L"]:
         """Return rotary positions of tokens after their prefix. `attention`: of the prefix and what follows it; the prefix's own positions,
         which are read by then, are not meaningful."""

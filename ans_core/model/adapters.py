@@ -125,6 +125,27 @@ def load_trained(model: nn.Module, tensors: dict[str, Tensor]) -> None:
             p.copy_(tensors[name])
 
 
+@contextmanager
+def lora_in(dtype: torch.dtype, model: nn.Module) -> Iterator[None]:
+    """Hold the factors of the active LoRA in this precision in the context, and their own tensors again afterwards. Autocast would cast
+    them to the same numbers whenever a layer is called."""
+    factors = [
+        p
+        for layer in model.modules() if isinstance(layer, LoraLayer) and not layer.disable_adapters
+        for of in (layer.lora_A, layer.lora_B)
+        for name in layer.active_adapters if name in of
+        for p in of[name].parameters()
+    ]  # fmt: skip
+    own = [p.data for p in factors]
+    for p in factors:
+        p.data = p.data.to(dtype)
+    try:
+        yield
+    finally:
+        for p, data in zip(factors, own, strict=True):
+            p.data = data
+
+
 # Adapters over one frozen backbone (RL, the agent)
 
 DRAWING = ("text_hidden_fcs", "sam_mask_decoder")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -59,12 +59,71 @@ def attend(
     value: Float[Tensor, "B K L d"],
     attention_mask: Tensor | None,
     places: BranchPlaces | None = None,
+    memory: Memory | None = None,
+    count: Int[Tensor, " 1"] | None = None,
     **options: Any,
 ) -> tuple[Float[Tensor, "B Q H d"], Tensor | None]:
-    """Compute one layer's attention. The signature is transformers'; `places`: of rows that are read branch by branch."""
+    """Compute one layer's attention. The signature is transformers'; `places`: of rows that are read branch by branch; `memory`: what
+    the layer has read before the one token of each row, number `count` of its answer."""
+    if memory is not None and count is not None and attention_mask is not None:
+        return next_token(query, key, value, memory, attention_mask, count, scale=options["scaling"]), None
     if places is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     return by_branch(query, key, value, places, scale=options.get("scaling"), dropout_p=options.get("dropout", 0.0)), None
+
+
+Memory = tuple[Float[Tensor, "B K P d"], Float[Tensor, "B K P d"], Float[Tensor, "R K A d"], Float[Tensor, "R K A d"]]
+"""One layer's keys and values of B prompts, which R / B answers share, then room for those of the R answers."""
+
+
+def next_token(
+    query: Float[Tensor, "R H 1 d"],
+    key: Float[Tensor, "R K 1 d"],
+    value: Float[Tensor, "R K 1 d"],
+    memory: Memory,
+    prompt: Bool[Tensor, "B 1 1 P"],
+    count: Int[Tensor, " 1"],
+    *,
+    scale: float,
+) -> Float[Tensor, "R 1 H d"]:
+    """Write one token's key and value in their place, and attend to the prompt and to the answer so far.
+
+    A prompt is read once for all its answers, and for all heads that share its keys; no attention kernel does that. Scores are fp32.
+    `prompt`: the places that hold a token.
+    """
+    prompt_keys, prompt_values, keys, values = memory
+    keys.index_copy_(2, count, key.to(keys.dtype))
+    values.index_copy_(2, count, value.to(values.dtype))
+    (prompts, shared, width, _), (rows, heads, _, size) = prompt_keys.shape, query.shape
+    answers, groups, room = rows // prompts, heads // shared, keys.shape[2]
+    query = query.to(keys.dtype).view(prompts, answers, shared, groups, size)
+    by_prompt = query.transpose(1, 2).reshape(prompts * shared, answers * groups, size)
+    with torch.autocast(query.device.type, enabled=False):
+        of_prompt = _scores(by_prompt, prompt_keys.flatten(0, 1), scale).view(prompts, shared, answers, groups, width)
+        of_answer = _scores(query.reshape(rows * shared, groups, size), keys.flatten(0, 1), scale)
+        of_answer = of_answer.view(prompts, answers, shared, groups, room).transpose(1, 2)  # as of_prompt: (B, K, R/B, H/K, A)
+        said = torch.arange(room, device=count.device) <= count
+        scores = torch.cat([of_prompt.masked_fill(~prompt[:, :, None], -torch.inf), of_answer.masked_fill(~said, -torch.inf)], -1)
+        weights = scores.softmax(-1).to(values.dtype)
+        before, own = weights.split([width, room], dim=-1)
+        found = _product(before.reshape(prompts * shared, answers * groups, width), prompt_values.flatten(0, 1))
+        found = found.view(prompts, shared, answers, groups, size).transpose(1, 2)
+        own = _product(own.transpose(1, 2).reshape(rows * shared, groups, room), values.flatten(0, 1))
+        return (found + own.view_as(found)).to(values.dtype).reshape(rows, 1, heads, size)
+
+
+def _scores(query: Float[Tensor, "N M d"], key: Float[Tensor, "N T d"], scale: float) -> Float[Tensor, "N M T"]:
+    """Return scaled products in fp32; on a CPU, where `precision` computes attention in bf16, with its rounding."""
+    if query.is_cuda:
+        return _product(query, key.transpose(1, 2)) * scale
+    return ((query * scale) @ key.transpose(1, 2)).float()
+
+
+def _product(left: Float[Tensor, "N M T"], right: Float[Tensor, "N T d"]) -> Float[Tensor, "N M d"]:
+    """Return the product in fp32, of half precision too."""
+    if left.is_cuda and left.dtype != torch.float32:
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
 
 
 def by_branch(
@@ -119,5 +178,6 @@ def _some_at_once(places: BranchPlaces) -> list[tuple[Tensor, Tensor]]:
     return list(zip(places.rows.split(most), places.later.split(most), strict=True)) if count else []
 
 
+torch.backends.cuda.enable_cudnn_sdp(False)  # on Hopper it comes first, and plans each new length for a second or two
 AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -28,24 +28,47 @@ def _compiled_call(backend: str) -> Callable[..., Any]:
     return torch.compile(nn.Module._call_impl, dynamic=True, backend=backend)
 
 
+@functools.cache
+def compiled_function(function: Callable[..., Any], *, on: bool) -> Callable[..., Any]:
+    """Compile a function of tensors of any size, or (`on` false) return it."""
+    return torch.compile(function, dynamic=True, backend=BACKEND) if on else function
+
+
+def decoder_layers(stack: nn.Module) -> list[nn.Module]:
+    """Return the layers of one of transformers' models, in order."""
+    return [m for m in stack.modules() if isinstance(m, GradientCheckpointingLayer)]
+
+
+@contextmanager
+def compiled_call(*, on: bool) -> Iterator[Callable[..., Any]]:
+    """Return what calls a layer, any layer, with its arguments: compiled, or (`on` false) as it is."""
+    if not on:
+        yield nn.Module._call_impl
+        return
+    # Two lengths that happen to be equal are still two sizes: else a graph would be made whenever they are not. Floats (LoRA's scaling,
+    # epsilons, dropout) are constants: else each is a tensor on the CPU, and a GPU's compiler builds C++ for them, for a minute.
+    constants = torch._dynamo.config.patch(recompile_limit=LIMIT, specialize_float=True)
+    with constants, shapes.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+        yield _compiled_call(BACKEND)
+
+
 @contextmanager
 def compiled(stack: nn.Module, *, on: bool) -> Iterator[None]:
     """Run the layers of one of transformers' models compiled in the context.
 
     Every size of a batch is dynamic and all layers share their graphs, so there are a few for a run, however long its rows are: for one row
-    and for several, with and without gradients, for each adapter. Only in the context, so that what reads with a KV cache (sampling,
-    generation) never meets them. Results are those of eager layers but for rounding.
+    and for several, with and without gradients, for each adapter. Only in the context, so that what reads a prompt into a KV
+    cache never meets them. Results are those of eager layers but for rounding.
     """
     if not on:
         yield
         return
-    layers = [m for m in stack.modules() if isinstance(m, GradientCheckpointingLayer)]
-    for layer in layers:
-        layer._compiled_call_impl = functools.partial(_compiled_call(BACKEND), layer)
-    try:
-        # Two lengths that happen to be equal are still two sizes: else a graph would be made whenever they are not.
-        with torch._dynamo.config.patch(recompile_limit=LIMIT), shapes.patch(use_duck_shape=False):  # type: ignore[attr-defined]
-            yield
-    finally:
+    layers = decoder_layers(stack)
+    with compiled_call(on=True) as call:
         for layer in layers:
-            layer._compiled_call_impl = None
+            layer._compiled_call_impl = functools.partial(call, layer)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer._compiled_call_impl = None

@@ -15,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import LogitsProcessor, LogitsProcessorList
 
 from ans_core.data.collate import pack_row, pad_rows
+from ans_core.inference.decoding import decode
 from ans_core.inference.generation import cut_at_stop, stopping
-from ans_core.inference.prefill import PrefilledBatch, read_ahead
+from ans_core.inference.prefill import PrefilledBatch
 from ans_core.model.checkpointing import in_pieces
+from ans_core.model.compiling import compiled_function
 from ans_core.model.network import Network
 from ans_core.model.packing import Packed
 
@@ -62,43 +63,84 @@ class Reader:
 
     def __init__(self, *, temperature: float, forbidden: Sequence[int], guard: Guard) -> None:
         self.temperature, self.guard = temperature, guard
-        self.forbidden = list(forbidden)
+        self.forbidden = torch.tensor(list(forbidden), dtype=torch.long)
         """Token ids that are never sampled: the image slot, which no picture would fill when the answer is read again."""
-        self.nonfinite = 0
-        """Logits replaced so far."""
+        self._nonfinite = torch.zeros((), dtype=torch.long)
+
+    @property
+    def nonfinite(self) -> int:
+        """Logits replaced so far; they are counted where they are computed, and looking reads the device."""
+        return int(self._nonfinite)
+
+    @nonfinite.setter
+    def nonfinite(self, count: int) -> None:
+        self._nonfinite.fill_(count)
+
+    def on(self, device: torch.device) -> Reader:
+        """Move what it holds to the device."""
+        self.forbidden, self._nonfinite = self.forbidden.to(device), self._nonfinite.to(device)
+        return self
 
     def __call__(self, raw: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
         """Apply guard, temperature and forbidden tokens in fp32: bf16 logits alone put 5 % of noise on a ratio."""
         logits = self.guarded(raw) / self.temperature
-        return logits.index_fill(1, torch.tensor(self.forbidden, device=raw.device, dtype=torch.long), -torch.inf)
+        return logits.index_fill(1, self.forbidden, -torch.inf)
 
     def guarded(self, raw: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
         """Return finite logits with nothing forbidden, at temperature 1: for tokens that are given."""
+        self.on(raw.device)
         logits = raw.float()
         bad = ~logits.detach().isfinite()
-        if count := int(bad.sum()):
-            self.nonfinite += count
-            logits = torch.where(bad, torch.nan_to_num(logits.detach(), nan=-REPLACED, posinf=REPLACED, neginf=-REPLACED), logits)
+        self._nonfinite.add_(bad.sum())
+        logits = torch.where(bad, torch.nan_to_num(logits.detach(), nan=-REPLACED, posinf=REPLACED, neginf=-REPLACED), logits)
         return logits.clamp(-CLIP, CLIP) if self.guard == "clip" else logits
 
 
-class _GumbelSampling(LogitsProcessor):
-    """Turn greedy search into sampling: argmax(logits + Gumbel noise) is a sample from softmax(logits).
+class _Sampling:
+    """Sample from softmax(logits) as argmax(logits + Gumbel noise), and keep each token's log-probability.
 
-    Every row has its own generator, so its tokens depend neither on the other rows nor on the process it runs in.
+    The noise is a function of the row's seed, the token's number and the word: of neither the other rows, nor the process, nor the device.
     """
 
-    def __init__(self, reader: Reader, seeds: Sequence[int], device: torch.device) -> None:
-        self.reader = reader
-        self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-        self.logps: list[Tensor] = []
+    def __init__(self, reader: Reader, seeds: Sequence[int], *, max_tokens: int, device: torch.device, compiled: bool = False) -> None:
+        self.reader = reader.on(device)
+        self.words: Tensor | None = None
+        self.noise = compiled_function(gumbel, on=compiled)
+        self.seeds = torch.tensor(list(seeds), device=device)
+        self.logps = torch.zeros(len(seeds), max_tokens, device=device)
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        logits = self.reader(scores)
-        noise = torch.stack([torch.empty_like(logits[0]).exponential_(generator=g) for g in self.generators])
-        noisy = logits - noise.log()
-        self.logps.append(logits.log_softmax(1).gather(1, noisy.argmax(1, keepdim=True))[:, 0])
-        return noisy
+    def __call__(self, raw: Float[Tensor, "R V"], count: Int[Tensor, " 1"]) -> Int[Tensor, " R"]:
+        logits = self.reader(raw)
+        if self.words is None:
+            self.words = torch.arange(logits.shape[1], device=logits.device)
+        token = (logits + self.noise(self.seeds, count, self.words)).argmax(1)
+        self.logps.index_copy_(1, count, logits.log_softmax(1).gather(1, token[:, None]))
+        return token
+
+
+def gumbel(seeds: Int[Tensor, " R"], count: Int[Tensor, " 1"], words: Int[Tensor, " V"]) -> Float[Tensor, "R V"]:
+    """Return standard Gumbel noise -ln(-ln(1 - u)), where u is uniform and a hash of (seed, count, word): the outputs of SplitMix64
+    (Steele, Lea and Flood 2014), started for each seed and token at a place that it chooses, too."""
+    start = _mixed(_mixed(seeds) + (count + 1) * GAMMA)  # (R,)
+    bits = _mixed(start[:, None] + (words + 1) * GAMMA)  # (R, V)
+    uniform = (_shifted(bits, 24).float() + 0.5) * 2.0**-40  # 40 bits, of which fp32 keeps the first 24
+    return -(-torch.log1p(-uniform)).log()
+
+
+GAMMA = 0x9E3779B97F4A7C15 - 2**64
+MIX = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
+
+
+def _mixed(bits: Int[Tensor, ...]) -> Int[Tensor, ...]:
+    """SplitMix64's finalizer, in 64-bit integers that wrap around."""
+    for shift, factor in MIX:
+        bits = (bits ^ _shifted(bits, shift)) * factor
+    return bits ^ _shifted(bits, 31)
+
+
+def _shifted(bits: Int[Tensor, ...], by: int) -> Int[Tensor, ...]:
+    """Shift to the right without the sign."""
+    return (bits >> by) & (2 ** (64 - by) - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,19 +191,10 @@ def sample(
     model: Network, prompted: PrefilledBatch, *, group: int, max_tokens: int, reader: Reader, seeds: Sequence[int]
 ) -> list[SampledAnswer]:
     """Sample `group` answers for each of the B requests, in request order; `seeds` has one seed per answer (B x group)."""
-    prompted = read_ahead(model, prompted)
-    rows = torch.arange(len(prompted.embeds), device=model.device).repeat_interleave(group)
-    sampling = _GumbelSampling(reader, seeds, model.device)
-    out = model.backbone.generate(
-        **prompted.generate_inputs(rows, width=model.vlm.config.text_config.hidden_size),
-        **stopping(model),
-        max_new_tokens=max_tokens,
-        do_sample=False,
-        logits_processor=LogitsProcessorList([sampling]),
-    )
-    logps = torch.stack(sampling.logps, dim=1)  # (B G, L)
+    sampling = _Sampling(reader, seeds, max_tokens=max_tokens, device=model.device, compiled=model.compiled)
+    out = decode(model, prompted, answers=group, max_tokens=max_tokens, choose=sampling, **stopping(model))
     answers = []
-    for generated, chances in zip(out.tolist(), logps.tolist(), strict=True):
+    for generated, chances in zip(out.tolist(), sampling.logps.tolist(), strict=True):
         ids, complete = cut_at_stop(model, generated)
         answers.append(SampledAnswer(ids=tuple(ids), logps=tuple(chances[: len(ids)]), complete=complete))
     return answers

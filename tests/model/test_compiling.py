@@ -152,6 +152,37 @@ def test_policy_reference_and_teacher_of_rl_share_them_too() -> None:
 
 
 @pytest.mark.slow
+def test_no_float_of_a_layer_is_computed_on_the_cpu() -> None:
+    """LoRA's scaling, dropout and epsilons as inputs are 0-d tensors on the CPU, for which a GPU's compiler builds C++."""
+    script = """
+import json
+import torch
+from ans_core.model import adapters, compiling
+from ans_core.data.collate import collate
+from ans_core.data.conversation import Turn
+from ans_core.model.supervised import Supervised
+from tests import tiny
+
+inputs = []
+def look(graph, given):
+    inputs.extend(node for node in graph.graph.nodes if node.op == "placeholder")
+    return graph
+
+compiling.BACKEND = look
+model = tiny.build()
+adapters.prepare_sft(model, adapters.lora_config(rank=4, alpha=8, dropout=0.05), seed=0)
+model.train().compiled = True
+row = tiny.row(Turn(question="a red circle", answer="a square"), number=0, seed=0)
+Supervised(model, mask_weight=2.0, dice_weight=0.5, points=0)(collate([row], model.tokenizer, tiny.layout(model)))
+values = [node.meta["example_value"] for node in inputs]
+print(json.dumps({"inputs": len(inputs), "floats": sum(isinstance(v, torch.Tensor) and v.dim() == 0 for v in values)}))
+"""
+    found = run(script=script)
+    assert found["floats"] == 0
+    assert found["inputs"]
+
+
+@pytest.mark.slow
 def test_a_model_that_was_compiled_is_freed() -> None:
     script = """
 import gc, json, weakref

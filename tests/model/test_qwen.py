@@ -138,7 +138,7 @@ def test_the_same_ids_words_and_masks(kind: str, case: str):
     order = torch.arange(len(ids))[None]
     assert torch.equal(model.positions(ids[None], order, [image]).expand(3, -1, -1)[:, 0], outputs[f"pf_{case}_position_ids"].long())
     steps: list[Tensor] = []
-    handle = model.vlm.lm_head.register_forward_hook(lambda head, given, logits: steps.append(logits[0, -1]))
+    handle = model.vlm.lm_head.register_forward_hook(lambda head, given, logits: steps.append(logits[0]))
     assert generate(model, prompted, max_tokens=24)[0] == expected["output_ids"]
     handle.remove()
     assert error(torch.stack(steps), outputs[f"pf_{case}_step_logits"]) < 1e-4

@@ -12,6 +12,7 @@ from ans_core.benchmarks.loops import caption_request, expression_of, mask_reque
 from ans_core.config import Rl
 from ans_core.data.selection import Expressions, Joined
 from ans_core.dist import own_share
+from ans_core.inference import generation
 from ans_core.inference.prefill import prompt
 from ans_core.judge.judging import Judging
 from ans_core.model import adapters, parts
@@ -220,18 +221,19 @@ def test_a_sampled_image_token_does_not_stop_the_training(own_model: Network):
 
 def test_policy_teacher_and_reference_each_do_their_own_part(own_model: Network, monkeypatch: pytest.MonkeyPatch):
     module, read, spoken = loops(own_model), [], []
-    hidden, generate = own_model.hidden_states, own_model.internvl.generate
+    hidden, decode = own_model.hidden_states, rollout.decode
 
     def reading(*args: object) -> Tensor:
         read.append(module.policies.active)
         return hidden(*args)  # type: ignore[arg-type]
 
-    def speaking(*args: object, **words: object) -> list[list[int]]:
+    def speaking(*args: object, **words: object) -> Tensor:
         spoken.append(module.policies.active)
-        return generate(*args, **words)  # type: ignore[no-any-return]
+        return decode(*args, **words)  # type: ignore[arg-type]
 
     monkeypatch.setattr(own_model, "hidden_states", reading)
-    monkeypatch.setattr(own_model.internvl, "generate", speaking)
+    for caller in (rollout, generation):
+        monkeypatch.setattr(caller, "decode", speaking)
     torch.manual_seed(0)
     compute(module, batch(own_model))
     assert spoken == ["policy", "teacher"]  # captions of loop 1, captions of the drawn masks of loop 2

@@ -13,7 +13,7 @@ from ans_core.inference.generation import generate, stop_ids
 from ans_core.inference.prefill import PrefilledBatch, prompt
 from ans_core.model.network import Network
 from ans_core.model.packing import Packed
-from ans_core.rl.rollout import CLIP, Group, Reader, Segment, _GumbelSampling, entropies, pack, sample, token_logps
+from ans_core.rl.rollout import CLIP, Group, Reader, Segment, _Sampling, entropies, gumbel, pack, sample, token_logps
 from tests import tiny
 
 
@@ -73,13 +73,28 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     logits = torch.tensor([1.0, 0.0, -1.0, 5.0])
     own = reader(forbidden=(3,))
     count = 40_000
-    drawing = _GumbelSampling(own, range(count), torch.device("cpu"))
-    chosen = drawing(torch.zeros(count, 0), logits.expand(count, -1)).argmax(1)
+    drawing = _Sampling(own, range(count), max_tokens=1, device=torch.device("cpu"))
+    chosen = drawing(logits.expand(count, -1), torch.tensor([0]))
     expected = own(logits[None]).softmax(1)[0]
     for token, p in enumerate(expected.tolist()):
         share = (chosen == token).float().mean().item()
         assert abs(share - p) <= 5 * math.sqrt(p * (1 - p) / count)
-    assert torch.equal(drawing.logps[0], own(logits[None]).log_softmax(1)[0][chosen])
+    assert torch.equal(drawing.logps[:, 0], own(logits[None]).log_softmax(1)[0][chosen])
+
+
+def test_the_noise_is_gumbels_for_each_seed_token_and_word_alone():
+    """Mean and deviation of a million values, rank correlation with the neighbour's in each direction, and a row alone."""
+    noise = torch.stack(
+        [gumbel(torch.arange(100), torch.tensor([count]), torch.arange(100)) for count in range(100)]
+    )  # (token, seed, word)
+    assert noise.mean().item() == pytest.approx(0.57722, abs=5 * 1.2825 / 1000)  # Euler's constant
+    assert noise.std().item() == pytest.approx(math.pi / math.sqrt(6), abs=0.01)
+    assert noise.max() < 20
+    uniform = (-(-noise).exp()).exp() - 0.5
+    for axis in range(3):
+        neighbours = (uniform.narrow(axis, 0, 99) * uniform.narrow(axis, 1, 99)).mean() * 12
+        assert abs(neighbours.item()) < 5 / 1000
+    assert torch.equal(gumbel(torch.tensor([7]), torch.tensor([3]), torch.arange(40))[0], noise[3, 7, :40])
 
 
 def test_what_a_rollout_says_depends_on_its_seed_alone(own_model: Network):

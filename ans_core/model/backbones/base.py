@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from ans_core import prompts
-from ans_core.data.branches import BranchPlaces
 from ans_core.data.views import Cutter, Grid, Preparation, Views, shown_view
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class PromptForm:
 
 
 class Backbone(ABC):
-    """One kind of vision-language model in transformers' classes: `native` has `lm_head`, `model.language_model`, `generate`."""
+    """One kind of vision-language model in transformers' classes: `native` has `lm_head`, `model.language_model`."""
 
     model_type: ClassVar[str]
     """transformers' name of the kind; also the name of `native` in a Sa2VA, with which its tensors' names begin."""
@@ -131,27 +130,22 @@ class Backbone(ABC):
         position_ids: Int[Tensor, "*axes B L"],
         cache: Cache | None = None,
         use_cache: bool = True,
-        places: BranchPlaces | None = None,
+        **attention: Any,
     ) -> tuple[Float[Tensor, "B L D"], Cache | None]:
-        """Read tokens and return their states, which `[SEG]` and `logits` take, with the cache that now holds them."""
+        """Read tokens and return their states, which `[SEG]` and `logits` take, with the cache that now holds them. `attention`: further
+        arguments of `model.attention.attend`, the same for all layers."""
         out = self.native.model.language_model(
             inputs_embeds=inputs,
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=cache,
             use_cache=use_cache,
-            **({} if places is None else {"places": places}),
+            **attention,
         )
         return out.last_hidden_state, out.past_key_values
 
     def logits(self, states: Float[Tensor, "*L D"]) -> Float[Tensor, "*L V"]:
         return self.native.lm_head(states)
-
-    def generate(
-        self, *, inputs_embeds: Float[Tensor, "B L D"], position_ids: Int[Tensor, "*axes B L"], **options: Any
-    ) -> Int[Tensor, "B A"]:
-        """Run transformers' `generate`."""
-        return self.native.generate(inputs_embeds=inputs_embeds, position_ids=position_ids, **options)
 
     # Upstream's inference (`preparation="upstream"`), where it differs from its training
 

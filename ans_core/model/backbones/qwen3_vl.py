@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import Cache
 
-from ans_core.data.branches import BranchPlaces
 from ans_core.model.backbones.qwen_vl import QwenVL
 
 
@@ -39,12 +38,14 @@ class Qwen3VL(QwenVL):
         position_ids: Int[Tensor, "*axes B L"],
         cache: Cache | None = None,
         use_cache: bool = True,
-        places: BranchPlaces | None = None,
+        **attention: Any,
     ) -> tuple[Float[Tensor, "B L D"], Cache | None]:
         """The states are those before the last norm: upstream's released weights were trained with transformers 4.57, which gives these
         as `hidden_states[-1]` (transformers 5 gives the normed ones)."""
         embeds, *added = inputs.split(self.native.config.text_config.hidden_size, dim=-1)
-        pictures = torch.stack([part.any(dim=-1) for part in added]).any(dim=0)  # (B, L)
+        if added:  # tokens of an answer have none, and a GPU is not asked for them
+            pictures = torch.stack([part.any(dim=-1) for part in added]).any(dim=0)  # (B, L)
+            attention |= {"visual_pos_masks": pictures, "deepstack_visual_embeds": [part[pictures] for part in added]}
         states: list[Tensor] = []
         model = self.native.model.language_model
         handle = model.norm.register_forward_pre_hook(lambda norm, given: states.append(given[0]))
@@ -55,9 +56,7 @@ class Qwen3VL(QwenVL):
                 position_ids=position_ids.expand(3, -1, -1),
                 past_key_values=cache,
                 use_cache=use_cache,
-                visual_pos_masks=pictures,
-                deepstack_visual_embeds=[part[pictures] for part in added],
-                **({} if places is None else {"places": places}),
+                **attention,
             )
         finally:
             handle.remove()

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from ans_core import prompts
-from ans_core.data.branches import BranchPlaces
 from ans_core.data.views import Grid, Patches, Preparation
 from ans_core.model.backbones.base import Backbone, ImageFeatures, PromptForm
 
@@ -133,17 +132,12 @@ class QwenVL(Backbone):
         position_ids: Int[Tensor, "*axes B L"],
         cache: Cache | None = None,
         use_cache: bool = True,
-        places: BranchPlaces | None = None,
+        **attention: Any,
     ) -> tuple[Float[Tensor, "B L D"], Cache | None]:
         three = position_ids.expand(3, -1, -1)
         return super().language_model(
-            inputs, attention_mask=attention_mask, position_ids=three, cache=cache, use_cache=use_cache, places=places
+            inputs, attention_mask=attention_mask, position_ids=three, cache=cache, use_cache=use_cache, **attention
         )
-
-    def generate(
-        self, *, inputs_embeds: Float[Tensor, "B L D"], position_ids: Int[Tensor, "*axes B L"], **options: Any
-    ) -> Int[Tensor, "B A"]:
-        return super().generate(inputs_embeds=inputs_embeds, position_ids=position_ids.expand(3, -1, -1), **options)
 
     def prompt_form(self, preparation: Preparation) -> PromptForm:
         if preparation == "training":
