@@ -42,7 +42,7 @@ def measure(hidden: int, inner: int, layers: int, rows: int, tokens: int, checkp
     )  # fmt: skip
     model = build_tiny(config, tokenizer, seed=0)
     adapters.prepare_sft(model, adapters.lora_config(rank=RANK, alpha=16, dropout=0.0), seed=0)
-    model.checkpointing = "layers" if checkpointing == "layers" else "none"
+    model.checkpointing = None if checkpointing == "layers" else 0
     module = Supervised(model, mask_weight=0.0, dice_weight=0.0, points=1)
     branch = torch.ones(rows, tokens, dtype=torch.long)
     branch[:, : tokens // 2] = 0
@@ -59,8 +59,8 @@ def measure(hidden: int, inner: int, layers: int, rows: int, tokens: int, checkp
     step(tokens // 2 + 8)  # what libraries set up at their first call
     with watched() as peak:
         step(tokens)
-    batch = MicroBatch(rows=rows, tokens=tokens, learned=tokens // 2, tiles=0, masks=0)
-    kept = activation_bytes(model, batch, rank=RANK, dropout=False, half=False, checkpointing=model.checkpointing == "layers")
+    batch = MicroBatch(rows=rows, tokens=tokens, learned=tokens // 2, masks=0)
+    kept = activation_bytes(model, batch, rank=RANK, dropout=False, half=False, recomputed=model.checkpointing)
     gradients = 4 * sum(p.numel() for p in model.vlm.parameters() if p.requires_grad)
     return (kept["layers"] + kept["gradients"] + kept["logits"] + gradients) / 1e6, peak.grown / 1e6
 

@@ -30,6 +30,7 @@ from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes, part_of
 from ans_core.model.supervised import Supervised
 from ans_core.model.validation import ValidationSlice
+from ans_core.stages.gpu_memory import checkpointed_layers
 from ans_core.stages.launch import last_means, lasting, machine_of, schedule_of, show_ranks, weights_dtype
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from ans_core.train import loop, sharding
@@ -50,12 +51,13 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     divide = sharding.divide if machine.deepspeed_stage == 3 else None
     model = checkpoint.load(base, dtype=weights_dtype(machine.dtype), device=machine.device, divide=divide)
     of_memory = memory.load_into(model, inputs["memory"], base=base)
-    model.checkpointing, model.compiled = settings.checkpointing, machine.compile
+    model.compiled = machine.compile
     if settings.object_weight:
         model.use_seg_object_score()
     lora = {**settings.lora.model_dump(), **_ranks(cfg, model)}
     show_ranks(lora, log)
     adapters.prepare_sft(model, adapters.lora_config(**lora), seed=dist.seed_of(cfg.seed, "sft lora"))
+    model.checkpointing = checkpointed_layers(cfg, model, "sft", machine=machine, log=log)
     before = hashes(model)
     mixture = mixture_of(cfg, data.sources(inputs["data"], "train"), seed=cfg.seed)
     optim = lasting(settings.optim, "sft", samples=mixture.epoch)
