@@ -23,6 +23,7 @@ from ans_core.model.footprint import (
     kept_bytes,
     layer_bytes,
     parameters_of,
+    peak_flops,
     recomputed_layers,
 )
 from ans_core.model.network import Network
@@ -161,3 +162,13 @@ def test_as_few_layers_are_computed_again_as_fit():
     assert peaks[:23] == sorted(peaks[:23], reverse=True)
     assert min(peaks) == peaks[22] < peaks[24] == peak(None)  # two are computed again at once: of the last two nothing is saved
     assert [chosen(peaks[0]), chosen(peaks[7]), chosen(peaks[7] - 1), chosen(0)] == [0, 7, 8, 22]
+
+
+@pytest.mark.parametrize(
+    ("card", "peak"),
+    [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA Nothing", None)],
+)
+def test_a_gpus_peak_is_found_by_its_name(card: str, peak: float | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: card)
+    assert peak_flops(torch.device("cuda")) == peak
+    assert peak_flops(torch.device("cpu")) is None
