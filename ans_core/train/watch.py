@@ -30,7 +30,8 @@ VALIDATION_LOSS = "val/loss"
 OPERATIONS = "operations"
 """Among a batch's counts: floating point operations, without those of layers that are computed again."""
 MOST_GRAPHS = 16
-"""That torch.compile makes in a run at most, rows of all lengths: SFT needs some 4, RL with its three adapters some 8."""
+"""That torch.compile makes in a run at most, rows of all lengths: SFT needs some 4, RL with its three adapters some 8;
+half as many more where some layers are computed again and others not."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,8 @@ def step(model: Network) -> tuple[float, dict[str, Tensor]]:
 @pytest.mark.parametrize("layers", [1, None])
 @pytest.mark.parametrize("vision", [False, True])
 def test_recomputed_layers_give_the_same_gradients(own_model: Network, vision: bool, layers: int | None):
-    """To the bit, however many layers are. The vision tower's layers are recomputed where it is trained, and are computed once, without a graph, where it is not."""
+    """To the bit, however many layers are. The vision tower's layers are recomputed where it is trained, and are computed once, without a
+    graph, where it is not."""
     adapters.prepare_sft(own_model, adapters.lora_config(rank=4, alpha=8, dropout=0.3), seed=0)
     with torch.no_grad():
         for name, p in own_model.named_parameters():
