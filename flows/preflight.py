@@ -45,7 +45,7 @@ def preflight(config: Config, root: Path) -> list[Finding]:
     findings = [gpu_count(config, [gpu.name for gpu in gpus])]
     if name:
         has = min((gpu.total_memory for gpu in gpus), default=int(GB * LARGER_GPUS_GB.get(config.profile, GPU_GB)))
-        findings += gpu_memory(config, name, has)
+        findings += [*gpu_memory(config, name, has), shared_memory(config, name)]
     wanted = counts.base if counts else TINY_BYTES
     available = psutil.virtual_memory().available
     memory = f"{available / GB:.1f} GB of memory available, {wanted / GB:.1f} GB are needed to load the model"
@@ -109,6 +109,24 @@ def stages_memory(config: Config, name: str, has: int) -> dict[str, StageMemory]
     if config.launch.deepspeed_stage < 3:
         stages.append("rl")
     return {stage: stage_memory(config, model, stage, gpu_bytes=has) for stage in stages}
+
+
+def shared_memory(config: Config, name: str, folder: Path = Path("/dev/shm")) -> Finding:
+    """Check that the loaders' batches of SFT have room in shared memory: many containers have 64 MB of it."""
+    from ans_core.checkpoints.published import build_meta
+    from ans_core.model.footprint import loaded_bytes
+    from ans_core.stages.gpu_memory import largest_batches
+    from ans_core.stages.launch import check_shared_memory
+
+    model, here = build_meta(name), max(1, config.launch.processes // int(os.environ.get("PET_NNODES", "1")))
+    batches = largest_batches(config, model, "sft", processes=config.launch.processes)
+    size = sum(loaded_bytes(model, batch, mask_size=config.sft.mask_size) for batch in batches)
+    try:
+        check_shared_memory(config.launch.workers, size, processes=here, folder=folder)
+    except RuntimeError as error:
+        what, _, remedy = str(error).partition(": ")
+        return Finding(ok=False, what=what, remedy=remedy)
+    return Finding(ok=True, what=f"{folder} has room for the batches of {here} x {config.launch.workers} loader processes")
 
 
 def disk(config: Config, counts: Parameters, free: int) -> Finding:

@@ -1,5 +1,5 @@
 """Disk and GPU memory that the full-size profiles need, and how long a step takes, computed from the models' shapes (nothing is
-downloaded): two Markdown tables.
+downloaded): three Markdown tables.
 
 `python perf/memory.py [--gpus 8] [--rank 128] [--tokens 4096] [--rows 2] ...`. P = parameters of the model, F = those of its modules that
 are trained in full (embeddings, head, projector, text_hidden_fcs, SAM2's mask decoder), A = those of the LoRA adapters, T = F + A,
@@ -19,11 +19,22 @@ The KV cache, communication buckets and CUDA's own memory come on top.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from ans_core.checkpoints.published import PUBLISHED, build_meta
+from ans_core.config import PROFILES, Config, resolve
 from ans_core.model.footprint import MicroBatch, Operations, Work, activation_bytes, parameters_of
+from ans_core.stages.gpu_memory import stage_memory
 
 GB = 1e9
+ROOT = Path(__file__).resolve().parents[1]
+ONE = ("launch.deepspeed_stage=0", "sft.optim.accumulate=64", "rl.optim.accumulate=64")
+MACHINES = (
+    (1, 24, "sa2va-1b", ONE), (1, 24, "sa2va-qwen3-2b", ONE), (1, 80, "sa2va-4b", ONE), (1, 80, "sa2va-8b", ONE),
+    *((8, 80, name, ()) for name in PUBLISHED if name != "sa2va-26b"),
+    (8, 80, "sa2va-26b", ("launch.deepspeed_stage=3",)), (8, 141, "sa2va-8b", ()), (8, 141, "sa2va-26b", ()),
+)  # fmt: skip
+"""GPUs, GB of each, profile, further settings."""
 
 
 def table(*, rank: int, gpus: int) -> str:
@@ -71,6 +82,20 @@ def steps_table(
     return "\n".join(lines)
 
 
+def machines_table() -> str:
+    """One row a machine and profile: each GPU's memory with the profile's longest rows, and layers that are computed again to fit it."""
+    lines = ["| machine | profile | `sft`, each GPU | layers computed again | `rl`, each GPU | layers computed again |", "|-|-|-|-|-|-|"]
+    for gpus, gpu_gb, name, words in MACHINES:
+        config = Config.model_validate(resolve(ROOT / PROFILES / f"{name}.yaml", (f"launch.processes={gpus}", *words)))
+        model, cells = build_meta(name), list[str]()
+        for stage in ("sft", "rl"):
+            memory = stage_memory(config, model, stage, gpu_bytes=gpu_gb * 10**9)
+            fits = memory.fits(gpu_gb * 10**9) and not (stage == "rl" and config.launch.deepspeed_stage == 3)
+            cells += [f"{memory.total / GB:.0f} GB", f"{memory.recomputed} of {memory.layers}"] if fits else ["does not fit", ""]
+        lines.append(f"| {gpus} x {gpu_gb} GB | {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Disk and GPU memory of the full-size profiles, and estimated time.")
     parser.add_argument("--gpus", type=int, default=8)
@@ -89,3 +114,4 @@ if __name__ == "__main__":
     print(table(rank=a.rank, gpus=a.gpus))
     print(f"\n{a.rows} rows of {a.tokens:,} tokens, {a.accumulate} times a step, {a.mfu:.0%} of {a.peak_tflops:g} TFLOP/s:\n")
     print(steps_table(**vars(a)))
+    print(f"\nThe profiles' longest rows, `checkpointing: auto`:\n\n{machines_table()}")

@@ -276,6 +276,13 @@ def kept_bytes(compute: Callable[[], Any], weights: set[int]) -> int:
     return sum(sizes.values())
 
 
+def loaded_bytes(model: Network, batch: MicroBatch, *, mask_size: int) -> int:
+    """Return the bytes of a batch as a loader makes it: pixels for both encoders in fp32, and the masks' targets."""
+    cells = sum(rows * columns for rows, columns in batch.grids)
+    pixels = cells * model.backbone.cutter.token_values + batch.frames * 3 * model.sam2.image_size**2
+    return batch.rows * (4 * pixels + batch.masks * mask_size**2)
+
+
 # Floating point operations
 
 

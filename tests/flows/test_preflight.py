@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,3 +82,13 @@ def test_a_profile_that_keeps_all_activations_does_not_fit(tmp_path: Path) -> No
     assert not preflight.gpu_memory(settings("sa2va-26b", tmp_path), "sa2va-26b", 80 * 10**9)[0].ok
     (alone,) = preflight.gpu_memory(settings("sa2va-26b", tmp_path, "launch.deepspeed_stage=3"), "sa2va-26b", 80 * 10**9)
     assert alone.ok
+
+
+def test_a_container_with_little_shared_memory_is_no_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings("sa2va-4b", tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=64_000_000))
+    found = preflight.shared_memory(config, "sa2va-4b", tmp_path)
+    assert not found.ok
+    assert found.remedy.startswith("give the container more (docker run --shm-size=13g")
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=32_000_000_000))
+    assert preflight.shared_memory(config, "sa2va-4b", tmp_path).ok

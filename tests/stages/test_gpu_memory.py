@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +11,15 @@ import torch
 from ans_core import dist
 from ans_core.checkpoints.published import build_meta
 from ans_core.config import Config, resolve
+from ans_core.data.collate import collate
+from ans_core.data.conversation import Turn
 from ans_core.model import adapters
+from ans_core.model.footprint import MicroBatch, loaded_bytes
 from ans_core.model.network import Network
-from ans_core.stages import gpu_memory
+from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
+from ans_core.stages import gpu_memory, launch
 from ans_core.train.loop import Machine
+from tests import tiny
 
 PROFILES = Path(__file__).resolve().parents[2] / "profiles"
 GB = 10**9
@@ -99,3 +105,38 @@ def test_a_cpu_computes_nothing_again_and_settings_count(capsys: pytest.CaptureF
 
     assert (chosen("auto"), chosen("none"), chosen("layers")) == (0, 0, None)
     assert capsys.readouterr().out == "checkpointing: 0 of 24 layers are computed again: on a CPU\n"
+
+
+@pytest.mark.parametrize("kind", ["internvl", "qwen3_vl"])
+def test_a_loaded_batch_is_as_large_as_the_formula_says(kind: str) -> None:
+    """A picture with two masks: pixels for both encoders, and targets."""
+    words = build_tokenizer(tiny.TEXTS * 5, vocabulary=300, kind=kind)
+    vision = {"image_size": 64, "patch_size": 8, "hidden": 32, "layers": 1, "heads": 2, "mlp": 64}
+    language = {"hidden": 32, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 64}
+    made = tiny_config(
+        kind=kind, vision=vision, language=language, grounding=tiny.GROUNDING, tokenizer=words, template="qwen_chat", video_frames=2
+    )
+    model, box = build_tiny(made, words, seed=0), (tiny.square(8, 8, 24, 24),)
+    turns = (Turn(question="Please segment the red square in this image.", answer="It is [SEG] left of [SEG].", masks=(box, box)),)
+    batch = collate([tiny.row(*turns)], words, tiny.layout(model))
+    (views,) = batch.views
+    size = sum(x.nbytes for x in (views.pixels, batch.sam_frames, batch.targets))
+    assert loaded_bytes(model, MicroBatch(rows=1, tokens=9, learned=9, grids=views.grids, masks=2), mask_size=32) == size
+
+
+def test_too_little_shared_memory_for_the_loaders_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """64 MB, as in a container that was not asked for more."""
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=64_000_000))
+    launch.check_shared_memory(2, 8_000_000, processes=4, folder=tmp_path)
+    launch.check_shared_memory(0, 10**9, processes=8, folder=tmp_path)
+    launch.check_shared_memory(8, 10**9, processes=8, folder=tmp_path / "none")
+    with pytest.raises(RuntimeError, match=r"has 64 MB free, and 8 x 8 .* up to 96 MB .*--shm-size=13g.* or set launch\.workers=0"):
+        launch.check_shared_memory(8, 96_000_000, processes=8, folder=tmp_path)
+
+
+@pytest.mark.parametrize(("setting", "asked"), [("auto", False), ("false", False), ("true", True)])
+def test_determinism_is_for_who_asks(setting: str, asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(launch, "deterministic", calls.append)
+    launch.machine_of(config("launch.device=cpu", f"launch.deterministic={setting}", "launch.deepspeed_stage=0").launch)
+    assert calls == [asked]
