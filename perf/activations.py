@@ -2,8 +2,9 @@
 
     python perf/activations.py
 
-Every line is a process of its own: the loss of one micro-batch forward and backward, and the most bytes of tensors that it made
-and that lived at once, the gradients included. They are counted as 4 bytes for each trained weight. What an allocator rounds up or can't reuse comes on top.
+Every line is a process of its own: the loss of one micro-batch forward and backward, and the most bytes of tensors that it made and that
+lived at once, the gradients included. They are counted as 4 bytes for each trained weight. What an allocator rounds up or can't reuse comes
+on top.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def test_a_gpus_peak_is_found_by_its_name(card: str, peak: float | None, monkeyp
 
 @pytest.mark.parametrize("checkpointing", ["none", "half", "layers"])
 def test_the_peak_of_a_step_is_near_the_formula(checkpointing: str):
-    """All tensors that live at once, counted while they are made. `half`: 4 of 8 layers. Where all are recomputed the formula is cautious."""
+    """All tensors that live, counted as they are made. half: 4 of 8 layers. Where all are recomputed the formula is cautious."""
     formula, counted = activations.measure(128, 352, 8, 2, 512, checkpointing)
     assert counted == pytest.approx(formula, rel=0.35 if checkpointing == "layers" else 0.06)
     assert counted <= 1.06 * formula
