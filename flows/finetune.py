@@ -21,6 +21,7 @@ from flows.short_training import (
     Request,
     Training,
     Work,
+    accumulated,
     base_of,
     benchmarks_of,
     launch_words,
@@ -124,14 +125,20 @@ def settings(source: DataSource, arguments: argparse.Namespace, *, pictures: int
     picture about EPOCHS times."""
     profile = arguments.profile or ("tiny" if parameters < SMALL else "sa2va-4b")
     file = root() / PROFILES / f"{profile}.yaml"
+    whole = Config.model_validate(resolve(file))
+    of_profile = whole.sft.optim
     epochs, given, words_given = length(arguments.settings, section="sft", steps=arguments.steps)
-    batch = given.get("sft.optim.batch", min(resolve(file)["sft"]["optim"]["batch"], max(1, pictures)))
+    batch = given.get("sft.optim.batch", min(of_profile.batch, max(1, pictures)))
     steps = arguments.steps or (math.ceil(epochs * pictures / batch) if epochs else max(20, math.ceil(EPOCHS * pictures / batch)))
+    of_machine = launch_words(batch, given, command="finetune")
+    count = int(given.get("launch.processes", dict(word.split("=") for word in of_machine)["launch.processes"]))
+    accumulate = accumulated(batch, count, of_profile, processes=whole.launch.processes)
     words = [
         f"prepare.sources=[{json.dumps(source.model_dump(mode='json', include={'name', 'format', 'path'}))}]",
         *(f"prepare.{name}=0" for name in ("scenes", "clips", "val_scenes", "test_scenes", "val_clips", "test_clips")),
-        f"sft.optim.steps={steps}", f"sft.optim.batch={batch}", "sft.optim.accumulate=1", f"sft.optim.save_every={min(CHUNK, steps)}",
-        "memory.train=false", *launch_words(batch, given, command="finetune"),
+        f"sft.optim.steps={steps}", f"sft.optim.batch={batch}", f"sft.optim.accumulate={accumulate}",
+        f"sft.optim.save_every={min(CHUNK, steps)}",
+        "memory.train=false", *of_machine,
         "evaluate.sources=[]", f"evaluate.benchmarks={json.dumps(benchmarks)}", "evaluate.optional=[]", "evaluate.split=val",
         *words_given,
     ]  # fmt: skip

@@ -6,17 +6,22 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ans_core.config import PROFILES, Config, read_yaml
 
 if TYPE_CHECKING:
-    from ans_core.model.needs import Needs
+    from ans_core.model.footprint import Parameters
+    from ans_core.stages.gpu_memory import StageMemory
 
 GB = 1e9
 TINY_BYTES = 6 * GB
 """Memory of the profiles that train from zero."""
 SHOWN = 5
+GPU_GB = 80
+"""Memory of each GPU of the machine that a full-size profile is made for."""
+LARGER_GPUS_GB = {"sa2va-26b": 141}
+"""The same, of profiles that need more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,33 +36,37 @@ def preflight(config: Config, root: Path) -> list[Finding]:
     import psutil
     import torch
 
+    from ans_core.checkpoints.published import build_meta
+    from ans_core.model.footprint import parameters_of
+
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    need = published_needs(config, root)
+    name = published_name(config, root)
+    counts = parameters_of(build_meta(name), rank=config.sft.lora.rank) if name else None
     findings = [gpu_count(config, [gpu.name for gpu in gpus])]
-    if need and gpus:
-        findings.append(gpu_memory(config, need, min(gpu.total_memory for gpu in gpus)))
-    wanted = need.base if need else TINY_BYTES
+    if name:
+        has = min((gpu.total_memory for gpu in gpus), default=int(GB * LARGER_GPUS_GB.get(config.profile, GPU_GB)))
+        findings += [*gpu_memory(config, name, has), shared_memory(config, name)]
+    wanted = counts.base if counts else TINY_BYTES
     available = psutil.virtual_memory().available
     memory = f"{available / GB:.1f} GB of memory available, {wanted / GB:.1f} GB are needed to load the model"
     findings.append(Finding(ok=available >= wanted, what=memory, remedy="end other programs, or take a larger machine"))
-    if need:
-        findings.append(disk(config, need, shutil.disk_usage(root).free))
+    if counts:
+        findings.append(disk(config, counts, shutil.disk_usage(root).free))
     return [*findings, *weights(config, root), data(config, root)]
 
 
-def published_needs(config: Config, root: Path) -> Needs | None:
-    """Return the needs of a published size, known by the profile's name or by its base; None for others."""
+def published_name(config: Config, root: Path) -> str | None:
+    """Return the published size that a profile trains, known by the profile's name or by its base; None for others."""
     if config.base.source != "published":
         return None
-    from ans_core.checkpoints.published import PUBLISHED, build_meta
-    from ans_core.model.needs import needs
+    from ans_core.checkpoints.published import PUBLISHED
 
     def base_of(name: str) -> str | None:
         path = root / PROFILES / f"{name}.yaml"
         return read_yaml(path).values.get("base", {}).get("internvl") if path.exists() else None
 
-    names = [name for name in PUBLISHED if name == config.profile.removesuffix("-rl") or base_of(name) == config.base.internvl]
-    return needs(build_meta(names[0]), rank=config.sft.lora.rank, gpus=config.launch.processes) if names else None
+    names = (name for name in PUBLISHED if name == config.profile.removesuffix("-rl") or base_of(name) == config.base.internvl)
+    return next(names, None)
 
 
 def gpu_count(config: Config, gpus: list[str]) -> Finding:
@@ -76,19 +85,53 @@ def gpu_count(config: Config, gpus: list[str]) -> Finding:
     )
 
 
-def gpu_memory(config: Config, need: Needs, has: int) -> Finding:
-    """Compare weights, gradients and optimizer with the smallest GPU. Activations come on top (docs/full-size.md)."""
-    wanted = {0: need.plain, 3: need.per_gpu_zero3}.get(config.launch.deepspeed_stage, need.per_gpu)
-    return Finding(
-        ok=wanted <= has,
-        what=f"{wanted / GB:.0f} GB of each GPU's {has / GB:.0f} GB for weights and optimizer, the rest for activations",
-        remedy="launch.deepspeed_stage=3 divides the weights among the GPUs, too, for sft alone; or more GPUs, or a smaller profile",
-    )
+def gpu_memory(config: Config, name: str, has: int) -> list[Finding]:
+    """Compare what the training stages of a published size hold on each GPU with the smallest GPU's bytes."""
+    return [
+        Finding(
+            ok=memory.fits(has),
+            what=f"{stage}: {memory} of each GPU's {has / GB:.0f} GB",
+            remedy=f"{stage}.checkpointing=auto; {stage}.optim.accumulate up; sft.max_length, rl.answers_at_once down;"
+            " launch.deepspeed_stage=3 divides the weights among the GPUs, too, for sft alone; or more GPUs, or a smaller profile",
+        )
+        for stage, memory in stages_memory(config, name, has).items()
+    ]
 
 
-def disk(config: Config, need: Needs, free: int) -> Finding:
+def stages_memory(config: Config, name: str, has: int) -> dict[str, StageMemory]:
+    """Return the memory of every training stage that learns anything. Only `sft` runs under ZeRO-3: then `rl` is left out."""
+    from ans_core.checkpoints.published import build_meta
+    from ans_core.stages.gpu_memory import stage_memory
+
+    model, stages = build_meta(name), list[Literal["sft", "rl"]]()
+    if config.sft.optim.steps or config.sft.optim.epochs:
+        stages.append("sft")
+    if config.launch.deepspeed_stage < 3:
+        stages.append("rl")
+    return {stage: stage_memory(config, model, stage, gpu_bytes=has) for stage in stages}
+
+
+def shared_memory(config: Config, name: str, folder: Path = Path("/dev/shm")) -> Finding:
+    """Check that the loaders' batches of SFT have room in shared memory: many containers have 64 MB of it."""
+    from ans_core.checkpoints.published import build_meta
+    from ans_core.model.footprint import loaded_bytes
+    from ans_core.stages.gpu_memory import largest_batches
+    from ans_core.stages.launch import check_shared_memory
+
+    model, here = build_meta(name), max(1, config.launch.processes // int(os.environ.get("PET_NNODES", "1")))
+    batches = largest_batches(config, model, "sft", processes=config.launch.processes)
+    size = sum(loaded_bytes(model, batch, mask_size=config.sft.mask_size) for batch in batches)
+    try:
+        check_shared_memory(config.launch.workers, size, processes=here, folder=folder)
+    except RuntimeError as error:
+        what, _, remedy = str(error).partition(": ")
+        return Finding(ok=False, what=what, remedy=remedy)
+    return Finding(ok=True, what=f"{folder} has room for the batches of {here} x {config.launch.workers} loader processes")
+
+
+def disk(config: Config, counts: Parameters, free: int) -> Finding:
     """Base and converted model are written once and copied into DVC's cache; so are the deltas of SFT and RL; states replace each other."""
-    wanted = 4 * need.base + 4 * need.delta + config.launch.keep_states * need.training_state
+    wanted = 4 * counts.base + 4 * counts.delta + config.launch.keep_states * counts.training_state
     return Finding(
         ok=wanted <= free,
         what=f"{free / GB:.0f} GB of disk free, results and training states need about {wanted / GB:.0f} GB",

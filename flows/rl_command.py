@@ -22,6 +22,7 @@ from flows.short_training import (
     Request,
     Training,
     Work,
+    accumulated,
     base_of,
     benchmarks_of,
     launch_words,
@@ -129,8 +130,7 @@ def settings(sets: Sequence[ReadSet], arguments: argparse.Namespace, *, paramete
         raise ValueError("the held-out samples are none that a benchmark compares: give regions with captions, or expressions with masks")
     of_machine = dict(word.split("=") for word in launch_words(batch, given, command="rl"))
     count = int(given.get("launch.processes", of_machine["launch.processes"]))
-    at_once = math.ceil(of_profile.optim.batch / of_profile.optim.accumulate / whole.launch.processes)  # what fits a process's memory
-    accumulate = max(1, math.ceil(batch / count) // at_once)
+    accumulate = accumulated(batch, count, of_profile.optim, processes=whole.launch.processes)
     ours = [
         f"prepare.sources={json.dumps(sources)}",
         *(f"prepare.{name}=0" for name in ("scenes", "clips", "val_scenes", "test_scenes", "val_clips", "test_clips")),

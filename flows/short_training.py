@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import shutil
@@ -20,13 +21,14 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from ans_core import dist, stop
 from ans_core.config import Config, setting
 from ans_core.config.names import DATA_KINDS
+from ans_core.config.training import DataOptim
 from ans_core.processes import shared_words, thread_variables
 from ans_core.types import Sample
 from ans_core.written import written_whole
@@ -58,7 +60,7 @@ class Training:
     """`ans NAME`; its file is NAME.json."""
     noun: str
     """What one run of it is called."""
-    stage: str
+    stage: Literal["sft", "rl"]
     """The stage that learns, and the section of its settings."""
     rows: tuple[str, str]
     """Rows of `evaluate` before and after."""
@@ -187,6 +189,13 @@ def launch_words(batch: int, given: Collection[str], *, command: str) -> list[st
         "launch.launcher=torchrun", "launch.resources={}", f"launch.processes={processes}", f"launch.inference_processes={processes}",
         *(["launch.deepspeed_stage=0"] if processes == 1 else []),
     ]  # fmt: skip
+
+
+def accumulated(batch: int, count: int, of_profile: DataOptim, *, processes: int) -> int:
+    """Return into how many micro-batches `count` processes divide a step, so that each computes as many samples at once as on the
+    `processes` of the profile, which fit its memory."""
+    at_once = math.ceil(of_profile.batch / of_profile.accumulate / processes)
+    return max(1, math.ceil(batch / count) // at_once)
 
 
 def set_names(paths: Sequence[Path]) -> list[str]:
@@ -327,10 +336,22 @@ def estimate(request: Request) -> str:
     steps = getattr(request.config, training.stage).optim.steps
     minutes = measured["step_s"] * steps / 60
     where = "GPU memory" if measured["gpu"] else "memory"
+    most = f" {longest_rows(request, measured['total'])}" if measured["gpu"] else ""
     return (
         f"estimate, from {MEASURED_STEPS} steps: {measured['step_s']:.2f} s a step, {minutes:.1f} minutes of training; "
-        f"{measured['bytes'] / 1e9:.1f} GB of {where} ({measured['total'] / 1e9:.0f} GB here). Evaluation comes before and after."
+        f"{measured['bytes'] / 1e9:.1f} GB of {where} ({measured['total'] / 1e9:.0f} GB here).{most} Evaluation comes before and after."
     )
+
+
+def longest_rows(request: Request, gpu_bytes: int) -> str:
+    """Return what the longest rows take of a GPU by formula, as a sentence: those of the measured steps may be shorter."""
+    from ans_core.checkpoints import checkpoint
+    from ans_core.stages.gpu_memory import stage_memory
+
+    config, tokenizer, _ = checkpoint.opened(request.out / "base/base")
+    memory = stage_memory(request.config, checkpoint.empty(config, tokenizer), request.training.stage, gpu_bytes=gpu_bytes)
+    remedy = f": raise {request.training.stage}.optim.accumulate, or lower sft.max_length" if not memory.fits(gpu_bytes) else ""
+    return f"By formula the longest rows take {memory}{', which may not fit' if remedy else ''}{remedy}."
 
 
 def measure(folder: Path, stage: Stage, config: Config) -> dict[str, float | bool]:

@@ -2,8 +2,9 @@
 
     python perf/activations.py
 
-Every line is a process of its own: the loss of one micro-batch forward and backward, and how far its memory rose above that of the loaded
-model, the gradients included. They are counted as 4 bytes for each trained weight.
+Every line is a process of its own: the loss of one micro-batch forward and backward, and the most bytes of tensors that it made and that
+lived at once, the gradients included. They are counted as 4 bytes for each trained weight. What an allocator rounds up or can't reuse comes
+on top.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ans_core.model.footprint import MicroBatch, activation_bytes
 from ans_core.model.packing import Packed
 from ans_core.model.supervised import Supervised
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
-from perf.peak import watched
+from perf.training_peak import LiveBytes
 from tests.tiny import GROUNDING, TEXTS
 
 RANK = 16
@@ -42,7 +43,7 @@ def measure(hidden: int, inner: int, layers: int, rows: int, tokens: int, checkp
     )  # fmt: skip
     model = build_tiny(config, tokenizer, seed=0)
     adapters.prepare_sft(model, adapters.lora_config(rank=RANK, alpha=16, dropout=0.0), seed=0)
-    model.checkpointing = "layers" if checkpointing == "layers" else "none"
+    model.checkpointing = {"none": 0, "half": layers // 2, "layers": None}[checkpointing]
     module = Supervised(model, mask_weight=0.0, dice_weight=0.0, points=1)
     branch = torch.ones(rows, tokens, dtype=torch.long)
     branch[:, : tokens // 2] = 0
@@ -57,12 +58,12 @@ def measure(hidden: int, inner: int, layers: int, rows: int, tokens: int, checkp
         model.zero_grad()
 
     step(tokens // 2 + 8)  # what libraries set up at their first call
-    with watched() as peak:
+    with LiveBytes() as live:
         step(tokens)
-    batch = MicroBatch(rows=rows, tokens=tokens, learned=tokens // 2, tiles=0, masks=0)
-    kept = activation_bytes(model, batch, rank=RANK, dropout=False, half=False, checkpointing=model.checkpointing == "layers")
+    batch = MicroBatch(rows=rows, tokens=tokens, learned=tokens // 2, masks=0)
+    kept = activation_bytes(model, batch, rank=RANK, dropout=False, half=False, recomputed=model.checkpointing)
     gradients = 4 * sum(p.numel() for p in model.vlm.parameters() if p.requires_grad)
-    return (kept["layers"] + kept["gradients"] + kept["logits"] + gradients) / 1e6, peak.grown / 1e6
+    return (kept["layers"] + kept["gradients"] + kept["logits"] + gradients) / 1e6, live.most / 1e6
 
 
 if __name__ == "__main__":
@@ -76,7 +77,7 @@ if __name__ == "__main__":
     print("| hidden, inner, layers | rows x tokens | checkpointing | formula, MB | measured, MB | formula / measured |\n|-|-|-|-|-|-|")
     for shape in SHAPES:
         for batch in BATCHES:
-            for checkpointing in ("none", "layers"):
+            for checkpointing in ("none", "half", "layers"):
                 words = [str(n) for n in (*shape, *batch)] + [checkpointing]
                 done = subprocess.run([sys.executable, "-m", "perf.activations", *words], capture_output=True, text=True, check=True)
                 formula, found = map(float, done.stdout.split())

@@ -22,8 +22,7 @@ from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, set_tiles
 from ans_core.checkpoints.published import build_meta
 from ans_core.config import PROFILES, Config, resolve
-from ans_core.model.footprint import MicroBatch, activation_bytes
-from ans_core.model.network import Network
+from ans_core.model.footprint import MicroBatch, activation_bytes, cache_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = {"pixelis-1b": "sa2va-1b", "pixelis-4b": "sa2va-4b", "pixelis-8b": "sa2va-8b"}
@@ -44,13 +43,6 @@ def built(profile: str, config: Config) -> AgentPolicy:
     return AgentPolicy(model, lora=config.agent.sft.lora.model_dump(), rows=sorted(set(pieces)), seed=0)
 
 
-def kv_bytes(model: Network) -> int:
-    """Return the bytes of a token's keys and values in all layers, in bf16."""
-    text = model.vlm.config.text_config
-    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return int(text.num_hidden_layers * 2 * text.num_key_value_heads * head * 2)
-
-
 def line(profile: str, *, crops: int, crop_tiles: int, words: int, learned: int) -> str:
     config = settings(profile)
     parameters = sum(p.numel() for p in build_meta(SIZES[profile]).parameters())
@@ -59,10 +51,10 @@ def line(profile: str, *, crops: int, crop_tiles: int, words: int, learned: int)
     group, overview = config.agent.rft.group, (max(config.agent.tiles) + 1) * TILE_TOKENS
     episode = crops * crop_tiles * TILE_TOKENS + words
     tiles = max(config.agent.tiles) + 1 + group * crops * crop_tiles
-    row = MicroBatch(rows=1, tokens=overview + group * episode, learned=group * learned, tiles=tiles, masks=0)
+    row = MicroBatch(rows=1, tokens=overview + group * episode, learned=group * learned, grids=((16, 16),) * tiles)
     rank, bare = config.agent.sft.lora.rank, build_meta(SIZES[profile])
-    activations = sum(activation_bytes(bare, row, rank=rank, dropout=False, half=True, checkpointing=True).values())
-    cache = config.agent.episode.batch * (overview + episode) * kv_bytes(bare)
+    activations = sum(activation_bytes(bare, row, rank=rank, dropout=False, half=True, recomputed=None).values())
+    cache = cache_bytes(bare, rows=config.agent.episode.batch, tokens=overview + episode)
     sft, rft = 2 * parameters + 16 * trained, 2 * parameters + 24 * trained
     cells = (f"{size / GB:.1f} GB" for size in (2 * parameters, sft, rft, activations, cache, rft + max(activations, cache)))
     return f"| {profile} | {parameters / 1e9:.3f} B | {trained / 1e9:.3f} B | {row.tokens:,} | " + " | ".join(cells) + " |"

@@ -41,7 +41,8 @@ class Launch(Section):
     """ray: as http://head:8265; empty = what RAY_ADDRESS says."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     deepspeed_stage: Annotated[int, Field(ge=0, le=3)] = 0
-    deterministic: bool = True
+    deterministic: Literal["auto"] | bool = "auto"
+    """Use kernels on GPUs that give the same bits every time, which are slower; a CPU gives them anyway. auto: false."""
     threads: Count = 0
     """CPU threads of each process; 0 = all cores, shared among the processes."""
     workers: Count = 0

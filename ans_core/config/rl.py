@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from ans_core.config.names import GroundRewardName, LoopName, RewardName, TextRewardName
 from ans_core.config.section import Count, Impossible, Positive, Rate, Section, Share, Weight, some_weight
-from ans_core.config.training import Checkpointing, DataOptim, Dtype, Lora, some_length
+from ans_core.config.training import AutoCheckpointing, DataOptim, Dtype, Lora, some_length
 
 
 class Rl(Section):
@@ -21,8 +21,9 @@ class Rl(Section):
     lora: Lora = Lora()
     dtype: Dtype = "auto"
     """Dtype of the forward pass, rollouts included (autocast); log-probabilities and trained tensors are always fp32."""
-    checkpointing: Checkpointing = "none"
-    """layers: recompute the layers in the backward pass, for memory. Rollouts keep their KV cache."""
+    checkpointing: AutoCheckpointing = "none"
+    """layers: recompute the layers in the backward pass, for memory. auto: as few of them as the longest rows need on these GPUs.
+    Rollouts keep their KV cache."""
     loops: Annotated[dict[LoopName, Rate], Field(min_length=1)] = {"caption": 1.0, "mask": 0.2, "refer": 1.0}
     """Weights. caption: mask -> caption -> mask' (loop 1); masks without a caption (SA-1B) take part, if none of its rewards reads one.
     mask: caption -> mask -> caption' (loop 2), whose gradient is noisier: at equal weight it makes a tiny model lose what SFT learned of

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from ans_core.config.section import Count, Impossible, Positive, Section, Weight, some_weight
-from ans_core.config.training import Checkpointing, DataOptim, Dtype, Lora
+from ans_core.config.training import AutoCheckpointing, DataOptim, Dtype, Lora
 
 
 class Sft(Section):
@@ -48,8 +48,8 @@ class Sft(Section):
     max_length: Positive = 8192
     dtype: Dtype = "auto"
     """Dtype of the forward pass (autocast); trained tensors are always fp32. fp32 also casts a half-precision base up."""
-    checkpointing: Checkpointing = "none"
-    """layers: recompute the layers in the backward pass, for memory."""
+    checkpointing: AutoCheckpointing = "none"
+    """layers: recompute the layers in the backward pass, for memory. auto: as few of them as the longest rows need on these GPUs."""
     val_every: Count = 0
     """Steps between validations on held-out rows (split `val`, same mixture); the stage's result is then the best of them. 0 = none."""
     val_rows: Positive = 64

@@ -69,6 +69,8 @@ Dtype = Literal["auto", "fp32", "bf16"]
 Checkpointing = Literal["none", "layers"]
 """layers: the layers of the language model, and of the vision tower where it is trained, keep their inputs alone and run again in the
 backward pass: a third more computation for a fraction of the memory."""
+AutoCheckpointing = Literal["auto", Checkpointing]
+"""auto: as few of them as this machine's memory asks for (docs/full-size.md); none on a CPU."""
 
 
 class Lora(Section):

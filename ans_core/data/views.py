@@ -73,6 +73,11 @@ class Cutter(Protocol):
         """Return the grids of the `views` in training of an image, or a clip of so many frames, of this size."""
         ...
 
+    @property
+    def token_values(self) -> int:
+        """Numbers in `Views.pixels` for each image token."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
@@ -93,6 +98,10 @@ class Tiling:
     def grids(self, width: int, height: int, *, frames: int = 1) -> tuple[Grid, ...]:
         tiles = transforms.tile_count(width, height, **self._counts) if frames == 1 else frames
         return ((self.grid, self.grid),) * tiles
+
+    @property
+    def token_values(self) -> int:
+        return 3 * (self.size // self.grid) ** 2
 
     @property
     def _counts(self) -> dict[str, int]:
@@ -142,6 +151,10 @@ class Patches:
     def unit(self) -> int:
         """Pixels on a side of one image token."""
         return self.patch * self.merge
+
+    @property
+    def token_values(self) -> int:
+        return 3 * self.temporal * self.unit**2
 
     def size(self, width: int, height: int, *, share: int = 1) -> tuple[int, int]:
         return rounded_size(width, height, factor=self.unit, min_pixels=self.min_pixels // share, max_pixels=self.max_pixels // share)

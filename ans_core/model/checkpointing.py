@@ -19,21 +19,25 @@ again: Any = partial(checkpoint, use_reentrant=False)
 
 
 @contextmanager
-def checkpointed(stack: nn.Module, *, on: bool) -> Iterator[None]:
-    """Checkpoint the layers of one of transformers' models in the context, where a gradient is wanted.
+def checkpointed(stack: nn.Module, *, layers: int | None) -> Iterator[None]:
+    """Checkpoint the first `layers` layers (None: all) of one of transformers' models in the context, where a gradient is wanted.
 
-    Only in the context, so that what reads with a KV cache (sampling, generation), which checkpointing would drop, never meets it. The
-    layers are marked as training because transformers checkpoints no others; their dropouts are modules of their own and stay as they are.
+    The first ones, since by the time they are computed again, what the others kept has been let go. Only in the context, so that what reads
+    with a KV cache (sampling, generation), which checkpointing would drop, never meets it. Layers are marked as training because
+    transformers checkpoints no others, and all of them, for compiled ones to share their graphs; their dropouts are modules of their own
+    and stay as they are.
     """
-    layers = [m for m in stack.modules() if isinstance(m, GradientCheckpointingLayer)] if on and torch.is_grad_enabled() else []
-    before = [layer.training for layer in layers]
-    for layer in layers:
-        layer.gradient_checkpointing, layer.training = True, True
+    every = [m for m in stack.modules() if isinstance(m, GradientCheckpointingLayer)] if layers != 0 and torch.is_grad_enabled() else []
+    before = [layer.training for layer in every]
+    for layer in every:
+        layer.training = True
+    for layer in every[:layers]:
+        layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = again
     try:
         yield
     finally:
-        for layer, training in zip(layers, before, strict=True):
+        for layer, training in zip(every, before, strict=True):
             layer.gradient_checkpointing, layer.training = False, training
 
 

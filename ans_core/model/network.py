@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from ans_core import prompts
-from ans_core.config.training import Checkpointing
 from ans_core.data.branches import branch_places
 from ans_core.data.views import Views
 from ans_core.model.attention import attention_of, use_branches
@@ -45,8 +44,8 @@ class Network(nn.Module):
         use_branches(native.model.language_model)
         self.add_module(kind.model_type, native)
         self.backbone = kind(native, config)
-        self.checkpointing: Checkpointing = "none"
-        """What training recomputes in the backward pass."""
+        self.checkpointing: int | None = 0
+        """How many layers training computes again in the backward pass, of the language model and of a trained vision tower; None: all."""
         self.compiled = False
         """Whether `hidden_states` runs the language model's layers through torch.compile."""
         hidden = native.config.text_config.hidden_size
@@ -169,7 +168,7 @@ class Network(nn.Module):
         """Run the vision tower on the views of all rows in one batch, without the trained projector. It is frozen in SFT and RL, so compute
         its features once per image."""
         grids = tuple(grid for row in rows for grid in row.grids)
-        with checkpointed(self.backbone.vision_tower, on=self.checkpointing == "layers"):
+        with checkpointed(self.backbone.vision_tower, layers=self.checkpointing):
             return self.backbone.features(torch.cat([row.pixels for row in rows]), grids)
 
     def project(self, features: ImageFeatures) -> ImageFeatures:
@@ -255,7 +254,7 @@ class Network(nn.Module):
         """Return the states of a packed batch that `[SEG]` and `logits` take: InternVL's and Qwen2.5-VL's after the last norm, Qwen3-VL's
         before it. `observed`: pictures in the branches of every row, in the order of the text; empty = none."""
         language_model = self.vlm.model.language_model
-        with checkpointed(language_model, on=self.checkpointing == "layers"), compiled(language_model, on=self.compiled):
+        with checkpointed(language_model, layers=self.checkpointing), compiled(language_model, on=self.compiled):
             states, _ = self.backbone.language_model(
                 self.embed(packed.input_ids, images, packed.regions, observed, packed.slots),
                 position_ids=self.positions(packed.input_ids, packed.position_ids, images, observed, packed.branch),

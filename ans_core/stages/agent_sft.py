@@ -73,7 +73,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     del tuned  # it is as large as the model
     show_ranks(lora, log)
     policy = AgentPolicy(model, lora=lora, rows=sorted(trained_rows), seed=seed)
-    model.checkpointing = settings.checkpointing
+    model.checkpointing = None if settings.checkpointing == "layers" else 0
     before = hashes(model)
     share = settings.referring  # losses of masks are means over the rows that have some: by their share, over all rows
     module = Supervised(model, mask_weight=share * cfg.sft.mask_weight, dice_weight=share * cfg.sft.dice_weight, points=cfg.sft.mask_points)

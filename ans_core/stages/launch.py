@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ def machine_of(launch: Launch, dtype: str = "fp32", *, log: Log | None = None) -
     """Return the machine; also sets threads and determinism for the process. With `log`, what `dtype` became is printed and logged."""
     if launch.threads:
         torch.set_num_threads(launch.threads)
-    deterministic(launch.deterministic)
+    deterministic(launch.deterministic is True)
     device = pick_device(launch.device)
     chosen = precision.resolved(dtype, device)
     if log is not None and rank() == 0:
@@ -50,8 +52,25 @@ def machine_of(launch: Launch, dtype: str = "fp32", *, log: Log | None = None) -
 
 def cores_of_process() -> int:
     """Return this process's share of the cores that it and its neighbours on this machine may use."""
-    processes = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1"  # torchrun's word, DeepSpeed's
-    return max(1, len(os.sched_getaffinity(0)) // int(processes))
+    return max(1, len(os.sched_getaffinity(0)) // local_processes())
+
+
+def local_processes() -> int:
+    """Return how many processes of this run are on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1")  # torchrun's word, DeepSpeed's
+
+
+def check_shared_memory(workers: int, batch_bytes: int, *, processes: int, folder: Path = Path("/dev/shm")) -> None:
+    """Raise RuntimeError if shared memory can't hold a batch of every loader process of `processes` training processes: the kernel would
+    kill one in the middle of the run."""
+    needed = workers * processes * batch_bytes
+    if not folder.is_dir() or needed <= (free := shutil.disk_usage(folder).free):
+        return
+    raise RuntimeError(
+        f"{folder} has {free / 1e6:,.0f} MB free, and {processes} x {workers} loader processes (launch.workers) pass batches of up to"
+        f" {batch_bytes / 1e6:,.0f} MB through it: give the container more (docker run --shm-size={math.ceil(2 * needed / 1e9)}g;"
+        f" Kubernetes: a volume emptyDir of medium Memory at {folder}), or set launch.workers=0"
+    )
 
 
 def lasting(optim: DataOptim, section: str, *, samples: int, inner_steps: int = 1) -> DataOptim:

@@ -55,7 +55,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         base, inputs["agent/sft/tools"], operations=OPERATIONS, device=machine.device, names=ADAPTERS, dtype=weights_dtype(machine.dtype),
         reader=cfg.agent.reader,
     )  # fmt: skip
-    policy.model.checkpointing = settings.checkpointing
+    policy.model.checkpointing = None if settings.checkpointing == "layers" else 0
     before, boundaries = hashes(policy.model), scratch / "boundaries"
     seconds, reader = cfg.agent.episode.time_limit_s, cfg.agent.reader
     with Toolbox(policy.model, adapters_off=policy.base, seconds=seconds, reader=reader) as toolbox:

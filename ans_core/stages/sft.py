@@ -25,15 +25,26 @@ from ans_core.data.length_groups import LengthGroups, row_length
 from ans_core.data.mixture import PoolRows
 from ans_core.model import adapters
 from ans_core.model.feature_cache import FeatureCache
+from ans_core.model.footprint import Operations, Work, loaded_bytes, peak_flops
 from ans_core.model.lora_ranks import rank_pattern
 from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes, part_of
 from ans_core.model.supervised import Supervised
 from ans_core.model.validation import ValidationSlice
-from ans_core.stages.launch import last_means, lasting, machine_of, schedule_of, show_ranks, weights_dtype
+from ans_core.stages.gpu_memory import checkpointed_layers, largest_batches
+from ans_core.stages.launch import (
+    check_shared_memory,
+    last_means,
+    lasting,
+    local_processes,
+    machine_of,
+    schedule_of,
+    show_ranks,
+    weights_dtype,
+)
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from ans_core.train import loop, sharding
-from ans_core.train.watch import Validation, Watch
+from ans_core.train.watch import OPERATIONS, Validation, Watch
 from ans_core.types import Log
 
 
@@ -50,12 +61,15 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     divide = sharding.divide if machine.deepspeed_stage == 3 else None
     model = checkpoint.load(base, dtype=weights_dtype(machine.dtype), device=machine.device, divide=divide)
     of_memory = memory.load_into(model, inputs["memory"], base=base)
-    model.checkpointing, model.compiled = settings.checkpointing, machine.compile
+    model.compiled = machine.compile
     if settings.object_weight:
         model.use_seg_object_score()
     lora = {**settings.lora.model_dump(), **_ranks(cfg, model)}
     show_ranks(lora, log)
     adapters.prepare_sft(model, adapters.lora_config(**lora), seed=dist.seed_of(cfg.seed, "sft lora"))
+    model.checkpointing = checkpointed_layers(cfg, model, "sft", machine=machine, log=log)
+    (largest,) = largest_batches(cfg, model, "sft", processes=dist.world_size())
+    check_shared_memory(machine.workers, loaded_bytes(model, largest, mask_size=settings.mask_size), processes=local_processes())
     before = hashes(model)
     mixture = mixture_of(cfg, data.sources(inputs["data"], "train"), seed=cfg.seed)
     optim = lasting(settings.optim, "sft", samples=mixture.epoch)
@@ -74,11 +88,20 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         return batch
 
     module = objective_of(cfg, model, features=_features(cfg, before, dtype=machine.dtype))
+    peak = peak_flops(machine.device) if machine.dtype == "bf16" else None
+    operations = Operations(model)
+
+    def counts(batch: Batch) -> dict[str, float]:
+        found = {"rows": float(len(batch.input_ids)), "tokens": float((batch.branch >= 0).sum())}
+        return found if peak is None else found | {OPERATIONS: sum(operations.of(Work.of(batch)).values())}
+
     watch = Watch(
         validation=_validation(cfg, module, machine, layout, inputs["data"], scratch) if settings.val_every else None,
         rows=lambda step: [row.name for micro in range(optim.accumulate) for row in rows(step, micro)],
-        counts=lambda batch: {"rows": float(len(batch.input_ids)), "tokens": float((batch.branch >= 0).sum())},
+        counts=counts,
+        peak_flops=peak,
         part_of=lambda name: part_of(name.removeprefix("model.")),
+        runs_again=True,
     )
     curves = loop.train(
         module, make, name="sft", schedule=schedule_of(optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,

@@ -28,7 +28,7 @@ from ans_core.progress import bar_interval_s
 from ans_core.train import states
 from ans_core.train.optim import lr_factor, optimizer_of
 from ans_core.train.states import Curves
-from ans_core.train.watch import GraphWatch, Speed, Watch, gradient_norms, note_skipped, profiled
+from ans_core.train.watch import GraphWatch, Speed, Watch, first_spoiled, gradient_norms, note_skipped, profiled
 from ans_core.types import Log
 
 MAX_SKIPPED = 10
@@ -165,10 +165,11 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = schedule.lr * group["scale"] * factor
             speed.clear()
-            metrics, told, finite = _step(accelerator, loss_module, wrapped, optimizer, batches, schedule, machine, watch, speed)
+            metrics, told, spoiled = _step(accelerator, loss_module, wrapped, optimizer, batches, schedule, machine, watch, speed)
+            finite = spoiled is None
             skipped = 0 if finite else skipped + 1
-            if not finite:
-                _skip(name, step, skipped, metrics, folder=folder, watch=watch, machine=machine)
+            if spoiled is not None:
+                _skip(name, step, skipped, metrics, spoiled, folder=folder, watch=watch, machine=machine)
             if after_step is not None and finite:
                 metrics |= shared_means([after_step(step)])
             metrics["skipped"] = float(not finite)
@@ -197,20 +198,26 @@ def train(
     return curves
 
 
-def _skip(name: str, step: int, skipped: int, metrics: Mapping[str, float], *, folder: Path, watch: Watch, machine: Machine) -> None:
-    """Write down what a skipped step learned from. Raises RuntimeError where the run is to stop."""
+def _skip(
+    name: str, step: int, skipped: int, metrics: Mapping[str, float], spoiled: str, *, folder: Path, watch: Watch, machine: Machine
+) -> None:
+    """Write down what a skipped step learned from, and say which module spoiled it (`spoiled`; empty: not known). Raises RuntimeError where
+    the run is to stop."""
     rows = watch.rows(step) if watch.rows is not None else ()
-    path = note_skipped(folder, step, metrics, rows)
+    path = note_skipped(folder, step, metrics, rows, spoiled)
+    where = f"{spoiled} is the first module with a non-finite output; " if spoiled else ""
     if machine.halt_on_nan:
         raise RuntimeError(
             f"{name}: loss {metrics['loss']:g} and gradient norm {metrics['grad_norm']:g} at step {step} are not both finite, and"
-            f" launch.halt_on_nan is set; {path} names the rows"
+            f" launch.halt_on_nan is set; {where}{path} names the rows"
         )
     if skipped > MAX_SKIPPED:
         raise RuntimeError(
             f"{name}: {skipped} steps in a row had a non-finite loss or gradient, the last is step {step}; lower the learning rate;"
-            f" {path} names the rows"
+            f" {where}{path} names the rows"
         )
+    if spoiled:
+        tqdm.write(f"{name}: step {step} is skipped: {where}{path} names the rows")
 
 
 def let_processes_talk(machine: Machine) -> None:
@@ -248,9 +255,9 @@ def _step(
     machine: Machine,
     watch: Watch,
     speed: Speed,
-) -> tuple[dict[str, float], dict[str, float], bool]:
+) -> tuple[dict[str, float], dict[str, float], str | None]:
     """Return (the step's loss and means over the micro-batches of all processes that have the value; speed and norms, for the log alone;
-    whether the weights were updated, the same on all processes).
+    None if the weights were updated, the same on all processes, else the module of this one that spoiled the step, where it is known).
 
     DeepSpeed divides, clips and steps inside `backward`, and skips a step whose gradient is not finite.
     """
@@ -286,7 +293,17 @@ def _step(
         if finite:
             optimizer.step()
         optimizer.zero_grad()
-    return totals, told | speed.found(machine.device), finite
+    told |= speed.found(machine.device)
+    return totals, told, None if finite else _spoiled(module, micros, found, machine, watch)
+
+
+def _spoiled(module: nn.Module, micros: Sequence[Any], found: Sequence[Mapping[str, Any]], machine: Machine, watch: Watch) -> str:
+    """Name what spoiled the first of this process's micro-batches with a non-finite loss. Under ZeRO-3 a process can't run alone."""
+    broken = [batch for batch, values in zip(micros, found, strict=True) if not math.isfinite(float(values["loss"]))]
+    if not broken or not watch.runs_again or machine.deepspeed_stage == 3:
+        return ""
+    with machine.autocast():
+        return first_spoiled(module, broken[0].to(machine.device))
 
 
 def write_curves(path: Path, curves: dict[str, Curves]) -> None:

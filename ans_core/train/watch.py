@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -19,14 +20,18 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.profiler import profile
 from torch.profiler import schedule as profiler_schedule
+from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
-from ans_core.dist import rank, shared_sum
+from ans_core.dist import rank, shared_sum, world_size
 from ans_core.train.states import Curves
 
 VALIDATION_LOSS = "val/loss"
+OPERATIONS = "operations"
+"""Among a batch's counts: floating point operations, without those of layers that are computed again."""
 MOST_GRAPHS = 16
-"""That torch.compile makes in a run at most, rows of all lengths: SFT needs some 4, RL with its three adapters some 8."""
+"""That torch.compile makes in a run at most, rows of all lengths: SFT needs some 4, RL with its three adapters some 8;
+half as many more where some layers are computed again and others not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +68,20 @@ class Watch:
     rows: Callable[[int], Sequence[str]] | None = None
     """Step -> names of what this process learns from in it."""
     counts: Callable[[Any], Mapping[str, float]] | None = None
-    """Batch -> what is counted per second: rows, tokens."""
+    """Batch -> what is counted per second: rows, tokens, operations (OPERATIONS)."""
+    peak_flops: float | None = None
+    """Most operations a second that a GPU can do; None where it is not known, and on a CPU."""
     part_of: Callable[[str], str] | None = None
     """Name of a parameter -> the part of the model whose gradient norm it counts in. Not known under DeepSpeed, which keeps no gradient."""
+    runs_again: bool = False
+    """Whether a micro-batch with a non-finite loss may run forward once more, so that the module that spoils it is named."""
 
 
 class Speed:
-    """How long steps take, and how much of it is waiting for data."""
+    """How long steps take, how much of it is waiting for data, and which share of the GPUs' peak is used."""
 
     def __init__(self, watch: Watch) -> None:
-        self.counts = watch.counts
+        self.counts, self.peak_flops = watch.counts, watch.peak_flops
         self.clear()
 
     def clear(self) -> None:
@@ -89,16 +98,28 @@ class Speed:
         return batch
 
     def found(self, device: torch.device) -> dict[str, float]:
-        """Return this step's numbers: counts of all processes, time and memory of this one. All processes must call it."""
+        """Return this step's numbers: counts of all processes, and how long the slowest and the median one took; waiting and memory of this
+        one. All processes must call it."""
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        seconds = time.perf_counter() - self.began
+        seconds, processes = time.perf_counter() - self.began, world_size()
         names = sorted(self.done)
-        sums = shared_sum(torch.tensor([self.done[name] for name in names], dtype=torch.float64), device).tolist()
-        told = {f"speed/{name}_per_s": total / seconds for name, total in zip(names, sums, strict=True)}
-        self_told = {"speed/waiting_for_data": self.waited / seconds, "speed/step_s": seconds, "peak_memory_mb": peak_memory_mb(device)}
+        own = torch.zeros(len(names) + processes, dtype=torch.float64)
+        own[: len(names)] = torch.tensor([self.done[name] for name in names], dtype=torch.float64)
+        own[len(names) + rank()] = seconds  # each process has a place of its own, so their sum has the seconds of all
+        summed = shared_sum(own, device).tolist()
+        totals, times = dict(zip(names, summed, strict=False)), summed[len(names) :]
+        operations = totals.pop(OPERATIONS, 0.0)
+        numbers = {f"speed/{name}_per_s": total / seconds for name, total in totals.items()}
+        if "tokens" in totals:
+            numbers["speed/tokens_per_s_per_process"] = totals["tokens"] / seconds / processes
+        if self.peak_flops and operations:
+            numbers["speed/mfu"] = operations / seconds / processes / self.peak_flops
+        if processes > 1:
+            numbers |= {"speed/slowest_step_s": max(times), "speed/median_step_s": median(times)}
+        numbers |= {"speed/waiting_for_data": self.waited / seconds, "speed/step_s": seconds, "peak_memory_mb": peak_memory_mb(device)}
         self.clear()
-        return told | self_told
+        return numbers
 
 
 def compiled_graphs() -> dict[str, float]:
@@ -142,14 +163,39 @@ def gradient_norms(module: nn.Module, part_of: Callable[[str], str] | None) -> d
     return {f"grad_norm/{part}": torch.stack(torch._foreach_norm(grads)).norm() for part, grads in sorted(parts.items())}
 
 
-def note_skipped(folder: Path, step: int, metrics: Mapping[str, float], rows: Sequence[str]) -> Path:
-    """Add a line about a skipped step to this process's file, and return the file."""
+def note_skipped(folder: Path, step: int, metrics: Mapping[str, float], rows: Sequence[str], spoiled: str) -> Path:
+    """Add a line about a skipped step to this process's file, and return the file. `spoiled`: of `first_spoiled`."""
     path = folder / f"skipped-{rank()}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     numbers = {name: str(metrics[name]) for name in ("loss", "grad_norm") if name in metrics}  # JSON has no NaN
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"step": step, **numbers, "rows": list(rows)}) + "\n")
+        file.write(json.dumps({"step": step, **numbers, "module": spoiled, "rows": list(rows)}) + "\n")
     return path
+
+
+@torch.no_grad()
+def first_spoiled(module: nn.Module, batch: Any) -> str:
+    """Run a micro-batch forward once more and return the name of the first module with an output that is not finite; the empty string where
+    every module's is, as when the loss itself overflows. Dropout differs from the first time."""
+    spoiled: list[str] = []
+
+    def looks_at(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def look(module: nn.Module, args: Any, output: Any) -> None:
+            tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+            if not spoiled and not all(bool(tensor.isfinite().all()) for tensor in tensors):
+                spoiled.append(name)
+
+        return look
+
+    # An inner module ends before the one around it, so the first is the innermost.
+    handles = [inner.register_forward_hook(looks_at(name)) for name, inner in module.named_modules() if name]
+    try:
+        with torch.compiler.set_stance("force_eager"):  # compiled code would compile the hooks
+            module(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return spoiled[0] if spoiled else ""
 
 
 @contextmanager

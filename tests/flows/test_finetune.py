@@ -11,14 +11,14 @@ import pytest
 
 from ans_core import data
 from ans_core.checkpoints import checkpoint
-from ans_core.config import load
+from ans_core.config import DataSource, load
 from ans_core.data.formats.plain import split_by_image
 from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.network import Network
-from flows import cli
+from flows import cli, finetune
 from flows.finetune import checked
 from flows.paths import root
-from flows.short_training import begin
+from flows.short_training import begin, longest_rows
 from tasks.process import held
 from tests import tiny
 
@@ -174,3 +174,33 @@ def test_pictures_and_a_checkpoint_become_a_checkpoint_and_a_report(
     again = capsys.readouterr().out
     assert again.count("was there") == 7
     assert "estimate" not in again
+
+
+def test_a_large_model_computes_as_many_rows_at_once_as_its_profile(tmp_path: Path):
+    source = DataSource(name="mine", format="annotations", path=str(tmp_path))
+
+    def optim(*words: str) -> tuple[int, int]:
+        arguments = cli.parse(["finetune", str(tmp_path), "--model", "m", *words])
+        found = finetune.settings(source, arguments, pictures=500, benchmarks=["referring"], parameters=4 * 10**9).sft.optim
+        return found.batch, found.accumulate
+
+    assert optim("launch.processes=2") == (64, 32)
+    assert optim("launch.processes=1", "sft.optim.batch=6") == (6, 6)
+    assert optim("launch.processes=1", "sft.optim.accumulate=4") == (64, 4)
+    assert optim("launch.processes=2", "--profile", "sa2va-1b") == (64, 16)
+
+
+def test_an_estimate_counts_the_longest_rows_too(tmp_path: Path, tiny_model: Network):
+    checkpoint.save(tiny_model, tmp_path / "model", metadata={})
+    folder = pictures(tmp_path / "mine", ("train", "val"))
+    words = [str(folder), "--model", str(tmp_path / "model"), "--out", str(tmp_path / "out"), "sft.max_length=100000"]
+    (tmp_path / "scratch").mkdir()
+    request = checked(cli.parse(["finetune", *words]), tmp_path / "scratch")
+    begin(request)
+    told = longest_rows(request, 80 * 10**9)
+    assert re.fullmatch(
+        r"By formula the longest rows take \d+ GB \(weights 0\.0, gradients 0\.0, optimizer 0\.0, activations [\d.]+;"
+        r" 0 of 2 layers computed again\)\.",
+        told,
+    ), told
+    assert longest_rows(request, 10**6).endswith("which may not fit: raise sft.optim.accumulate, or lower sft.max_length.")

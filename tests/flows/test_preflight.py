@@ -1,10 +1,12 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from ans_core.checkpoints.published import PUBLISHED
 from ans_core.config import Config, load, resolve
-from ans_core.model.needs import Needs
+from ans_core.model.footprint import Parameters
 from flows import preflight
 from flows.params import render
 
@@ -34,16 +36,14 @@ def test_a_full_size_profile_without_gpus_data_and_weights_is_no_ok(tmp_path: Pa
 @pytest.mark.parametrize("profile", ["sa2va-1b-rl", "sa2va-qwen3-4b-rl"])
 def test_rl_alone_needs_what_the_whole_profile_of_its_size_does(tmp_path: Path, profile: str) -> None:
     (tmp_path / "alone").mkdir()
-    found = preflight.published_needs(settings(profile, tmp_path / "alone"), ROOT)
-    assert found is not None
-    assert found == preflight.published_needs(settings(profile.removesuffix("-rl"), tmp_path), ROOT)
+    assert preflight.published_name(settings(profile, tmp_path / "alone"), ROOT) == profile.removesuffix("-rl")
 
 
 def test_the_tiny_profile_asks_for_no_gpu(tmp_path: Path) -> None:
     config = settings("tiny", tmp_path)
     findings = [preflight.gpu_count(config, []), *preflight.weights(config, ROOT), preflight.data(config, ROOT)]
     assert all(finding.ok for finding in findings)
-    assert preflight.published_needs(config, ROOT) is None
+    assert preflight.published_name(config, ROOT) is None
     words = ("agent.sft.traces=data/mine", "agent.sft.whole=false", "agent.sft.lora_ranks_from=gone")
     lacking = preflight.data(settings("tiny", tmp_path, *words), ROOT)
     told = "data sets that are not there: agent.sft.traces (data/mine), agent.sft.lora_ranks_from (gone)"
@@ -51,13 +51,44 @@ def test_the_tiny_profile_asks_for_no_gpu(tmp_path: Path) -> None:
     assert not preflight.gpu_count(settings("tiny", tmp_path, "launch.device=cuda", "launch.processes=2"), ["H200"]).ok
 
 
-def test_memory_and_disk_follow_from_the_counts(tmp_path: Path) -> None:
-    """P 100, F 10, A 6, 8 GPUs: weights 2*90 + 4*16 = 244; plain + 12*16, ZeRO-2 + 16*16/8, ZeRO-3 (244 + 256)/8. On disk
-    4*200 + 4*64 + 2*192."""
-    need = Needs(parameters=100, full=10, adapters=6, gpus=8)
-    for stage, limit in ((0, 436), (2, 276), (3, 62.5)):
-        config = settings("tiny", tmp_path, f"launch.deepspeed_stage={stage}", "sft.optim.muon_lr=0", "memory.train=false")
-        assert preflight.gpu_memory(config, need, int(limit + 0.5)).ok
-        assert not preflight.gpu_memory(config, need, int(limit - 0.5)).ok
-    assert preflight.disk(config, need, 1440).ok
-    assert not preflight.disk(config, need, 1439).ok
+def test_disk_follows_from_the_counts(tmp_path: Path) -> None:
+    """P 100, F 10, A 6: 4*200 + 4*64 + 2*192."""
+    counts, config = Parameters(total=100, full=10, adapters=6), settings("tiny", tmp_path)
+    assert preflight.disk(config, counts, 1440).ok
+    assert not preflight.disk(config, counts, 1439).ok
+
+
+@pytest.mark.parametrize("profile", sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml")))
+def test_every_full_size_profile_fits_the_machine_it_is_made_for(tmp_path: Path, profile: str) -> None:
+    config = settings(profile, tmp_path)
+    name = preflight.published_name(config, ROOT)
+    assert (name is None) == (config.base.source != "published")
+    if name is None:
+        return
+    findings = preflight.gpu_memory(config, name, preflight.LARGER_GPUS_GB.get(profile, preflight.GPU_GB) * 10**9)
+    assert len(findings) == (1 if profile.endswith("-rl") else 2)
+    assert not [finding.what for finding in findings if not finding.ok]
+    assert all("layers computed again" in finding.what for finding in findings)
+
+
+def test_a_profile_that_keeps_all_activations_does_not_fit(tmp_path: Path) -> None:
+    """26B: 107 GB without checkpointing; with ZeRO-3 it fits 80 GB, where only sft is counted."""
+    assert set(PUBLISHED) >= {"sa2va-8b", "sa2va-26b"}
+    config = settings("sa2va-8b", tmp_path, "sft.checkpointing=none", "sft.optim.accumulate=4")
+    sft, rl = preflight.gpu_memory(config, "sa2va-8b", 80 * 10**9)
+    assert (sft.ok, rl.ok) == (False, True)
+    assert "activations 157" in sft.what
+    assert "sft.checkpointing=auto" in sft.remedy
+    assert not preflight.gpu_memory(settings("sa2va-26b", tmp_path), "sa2va-26b", 80 * 10**9)[0].ok
+    (alone,) = preflight.gpu_memory(settings("sa2va-26b", tmp_path, "launch.deepspeed_stage=3"), "sa2va-26b", 80 * 10**9)
+    assert alone.ok
+
+
+def test_a_container_with_little_shared_memory_is_no_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings("sa2va-4b", tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=64_000_000))
+    found = preflight.shared_memory(config, "sa2va-4b", tmp_path)
+    assert not found.ok
+    assert found.remedy.startswith("give the container more (docker run --shm-size=13g")
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=32_000_000_000))
+    assert preflight.shared_memory(config, "sa2va-4b", tmp_path).ok

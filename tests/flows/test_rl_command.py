@@ -99,7 +99,7 @@ def test_a_large_model_gets_the_profile_of_rl_alone_divided_for_one_process(tmp_
     config = settings_of(drawn(tmp_path / "mine", 90), "launch.processes=2", parameters=10**9)
     optim = config.rl.optim
     assert config.profile == "sa2va-4b-rl"
-    assert (optim.batch, optim.accumulate, config.rl.rows) == (64, 16, 64)  # the profile: 4 of 8 processes, so 2 samples at once here too
+    assert (optim.batch, optim.accumulate, config.rl.rows) == (64, 32, 64)  # the profile: 8 of 8 processes, so 1 sample at once here too
     assert [one.name for one in config.evaluate.public] == ["dlc_bench", "refcoco"]
     command = short_training.ranks_command(stage_named("rl"), config, tmp_path, "--out", "x")
     assert command

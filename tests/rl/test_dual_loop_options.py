@@ -350,7 +350,7 @@ def test_gradient_checkpointing_changes_no_rollout_and_no_gradient(own_model: Ne
 
     monkeypatch.setitem(LOOPS, loop, dataclasses.replace(LOOPS[loop], act=noting))
     plain = gradient()
-    own_model.checkpointing = "layers"
+    own_model.checkpointing = None
     own_model.internvl.model.language_model.train()
     monkeypatch.setattr(checkpointing, "LOGITS", 2 * own_model.internvl.lm_head.out_features)
     graphs = []

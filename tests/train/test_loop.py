@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ans_core import stop
 from ans_core.train import loop, optim, states
+from ans_core.train import watch as watching
 from ans_core.train.optim import lr_factor, optimizer_of
 from ans_core.train.watch import Validation, Watch
 from tests import forks
@@ -451,6 +452,53 @@ def test_speed_rate_norms_by_part_and_a_trace_are_told_and_no_curve_has_them(tmp
         assert row["fit/grad_norm/0"] ** 2 + row["fit/grad_norm/3"] ** 2 == pytest.approx(row["fit/grad_norm"] ** 2, rel=1e-4)
         assert row["fit/peak_memory_mb"] > 10
     assert json.loads((tmp_path / "fit/profile-0.json").read_text())["traceEvents"]
+
+
+def test_the_module_that_spoils_a_step_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """Step 2's second micro-batch overflows in the first layer; at step 4 it is the loss alone. The weights are those of a run that does
+    not look for it."""
+
+    def overflowing(step: int, micro: int) -> Numbers:
+        made = batch(step, micro)
+        return replace(made, x=made.x * 3e38) if (step, micro) == (2, 1) else made
+
+    def trained(folder: str, *, runs_again: bool) -> tuple[list[str], Regression]:
+        module = Regression()
+        module.poison = {8 + runs_again}  # the second look counts, too
+        loop.train(
+            module, overflowing, name="fit", schedule=schedule(accumulate=2), machine=CPU, seed=3, scratch=tmp_path / folder,
+            log=lambda metrics, step: None, watch=Watch(runs_again=runs_again),
+        )  # fmt: skip
+        lines = (tmp_path / folder / "fit/skipped-0.jsonl").read_text().splitlines()
+        return [f"{line['step']} {line['module']}" for line in map(json.loads, lines)], module
+
+    named, looked = trained("named", runs_again=True)
+    assert named == ["2 frozen", "4 "]
+    assert "fit: step 2 is skipped: frozen is the first module with a non-finite output; " in "".join(capfd.readouterr())
+    unnamed, plain = trained("unnamed", runs_again=False)
+    assert unnamed == ["2 ", "4 "]
+    assert equal(weights(looked), weights(plain))
+
+
+def test_the_share_of_the_peak_and_the_slowest_of_three_processes_are_told(monkeypatch: pytest.MonkeyPatch):
+    """This process did 100 tokens with 4e6 operations in some 20 ms, the others as much, in .5 and 2 seconds."""
+
+    def summed(own: Tensor, device: torch.device) -> Tensor:
+        assert own.tolist()[:2] == [4e6, 100.0]
+        return torch.tensor([12e6, 300.0, float(own[2]), 0.5, 2.0], dtype=torch.float64)
+
+    monkeypatch.setattr(watching, "world_size", lambda: 3)
+    monkeypatch.setattr(watching, "shared_sum", summed)
+    speed = watching.Speed(Watch(counts=lambda batch: {"tokens": 100.0, watching.OPERATIONS: 4e6}, peak_flops=1e9))
+    speed.take(iter([None]))
+    time.sleep(0.02)
+    told = speed.found(CPU.device)
+    seconds = told["speed/step_s"]
+    assert told["speed/tokens_per_s"] == pytest.approx(300 / seconds)
+    assert told["speed/tokens_per_s_per_process"] == pytest.approx(100 / seconds)
+    assert told["speed/mfu"] == pytest.approx(4e6 / seconds / 1e9)
+    assert (told["speed/slowest_step_s"], told["speed/median_step_s"]) == (2.0, 0.5)
+    assert "speed/operations_per_s" not in told
 
 
 SIGNALLED = """

@@ -54,6 +54,12 @@ class PromptForm:
     pictures_first: bool = False
 
 
+def multiplied_weights(module: nn.Module) -> int:
+    """Return the number of weights that every place of an input is multiplied with."""
+    kinds = (nn.Linear, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d)
+    return sum(m.weight.numel() for m in module.modules() if isinstance(m, kinds))
+
+
 class Backbone(ABC):
     """One kind of vision-language model in transformers' classes: `native` has `lm_head`, `model.language_model`."""
 
@@ -107,6 +113,14 @@ class Backbone(ABC):
     def project(self, features: ImageFeatures) -> ImageFeatures:
         """Run the trained projector; a kind without one returns the features."""
         return features
+
+    @abstractmethod
+    def vision_flops(self, grids: Sequence[Grid]) -> float:
+        """Count the floating point operations of `features` for views with these grids, by formula."""
+
+    def projector_bytes(self, cells: int) -> int:
+        """Return what the trained projector keeps of so many image tokens for the backward pass, in fp32."""
+        return 0
 
     @property
     def token_width(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +12,7 @@ from transformers import InternVLConfig, InternVLForConditionalGeneration
 
 from ans_core import prompts
 from ans_core.data.views import Grid, Tiling
-from ans_core.model.backbones.base import Backbone, ImageFeatures
+from ans_core.model.backbones.base import Backbone, ImageFeatures, multiplied_weights
 
 if TYPE_CHECKING:
     from ans_core.model.config import Sa2VAConfig
@@ -72,3 +73,17 @@ class InternVL(Backbone):
 
     def project(self, features: ImageFeatures) -> ImageFeatures:
         return replace(features, values=self.native.model.multi_modal_projector(features.values))
+
+    def vision_flops(self, grids: Sequence[Grid]) -> float:
+        assert isinstance(self.cutter, Tiling)
+        tower = self.native.model.vision_tower
+        patches = (self.cutter.size // int(tower.config.patch_size[0])) ** 2
+        places = patches + 1  # CLS
+        scores = 4.0 * len(tower.encoder.layer) * tower.config.hidden_size * places**2
+        tile = 2.0 * patches * multiplied_weights(tower.embeddings) + 2.0 * places * multiplied_weights(tower.encoder) + scores
+        return len(grids) * tile
+
+    def projector_bytes(self, cells: int) -> int:
+        """Its norm keeps what it reads and what it gives; then there are the first layer's result, its GELU and the second's result."""
+        first = self.native.model.multi_modal_projector.linear_1
+        return cells * (2 * first.in_features + 3 * first.out_features) * 4

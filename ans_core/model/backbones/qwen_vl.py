@@ -13,7 +13,7 @@ from transformers import Cache
 
 from ans_core import prompts
 from ans_core.data.views import Grid, Patches, Preparation
-from ans_core.model.backbones.base import Backbone, ImageFeatures, PromptForm
+from ans_core.model.backbones.base import Backbone, ImageFeatures, PromptForm, multiplied_weights
 
 if TYPE_CHECKING:
     from ans_core.model.config import Sa2VAConfig
@@ -100,6 +100,20 @@ class QwenVL(Backbone):
     @property
     def connectors(self) -> list[nn.Module]:
         return [self.native.model.visual.merger]
+
+    def vision_flops(self, grids: Sequence[Grid]) -> float:
+        """The frozen mergers included, which read four patches as one place."""
+        tower, merge = self.vision_tower, self.native.config.vision_config.spatial_merge_size
+        tokens = sum(rows * columns for rows, columns in grids)
+        of_patch = multiplied_weights(tower.patch_embed) + multiplied_weights(tower.blocks)
+        of_token = sum(map(multiplied_weights, self.connectors))
+        scores = 4.0 * self.native.config.vision_config.hidden_size * sum(map(self.vision_pairs, grids))
+        return 2.0 * tokens * (merge**2 * of_patch + of_token) + scores
+
+    def vision_pairs(self, grid: Grid) -> int:
+        """Return how many pairs of a view's patches attend to each other, over all layers of the vision tower."""
+        vision = self.native.config.vision_config
+        return int(vision.depth * (grid[0] * grid[1] * vision.spatial_merge_size**2) ** 2)
 
     def merged(self, out: Any) -> Float[Tensor, "M E"]:
         """Return the image tokens of the vision tower's output."""
