@@ -42,9 +42,9 @@ PUBLIC = (
 """ans_core/benchmarks/public: those that a model is run on."""
 
 SCORED = (
-    "captions", "detailed_captions", "dlc_bench", "ferret_bench", "gar_bench", "gcg", "grefcoco", "infographicsvqa", "mask_pairs",
-    "mathvista", "mevis", "mm_vet", "mmbench", "mme", "mmmu_pro_vision", "mmmu_val", "reasonseg", "ref_davis17", "ref_youtube_vos",
-    "refcoco", "refcocog_captions", "revos", "saco_veval", "seed_bench", "tallyqa_complex", "virl39k", "vos", "vstar",
+    "captions", "coco_boxes", "detailed_captions", "dlc_bench", "ferret_bench", "gar_bench", "gcg", "grefcoco", "infographicsvqa",
+    "mask_pairs", "mathvista", "mevis", "mm_vet", "mmbench", "mme", "mmmu_pro_vision", "mmmu_val", "reasonseg", "ref_davis17",
+    "ref_youtube_vos", "refcoco", "refcocog_captions", "revos", "saco_veval", "seed_bench", "tallyqa_complex", "virl39k", "vos", "vstar",
 )  # fmt: skip
 """ans_core/benchmarks/public: all of them."""
 OTHER_NAMES = {

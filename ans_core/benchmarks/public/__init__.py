@@ -2,6 +2,7 @@
 
 from ans_core.benchmarks.public import (
     captions,
+    coco_boxes,
     detailed_captions,
     dlc_bench,
     ferret_bench,
@@ -35,6 +36,7 @@ from ans_core.benchmarks.public.scored import Given, Scored, Scorer
 
 SCORERS: dict[str, Scorer] = {
     "captions": captions.SCORER,
+    "coco_boxes": coco_boxes.SCORER,
     "detailed_captions": detailed_captions.SCORER,
     "dlc_bench": dlc_bench.SCORER,
     "ferret_bench": ferret_bench.SCORER,
