@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ans_core.report.changes import Change
 from ans_core.report.metrics import short
 from ans_core.report.runs import Run
 from flows.results import git, is_checkpoint, results, revision_of, stage_runs
@@ -95,7 +94,7 @@ def compare(arguments: argparse.Namespace, root: Path) -> None:
     if len(names) < 2:
         raise ValueError(f"ans compare takes two results or more, not {len(names)}; the first is what the others are compared with")
     if all((Path(name) / "metrics.samples.jsonl").exists() for name in names):
-        eval_compare.compare(arguments)
+        eval_compare.compare(names, arguments.out)
         return
     if any(Path(name).is_file() for name in names):  # a summary.json has nothing else
         print("\n\n".join(table(names[0], other, root) for other in names[1:]))
@@ -134,25 +133,13 @@ def settings_lines(runs: Sequence[Run]) -> list[str]:
 
 def change_lines(runs: Sequence[Run]) -> list[str]:
     """Return the changes of every row against the first run, with intervals."""
+    from ans_core.report.page import change_table
     from ans_core.report.runs import all_changes
 
     lines = []
     for row, name, changes in all_changes(runs):
         lines += ["", f"{name}{f', {row},' if row else ''} against {runs[0].name}", *change_table(changes)]
     return lines
-
-
-def change_table(changes: Sequence[Change]) -> list[str]:
-    """Return a line per figure whose three digits, or verdict, say that it changed, and one that counts the others."""
-    from ans_core.report.page import figure, interval
-
-    moved = [one for one in changes if figure(one.before) != figure(one.after) or one.verdict in ("better", "worse")]
-    same = len(changes) - len(moved)
-    lines = [f"  {'':<60} {'before':>7} {'after':>7} {'change':>7}  95 % interval"] if moved else []
-    for change in moved:
-        values = f"{figure(change.before):>7} {figure(change.after):>7} {figure(change.difference, True):>7}"
-        lines.append(f"  {f'{change.title}, {change.metric}':<60} {values}  {interval(change):<18} {change.verdict}")
-    return lines + ([f"  {same} figure{'s are' if same > 1 else ' is'} the same"] if same else [])
 
 
 def table(one: str, other: str, root: Path, *, titles: tuple[str, str] | None = None) -> str:

@@ -299,7 +299,7 @@ def gains(evaluated: Path, rows: tuple[str, str]) -> list[str]:
     """Return the table of what training changed on the held-out pictures."""
     from ans_core.report.changes import changes, read_answers
     from ans_core.report.files import read_json
-    from flows.compare import change_table
+    from ans_core.report.page import change_table
 
     titles = dict(zip(rows, ("before", "after"), strict=True))
     summary = {title: read_json(evaluated / row / "metrics.json") for row, title in titles.items()}

@@ -86,7 +86,8 @@ def expressions(model: Network, ask: Predict, referring: Sequence[Sample], cfg: 
     benchmark = BENCHMARKS["referring"]
     requests = [benchmark.request(one) for one in referring]
     answers = [[first, *more] for first, more in zip(ask(requests), sampled(model, requests, cfg, what="refer", group=group), strict=True)]
-    columns = [benchmark.score(referring, [own[g] for own in answers]).per_sample for g in range(group + 1)]
+    scored = [benchmark.of_samples(referring, [own[g] for own in answers]) for g in range(group + 1)]
+    columns = [[sample["score"] for sample in one.samples] for one in scored]
     return [list(row) for row in zip(*columns, strict=True)]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from ans_core.benchmarks.public import Item
+from ans_core.benchmarks.public.asked import Item
 from ans_core.benchmarks.public.scored import scores_of
 from ans_core.pictures import overlay, transforms
 from ans_core.report import page

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ans_core.benchmarks.public import SCORERS
 from ans_core.benchmarks.public.published import beside, published
+from ans_core.benchmarks.registry import SCORERS
 from ans_core.config.names import OTHER_NAMES
 from flows import cli
 from tests.benchmarks.public.drawn import H, W, coded, write

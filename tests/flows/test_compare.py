@@ -9,8 +9,9 @@ import yaml
 
 from ans_core.config import Config, load
 from ans_core.report.changes import Change
+from ans_core.report.page import change_table
 from flows import cli, commands
-from flows.compare import change_table, table
+from flows.compare import table
 from flows.results import result, revision_of, stage_runs
 from tasks.tracking import client, experiment_id
 from tests.stages.test_report import write_data, write_evaluation, write_training

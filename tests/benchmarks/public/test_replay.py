@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from pycocotools import mask
 
-from ans_core.benchmarks.public import SCORERS, Given, Scored, files
+from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.scored import Given, Scored
+from ans_core.benchmarks.registry import SCORERS
 from ans_core.metrics.text import coco_tokens
 from ans_core.metrics.video import j_and_f
 from tests.benchmarks.public.drawn import write

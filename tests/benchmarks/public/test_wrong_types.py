@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 
-from ans_core.benchmarks.public import SCORERS
+from ans_core.benchmarks.registry import SCORERS
 from tests.benchmarks.public import test_gcg, test_questions, test_video_files
 from tests.benchmarks.public.drawn import H, W, coded, score, write
 from tests.benchmarks.public.question_sets import SETS
