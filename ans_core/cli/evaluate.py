@@ -11,31 +11,15 @@ from ans_core.cli.options import add_agents_reader, positive
 
 ALLOWED = {
     "CHECKPOINT": frozenset[str](),
-    "BENCHMARK": frozenset(
-        (
-            "model",
-            "agent",
-            "reader",
-            "data",
-            "split",
-            "limit",
-            "out",
-            "batch",
-            "max_tokens",
-            "video_mode",
-            "processes",
-            "device",
-            "dtype",
-            "quantize",
-            "text_encoder",
-            "convention",
-        )
-    ),
+    "BENCHMARK": frozenset((
+        "model", "agent", "reader", "data", "split", "limit", "out", "batch", "max_tokens", "video_mode", "processes", "device", "dtype",
+        "quantize", "text_encoder", "convention",
+    )),
     "score": frozenset(("predictions", "data", "split", "out", "replay", "convention", "text_encoder", "predicted_only")),
     "compare": frozenset(("out",)),
     "submit": frozenset(("predictions", "out")),
     "export": frozenset(("data", "split", "limit", "out")),
-}
+}  # fmt: skip
 """Options by form."""
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ans_core.benchmarks.public.asked import Answerer
+from ans_core.benchmarks.public.asked import Answerer, Item
 from ans_core.places import root
+from ans_core.types import Prediction
 
 if TYPE_CHECKING:
     from ans_core.evaluation.session import Session
@@ -25,18 +26,18 @@ def ways(session: Session, arguments: argparse.Namespace) -> Iterator[list[tuple
     """Yield both evaluations; the agent is loaded at the first question. Raises ValueError for questions that are not in words alone."""
     from ans_core.agent.answering import check, counting, note
 
-    if not session.runner.missing(session.data, session.split):
-        for item in session.runner.questions(session.data, session.split):
-            check(item)
-            break
+    first = None if session.absent else next(session.runner.questions(session.data, session.split), None)
+    if first is not None:
+        check(first)
     agent = cache(partial(Loaded, arguments))
     counted = replace(session, runner=counting(session.runner), note=note)
+
+    def answer(tools: bool, items: Sequence[Item]) -> list[Prediction]:
+        return agent().answerer(tools)(items)
+
     try:
         yield [
-            (
-                replace(counted, out=session.out / folder, settings=session.settings | {"tools": tools}),
-                lambda items, tools=tools: agent().answerer(tools)(items),
-            )
+            (replace(counted, out=session.out / folder, settings=session.settings | {"tools": tools}), partial(answer, tools))
             for tools, folder in WAYS.items()
         ]
     finally:

@@ -50,7 +50,8 @@ def model_of(arguments: argparse.Namespace, *, follows: bool) -> Model:
         return Model(name=title, decisive=decisive, code=("ans_core.tracking.answering",), load=cache(partial(following, arguments)))
     checkpoint = folder.local_folder(name.removeprefix(BOX))
     decisive = {"weights": weights_hash(checkpoint), "config": config_hash(checkpoint)}
-    title, code = checkpoint.name, ("ans_core.inference.predict",)
+    title = checkpoint.name
+    code: tuple[str, ...] = ("ans_core.inference.predict",)
     if name.startswith(BOX):
         decisive["question"] = box_baseline.question_of(checkpoint)
         title, code = f"box-{checkpoint.name}", ("ans_core.benchmarks.box_baseline",)

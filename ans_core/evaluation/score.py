@@ -53,7 +53,7 @@ def score_run(session: Session, predictions: Path, *, judge: bool, page: bool, l
         submission.write_vos(session.out / "Annotations", records.values(), where=str(predictions))
     try:
         given = session.given(predictions)
-        scored = scorer.score(judged(session.name, scorer, given, file, log=log) if judge else unjudged(session.name, scorer, given))
+        scored = scorer.score(judged(session.name, scorer, given, file, ask=judge, log=log))
     except UnscoredError as error:
         result = without_figures(session, log, unscored=str(error))
         log(f"predictions: {predictions}")
@@ -117,7 +117,7 @@ def score(arguments: argparse.Namespace) -> int:
         predicted_only=bool(arguments.predicted_only),
     )
     check(name, scorer, given)
-    scored = scorer.score(judged(name, scorer, given, arguments.out, log=print))
+    scored = scorer.score(judged(name, scorer, given, arguments.out, ask=True, log=print))
     if given.data is None and not given.predicted_only:
         scored.notes.extend(published.part(name, scored.metrics, lines=len(scored.samples)))
     intervals = scored.intervals()
@@ -129,13 +129,15 @@ def score(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def judged(name: str, scorer: Scorer, given: Given, out: Path | None, *, log: Callable[[str], None]) -> Given:
+def judged(name: str, scorer: Scorer, given: Given, out: Path | None, *, ask: bool, log: Callable[[str], None]) -> Given:
     """Ask the judge that params.yaml names, if these predictions need one; its replies are kept beside `out`.
 
-    Raises UnscoredError without a judge, and where it does not answer.
+    Raises UnscoredError without a judge, where it does not answer, and where it is needed and not to be asked.
     """
     if scorer.judging is None or not scorer.judging.needed(given):
         return given
+    if not ask:
+        raise UnscoredError(f"a judge must read the answers: `ans eval score {name} --predictions {given.predictions}` asks it")
     from ans_core.config import load
     from ans_core.judge.choose import replies_of
     from ans_core.judge.replies import NoReplyError
@@ -154,13 +156,6 @@ def judged(name: str, scorer: Scorer, given: Given, out: Path | None, *, log: Ca
     except NoReplyError as error:
         raise UnscoredError(f"{name}: the judge {error}") from error
     log(f"judge's replies, for --replay: {replies}")
-    return given
-
-
-def unjudged(name: str, scorer: Scorer, given: Given) -> Given:
-    """Raise UnscoredError if a judge must read the answers."""
-    if scorer.judging is not None and scorer.judging.needed(given):
-        raise UnscoredError(f"a judge must read the answers: `ans eval score {name} --predictions {given.predictions}` asks it")
     return given
 
 

@@ -54,6 +54,8 @@ class Session:
     split: str
     out: Path
     model: str
+    absent: str | None
+    """What of the benchmark's files is not there; None: all is."""
     limit: int = 0
     """Questions, at equal steps through all of them; 0 = all."""
     batch: int = BATCH
@@ -97,8 +99,8 @@ def evaluate(
     to show. scratch: where predictions grow, from where a killed run goes on; None: in the session's folder.
     """
     first = dist.rank() == 0
-    if reason := session.runner.missing(session.data, session.split):
-        return score.without_figures(session, log, skipped=reason) if first else score.Result(title=session.title, skipped=True)
+    if session.absent:
+        return score.without_figures(session, log, skipped=session.absent) if first else score.Result(title=session.title, skipped=True)
     batches = by_picture(session.items(), session.batch)
     runner = session.runner
     made = predict_all(batches, answer, runner.record, out=scratch or session.out, desc=session.title, running=runner.running)
@@ -190,12 +192,13 @@ def data_of(name: str, runner: Runner, arguments: argparse.Namespace) -> tuple[P
 
 def session_of(name: str, scorer: Scorer, runner: Runner, model: Model, arguments: argparse.Namespace) -> Session:
     data, split = data_of(name, runner, arguments)
-    limit, batch = arguments.limit or 0, arguments.batch or BATCH
+    limit, batch, absent = arguments.limit or 0, arguments.batch or BATCH, runner.missing(data, split)
+    leave_out = arguments.out.resolve() if arguments.out else None
     settings = {
         "benchmark": name,
         "split": split,
         "data": str(data),
-        "data_files": files_hash(runner, data, split, leave_out=arguments.out.resolve() if arguments.out else None),
+        "data_files": "" if absent else files_hash(runner, data, split, leave_out=leave_out),
         "limit": limit,
         "model": arguments.model,
         **model.decisive,
@@ -219,6 +222,7 @@ def session_of(name: str, scorer: Scorer, runner: Runner, model: Model, argument
         split=split,
         out=arguments.out or root() / ".ans/eval" / "-".join(filter(None, (name, split, model.name, key))),
         model=arguments.model,
+        absent=absent,
         limit=limit,
         batch=batch,
         convention=arguments.convention,
@@ -228,10 +232,7 @@ def session_of(name: str, scorer: Scorer, runner: Runner, model: Model, argument
 
 
 def files_hash(runner: Runner, data: Path, split: str, *, leave_out: Path | None) -> str:
-    """Hash the benchmark's folder, and by size and time of last change the pictures and videos of its questions, wherever they lie. Empty
-    if its data are not there."""
-    if runner.missing(data, split):
-        return ""
+    """Hash the benchmark's folder, and by size and time of last change the pictures and videos of its questions, wherever they lie."""
     whole = hashlib.sha256(fingerprint(data, leave_out=leave_out).encode())
     frames = (frame for item in runner.questions(data, split) for frame in item.request.frames)
     for path in dict.fromkeys(path for frame in frames if (path := file_of(frame))):

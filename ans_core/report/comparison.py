@@ -11,9 +11,9 @@ from typing import Any
 from ans_core.benchmarks.public.asked import Item
 from ans_core.benchmarks.public.scored import scores_of
 from ans_core.metrics.bootstrap import Ratio, difference
-from ans_core.report import evaluation, panels
+from ans_core.report import evaluation
 from ans_core.report.changes import VERDICTS, Change, verdict
-from ans_core.report.files import read_json
+from ans_core.report.files import read_json, webp_uri
 from ans_core.report.gallery import RIGHT
 from ans_core.report.runs import Run, write_page
 
@@ -171,9 +171,8 @@ def picture(
     drawn: dict[str, Any] = {"source": ""}
     truth = item.right_answer() if item is not None else None
     if item is not None and item.request.frames:
-        masks = [evaluation.masks_of(record) for record in records]
-        regions = [(mask,) for mask in item.request.mask_prompts]
-        drawn = panels.draw(item.request.frames, truth.masks if truth else (), masks, regions=regions)
+        content, size = evaluation.picture(item, records)
+        drawn = {"source": webp_uri(content), **size}
     return {
         "title": title,
         "sample_id": sample["sample"],

@@ -27,8 +27,16 @@ QUALITY = 82
 
 
 def draw(frames: Sequence[ImageRef], truth: Masklets, answers: Sequence[Masklets], *, regions: Masklets = ()) -> dict[str, Any]:
-    """Return {source, width, height, frames}: the truth, then each answer. Where one has no masks, the regions that were asked about are
-    drawn."""
+    """Return {source, width, height, frames}, the picture as a data URI."""
+    content, size = webp(frames, truth, answers, regions=regions)
+    return {"source": webp_uri(content), **size}
+
+
+def webp(
+    frames: Sequence[ImageRef], truth: Masklets, answers: Sequence[Masklets], *, regions: Masklets = ()
+) -> tuple[bytes, dict[str, int]]:
+    """Return the truth and then each answer as a WebP file, and its width, height and number of frames. Where one has no masks, the
+    regions that were asked about are drawn."""
     columns = [truth or regions, *(answer or regions for answer in answers)]
     moves = any(len(masklet) > 1 for column in columns for masklet in column)
     steps = range(0, len(frames), math.ceil(len(frames) / FRAMES)) if moves else [0]
@@ -36,7 +44,7 @@ def draw(frames: Sequence[ImageRef], truth: Masklets, answers: Sequence[Masklets
     content = io.BytesIO()
     more = {"save_all": True, "append_images": sheets[1:], "duration": FRAME_MS, "loop": 0} if moves else {}
     sheets[0].save(content, "WEBP", quality=QUALITY, **more)
-    return {"source": webp_uri(content.getvalue()), "width": sheets[0].width, "height": sheets[0].height, "frames": len(sheets)}
+    return content.getvalue(), {"width": sheets[0].width, "height": sheets[0].height, "frames": len(sheets)}
 
 
 def _sheet(frame: ImageRef, columns: Sequence[Masklets], index: int) -> Image.Image:
