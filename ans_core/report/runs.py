@@ -4,7 +4,7 @@ curves over each other."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -36,6 +36,14 @@ class Run:
     folder: Path
     settings: Mapping[str, str]
     """By dotted name; empty: not known."""
+    recorded: Mapping[str, float] = field(default_factory=dict)
+    """Metrics that are in no folder: of a summary, of MLflow."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Return the metrics by `<row>/<name>`; those of one evaluation by their names."""
+        files = {row: read_json(folder / "metrics.json") for row, folder in self.evaluated.items()}
+        return self.recorded or {f"{row}/{key}".lstrip("/"): float(value) for row, own in files.items() for key, value in own.items()}
 
     @cached_property
     def evaluated(self) -> dict[str, Path]:
