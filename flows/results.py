@@ -44,10 +44,10 @@ def result(name: str, root: Path) -> Run:
 
 
 def flat_metrics(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for key, value in values.items():
-        found |= flat_metrics(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: float(value)}
-    return found
+        metrics |= flat_metrics(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: float(value)}
+    return metrics
 
 
 def of_folder(folder: Path) -> Run:
@@ -111,10 +111,10 @@ def of_revision(name: str, revision: str, root: Path) -> Run:
         for file in files if out.as_posix() in outs else ():
             if source := file_in_cache(outs[out.as_posix()], file, root):
                 link(source, folder / out.relative_to(f"runs/{profile}") / file)
-    found = Run(name=name[:24], told=f"git {revision[:12]}, profile {profile}", folder=folder, settings=settings_of(lock, profile))
-    if not found.evaluated and (shown := git(root, "show", f"{revision}:{HEADLINE}")):  # what git keeps where the cache has nothing
-        found = replace(found, recorded=flat_metrics(json.loads(shown)))
-    return found
+    run = Run(name=name[:24], told=f"git {revision[:12]}, profile {profile}", folder=folder, settings=settings_of(lock, profile))
+    if not run.evaluated and (shown := git(root, "show", f"{revision}:{HEADLINE}")):  # what git keeps where the cache has nothing
+        run = replace(run, recorded=flat_metrics(json.loads(shown)))
+    return run
 
 
 def link(source: Path, target: Path) -> None:

@@ -153,9 +153,9 @@ def refuse_another(file: Path, identity: Mapping[str, Any], noun: str) -> None:
 def benchmarks_of(samples: Iterable[Sample]) -> list[str]:
     """Return the benchmarks that compare answers to these samples; there may be none."""
     from ans_core.benchmarks import BENCHMARKS
+    from ans_core.benchmarks.score import benchmark_of
 
-    found = {"video" if sample.task == "referring" and len(sample.frames) > 1 else sample.task for sample in samples}
-    return sorted(found & BENCHMARKS.keys())
+    return sorted({benchmark_of(sample) for sample in samples} & BENCHMARKS.keys())
 
 
 def length(settings: Sequence[str], *, section: str, steps: int | None) -> tuple[float | None, dict[str, Any], tuple[str, ...]]:

@@ -55,14 +55,15 @@ def benchmark(
 
     def score(given: Given) -> Scored:
         assert given.data is not None
-        asked = samples(given.data, given.split or SPLITS[0])
+        by_name = samples(given.data, given.split or SPLITS[0])
         lines = files.by_id(files.records(given.predictions), "id", where=str(given.predictions))
-        missing = files.refuse_unknown(lines, asked, where=given.predictions, what="samples")
+        missing = files.refuse_unknown(lines, by_name, where=given.predictions, what="samples")
         if given.predicted_only:
-            asked = {key: sample for key, sample in asked.items() if key in lines}
-        answers = [prediction_of(lines[key]) if key in lines else Prediction(text="") for key in asked]
-        scored = of_samples(list(asked.values()), answers)
-        named = [{"id": key, **sample} for key, sample in zip(asked, scored.samples, strict=True)]
+            by_name = {key: sample for key, sample in by_name.items() if key in lines}
+        where = str(given.predictions)
+        answers = [checked(lines[key], s, f"{where}, {key}") if key in lines else Prediction(text="") for key, s in by_name.items()]
+        scored = of_samples(list(by_name.values()), answers)
+        named = [{"id": key, **sample} for key, sample in zip(by_name, scored.samples, strict=True)]
         return replace(scored, samples=named, missing=0 if given.predicted_only else len(missing))
 
     return Benchmark(
@@ -78,6 +79,15 @@ def benchmark(
 
 def benchmark_of(sample: Sample) -> str:
     return "video" if len(sample.frames) > 1 and sample.task == "referring" else sample.task
+
+
+def checked(record: dict[str, Any], sample: Sample, where: str) -> Prediction:
+    """Read the prediction of a file that anybody may have written."""
+    masklets = files.listed(record, "masks", where=where, of=list)
+    if not all(masklets):
+        raise ValueError(f"{where}: a masklet without a frame")
+    masks = tuple(tuple(files.mask(m, height=sample.height, width=sample.width, where=where) for m in own) for own in masklets)
+    return Prediction(text=files.text(record, "text", where=where), masks=masks)
 
 
 def prediction_of(record: dict[str, Any]) -> Prediction:

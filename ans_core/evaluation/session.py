@@ -233,12 +233,12 @@ def session_of(name: str, scorer: Scorer, runner: Runner, model: Model, argument
 
 def files_hash(runner: Runner, data: Path, split: str, *, leave_out: Path | None) -> str:
     """Hash the benchmark's folder, and by size and time of last change the pictures and videos of its questions, wherever they lie."""
-    whole = hashlib.sha256(fingerprint(data, leave_out=leave_out).encode())
+    digest = hashlib.sha256(fingerprint(data, leave_out=leave_out).encode())
     frames = (frame for item in runner.questions(data, split) for frame in item.request.frames)
     for path in dict.fromkeys(path for frame in frames if (path := file_of(frame))):
         stat = path.stat() if path.exists() else None  # the error of a missing picture comes when it is asked about
-        whole.update(f"{path} {stat and (stat.st_size, stat.st_mtime_ns)}\n".encode())
-    return whole.hexdigest()[:16]
+        digest.update(f"{path} {stat and (stat.st_size, stat.st_mtime_ns)}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def file_of(frame: ImageRef) -> Path | None:

@@ -117,11 +117,11 @@ def most_changed(before: Evaluation, after: Evaluation, items: Container[str] = 
 
 def write(out: Path, before: Evaluation, after: Evaluation, *, items: Iterable[Item] = (), predictions: Sequence[Records] = ()) -> Path:
     """Write the page, and comparison.json. items, predictions (of both, by item): those that pictures show; empty: their files are gone."""
-    found, samples = changes(before, after), most_changed(before, after, predictions[1] if predictions else ())
+    changed, samples = changes(before, after), most_changed(before, after, predictions[1] if predictions else ())
     runs = [run_of(before), run_of(after, "" if after.name != before.name else " #2")]
     record = [
         {"metric": c.metric, "before": c.before, "after": c.after, "interval": c.interval, "pairs": c.pairs, "verdict": c.verdict}
-        for c in found
+        for c in changed
     ]
     summary = {"before": str(before.path), "after": str(after.path), "changes": record, "most_changed": samples}
     out.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def write(out: Path, before: Evaluation, after: Evaluation, *, items: Iterable[I
     return write_page(
         out,
         runs,
-        [verdict(last, first, last, found) | {"row": ""}],
+        [verdict(last, first, last, changed) | {"row": ""}],
         {first: named_metrics(before), last: named_metrics(after)},
         galleries={last: pictures},
         lost={} if shown or not samples else {last: "the benchmark's files, or the predictions, are not there"},
@@ -168,11 +168,11 @@ def picture(
     scores = (sample["before"], sample["after"])
     records = [of_run[item.name] for of_run in predictions] if item is not None else [{}, {}]
     was, right = (score >= RIGHT for score in scores)
-    drawn: dict[str, Any] = {"source": ""}
+    shown: dict[str, Any] = {"source": ""}
     truth = item.right_answer() if item is not None else None
     if item is not None and item.request.frames:
         content, size = evaluation.picture(item, records)
-        drawn = {"source": webp_uri(content), **size}
+        shown = {"source": webp_uri(content), **size}
     return {
         "title": title,
         "sample_id": sample["sample"],
@@ -186,5 +186,5 @@ def picture(
         "flipped": "" if was == right else "better" if right else "worse",
         "gain": scores[1] - scores[0],
         "note": "",
-        **drawn,
+        **shown,
     }

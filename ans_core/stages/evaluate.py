@@ -41,6 +41,7 @@ from ans_core.metrics.caption import same_text
 from ans_core.model.network import Network
 from ans_core.pictures import overlay, rle, transforms
 from ans_core.precision import inference_dtype
+from ans_core.report.gallery import spread
 from ans_core.stages.launch import machine_of
 from ans_core.tracking import answering
 from ans_core.types import Log, Predict, Prediction, Request, Sample
@@ -222,10 +223,10 @@ def evaluated_sets(cfg: Config, prepared: Path) -> list[Asked]:
         for name, samples in loaded.items():
             if benchmark == LOOPS:
                 limit = min(settings.limit or settings.loop_samples, settings.loop_samples)
-                asked = limited([s for s in samples if is_region(s)], limit)
+                asked = [s for s in samples if is_region(s)]
             else:
-                asked = limited([s for s in samples if benchmark_of(s) == benchmark], settings.limit)
-            if asked:
+                limit, asked = settings.limit, [s for s in samples if benchmark_of(s) == benchmark]
+            if asked := spread(asked, limit or len(asked)):
                 found.append(Asked(benchmark=benchmark, dataset=name, split=settings.split, samples=asked))
     return found
 
@@ -250,13 +251,6 @@ def other_splits(prepared: Path, split: str) -> dict[str, str]:
             notes[name] = f"it has no split {split!r}; {instead}"
             logging.warning("evaluate: data set %s: %s", name, notes[name])
     return notes
-
-
-def limited(samples: list[Sample], limit: int) -> list[Sample]:
-    """Return `limit` samples at equal steps through the whole list, so that every part of it is represented; 0 = all."""
-    if not limit or len(samples) <= limit:
-        return samples
-    return [samples[i * len(samples) // limit] for i in range(limit)]
 
 
 def can_shuffle(samples: Sequence[Sample]) -> bool:
@@ -356,12 +350,6 @@ def is_right(sample: Sample, prediction: Prediction, facts: Mapping[str, Any]) -
         return same_text(prediction.text, sample.text)
     denied = bool(sample.masks) or facts.get("denies", True)
     return facts["score"] >= 0.5 and denied
-
-
-def spread(indices: list[int], count: int) -> list[int]:
-    """Return `count` of the indices, evenly spread: not only the very best or the very worst."""
-    chosen = min(count, len(indices))
-    return [indices[i * len(indices) // chosen] for i in range(chosen)]
 
 
 def shown(sample: Sample, answer: Prediction) -> list[dict[str, object]]:

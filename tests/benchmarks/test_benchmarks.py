@@ -1,4 +1,5 @@
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,10 @@ def test_a_prepared_folder_is_asked_and_scored_from_files_as_a_public_benchmark_
     assert part.missing == found.metrics["samples"] - 2
     assert part.metrics["gIoU_all"] == pytest.approx(2 / found.metrics["samples"])
     assert scorer.score(Given(predictions=path, data=tmp_path, split="val", predicted_only=True)).metrics["samples"] == 2
+    for wrong in ({"text": 7}, {"masks": [[]]}, {"masks": None}, {"masks": [[{"size": [2, 2], "counts": "04"}]]}, {"id": "no"}):
+        path.write_text(json.dumps(json.loads(predictions.open().readline()) | wrong))
+        with pytest.raises(ValueError, match=r"two\.jsonl"):
+            scorer.score(Given(predictions=path, data=tmp_path, split="val"))
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -25,6 +25,7 @@ from ans_core.benchmarks.public.asked import Item
 from ans_core.benchmarks.registry import runnable
 from ans_core.checkpoints import checkpoint
 from ans_core.data.conversation import pretraining_turn
+from ans_core.data.formats import refcoco as refcoco_reader
 from ans_core.data.scene_write import write_scenes
 from ans_core.evaluation import answerers
 from ans_core.evaluation import session as eval_run
@@ -91,9 +92,14 @@ def command(store: Path, *given: str) -> subprocess.Popen[str]:
 
 
 def test_a_run_scores_as_its_predictions_file_does_and_leaves_a_page(
-    tmp_path: Path, data: Path, model: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, data: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    assert ans(*words(data, model, tmp_path / "one")) == 0
+    splits: list[str] = []
+    read = refcoco_reader.read
+    monkeypatch.setattr(refcoco_reader, "read", lambda *given, split, **more: splits.append(split) or read(*given, split=split, **more))
+    assert ans(*words(data, model, tmp_path / "one"), "--split", "val") == 0
+    assert set(splits) == {"val"}  # train is a hundred times as large
+    assert len(splits) <= 6
     told = capsys.readouterr().out
     found = json.loads((tmp_path / "one/metrics.json").read_text())
     assert found["missing"] == 0

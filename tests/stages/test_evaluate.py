@@ -26,7 +26,6 @@ from ans_core.stages.evaluate import (
     can_shuffle,
     evaluated_sets,
     is_right,
-    limited,
     load_row,
     other_splits,
     shown,
@@ -96,17 +95,12 @@ def test_kept_predictions_are_equal_to_those_that_were_made(tmp_path: Path):
         assert Asking(ask, batch=2, scratch=tmp_path)(requests) == [clip, Prediction(text="nothing")]
 
 
-def test_a_limit_steps_through_the_whole_list():
-    samples = [tiny.sample(n) for n in range(10)]
-    assert [s.sample_id for s in limited(samples, 4)] == ["s0", "s2", "s5", "s7"]
-    assert limited(samples, 0) == limited(samples, 10) == limited(samples, 99) == samples
-
-
 def test_pictures_are_chosen_evenly_and_each_once():
     assert spread(list(range(10)), 3) == [0, 3, 6]
     assert spread([4, 5], 6) == [4, 5]
     assert spread([], 3) == []
     assert spread([1, 2], 0) == []
+    assert spread(list(range(10)), 4) == [0, 2, 5, 7]  # through all of them
 
 
 def test_a_clip_with_an_expression_is_asked_as_a_video():
