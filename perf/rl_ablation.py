@@ -38,7 +38,6 @@ from ans_core.data.regions import is_region
 from ans_core.inference.predict import predict
 from ans_core.metrics.caption import attributes_right, same_text
 from ans_core.stages import rl
-from ans_core.stages.evaluate import remembering
 from ans_core.types import Predict, Sample
 
 LOOP_2 = {"loops": {"mask": 0.2}}
@@ -188,7 +187,7 @@ def main() -> None:
         results = {**chosen, "runs": {}}
 
     def asking(model: Any) -> Predict:
-        return remembering(partial(predict, model, max_tokens=cfg.evaluate.max_tokens, batch=cfg.evaluate.batch))
+        return partial(predict, model, max_tokens=cfg.evaluate.max_tokens, batch=cfg.evaluate.batch)
 
     start = asking(sft_model(inputs["base"] / "base", inputs["sft"]))
     if "SFT" not in results["runs"]:
