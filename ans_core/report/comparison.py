@@ -145,7 +145,9 @@ def title(one: Evaluation) -> str:
 
 
 def named_metrics(one: Evaluation) -> dict[str, float]:
-    return {f"{title(one)}/{key}": float(value) for key, value in one.head["metrics"].items()}
+    """Name each metric <benchmark>/<split>/<metric>, as tables of metrics take them apart."""
+    prefix = title(one) if one.head.get("split") else f"{one.head['benchmark']}/all"
+    return {f"{prefix}/{key}": float(value) for key, value in one.head["metrics"].items()}
 
 
 def run_of(one: Evaluation, number: str = "") -> Run:
