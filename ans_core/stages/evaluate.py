@@ -145,7 +145,7 @@ class Asking:
         self.answers: dict[object, Prediction] = {}
         self.calls = 0
 
-    def __call__(self, requests: Sequence[Request], *, desc: str = "", window: int | None = None) -> list[Prediction]:
+    def __call__(self, requests: Sequence[Request], *, desc: str = LOOPS, window: int | None = None) -> list[Prediction]:
         """Return the answers. Batches are formed among `window` requests; None: among all."""
         keys = [(r.frames, r.text, repr(r.mask_prompts), r.is_clip) for r in requests]
         new: dict[object, Item] = {}

@@ -22,8 +22,9 @@ import torch
 from ans_core import dist
 from ans_core.benchmarks import box_baseline
 from ans_core.benchmarks.public.asked import Item
-from ans_core.benchmarks.registry import runnable
+from ans_core.benchmarks.registry import module_of, runnable
 from ans_core.checkpoints import checkpoint
+from ans_core.code_hash import CodeHashes
 from ans_core.data.conversation import pretraining_turn
 from ans_core.data.formats import refcoco as refcoco_reader
 from ans_core.data.scene_write import write_scenes
@@ -177,6 +178,13 @@ def test_the_code_that_answers_and_settings_that_are_gone_count(monkeypatch: pyt
         "the code of ANS that makes predictions: changed since",
         "quantize 'int8', now None",
     ]
+
+
+def test_another_benchmarks_code_is_no_part_of_what_predictions_depend_on():
+    code = CodeHashes(ROOT)
+    files = {file.name for module in ("ans_core.evaluation.predictions", module_of("refcoco+"), *MODEL.code) for file in code.files(module)}
+    assert {"predictions.py", "refcoco.py", "expressions.py", "predict.py"} <= files
+    assert not {"vstar.py", "registry.py", "session.py"} & files
 
 
 @pytest.mark.slow
