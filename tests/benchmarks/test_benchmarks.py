@@ -12,7 +12,7 @@ from ans_core.data import DatasetEntry, write_entries
 from ans_core.data.scene_write import write_scenes
 from ans_core.pictures import rle
 from ans_core.types import Prediction, Sample
-from tests.benchmarks.public.drawn import asked as asked_of
+from tests.benchmarks.public.drawn import predicted
 
 H, W = 12, 20
 
@@ -50,7 +50,7 @@ def test_a_prepared_folder_is_asked_and_scored_from_files_as_a_public_benchmark_
     write_scenes(tmp_path, seed=0, counts={"train": 1, "val": 3, "test": 1}, image_size=64)
     write_entries(tmp_path, [DatasetEntry(name="refcoco", format="refcoco", path="refcoco", split="val", kind="referring")])
     scorer, runner = runnable("referring")
-    predictions = asked_of(runner, tmp_path, "val", lambda items: [item.truth for item in items], tmp_path / "all")
+    predictions = predicted(runner, tmp_path, "val", lambda items: [item.truth for item in items], tmp_path / "all")
     found = scorer.score(Given(predictions=predictions, data=tmp_path, split="val"))
     assert (found.metrics["gIoU_all"], found.missing) == (1.0, 0)
     assert [row["sample"] for row in scorer.table(found)] == [item.name for item in runner.questions(tmp_path, "val")]

@@ -16,7 +16,7 @@ from ans_core.benchmarks.public.scored import Given, Scored
 from ans_core.benchmarks.registry import SCORERS
 from ans_core.types import Prediction
 from tests.benchmarks.public import question_sets
-from tests.benchmarks.public.drawn import asked, score, write
+from tests.benchmarks.public.drawn import predicted, score, write
 from tests.benchmarks.public.question_sets import CHOICE, infographics, pictures, problem, tally, vet, virl
 
 Answers = Callable[[Sequence[Item]], list[Prediction]]
@@ -34,7 +34,7 @@ def evaluate(name: str, data: Path, out: Path, ask: Answers, **given: Any) -> Sc
     scorer = SCORERS[name]
     assert scorer.runner is not None
     runner = scorer.runner
-    path = asked(runner, data, runner.splits[0], ask, out)
+    path = predicted(runner, data, runner.splits[0], ask, out)
     return scorer.score(Given(predictions=path, data=runner.truth(data, ""), **given))
 
 
@@ -272,7 +272,7 @@ def test_mm_vets_judge_sees_question_truth_and_reply_and_its_grades_are_replayed
     assert scorer.runner is not None
     assert scorer.judging is not None
     runner = scorer.runner
-    path = asked(runner, folder, "", knowing, tmp_path / "out")
+    path = predicted(runner, folder, "", knowing, tmp_path / "out")
     given = Given(predictions=path, data=folder)
     assert scorer.judging.needed(given)
     found = scorer.score(scorer.judging.ask(given, Known(), tmp_path / "judge.json"))

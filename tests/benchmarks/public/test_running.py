@@ -46,7 +46,7 @@ def truth_of(items: Sequence[Item]) -> list[Prediction]:
 def predict(name: str, data: Path, out: Path, *, split: str = "", ask: Any = truth_of, limit: int = 0) -> Path:
     runner = SCORERS[name].runner
     assert runner is not None
-    return drawn_sets.asked(runner, data, split, ask, out, limit=limit, batch=4)
+    return drawn_sets.predicted(runner, data, split, ask, out, limit=limit, batch=4)
 
 
 def evaluate(name: str, data: Path, out: Path, *, split: str = "", ask: Any = truth_of, limit: int = 0) -> Scored:
@@ -150,7 +150,7 @@ def test_a_damaged_part_is_kept_aside_and_what_stood_there_is_asked_again(tmp_pa
         return [Prediction(text=item.name) for item in some]
 
     def run(out: Path) -> bytes:
-        return drawn_sets.asked(runner, tmp_path, "", ask, out).read_bytes()
+        return drawn_sets.predicted(runner, tmp_path, "", ask, out).read_bytes()
 
     whole = run(tmp_path / "whole")
     asked.clear()
