@@ -1,89 +1,20 @@
-"""Compare two results (a summary, a folder of runs, a git revision, an MLflow run): a table of their metrics and the differences."""
+"""Compare results (flows/results.py): settings that differ, changes with intervals, a table of all metrics, and the page."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from ans_core.report.changes import Change
 from ans_core.report.metrics import short
 from ans_core.report.runs import Run
-from flows.results import git, is_checkpoint, results, revision_of, stage_runs
-from tasks.stages import HEADLINE, ROWS, SUMMARY
+from flows.results import results
+from tasks.stages import ROWS
 from tasks.tracking import metric_name
 
-Metrics = dict[str, float]
-WHAT = "is no summary.json, no folder like runs/<profile>, no git revision and no MLflow run id"
-
-
-def flat_metrics(values: dict[str, Any], prefix: str = "") -> Metrics:
-    found: Metrics = {}
-    for key, value in values.items():
-        found |= flat_metrics(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: float(value)}
-    return found
-
-
-def metrics_of(name: str, root: Path) -> Metrics:
-    """Return a result's metrics. Raises FileNotFoundError if `name` is nothing that has metrics."""
-    path = Path(name)
-    if path.is_file():
-        found = flat_metrics(json.loads(path.read_text(encoding="utf-8")))
-    elif path.is_dir():
-        found = of_folder(path)
-    elif revision := revision_of(name, root):
-        found = of_revision(revision, root)
-    else:
-        found = of_mlflow_run(name, root)
-    if not found:
-        raise FileNotFoundError(f"{name!r} has no metrics: no stage of it has finished")
-    return found
-
-
-def of_folder(folder: Path) -> Metrics:
-    """Return the metrics of one evaluation, or of runs/<profile>: what `evaluate` wrote last, even if the report is older."""
-    if (folder / "metrics.json").exists():
-        return flat_metrics(json.loads((folder / "metrics.json").read_text(encoding="utf-8")))
-    files = {row: folder / "evaluate" / row / "metrics.json" for row in ROWS}
-    there = {row: json.loads(file.read_text(encoding="utf-8")) for row, file in files.items() if file.exists()}
-    if not there:
-        raise FileNotFoundError(f"{folder} {WHAT}: it has no evaluate/<{'|'.join(ROWS)}>/metrics.json")
-    return flat_metrics(there)
-
-
-def of_revision(name: str, root: Path) -> Metrics:
-    """Return every metric if the DVC cache has them, else the headline, which git keeps."""
-    import dvc.api
-
-    try:
-        return flat_metrics(dvc.api.metrics_show(SUMMARY, repo=str(root), rev=name))
-    except FileNotFoundError:
-        shown = git(root, "show", f"{name}:{HEADLINE}")
-    if not shown:
-        raise FileNotFoundError(
-            f"{name}: no {SUMMARY} of that revision in the DVC cache (`dvc pull`, or run the pipeline there), and no {HEADLINE} in git"
-        )
-    return flat_metrics(json.loads(shown))
-
-
-def of_mlflow_run(name: str, root: Path) -> Metrics:
-    """Return the metrics of the stages of a pipeline run, those that came from the cache too."""
-    parent, stages = stage_runs(name, root)
-    if not stages:
-        return dict(parent.data.metrics)
-    return {stage_metric(stage, key): value for stage, run in stages.items() for key, value in run.data.metrics.items()}
-
-
-def stage_metric(stage: str, name: str) -> str:
-    """Name a metric `rl/referring/val/gIoU`, as the summary does, if `evaluate@rl` or the report measured it; else `sft: loss`."""
-    task, _, row = stage.partition("@")
-    if task == "report" and name.partition("/")[0] in ROWS:
-        return name
-    return f"{stage}: {name}" if not row or name == "duration_s" else f"{row}/{name.removeprefix('eval/')}"
+Metrics = Mapping[str, float]
 
 
 def compare(arguments: argparse.Namespace, root: Path) -> None:
@@ -95,17 +26,15 @@ def compare(arguments: argparse.Namespace, root: Path) -> None:
     if len(names) < 2:
         raise ValueError(f"ans compare takes two results or more, not {len(names)}; the first is what the others are compared with")
     if all((Path(name) / "metrics.samples.jsonl").exists() for name in names):
-        eval_compare.compare(arguments)
-        return
-    if any(Path(name).is_file() for name in names):  # a summary.json has nothing else
-        print("\n\n".join(table(names[0], other, root) for other in names[1:]))
+        eval_compare.compare(names, arguments.out)
         return
     runs = results(names, root)
-    print("\n".join([*(f"{run.name}: {run.told}" for run in runs), *settings_lines(runs), *change_lines(runs)]))
-    places = [str(run.folder) if is_checkpoint(Path(name)) else name for name, run in zip(names, runs, strict=True)]
-    others = zip(places[1:], runs[1:], strict=True)
-    print("\n" + "\n\n".join(table(places[0], other, root, titles=(runs[0].name, run.name)) for other, run in others))
-    print("\npage:", write_page(runs, arguments.out or root / ".ans/compare" / page_name(runs), root))
+    with_answers = not any(Path(name).is_file() for name in names)  # a summary.json has nothing but metrics
+    if with_answers:
+        print("\n".join([*(f"{run.name}: {run.told}" for run in runs), *settings_lines(runs), *change_lines(runs), ""]))
+    print("\n\n".join(table(runs[0], other) for other in runs[1:]))
+    if with_answers:
+        print("\npage:", write_page(runs, arguments.out or root / ".ans/compare" / page_name(runs), root))
 
 
 def page_name(runs: Sequence[Run]) -> str:
@@ -134,6 +63,7 @@ def settings_lines(runs: Sequence[Run]) -> list[str]:
 
 def change_lines(runs: Sequence[Run]) -> list[str]:
     """Return the changes of every row against the first run, with intervals."""
+    from ans_core.report.page import change_table
     from ans_core.report.runs import all_changes
 
     lines = []
@@ -142,28 +72,17 @@ def change_lines(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def change_table(changes: Sequence[Change]) -> list[str]:
-    """Return a line per figure whose three digits, or verdict, say that it changed, and one that counts the others."""
-    from ans_core.report.page import figure, interval
-
-    moved = [one for one in changes if figure(one.before) != figure(one.after) or one.verdict in ("better", "worse")]
-    same = len(changes) - len(moved)
-    lines = [f"  {'':<60} {'before':>7} {'after':>7} {'change':>7}  95 % interval"] if moved else []
-    for change in moved:
-        values = f"{figure(change.before):>7} {figure(change.after):>7} {figure(change.difference, True):>7}"
-        lines.append(f"  {f'{change.title}, {change.metric}':<60} {values}  {interval(change):<18} {change.verdict}")
-    return lines + ([f"  {same} figure{'s are' if same > 1 else ' is'} the same"] if same else [])
-
-
-def table(one: str, other: str, root: Path, *, titles: tuple[str, str] | None = None) -> str:
-    """Return one line per metric that differs in its four digits, with `-` where one result lacks it, and how many do not. titles: of
-    the columns; None is the results' own names. Raises ValueError if they have none in common."""
-    left, right = in_common(metrics_of(one, root), metrics_of(other, root))
+def table(one: Run, other: Run) -> str:
+    """Return one line per metric that differs in its four digits, with `-` where one result lacks it, and how many do not. Raises
+    ValueError if they have none in common, and FileNotFoundError for a result without any."""
+    for run in (one, other):
+        if not run.metrics:
+            raise FileNotFoundError(f"{run.told} has no metrics: no evaluate/<{'|'.join(ROWS)}>/metrics.json, and no metrics.json")
+    left, right = in_common(one.metrics, other.metrics)
     if not left.keys() & right.keys():
-        raise ValueError(
-            f"{one} and {other} have no metric in common: {', '.join(sorted(left)[:3])} ... and {', '.join(sorted(right)[:3])} ..."
-        )
-    heads = titles or (one[-12:], other[-12:])
+        some, others = (", ".join(sorted(metrics)[:3]) for metrics in (left, right))
+        raise ValueError(f"{one.name} and {other.name} have no metric in common: {some} ... and {others} ...")
+    heads = (one.name, other.name)
     names, cells = sorted({*left, *right}), {}
     for name in names:
         a, b = left.get(name), right.get(name)
@@ -191,7 +110,7 @@ def in_common(left: Metrics, right: Metrics) -> tuple[Metrics, Metrics]:
 
 
 def without_splits(found: Metrics) -> Metrics:
-    by_row: dict[str, Metrics] = defaultdict(dict)
+    by_row: dict[str, dict[str, float]] = defaultdict(dict)
     for name, value in found.items():
         row, _, rest = name.partition("/")
         by_row[row][rest] = value

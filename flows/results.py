@@ -3,13 +3,15 @@ metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ans_core.report.runs import TRAINED, Run
 from tasks import lock_file
-from tasks.stages import ROWS, stage_named
+from tasks.stages import HEADLINE, ROWS, stage_named
 from tasks.surroundings import git
 from tasks.tracking import flat
 
@@ -24,12 +26,14 @@ def results(names: Iterable[str], root: Path) -> list[Run]:
     for name in names:
         run = result(name, root)
         same = sum(other.name.partition(" #")[0] == run.name for other in found)
-        found.append(run if not same else Run(name=f"{run.name} #{same + 1}", told=run.told, folder=run.folder, settings=run.settings))
+        found.append(run if not same else replace(run, name=f"{run.name} #{same + 1}"))
     return found
 
 
 def result(name: str, root: Path) -> Run:
     path = Path(name)
+    if path.is_file():
+        return Run(name=path.name, told=name, folder=path.parent, settings={}, recorded=flat_metrics(json.loads(path.read_text("utf-8"))))
     if is_checkpoint(path):
         return of_checkpoint(path.resolve(), root)
     if path.is_dir():
@@ -37,6 +41,13 @@ def result(name: str, root: Path) -> Run:
     if revision := revision_of(name, root):
         return of_revision(name, revision, root)
     return of_mlflow_run(name, root)
+
+
+def flat_metrics(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for key, value in values.items():
+        metrics |= flat_metrics(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: float(value)}
+    return metrics
 
 
 def of_folder(folder: Path) -> Run:
@@ -100,7 +111,10 @@ def of_revision(name: str, revision: str, root: Path) -> Run:
         for file in files if out.as_posix() in outs else ():
             if source := file_in_cache(outs[out.as_posix()], file, root):
                 link(source, folder / out.relative_to(f"runs/{profile}") / file)
-    return Run(name=name[:24], told=f"git {revision[:12]}, profile {profile}", folder=folder, settings=settings_of(lock, profile))
+    run = Run(name=name[:24], told=f"git {revision[:12]}, profile {profile}", folder=folder, settings=settings_of(lock, profile))
+    if not run.evaluated and (shown := git(root, "show", f"{revision}:{HEADLINE}")):  # what git keeps where the cache has nothing
+        run = replace(run, recorded=flat_metrics(json.loads(shown)))
+    return run
 
 
 def link(source: Path, target: Path) -> None:
@@ -142,4 +156,14 @@ def of_mlflow_run(name: str, root: Path) -> Run:
             into = folder / stage.replace("@", "/")
             into.mkdir(parents=True, exist_ok=True)
             mlflow.download_artifacts(run.info.run_id, file, str(into))
-    return Run(name=str(parent.info.run_name), told=f"MLflow run {name}", folder=folder, settings=settings)
+    metrics = {stage_metric(stage, key): value for stage, run in stages.items() for key, value in run.data.metrics.items()}
+    recorded = metrics or dict(parent.data.metrics)
+    return Run(name=str(parent.info.run_name), told=f"MLflow run {name}", folder=folder, settings=settings, recorded=recorded)
+
+
+def stage_metric(stage: str, name: str) -> str:
+    """Name a metric `rl/referring/val/gIoU`, as the summary does, if `evaluate@rl` or the report measured it; else `sft: loss`."""
+    task, _, row = stage.partition("@")
+    if task == "report" and name.partition("/")[0] in ROWS:
+        return name
+    return f"{stage}: {name}" if not row or name == "duration_s" else f"{row}/{name.removeprefix('eval/')}"

@@ -155,9 +155,9 @@ def refuse_another(file: Path, identity: Mapping[str, Any], noun: str) -> None:
 def benchmarks_of(samples: Iterable[Sample]) -> list[str]:
     """Return the benchmarks that compare answers to these samples; there may be none."""
     from ans_core.benchmarks import BENCHMARKS
+    from ans_core.benchmarks.score import benchmark_of
 
-    found = {"video" if sample.task == "referring" and len(sample.frames) > 1 else sample.task for sample in samples}
-    return sorted(found & BENCHMARKS.keys())
+    return sorted({benchmark_of(sample) for sample in samples} & BENCHMARKS.keys())
 
 
 def length(settings: Sequence[str], *, section: str, steps: int | None) -> tuple[float | None, dict[str, Any], tuple[str, ...]]:
@@ -308,7 +308,7 @@ def gains(evaluated: Path, rows: tuple[str, str]) -> list[str]:
     """Return the table of what training changed on the held-out pictures."""
     from ans_core.report.changes import changes, read_answers
     from ans_core.report.files import read_json
-    from flows.compare import change_table
+    from ans_core.report.page import change_table
 
     titles = dict(zip(rows, ("before", "after"), strict=True))
     summary = {title: read_json(evaluated / row / "metrics.json") for row, title in titles.items()}

@@ -34,8 +34,8 @@ from ans_core.inference.options import PredictOptions
 from ans_core.inference.predict import answers_of, predict
 from ans_core.inference.prefill import prompt
 from ans_core.model.network import Network
+from ans_core.report import gallery
 from ans_core.rl.rollout import Reader, sample
-from ans_core.stages.evaluate import limited, remembering
 from ans_core.stages.launch import machine_of
 from ans_core.types import Predict, Prediction, Request, Sample
 from perf.bar import RESULTS, spread
@@ -86,7 +86,8 @@ def expressions(model: Network, ask: Predict, referring: Sequence[Sample], cfg: 
     benchmark = BENCHMARKS["referring"]
     requests = [benchmark.request(one) for one in referring]
     answers = [[first, *more] for first, more in zip(ask(requests), sampled(model, requests, cfg, what="refer", group=group), strict=True)]
-    columns = [benchmark.score(referring, [own[g] for own in answers]).per_sample for g in range(group + 1)]
+    scored = [benchmark.of_samples(referring, [own[g] for own in answers]) for g in range(group + 1)]
+    columns = [[sample["score"] for sample in one.samples] for one in scored]
     return [list(row) for row in zip(*columns, strict=True)]
 
 
@@ -94,8 +95,9 @@ def measured(cfg: Config, *, split: str, group: int, regions: int) -> Scores:
     runs = Path("runs") / cfg.profile
     held_out = data.sources(runs / "data", split)
     model = sft_model(runs / "base" / "base", runs / "sft", device=machine_of(cfg.launch).device)
-    ask = remembering(partial(predict, model, max_tokens=cfg.evaluate.max_tokens, batch=cfg.evaluate.batch))
-    some = limited([s for s in data.of_kind(held_out, "region_caption") if is_region(s)], regions)
+    ask = partial(predict, model, max_tokens=cfg.evaluate.max_tokens, batch=cfg.evaluate.batch)
+    captioned = [s for s in data.of_kind(held_out, "region_caption") if is_region(s)]
+    some = gallery.spread(captioned, regions or len(captioned))
     referring = data.of_kind(held_out, "referring")
     captions, truth = loop1(model, ask, some, cfg, group=group)
     found = expressions(model, ask, referring, cfg, group=group)

@@ -38,7 +38,6 @@ from ans_core.data.regions import is_region
 from ans_core.inference.predict import predict
 from ans_core.metrics.caption import attributes_right, same_text
 from ans_core.stages import rl
-from ans_core.stages.evaluate import remembering
 from ans_core.types import Predict, Sample
 
 LOOP_2 = {"loops": {"mask": 0.2}}
@@ -105,7 +104,8 @@ def judged(ask: Predict, inverse: Predict, regions: Sequence[Sample], referring:
     caption, refer = BENCHMARKS["region_caption"], BENCHMARKS["referring"]
     found = {f"{loop} {metric}": values for loop, metric, values in loop_scores(regions, ask=ask, inverse=inverse)}
     told = ask([caption.request(sample) for sample in regions])
-    ious = refer.score(referring, ask([refer.request(sample) for sample in referring])).per_sample
+    answers = ask([refer.request(sample) for sample in referring])
+    ious = [sample["score"] for sample in refer.of_samples(referring, answers).samples]
     found["exact captions"] = [float(same_text(p.text, s.text)) for p, s in zip(told, regions, strict=True)]
     right = attributes_right([p.text for p in told], [{key: s.meta[key] for key in ATTRIBUTES if key in s.meta} for s in regions])
     found["attributes"] = [float(r["colour"] and r["shape"]) for r in right if "colour" in r and "shape" in r]
@@ -187,7 +187,7 @@ def main() -> None:
         results = {**chosen, "runs": {}}
 
     def asking(model: Any) -> Predict:
-        return remembering(partial(predict, model, max_tokens=cfg.evaluate.max_tokens, batch=cfg.evaluate.batch))
+        return partial(predict, model, max_tokens=cfg.evaluate.max_tokens, batch=cfg.evaluate.batch)
 
     start = asking(sft_model(inputs["base"] / "base", inputs["sft"]))
     if "SFT" not in results["runs"]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ans_core.agent.world import FAMILIES
 from ans_core.benchmarks import BENCHMARKS
-from ans_core.benchmarks.public import SCORERS
+from ans_core.benchmarks.registry import SCORERS
 from ans_core.config import (
     Config,
     ConfigError,

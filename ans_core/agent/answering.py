@@ -12,7 +12,7 @@ from ans_core.agent.evaluation import operations_told
 from ans_core.agent.operations import Operation
 from ans_core.agent.play import Limits, PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy
-from ans_core.benchmarks.public import Answerer, Item, Runner
+from ans_core.benchmarks.public.asked import Answerer, Item, Runner
 from ans_core.types import Prediction, Request
 
 

@@ -1,7 +1,10 @@
-"""Benchmarks: what to ask about a sample, and how to score the answers. A new one is a file and a line here."""
+"""The pipeline's own benchmarks, of samples in a prepared folder: what to ask about a sample, and how to score the answers.
+
+registry.py has all benchmarks by name.
+"""
 
 from ans_core.benchmarks import grounded_caption, referring, region_caption, video
-from ans_core.benchmarks.score import Benchmark, Score, shuffled
+from ans_core.benchmarks.score import Benchmark, shuffled
 
 BENCHMARKS: dict[str, Benchmark] = {
     "referring": referring.BENCHMARK,
@@ -10,4 +13,4 @@ BENCHMARKS: dict[str, Benchmark] = {
     "video": video.BENCHMARK,
 }
 
-__all__ = ["BENCHMARKS", "Benchmark", "Score", "shuffled"]
+__all__ = ["BENCHMARKS", "Benchmark", "shuffled"]

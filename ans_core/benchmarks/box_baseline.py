@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ans_core import prompts
-from ans_core.benchmarks.public import Answerer, Item
+from ans_core.benchmarks.public.asked import Answerer, Item
 from ans_core.checkpoints import folder as folders
 from ans_core.inference.options import PredictOptions
 from ans_core.inference.predict import predict

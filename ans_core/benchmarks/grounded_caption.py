@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ans_core.benchmarks.score import Benchmark, Score, check_pairs, mean
+from ans_core.benchmarks.public.scored import Scored
+from ans_core.benchmarks.score import benchmark, check_pairs, mean, of_each
 from ans_core.metrics.caption import cider
 from ans_core.metrics.grounding import Grounded, ground, phrases, plain_caption
 from ans_core.metrics.meteor import meteor
@@ -21,7 +22,7 @@ def truth(sample: Sample) -> Prediction:
     return Prediction(text=interleave(sample.text, sample.phrases), masks=tuple((_first(m, sample),) for m in sample.masks))
 
 
-def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score:
+def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Scored:
     """Score answers. mIoU is GranD-f's (matched pairs alone, mean over images); mIoU_all_objects also counts missed objects and extra
     masks. recall_token_f1 is GranD-f's recall with shared words instead of BERT for the phrases: not the benchmark's number."""
     check_pairs(samples, predictions)
@@ -37,7 +38,7 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
     }
     if objects:
         metrics["recall_token_f1"] = sum(g.recalled for g in matched) / objects
-    return Score(metrics=metrics, per_sample=[g.miou_all for g in matched])
+    return of_each("mIoU_all_objects", [g.miou_all for g in matched], metrics)
 
 
 def _ground(sample: Sample, prediction: Prediction) -> Grounded:
@@ -53,4 +54,4 @@ def _first(masklet: Masklet, sample: Sample) -> RLE:
     return rle.empty(sample.height, sample.width) if masklet[0] is None else masklet[0]
 
 
-BENCHMARK = Benchmark(request=request, truth=truth, score=score)
+BENCHMARK = benchmark("grounded_caption", request=request, truth=truth, of_samples=score)

@@ -41,29 +41,19 @@ FoundEach = list[tuple[str, str, list[float]]]
 """(loop, metric, value of each sample)"""
 
 
-def score_loops(samples: Sequence[Sample], *, ask: Predict, inverse: Predict) -> Found:
-    """Score both loops on region-caption samples: `inverse` answers the greedy answers of `ask`."""
-    return averages(loop_scores(samples, ask=ask, inverse=inverse))
-
-
-def score_loops_of_truth(samples: Sequence[Sample], *, inverse: Predict) -> Found:
-    """Score both loops for a model that captions and draws perfectly: `inverse` answers the true captions and masks."""
-    return averages(loop_scores_of_truth(samples, inverse=inverse))
-
-
 def averages(found: FoundEach) -> Found:
     return [(loop, metric, sum(values) / len(values)) for loop, metric, values in found]
 
 
 def loop_scores(samples: Sequence[Sample], *, ask: Predict, inverse: Predict) -> FoundEach:
-    """As `score_loops`, by sample."""
+    """Score both loops on region-caption samples: `inverse` answers the greedy answers of `ask`."""
     captions = [p.text for p in ask([caption_request(s, true_mask(s)) for s in samples])]
     drawn = [predicted_mask(s, p) for s, p in zip(samples, ask([mask_request(s, s.text) for s in samples]), strict=True)]
     return closed(samples, captions, drawn, inverse=inverse)
 
 
 def loop_scores_of_truth(samples: Sequence[Sample], *, inverse: Predict) -> FoundEach:
-    """As `score_loops_of_truth`, by sample."""
+    """Score both loops for a model that captions and draws perfectly: `inverse` answers the true captions and masks."""
     return closed(samples, [s.text for s in samples], [true_mask(s) for s in samples], inverse=inverse)
 
 

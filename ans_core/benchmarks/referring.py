@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ans_core.benchmarks.score import Benchmark, Score, by_kind, check_pairs, mean, meant
+from ans_core.benchmarks.public.scored import Scored
+from ans_core.benchmarks.score import benchmark, by_kind, check_pairs, mean, meant, of_each
 from ans_core.metrics.mask import ciou, counts, giou
 from ans_core.pictures import rle
 from ans_core.prompts import NO_TARGET_ANSWER, REFERRING_ANSWERS, REFERRING_EVAL, SEG, referring_question
@@ -24,7 +25,7 @@ def truth(sample: Sample) -> Prediction:
     return Prediction(text=REFERRING_ANSWERS[0], masks=((_target(sample),),))
 
 
-def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score:
+def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Scored:
     """Score answers. gIoU, cIoU: single-object samples alone. `_several`: two or more objects; `_all`: every sample, as gRefCOCO counts
     (nothing meant: IoU 1 for an empty answer, else 0).
 
@@ -56,7 +57,7 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
     ious = [c.iou for c in per_sample]
     metrics |= by_kind(samples, ious, "gIoU")
     metrics |= {"samples": len(samples), "single_object_samples": len(parts[""])}
-    return Score(metrics=metrics, per_sample=ious, details=[{"denies": denial} for denial in denials])
+    return of_each("gIoU_all", ious, metrics, denies=denials)
 
 
 def denies(text: str) -> bool:
@@ -83,4 +84,4 @@ def _target_accuracy(samples: Sequence[Sample], drawn: Sequence[RLE]) -> dict[st
     return {name: mean(values) for name, values in (("N_acc", silent), ("T_acc", spoke)) if values}
 
 
-BENCHMARK = Benchmark(request=request, truth=truth, score=score)
+BENCHMARK = benchmark("referring", request=request, truth=truth, of_samples=score)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ans_core.benchmarks.score import Benchmark, Score, check_pairs, mean
+from ans_core.benchmarks.public.scored import Scored
+from ans_core.benchmarks.score import benchmark, check_pairs, mean, of_each
 from ans_core.data.conversation import regions_of
 from ans_core.metrics.caption import attributes_right, cider, same_text
 from ans_core.metrics.meteor import meteor
@@ -27,7 +28,7 @@ def truth(sample: Sample) -> Prediction:
     return Prediction(text=sample.text)
 
 
-def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score:
+def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Scored:
     """Score answers. METEOR is NLTK's, mean over samples: the truth itself scores just below 1 (metrics/meteor.py). exact_match: equal
     except for case, blanks and the final full stop. attribute_accuracy: colour AND shape right; `attribute_accuracy/size` and so on: each
     by itself."""
@@ -46,7 +47,7 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
             metrics[f"attribute_accuracy/{key}"] = mean(hits)
     if both := [float(r["colour"] and r["shape"]) for r in right if "colour" in r and "shape" in r]:
         metrics["attribute_accuracy"] = mean(both)
-    return Score(metrics=metrics, per_sample=meteors)
+    return of_each("METEOR", meteors, metrics)
 
 
-BENCHMARK = Benchmark(request=request, truth=truth, score=score)
+BENCHMARK = benchmark("region_caption", request=request, truth=truth, of_samples=score)

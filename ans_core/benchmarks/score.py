@@ -1,34 +1,104 @@
-"""The result type of every benchmark, and what several of them share."""
+"""A benchmark of samples: its questions, its scorer, and what several of them share."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from ans_core import data
+from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.scored import Given, Scored, Scorer
+from ans_core.metrics.bootstrap import Ratio
 from ans_core.pictures import rle
 from ans_core.types import RLE, Prediction, Request, Sample
 
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    metrics: dict[str, float]
-    """Names without benchmark and split. A metric without samples is left out."""
-    per_sample: list[float]
-    """Each sample's own main metric in [0, 1]: it decides which overlays show right and which wrong answers."""
-    details: list[dict[str, bool]] = field(default_factory=list)
-    """Further facts about each sample, one entry per sample; empty = none."""
+SPLITS = ("test", "val")
+"""Of a prepared folder, those that nothing is trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Benchmark:
+class Benchmark(Scorer):
     """The question for a sample, its perfect answer, and the scoring. Pure functions: pixels stay in files."""
 
     request: Callable[[Sample], Request]
     truth: Callable[[Sample], Prediction]
-    score: Callable[[Sequence[Sample], Sequence[Prediction]], Score]
+    of_samples: Callable[[Sequence[Sample], Sequence[Prediction]], Scored]
+    """Its `samples` have a record each: `score`, the sample's own main metric in [0, 1], and further facts. A metric without samples is
+    left out."""
+
+
+def benchmark(
+    name: str,
+    *,
+    request: Callable[[Sample], Request],
+    truth: Callable[[Sample], Prediction],
+    of_samples: Callable[[Sequence[Sample], Sequence[Prediction]], Scored],
+) -> Benchmark:
+    """Return the benchmark of the samples of this kind. As any other it is asked and scored from files: --data is a prepared folder."""
+
+    def samples(folder: Path, split: str) -> dict[str, Sample]:
+        of_split = [sample for source in data.sources(folder, split) for sample in source.samples]
+        return {f"{n}:{s.sample_id}": s for n, s in enumerate(s for s in of_split if benchmark_of(s) == name)}
+
+    def items(folder: Path, split: str) -> Iterator[Item]:
+        for key, s in samples(folder, split).items():
+            yield Item(name=key, request=request(s), truth=truth(s), expression=s.text if s.task == "referring" else None)
+
+    def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+        return {"id": item.name, **asdict(prediction)}
+
+    def score(given: Given) -> Scored:
+        assert given.data is not None
+        by_name = samples(given.data, given.split or SPLITS[0])
+        lines = files.by_id(files.records(given.predictions), "id", where=str(given.predictions))
+        missing = files.refuse_unknown(lines, by_name, where=given.predictions, what="samples")
+        if given.predicted_only:
+            by_name = {key: sample for key, sample in by_name.items() if key in lines}
+        where = str(given.predictions)
+        answers = [checked(lines[key], s, f"{where}, {key}") if key in lines else Prediction(text="") for key, s in by_name.items()]
+        scored = of_samples(list(by_name.values()), answers)
+        named = [{"id": key, **sample} for key, sample in zip(by_name, scored.samples, strict=True)]
+        return replace(scored, samples=named, missing=0 if given.predicted_only else len(missing))
+
+    return Benchmark(
+        score=score,
+        data="the folder that `prepare` wrote",
+        options=frozenset({"predicted_only", "split"}),
+        runner=Runner(items=items, record=record, splits=SPLITS),
+        request=request,
+        truth=truth,
+        of_samples=of_samples,
+    )
+
+
+def benchmark_of(sample: Sample) -> str:
+    return "video" if len(sample.frames) > 1 and sample.task == "referring" else sample.task
+
+
+def checked(record: dict[str, Any], sample: Sample, where: str) -> Prediction:
+    """Read the prediction of a file that anybody may have written."""
+    masklets = files.listed(record, "masks", where=where, of=list)
+    if not all(masklets):
+        raise ValueError(f"{where}: a masklet without a frame")
+    masks = tuple(tuple(files.mask(m, height=sample.height, width=sample.width, where=where) for m in own) for own in masklets)
+    return Prediction(text=files.text(record, "text", where=where), masks=masks)
+
+
+def prediction_of(record: dict[str, Any]) -> Prediction:
+    """Read what `asdict` made of a prediction."""
+    return Prediction(text=record["text"], masks=tuple(map(tuple, record["masks"])))
+
+
+def of_each(metric: str, scores: Sequence[float], metrics: dict[str, float], **facts: Sequence[Any]) -> Scored:
+    """Return figures of which `metric` is the mean of the samples' scores. facts: further ones of each sample."""
+    samples = [{"score": score} | {key: each[n] for key, each in facts.items()} for n, score in enumerate(scores)]
+    return Scored(metrics=metrics, ratios={metric: Ratio(numerators=list(scores))}, samples=samples)
 
 
 def check_pairs(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> None:

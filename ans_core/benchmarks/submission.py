@@ -1,4 +1,4 @@
-"""Write samples and predictions, or the lines of predictions.jsonl, as the files that benchmark servers and public scorers take."""
+"""Write the lines of predictions.jsonl as the files that benchmark servers and public scorers take."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,33 +15,16 @@ import numpy as np
 from PIL import Image
 
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.score import check_pairs
-from ans_core.metrics.grounding import phrases, plain_caption
 from ans_core.pictures import rle
 from ans_core.pictures.overlay import index_picture
-from ans_core.types import RLE, Prediction, Sample
+from ans_core.types import RLE
 
 ADVICE = "give the predictions.jsonl of `ans eval {} --model ...`"
 
 
-def write_video_zip(path: Path, samples: Sequence[Sample], predictions: Sequence[Prediction]) -> None:
-    """Write MeViS val, Ref-YouTube-VOS: `Annotations/<video>/<expression>/<frame>.png`, grey, 0 or 255. The first `[SEG]` counts; none =
-    empty masks. Sample ids are <video>_<expression>, as the format's reader gives them."""
-    check_pairs(samples, predictions)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # PNG is already compressed
-        for sample, prediction in zip(samples, predictions, strict=True):
-            masks = prediction.masks[0] if prediction.masks else (None,) * len(sample.frames)
-            names = []
-            for frame in sample.frames:
-                if not isinstance(frame, Path):
-                    raise ValueError(f"sample {sample.sample_id}: a frame without a file name; the server asks for it")
-                names.append(frame.stem)
-            folder = f"Annotations/{sample.image_id}/{sample.sample_id.removeprefix(f'{sample.image_id}_')}"
-            _write_masks(archive, folder, dict(zip(names, masks, strict=True)), size=(sample.height, sample.width))
-
-
 def video_zip_of_lines(path: Path, lines: Iterable[Any], *, where: str) -> int:
-    """Write the same of the lines of a run, one at a time; return how many. A wrong line leaves no archive."""
+    """Write MeViS val, Ref-YouTube-VOS: `Annotations/<video>/<expression>/<frame>.png`, grey, 0 or 255; return the number of expressions. A
+    wrong line leaves no archive."""
     count, partial = 0, path.with_name(f"{path.name}.partial")
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
         for count, line in enumerate(lines, start=1):
@@ -100,22 +83,8 @@ def _write_masks(archive: zipfile.ZipFile, folder: str, masks: Mapping[str, RLE 
         archive.writestr(f"{folder}/{name}.png", png.getvalue())
 
 
-def write_gcg_folder(folder: Path, samples: Sequence[Sample], predictions: Sequence[Prediction]) -> None:
-    """Write GranD-f: `<image_id>.json` {"image_id", "caption", "phrases", "pred_masks"}, one phrase per mask."""
-    check_pairs(samples, predictions)
-    for sample, prediction in zip(samples, predictions, strict=True):
-        nothing = rle.empty(sample.height, sample.width)
-        record = {
-            "image_id": sample.image_id,
-            "caption": plain_caption(prediction.text),
-            "phrases": phrases(prediction.text),
-            "pred_masks": [masklet[0] or nothing for masklet in prediction.masks],
-        }
-        _write_image(folder, record, where=f"sample {sample.sample_id}")
-
-
 def gcg_folder_of_lines(folder: Path, lines: Iterable[Mapping[str, Any]], *, where: str) -> int:
-    """Write the same of the lines of a run; return how many."""
+    """Write GranD-f: `<image_id>.json` {"image_id", "caption", "phrases", "pred_masks"}, one phrase a mask; return the number of images."""
     count = 0
     for count, line in enumerate(lines, start=1):
         here = f"{where}, line {count}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ans_core.benchmarks.score import Benchmark, Score, by_kind, check_pairs, mean, meant
+from ans_core.benchmarks.public.scored import Scored
+from ans_core.benchmarks.score import benchmark, by_kind, check_pairs, mean, meant, of_each
 from ans_core.metrics.video import j_and_f
 from ans_core.pictures import rle
 from ans_core.prompts import NO_TARGET_ANSWER, REFERRING_ANSWERS, VIDEO_EVAL, referring_question
@@ -23,7 +24,7 @@ def truth(sample: Sample) -> Prediction:
     return Prediction(text=REFERRING_ANSWERS[0], masks=(masklet,))
 
 
-def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score:
+def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Scored:
     """Score answers. J and F are averaged over all annotated frames of an expression, then over expressions (MeViS; no frame is dropped).
     J&F = (J + F) / 2. The first `[SEG]` counts; no `[SEG]` = empty masks."""
     check_pairs(samples, predictions)
@@ -34,7 +35,7 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
         fs.append(f)
     both = [(j + f) / 2 for j, f in zip(js, fs, strict=True)]
     metrics = {"J": mean(js), "F": mean(fs), "J&F": (mean(js) + mean(fs)) / 2, "samples": len(samples)}
-    return Score(metrics=metrics | by_kind(samples, both, "J&F"), per_sample=both)
+    return of_each("J&F", both, metrics | by_kind(samples, both, "J&F"))
 
 
 def _expression(sample: Sample, prediction: Prediction) -> tuple[float, float]:
@@ -48,4 +49,4 @@ def _expression(sample: Sample, prediction: Prediction) -> tuple[float, float]:
     return mean(j for j, _ in frames), mean(f for _, f in frames)
 
 
-BENCHMARK = Benchmark(request=request, truth=truth, score=score)
+BENCHMARK = benchmark("video", request=request, truth=truth, of_samples=score)

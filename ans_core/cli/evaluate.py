@@ -11,31 +11,15 @@ from ans_core.cli.options import add_agents_reader, positive
 
 ALLOWED = {
     "CHECKPOINT": frozenset[str](),
-    "BENCHMARK": frozenset(
-        (
-            "model",
-            "agent",
-            "reader",
-            "data",
-            "split",
-            "limit",
-            "out",
-            "batch",
-            "max_tokens",
-            "video_mode",
-            "processes",
-            "device",
-            "dtype",
-            "quantize",
-            "text_encoder",
-            "convention",
-        )
-    ),
+    "BENCHMARK": frozenset((
+        "model", "agent", "reader", "data", "split", "limit", "out", "batch", "max_tokens", "video_mode", "processes", "device", "dtype",
+        "quantize", "text_encoder", "convention",
+    )),
     "score": frozenset(("predictions", "data", "split", "out", "replay", "convention", "text_encoder", "predicted_only")),
     "compare": frozenset(("out",)),
     "submit": frozenset(("predictions", "out")),
     "export": frozenset(("data", "split", "limit", "out")),
-}
+}  # fmt: skip
 """Options by form."""
 
 
@@ -135,22 +119,23 @@ def run(arguments: argparse.Namespace) -> int:
             status: int = arguments.of_checkpoint(arguments)
             return status
         case "score":
-            from ans_core.evaluation import score as eval_score
+            from ans_core.evaluation.score import score
 
-            return eval_score.score(arguments)
+            return score(arguments)
         case "compare":
-            from ans_core.evaluation import compare as eval_compare
+            from ans_core.evaluation.compare import compare
 
-            return eval_compare.compare(arguments)
+            compare(arguments.names, arguments.out)
         case "submit":
-            from ans_core.evaluation import submit as eval_submit
+            from ans_core.evaluation.submit import submit
 
-            return eval_submit.submit(arguments)
+            submit(arguments)
         case "export":
-            from ans_core.evaluation import submit as eval_submit
+            from ans_core.evaluation.submit import export
 
-            return eval_submit.export(arguments)
+            export(arguments)
         case _:
-            from ans_core.evaluation import session as eval_run
+            from ans_core.evaluation import session
 
-            return eval_run.run(arguments)
+            return session.run(arguments)
+    return 0

@@ -35,18 +35,20 @@ FAMILIES = ("easy", "pattern", "text", "larger", "moves")
 """ans_core/agent/world/families."""
 
 PUBLIC = (
-    "davis17", "detailed_captions", "dlc_bench", "ferret_bench", "gar_bench", "gcg", "grefcoco", "infographicsvqa", "mathvista", "mevis",
-    "mevis_v2", "mm_vet", "mmbench", "mme", "mmmu_val", "mose", "reasonseg", "ref_davis17", "ref_youtube_vos", "refcoco", "refcoco+",
-    "refcocog", "refcocog_captions", "revos", "sav", "seed_bench", "tallyqa_complex", "virl39k", "vos", "vstar",
+    "davis17", "detailed_captions", "dlc_bench", "ferret_bench", "gar_bench", "gcg", "grefcoco", "grounded_caption",
+    "infographicsvqa", "mathvista", "mevis", "mevis_v2", "mm_vet", "mmbench", "mme", "mmmu_val", "mose", "reasonseg",
+    "ref_davis17", "ref_youtube_vos", "refcoco", "refcoco+", "refcocog", "refcocog_captions", "referring", "region_caption",
+    "revos", "sav", "seed_bench", "tallyqa_complex", "video", "virl39k", "vos", "vstar",
 )  # fmt: skip
-"""ans_core/benchmarks/public: those that a model is run on."""
+"""ans_core/benchmarks/registry.py: those that `ans eval` runs a model on."""
 
 SCORED = (
-    "captions", "detailed_captions", "dlc_bench", "ferret_bench", "gar_bench", "gcg", "grefcoco", "infographicsvqa", "mask_pairs",
-    "mathvista", "mevis", "mm_vet", "mmbench", "mme", "mmmu_pro_vision", "mmmu_val", "reasonseg", "ref_davis17", "ref_youtube_vos",
-    "refcoco", "refcocog_captions", "revos", "saco_veval", "seed_bench", "tallyqa_complex", "virl39k", "vos", "vstar",
+    "captions", "coco_boxes", "detailed_captions", "dlc_bench", "ferret_bench", "gar_bench", "gcg", "grefcoco",
+    "grounded_caption", "infographicsvqa", "mask_pairs", "mathvista", "mevis", "mm_vet", "mmbench", "mme", "mmmu_pro_vision",
+    "mmmu_val", "reasonseg", "ref_davis17", "ref_youtube_vos", "refcoco", "refcocog_captions", "referring", "region_caption",
+    "revos", "saco_veval", "seed_bench", "tallyqa_complex", "video", "virl39k", "vos", "vstar",
 )  # fmt: skip
-"""ans_core/benchmarks/public: all of them."""
+"""All of them."""
 OTHER_NAMES = {
     "refcoco+": "refcoco",
     "refcocog": "refcoco",

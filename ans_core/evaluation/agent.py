@@ -3,55 +3,59 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ans_core.evaluation import session as eval_run
+from ans_core.benchmarks.public.asked import Answerer, Item
 from ans_core.places import root
+from ans_core.types import Prediction
+
+if TYPE_CHECKING:
+    from ans_core.evaluation.session import Session
 
 WAYS = {False: "without_tools", True: "with_tools"}
 """Folders of the two evaluations."""
 
 
-def run(name: str, arguments: argparse.Namespace) -> int:
-    """Run both; the first process then compares them."""
-    from ans_core import dist
-    from ans_core.agent.answering import check
-    from ans_core.benchmarks.public_run import missing, runner_of
+@contextmanager
+def ways(session: Session, arguments: argparse.Namespace) -> Iterator[list[tuple[Session, Answerer]]]:
+    """Yield both evaluations; the agent is loaded at the first question. Raises ValueError for questions that are not in words alone."""
+    from ans_core.agent.answering import check, counting, note
 
-    whole = eval_run.asked(name, arguments)
-    runner = runner_of(name)
-    if not missing(runner, whole.data, whole.split) and (first := next(iter(runner.questions(whole.data, whole.split)), None)) is not None:
+    first = None if session.absent else next(session.runner.questions(session.data, session.split), None)
+    if first is not None:
         check(first)
     agent = cache(partial(Loaded, arguments))
-    statuses = []
+    counted = replace(session, runner=counting(session.runner), note=note)
+
+    def answer(tools: bool, items: Sequence[Item]) -> list[Prediction]:
+        return agent().answerer(tools)(items)
+
     try:
-        for tools, folder in WAYS.items():
-            way = replace(whole, out=whole.out / folder, settings=whole.settings | {"tools": tools})
-            statuses.append(eval_run.evaluate(way, lambda tools=tools: agent()(tools), arguments))  # type: ignore[misc]
+        yield [
+            (replace(counted, out=session.out / folder, settings=session.settings | {"tools": tools}), partial(answer, tools))
+            for tools, folder in WAYS.items()
+        ]
     finally:
         if agent.cache_info().currsize:
             agent().close()
-    if dist.rank() == 0 and not any(statuses):
-        compare(name, whole.out)
-    return max(statuses)
 
 
-def compare(name: str, out: Path) -> None:
+def compare(session: Session) -> None:
     """Print and write what tools change, or print why that can't be told."""
-    from ans_core.benchmarks.public_run import scorer_of
     from ans_core.evaluation import compare as eval_compare
 
     print("without tools -> with tools")
     try:
-        eval_compare.compare(argparse.Namespace(names=[str(out / folder) for folder in WAYS.values()], out=out / "side_by_side"))
+        eval_compare.compare([str(session.out / folder) for folder in WAYS.values()], session.out / "side_by_side")
     except ValueError as error:  # no judge has read the answers, or there is only one; other benchmarks may follow
-        judged = scorer_of(name)[1].judging is not None
-        told = f"; or score both with `ans eval score {name} --replay`, and `ans eval compare` them" if judged else ""
-        print(f"no comparison: {error}{told}")
+        judged = session.scorer.judging is not None
+        advice = f"; or score both with `ans eval score {session.name} --replay`, and `ans eval compare` them" if judged else ""
+        print(f"no comparison: {error}{advice}")
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -104,7 +108,7 @@ class Loaded:
         self.told = self.policy.is_told(episode.operations_told)
         self.limits = replace(Limits.of(episode), turn_tokens=arguments.max_tokens or episode.turn_tokens)
 
-    def __call__(self, tools: bool) -> Callable[..., Any]:
+    def answerer(self, tools: bool) -> Answerer:
         from ans_core.agent.answering import answerer
 
         return answerer(self.policy, self.toolbox, limits=self.limits, told=self.told, tools=tools)

@@ -1,59 +1,143 @@
-"""`ans eval score`: score any model's predictions file against a benchmark's truth, with the benchmark's own metrics."""
+"""Predictions -> figures with intervals, by the benchmark's own scorer; and `ans eval score`, which scores any model's predictions file."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ans_core.benchmarks import submission
+from ans_core.benchmarks.public import published
+from ans_core.benchmarks.public.asked import UnscoredError
+from ans_core.benchmarks.public.files import Lines, refuse_same
+from ans_core.benchmarks.public.scored import Given, Scored, Scorer, scores_of
+from ans_core.benchmarks.registry import CONVENTIONS, scorer_of
+from ans_core.config.names import SCORED, benchmark_named
+from ans_core.evaluation.predictions import name_of
 from ans_core.places import root
+from ans_core.report import evaluation
 
 if TYPE_CHECKING:
-    from ans_core.benchmarks.public import Given, Scored, Scorer
+    from ans_core.evaluation.session import Session
 
 OPTIONS = ("replay", "convention", "text_encoder", "predicted_only", "split")
 
 
-def score(arguments: argparse.Namespace) -> int:
-    from ans_core.benchmarks.public import CONVENTIONS, Given
-    from ans_core.benchmarks.public.published import beside, lines, part
-    from ans_core.benchmarks.public_run import scorer_of, write
-    from ans_core.config.names import SCORED
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """`<benchmark>/<split>`, its figures, and each sample's value of the main one; or why there are none."""
 
+    title: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    reason: str = ""
+    skipped: bool = False
+    """The benchmark's files are missing."""
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield a record a sample, as the pipeline's own benchmarks write them, from which two models are compared."""
+        for sample, score in self.scores.items():
+            about = {"benchmark": self.title, "dataset": self.title, "sample_id": sample, "image_id": "", "n_targets": 1, "asked": ""}
+            yield about | {"score": round(score, 4)}
+
+
+def score_run(session: Session, predictions: Path, *, judge: bool, page: bool, log: Callable[[str], None]) -> Result:
+    """Score a run's predictions; write the figures and, with `page`, the pictures."""
+    scorer, runner, file = session.scorer, session.runner, session.out / "metrics.json"
+    records = Lines(predictions, name_of)
+    if page and runner.follows:
+        submission.write_vos(session.out / "Annotations", records.values(), where=str(predictions))
+    try:
+        given = session.given(predictions)
+        scored = scorer.score(judged(session.name, scorer, given, file, ask=judge, log=log))
+    except UnscoredError as error:
+        result = without_figures(session, log, unscored=str(error))
+        log(f"predictions: {predictions}")
+        return result
+    scored.notes.extend(runner.notes)
+    if session.note is not None:
+        scored.notes.append(session.note(records.values()))
+    if session.limit:
+        scored.notes.append(f"only {session.limit} questions were asked: not the benchmark's figure")
+    intervals, samples = scored.intervals(), list(scorer.table(scored))
+    write(file, session.head, scored, intervals, samples)
+    rows = published.beside(session.name, session.split, scored.metrics, whole=len(scored.samples))
+    log("\n".join([session.title, *table(scored, intervals), *published.lines(rows)]))
+    if page:
+        shown = evaluation.write(
+            session.out, session.head, scored, intervals, rows, items=session.items(), predictions=records, table=samples
+        )
+        log(f"predictions, figures and pictures: {shown}")
+    return Result(title=session.title, metrics=dict(scored.metrics), scores=scores_of(samples), notes=scored.notes)
+
+
+def without_figures(session: Session, log: Callable[[str], None], **reason: str) -> Result:
+    """Write why there are none: the files are missing (`skipped`), or nothing here can score the answers (`unscored`)."""
+    ((word, text),) = reason.items()
+    session.out.mkdir(parents=True, exist_ok=True)
+    record = {**session.head, word: text, "metrics": {}}
+    (session.out / "metrics.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    log(f"{session.title}: {word}: {text}")
+    return Result(title=session.title, reason=f"{word}: {text}", skipped=word == "skipped")
+
+
+def write(
+    path: Path, head: dict[str, Any], scored: Scored, intervals: dict[str, tuple[float, float]], samples: list[dict[str, Any]]
+) -> None:
+    """Write `head` with the figures, and beside it a line a sample (.samples.jsonl): its name, record, and terms of each metric."""
+    record = head | {
+        "metrics": scored.metrics,
+        "published_form": scored.published,
+        "intervals": intervals,
+        "missing": scored.missing,
+        "notes": scored.notes,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if samples:
+        path.with_suffix(".samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
+
+
+def score(arguments: argparse.Namespace) -> int:
     if len(arguments.names) != 1:
         raise ValueError(f"ans eval score takes one benchmark, not {' '.join(arguments.names) or 'none'}; there are {', '.join(SCORED)}")
-    name, scorer = scorer_of(*arguments.names)
+    called = arguments.names[0].lower().replace("-", "_")
+    name, scorer = benchmark_named(called), scorer_of(called)
     given = Given(
         predictions=_needed(arguments.predictions, f"ans eval score {name}: --predictions is missing"),
         data=arguments.data,
         replay=arguments.replay,
-        convention=arguments.convention or CONVENTIONS.get(arguments.names[0].lower()),
+        convention=arguments.convention or CONVENTIONS.get(called),
         text_encoder=arguments.text_encoder,
         split=arguments.split or "",
         predicted_only=bool(arguments.predicted_only),
     )
     check(name, scorer, given)
-    scored = scorer.score(judged(name, scorer, given, arguments.out))
+    scored = scorer.score(judged(name, scorer, given, arguments.out, ask=True, log=print))
     if given.data is None and not given.predicted_only:
-        scored.notes.extend(part(name, scored.metrics, lines=len(scored.samples)))
+        scored.notes.extend(published.part(name, scored.metrics, lines=len(scored.samples)))
     intervals = scored.intervals()
     if arguments.out:
-        write(arguments.out, {"benchmark": name}, scorer, scored, intervals)
+        write(arguments.out, {"benchmark": name}, scored, intervals, list(scorer.table(scored)))
     unread = ["note: --data is not read: the predictions hold the truth"] if given.data and not scorer.data else []
-    rows = beside(arguments.names[0].lower().replace("-", "_"), "", scored.metrics, whole=len(scored.samples))
-    print("\n".join([*table(scored, intervals), *unread, *lines(rows)]))
+    rows = published.beside(called, "", scored.metrics, whole=len(scored.samples))
+    print("\n".join([*table(scored, intervals), *unread, *published.lines(rows)]))
     return 0
 
 
-def judged(name: str, scorer: Scorer, given: Given, out: Path | None) -> Given:
+def judged(name: str, scorer: Scorer, given: Given, out: Path | None, *, ask: bool, log: Callable[[str], None]) -> Given:
     """Ask the judge that params.yaml names, if these predictions need one; its replies are kept beside `out`.
 
-    Raises UnscoredError without a judge, and where it does not answer.
+    Raises UnscoredError without a judge, where it does not answer, and where it is needed and not to be asked.
     """
-    from ans_core.benchmarks.public import UnscoredError
-
     if scorer.judging is None or not scorer.judging.needed(given):
         return given
+    if not ask:
+        raise UnscoredError(f"a judge must read the answers: `ans eval score {name} --predictions {given.predictions}` asks it")
     from ans_core.config import load
     from ans_core.judge.choose import replies_of
     from ans_core.judge.replies import NoReplyError
@@ -65,19 +149,17 @@ def judged(name: str, scorer: Scorer, given: Given, out: Path | None) -> Given:
             f"{name} is scored by a judge: name one in params.yaml (judge.model, judge.base_url), or give recorded replies"
             f" ({scorer.judging.replay}); the answers are in {given.predictions}"
         )
-    kept = (out or root() / ".ans/eval" / name).with_suffix(f".judge{scorer.judging.suffix}")
-    kept.parent.mkdir(parents=True, exist_ok=True)
+    replies = (out or root() / ".ans/eval" / name).with_suffix(f".judge{scorer.judging.suffix}")
+    replies.parent.mkdir(parents=True, exist_ok=True)
     try:
-        found = scorer.judging.ask(given, judge, kept)
+        given = scorer.judging.ask(given, judge, replies)
     except NoReplyError as error:
         raise UnscoredError(f"{name}: the judge {error}") from error
-    print(f"judge's replies, for --replay: {kept}")
-    return found
+    log(f"judge's replies, for --replay: {replies}")
+    return given
 
 
 def check(name: str, scorer: Scorer, given: Given) -> None:
-    from ans_core.benchmarks.public.files import refuse_same
-
     if scorer.needs_data and given.data is None:
         raise ValueError(f"{name} needs --data: {scorer.data}")
     for option in OPTIONS:

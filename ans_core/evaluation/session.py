@@ -1,4 +1,4 @@
-"""`ans eval BENCHMARK --model MODEL`: a model's predictions, figures with intervals, a table of samples, pictures and a page."""
+"""`ans eval BENCHMARK --model MODEL`: what is asked of which model -> predictions, figures with intervals, a table of samples, a page."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from ans_core.benchmarks import public_run
-from ans_core.benchmarks.public_run import runner_of
+from ans_core import dist
+from ans_core.benchmarks.public.asked import Answerer, Item, Runner
+from ans_core.benchmarks.public.scored import Given, Scorer
+from ans_core.benchmarks.registry import CONVENTIONS, module_of, runnable
 from ans_core.code_hash import CodeHashes
-from ans_core.evaluation import score as eval_score
+from ans_core.evaluation import score
+from ans_core.evaluation.answerers import BOX, MAX_TOKENS, Model, model_of
+from ans_core.evaluation.predictions import PARTS, PREDICTIONS, by_picture, limited, predict_all
 from ans_core.fingerprint import fingerprint
 from ans_core.places import root
 from ans_core.processes import shared_words, thread_variables
@@ -26,36 +31,90 @@ from ans_core.written import write_whole
 
 SKIPPED = 3
 """Exit status if a benchmark's data are not there; 2 is for words that don't fit."""
-BOX = "box:"
 HASHED = {
     "data_files": "the benchmark's files",
     "config": "the model's config.json or tokenizer files",
     "code": "the code of ANS that makes predictions",
 }
 """Settings that are hashes -> what they are of."""
-BATCH, MAX_TOKENS = 16, 512
+BATCH = 16
+Benchmarks = Mapping[str, tuple[Scorer, Runner]]
+"""By the names that the user calls them: refcoco+ is scored by refcoco."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """One benchmark on one model."""
+class Session:
+    """One benchmark asked of one model."""
 
     name: str
-    """As the user calls it: refcoco+ is scored by refcoco."""
-    split: str
+    """As the user calls it."""
+    scorer: Scorer
+    runner: Runner
     data: Path
+    split: str
     out: Path
-    settings: dict[str, Any]
+    model: str
+    absent: str | None
+    """What of the benchmark's files is not there; None: all is."""
+    limit: int = 0
+    """Questions, at equal steps through all of them; 0 = all."""
+    batch: int = BATCH
+    convention: str | None = None
+    text_encoder: str | None = None
+    note: Callable[[Iterable[Mapping[str, Any]]], str] | None = None
+    """Says something of all records."""
+    settings: dict[str, Any] = field(default_factory=dict)
     """What decides the predictions."""
 
     @property
     def title(self) -> str:
         return "/".join(filter(None, (self.name, self.split)))
 
+    @property
+    def head(self) -> dict[str, Any]:
+        """What metrics.json says of itself."""
+        return {"benchmark": self.name, "split": self.split, "model": self.model, "limit": self.limit}
+
+    def items(self) -> Callable[[], Iterator[Item]]:
+        return limited(partial(self.runner.questions, self.data, self.split), self.limit)
+
+    def given(self, predictions: Path) -> Given:
+        """Return what the scorer reads. Raises UnscoredError if the truth is elsewhere."""
+        return Given(
+            predictions=predictions,
+            data=self.runner.truth(self.data, self.split),
+            predicted_only=bool(self.limit),
+            split=self.split if "split" in self.scorer.options else "",
+            convention=self.convention or CONVENTIONS.get(self.name),
+            text_encoder=self.text_encoder if "text_encoder" in self.scorer.options else None,
+        )
+
+
+def evaluate(
+    session: Session, answer: Answerer, *, judge: bool, page: bool, log: Callable[[str], None] = print, scratch: Path | None = None
+) -> score.Result:
+    """Ask the benchmark's questions and score the answers. All processes must call it; the first one scores, the others get no figures.
+
+    judge: ask the judge that params.yaml names, where one must read the answers. page: write pictures and a page, too. log: gets the lines
+    to show. scratch: where predictions grow, from where a killed run goes on; None: in the session's folder.
+    """
+    first = dist.rank() == 0
+    if session.absent:
+        return score.without_figures(session, log, skipped=session.absent) if first else score.Result(title=session.title, skipped=True)
+    batches = by_picture(session.items(), session.batch)
+    runner = session.runner
+    made = predict_all(batches, answer, runner.record, out=scratch or session.out, desc=session.title, running=runner.running)
+    if not first:
+        return score.Result(title=session.title)
+    session.out.mkdir(parents=True, exist_ok=True)
+    predictions = made if scratch is None else Path(shutil.copy(made, session.out))
+    return score.score_run(session, predictions, judge=judge, page=page, log=log)
+
 
 def run(arguments: argparse.Namespace) -> int:
     names = arguments.what.lower().replace("-", "_").split(",")
-    check_options(names, arguments)
+    benchmarks = {name: runnable(name) for name in names}
+    check_options(benchmarks, arguments)
     if len(names) > 1 and (arguments.data or arguments.out or arguments.split):
         raise ValueError("--data, --out and --split are of one benchmark; of several, leave them out (data/benchmarks/<benchmark>)")
     if arguments.job_words is not None and (job := arguments.job_words(arguments)) is not None:
@@ -64,30 +123,53 @@ def run(arguments: argparse.Namespace) -> int:
         command = [sys.executable, *shared_words(arguments.processes), "-m", "ans_core.cli", *sys.argv[1:]]
         variables = thread_variables(0, processes=arguments.processes, environment=os.environ)
         status = subprocess.run(command, env={**os.environ, **variables}, check=False).returncode
-        lacking = any(public_run.missing(runner_of(n), *data_of(n, arguments)) for n in names)
+        lacking = any(runner.missing(*data_of(name, runner, arguments)) for name, (_, runner) in benchmarks.items())
         return status or (SKIPPED if lacking else 0)
-    from ans_core import dist
-    from ans_core.evaluation import agent as eval_agent  # it runs this module's evaluations
-
-    words, follower = cache(partial(answerer, arguments)), cache(partial(following, arguments))
+    model = cache(lambda follows: model_of(arguments, follows=follows))
+    statuses = []
     with dist.process_group():
-        if arguments.agent:
-            statuses = [eval_agent.run(name, arguments) for name in names]
-        else:
-            statuses = [evaluate(asked(n, arguments), follower if runner_of(n).follows else words, arguments) for n in names]
+        for name, (scorer, runner) in benchmarks.items():
+            session = session_of(name, scorer, runner, model(runner.follows), arguments)
+            if arguments.agent:
+                statuses.append(of_agent(session, arguments))
+            else:
+                statuses.append(go_on(session, model(runner.follows).answer, arguments))
     return 0 if "RANK" in os.environ else max(statuses)  # torchrun takes any other status for a crash
 
 
-def check_options(names: Sequence[str], arguments: argparse.Namespace) -> None:
-    """Raise ValueError for unknown benchmarks, options that one of them does not take, and a device that is not there."""
+def go_on(session: Session, answer: Answerer, arguments: argparse.Namespace) -> int:
+    """Evaluate in the session's folder, from where an earlier run with the same settings stopped; return the exit status. Where the
+    pipeline is there, its MLflow records the figures (`arguments.record`)."""
+    if dist.rank() == 0:
+        same_settings(session)
+    dist.wait_for_all()  # a faster process would write its answers into the folder before the first one has looked at it
+    result = evaluate(session, answer, judge=True, page=True)
+    if result.metrics and arguments.record is not None:
+        arguments.record(session, result.metrics, result.notes)
+    return SKIPPED if result.skipped else 0
+
+
+def of_agent(session: Session, arguments: argparse.Namespace) -> int:
+    """Evaluate an agent on the model, without tools and with them, and compare the two."""
+    from ans_core.evaluation import agent as eval_agent
+
+    with eval_agent.ways(session, arguments) as ways:
+        status = max(go_on(way, ask, arguments) for way, ask in ways)
+    if dist.rank() == 0 and not status:
+        eval_agent.compare(session)
+    return status
+
+
+def check_options(benchmarks: Benchmarks, arguments: argparse.Namespace) -> None:
+    """Raise ValueError for options that one of the benchmarks does not take, and a device that is not there."""
     from ans_core.checkpoints.checkpoint import present_device
     from ans_core.model import quantization
 
-    follows = [name for name in names if runner_of(name).follows]
+    follows = [name for name, (_, runner) in benchmarks.items() if runner.follows]
     if follows and arguments.model.startswith(BOX):
         raise ValueError(f"{follows[0]} follows given masks; {BOX} answers expressions")
     for option in ("max_tokens", "video_mode", "dtype", "quantize", "batch"):
-        if len(follows) == len(names) and getattr(arguments, option):
+        if len(follows) == len(benchmarks) and getattr(arguments, option):
             raise ValueError(f"{', '.join(follows)}: a SAM2 follows masks without words, so it takes no --{option.replace('_', '-')}")
     if arguments.agent and (follows or arguments.model.startswith(BOX)):
         raise ValueError(f"--agent answers questions in words on a plain base; {follows[0] if follows else BOX} has none")
@@ -95,32 +177,33 @@ def check_options(names: Sequence[str], arguments: argparse.Namespace) -> None:
         raise ValueError("an agent draws no masks and keeps its base's precision: leave --video-mode and --dtype out")
     if arguments.reader and not arguments.agent:
         raise ValueError("--reader says what an agent's read_text reads with: give --agent, or leave it out")
-    if arguments.convention and len(follows) != len(names):
-        raise ValueError(f"--convention is of vos, not of {', '.join(set(names) - set(follows))}")
+    if arguments.convention and len(follows) != len(benchmarks):
+        raise ValueError(f"--convention is of vos, not of {', '.join(set(benchmarks) - set(follows))}")
     device = present_device(arguments.device or "auto")
     if arguments.quantize:
         quantization.check(arguments.quantize, device)
 
 
-def data_of(name: str, arguments: argparse.Namespace) -> tuple[Path, str]:
+def data_of(name: str, runner: Runner, arguments: argparse.Namespace) -> tuple[Path, str]:
     """Return the folder of a benchmark's files and the split."""
     data = (arguments.data or root() / "data/benchmarks" / name).resolve()
-    return data, arguments.split or public_run.split_of(runner_of(name), data)
+    return data, arguments.split or runner.split_in(data)
 
 
-def asked(name: str, arguments: argparse.Namespace) -> Asked:
-    data, split = data_of(name, arguments)
-    whose, decisive = model_of(name, arguments.model)
+def session_of(name: str, scorer: Scorer, runner: Runner, model: Model, arguments: argparse.Namespace) -> Session:
+    data, split = data_of(name, runner, arguments)
+    limit, batch, absent = arguments.limit or 0, arguments.batch or BATCH, runner.missing(data, split)
+    leave_out = arguments.out.resolve() if arguments.out else None
     settings = {
         "benchmark": name,
         "split": split,
         "data": str(data),
-        "data_files": files_hash(name, data, split, leave_out=arguments.out.resolve() if arguments.out else None),
-        "limit": arguments.limit or 0,
+        "data_files": "" if absent else files_hash(runner, data, split, leave_out=leave_out),
+        "limit": limit,
         "model": arguments.model,
-        **decisive,
-        "code": code_hash(name, arguments),
-        "batch": arguments.batch or BATCH,
+        **model.decisive,
+        "code": code_hash(name, model),
+        "batch": batch,
         "max_tokens": arguments.max_tokens or MAX_TOKENS,
         "video_mode": arguments.video_mode or "auto",
         "dtype": arguments.dtype or "as stored",
@@ -131,22 +214,31 @@ def asked(name: str, arguments: argparse.Namespace) -> Asked:
 
         settings |= eval_agent.settings_of(arguments)
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
-    out = arguments.out or root() / ".ans/eval" / "-".join(filter(None, (name, split, whose, key)))
-    return Asked(name=name, split=split, data=data, out=out, settings=settings)
+    return Session(
+        name=name,
+        scorer=scorer,
+        runner=runner,
+        data=data,
+        split=split,
+        out=arguments.out or root() / ".ans/eval" / "-".join(filter(None, (name, split, model.name, key))),
+        model=arguments.model,
+        absent=absent,
+        limit=limit,
+        batch=batch,
+        convention=arguments.convention,
+        text_encoder=arguments.text_encoder,
+        settings=settings,
+    )
 
 
-def files_hash(name: str, data: Path, split: str, *, leave_out: Path | None) -> str:
-    """Hash the benchmark's folder, and by size and time of last change the pictures and videos of its questions, wherever they lie. Empty
-    if its data are not there."""
-    runner = runner_of(name)
-    if public_run.missing(runner, data, split):
-        return ""
-    whole = hashlib.sha256(fingerprint(data, leave_out=leave_out).encode())
+def files_hash(runner: Runner, data: Path, split: str, *, leave_out: Path | None) -> str:
+    """Hash the benchmark's folder, and by size and time of last change the pictures and videos of its questions, wherever they lie."""
+    digest = hashlib.sha256(fingerprint(data, leave_out=leave_out).encode())
     frames = (frame for item in runner.questions(data, split) for frame in item.request.frames)
     for path in dict.fromkeys(path for frame in frames if (path := file_of(frame))):
-        known = path.stat() if path.exists() else None  # the error of a missing picture comes when it is asked about
-        whole.update(f"{path} {known and (known.st_size, known.st_mtime_ns)}\n".encode())
-    return whole.hexdigest()[:16]
+        stat = path.stat() if path.exists() else None  # the error of a missing picture comes when it is asked about
+        digest.update(f"{path} {stat and (stat.st_size, stat.st_mtime_ns)}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def file_of(frame: ImageRef) -> Path | None:
@@ -156,172 +248,33 @@ def file_of(frame: ImageRef) -> Path | None:
     return frame if isinstance(frame, Path) else frame.file
 
 
-def model_of(name: str, model: str) -> tuple[str, dict[str, str]]:
-    """Return what results call the model, and what of it decides the predictions."""
-    from ans_core.benchmarks import box_baseline
-    from ans_core.checkpoints import folder, sam2
-    from ans_core.checkpoints.checkpoint import config_hash, weights_hash
-
-    if runner_of(name).follows:
-        whose, weights = sam2.identity(model)
-        return whose, {"weights": weights, "config": config_hash(model) if Path(model).is_dir() else ""}  # a lone file has no other
-    checkpoint = folder.local_folder(model.removeprefix(BOX))
-    decisive = {"weights": weights_hash(checkpoint), "config": config_hash(checkpoint)}
-    if model.startswith(BOX):
-        return f"box-{checkpoint.name}", {**decisive, "question": box_baseline.question_of(checkpoint)}
-    return checkpoint.name, decisive
+def code_hash(name: str, model: Model) -> str:
+    """Hash the code of ans_core that makes the predictions: the benchmark's, the engine's and the model's."""
+    return CodeHashes(Path(__file__).resolve().parents[2]).hash_of(("ans_core.evaluation.predictions", module_of(name), *model.code))
 
 
-def code_hash(name: str, arguments: argparse.Namespace) -> str:
-    """Hash the code of ans_core that makes the predictions."""
-    answering: tuple[str, ...]
-    if arguments.agent:
-        answering = ("ans_core.agent.answering", "ans_core.agent.episode", "ans_core.agent.policy", "ans_core.agent.operations")
-    elif runner_of(name).follows:
-        answering = ("ans_core.tracking.answering",)
-    else:
-        answering = ("ans_core.benchmarks.box_baseline",) if arguments.model.startswith(BOX) else ("ans_core.inference.predict",)
-    return CodeHashes(Path(__file__).resolve().parents[2]).hash_of(("ans_core.benchmarks.running", *answering))
-
-
-def following(arguments: argparse.Namespace) -> Callable[..., Any]:
-    """Load a SAM2 and return it as an Answerer."""
-    from ans_core import dist
-    from ans_core.checkpoints import sam2
-    from ans_core.tracking import answering
-
-    return answering.answerer(sam2.load(arguments.model, device=arguments.device or str(dist.pick_device("auto"))))
-
-
-def answerer(arguments: argparse.Namespace) -> Callable[..., Any]:
-    """Load the model and return it as an Answerer."""
-    from ans_core import dist
-    from ans_core.benchmarks import box_baseline
-    from ans_core.checkpoints import folder
-    from ans_core.inference.predict import predict
-    from ans_core.inference.sa2va import Sa2VA
-
-    box, checkpoint = arguments.model.startswith(BOX), arguments.model.removeprefix(BOX)
-    device = arguments.device or str(dist.pick_device("auto"))
-    model = Sa2VA.from_pretrained(checkpoint, device_map=device, dtype=arguments.dtype, quantize=arguments.quantize)
-    max_tokens = arguments.max_tokens or MAX_TOKENS
-    if box:
-        return box_baseline.answerer(model, question=box_baseline.question_of(folder.local_folder(checkpoint)), max_tokens=max_tokens)
-    mode = model.video_mode(arguments.video_mode or "auto")
-    return lambda items: predict(model, [i.request for i in items], max_tokens=max_tokens, batch=len(items), video_mode=mode)
-
-
-def evaluate(asked: Asked, load: Callable[[], Callable[..., Any]], arguments: argparse.Namespace) -> int:
-    """Run one benchmark; the first process scores it. Without its data it is skipped, and metrics.json says why."""
-    from ans_core import dist
-    from ans_core.agent.answering import counting
-    from ans_core.benchmarks import running
-
-    runner, first = runner_of(asked.name), dist.rank() == 0
-    if "tools" in asked.settings:
-        runner = counting(runner)
-    if first:
-        same_settings(asked)
-    dist.wait_for_all()  # a faster process would write its answers into the folder before the first one has looked at it
-    if reason := public_run.missing(runner, asked.data, asked.split):
-        if first:
-            write_reason(asked, skipped=reason)
-        return SKIPPED
-    items = running.limited(partial(runner.questions, asked.data, asked.split), asked.settings["limit"])
-    predictions = running.predict_all(
-        items, lambda some: load()(some), runner, out=asked.out, batch=asked.settings["batch"], desc=asked.title
-    )
-    if first:
-        report(asked, predictions, items, arguments)
-    return 0
-
-
-def same_settings(asked: Asked) -> None:
+def same_settings(session: Session) -> None:
     """Raise ValueError if the folder holds answers that other settings gave, or may have given."""
-    from ans_core.benchmarks.running import PARTS, PREDICTIONS
-
-    path = asked.out / "settings.json"
-    if asked.out.exists() and not asked.out.is_dir():
-        raise ValueError(f"--out {asked.out} is a file; a run needs a folder")
-    if (asked.out / PREDICTIONS).exists() or (asked.out / PARTS).exists():
+    path = session.out / "settings.json"
+    if session.out.exists() and not session.out.is_dir():
+        raise ValueError(f"--out {session.out} is a file; a run needs a folder")
+    if (session.out / PREDICTIONS).exists() or (session.out / PARTS).exists():
         try:
-            changed = changes(json.loads(path.read_text(encoding="utf-8")), asked.settings)
+            changed = changes(json.loads(path.read_text(encoding="utf-8")), session.settings)
         except (FileNotFoundError, ValueError):
             changed = [f"{path.name} is missing or can't be read"]
         if changed:
-            raise ValueError(f"{asked.out} holds another evaluation ({'; '.join(changed)}); give another --out, or remove the folder")
-    asked.out.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(asked.settings, indent=1) + "\n")
+            raise ValueError(f"{session.out} holds another evaluation ({'; '.join(changed)}); give another --out, or remove the folder")
+    session.out.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(session.settings, indent=1) + "\n")
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return what differs. Hashes that an earlier evaluation did not record count as different: nobody knows what they were."""
-    told = []
+    lines = []
     for key in (key for key in {**before, **now} if before.get(key) != now.get(key)):
         if key in HASHED:
-            told.append(f"{HASHED[key]}: {'changed since' if key in before else 'not recorded then'}")
+            lines.append(f"{HASHED[key]}: {'changed since' if key in before else 'not recorded then'}")
         else:
-            told.append(f"{key} {before.get(key)!r}, now {now.get(key)!r}")
-    return told
-
-
-def write_reason(asked: Asked, **reason: str) -> None:
-    known = {"benchmark": asked.name, "split": asked.split, "model": asked.settings["model"], **reason, "metrics": {}}
-    (asked.out / "metrics.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-    (name, text), *_ = reason.items()
-    print(f"{asked.title}: {name}: {text}")
-
-
-def report(asked: Asked, predictions: Path, items: Any, arguments: argparse.Namespace) -> None:
-    """Score the predictions, and write and print what is found. Where the pipeline is there, its MLflow records it (`arguments.record`)."""
-    from ans_core.agent import answering
-    from ans_core.benchmarks import running, submission
-    from ans_core.benchmarks.public import UnscoredError
-    from ans_core.benchmarks.public.files import Lines
-    from ans_core.benchmarks.public.published import beside, lines
-    from ans_core.report import evaluation
-
-    _, scorer = public_run.scorer_of(asked.name)
-    if scorer.runner is not None and scorer.runner.follows:
-        submission.write_vos(asked.out / "Annotations", Lines(predictions, running.name_of).values(), where=str(predictions))
-    limit = asked.settings["limit"]
-    try:
-        given = public_run.given_of(
-            asked.name,
-            predictions,
-            asked.data,
-            asked.split,
-            limit=limit,
-            convention=arguments.convention,
-            text_encoder=arguments.text_encoder,
-        )
-        given = eval_score.judged(asked.name, scorer, given, asked.out / "metrics.json")
-    except UnscoredError as error:
-        write_reason(asked, unscored=str(error))
-        print("predictions:", predictions)
-        return
-    scored = scorer.score(given)
-    scored.notes.extend(runner_of(asked.name).notes)
-    if "tools" in asked.settings:
-        scored.notes.append(answering.note(Lines(predictions, running.name_of).values()))
-    if limit:
-        scored.notes.append(f"only {limit} questions were asked: not the benchmark's figure")
-    intervals = scored.intervals()
-    file = asked.out / "metrics.json"
-    head = {key: asked.settings[key] for key in ("benchmark", "split", "model", "limit")}
-    public_run.write(file, head, scorer, scored, intervals)
-    others = beside(asked.name, asked.split, scored.metrics, whole=len(scored.samples))
-    page = evaluation.write(
-        asked.out,
-        head,
-        scored,
-        intervals,
-        others,
-        items=items,
-        predictions=Lines(predictions, running.name_of),
-        table=list(scorer.table(scored)),
-    )
-    print("\n".join([asked.title, *eval_score.table(scored, intervals), *lines(others)]))
-    print("predictions, figures and pictures:", page)
-    if arguments.record is not None:
-        arguments.record(asked, scored.metrics, scored.notes)
+            lines.append(f"{key} {before.get(key)!r}, now {now.get(key)!r}")
+    return lines

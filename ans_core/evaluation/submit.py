@@ -6,17 +6,20 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
+from ans_core.benchmarks import submission
+from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.export import QUESTIONS, write_questions
+from ans_core.benchmarks.registry import runnable
+from ans_core.config.names import benchmark_named
+from ans_core.evaluation.predictions import limited
+
 VIDEO = ("mevis", "ref_youtube_vos", "revos", "ref_davis17")
 
 
-def submit(arguments: argparse.Namespace) -> int:
-    from ans_core.benchmarks import submission
-    from ans_core.benchmarks.public import files
-    from ans_core.benchmarks.public_run import scorer_of
-
+def submit(arguments: argparse.Namespace) -> None:
     if len(arguments.names) != 1 or arguments.predictions is None or arguments.out is None:
         raise ValueError("ans eval submit BENCHMARK --predictions predictions.jsonl --out FILE; one of them is missing")
-    name, _ = scorer_of(arguments.names[0])
+    name = benchmark_named(arguments.names[0])
     if next(files.lines(arguments.predictions), None) is None:
         raise ValueError(f"{arguments.predictions}: no predictions to submit")
     lines = files.lines(arguments.predictions)
@@ -29,17 +32,11 @@ def submit(arguments: argparse.Namespace) -> int:
     else:
         raise ValueError(f"{name} has no server; there are files for {', '.join((*VIDEO, 'vos', 'gcg'))}")
     print(f"wrote {arguments.out}: {count} predictions")
-    return 0
 
 
-def export(arguments: argparse.Namespace) -> int:
-    from ans_core.benchmarks.public.export import QUESTIONS, write_questions
-    from ans_core.benchmarks.public_run import runner_of
-    from ans_core.benchmarks.running import limited
-
+def export(arguments: argparse.Namespace) -> None:
     if len(arguments.names) != 1 or arguments.data is None or arguments.out is None:
         raise ValueError("ans eval export BENCHMARK --data DIR --out FOLDER; one of them is missing")
-    runner = runner_of(arguments.names[0])
+    _, runner = runnable(arguments.names[0])
     items = limited(partial(runner.questions, arguments.data, arguments.split or runner.splits[0]), arguments.limit or 0)
     print(f"wrote {arguments.out / QUESTIONS}: {write_questions(items(), arguments.out)} questions")
-    return 0

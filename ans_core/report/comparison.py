@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ans_core.benchmarks.public import Item
+from ans_core.benchmarks.public.asked import Item
 from ans_core.benchmarks.public.scored import scores_of
 from ans_core.metrics.bootstrap import Ratio, difference
-from ans_core.report import evaluation, page
-from ans_core.report.changes import VERDICTS, Change
-from ans_core.report.files import data_uri, read_json
+from ans_core.report import evaluation
+from ans_core.report.changes import VERDICTS, Change, verdict
+from ans_core.report.files import read_json, webp_uri
+from ans_core.report.gallery import RIGHT
+from ans_core.report.runs import Run, write_page
 
 MOST_CHANGED = 12
+Records = Mapping[str, Mapping[str, Any]]
+"""Lines of predictions.jsonl by item."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,45 +115,78 @@ def most_changed(before: Evaluation, after: Evaluation, items: Container[str] = 
     return [{"sample": name, "before": old[name], "after": new[name]} for name in order[:MOST_CHANGED]]
 
 
-def write(
-    out: Path,
-    before: Evaluation,
-    after: Evaluation,
-    *,
-    items: Callable[[], Iterator[Item]] | None,
-    predictions: tuple[Mapping[str, Mapping[str, Any]], Mapping[str, Mapping[str, Any]]] | None,
-) -> Path:
-    """Return the page. Without items and predictions (their files are gone) it shows no pictures."""
-    out.mkdir(parents=True, exist_ok=True)
-    found, samples = changes(before, after), most_changed(before, after, predictions[1] if predictions else ())
-    if items is not None and predictions is not None:
-        for key, one, records in zip(("before", "after"), (before, after), predictions, strict=True):
-            scores = {sample["sample"]: sample[key] for sample in samples}
-            folder = out / key
-            drawn = evaluation.draw_chosen(items, records, dict.fromkeys(scores, key), scores, folder)
-            pictures = {picture["sample"]: picture for picture in drawn}
-            for sample in samples:
-                if sample["sample"] in pictures:
-                    picture = pictures[sample["sample"]]
-                    sample |= {"asked": picture["asked"], f"{key}_text": picture["text"], f"{key}_name": one.name}
-                    sample |= {f"{key}_source": data_uri(folder / picture["file"])}
+def write(out: Path, before: Evaluation, after: Evaluation, *, items: Iterable[Item] = (), predictions: Sequence[Records] = ()) -> Path:
+    """Write the page, and comparison.json. items, predictions (of both, by item): those that pictures show; empty: their files are gone."""
+    changed, samples = changes(before, after), most_changed(before, after, predictions[1] if predictions else ())
+    runs = [run_of(before), run_of(after, "" if after.name != before.name else " #2")]
     record = [
         {"metric": c.metric, "before": c.before, "after": c.after, "interval": c.interval, "pairs": c.pairs, "verdict": c.verdict}
-        for c in found
+        for c in changed
     ]
-    whose = {"before": str(before.path), "after": str(after.path)}
-    kept = [{key: value for key, value in sample.items() if not key.endswith("_source")} for sample in samples]
-    (out / "comparison.json").write_text(json.dumps({**whose, "changes": record, "most_changed": kept}, indent=1) + "\n", encoding="utf-8")
-    only = {"before": len(before.table.keys() - after.table.keys()), "after": len(after.table.keys() - before.table.keys())}
-    text = page.render_page(
-        "comparison.html.j2",
-        before=before,
-        after=after,
-        changes=found,
-        order=VERDICTS,
-        samples=samples,
-        only=only,
-        limits=limits(before, after),
+    summary = {"before": str(before.path), "after": str(after.path), "changes": record, "most_changed": samples}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "comparison.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    first, last = (run.name for run in runs)
+    shown = {item.name: item for item in items if item.name in {sample["sample"] for sample in samples}}
+    pictures = [picture(sample, title(after), (first, last), shown.get(sample["sample"]), predictions) for sample in samples]
+    return write_page(
+        out,
+        runs,
+        [verdict(last, first, last, changed) | {"row": ""}],
+        {first: named_metrics(before), last: named_metrics(after)},
+        galleries={last: pictures},
+        lost={} if shown or not samples else {last: "the benchmark's files, or the predictions, are not there"},
+        notes=[*limits(before, after), *alone(before, after)],
     )
-    (out / "page.html").write_text(text, encoding="utf-8")
-    return out / "page.html"
+
+
+def title(one: Evaluation) -> str:
+    return "/".join(filter(None, (str(one.head["benchmark"]), one.head.get("split", ""))))
+
+
+def named_metrics(one: Evaluation) -> dict[str, float]:
+    """Name each metric <benchmark>/<split>/<metric>, as tables of metrics take them apart."""
+    prefix = title(one) if one.head.get("split") else f"{one.head['benchmark']}/all"
+    return {f"{prefix}/{key}": float(value) for key, value in one.head["metrics"].items()}
+
+
+def run_of(one: Evaluation, number: str = "") -> Run:
+    """Return it as the page shows any run; its settings are those that decided the predictions."""
+    file = one.path / "settings.json"
+    settings = {key: str(value) for key, value in read_json(file).items()} if file.is_file() else {}
+    return Run(name=one.name + number, told=str(one.head.get("model") or one.path), folder=one.path, settings=settings)
+
+
+def alone(before: Evaluation, after: Evaluation) -> list[str]:
+    """Say how many samples only one of them has."""
+    only = {"before": before.table.keys() - after.table.keys(), "after": after.table.keys() - before.table.keys()}
+    return [f"{len(samples)} samples are in {name} alone and not compared" for name, samples in only.items() if samples]
+
+
+def picture(
+    sample: Mapping[str, Any], title: str, names: tuple[str, str], item: Item | None, predictions: Sequence[Records]
+) -> dict[str, Any]:
+    """Return a sample as the page's gallery shows it: truth, before, after; without its item, the scores alone."""
+    scores = (sample["before"], sample["after"])
+    records = [of_run[item.name] for of_run in predictions] if item is not None else [{}, {}]
+    was, right = (score >= RIGHT for score in scores)
+    shown: dict[str, Any] = {"source": ""}
+    truth = item.right_answer() if item is not None else None
+    if item is not None and item.request.frames:
+        content, size = evaluation.picture(item, records)
+        shown = {"source": webp_uri(content), **size}
+    return {
+        "title": title,
+        "sample_id": sample["sample"],
+        "asked": item.request.text.removeprefix("<image>").strip() if item is not None else "",
+        "truth": truth.text if truth else "",
+        "answers": [
+            {"name": name, "score": score, "text": record.get("text", "")}
+            for name, score, record in zip(names, scores, records, strict=True)
+        ],
+        "verdict": "right" if right else "wrong",
+        "flipped": "" if was == right else "better" if right else "worse",
+        "gain": scores[1] - scores[0],
+        "note": "",
+        **shown,
+    }

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
-from ans_core.benchmarks.public import Item
+from ans_core.benchmarks.public.asked import Item
 from ans_core.benchmarks.public.scored import scores_of
-from ans_core.pictures import overlay, transforms
-from ans_core.report import page
+from ans_core.report import page, panels
 from ans_core.report.files import data_uri
-from ans_core.report.panels import FRAMES, at, shrunk
-from ans_core.types import RLE, Masklet, Prediction
+from ans_core.types import RLE
 
 EACH = 8
 """Pictures of the best, of the worst, and at random."""
-FPS = 4.0
 
 
 def write(
@@ -90,7 +84,8 @@ def draw_chosen(
     for item in items():
         if item.name in chosen and item.name in predictions and item.request.frames:
             record = predictions[item.name]
-            file = draw(item, record, folder / f"sample{len(found):04d}")
+            file = f"sample{len(found):04d}.webp"
+            (folder / file).write_bytes(picture(item, [record])[0])
             about = {"sample": item.name, "why": chosen[item.name], "score": scores[item.name], "text": str(record.get("text", ""))}
             asked = item.request.text.removeprefix("<image>").strip()
             found[item.name] = about | {"file": file, "asked": asked, "truth": item.truth.text if item.truth else ""}
@@ -99,18 +94,11 @@ def draw_chosen(
     return shown
 
 
-def draw(item: Item, record: Mapping[str, Any], path: Path) -> str:
-    """Draw truth and prediction side by side, a clip as an animation; return the file's name. `path` has no suffix."""
-    frames, truth = item.request.frames, item.right_answer()
-    steps = range(0, len(frames), math.ceil(len(frames) / FRAMES))
-    sheets = [_sheet(item, truth, record, index) for index in steps]
-    if len(sheets) == 1:
-        path = path.with_suffix(".png")
-        sheets[0].save(path)
-    else:
-        path = path.with_suffix(".gif")
-        overlay.save_animation(sheets, path, sample=sheets[:: math.ceil(len(sheets) / 4)], fps=FPS)
-    return path.name
+def picture(item: Item, records: Sequence[Mapping[str, Any]]) -> tuple[bytes, dict[str, int]]:
+    """Draw the truth and each record's answer side by side, a clip as an animation; return the WebP file and its size."""
+    right = item.right_answer()
+    regions = [(mask,) for mask in item.request.mask_prompts]
+    return panels.webp(item.request.frames, right.masks if right else (), [masks_of(record) for record in records], regions=regions)
 
 
 def masks_of(record: Mapping[str, Any]) -> list[Sequence[RLE | None]]:
@@ -118,18 +106,3 @@ def masks_of(record: Mapping[str, Any]) -> list[Sequence[RLE | None]]:
     if "prediction_masks" in record:
         return [record["prediction_masks"]]
     return [[mask] for mask in record["pred_masks"]] if "pred_masks" in record else record.get("masks", [])
-
-
-def _sheet(item: Item, right: Prediction | None, record: Mapping[str, Any], index: int) -> Image.Image:
-    picture = transforms.open_image(item.request.frames[index])
-    prompted: list[Masklet] = [(mask,) for mask in item.request.mask_prompts]
-    true = list(right.masks) if right and right.masks else prompted
-    shown, truth, drawn = shrunk(picture, at(true, index), at(masks_of(record) or prompted, index))
-    return overlay.side_by_side(
-        shown,
-        truth=truth,
-        prediction=drawn,
-        question=item.request.text.removeprefix("<image>").strip()[:200],
-        truth_text=(right.text if right else "(not public)")[:200],
-        prediction_text=str(record.get("text", ""))[:200],
-    )

@@ -98,7 +98,12 @@ def picture(benchmark: str, sample: Sample, records: Mapping[str, Mapping[str, A
         "flipped": "" if len(rights) < 2 or rights[-1] == rights[-2] else "better" if rights[-1] else "worse",
         "gain": scores[-1] - scores[-2] if len(scores) > 1 else None,
         "note": UNCHECKED if unchecked else "",
-        **panels.draw(sample, truth.masks, list(records.values())),
+        **panels.draw(
+            sample.frames,
+            truth.masks,
+            [record["masks"] for record in records.values()],
+            regions=sample.masks if sample.task == "region_caption" else (),
+        ),
     }
 
 

@@ -19,7 +19,7 @@ function apply() {
 }
 
 for (const figure of figures) {
-  figure.querySelector(".open").addEventListener("click", () => {
+  figure.querySelector(".open")?.addEventListener("click", () => {
     large.querySelector(".scroll").replaceChildren(...[...figure.querySelector(".open").children].map((one) => one.cloneNode(true)));
     large.showModal();
   });

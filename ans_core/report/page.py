@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
@@ -40,6 +41,17 @@ def figure(value: float | int | None, signed: bool = False) -> str:
 def interval(change: Change) -> str:
     """Format `+0.004 to +0.020`."""
     return f"{figure(change.interval[0], True)} to {figure(change.interval[1], True)}" if change.interval else "–"
+
+
+def change_table(changes: Sequence[Change]) -> list[str]:
+    """Return a line per figure whose three digits, or verdict, say that it changed, and one that counts the others."""
+    moved = [one for one in changes if figure(one.before) != figure(one.after) or one.verdict in ("better", "worse")]
+    same = len(changes) - len(moved)
+    lines = [f"  {'':<60} {'before':>7} {'after':>7} {'change':>7}  95 % interval"] if moved else []
+    for change in moved:
+        values = f"{figure(change.before):>7} {figure(change.after):>7} {figure(change.difference, True):>7}"
+        lines.append(f"  {f'{change.title}, {change.metric}':<60} {values}  {interval(change):<18} {change.verdict}")
+    return lines + ([f"  {same} figure{'s are' if same > 1 else ' is'} the same"] if same else [])
 
 
 def place(change: Change, changes: list[Change]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,10 @@ from PIL import Image
 
 from ans_core.pictures import overlay, rle, transforms
 from ans_core.report.files import webp_uri
-from ans_core.types import RLE, Masklet, Sample
+from ans_core.types import RLE, ImageRef
+
+Masklets = Sequence[Sequence[RLE | None]]
+"""Masks by object and frame."""
 
 WIDTH = 360
 """Pixels of a panel."""
@@ -23,22 +26,29 @@ FRAME_MS = 250
 QUALITY = 82
 
 
-def draw(sample: Sample, truth: Sequence[Sequence[RLE | None]], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return {source, width, height}. An answer is a record of predictions.jsonl; where it has no masks, the region that was asked about is
-    drawn. `truth` holds masklets."""
-    asked: list[Sequence[RLE | None]] = list(sample.masks) if sample.task == "region_caption" else []
-    columns: list[list[Sequence[RLE | None]]] = [list(truth) or asked, *(list(answer["masks"]) or asked for answer in answers)]
+def draw(frames: Sequence[ImageRef], truth: Masklets, answers: Sequence[Masklets], *, regions: Masklets = ()) -> dict[str, Any]:
+    """Return {source, width, height, frames}, the picture as a data URI."""
+    content, size = webp(frames, truth, answers, regions=regions)
+    return {"source": webp_uri(content), **size}
+
+
+def webp(
+    frames: Sequence[ImageRef], truth: Masklets, answers: Sequence[Masklets], *, regions: Masklets = ()
+) -> tuple[bytes, dict[str, int]]:
+    """Return the truth and then each answer as a WebP file, and its width, height and number of frames. Where one has no masks, the
+    regions that were asked about are drawn."""
+    columns = [truth or regions, *(answer or regions for answer in answers)]
     moves = any(len(masklet) > 1 for column in columns for masklet in column)
-    steps = range(0, len(sample.frames), math.ceil(len(sample.frames) / FRAMES)) if moves else [0]
-    sheets = [_sheet(sample, columns, index) for index in steps]
+    steps = range(0, len(frames), math.ceil(len(frames) / FRAMES)) if moves else [0]
+    sheets = [_sheet(frames[index], columns, index) for index in steps]
     content = io.BytesIO()
     more = {"save_all": True, "append_images": sheets[1:], "duration": FRAME_MS, "loop": 0} if moves else {}
     sheets[0].save(content, "WEBP", quality=QUALITY, **more)
-    return {"source": webp_uri(content.getvalue()), "width": sheets[0].width, "height": sheets[0].height, "frames": len(sheets)}
+    return content.getvalue(), {"width": sheets[0].width, "height": sheets[0].height, "frames": len(sheets)}
 
 
-def _sheet(sample: Sample, columns: Sequence[Sequence[Sequence[RLE | None]]], index: int) -> Image.Image:
-    picture, *masks = shrunk(transforms.open_image(sample.frames[index]), *(at(column, index) for column in columns))
+def _sheet(frame: ImageRef, columns: Sequence[Masklets], index: int) -> Image.Image:
+    picture, *masks = shrunk(transforms.open_image(frame), *(at(column, index) for column in columns))
     width, height = picture.size
     whole = Image.new("RGBA", (len(masks) * (width + GAP) - GAP, height), (0, 0, 0, 0))
     for place, listed in enumerate(masks):
@@ -46,7 +56,7 @@ def _sheet(sample: Sample, columns: Sequence[Sequence[Sequence[RLE | None]]], in
     return whole
 
 
-def at(masklets: Sequence[Masklet | Sequence[RLE | None]], index: int) -> list[RLE | None]:
+def at(masklets: Masklets, index: int) -> list[RLE | None]:
     """Return the masks of one frame; None beyond a masklet's end."""
     return [masklet[index] if index < len(masklet) else None for masklet in masklets]
 

@@ -4,9 +4,10 @@ curves over each other."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from markupsafe import Markup
@@ -35,6 +36,14 @@ class Run:
     folder: Path
     settings: Mapping[str, str]
     """By dotted name; empty: not known."""
+    recorded: Mapping[str, float] = field(default_factory=dict)
+    """Metrics that are in no folder: of a summary, of MLflow."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Return the metrics by `<row>/<name>`; those of one evaluation by their names."""
+        files = {row: read_json(folder / "metrics.json") for row, folder in self.evaluated.items()}
+        return self.recorded or {f"{row}/{key}".lstrip("/"): float(value) for row, own in files.items() for key, value in own.items()}
 
     @cached_property
     def evaluated(self) -> dict[str, Path]:
@@ -85,18 +94,39 @@ def write(out: Path, runs: Sequence[Run], *, data: Path | None, split: str, sour
     drawn, lost = _galleries(runs, compared[0][1], answers, data, split, sources) if compared else ({}, {})
     first = names[0]
     steps = [verdict(f"{name}{f', {row}' if row else ''}", first, name, changed) | {"row": row} for row, name, changed in all_changes(runs)]
+    row = compared[0][0] if compared else ""
+    curves = {stage: over_each_other(stage, runs) for stage in TRAINED}
+    return write_page(out, runs, steps, summary, row=row, galleries=drawn, lost=lost, curves=curves)
+
+
+def write_page(
+    out: Path,
+    runs: Sequence[Run],
+    steps: Sequence[Mapping[str, Any]],
+    summary: Summary,
+    *,
+    galleries: Mapping[str, Sequence[Mapping[str, Any]]],
+    lost: Mapping[str, str],
+    row: str = "",
+    curves: Mapping[str, Sequence[Markup]] = MappingProxyType({}),
+    notes: Sequence[str] = (),
+) -> Path:
+    """Write the page of a comparison of any results. steps: the verdicts (`changes.verdict`, with the row that each is about); galleries:
+    pictures by the run that they are of; lost: why there are none."""
+    names = [run.name for run in runs]
     text = page.render_page(
         page.RUNS,
         names=names,
         told={run.name: run.told for run in runs},
         steps=steps,
-        row=compared[0][0] if compared else "",
+        row=row,
         tables=metrics.tables(summary, names),
         settings=differing(runs),
         known=[run.name for run in runs if run.settings],
-        galleries=drawn,
+        galleries=galleries,
         lost=lost,
-        curves={stage: over_each_other(stage, runs) for stage in TRAINED},
+        curves=curves,
+        notes=notes,
     )
     out.mkdir(parents=True, exist_ok=True)
     (out / "page.html").write_text(text, encoding="utf-8")

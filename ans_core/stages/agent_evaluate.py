@@ -208,7 +208,7 @@ def referring(cfg: Config, policy: AgentPolicy, prepared: Path) -> dict[str, flo
     ask = on_all_processes(partial(predict, policy.model, max_tokens=cfg.evaluate.max_tokens), cfg.evaluate.batch)
 
     def score() -> float:
-        return benchmark.score(samples, ask([benchmark.request(sample) for sample in samples])).metrics["gIoU_all"]
+        return benchmark.of_samples(samples, ask([benchmark.request(sample) for sample in samples])).metrics["gIoU_all"]
 
     own = score()
     with policy.base():

@@ -3,45 +3,51 @@
     dvc repro -s evaluate@sft          tiny: about a minute on 2 cores
 
 `row` is untrained, base, sft or rl (the converted folder). The loops of every row are measured with the same frozen SFT model as the
-inverse; results with the row as its own inverse are named `*_self`. A killed run resumes after the last finished chunk of predictions.
+inverse; results with the row as its own inverse are named `*_self`. A killed run resumes after the last finished batch.
 Several processes answer a batch each in turn, and all know all answers: the figures are those of one process.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from ans_core import data, dist
-from ans_core.benchmarks import BENCHMARKS, public_run, shuffled
+from ans_core.benchmarks import BENCHMARKS, Benchmark, shuffled
 from ans_core.benchmarks.loops import FoundEach, averages, loop_scores, loop_scores_of_truth
-from ans_core.benchmarks.public import Item
-from ans_core.benchmarks.score import Benchmark, Score
+from ans_core.benchmarks.public.asked import Answerer, Item
+from ans_core.benchmarks.public.files import Lines
+from ans_core.benchmarks.public.scored import Scored
+from ans_core.benchmarks.registry import runnable
+from ans_core.benchmarks.score import benchmark_of, prediction_of
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import is_passed_through, sft_model
 from ans_core.config import Config, require_samples
 from ans_core.data.regions import is_region
-from ans_core.inference.predict import on_all_processes, predict
+from ans_core.evaluation.answerers import in_words
+from ans_core.evaluation.predictions import name_of, predict_all
+from ans_core.evaluation.score import Result
+from ans_core.evaluation.session import Session
+from ans_core.evaluation.session import evaluate as evaluate_session
 from ans_core.metrics.caption import same_text
 from ans_core.model.network import Network
 from ans_core.pictures import overlay, rle, transforms
 from ans_core.precision import inference_dtype
-from ans_core.progress import bar_interval_s
+from ans_core.report.gallery import spread
 from ans_core.stages.launch import machine_of
 from ans_core.tracking import answering
 from ans_core.types import Log, Predict, Prediction, Request, Sample
-from ans_core.written import write_whole
 
-CHUNK = 256
-"""Samples per chunk; a killed run resumes at a chunk."""
+WINDOW = 256
+"""Samples among which batches are formed, by length; part of what decides the last digits."""
 LOOPS = "loops"
 """Not in BENCHMARKS because it needs two models."""
 
@@ -75,11 +81,11 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratc
     model = load_row(row, inputs, machine.device)
     mode = model.video_mode(settings.video_mode)
     logging.info("row %s: clips in video mode %s", row, mode)
-    ask = remembering(on_all_processes(partial(predict, model, max_tokens=settings.max_tokens, video_mode=mode), settings.batch))
-    inverse = ask
+    answer = in_words(model, max_tokens=settings.max_tokens, video_mode=mode)
+    ask = inverse = Asking(answer, batch=settings.batch, scratch=scratch / "answers")
     if row != "sft" and any(asked.benchmark == LOOPS for asked in sets):
-        frozen = load_row("sft", inputs, machine.device)
-        inverse = remembering(on_all_processes(partial(predict, frozen, max_tokens=settings.max_tokens), settings.batch))
+        frozen = in_words(load_row("sft", inputs, machine.device), max_tokens=settings.max_tokens)
+        inverse = Asking(frozen, batch=settings.batch, scratch=scratch / "inverse")
     metrics: dict[str, float] = {}
     with (out / "predictions.jsonl").open("w") as lines:
         for asked in sets:
@@ -89,56 +95,84 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratc
                 write_loop_scores(lines, asked, closed)
                 continue
             name, samples, benchmark = asked.name(asked.benchmark), asked.samples, BENCHMARKS[asked.benchmark]
-            predictions = resumable(ask, benchmark, samples, scratch / name.replace("/", "_"), desc=name)
-            score = benchmark.score(samples, predictions)
-            metrics |= {f"{name}/{key}": value for key, value in score.metrics.items()}
-            write_predictions(lines, name, samples, predictions, score)
-            write_overlays(out / "overlays", name, benchmark, samples, predictions, score, count=settings.overlays)
+            predictions = ask([benchmark.request(s) for s in samples], desc=name, window=WINDOW)
+            scored = benchmark.of_samples(samples, predictions)
+            metrics |= {f"{name}/{key}": value for key, value in scored.metrics.items()}
+            write_predictions(lines, name, samples, predictions, scored)
+            write_overlays(out / "overlays", name, benchmark, samples, predictions, scored, count=settings.overlays)
             if asked.benchmark == "referring" and can_shuffle(samples):
-                metrics[f"{name}/gIoU_shuffled_text"] = shuffled_text(ask, benchmark, samples, scratch, name=name, seed=cfg.seed)
-        for found in public_results(cfg, model, out=out / "public", scratch=scratch / "public"):
-            metrics |= found.metrics
-            notes |= {found.title: found.reason} if found.reason else {}
-            lines.writelines(json.dumps(record) + "\n" for record in public_run.score_lines(found))
+                metrics[f"{name}/gIoU_shuffled_text"] = shuffled_text(ask, benchmark, samples, name=name, seed=cfg.seed)
+        for result in public_results(cfg, model, row, out=out / "public", scratch=scratch / "public"):
+            metrics |= {f"{result.title}/{key}": float(value) for key, value in result.metrics.items()}
+            notes |= {result.title: result.reason} if result.reason else {}
+            lines.writelines(json.dumps(record) + "\n" for record in result.lines())
     (out / "skipped.json").write_text(json.dumps(notes, indent=1))
     (out / "metrics.json").write_text(json.dumps(metrics, indent=1, sort_keys=True))
     log({f"eval/{name}": value for name, value in metrics.items()}, 0)
     return metrics
 
 
-def public_results(cfg: Config, model: Network, *, out: Path, scratch: Path) -> Iterator[public_run.Result]:
+def public_results(cfg: Config, model: Network, row: str, *, out: Path, scratch: Path) -> Iterator[Result]:
     """Run the model on the public benchmarks of the settings, and log the reason of those that give no figures."""
-    mode = model.video_mode(cfg.evaluate.video_mode)
+    settings = cfg.evaluate
 
     def follow(items: Sequence[Item]) -> list[Prediction]:
         with model.own_precision():
             return answering.answerer(model.sam2)(items)
 
-    for one in cfg.evaluate.public:
+    for one in settings.public:
+        scorer, runner = runnable(one.name)
+        data, split = Path(one.path), one.split or runner.split_in(Path(one.path))
+        folder = "-".join(filter(None, (one.name, split)))
+        session = Session(
+            name=one.name, scorer=scorer, runner=runner, data=data, split=split, out=out / folder, model=row, limit=one.limit,
+            batch=settings.batch, absent=runner.missing(data, split),
+        )  # fmt: skip
+        words = in_words(model, max_tokens=one.max_tokens, video_mode=model.video_mode(settings.video_mode))
+        answer = follow if runner.follows else words
+        result = evaluate_session(session, answer, judge=False, page=False, log=logging.info, scratch=scratch / folder)
+        if result.reason:
+            logging.warning("evaluate.public: %s: %s", result.title, result.reason)
+        yield result
 
-        def words(items: Sequence[Item], max_tokens: int = one.max_tokens) -> list[Prediction]:
-            return predict(model, [item.request for item in items], max_tokens=max_tokens, batch=len(items), video_mode=mode)
 
-        ask = follow if public_run.runner_of(one.name).follows else words
-        found = public_run.run(
-            one.name, Path(one.path), split=one.split, limit=one.limit, ask=ask, batch=cfg.evaluate.batch, scratch=scratch, out=out
-        )
-        if found.reason:
-            logging.warning("evaluate.public: %s: %s", found.title, found.reason)
-        yield found
+class Asking:
+    """A model to whom every request is put once, by all processes together: benchmarks and loops ask some of the same. All processes must
+    call it alike; a killed run that calls it alike again goes on where it stopped."""
 
+    def __init__(self, answer: Answerer, *, batch: int, scratch: Path) -> None:
+        self.answer, self.batch, self.scratch = answer, batch, scratch
+        self.answers: dict[object, Prediction] = {}
+        self.calls = 0
 
-def remembering(ask: Predict) -> Predict:
-    """Cache answers: the loops ask the same model again what benchmarks have asked."""
-    known: dict[object, Prediction] = {}
-
-    def answer(requests: Sequence[Request]) -> list[Prediction]:
+    def __call__(self, requests: Sequence[Request], *, desc: str = LOOPS, window: int | None = None) -> list[Prediction]:
+        """Return the answers. Batches are formed among `window` requests; None: among all."""
         keys = [(r.frames, r.text, repr(r.mask_prompts), r.is_clip) for r in requests]
-        new = {key: request for key, request in zip(keys, requests, strict=True) if key not in known}
-        known.update(zip(new, ask(list(new.values())), strict=True))
-        return [known[key] for key in keys]
+        new: dict[object, Item] = {}
+        for place, (key, request) in enumerate(zip(keys, requests, strict=True)):
+            if key not in self.answers:
+                new.setdefault(key, Item(name=str(place), request=request))
+        self.calls += 1
+        if new:
+            batches = list(by_length(list(new.values()), self.batch, window or len(requests)))
+            path = predict_all(lambda: batches, self.answer, record, out=self.scratch / f"{self.calls:04d}", desc=desc)
+            lines = Lines(path, name_of)
+            self.answers |= {key: prediction_of(lines[item.name]) for key, item in new.items()}
+        return [self.answers[key] for key in keys]
 
-    return answer
+
+def record(item: Item, prediction: Prediction) -> dict[str, Any]:
+    return asdict(prediction)
+
+
+def by_length(items: Sequence[Item], size: int, window: int) -> Iterator[list[Item]]:
+    """Yield batches of `size` items, formed among those of every `window` places (their names): items about one picture or clip together,
+    then those of about one length."""
+    for _, some in itertools.groupby(items, key=lambda item: int(item.name) // window):
+        own = list(some)
+        order = {frames: number for number, frames in enumerate(dict.fromkeys(item.request.frames for item in own))}
+        own.sort(key=lambda item: (len(item.request.frames), order[item.request.frames], len(item.request.text)))
+        yield from (own[start : start + size] for start in range(0, len(own), size))
 
 
 def load_row(row: str, inputs: dict[str, Path], device: torch.device) -> Network:
@@ -189,10 +223,10 @@ def evaluated_sets(cfg: Config, prepared: Path) -> list[Asked]:
         for name, samples in loaded.items():
             if benchmark == LOOPS:
                 limit = min(settings.limit or settings.loop_samples, settings.loop_samples)
-                asked = limited([s for s in samples if is_region(s)], limit)
+                asked = [s for s in samples if is_region(s)]
             else:
-                asked = limited([s for s in samples if benchmark_of(s) == benchmark], settings.limit)
-            if asked:
+                limit, asked = settings.limit, [s for s in samples if benchmark_of(s) == benchmark]
+            if asked := spread(asked, limit or len(asked)):
                 found.append(Asked(benchmark=benchmark, dataset=name, split=settings.split, samples=asked))
     return found
 
@@ -219,59 +253,16 @@ def other_splits(prepared: Path, split: str) -> dict[str, str]:
     return notes
 
 
-def benchmark_of(sample: Sample) -> str:
-    return "video" if len(sample.frames) > 1 and sample.task == "referring" else sample.task
-
-
-def limited(samples: list[Sample], limit: int) -> list[Sample]:
-    """Return `limit` samples at equal steps through the whole list, so that every part of it is represented; 0 = all."""
-    if not limit or len(samples) <= limit:
-        return samples
-    return [samples[i * len(samples) // limit] for i in range(limit)]
-
-
-def resumable(ask: Predict, benchmark: Benchmark, samples: Sequence[Sample], folder: Path, *, desc: str) -> list[Prediction]:
-    """Return predictions of all samples; every finished chunk is kept in `folder` and not computed again. All processes must call it: the
-    first one writes, after all have seen which chunks are there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    predictions: list[Prediction] = []
-    for start in tqdm(range(0, len(samples), CHUNK), desc=desc, disable=dist.rank() > 0, mininterval=bar_interval_s()):
-        file, chunk = folder / f"{start:08d}.json", samples[start : start + CHUNK]
-        if (kept := kept_answers(file)) is not None:
-            predictions += kept
-            continue
-        answers = ask([benchmark.request(s) for s in chunk])
-        predictions += answers
-        if dist.rank() == 0:
-            write_whole(file, json.dumps([asdict(a) for a in answers]))
-    return predictions
-
-
-def kept_answers(file: Path) -> list[Prediction] | None:
-    """Read a finished chunk. None if it is not there, or damaged: then the first process moves it aside."""
-    try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        return [Prediction(text=a["text"], masks=tuple(tuple(m) for m in a["masks"])) for a in kept]
-    except FileNotFoundError:  # also where the first process has just moved it
-        return None
-    except (ValueError, TypeError, KeyError) as error:
-        if dist.rank() == 0:
-            aside = file.with_name(file.name + ".damaged")
-            file.replace(aside)
-            logging.warning("%s is damaged (%s) and was put aside as %s; its samples are asked again", file, error, aside.name)
-        return None
-
-
 def can_shuffle(samples: Sequence[Sample]) -> bool:
     """Tell whether at least two images have single-object samples, so that their texts can be swapped."""
     return len({(s.dataset, s.image_id) for s in samples if len(s.masks) == 1}) > 1
 
 
-def shuffled_text(ask: Predict, benchmark: Benchmark, samples: list[Sample], scratch: Path, *, name: str, seed: int) -> float:
+def shuffled_text(ask: Asking, benchmark: Benchmark, samples: list[Sample], *, name: str, seed: int) -> float:
     """Return gIoU of single-object samples asked with another image's expression: near 0 only for a model that reads."""
     swapped = shuffled(samples, dist.seed_of(seed, "shuffled"))
-    folder = scratch / f"{name.replace('/', '_')}_shuffled"
-    return benchmark.score(swapped, resumable(ask, benchmark, swapped, folder, desc=f"{name}, shuffled texts")).metrics["gIoU"]
+    answers = ask([benchmark.request(s) for s in swapped], desc=f"{name}, shuffled texts", window=WINDOW)
+    return benchmark.of_samples(swapped, answers).metrics["gIoU"]
 
 
 def close_loops(ask: Predict, inverse: Predict, asked: Asked, *, truth: bool) -> dict[str, FoundEach]:
@@ -311,9 +302,9 @@ def about(benchmark: str, sample: Sample) -> dict[str, object]:
     }
 
 
-def write_predictions(lines, name: str, samples: Sequence[Sample], predictions: Sequence[Prediction], score: Score) -> None:  # type: ignore[no-untyped-def]
-    for sample, prediction, value in zip(samples, predictions, score.per_sample, strict=True):
-        lines.write(json.dumps(about(name, sample) | {"score": round(value, 4)} | asdict(prediction)) + "\n")
+def write_predictions(lines, name: str, samples: Sequence[Sample], predictions: Sequence[Prediction], scored: Scored) -> None:  # type: ignore[no-untyped-def]
+    for sample, prediction, facts in zip(samples, predictions, scored.samples, strict=True):
+        lines.write(json.dumps(about(name, sample) | {"score": round(facts["score"], 4)} | asdict(prediction)) + "\n")
 
 
 def write_overlays(
@@ -322,7 +313,7 @@ def write_overlays(
     benchmark: Benchmark,
     samples: Sequence[Sample],
     predictions: Sequence[Prediction],
-    score: Score,
+    scored: Scored,
     *,
     count: int,
 ) -> None:
@@ -330,8 +321,9 @@ def write_overlays(
     folder.mkdir(exist_ok=True)
     index_file = folder / "index.json"
     index = json.loads(index_file.read_text()) if index_file.exists() else []
-    order = sorted(range(len(samples)), key=lambda i: -score.per_sample[i])
-    counts = [is_right(sample, prediction, score, i) for i, (sample, prediction) in enumerate(zip(samples, predictions, strict=True))]
+    scores = [facts["score"] for facts in scored.samples]
+    order = sorted(range(len(samples)), key=lambda i: -scores[i])
+    counts = [is_right(*one) for one in zip(samples, predictions, scored.samples, strict=True)]
     right, wrong = [i for i in order if counts[i]], [i for i in reversed(order) if not counts[i]]
     for verdict, chosen in (("right", spread(right, count // 2)), ("wrong", spread(wrong, count // 2))):
         for i in chosen:
@@ -347,23 +339,17 @@ def write_overlays(
             file = f"{name.replace('/', '_')}_{len(index):04d}.png"
             picture.save(folder / file)
             entry = {"file": file, "benchmark": name, "sample_id": sample.sample_id, "text": prediction.text, "truth": truth.text}
-            index.append(entry | {"score": score.per_sample[i], "verdict": verdict})
+            index.append(entry | {"score": scores[i], "verdict": verdict})
     index_file.write_text(json.dumps(index, indent=1))
 
 
-def is_right(sample: Sample, prediction: Prediction, score: Score, i: int) -> bool:
+def is_right(sample: Sample, prediction: Prediction, facts: Mapping[str, Any]) -> bool:
     """Tell whether the gallery shows an answer as right. If no object is meant, the answer's words must say so: drawing no mask is not
     enough. A region's caption is right word for word: METEOR gives 0.47 to one of which every attribute is wrong."""
     if sample.task == "region_caption":
         return same_text(prediction.text, sample.text)
-    denied = bool(sample.masks) or not score.details or score.details[i].get("denies", True)
-    return score.per_sample[i] >= 0.5 and denied
-
-
-def spread(indices: list[int], count: int) -> list[int]:
-    """Return `count` of the indices, evenly spread: not only the very best or the very worst."""
-    chosen = min(count, len(indices))
-    return [indices[i * len(indices) // chosen] for i in range(chosen)]
+    denied = bool(sample.masks) or facts.get("denies", True)
+    return facts["score"] >= 0.5 and denied
 
 
 def shown(sample: Sample, answer: Prediction) -> list[dict[str, object]]:

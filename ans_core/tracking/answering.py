@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ans_core.benchmarks.public import Answerer, Item
+from ans_core.benchmarks.public.asked import Answerer, Item
 from ans_core.model.grounding import Grounding
 from ans_core.model.masks import upsample_logits
 from ans_core.pictures import rle, transforms

@@ -38,12 +38,12 @@ def asked(root: Path, form: str) -> list[Sample]:
 @pytest.mark.parametrize(("form", "kinds"), KINDS.items())
 def test_true_masks_score_one_by_every_kind_and_empty_ones_less(tmp_path, form, kinds):
     samples = asked(tmp_path, form)
-    score = BENCHMARK.score(samples, [BENCHMARK.truth(sample) for sample in samples])
+    score = BENCHMARK.of_samples(samples, [BENCHMARK.truth(sample) for sample in samples])
     assert set(score.metrics) == {"J", "F", "J&F", "samples", *kinds}
     assert {value for name, value in score.metrics.items() if name != "samples"} == {1.0}
-    empty = BENCHMARK.score(samples, [Prediction(text="") for _ in samples])
+    empty = BENCHMARK.of_samples(samples, [Prediction(text="") for _ in samples])
     assert empty.metrics["J"] < 0.8
-    without = [s for s, value in zip(samples, empty.per_sample, strict=True) if value == 1]
+    without = [s for s, found in zip(samples, empty.samples, strict=True) if found["score"] == 1]
     assert without == [s for s in samples if not s.masks]
 
 
@@ -53,10 +53,10 @@ def test_frames_without_annotation_are_not_judged(tmp_path):
     unknown = car.masks[0].index(None)
     everything = rle.encode(rle.decode(rle.empty(car.height, car.width)) | True)
     masklet = tuple(everything if place == unknown else mask for place, mask in enumerate(car.masks[0]))
-    assert BENCHMARK.score([car], [Prediction(text="[SEG]", masks=(masklet,))]).metrics["J&F"] == 1
+    assert BENCHMARK.of_samples([car], [Prediction(text="[SEG]", masks=(masklet,))]).metrics["J&F"] == 1
     nothing = replace(car, masks=((None,) * 6,))
     with pytest.raises(ValueError, match="has no annotated frame"):
-        BENCHMARK.score([nothing], [Prediction(text="[SEG]", masks=(masklet,))])
+        BENCHMARK.of_samples([nothing], [Prediction(text="[SEG]", masks=(masklet,))])
 
 
 def test_objects_without_a_text_are_no_questions(tmp_path):

@@ -6,22 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from ans_core.benchmarks.submission import video_zip_of_lines, write_gcg_folder, write_video_zip
-from ans_core.types import Prediction, Sample
+from ans_core.benchmarks.submission import gcg_folder_of_lines, video_zip_of_lines
 from tests.benchmarks.public.drawn import H, W, coded, score, write
-
-FRAMES = (Path("zoo/00000.jpg"), Path("zoo/00005.jpg"))
-
-
-def sample(number: str, **others: object) -> Sample:
-    common = {"dataset": "d", "image_id": "zoo", "frames": FRAMES, "height": H, "width": W, "task": "referring", "text": "the cat"}
-    return Sample(sample_id=f"zoo_{number}", **(common | others))
 
 
 def test_the_zip_for_the_servers_scores_as_what_was_predicted(tmp_path: Path):
-    samples = [sample("0"), sample("1")]
-    predictions = [Prediction(text="[SEG]", masks=((coded(0, 4), coded(0, 2)), (coded(9, 10), coded(9, 10)))), Prediction(text="No.")]
-    write_video_zip(tmp_path / "out.zip", samples, predictions)
+    masks = {"0": [coded(0, 4), coded(0, 2)], "1": [None, None]}
+    lines = [LINE | {"expression": number, "prediction_masks": drawn} for number, drawn in masks.items()]
+    assert video_zip_of_lines(tmp_path / "out.zip", lines, where="told.jsonl") == 2
     with zipfile.ZipFile(tmp_path / "out.zip") as archive:
         assert archive.namelist() == [f"Annotations/zoo/{e}/{f}.png" for e in "01" for f in ("00000", "00005")]
         archive.extractall(tmp_path / "drawn")
@@ -32,18 +24,12 @@ def test_the_zip_for_the_servers_scores_as_what_was_predicted(tmp_path: Path):
     assert [s["J"] for s in found.samples] == [0.75, 0.0]
 
 
-def test_the_folder_for_gcg_holds_plain_captions_and_a_phrase_a_mask(tmp_path: Path):
-    told = Prediction(text="<p> A cat </p> [SEG] on <p> a mat </p> [SEG].", masks=((coded(0, 4),), (coded(4, 6),)))
-    write_gcg_folder(tmp_path, [sample("0", image_id="7", frames=FRAMES[:1])], [told])
-    record = json.loads((tmp_path / "7.json").read_text())
-    assert record == {
-        "image_id": "7",
-        "caption": "A cat on a mat.",
-        "phrases": ["A cat", "a mat"],
-        "pred_masks": [coded(0, 4), coded(4, 6)],
-    }
-    with pytest.raises(ValueError, match=r"image id '\.\./x' is no file name"):
-        write_gcg_folder(tmp_path, [sample("0", image_id="../x")], [told])
+def test_the_folder_for_gcg_holds_a_file_an_image(tmp_path: Path):
+    record = {"image_id": "7", "caption": "A cat.", "phrases": ["A cat"], "pred_masks": [coded(0, 4)]}
+    assert gcg_folder_of_lines(tmp_path, [record | {"text": "<p> A cat </p> [SEG]."}], where="told.jsonl") == 1
+    assert json.loads((tmp_path / "7.json").read_text()) == record
+    with pytest.raises(ValueError, match=r"line 1: image id '\.\./x' is no file name"):
+        gcg_folder_of_lines(tmp_path, [record | {"image_id": "../x"}], where="told.jsonl")
 
 
 LINE = {"video": "zoo", "expression": "0", "frames": ["00000", "00005"], "size": [H, W], "prediction_masks": [None, coded(0, 4)]}

@@ -16,8 +16,8 @@ from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, add_call_tokens
 from ans_core.agent.protocol import Call, call_text
-from ans_core.benchmarks.public import SCORERS, Item
-from ans_core.benchmarks.public_run import runner_of
+from ans_core.benchmarks.public.asked import Item
+from ans_core.benchmarks.registry import SCORERS, runnable
 from ans_core.checkpoints import checkpoint
 from ans_core.evaluation import agent as eval_agent
 from ans_core.evaluation import score as eval_score
@@ -28,6 +28,7 @@ from flows import cli
 from tests import tiny
 from tests.benchmarks.public.drawn import write
 from tests.benchmarks.public.question_sets import SETS
+from tests.evaluation.test_session import session_of
 from tests.judge.chat_server import Handler, fails, says, serving
 from tests.model.test_quantization import quantizes
 
@@ -118,7 +119,7 @@ def test_every_set_is_asked_in_both_ways_scored_and_compared(
     name: str, workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first question is left to the model, which has learned nothing; the others are answered right after a look, and wrong without."""
-    data, runner, main = SETS[name](workspace / "data"), runner_of(name), METRICS[name]
+    data, runner, main = SETS[name](workspace / "data"), runnable(name)[1], METRICS[name]
     _, *others = runner.items(data, runner.splits[0])
     right = {tokens.first_question(item.request.text.removeprefix("<image>\n")): item.truth.text for item in others if item.truth}
 
@@ -200,7 +201,7 @@ def test_an_agent_in_8_bits_is_another_evaluation(workspace: Path, monkeypatch: 
     for way in ("without_tools", "with_tools"):
         assert json.loads((out / way / "settings.json").read_text())["quantize"] == "int8"
         assert json.loads((out / way / "metrics.json").read_text())["metrics"]
-    plain = eval_run.asked("vstar", cli.parse([str(word) for word in given]))
+    plain = session_of("vstar", cli.parse([str(word) for word in given]))
     assert "quantize" not in plain.settings
     assert plain.out != out
 
@@ -219,8 +220,8 @@ def test_an_agent_in_8_bits_needs_torchao_and_fp8_a_gpu(workspace: Path, monkeyp
 def test_what_ends_an_agents_answer_and_reads_its_texts_is_part_of_the_evaluation(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--data", workspace / "vstar"]
 
-    def asked(*more: object) -> eval_run.Asked:
-        return eval_run.asked("vstar", cli.parse([str(word) for word in (*given, *more)]))
+    def asked(*more: object) -> eval_run.Session:
+        return session_of("vstar", cli.parse([str(word) for word in (*given, *more)]))
 
     plain, same, longer = asked(), asked("--max-tokens", 4), asked("--max-tokens", 512)
     assert (plain.settings["max_tokens"], longer.settings["max_tokens"]) == (4, 512)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ans_core.benchmarks.public import SCORERS
 from ans_core.benchmarks.public.published import beside, published
+from ans_core.benchmarks.registry import SCORERS
 from ans_core.config.names import OTHER_NAMES
 from flows import cli
 from tests.benchmarks.public.drawn import H, W, coded, write
@@ -40,8 +40,8 @@ def test_it_prints_the_figures_with_intervals_and_writes_them_with_a_record_a_sa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nothing"], "no benchmark 'nothing' to score; there are captions, detailed_captions"),
-        (["vstarr"], "no benchmark 'vstarr' to score .did you mean 'vstar'..; there are captions, detailed_captions"),
+        (["nothing"], "no benchmark 'nothing' to score; there are captions, coco_boxes, detailed_captions"),
+        (["vstarr"], "no benchmark 'vstarr' to score .did you mean 'vstar'..; there are captions, coco_boxes, detailed_captions"),
         ([], "takes one benchmark, not none; there are captions"),
         (["refcoco"], "--predictions is missing"),
         (["refcoco", "--predictions", "truth.jsonl"], "refcoco needs --data: records of true masks"),

@@ -20,10 +20,15 @@ import pytest
 import torch
 
 from ans_core import dist
-from ans_core.benchmarks import box_baseline, running
+from ans_core.benchmarks import box_baseline
+from ans_core.benchmarks.public.asked import Item
+from ans_core.benchmarks.registry import module_of, runnable
 from ans_core.checkpoints import checkpoint
+from ans_core.code_hash import CodeHashes
 from ans_core.data.conversation import pretraining_turn
+from ans_core.data.formats import refcoco as refcoco_reader
 from ans_core.data.scene_write import write_scenes
+from ans_core.evaluation import answerers
 from ans_core.evaluation import session as eval_run
 from ans_core.inference.prefill import prompt
 from ans_core.model.network import Network
@@ -72,6 +77,14 @@ def ans(*given: str) -> int:
     return status
 
 
+MODEL = answerers.Model(name="m", decisive={}, code=("ans_core.inference.predict",), load=lambda: lambda items: [])
+
+
+def session_of(name: str, arguments: argparse.Namespace) -> eval_run.Session:
+    scorer, runner = runnable(name)
+    return eval_run.session_of(name, scorer, runner, answerers.model_of(arguments, follows=runner.follows), arguments)
+
+
 def command(store: Path, *given: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "flows.cli", *given], env=environment(ROOT, MLFLOW_TRACKING_URI=f"sqlite:///{store}"),
@@ -80,9 +93,14 @@ def command(store: Path, *given: str) -> subprocess.Popen[str]:
 
 
 def test_a_run_scores_as_its_predictions_file_does_and_leaves_a_page(
-    tmp_path: Path, data: Path, model: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, data: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    assert ans(*words(data, model, tmp_path / "one")) == 0
+    splits: list[str] = []
+    read = refcoco_reader.read
+    monkeypatch.setattr(refcoco_reader, "read", lambda *given, split, **more: splits.append(split) or read(*given, split=split, **more))
+    assert ans(*words(data, model, tmp_path / "one"), "--split", "val") == 0
+    assert set(splits) == {"val"}  # train is a hundred times as large
+    assert len(splits) <= 6
     told = capsys.readouterr().out
     found = json.loads((tmp_path / "one/metrics.json").read_text())
     assert found["missing"] == 0
@@ -142,25 +160,31 @@ def test_answers_about_other_files_or_of_another_configuration_or_code_are_not_g
     inside = tmp_path / "data/out"  # what is written there is none of the benchmark's files
     given = cli.parse(words(tmp_path / "data", tmp_path / "model", inside))
     for _ in range(2):
-        eval_run.same_settings(asked := eval_run.asked("refcoco", given))
+        eval_run.same_settings(asked := session_of("refcoco", given))
         (inside / "predictions.jsonl").touch()
     if callable(change):
         change(tmp_path / "data", tmp_path / "model")
     else:
         (asked.out / "settings.json").write_text(json.dumps({k: v for k, v in asked.settings.items() if k != change}))
     with pytest.raises(ValueError, match=rf"{told}\); give another --out, or remove the folder"):
-        eval_run.same_settings(eval_run.asked("refcoco", given))
+        eval_run.same_settings(session_of("refcoco", given))
 
 
-def test_the_code_that_answers_and_settings_that_are_gone_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    given = cli.parse(words(tmp_path, "box:model", tmp_path / "out"))
-    before = eval_run.code_hash("refcoco", given)
+def test_the_code_that_answers_and_settings_that_are_gone_count(monkeypatch: pytest.MonkeyPatch):
+    before = eval_run.code_hash("refcoco", MODEL)
     monkeypatch.setattr(eval_run.CodeHashes, "hash_of", lambda *_: "another")
-    now = eval_run.code_hash("refcoco", given)
+    now = eval_run.code_hash("refcoco", MODEL)
     assert eval_run.changes({"code": before, "quantize": "int8"}, {"code": now}) == [
         "the code of ANS that makes predictions: changed since",
         "quantize 'int8', now None",
     ]
+
+
+def test_another_benchmarks_code_is_no_part_of_what_predictions_depend_on():
+    code = CodeHashes(ROOT)
+    files = {file.name for module in ("ans_core.evaluation.predictions", module_of("refcoco+"), *MODEL.code) for file in code.files(module)}
+    assert {"predictions.py", "refcoco.py", "expressions.py", "predict.py"} <= files
+    assert not {"vstar.py", "registry.py", "session.py"} & files
 
 
 @pytest.mark.slow
@@ -212,7 +236,7 @@ def test_no_process_writes_before_the_first_one_has_looked_at_the_folder(
 def test_what_was_answered_is_not_asked_again(tmp_path: Path, data: Path, model: Path, monkeypatch: pytest.MonkeyPatch):
     """Stopped after two batches, one line of the second lost: the second is answered as it was, with its other items."""
     asked: list[list[str]] = []
-    load = eval_run.answerer
+    load = answerers.answering
 
     def counting(arguments: argparse.Namespace):
         ask = load(arguments)
@@ -225,7 +249,7 @@ def test_what_was_answered_is_not_asked_again(tmp_path: Path, data: Path, model:
 
         return answer
 
-    monkeypatch.setattr(eval_run, "answerer", counting)
+    monkeypatch.setattr(answerers, "answering", counting)
     resumed = True
     assert ans(*words(data, model, tmp_path / "whole"), "--limit", "10") == 0
     batches, resumed = list(asked), False
@@ -255,9 +279,9 @@ def test_a_base_is_asked_for_a_box_which_sam2_turns_into_a_mask(tmp_path: Path, 
     assert box_baseline.box_of("It is <box>[[100, 250, 500.5, 1000]]</box>.") == (0.1, 0.25, 0.5005, 1.0)
     assert box_baseline.box_of("[[1, 2, 3]] [[5, 5, 5, 9]]") is None
     ask = box_baseline.answerer(tiny_model, question=box_baseline.QUESTION, max_tokens=2)
-    items = [running.Item(name=str(n), request=Request(frames=tiny.clip(n).frames, text=""), expression="the square") for n in range(2)]
+    items = [Item(name=str(n), request=Request(frames=tiny.clip(n).frames, text=""), expression="the square") for n in range(2)]
     assert [p.masks for p in ask(items)] == [(), ()]  # no box in a random reply
-    still = [running.Item(name="s", request=Request(frames=tiny.sample(3).frames, text=""), expression="it")]
+    still = [Item(name="s", request=Request(frames=tiny.sample(3).frames, text=""), expression="it")]
     masks = box_baseline._masks(tiny_model, [*items, *still], [(0.1, 0.1, 0.5, 0.5), None, (0.5, 0.5, 1.0, 1.0)])
     assert {i: len(masklet) for i, masklet in masks.items()} == {0: 4, 2: 1}
     assert all(mask["size"] == [tiny.SIDE, tiny.SIDE] for masklet in masks.values() for mask in masklet)

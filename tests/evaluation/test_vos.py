@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core.benchmarks.public import Item
+from ans_core.benchmarks.public.asked import Item
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import sam2 as sam2_files
+from ans_core.evaluation import answerers
 from ans_core.evaluation import session as eval_run
 from ans_core.model.masks import upsample_logits
 from ans_core.model.network import Network
@@ -105,7 +106,7 @@ def test_the_truth_scores_one_in_every_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path, name: str, layout: Any, split: str, convention: str
 ):
     data, out = layout(tmp_path / "data"), tmp_path / "out"
-    monkeypatch.setattr(eval_run, "following", lambda _: truth_of)
+    monkeypatch.setattr(answerers, "following", lambda _: truth_of)
     if convention == "mose" and name == "davis17":  # which would count DAVIS' void as an object
         for path in data.glob("Annotations/480p/*/00002.png"):
             write_index_masks(path.parent, [np.where(m == 255, 0, m) for m in LABELS])

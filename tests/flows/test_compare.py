@@ -9,8 +9,9 @@ import yaml
 
 from ans_core.config import Config, load
 from ans_core.report.changes import Change
+from ans_core.report.page import change_table
 from flows import cli, commands
-from flows.compare import change_table, table
+from flows.compare import table
 from flows.results import result, revision_of, stage_runs
 from tasks.tracking import client, experiment_id
 from tests.stages.test_report import write_data, write_evaluation, write_training
@@ -19,6 +20,10 @@ from tests.workspace import environment, tiny_params
 
 def cells(text: str) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in text.splitlines()[1:]}
+
+
+def compared(one: str, other: str, root: Path) -> str:
+    return table(result(one, root), result(other, root))
 
 
 def write(path: Path, values: object) -> str:
@@ -30,26 +35,26 @@ def write(path: Path, values: object) -> str:
 def test_folders_of_runs_are_compared_by_what_evaluate_wrote(tmp_path: Path):
     for name, value in (("one", 0.5), ("other", 0.75)):
         write(tmp_path / name / "evaluate/rl/metrics.json", {"video/val/J&F": value})
-    shown = cells(table(str(tmp_path / "one"), str(tmp_path / "other"), tmp_path))
+    shown = cells(compared(str(tmp_path / "one"), str(tmp_path / "other"), tmp_path))
     assert shown == {"rl/video/val/J&F": ["0.5000", "0.7500", "+0.2500"]}
-    with pytest.raises(FileNotFoundError, match=r"is no summary\.json, no folder like runs/<profile>.*it has no evaluate/"):
-        table(str(tmp_path / "one"), str(tmp_path), tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"has no metrics: no evaluate/<untrained.*>/metrics\.json, and no metrics"):
+        compared(str(tmp_path / "one"), str(tmp_path), tmp_path)
 
 
 @pytest.mark.parametrize("before", [{"rl": {"referring/gIoU": 0.5}}, {"rl": {"referring/val/gIoU": 0.5, "referring/val/samples": 3}}])
 def test_a_headline_or_another_split_is_compared_by_names_without_the_split(tmp_path: Path, before: dict):
     one = write(tmp_path / "one.json", before)
     other = write(tmp_path / "other.json", {"rl": {"referring/test/gIoU": 0.25, "referring/test/cIoU": 0.5}})
-    assert cells(table(one, other, tmp_path)) == {"rl/referring/gIoU": ["0.5000", "0.2500", "-0.2500"]}
+    assert cells(compared(one, other, tmp_path)) == {"rl/referring/gIoU": ["0.5000", "0.2500", "-0.2500"]}
 
 
 def test_metrics_and_changes_that_are_the_same_are_counted_and_not_listed(tmp_path: Path):
     one = write(tmp_path / "one.json", {"rl": {"referring/val/gIoU": 0.5, "referring/val/cIoU": 0.25, "video/val/F": 0.5}})
     other = write(tmp_path / "other.json", {"rl": {"referring/val/gIoU": 0.50001, "referring/val/cIoU": 0.5, "video/val/J": 0.5}})
-    *lines, last = table(one, other, tmp_path).splitlines()
+    *lines, last = compared(one, other, tmp_path).splitlines()
     assert list(cells("\n".join(lines))) == ["rl/referring/val/cIoU", "rl/video/val/F", "rl/video/val/J"]  # others in one alone
     assert last == "1 of 4 metrics are the same to four digits"
-    assert table(one, one, tmp_path) == "3 of 3 metrics are the same to four digits"
+    assert compared(one, one, tmp_path) == "3 of 3 metrics are the same to four digits"
     still, sure, moved = ({"before": 0.5, "after": 0.5}, {"before": 0.5, "after": 0.5001}, {"before": 0.5, "after": 0.7})
     made = [Change(title="a", metric=str(n), **values) for n, values in enumerate((still, moved))]
     made.append(Change(title="a", metric="2", **sure, interval=(0.00005, 0.0002)))
@@ -60,7 +65,7 @@ def test_metrics_and_changes_that_are_the_same_are_counted_and_not_listed(tmp_pa
 def test_results_without_a_common_metric_are_refused(tmp_path: Path):
     one, other = write(tmp_path / "one.json", {"rl": {"a/val/b": 1}}), write(tmp_path / "other.json", {"sft": {"a/val/b": 1}})
     with pytest.raises(ValueError, match=r"no metric in common: rl/a/val/b \.\.\. and sft/a/val/b"):
-        table(one, other, tmp_path)
+        compared(one, other, tmp_path)
 
 
 def test_folders_of_runs_get_a_page_with_settings_intervals_the_same_samples_and_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -158,7 +163,7 @@ def test_a_pipelines_run_has_the_metrics_of_its_stages_the_later_try_of_two(tmp_
     assert found.settings == {"evaluate.split": "val"}
     assert (found.folder / "evaluate/base/predictions.jsonl").exists()
     other = write(tmp_path / "summary.json", {"rl": {"video/val/J&F": 0.75}, "sft": {"video/val/J&F": 0.5}})
-    assert cells(table(parent, other, tmp_path)) == {
+    assert cells(compared(parent, other, tmp_path)) == {
         "base/video/val/J_F": ["0.1250", "-", "-"],
         "rl/video/val/J&F": ["0.5000", "0.7500", "+0.2500"],
         "sft/video/val/J&F": ["0.2500", "0.5000", "+0.2500"],

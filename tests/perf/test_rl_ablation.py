@@ -55,8 +55,8 @@ def test_every_column_is_kept_sample_by_sample_and_its_mean_is_the_benchmarks_me
     assert found["exact captions"] == [1.0, 0.0]
     assert found["gIoU"] == [1.0, 0.0]
     assert found["all expressions"] == [1.0, 0.0, 0.5, 0.0]  # of the two things it draws one; of the absent one it draws something
-    of_captions = BENCHMARKS["region_caption"].score(regions, ask([BENCHMARKS["region_caption"].request(s) for s in regions])).metrics
-    of_masks = BENCHMARKS["referring"].score(expressions, [left] * 4).metrics
+    of_captions = BENCHMARKS["region_caption"].of_samples(regions, ask([BENCHMARKS["region_caption"].request(s) for s in regions])).metrics
+    of_masks = BENCHMARKS["referring"].of_samples(expressions, [left] * 4).metrics
     assert np.mean(found["exact captions"]) == of_captions["exact_match"]
     assert np.mean(found["gIoU"]) == of_masks["gIoU"]
     assert np.mean(found["all expressions"]) == of_masks["gIoU_all"]

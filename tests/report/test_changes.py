@@ -65,8 +65,8 @@ def test_a_broken_prediction_is_named_by_file_and_line(tmp_path: Path, line: str
 def test_the_metric_of_a_benchmark_is_the_mean_of_its_scores(task: str):
     """One answer right, one wrong, one wrong because nothing was meant or all of it right for that."""
     benchmark, asked = BENCHMARKS[task], [sample(objects, frames=2 if task == "video" else 1) for objects in (1, 3, 0)]
-    score = benchmark.score(asked, [benchmark.truth(asked[0]), Prediction(text="a cow"), Prediction(text="a bird")])
-    assert score.metrics[SCORED_BY[task]] == pytest.approx(np.mean(score.per_sample))
+    score = benchmark.of_samples(asked, [benchmark.truth(asked[0]), Prediction(text="a cow"), Prediction(text="a bird")])
+    assert score.metrics[SCORED_BY[task]] == pytest.approx(np.mean([s["score"] for s in score.samples]))
     assert 0 < score.metrics[SCORED_BY[task]] < 1
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ans_core import prompts
-from ans_core.benchmarks.loops import caption_request, expression_of, mask_request, score_loops, score_loops_of_truth, true_mask
+from ans_core.benchmarks.loops import averages, caption_request, expression_of, loop_scores, loop_scores_of_truth, mask_request, true_mask
 from ans_core.config import Rl
 from ans_core.data.selection import Expressions, Joined
 from ans_core.dist import own_share
@@ -423,7 +423,7 @@ def test_both_loops_are_closed_by_the_inverse_model():
             assert r.mask_prompts == (half,) or r.text == prompts.REFERRING_EVAL.format(text="the red square")
         return [Prediction(text="a red square.", masks=() if r.mask_prompts else ((half,),)) for r in requests]
 
-    found = score_loops([sample], ask=asking, inverse=inverse)
+    found = averages(loop_scores([sample], ask=asking, inverse=inverse))
     assert found[0] == ("loop1", "IoU", pytest.approx(0.5))
     assert found[1][:2] == ("loop2", "METEOR")
     assert found[1][2] > 0.9
@@ -437,7 +437,7 @@ def test_the_truth_is_what_the_inverse_makes_of_true_captions_and_masks():
         assert all(r.mask_prompts == (true_mask(sample),) or "the red square" in r.text for r in requests)
         return [Prediction(text="a red square.", masks=() if r.mask_prompts else ((tiny.square(0, 0, 16, 32),),)) for r in requests]
 
-    (_, _, iou), (_, _, meteor) = score_loops_of_truth([sample], inverse=halving)
+    (_, _, iou), (_, _, meteor) = averages(loop_scores_of_truth([sample], inverse=halving))
     assert iou == pytest.approx(0.5)
     assert meteor > 0.9
 
@@ -470,7 +470,7 @@ def test_an_empty_mask_earns_nothing_in_either_loop():
     def silent(requests: list[Request]) -> list[Prediction]:
         return [Prediction(text="a red square") for _ in requests]
 
-    found = score_loops([tiny.region(0), tiny.region(1)], ask=silent, inverse=silent)
+    found = averages(loop_scores([tiny.region(0), tiny.region(1)], ask=silent, inverse=silent))
     assert [value for *_, value in found] == [0.0, 0.0]
 
 

@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 from ans_core.benchmarks import BENCHMARKS
-from ans_core.benchmarks.score import Score
+from ans_core.benchmarks.public.asked import Item
+from ans_core.benchmarks.score import benchmark_of
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.data import DatasetEntry, write_entries
@@ -20,14 +21,13 @@ from ans_core.pictures import rle
 from ans_core.report.changes import changes, read_answers
 from ans_core.stages import evaluate
 from ans_core.stages.evaluate import (
-    benchmark_of,
+    Asking,
+    by_length,
     can_shuffle,
     evaluated_sets,
     is_right,
-    limited,
     load_row,
     other_splits,
-    resumable,
     shown,
     spread,
     without_samples,
@@ -54,51 +54,45 @@ class Model:
         return [Prediction(text=r.text, masks=((tiny.square(0, 0, 8, 8),),)) for r in requests]
 
 
-def test_a_killed_evaluation_does_not_ask_finished_chunks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(evaluate, "CHUNK", 2)
-    whole = resumable(Model(), REFERRING, SAMPLES, tmp_path / "whole", desc="")
+def asking(model: Model, scratch: Path, batch: int = 2) -> Asking:
+    return Asking(lambda items: model([item.request for item in items]), batch=batch, scratch=scratch)
+
+
+def test_a_killed_evaluation_does_not_ask_again_what_was_answered(tmp_path: Path):
+    requests = [REFERRING.request(s) for s in SAMPLES]
+    first = asking(Model(), tmp_path / "first")
+    whole = first(requests)
+    assert [p.text for p in whole] == [r.text for r in requests]
     with pytest.raises(KeyboardInterrupt):
-        resumable(Model(stop=4), REFERRING, SAMPLES, tmp_path / "cut", desc="")
-    (tmp_path / "cut" / "00000004.partial").write_text("[half a chu")  # as a kill while writing leaves it
+        asking(Model(stop=4), tmp_path / "cut")(requests)
     again = Model()
-    assert resumable(again, REFERRING, SAMPLES, tmp_path / "cut", desc="") == whole
-    assert again.asked == [REFERRING.request(s).text for s in SAMPLES[4:]]
+    assert asking(again, tmp_path / "cut")(requests) == whole
+    assert again.asked == [r.text for r in requests[4:]]
     third = Model()
-    assert resumable(third, REFERRING, SAMPLES, tmp_path / "cut", desc="") == whole
+    resumed = asking(third, tmp_path / "cut")
+    assert resumed(requests) == whole
     assert third.asked == []
-    assert [p.text for p in whole] == [REFERRING.request(s).text for s in SAMPLES]
+    more = Request(frames=requests[0].frames, text="more")
+    assert [p.text for p in resumed([*requests[:3], more, more])] == [*(r.text for r in requests[:3]), "more", "more"]
+    assert third.asked == ["more"]  # what was asked before, and twice, is asked once
 
 
-@pytest.mark.parametrize("damage", [b"", b"\0\0\0\n", b"\xff", b'[{"text": "a"}]', b'[{"text": "a", "mas'])
-def test_a_damaged_chunk_is_put_aside_and_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage: bytes
-):
-    monkeypatch.setattr(evaluate, "CHUNK", 2)
-    whole = resumable(Model(), REFERRING, SAMPLES, tmp_path, desc="")
-    (tmp_path / "00000002.json").write_bytes(damage)
-    again = Model()
-    assert resumable(again, REFERRING, SAMPLES, tmp_path, desc="") == whole
-    assert again.asked == [REFERRING.request(s).text for s in SAMPLES[2:4]]
-    assert f"{tmp_path / '00000002.json'} is damaged" in caplog.text
-    assert (tmp_path / "00000002.json.damaged").read_bytes() == damage
-    third = Model()
-    assert resumable(third, REFERRING, SAMPLES, tmp_path, desc="") == whole
-    assert third.asked == []
+def test_batches_are_formed_by_picture_and_length_among_a_window():
+    texts = ["long text", "a", "a longer text", "bb", "c", "ddd"]
+    items = [Item(name=str(n), request=Request(frames=(tiny.picture(n % 2),), text=text)) for n, text in enumerate(texts)]
+    assert [[item.name for item in batch] for batch in by_length(items, 2, 4)] == [["0", "2"], ["1", "3"], ["4", "5"]]
+    assert [[item.name for item in batch] for batch in by_length(items, 4, 6)] == [["4", "0", "2", "1"], ["3", "5"]]
 
 
 def test_kept_predictions_are_equal_to_those_that_were_made(tmp_path: Path):
     clip = Prediction(text="it is [SEG]", masks=((tiny.square(0, 0, 4, 4), rle.empty(64, 64)),))
 
-    def ask(requests: list[Request]) -> list[Prediction]:
+    def ask(items: list[Item]) -> list[Prediction]:
         return [clip, Prediction(text="nothing")]
 
-    assert resumable(ask, REFERRING, SAMPLES[:2], tmp_path, desc="") == [clip, Prediction(text="nothing")]
-
-
-def test_a_limit_steps_through_the_whole_list():
-    samples = [tiny.sample(n) for n in range(10)]
-    assert [s.sample_id for s in limited(samples, 4)] == ["s0", "s2", "s5", "s7"]
-    assert limited(samples, 0) == limited(samples, 10) == limited(samples, 99) == samples
+    requests = [REFERRING.request(s) for s in SAMPLES[:2]]
+    for _ in range(2):
+        assert Asking(ask, batch=2, scratch=tmp_path)(requests) == [clip, Prediction(text="nothing")]
 
 
 def test_pictures_are_chosen_evenly_and_each_once():
@@ -106,6 +100,7 @@ def test_pictures_are_chosen_evenly_and_each_once():
     assert spread([4, 5], 6) == [4, 5]
     assert spread([], 3) == []
     assert spread([1, 2], 0) == []
+    assert spread(list(range(10)), 4) == [0, 2, 5, 7]  # through all of them
 
 
 def test_a_clip_with_an_expression_is_asked_as_a_video():
@@ -129,7 +124,7 @@ def test_what_is_drawn_is_the_answer_or_the_region_that_was_asked_about():
 def test_overlays_show_right_and_wrong_answers_with_what_is_said_of_them(tmp_path: Path):
     right, wrong = tiny.square(8, 8, 24, 24), tiny.square(40, 40, 64, 64)
     predictions = [Prediction(text=f"answer {n}", masks=((right if n < 4 else wrong,),)) for n in range(7)]
-    score = REFERRING.score(SAMPLES, predictions)
+    score = REFERRING.of_samples(SAMPLES, predictions)
     write_overlays(tmp_path, "referring/val", REFERRING, SAMPLES, predictions, score, count=4)
     index = json.loads((tmp_path / "index.json").read_text())
     assert [e["verdict"] for e in index] == ["right", "right", "wrong", "wrong"]
@@ -213,7 +208,7 @@ def test_loops_keep_the_score_of_every_sample(tmp_path: Path):
     with (tmp_path / "lines").open("w") as lines:
         evaluate.write_loop_scores(lines, asked, closed)
         evaluate.write_predictions(
-            lines, "referring/test", SAMPLES[:1], [Prediction(text="x")], REFERRING.score(SAMPLES[:1], [Prediction(text="x")])
+            lines, "referring/test", SAMPLES[:1], [Prediction(text="x")], REFERRING.of_samples(SAMPLES[:1], [Prediction(text="x")])
         )
     told = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
     assert [(t["benchmark"], t["sample_id"], t["score"]) for t in told[:2]] == [("loop1/test", "s0", 0.0), ("loop1/test", "s1", 0.0)]
@@ -225,16 +220,15 @@ def test_garbage_is_no_denial():
     """Nothing is meant: without a mask both answers have IoU 1, and one of them says why."""
     samples = [tiny.sample(0, masks=()), tiny.sample(1, masks=()), tiny.sample(2)]
     told = [Prediction(text="square square"), Prediction(text="There is no such object."), Prediction(text="[SEG]", masks=samples[2].masks)]
-    score = REFERRING.score(samples, told)
-    assert score.per_sample == [1, 1, 1]
-    assert [is_right(sample, told[i], score, i) for i, sample in enumerate(samples)] == [False, True, True]
+    score = REFERRING.of_samples(samples, told)
+    assert [facts["score"] for facts in score.samples] == [1, 1, 1]
+    assert [is_right(*one) for one in zip(samples, told, score.samples, strict=True)] == [False, True, True]
 
 
 def test_a_caption_counts_as_right_word_for_word():
     samples = [tiny.region(0, "a red square"), tiny.region(1, "a red square")]
     told = [Prediction(text="A red square."), Prediction(text="a blue square")]
-    score = Score(metrics={}, per_sample=[0.9, 0.9])
-    assert [is_right(sample, told[i], score, i) for i, sample in enumerate(samples)] == [True, False]
+    assert [is_right(sample, answer, {"score": 0.9}) for sample, answer in zip(samples, told, strict=True)] == [True, False]
 
 
 def test_public_benchmarks_are_scored_logged_by_split_and_compared(tmp_path: Path, tiny_model: Network):

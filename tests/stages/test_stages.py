@@ -25,6 +25,7 @@ from ans_core.checkpoints import trained as handed_on
 from ans_core.config import Config, Rl
 from ans_core.config.training import DataOptim, Optim
 from ans_core.data import DatasetEntry, write_entries
+from ans_core.inference import predict as answering
 from ans_core.inference.predict import predict
 from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.network import Network
@@ -485,7 +486,7 @@ def run_evaluation(runs: Path, folder: Path) -> None:
         asked.append(len(requests))
         return predict(model, requests, **words)  # type: ignore[arg-type]
 
-    evaluate.predict = counting  # type: ignore[assignment]
+    answering.predict = counting  # type: ignore[assignment]
     values = CONFIG.model_dump()
     public = {"name": "refcoco", "path": str(runs / "data/scenes/refcoco"), "split": "val", "limit": 5, "max_tokens": 2}
     values["evaluate"] |= {"limit": 0, "batch": 3, "public": [public]}

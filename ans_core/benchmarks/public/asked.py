@@ -47,6 +47,10 @@ class Item:
         return self.truth if self.objects is None else Prediction(text="", masks=self.objects().masklets)
 
 
+Running = tuple[str, Callable[[Item, Prediction], float]]
+"""Name and value of a metric of one answer."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Runner:
     """How a model is run on a benchmark. Pictures stay in files, and one item at a time is made."""
@@ -59,14 +63,30 @@ class Runner:
     """The first is the default; empty = the folder is the split."""
     truth: Callable[[Path, str], Path | None] = lambda folder, split: folder
     """The scorer's --data; None: the records hold the truth. Raises UnscoredError."""
-    running: tuple[str, Callable[[Item, Prediction], float]] | None = None
-    """Name and value of the metric that the progress bar shows the mean of."""
+    running: Running | None = None
+    """The progress bar shows its mean."""
     notes: tuple[str, ...] = ()
     """Where the questions depart from the benchmark's own protocol."""
     follows: bool = False
     """The model is a SAM2 that follows objects, without words."""
     split_of: Callable[[Path], str] | None = None
     """The split of a folder, if none is asked for; None = the folder's name if that is one of `splits`, else the first of them."""
+
+    def split_in(self, folder: Path) -> str:
+        """Return the split of a folder for which none was asked."""
+        if self.split_of is not None and folder.is_dir():
+            return self.split_of(folder)
+        return folder.name if folder.name in self.splits else self.splits[0]
+
+    def missing(self, folder: Path, split: str) -> str | None:
+        """Return what of the benchmark's files is not there or can't be read, before a model is asked."""
+        if not folder.exists():
+            return f"{folder} is not there; put the benchmark's files there, or give --data"
+        try:
+            next(iter(self.questions(folder, split)), None)
+        except (ValueError, OSError) as error:
+            return str(error)
+        return None
 
     def questions(self, folder: Path, split: str) -> Iterator[Item]:
         """Yield the items. Masks of published benchmarks are of the stored pixels, which upstream shows its models, too; so a picture with

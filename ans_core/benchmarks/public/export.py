@@ -8,32 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
 
+from ans_core.benchmarks.public.asked import Item
 from ans_core.pictures import media, transforms
-from ans_core.types import FilePart, ImageRef, Request, VideoFrame
+from ans_core.types import FilePart, ImageRef, VideoFrame
 
 QUESTIONS = "questions.jsonl"
 IMAGE = "<image>\n"
 PNG = b"\x89PNG"
 
 
-@runtime_checkable
-class Asked(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def request(self) -> Request: ...
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """What the scorer needs beside the reply."""
-
-
-def write_questions(items: Iterable[Asked], folder: Path) -> int:
+def write_questions(items: Iterable[Item], folder: Path) -> int:
     """Write the file and those pictures that are no files yet; return the number of questions. Items are read one at a time."""
     count = 0
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +30,7 @@ def write_questions(items: Iterable[Asked], folder: Path) -> int:
             pictures = [str(_file(picture, folder / "pictures", item.name)) for picture in request.frames]
             record = {"id": item.name, "pictures": pictures, "text": request.text.removeprefix(IMAGE)}
             regions = {"regions": list(request.mask_prompts)} if request.mask_prompts else {}
-            lines.write(json.dumps(record | regions | dict(item.facts)) + "\n")
+            lines.write(json.dumps(record | regions | item.facts) + "\n")
             count += 1
     return count
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pycocotools.coco import COCO
@@ -54,7 +54,7 @@ class Drawn:
 def score(given: Given) -> Scored:
     assert given.data is not None
     masks_file = _masks_file_of(given.data, given.predictions)
-    truth, images = _truth(masks_file)
+    truth, images = read_truth(masks_file)
     listed, drawn = _drawn(given.predictions, images)
     missing = files.refuse_unknown(drawn, images, where=given.predictions, what="images") if not listed else []
     if given.predicted_only:
@@ -102,7 +102,7 @@ def score(given: Given) -> Scored:
     )
 
 
-def _truth(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_truth(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The file, whose annotations are checked, and its images by id."""
     where, truth = str(path), files.load(path)
     images = files.by_id(files.listed(truth, "images", where=where), "id", where=f"{where}, images")
@@ -168,7 +168,8 @@ def _of_results(listed: list[dict[str, Any]], images: dict[str, Any], path: Path
         if name not in images:
             raise ValueError(f"{where}: image {name} is not one of the truth's")
         if record.get("segmentation") is None:
-            raise ValueError(f"{where}: no segmentation; COCO's results hold only what was found")
+            other = "; `ans eval score coco_boxes` scores boxes" if "bbox" in record else ""
+            raise ValueError(f"{where}: no segmentation; COCO's results hold only what was found{other}")
         found[name].masks.append(_mask(record, "segmentation", images[name], where))
     return dict(found)
 
@@ -214,15 +215,15 @@ def _coco(truth: dict[str, Any], listed: list[dict[str, Any]]) -> dict[str, floa
     return {f"coco/{key}": value for key, value in coco_figures(truth, listed).items()}
 
 
-def coco_figures(truth: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, float]:
-    """pycocotools' own twelve. The truth needs its categories."""
+def coco_figures(truth: dict[str, Any], results: list[dict[str, Any]], *, iou_type: Literal["segm", "bbox"] = "segm") -> dict[str, float]:
+    """pycocotools' own twelve, of masks or of boxes. The truth needs its categories."""
     if not results:
         return dict.fromkeys((*COCO_NAMES, *COCO_RECALLS), 0.0)
     with contextlib.redirect_stdout(io.StringIO()):
         known = COCO()
         known.dataset = {"info": {}} | truth
         known.createIndex()
-        evaluation = COCOeval(known, known.loadRes([dict(result) for result in results]), "segm")
+        evaluation = COCOeval(known, known.loadRes([dict(result) for result in results]), iou_type)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()

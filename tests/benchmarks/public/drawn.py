@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ans_core.benchmarks.public import SCORERS, Given, Scored
+from ans_core.benchmarks.public.asked import Answerer, Runner
+from ans_core.benchmarks.public.scored import Given, Scored
+from ans_core.benchmarks.registry import SCORERS
+from ans_core.evaluation.predictions import by_picture, limited, predict_all
 from ans_core.pictures import rle
 
 H, W = 6, 10
@@ -42,3 +45,9 @@ def write_index_masks(folder: Path, frames: list[np.ndarray]) -> Path:
         picture.putpalette([i for level in range(256) for i in (level, 0, 255 - level)])
         picture.save(folder / f"{t:05d}.png")
     return folder
+
+
+def predicted(runner: Runner, data: Path, split: str, ask: Answerer, out: Path, *, limit: int = 0, batch: int = 2) -> Path:
+    """Run a model on a benchmark and return its predictions."""
+    items = limited(lambda: runner.items(data, split), limit)
+    return predict_all(by_picture(items, batch), ask, runner.record, out=out, desc="", running=runner.running)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ans_core.benchmarks import BENCHMARKS
-from ans_core.benchmarks.submission import write_video_zip
+from ans_core.benchmarks.registry import runnable
+from ans_core.benchmarks.submission import video_zip_of_lines
 from ans_core.data.formats import FORMATS
 from ans_core.data.scene_write import write_clips, write_scenes
 from tests.benchmarks.public.drawn import score
@@ -33,9 +34,11 @@ def test_referring_sets(tmp_path: Path, name: str, figures: tuple[str, ...]):
 def test_video_sets(tmp_path: Path):
     write_clips(tmp_path, seed=0, counts={"train": 1, "val": 2}, image_size=64, frames=4)
     (folder,) = (p.parent.parent for p in tmp_path.rglob("val/meta_expressions.json"))
-    samples = list(FORMATS["mevis"](folder, name="mevis", split="val"))
-    write_video_zip(tmp_path / "out.zip", samples, [BENCHMARKS["video"].truth(s) for s in samples])
+    _, runner = runnable("mevis")
+    items = list(runner.items(folder, "val"))
+    lines = [json.loads(json.dumps(runner.record(item, item.truth))) for item in items if item.truth]
+    video_zip_of_lines(tmp_path / "out.zip", lines, where="truth")
     zipfile.ZipFile(tmp_path / "out.zip").extractall(tmp_path / "drawn")
     found = score("mevis", tmp_path / "drawn", data=folder / "val")
-    assert found.metrics["expressions"] == len(samples)
+    assert found.metrics["expressions"] == len(items)
     assert found.metrics["J&F"] == 1.0

@@ -1,30 +1,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from ans_core.benchmarks.public.asked import Item
 from ans_core.benchmarks.public.export import PNG, write_questions
 from ans_core.types import Request
 from tests.benchmarks.public.drawn import coded, score, write
-
-
-@dataclass(frozen=True)
-class Item:
-    name: str
-    request: Request
-    facts: dict[str, Any]
 
 
 def test_questions_become_a_file_that_is_scored_once_the_replies_are_added(tmp_path: Path):
     rotations = [("cat", "dog", "A"), ("dog", "cat", "B")]
     request = Request(frames=(PNG + b"...",), text="<image>\nWhat is it?")
     items = [
-        Item(str(k * 1_000_000 + 7), request, {"index": k * 1_000_000 + 7, "A": a, "B": b, "answer": answer})
-        for k, (a, b, answer) in enumerate(rotations)
+        Item(name=str(n), request=request, facts={"index": n, "A": a, "B": b, "answer": answer})
+        for n, (a, b, answer) in zip((7, 1_000_007), rotations, strict=True)
     ]
     assert write_questions(iter(items), tmp_path / "out") == 2
     asked = [json.loads(line) for line in (tmp_path / "out/questions.jsonl").read_text().splitlines()]
@@ -38,7 +30,7 @@ def test_questions_become_a_file_that_is_scored_once_the_replies_are_added(tmp_p
 
 def test_a_picture_that_is_a_file_stays_where_it_is_and_must_be_there(tmp_path: Path):
     picture = write(tmp_path / "1.jpg", "a picture")
-    item = Item("q", Request(frames=(picture,), text="region1?", mask_prompts=(coded(0, 2),)), {})
+    item = Item(name="q", request=Request(frames=(picture,), text="region1?", mask_prompts=(coded(0, 2),)))
     write_questions([item], tmp_path / "out")
     assert json.loads((tmp_path / "out/questions.jsonl").read_text()) == {
         "id": "q", "pictures": [str(picture)], "text": "region1?", "regions": [coded(0, 2)],

@@ -81,3 +81,28 @@ def test_recall_asks_a_text_encoder_for_the_phrases(tmp_path: Path, encoder: str
     found = score("gcg", drawn, data=truth(tmp_path / "truth"), text_encoder=encoder)
     assert found.metrics["recall"] == pytest.approx(2 / 3)
     assert found.metrics["matches"] == 2
+
+
+def boxes(folder: Path, *records: tuple[int, list[float], float]) -> Path:
+    return write(folder / "boxes.json", [{"image_id": i, "category_id": 1, "bbox": b, "score": s} for i, b, s in records])
+
+
+def test_boxes_are_scored_by_coco_s_average_precision(tmp_path: Path):
+    """Each true box is 10 x 10. IoU .62 passes three of COCO's ten thresholds (.5, .55, .6)."""
+    images = [{"id": i, "height": 20, "width": 20} for i in (1, 2)]
+    square = {"category_id": 1, "area": 100, "bbox": [0, 0, 10, 10], "iscrowd": 0, "segmentation": [[0, 0, 10, 0, 10, 10, 0, 10]]}
+    annotations = [square | {"id": i, "image_id": i} for i in (1, 2)]
+    data = write(tmp_path / "truth.json", {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "object"}]})
+    right = score("coco_boxes", boxes(tmp_path, (1, [0, 0, 10, 10], 0.9), (2, [0, 0, 10, 10], 0.8)), data=data)
+    assert [right.metrics[key] for key in ("AP", "AP50", "AR_max100", "true_boxes")] == pytest.approx([1, 1, 1, 2])
+    narrow = score("coco_boxes", boxes(tmp_path, (1, [0, 0, 6.2, 10], 0.9), (2, [0, 0, 6.2, 10], 0.8)), data=data)
+    assert narrow.metrics["AP"] == pytest.approx(0.3)
+    half = score("coco_boxes", boxes(tmp_path, (1, [0, 0, 10, 10], 0.9)), data=data)
+    assert half.metrics["AR_max100"] == pytest.approx(0.5)
+    for box, message in (([0, 0, 10], "is no .x, y, width, height."), ([0, 0, -1, 9], "is no .x, y, width, height.")):
+        with pytest.raises(ValueError, match=message):
+            score("coco_boxes", boxes(tmp_path, (1, box, 0.9)), data=data)
+    with pytest.raises(ValueError, match="images that the truth does not have: 7"):
+        score("coco_boxes", boxes(tmp_path, (7, [0, 0, 10, 10], 0.9)), data=data)
+    with pytest.raises(ValueError, match="`ans eval score coco_boxes` scores boxes"):
+        score("gcg", boxes(tmp_path, (1, [0, 0, 10, 10], 0.9)), data=data)

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core.benchmarks.public import SCORERS, Given, Scored, files, gar_judge
+from ans_core.benchmarks.public import files, gar_judge
+from ans_core.benchmarks.public.scored import Given, Scored
+from ans_core.benchmarks.registry import SCORERS
 from ans_core.evaluation import score as eval_score
 from ans_core.judge.replies import NoReplyError, Replies
 from ans_core.judge.wording import Request

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from ans_core.benchmarks import public_run, running
-from ans_core.benchmarks.public import SCORERS, Given, Item, Scored, infographicsvqa, mathvista, mm_vet, tallyqa_complex, virl39k, vstar
+from ans_core.benchmarks.public import infographicsvqa, mathvista, mm_vet, tallyqa_complex, virl39k, vstar
+from ans_core.benchmarks.public.asked import Item
+from ans_core.benchmarks.public.scored import Given, Scored
+from ans_core.benchmarks.registry import SCORERS
 from ans_core.types import Prediction
 from tests.benchmarks.public import question_sets
-from tests.benchmarks.public.drawn import score, write
+from tests.benchmarks.public.drawn import predicted, score, write
 from tests.benchmarks.public.question_sets import CHOICE, infographics, pictures, problem, tally, vet, virl
 
 Answers = Callable[[Sequence[Item]], list[Prediction]]
@@ -32,7 +34,7 @@ def evaluate(name: str, data: Path, out: Path, ask: Answers, **given: Any) -> Sc
     scorer = SCORERS[name]
     assert scorer.runner is not None
     runner = scorer.runner
-    path = running.predict_all(lambda: runner.items(data, runner.splits[0]), ask, runner, out=out, batch=2, desc=name)
+    path = predicted(runner, data, runner.splits[0], ask, out)
     return scorer.score(Given(predictions=path, data=runner.truth(data, ""), **given))
 
 
@@ -270,7 +272,7 @@ def test_mm_vets_judge_sees_question_truth_and_reply_and_its_grades_are_replayed
     assert scorer.runner is not None
     assert scorer.judging is not None
     runner = scorer.runner
-    path = running.predict_all(lambda: runner.items(folder, ""), knowing, runner, out=tmp_path / "out", batch=2, desc="mm_vet")
+    path = predicted(runner, folder, "", knowing, tmp_path / "out")
     given = Given(predictions=path, data=folder)
     assert scorer.judging.needed(given)
     found = scorer.score(scorer.judging.ask(given, Known(), tmp_path / "judge.json"))
@@ -376,11 +378,13 @@ def test_virl39k_counts_by_category_and_how_many_replies_are_boxed(tmp_path: Pat
 )
 def test_pictures_that_are_not_there_are_named_before_the_first_question(tmp_path: Path, name: str, folder: str, refusal: str) -> None:
     data = question_sets.SETS[name](tmp_path)
-    assert public_run.missing(SCORERS[name].runner, data, SCORERS[name].runner.splits[0]) is None  # type: ignore[union-attr, arg-type]
+    runner = SCORERS[name].runner
+    assert runner is not None
+    assert runner.missing(data, runner.splits[0]) is None
     for path in sorted((data / folder).rglob("*.*")):
         if path.suffix in (".jpg", ".jpeg", ".png"):
             path.unlink()
-    found = public_run.missing(SCORERS[name].runner, data, SCORERS[name].runner.splits[0])  # type: ignore[union-attr, arg-type]
+    found = runner.missing(data, runner.splits[0])
     assert found is not None
     assert re.search(refusal, found), found
 

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pycocotools import mask
 
-from ans_core.benchmarks.public import SCORERS, Given, Scored, files
+from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.scored import Given, Scored
+from ans_core.benchmarks.registry import SCORERS
 from ans_core.metrics.text import coco_tokens
 from ans_core.metrics.video import j_and_f
+from tests.benchmarks.public.drawn import write
 from tests.golden import REFERENCE
 
 DATA = REFERENCE / "data"
@@ -164,6 +168,17 @@ def test_recorded_predictions_get_their_official_numbers(case: Callable[[], tupl
     for key, value in wanted.items():
         within = 1e-5 if key.startswith("reasonseg/") else 1e-12  # LISA adds up in float32
         assert found.metrics[key] == pytest.approx(value, rel=within, abs=within), key
+
+
+def test_the_boxes_of_recorded_masks_get_pycocotools_figures(tmp_path: Path):
+    """Expected: pycocotools' own loadRes on the masks, which boxes them, and COCOeval of type bbox."""
+    folder = REPLAY / "coco100"
+    results = load(folder / "fakesegm100_results.json.gz")
+    boxes = [r | {"bbox": mask.toBbox(r["segmentation"]).tolist()} for r in results]
+    path = write(tmp_path / "boxes.json", [{key: r[key] for key in r if key != "segmentation"} for r in boxes])
+    found = scored("coco_boxes", path, data=folder / "instances_val2014_100.json.gz")
+    assert found.metrics["AP"] == pytest.approx(0.48289170148234417, abs=1e-12)
+    assert (found.metrics["images"], found.metrics["true_boxes"], found.metrics["boxes"]) == (100, 830, 734)
 
 
 def test_every_question_of_dlc_bench_gets_its_recorded_score():

@@ -16,14 +16,16 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import ExifTags, Image
 
-from ans_core.benchmarks import running
-from ans_core.benchmarks.public import SCORERS, Given, Item, Scored, UnscoredError
+from ans_core.benchmarks.public.asked import Item, Runner, UnscoredError
+from ans_core.benchmarks.public.scored import Given, Scored
+from ans_core.benchmarks.registry import SCORERS
 from ans_core.data.formats import refcoco as refcoco_reader
 from ans_core.data.scene_write import write_clips, write_scenes
 from ans_core.pictures import rle, transforms
 from ans_core.types import Prediction, Request
 from flows import cli
 from tests import tiny
+from tests.benchmarks.public import drawn as drawn_sets
 from tests.benchmarks.public.drawn import write
 
 
@@ -44,8 +46,7 @@ def truth_of(items: Sequence[Item]) -> list[Prediction]:
 def predict(name: str, data: Path, out: Path, *, split: str = "", ask: Any = truth_of, limit: int = 0) -> Path:
     runner = SCORERS[name].runner
     assert runner is not None
-    items = running.limited(lambda: runner.items(data, split), limit)
-    return running.predict_all(items, ask, runner, out=out, batch=4, desc=name)
+    return drawn_sets.predicted(runner, data, split, ask, out, limit=limit, batch=4)
 
 
 def evaluate(name: str, data: Path, out: Path, *, split: str = "", ask: Any = truth_of, limit: int = 0) -> Scored:
@@ -134,7 +135,7 @@ def test_a_turned_picture_with_masks_is_asked_about_as_it_is_stored_and_without_
     Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=exif)
     asked = Request(frames=(tmp_path / "a.jpg",), text="<image>\nWhat is it?")
     region = Item(name="region", request=replace(asked, mask_prompts=(rle.encode(np.ones((6, 8), bool)),)))
-    runner = running.Runner(items=lambda *_: iter([region, Item(name="words", request=asked)]), record=lambda *_: {})
+    runner = Runner(items=lambda *_: iter([region, Item(name="words", request=asked)]), record=lambda *_: {})
     sizes = [transforms.open_image(item.request.frames[0]).size for item in runner.questions(tmp_path, "")]
     assert sizes == [(8, 6), (6, 8)]
 
@@ -142,14 +143,14 @@ def test_a_turned_picture_with_masks_is_asked_about_as_it_is_stored_and_without_
 @pytest.mark.parametrize("damage", [b"\0\0\0\n", b'\xff"\n', b'{"text": "no name"}\n{"item": "2", "text": "2"}\n', b"7\n"])
 def test_a_damaged_part_is_kept_aside_and_what_stood_there_is_asked_again(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes):
     items = [Item(name=str(n), request=Request(frames=(tiny.picture(0),), text=str(n))) for n in range(6)]
-    runner, asked = running.Runner(items=lambda *_: iter(items), record=lambda item, answer: {"text": answer.text}), []
+    runner, asked = Runner(items=lambda *_: iter(items), record=lambda item, answer: {"text": answer.text}), []
 
     def ask(some: Sequence[Item]) -> list[Prediction]:
         asked.extend(item.name for item in some)
         return [Prediction(text=item.name) for item in some]
 
     def run(out: Path) -> bytes:
-        return running.predict_all(lambda: iter(items), ask, runner, out=out, batch=2, desc="").read_bytes()
+        return drawn_sets.predicted(runner, tmp_path, "", ask, out).read_bytes()
 
     whole = run(tmp_path / "whole")
     asked.clear()

@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 import pytest
 
-from ans_core.benchmarks.public import SCORERS
+from ans_core.benchmarks.registry import SCORERS
 from tests.benchmarks.public import test_gcg, test_questions, test_video_files
 from tests.benchmarks.public.drawn import H, W, coded, score, write
 from tests.benchmarks.public.question_sets import SETS
@@ -28,6 +28,7 @@ PREDICTIONS: dict[str, Any] = {
     "mask_pairs": {"height": H, "width": W, "frames": 3, "pairs": [{"truth": [coded(0, 4)] * 3, "prediction": [coded(0, 3), None, None]}]},
     "mevis": {"zoo": {"0": {"prediction_masks": [coded(0, 2), None]}, "1": {"prediction_masks": [coded(0, 2), None]}}},
     "gcg": [{"image_id": 1, "category_id": 1, "segmentation": coded(0, 3), "score": 0.5}],
+    "coco_boxes": [{"image_id": 1, "category_id": 1, "bbox": [0, 0, 3, 6], "score": 0.5}],
     "captions": [{"captions": ["a cat", "the cat"], "prediction": "x"}, {"captions": ["a dog"], "prediction": "a dog"}],
     "gar_bench": [{"image": "1", "choices": ["A. x", "B. y"], "answer": "A", "type": "color", "model_output": "A"}],
     "ferret_bench": [{"question_id": 1, "answer2_id": 1, "content": "8 6"}],
@@ -57,7 +58,7 @@ def truth_of(name: str, folder: Path) -> dict[str, Path]:
         return {"data": test_video_files.truth(folder / "data", {"0": {"anno_id": [1]}, "1": {"anno_id": [9]}})}
     if name == "revos":
         return {"data": test_video_files.truth(folder / "data", {"0": {"anno_id": [1], "type_id": 0}, "1": {"anno_id": [9], "type_id": 1}})}
-    if name == "gcg":
+    if name in ("gcg", "coco_boxes"):
         return {"data": test_gcg.truth(folder / "data") / "val_gcg_coco_mask_gt.json"}
     if name == "saco_veval":
         masklet = {"id": 1, "video_id": 1, "category_id": 2, "segmentations": [coded(0, 4), None]}
