@@ -55,7 +55,7 @@ from ans_core.inference.sa2va import Sa2VA
 from ans_core.inference.video import track as track_objects
 from ans_core.losses import mask_losses
 from ans_core.model import adapters
-from ans_core.model.footprint import MicroBatch, activation_bytes, flops
+from ans_core.model.footprint import MicroBatch, Operations, Work, activation_bytes
 from ans_core.model.grounding import FrameFeatures, Grounding
 from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised, encoded_frames, image_tokens, layout_of, packed
@@ -77,8 +77,8 @@ PEAK = 989e12
 """Operations a second of an H100 or H200 in bf16, dense."""
 WARM_UP = 3
 """Steps before those that count."""
-WAYS = ((False, "none"), (True, "none"), (True, "layers"), (False, "layers"))
-"""Of training: whether layers are compiled, and what is recomputed."""
+WAYS = ((False, 0), (True, 0), (True, None), (False, None))
+"""Of training: whether layers are compiled, and how many are computed again (None: all)."""
 GROUP = 8
 """Answers a request."""
 
@@ -250,19 +250,22 @@ def sft(job: Job) -> None:
     mixture = Mixture([source], {"extra": 1.0}, questions=questions, frames=1, seed=0, turn=conversation.turn)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     learned = sum(4 * 3 * p.numel() for p in model.parameters() if p.requires_grad)  # gradients and two moments, fp32
+    operations = Operations(bare, rank=lora.rank)
     first = 1 if job.tiny else WARM_UP
     steps = first + (2 if job.tiny else 5 if job.quick else 20)
-    for compiled, checkpointing in WAYS[:: 2 if job.tiny else 1]:
-        case = f"{'compiled' if compiled else 'eager'}, checkpointing {checkpointing}"
-        model.compiled, model.checkpointing = compiled, checkpointing
+    for compiled, recomputed in WAYS[:: 2 if job.tiny else 1]:
+        case = f"{'compiled' if compiled else 'eager'}, checkpointing {'layers' if recomputed is None else 'none'}"
+        model.compiled, model.checkpointing = compiled, recomputed
         layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length)
         micros: list[MicroBatch] = []
+        works: list[Work] = []
 
         def make(step: int, micro: int, layout: Layout = layout) -> Batch:
             return collate_readable(mixture.rows(step, micro, batch=2, micros=2), model.tokenizer, layout)[0]
 
-        def counts(batch: Batch, micros: list[MicroBatch] = micros) -> dict[str, float]:
+        def counts(batch: Batch, micros: list[MicroBatch] = micros, works: list[Work] = works) -> dict[str, float]:
             micros.append(size_of(batch))
+            works.append(Work.of(batch))
             return {"tokens": micros[-1].rows * micros[-1].tokens}
 
         metrics: list[dict[str, float]] = [{} for _ in range(steps)]
@@ -276,9 +279,9 @@ def sft(job: Job) -> None:
         counted = metrics[first:]
         spent_s = [m["sft/speed/step_s"] for m in counted]
         tokens = sum(m["sft/speed/tokens_per_s"] * m["sft/speed/step_s"] for m in counted)
-        useful = sum(sum(flops(bare, m, rank=lora.rank, checkpointing=False).values()) for m in micros[2 * first :])
+        useful = sum(sum(operations.of(work).values()) for work in works[2 * first :])
         kept = [
-            activation_bytes(bare, m, rank=lora.rank, dropout=lora.dropout > 0, half=True, checkpointing=checkpointing == "layers")
+            activation_bytes(bare, m, rank=lora.rank, dropout=lora.dropout > 0, half=True, recomputed=recomputed)
             for m in micros
         ]
         job.figures.add(
@@ -295,7 +298,7 @@ def sft(job: Job) -> None:
             waiting=sum(m["sft/speed/waiting_for_data"] * s for m, s in zip(counted, spent_s, strict=True)) / sum(spent_s),
             tokens_a_row=statistics.mean(m.tokens for m in micros),
         )
-        if checkpointing == "none":
+        if recomputed == 0:
             batch = next(b for b in (make(step, 0) for step in range(steps)) if len(b.pair_seg))
             micro_batch(job, module, batch, "compiled" if compiled else "eager")
 
@@ -307,7 +310,7 @@ def size_of(batch: Batch) -> MicroBatch:
         rows=rows,
         tokens=int((batch.branch >= 0).sum()) // rows,
         learned=batch.learned.shape[1] // rows,
-        tiles=sum(len(view.pixels) for view in batch.views) // rows,
+        grids=batch.views[0].grids,
         masks=len(batch.pair_seg) // rows,
     )
 
@@ -406,7 +409,7 @@ def rl(job: Job) -> None:
     )  # fmt: skip
     policies = policies_of(job, samples, config)
     model = policies.model
-    model.checkpointing = config.rl.checkpointing
+    model.checkpointing = None
     joined = Joined([samples])
     practice = samples_by_loop(joined, config.rl.loops)
     for compiled in (False,) if job.tiny else (False, True):

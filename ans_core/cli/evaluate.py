@@ -26,7 +26,7 @@ ALLOWED = {
 class List(argparse.Action):
     """Print the benchmarks and end."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002: argparse's word
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
