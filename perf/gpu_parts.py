@@ -280,10 +280,7 @@ def sft(job: Job) -> None:
         spent_s = [m["sft/speed/step_s"] for m in counted]
         tokens = sum(m["sft/speed/tokens_per_s"] * m["sft/speed/step_s"] for m in counted)
         useful = sum(sum(operations.of(work).values()) for work in works[2 * first :])
-        kept = [
-            activation_bytes(bare, m, rank=lora.rank, dropout=lora.dropout > 0, half=True, recomputed=recomputed)
-            for m in micros
-        ]
+        kept = [activation_bytes(bare, m, rank=lora.rank, dropout=lora.dropout > 0, half=True, recomputed=recomputed) for m in micros]
         job.figures.add(
             case,
             tokens_per_s=tokens / sum(spent_s),

@@ -65,7 +65,9 @@ def attend(
 ) -> tuple[Float[Tensor, "B Q H d"], Tensor | None]:
     """Compute one layer's attention. The signature is transformers'; `places`: of rows that are read branch by branch; `memory`: what
     the layer has read before the one token of each row, number `count` of its answer."""
-    if memory is not None and count is not None and attention_mask is not None:
+    if memory is not None:
+        assert attention_mask is not None, "the prompt's mask"
+        assert count is not None, "the token's number"
         return next_token(query, key, value, memory, attention_mask, count, scale=options["scaling"]), None
     if places is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
@@ -97,19 +99,22 @@ def next_token(
     (prompts, shared, width, _), (rows, heads, _, size) = prompt_keys.shape, query.shape
     answers, groups, room = rows // prompts, heads // shared, keys.shape[2]
     query = query.to(keys.dtype).view(prompts, answers, shared, groups, size)
-    by_prompt = query.transpose(1, 2).reshape(prompts * shared, answers * groups, size)
     with torch.autocast(query.device.type, enabled=False):
-        of_prompt = _scores(by_prompt, prompt_keys.flatten(0, 1), scale).view(prompts, shared, answers, groups, width)
-        of_answer = _scores(query.reshape(rows * shared, groups, size), keys.flatten(0, 1), scale)
-        of_answer = of_answer.view(prompts, answers, shared, groups, room).transpose(1, 2)  # as of_prompt: (B, K, R/B, H/K, A)
-        said = torch.arange(room, device=count.device) <= count
-        scores = torch.cat([of_prompt.masked_fill(~prompt[:, :, None], -torch.inf), of_answer.masked_fill(~said, -torch.inf)], -1)
-        weights = scores.softmax(-1).to(values.dtype)
-        before, own = weights.split([width, room], dim=-1)
-        found = _product(before.reshape(prompts * shared, answers * groups, width), prompt_values.flatten(0, 1))
-        found = found.view(prompts, shared, answers, groups, size).transpose(1, 2)
-        own = _product(own.transpose(1, 2).reshape(rows * shared, groups, room), values.flatten(0, 1))
-        return (found + own.view_as(found)).to(values.dtype).reshape(rows, 1, heads, size)
+        # scores of shape (B, K, R/B, H/K, P) and (B, K, R/B, H/K, A)
+        by_prompt = query.transpose(1, 2).reshape(prompts * shared, answers * groups, size)
+        to_prompt = _scores(by_prompt, prompt_keys.flatten(0, 1), scale).view(prompts, shared, answers, groups, width)
+        to_answer = _scores(query.reshape(rows * shared, groups, size), keys.flatten(0, 1), scale)
+        to_answer = to_answer.view(prompts, answers, shared, groups, room).transpose(1, 2)
+        written = torch.arange(room, device=count.device) <= count
+        scores = [to_prompt.masked_fill(~prompt[:, :, None], -torch.inf), to_answer.masked_fill(~written, -torch.inf)]
+        weights = torch.cat(scores, dim=-1).softmax(-1).to(values.dtype)
+        of_prompt, of_answer = weights.split([width, room], dim=-1)
+        # both sums are fp32, of shape (R, K, H/K, d)
+        from_prompt = _product(of_prompt.reshape(prompts * shared, answers * groups, width), prompt_values.flatten(0, 1))
+        from_prompt = from_prompt.view(prompts, shared, answers, groups, size).transpose(1, 2)
+        from_answer = _product(of_answer.transpose(1, 2).reshape(rows * shared, groups, room), values.flatten(0, 1))
+        attended = from_prompt + from_answer.view_as(from_prompt)
+        return attended.to(values.dtype).reshape(rows, 1, heads, size)
 
 
 def _scores(query: Float[Tensor, "N M d"], key: Float[Tensor, "N T d"], scale: float) -> Float[Tensor, "N M T"]:

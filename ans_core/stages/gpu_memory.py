@@ -106,12 +106,14 @@ def largest_batches(cfg: Config, model: Network, stage: Stage, *, processes: int
 
 
 def rollout_cache(cfg: Config, model: Network, *, processes: int) -> int:
-    """Return the bytes of keys and values of the answers that are sampled together."""
+    """Return the bytes of keys and values of the answers that are sampled together, and of their prompts, which the answers share: once as
+    they were read, and once as answers are decoded from them."""
     rl = cfg.rl
     of_micro_batch = math.ceil(rl.optim.batch / (processes * rl.optim.accumulate)) * rl.group
     answers = max(of_micro_batch, min(rl.answers_at_once, of_micro_batch * rl.optim.accumulate))
     prefix = sum(height * width for height, width in model.backbone.cutter.grids(*LARGE_PICTURE)) + QUESTION
-    return cache_bytes(model, rows=answers, tokens=prefix + rl.max_tokens)
+    prompts = math.ceil(answers / rl.group)
+    return 2 * cache_bytes(model, rows=prompts, tokens=prefix) + cache_bytes(model, rows=answers, tokens=rl.max_tokens)
 
 
 def checkpointed_layers(cfg: Config, model: Network, stage: Stage, *, machine: Machine, log: Log) -> int | None:
