@@ -499,13 +499,17 @@ def state(job: Job) -> None:
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if shutil.disk_usage(memory).free > 32e9 else None) as name:
         folder = Path(name)
-        begun = job.clock()
-        states.save(folder, 1, module, optimizer, wrapped, [], deepspeed_stage=0, keep=2)
-        saved = job.clock()
+        with states.Writer() as writer:
+            begun = job.clock()
+            writer.save(folder, 1, module, optimizer, wrapped, [], deepspeed_stage=0, keep=2)
+            copied = job.clock()
+        written = job.clock()
         states.resume(folder, module, optimizer, wrapped, deepspeed_stage=0, device=job.device)
         read = job.clock()
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    job.figures.add("trained tensors and optimizer", save_s=saved - begun, read_s=read - saved, gigabytes=size / 1e9)
+    job.figures.add(
+        "trained tensors and optimizer", waiting_s=copied - begun, written_s=written - begun, read_s=read - written, gigabytes=size / 1e9
+    )
 
 
 def evaluate(job: Job) -> None:

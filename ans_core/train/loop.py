@@ -156,6 +156,7 @@ def train(
     with (
         stop.deferred(not machine.ends_at_once),
         profiled(folder / f"profile-{rank()}.json", machine.profile_steps) as step_profiled,
+        states.Writer() as writer,
     ):
         for step in bar:
             if validation is not None and validation.exhausted(curves):
@@ -179,7 +180,7 @@ def train(
                 metrics |= {f"val/{key}": value for key, value in validation.measure(step + 1).items()}
             curves += [(step, key, value) for key, value in metrics.items()]
             if validation is not None and validation.best(curves) == step:
-                states.save_best(folder, step, loss_module)
+                writer.save_best(folder, step, loss_module)
             if rank() == 0:
                 log({f"{name}/{key}": value for key, value in (metrics | told | {"lr": schedule.lr * factor}).items()}, step)
                 bar.set_postfix_str(f"loss {metrics['loss']:.3f}")
@@ -187,9 +188,10 @@ def train(
             ending = 0 if machine.ends_at_once or (step + 1) % schedule.save_unit else largest(stop.requested(), machine.device)
             if (step + 1) % schedule.save_every == 0 or step + 1 == schedule.steps or ending:
                 keep = machine.keep_states
-                states.save(folder, step + 1, loss_module, optimizer, wrapped, curves, deepspeed_stage=stage, keep=keep)
+                writer.save(folder, step + 1, loss_module, optimizer, wrapped, curves, deepspeed_stage=stage, keep=keep)
             step_profiled()
             if ending:
+                writer.wait()
                 wait_for_all()  # a launcher ends the others soon after the first process that ends, and the first one writes the state
                 raise stop.Stopped(ending, step + 1)
     if validation is not None and (best := validation.best(curves)) is not None:

@@ -3,16 +3,20 @@ completely or not at all."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
 import os
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ans_core.dist import rank, wait_for_all, world_size
 from ans_core.train import optimizer_state, sharding
@@ -30,31 +34,78 @@ def _state(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in module.state_dict().items() if name.endswith("_extra_state")}
 
 
-def save(
-    folder: Path, step: int, module: nn.Module, optimizer: Any, wrapped: Any, curves: Curves, *, deepspeed_stage: int, keep: int
-) -> None:
-    """Write `<folder>/step-N` with a manifest and rename it once complete; then remove states older than the last `keep`."""
-    final, partial = folder / f"step-{step:07d}", folder / f"step-{step:07d}.partial"
-    if rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    state = {"trained": trained_tensors(module), "extra": _state(module)}
-    moments = optimizer_state.read(module, optimizer, wrapped, deepspeed_stage=deepspeed_stage)
-    if rank() == 0:
-        facts = {"step": step, "processes": world_size(), "deepspeed_stage": deepspeed_stage, "trained": _shapes_hash(module)}
+class Writer:
+    """Writes states in a thread, one after another, so that training waits for copies of its tensors and not for the disk.
+
+    As a context it ends when all is written. An error of writing is raised by what comes next: a state, `wait`, or the end.
+    """
+
+    def __init__(self) -> None:
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="states")
+        self.writing: Future[None] | None = None
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            _write(partial, {"state.pt": state, "optimizer.pt": moments}, curves, facts)
-        except (OSError, RuntimeError) as error:  # torch's RuntimeError for a full disk speaks of positions in a file
-            free = shutil.disk_usage(folder).free
-            shutil.rmtree(partial, ignore_errors=True)
-            raise RuntimeError(
-                f"the training state {final} can't be written, with {free / 1e6:,.0f} MB free on its disk ({error}). The states before"
-                " it are kept: make room and start again"
-            ) from error
-        partial.replace(final)
-        sync(folder)
-        for old in states(folder)[:-keep]:
-            shutil.rmtree(old)
+            self.wait()
+        except Exception:
+            if error is None:
+                raise
+            logging.exception("besides, a training state was not written")
+        finally:
+            self.thread.shutdown()
+
+    def wait(self) -> None:
+        """Wait until what was handed over is on the disk."""
+        writing, self.writing = self.writing, None
+        if writing is not None:
+            writing.result()
+
+    def save(
+        self, folder: Path, step: int, module: nn.Module, optimizer: Any, wrapped: Any, curves: Curves, *, deepspeed_stage: int, keep: int
+    ) -> None:
+        """Write `<folder>/step-N` with a manifest and rename it once complete; then remove states older than the last `keep`. All processes
+        must call it; the first one writes, and holds the state in main memory meanwhile."""
+        self.wait()
+        state = {"trained": trained_tensors(module), "extra": _state(module)}
+        moments = optimizer_state.read(module, optimizer, wrapped, deepspeed_stage=deepspeed_stage)
+        if rank() == 0:
+            facts = {"step": step, "processes": world_size(), "deepspeed_stage": deepspeed_stage, "trained": _shapes_hash(module)}
+            tensors = _copied({"state.pt": state, "optimizer.pt": moments})
+            self.writing = self.thread.submit(_save, folder, step, tensors, list(curves), facts, keep)
+
+    def save_best(self, folder: Path, step: int, module: nn.Module) -> None:
+        """Keep the trained tensors of this step as the best so far, in place of those before. All processes must call it."""
+        self.wait()
+        tensors = trained_tensors(module)
+        if rank() == 0:
+            self.writing = self.thread.submit(_save_best, folder, _copied({"step": step, "trained": tensors}))
+
+
+def _copied(state: Any) -> Any:
+    """Return a copy in main memory that training does not change."""
+    return tree_map(lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else copy.deepcopy(leaf), state)
+
+
+def _save(folder: Path, step: int, tensors: dict[str, Any], curves: Curves, facts: dict[str, Any], keep: int) -> None:
+    final, partial = folder / f"step-{step:07d}", folder / f"step-{step:07d}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        _write(partial, tensors, curves, facts)
+    except (OSError, RuntimeError) as error:  # torch's RuntimeError for a full disk speaks of positions in a file
+        free = shutil.disk_usage(folder).free
+        shutil.rmtree(partial, ignore_errors=True)
+        raise RuntimeError(
+            f"the training state {final} can't be written, with {free / 1e6:,.0f} MB free on its disk ({error}). The states before"
+            " it are kept: make room and start again"
+        ) from error
+    partial.replace(final)
+    sync(folder)
+    for old in states(folder)[:-keep]:
+        shutil.rmtree(old)
 
 
 def _write(partial: Path, tensors: dict[str, Any], curves: Curves, facts: dict[str, Any]) -> None:
@@ -135,15 +186,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def save_best(folder: Path, step: int, module: nn.Module) -> None:
-    """Keep the trained tensors of this step as the best so far, in place of those before."""
-    tensors = trained_tensors(module)
-    if rank() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / "best.partial"
-        torch.save({"step": step, "trained": tensors}, partial)
-        sync(partial)
-        partial.replace(folder / "best.pt")
+def _save_best(folder: Path, best: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / "best.partial"
+    torch.save(best, partial)
+    sync(partial)
+    partial.replace(folder / "best.pt")
 
 
 def load_best(folder: Path, step: int, module: nn.Module, *, device: torch.device) -> None:

@@ -36,7 +36,7 @@ rows = [tiny.row(*turns, number=i, seed=i) for i, turns in enumerate([(segment,)
 def sgd(module, *, lr, weight_decay, scales, muon_lr, fused):
     return torch.optim.SGD([{"params": [p for p in module.parameters() if p.requires_grad], "scale": 1.0}], lr=lr)
 
-loop.states.save = lambda *args, **options: None  # states are AdamW's
+loop.states.Writer.save = lambda *args, **options: None  # states are AdamW's
 loop.optimizer_of = sgd  # its step is the gradient itself; AdamW's hardly depends on the gradient's size
 
 def train(folder, stage, accumulate):

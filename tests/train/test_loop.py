@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import signal
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -243,6 +245,30 @@ def test_a_full_disk_is_told_and_costs_no_earlier_state(tmp_path: Path, monkeypa
     monkeypatch.setattr(torch, "save", real)
     whole, module = Regression(), Regression()
     assert run(module, tmp_path) == run(whole, tmp_path / "whole")
+    assert equal(weights(whole), weights(module))
+
+
+def test_training_goes_on_while_a_state_is_written_and_the_state_is_of_its_own_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    real, later, written = torch.save, threading.Event(), []
+
+    def slow(state: object, path: Path) -> None:
+        assert later.wait(60), "training waited for its state"
+        real(state, path)
+        written.append(path)
+
+    def make(step: int, micro: int) -> Numbers:
+        if step == 3:  # two steps after the state of step 2 was handed over
+            assert not written
+            later.set()
+        return stopping_at(4)(step, micro)
+
+    monkeypatch.setattr(torch, "save", slow)
+    with pytest.raises(Stop):
+        run(Regression(), tmp_path / "slow", make)
+    assert [path.name for path in states.states(tmp_path / "slow/fit")] == ["step-0000002", "step-0000004"]
+    shutil.rmtree(tmp_path / "slow/fit/step-0000004")
+    whole, module = Regression(), Regression()
+    assert run(module, tmp_path / "slow") == run(whole, tmp_path / "whole")
     assert equal(weights(whole), weights(module))
 
 
