@@ -65,6 +65,8 @@ def attend(
 ) -> tuple[Float[Tensor, "B Q H d"], Tensor | None]:
     """Compute one layer's attention. The signature is transformers'; `places`: of rows that are read branch by branch; `memory`: what
     the layer has read before the one token of each row, number `count` of its answer."""
+    if query.is_cuda:  # rotated in the residual stream's fp32: autocast would cast what is copied from them, and no kernel shares fp32 keys
+        query, key = query.to(value.dtype), key.to(value.dtype)
     if memory is not None:
         assert attention_mask is not None, "the prompt's mask"
         assert count is not None, "the token's number"
