@@ -190,4 +190,4 @@ def _repeated(step: Callable[[], None], *, graph: bool) -> Iterator[Callable[[],
             yield replayed
     finally:
         torch.set_autocast_cache_enabled(cached)
-        torch.cuda.current_stream().wait_stream(beside)
+        beside.synchronize()  # before the graph's memory goes
