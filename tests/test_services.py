@@ -5,7 +5,6 @@ import importlib.util
 import os
 import runpy
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.ports import free_port
 from tests.workspace import LIMIT_S, ROOT, end_all, environment, executed, make
 
 POSTGRES = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"))), Path())
@@ -35,11 +35,6 @@ pytestmark = [
 ]
 PASSWORDS = {f"{name}_password": f"{name}'s p@ss:w/rd %#?" for name in ("postgres", "minio", "prefect", "mlflow")}
 COMPOSE = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def until(condition: Callable[[], object], what: str) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import pytest
 from flows.paths import deployment_names
 from flows.prefect_server import OwnAddressOnly
 from tasks.stages import STAGES
+from tests.ports import free_port
 from tests.workspace import ROOT, ans, end_all, environment, executed, living, make, run, words_of
 
 LIMIT_S = 1800.0
@@ -67,12 +67,6 @@ class Served:
     def flow_runs(self, deployment: str) -> list[str]:
         """States of the deployment's runs."""
         return [found["state"]["type"] for found in self.authorized("flow_runs/filter", {"deployments": {"name": {"any_": [deployment]}}})]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:

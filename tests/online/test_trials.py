@@ -34,6 +34,7 @@ from tests import tiny
 from tests.online.conftest import config
 from tests.online.test_store import experience, opened
 from tests.online.test_worker import QUESTION, Start
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 600.0
@@ -125,14 +126,6 @@ class Client(threading.Thread):
                 number += 1
             except (OSError, urllib.error.URLError, ValueError):  # nobody there, or killed while answering
                 time.sleep(0.05)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @pytest.mark.slow
