@@ -24,6 +24,7 @@ from tests.online.test_worker import Start, silent
 from tests.workspace import launch
 
 CONFIG = config(simulation={"arms": ["frozen", "guard_verified", "naive_canary", "poisoned"], "poison": 1.0, "back": 0.5})
+CONFIG = CONFIG.model_copy(update={"seed": 2})  # with which no answer of random weights ends by itself, so that none is a vote
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_every_arm_has_its_figures_and_a_killed_stage_gives_the_same(start: Star
     verified, naive, poisoned = (figures[name] for name in ("guard_verified", "naive_canary", "poisoned"))
     assert verified["updates"] == naive["updates"] == 4.0
     assert verified["store/experiences"] == verified["store/vectors"] >= 8
-    assert naive["admitted"] <= 0.25  # a model of random weights hardly ever agrees with itself
+    assert naive["admitted"] == 0.0
     assert poisoned["vote_share"] == 1.0
     assert b"guard_verified,target" in first["curves.csv"] or b"guard_verified/target" in first["curves.csv"]
     shutil.rmtree(tmp_path / "scratch/poisoned")  # killed before this arm, and in the middle of the one before it
