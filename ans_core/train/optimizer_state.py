@@ -22,15 +22,15 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def read(module: nn.Module, optimizer: Any, wrapped: Any, *, deepspeed_stage: int) -> dict[str, dict[str, Tensor]]:
-    """Return name -> what the optimizer keeps (AdamW: `step`, `exp_avg`, `exp_avg_sq`) in main memory, on the first process ({} on the
-    others). All processes must call it.
+    """Return name -> what the optimizer keeps (AdamW: `step`, `exp_avg`, `exp_avg_sq`), copied to main memory, on the first process ({} on
+    the others). All processes must call it.
 
     optimizer: accelerate's; wrapped: DeepSpeed's engine, unused without it. Parameters that never had a gradient have no state.
     """
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not deepspeed_stage:
         states = {p: state for part in _parts(optimizer) for p, state in part.state.items()} if rank() == 0 else {}
-        return {name: {key: value.cpu() for key, value in states[p].items()} for name, p in trained.items() if p in states}
+        return {name: {key: value.to("cpu", copy=True) for key, value in states[p].items()} for name, p in trained.items() if p in states}
     from deepspeed.utils import safe_get_full_optimizer_state  # takes seconds
 
     divided = wrapped.optimizer.optimizer.state

@@ -73,7 +73,7 @@ class Writer:
         moments = optimizer_state.read(module, optimizer, wrapped, deepspeed_stage=deepspeed_stage)
         if rank() == 0:
             facts = {"step": step, "processes": world_size(), "deepspeed_stage": deepspeed_stage, "trained": _shapes_hash(module)}
-            tensors = _copied({"state.pt": state, "optimizer.pt": moments})
+            tensors = {"state.pt": _copied(state), "optimizer.pt": moments}
             self.writing = self.thread.submit(_save, folder, step, tensors, list(curves), facts, keep)
 
     def save_best(self, folder: Path, step: int, module: nn.Module) -> None:
