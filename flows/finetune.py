@@ -131,14 +131,14 @@ def settings(source: DataSource, arguments: argparse.Namespace, *, pictures: int
     batch = given.get("sft.optim.batch", min(of_profile.batch, max(1, pictures)))
     steps = arguments.steps or (math.ceil(epochs * pictures / batch) if epochs else max(20, math.ceil(EPOCHS * pictures / batch)))
     of_machine = launch_words(batch, given, command="finetune")
-    count = int(given.get("launch.processes", dict(word.split("=") for word in of_machine)["launch.processes"]))
+    count = int(given.get("launch.processes", of_machine["launch.processes"]))
     accumulate = accumulated(batch, count, of_profile, processes=whole.launch.processes)
     words = [
         f"prepare.sources=[{json.dumps(source.model_dump(mode='json', include={'name', 'format', 'path'}))}]",
         *(f"prepare.{name}=0" for name in ("scenes", "clips", "val_scenes", "test_scenes", "val_clips", "test_clips")),
         f"sft.optim.steps={steps}", f"sft.optim.batch={batch}", f"sft.optim.accumulate={accumulate}",
         f"sft.optim.save_every={min(CHUNK, steps)}",
-        "memory.train=false", *of_machine,
+        "memory.train=false", *(f"{key}={value}" for key, value in of_machine.items()),
         "evaluate.sources=[]", f"evaluate.benchmarks={json.dumps(benchmarks)}", "evaluate.optional=[]", "evaluate.split=val",
         *words_given,
     ]  # fmt: skip

@@ -12,6 +12,7 @@ from ans_core.config import PROFILES, Config, read_yaml
 
 if TYPE_CHECKING:
     from ans_core.model.footprint import Parameters
+    from ans_core.model.network import Network
     from ans_core.stages.gpu_memory import StageMemory
 
 GB = 1e9
@@ -41,11 +42,12 @@ def preflight(config: Config, root: Path) -> list[Finding]:
 
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     name = published_name(config, root)
-    counts = parameters_of(build_meta(name), rank=config.sft.lora.rank) if name else None
+    model = build_meta(name) if name else None
+    counts = parameters_of(model, rank=config.sft.lora.rank) if model else None
     findings = [gpu_count(config, [gpu.name for gpu in gpus])]
-    if name:
+    if model:
         has = min((gpu.total_memory for gpu in gpus), default=int(GB * LARGER_GPUS_GB.get(config.profile, GPU_GB)))
-        findings += [*gpu_memory(config, name, has), shared_memory(config, name)]
+        findings += [*gpu_memory(config, model, has), shared_memory(config, model)]
     wanted = counts.base if counts else TINY_BYTES
     available = psutil.virtual_memory().available
     memory = f"{available / GB:.1f} GB of memory available, {wanted / GB:.1f} GB are needed to load the model"
@@ -85,8 +87,8 @@ def gpu_count(config: Config, gpus: list[str]) -> Finding:
     )
 
 
-def gpu_memory(config: Config, name: str, has: int) -> list[Finding]:
-    """Compare what the training stages of a published size hold on each GPU with the smallest GPU's bytes."""
+def gpu_memory(config: Config, model: Network, has: int) -> list[Finding]:
+    """Compare what the training stages of a model hold on each GPU with the smallest GPU's bytes."""
     return [
         Finding(
             ok=memory.fits(has),
@@ -94,16 +96,15 @@ def gpu_memory(config: Config, name: str, has: int) -> list[Finding]:
             remedy=f"{stage}.checkpointing=auto; {stage}.optim.accumulate up; sft.max_length, rl.answers_at_once down;"
             " launch.deepspeed_stage=3 divides the weights among the GPUs, too, for sft alone; or more GPUs, or a smaller profile",
         )
-        for stage, memory in stages_memory(config, name, has).items()
+        for stage, memory in stages_memory(config, model, has).items()
     ]
 
 
-def stages_memory(config: Config, name: str, has: int) -> dict[str, StageMemory]:
+def stages_memory(config: Config, model: Network, has: int) -> dict[str, StageMemory]:
     """Return the memory of every training stage that learns anything. Only `sft` runs under ZeRO-3: then `rl` is left out."""
-    from ans_core.checkpoints.published import build_meta
     from ans_core.stages.gpu_memory import stage_memory
 
-    model, stages = build_meta(name), list[Literal["sft", "rl"]]()
+    stages = list[Literal["sft", "rl"]]()
     if config.sft.optim.steps or config.sft.optim.epochs:
         stages.append("sft")
     if config.launch.deepspeed_stage < 3:
@@ -111,16 +112,13 @@ def stages_memory(config: Config, name: str, has: int) -> dict[str, StageMemory]
     return {stage: stage_memory(config, model, stage, gpu_bytes=has) for stage in stages}
 
 
-def shared_memory(config: Config, name: str, folder: Path = Path("/dev/shm")) -> Finding:
+def shared_memory(config: Config, model: Network, folder: Path = Path("/dev/shm")) -> Finding:
     """Check that the loaders' batches of SFT have room in shared memory: many containers have 64 MB of it."""
-    from ans_core.checkpoints.published import build_meta
-    from ans_core.model.footprint import loaded_bytes
-    from ans_core.stages.gpu_memory import largest_batches
+    from ans_core.stages.gpu_memory import loader_bytes
     from ans_core.stages.launch import check_shared_memory
 
-    model, here = build_meta(name), max(1, config.launch.processes // int(os.environ.get("PET_NNODES", "1")))
-    batches = largest_batches(config, model, "sft", processes=config.launch.processes)
-    size = sum(loaded_bytes(model, batch, mask_size=config.sft.mask_size) for batch in batches)
+    here = max(1, config.launch.processes // int(os.environ.get("PET_NNODES", "1")))
+    size = loader_bytes(config, model, "sft", processes=config.launch.processes)
     try:
         check_shared_memory(config.launch.workers, size, processes=here, folder=folder)
     except RuntimeError as error:

@@ -128,7 +128,7 @@ def settings(sets: Sequence[ReadSet], arguments: argparse.Namespace, *, paramete
     benchmarks += ["loops"] if "region_caption" in benchmarks else []
     if not benchmarks:
         raise ValueError("the held-out samples are none that a benchmark compares: give regions with captions, or expressions with masks")
-    of_machine = dict(word.split("=") for word in launch_words(batch, given, command="rl"))
+    of_machine = launch_words(batch, given, command="rl")
     count = int(given.get("launch.processes", of_machine["launch.processes"]))
     accumulate = accumulated(batch, count, of_profile.optim, processes=whole.launch.processes)
     ours = [

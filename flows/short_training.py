@@ -177,7 +177,7 @@ def length(settings: Sequence[str], *, section: str, steps: int | None) -> tuple
     return float(epochs), given, tuple(word for word in settings if setting(word)[0] != key)
 
 
-def launch_words(batch: int, given: Collection[str], *, command: str) -> list[str]:
+def launch_words(batch: int, given: Collection[str], *, command: str) -> dict[str, str]:
     """Return the settings of a process for each GPU of this machine, as far as a step has a sample for each; one without a GPU. None of a
     cluster's jobs. `given`: keys of the user's settings. Raises ValueError if these ask for jobs."""
     import torch
@@ -185,10 +185,8 @@ def launch_words(batch: int, given: Collection[str], *, command: str) -> list[st
     if jobs := [key for key in given if key == "launch.launcher" or key.startswith("launch.resources")]:
         raise ValueError(f"{', '.join(jobs)}: ans {command} trains on this machine; use the profile and `ans run` for jobs")
     processes = max(1, min(torch.cuda.device_count(), batch))
-    return [
-        "launch.launcher=torchrun", "launch.resources={}", f"launch.processes={processes}", f"launch.inference_processes={processes}",
-        *(["launch.deepspeed_stage=0"] if processes == 1 else []),
-    ]  # fmt: skip
+    words = {"launcher": "torchrun", "resources": "{}", "processes": str(processes), "inference_processes": str(processes)}
+    return {f"launch.{key}": value for key, value in (words | ({"deepspeed_stage": "0"} if processes == 1 else {})).items()}
 
 
 def accumulated(batch: int, count: int, of_profile: DataOptim, *, processes: int) -> int:

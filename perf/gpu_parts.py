@@ -1,6 +1,6 @@
 """The parts that perf/gpu.py measures: a Job in, its figures out. Each runs in a process of its own.
 
-MFU: operations of `ans_core.model.footprint` without recomputation, of tokens that are no padding, over PEAK.
+MFU: operations of `ans_core.model.footprint` without recomputation, of tokens that are no padding, over the device's peak.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from ans_core.inference.sa2va import Sa2VA
 from ans_core.inference.video import track as track_objects
 from ans_core.losses import mask_losses
 from ans_core.model import adapters
-from ans_core.model.footprint import MicroBatch, Operations, Work, activation_bytes
+from ans_core.model.footprint import MicroBatch, Operations, Work, activation_bytes, peak_flops
 from ans_core.model.grounding import FrameFeatures, Grounding
 from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised, encoded_frames, image_tokens, layout_of, packed
@@ -74,7 +74,7 @@ from perf.model import THINGS, random_model
 from perf.sft import LONG_SIDE, PICTURES, enlarged, model_of, photographs
 
 PEAK = 989e12
-"""Operations a second of an H100 or H200 in bf16, dense."""
+"""Operations a second of an H100 or H200 in bf16, dense; counted with where the device's own peak is not known, as on a CPU."""
 WARM_UP = 3
 """Steps before those that count."""
 WAYS = ((False, 0), (True, 0), (True, None), (False, None))
@@ -253,7 +253,7 @@ def sft(job: Job) -> None:
     operations = Operations(bare, rank=lora.rank)
     first = 1 if job.tiny else WARM_UP
     steps = first + (2 if job.tiny else 5 if job.quick else 20)
-    for compiled, recomputed in WAYS[:: 2 if job.tiny else 1]:
+    for compiled, recomputed in WAYS[1::2] if job.tiny else WAYS:
         case = f"{'compiled' if compiled else 'eager'}, checkpointing {'layers' if recomputed is None else 'none'}"
         model.compiled, model.checkpointing = compiled, recomputed
         layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length)
@@ -284,7 +284,7 @@ def sft(job: Job) -> None:
         job.figures.add(
             case,
             tokens_per_s=tokens / sum(spent_s),
-            mfu=useful / sum(spent_s) / PEAK,
+            mfu=useful / sum(spent_s) / (peak_flops(job.device) or PEAK),
             step_s=statistics.median(spent_s),
             slowest_step_s=max(spent_s),
             first_step_s=metrics[0]["sft/speed/step_s"],

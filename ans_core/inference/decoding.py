@@ -7,7 +7,6 @@ a 4B model launches some 2,500 kernels for a token, and launching them takes lon
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from torch import Tensor
 from ans_core.inference.prefill import PrefilledBatch, read_ahead
 from ans_core.model.adapters import lora_in
 from ans_core.model.attention import Memory
-from ans_core.model.compiling import compiled_call, decoder_layers
+from ans_core.model.compiling import compiled
 from ans_core.model.network import Network
 
 CHECK_EVERY = 8
@@ -72,7 +71,8 @@ def decode(
         text.count.add_(1)
 
     every = CHECK_EVERY if model.device.type == "cuda" else 1
-    with _half_adapters(model), _own_memory(model, text.memory), _repeated(one_token, graph=_can_be_a_graph(model)) as step:
+    own = compiled(model.vlm.model.language_model, on=model.compiled, each=[{"memory": memory} for memory in text.memory])
+    with _half_adapters(model), own, _repeated(one_token, graph=_can_be_a_graph(model)) as step:
         for count in range(1, max_tokens + 1):
             step()
             if count % every == 0 and bool(text.stopped.all()):
@@ -104,26 +104,26 @@ class _Text:
     @staticmethod
     def begin(model: Network, prompted: PrefilledBatch, *, answers: int, max_tokens: int) -> _Text:
         """Make room for the answers; all of a prompt but its last token has been read."""
-        begun, device = prompted.prefix_of, model.device
-        before = prompted.prefix_attention[begun]
-        last = prompted.positions(torch.cat([before, prompted.attention], dim=1), begun)[:, -1:]
+        prefix, device = prompted.prefix_of, model.device
+        prompt = prompted.prefix_attention[prefix]
+        last = prompted.positions(torch.cat([prompt, prompted.attention], dim=1), prefix)[:, -1:]
         layers: list[Any] = prompted.prefix_cache.layers
-        asked = torch.arange(len(last), device=device).repeat_interleave(answers)  # the request of every row
-        rows, size, uneven = len(asked), -(-max_tokens // EVEN) * EVEN, -before.shape[1] % EVEN
+        request = torch.arange(len(last), device=device).repeat_interleave(answers)  # of every row
+        rows, size, uneven = len(request), -(-max_tokens // EVEN) * EVEN, -prompt.shape[1] % EVEN
 
         def memory(keys: Float[Tensor, "_ K _ d"], values: Float[Tensor, "_ K _ d"]) -> Memory:
             # Rotated keys are fp32 where the residual stream is; autocast would cast all of them for every token.
             dtype = _autocast_dtype(model) or keys.dtype
             room = keys.new_zeros(2, rows, keys.shape[1], size, keys.shape[3], dtype=dtype)  # zeros: what is not read yet must not be NaN
-            of_prompts = (F.pad(x[begun].to(dtype), (0, 0, uneven, 0)) for x in (keys, values))
+            of_prompts = (F.pad(x[prefix].to(dtype), (0, 0, uneven, 0)) for x in (keys, values))
             return *of_prompts, *room
 
         return _Text(
             memory=[memory(layer.keys, layer.values) for layer in layers],
-            prompt=F.pad(before, (uneven, 0))[:, None, None],
+            prompt=F.pad(prompt, (uneven, 0))[:, None, None],
             count=torch.zeros(1, dtype=torch.long, device=device),
-            positions=last[asked],
-            embeds=prompted.embeds[asked, :, : model.vlm.config.text_config.hidden_size],
+            positions=last[request],
+            embeds=prompted.embeds[request, :, : model.vlm.config.text_config.hidden_size],
             ids=torch.zeros(rows, max_tokens, dtype=torch.long, device=device),
             stopped=torch.zeros(rows, dtype=torch.bool, device=device),
         )
@@ -138,20 +138,6 @@ def _half_adapters(model: Network) -> AbstractContextManager[None]:
 def _autocast_dtype(model: Network) -> torch.dtype | None:
     kind = model.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-
-@contextmanager
-def _own_memory(model: Network, memory: list[Memory]) -> Iterator[None]:
-    """Call each layer of the language model with its memory, compiled if the model's layers are."""
-    layers = decoder_layers(model.vlm.model.language_model)
-    with compiled_call(on=model.compiled) as call:
-        for layer, own in zip(layers, memory, strict=True):
-            layer._compiled_call_impl = functools.partial(call, layer, memory=own)
-        try:
-            yield
-        finally:
-            for layer in layers:
-                layer._compiled_call_impl = None
 
 
 def _can_be_a_graph(model: Network) -> bool:

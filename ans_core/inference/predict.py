@@ -66,8 +66,7 @@ def in_batches(
 ) -> list[Found]:
     """Call `ask` on `batch` requests at a time and return all results in the order of the requests. Requests about one picture or clip are
     put into one batch where possible, since a batch encodes each picture once. shared: the batches are divided among all processes."""
-    place = {frames: number for number, frames in enumerate(dict.fromkeys(r.frames for r in requests))}
-    order = sorted(range(len(requests)), key=lambda i: (len(requests[i].frames), place[requests[i].frames], len(requests[i].text)))
+    order = alike(requests)
     ordered = [requests[i] for i in order]
     if shared:
         results = dist.by_turns(ordered, batch, lambda some: ask(list(some)))
@@ -75,6 +74,12 @@ def in_batches(
         results = [one for start in range(0, len(ordered), batch) for one in ask(ordered[start : start + batch])]
     found = dict(zip(order, results, strict=True))
     return [found[i] for i in range(len(requests))]
+
+
+def alike(requests: Sequence[Request]) -> list[int]:
+    """Return the places of the requests in an order in which neighbours cost alike: by frames, by picture or clip, by length."""
+    place = {frames: number for number, frames in enumerate(dict.fromkeys(r.frames for r in requests))}
+    return sorted(range(len(requests)), key=lambda i: (len(requests[i].frames), place[requests[i].frames], len(requests[i].text)))
 
 
 def on_all_processes(ask: Callable[..., list[Prediction]], batch: int) -> Predict:

@@ -12,10 +12,22 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ans_core.config.training import Checkpointing
+
 LOGITS = 2**26
 """Logits that are held at once: 256 MB in fp32. Those of 8,192 tokens over 152,000 words would take 5 GB, several times over."""
 
 again: Any = partial(checkpoint, use_reentrant=False)
+
+
+def layers_of(stack: nn.Module) -> list[GradientCheckpointingLayer]:
+    """Return the layers of one of transformers' models, in order."""
+    return [m for m in stack.modules() if isinstance(m, GradientCheckpointingLayer)]
+
+
+def layers_again(checkpointing: Checkpointing) -> int | None:
+    """Return how many layers a setting has computed again (None: all)."""
+    return None if checkpointing == "layers" else 0
 
 
 @contextmanager
@@ -27,7 +39,7 @@ def checkpointed(stack: nn.Module, *, layers: int | None) -> Iterator[None]:
     transformers checkpoints no others, and all of them, for compiled ones to share their graphs; their dropouts are modules of their own
     and stay as they are.
     """
-    every = [m for m in stack.modules() if isinstance(m, GradientCheckpointingLayer)] if layers != 0 and torch.is_grad_enabled() else []
+    every = layers_of(stack) if layers != 0 and torch.is_grad_enabled() else []
     before = [layer.training for layer in every]
     for layer in every:
         layer.training = True

@@ -210,14 +210,18 @@ def activation_bytes(
     }
 
 
+def all_activations(model: Network, batches: Sequence[MicroBatch], **options: Any) -> int:
+    """Return the bytes of all parts of all batches. `options`: of `activation_bytes`."""
+    return sum(sum(activation_bytes(model, batch, **options).values()) for batch in batches)
+
+
 def recomputed_layers(model: Network, batches: Sequence[MicroBatch], *, room: int, rank: int, dropout: bool, half: bool) -> int:
     """Return how few layers must be computed again for the activations of all these to take at most `room` bytes. If no number is enough:
     all but two, since more save nothing."""
     most = max(TextShape.of(model).layers - 2, 0)
 
     def fits(count: int) -> bool:
-        each = (activation_bytes(model, batch, rank=rank, dropout=dropout, half=half, recomputed=count) for batch in batches)
-        return sum(sum(parts.values()) for parts in each) <= room
+        return all_activations(model, batches, rank=rank, dropout=dropout, half=half, recomputed=count) <= room
 
     return next((count for count in range(most) if fits(count)), most)
 

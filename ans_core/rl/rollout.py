@@ -76,11 +76,6 @@ class Reader:
     def nonfinite(self, count: int) -> None:
         self._nonfinite.fill_(count)
 
-    def on(self, device: torch.device) -> Reader:
-        """Move what it holds to the device."""
-        self.forbidden, self._nonfinite = self.forbidden.to(device), self._nonfinite.to(device)
-        return self
-
     def __call__(self, raw: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
         """Apply guard, temperature and forbidden tokens in fp32: bf16 logits alone put 5 % of noise on a ratio."""
         logits = self.guarded(raw) / self.temperature
@@ -88,7 +83,7 @@ class Reader:
 
     def guarded(self, raw: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
         """Return finite logits with nothing forbidden, at temperature 1: for tokens that are given."""
-        self.on(raw.device)
+        self.forbidden, self._nonfinite = self.forbidden.to(raw.device), self._nonfinite.to(raw.device)
         logits = raw.float()
         bad = ~logits.detach().isfinite()
         self._nonfinite.add_(bad.sum())
@@ -102,17 +97,17 @@ class _Sampling:
     The noise is a function of the row's seed, the token's number and the word: of neither the other rows, nor the process, nor the device.
     """
 
-    def __init__(self, reader: Reader, seeds: Sequence[int], *, max_tokens: int, device: torch.device, compiled: bool = False) -> None:
-        self.reader = reader.on(device)
-        self.words: Tensor | None = None
+    def __init__(
+        self, reader: Reader, seeds: Sequence[int], *, words: int, max_tokens: int, device: torch.device, compiled: bool = False
+    ) -> None:
+        self.reader = reader
+        self.words = torch.arange(words, device=device)
         self.noise = compiled_function(gumbel, on=compiled)
         self.seeds = torch.tensor(list(seeds), device=device)
         self.logps = torch.zeros(len(seeds), max_tokens, device=device)
 
     def __call__(self, raw: Float[Tensor, "R V"], count: Int[Tensor, " 1"]) -> Int[Tensor, " R"]:
         logits = self.reader(raw)
-        if self.words is None:
-            self.words = torch.arange(logits.shape[1], device=logits.device)
         token = (logits + self.noise(self.seeds, count, self.words)).argmax(1)
         self.logps.index_copy_(1, count, logits.log_softmax(1).gather(1, token[:, None]))
         return token
@@ -191,7 +186,7 @@ def sample(
     model: Network, prompted: PrefilledBatch, *, group: int, max_tokens: int, reader: Reader, seeds: Sequence[int]
 ) -> list[SampledAnswer]:
     """Sample `group` answers for each of the B requests, in request order; `seeds` has one seed per answer (B x group)."""
-    sampling = _Sampling(reader, seeds, max_tokens=max_tokens, device=model.device, compiled=model.compiled)
+    sampling = _Sampling(reader, seeds, words=model.vocabulary, max_tokens=max_tokens, device=model.device, compiled=model.compiled)
     out = decode(model, prompted, answers=group, max_tokens=max_tokens, choose=sampling, **stopping(model))
     answers = []
     for generated, chances in zip(out.tolist(), sampling.logps.tolist(), strict=True):

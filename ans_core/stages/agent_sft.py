@@ -34,6 +34,7 @@ from ans_core.config.agent import AgentSft
 from ans_core.data import conversation
 from ans_core.data.collate import Batch, batch_of, read_row
 from ans_core.data.mixture import Mixture
+from ans_core.model.checkpointing import layers_again
 from ans_core.model.lora_ranks import rank_pattern
 from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes
@@ -73,7 +74,7 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     del tuned  # it is as large as the model
     show_ranks(lora, log)
     policy = AgentPolicy(model, lora=lora, rows=sorted(trained_rows), seed=seed)
-    model.checkpointing = None if settings.checkpointing == "layers" else 0
+    model.checkpointing = layers_again(settings.checkpointing)
     before = hashes(model)
     share = settings.referring  # losses of masks are means over the rows that have some: by their share, over all rows
     module = Supervised(model, mask_weight=share * cfg.sft.mask_weight, dice_weight=share * cfg.sft.dice_weight, points=cfg.sft.mask_points)

@@ -37,6 +37,7 @@ from ans_core.evaluation.predictions import name_of, predict_all
 from ans_core.evaluation.score import Result
 from ans_core.evaluation.session import Session
 from ans_core.evaluation.session import evaluate as evaluate_session
+from ans_core.inference.predict import alike
 from ans_core.metrics.caption import same_text
 from ans_core.model.network import Network
 from ans_core.pictures import overlay, rle, transforms
@@ -170,9 +171,8 @@ def by_length(items: Sequence[Item], size: int, window: int) -> Iterator[list[It
     then those of about one length."""
     for _, some in itertools.groupby(items, key=lambda item: int(item.name) // window):
         own = list(some)
-        order = {frames: number for number, frames in enumerate(dict.fromkeys(item.request.frames for item in own))}
-        own.sort(key=lambda item: (len(item.request.frames), order[item.request.frames], len(item.request.text)))
-        yield from (own[start : start + size] for start in range(0, len(own), size))
+        ordered = [own[place] for place in alike([item.request for item in own])]
+        yield from (ordered[start : start + size] for start in range(0, len(ordered), size))
 
 
 def load_row(row: str, inputs: dict[str, Path], device: torch.device) -> Network:

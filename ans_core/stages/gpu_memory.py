@@ -12,12 +12,14 @@ import torch
 from ans_core import dist
 from ans_core.config import Config
 from ans_core.model import adapters
+from ans_core.model.checkpointing import layers_again
 from ans_core.model.footprint import (
     MicroBatch,
     TextShape,
-    activation_bytes,
+    all_activations,
     cache_bytes,
     held_bytes,
+    loaded_bytes,
     lora_weights,
     parameters_of,
     recomputed_layers,
@@ -73,10 +75,13 @@ def stage_memory(cfg: Config, model: Network, stage: Stage, *, gpu_bytes: int) -
     batches = largest_batches(cfg, model, stage, processes=launch.processes)
     options = {"rank": settings.lora.rank, "dropout": settings.lora.dropout > 0, "half": half}
     layers = TextShape.of(model).layers
-    recomputed = {"none": 0, "layers": layers}.get(settings.checkpointing)
-    if recomputed is None:
-        recomputed = recomputed_layers(model, batches, room=int(gpu_bytes * (1 - RESERVE) - sum(held.values())), **options)
-    activations = sum(sum(activation_bytes(model, batch, recomputed=recomputed, **options).values()) for batch in batches)
+    again: int | None
+    if settings.checkpointing == "auto":
+        again = recomputed_layers(model, batches, room=int(gpu_bytes * (1 - RESERVE) - sum(held.values())), **options)
+    else:
+        again = layers_again(settings.checkpointing)
+    recomputed = layers if again is None else again
+    activations = all_activations(model, batches, recomputed=recomputed, **options)
     caches = rollout_cache(cfg, model, processes=launch.processes) if stage == "rl" else 0
     return StageMemory(parts={**held, "activations": activations, "caches": caches}, recomputed=recomputed, layers=layers)
 
@@ -105,6 +110,11 @@ def largest_batches(cfg: Config, model: Network, stage: Stage, *, processes: int
     return [of_loop] * len(rl.loops) + ([rows_of_sft(rows)] if rows else [])
 
 
+def loader_bytes(cfg: Config, model: Network, stage: Stage, *, processes: int) -> int:
+    """Return the bytes of what a loader hands over for one step of a process at most."""
+    return sum(loaded_bytes(model, batch, mask_size=cfg.sft.mask_size) for batch in largest_batches(cfg, model, stage, processes=processes))
+
+
 def rollout_cache(cfg: Config, model: Network, *, processes: int) -> int:
     """Return the bytes of keys and values of the answers that are sampled together, and of their prompts, which the answers share: once as
     they were read, and once as answers are decoded from them."""
@@ -124,7 +134,7 @@ def checkpointed_layers(cfg: Config, model: Network, stage: Stage, *, machine: M
     """
     settings = getattr(cfg, stage)
     if settings.checkpointing != "auto":
-        return 0 if settings.checkpointing == "none" else None
+        return layers_again(settings.checkpointing)
     if machine.device.type != "cuda":
         chosen, why = 0, f"on a {machine.device.type.upper()}"
     else:
@@ -133,7 +143,7 @@ def checkpointed_layers(cfg: Config, model: Network, stage: Stage, *, machine: M
         batches = largest_batches(cfg, model, stage, processes=dist.world_size())
         options = {"rank": settings.lora.rank, "dropout": settings.lora.dropout > 0, "half": machine.dtype == "bf16"}
         chosen = recomputed_layers(model, batches, room=room, **options)
-        wanted = sum(sum(activation_bytes(model, batch, recomputed=chosen, **options).values()) for batch in batches)
+        wanted = all_activations(model, batches, recomputed=chosen, **options)
         why = f"up to {wanted / GB:.1f} GB of activations beside weights, gradients and optimizer, which leave {room / GB:.1f} GB"
         if wanted > room:
             why += "; the longest rows may not fit: raise optim.accumulate, or lower sft.max_length"

@@ -30,6 +30,7 @@ from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, Lora, Rl
 from ans_core.config.rft import PhaseEnd
 from ans_core.config.training import DataOptim
+from ans_core.model.checkpointing import layers_again
 from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes
 from ans_core.rl.dual_loop import Batches, DualLoop, check_learned
@@ -55,7 +56,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         base, inputs["agent/sft/tools"], operations=OPERATIONS, device=machine.device, names=ADAPTERS, dtype=weights_dtype(machine.dtype),
         reader=cfg.agent.reader,
     )  # fmt: skip
-    policy.model.checkpointing = None if settings.checkpointing == "layers" else 0
+    policy.model.checkpointing = layers_again(settings.checkpointing)
     before, boundaries = hashes(policy.model), scratch / "boundaries"
     seconds, reader = cfg.agent.episode.time_limit_s, cfg.agent.reader
     with Toolbox(policy.model, adapters_off=policy.base, seconds=seconds, reader=reader) as toolbox:

@@ -35,14 +35,13 @@ from ans_core.judge.choose import is_judged, judge_of
 from ans_core.judge.judging import Judging
 from ans_core.judge.questions import read_questions
 from ans_core.model import adapters
-from ans_core.model.footprint import loaded_bytes
 from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes
 from ans_core.rewards import MASKLESS, REWARDS, WORDLESS, corpus_rewards
 from ans_core.rl.curriculum import easiest_first, taking_part
 from ans_core.rl.dual_loop import LOOPS, Batches, Beside, DualLoop, check_learned
 from ans_core.rl.step import RlBatch, rl_batch
-from ans_core.stages.gpu_memory import checkpointed_layers, largest_batches
+from ans_core.stages.gpu_memory import checkpointed_layers, loader_bytes
 from ans_core.stages.launch import check_shared_memory, last_means, lasting, local_processes, machine_of, schedule_of, weights_dtype
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from ans_core.train import loop
@@ -103,10 +102,7 @@ def _run(
     lora = adapters.rl_config(**settings.lora.model_dump(), modules=modules)
     policies = adapters.Policies(model, lora, seed=dist.seed_of(cfg.seed, "rl lora"))
     model.checkpointing = checkpointed_layers(cfg, model, "rl", machine=machine, log=log)
-    largest = sum(
-        loaded_bytes(model, some, mask_size=cfg.sft.mask_size) for some in largest_batches(cfg, model, "rl", processes=dist.world_size())
-    )
-    check_shared_memory(machine.workers, largest, processes=local_processes())
+    check_shared_memory(machine.workers, loader_bytes(cfg, model, "rl", processes=dist.world_size()), processes=local_processes())
     before = hashes(model)
     module = DualLoop(
         policies,

@@ -25,13 +25,13 @@ from ans_core.data.length_groups import LengthGroups, row_length
 from ans_core.data.mixture import PoolRows
 from ans_core.model import adapters
 from ans_core.model.feature_cache import FeatureCache
-from ans_core.model.footprint import Operations, Work, loaded_bytes, peak_flops
+from ans_core.model.footprint import Operations, Work, peak_flops
 from ans_core.model.lora_ranks import rank_pattern
 from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes, part_of
 from ans_core.model.supervised import Supervised
 from ans_core.model.validation import ValidationSlice
-from ans_core.stages.gpu_memory import checkpointed_layers, largest_batches
+from ans_core.stages.gpu_memory import checkpointed_layers, loader_bytes
 from ans_core.stages.launch import (
     check_shared_memory,
     last_means,
@@ -68,8 +68,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     show_ranks(lora, log)
     adapters.prepare_sft(model, adapters.lora_config(**lora), seed=dist.seed_of(cfg.seed, "sft lora"))
     model.checkpointing = checkpointed_layers(cfg, model, "sft", machine=machine, log=log)
-    (largest,) = largest_batches(cfg, model, "sft", processes=dist.world_size())
-    check_shared_memory(machine.workers, loaded_bytes(model, largest, mask_size=settings.mask_size), processes=local_processes())
+    check_shared_memory(machine.workers, loader_bytes(cfg, model, "sft", processes=dist.world_size()), processes=local_processes())
     before = hashes(model)
     mixture = mixture_of(cfg, data.sources(inputs["data"], "train"), seed=cfg.seed)
     optim = lasting(settings.optim, "sft", samples=mixture.epoch)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ans_core.checkpoints.published import PUBLISHED
+from ans_core.checkpoints.published import PUBLISHED, build_meta
 from ans_core.config import Config, load, resolve
 from ans_core.model.footprint import Parameters
 from flows import preflight
@@ -65,7 +65,7 @@ def test_every_full_size_profile_fits_the_machine_it_is_made_for(tmp_path: Path,
     assert (name is None) == (config.base.source != "published")
     if name is None:
         return
-    findings = preflight.gpu_memory(config, name, preflight.LARGER_GPUS_GB.get(profile, preflight.GPU_GB) * 10**9)
+    findings = preflight.gpu_memory(config, build_meta(name), preflight.LARGER_GPUS_GB.get(profile, preflight.GPU_GB) * 10**9)
     assert len(findings) == (1 if profile.endswith("-rl") else 2)
     assert not [finding.what for finding in findings if not finding.ok]
     assert all("layers computed again" in finding.what for finding in findings)
@@ -75,20 +75,20 @@ def test_a_profile_that_keeps_all_activations_does_not_fit(tmp_path: Path) -> No
     """26B: 107 GB without checkpointing; with ZeRO-3 it fits 80 GB, where only sft is counted."""
     assert set(PUBLISHED) >= {"sa2va-8b", "sa2va-26b"}
     config = settings("sa2va-8b", tmp_path, "sft.checkpointing=none", "sft.optim.accumulate=4")
-    sft, rl = preflight.gpu_memory(config, "sa2va-8b", 80 * 10**9)
+    sft, rl = preflight.gpu_memory(config, build_meta("sa2va-8b"), 80 * 10**9)
     assert (sft.ok, rl.ok) == (False, True)
     assert "activations 157" in sft.what
     assert "sft.checkpointing=auto" in sft.remedy
-    assert not preflight.gpu_memory(settings("sa2va-26b", tmp_path), "sa2va-26b", 80 * 10**9)[0].ok
-    (alone,) = preflight.gpu_memory(settings("sa2va-26b", tmp_path, "launch.deepspeed_stage=3"), "sa2va-26b", 80 * 10**9)
+    assert not preflight.gpu_memory(settings("sa2va-26b", tmp_path), build_meta("sa2va-26b"), 80 * 10**9)[0].ok
+    (alone,) = preflight.gpu_memory(settings("sa2va-26b", tmp_path, "launch.deepspeed_stage=3"), build_meta("sa2va-26b"), 80 * 10**9)
     assert alone.ok
 
 
 def test_a_container_with_little_shared_memory_is_no_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings("sa2va-4b", tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=64_000_000))
-    found = preflight.shared_memory(config, "sa2va-4b", tmp_path)
+    found = preflight.shared_memory(config, build_meta("sa2va-4b"), tmp_path)
     assert not found.ok
     assert found.remedy.startswith("give the container more (docker run --shm-size=13g")
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=32_000_000_000))
-    assert preflight.shared_memory(config, "sa2va-4b", tmp_path).ok
+    assert preflight.shared_memory(config, build_meta("sa2va-4b"), tmp_path).ok

@@ -144,7 +144,9 @@ def test_settings_of_jobs_are_refused_and_a_profiles_are_left_out(tmp_path: Path
             settings_of(folder, word)
         with pytest.raises(ValueError, match=r"launch\..*: ans finetune trains on this machine"):
             short_training.launch_words(8, [word.partition("=")[0]], command="finetune")
-    assert {"launch.launcher=torchrun", "launch.resources={}"} <= {*short_training.launch_words(8, [], command="rl")}
+    assert {"launch.launcher=torchrun", "launch.resources={}"} <= {
+        f"{key}={value}" for key, value in short_training.launch_words(8, [], command="rl").items()
+    }
 
 
 def test_data_sets_of_one_folder_name_or_of_a_kinds_get_names_of_their_own(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ans_core.inference.decoding import decode
 from ans_core.inference.generation import stopping
 from ans_core.inference.prefill import PrefilledBatch, prompt, read_ahead
 from ans_core.model import adapters
+from ans_core.model.checkpointing import layers_of
 from ans_core.model.network import Network
 from ans_core.rl.rollout import Reader, SampledAnswer, exact_head, sample
 from tests import tiny
@@ -70,7 +71,7 @@ def test_tokens_and_logits_are_those_of_transformers_generate(own_model: Network
 def test_a_token_reads_nothing_but_whether_all_have_ended(own_model: Network) -> None:
     """On a GPU that is asked every eighth token."""
     model, batch = own_model, read_ahead(own_model, prompted(own_model))
-    reader = Reader(temperature=1.0, forbidden=[model.image_token_id], guard="guard").on(CPU)
+    reader = Reader(temperature=1.0, forbidden=[model.image_token_id], guard="guard")
     with DeviceReads() as reads:
         decode(model, batch, answers=4, max_tokens=16, choose=lambda raw, count: reader(raw).argmax(1), **stopping(model) | {"stops": []})
     assert {place.partition(":")[0] for place in reads.places} == {"inference/decoding.py"}
@@ -90,7 +91,7 @@ class Operations(TorchDispatchMode):
 def test_adapters_are_cast_once_and_not_for_every_token(own_model: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     model = own_model.to(torch.bfloat16)
     adapters.Policies(model, adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=[]), seed=0)
-    factors = 2 * 7 * len(decoding.decoder_layers(model.vlm.model.language_model))
+    factors = 2 * 7 * len(layers_of(model.vlm.model.language_model))
 
     def casts_a_token() -> float:
         casts = []

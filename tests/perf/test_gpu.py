@@ -39,10 +39,10 @@ def test_training_and_decoding_are_measured_on_a_cpu(tmp_path, monkeypatch):
     assert min(compiled["tokens_per_s"], eager["tokens_per_s"], compiled["mfu"], compiled["peak_gb"]) > 0
     assert found["sft"]["cases"]["micro-batch, compiled"]["backward_s"] > 0
     assert len(found["sft"]["cases"]["kernels, compiled"]) > 2
-    for case in ("16 rows, long prompts", "16 rows, short prompts"):
+    for case in ("16 rows, long prompts, eager", "16 rows, short prompts, eager"):
         assert found["decode"]["cases"][case]["all_ms"] > 0
     assert {part["size"] for part in found.values()} == {"tiny"}
-    assert "| decode | 16 rows, long prompts |" in done.stdout
+    assert "| decode | 16 rows, long prompts, eager |" in done.stdout
 
 
 @pytest.mark.slow

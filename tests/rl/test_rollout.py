@@ -73,7 +73,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     logits = torch.tensor([1.0, 0.0, -1.0, 5.0])
     own = reader(forbidden=(3,))
     count = 40_000
-    drawing = _Sampling(own, range(count), max_tokens=1, device=torch.device("cpu"))
+    drawing = _Sampling(own, range(count), words=4, max_tokens=1, device=torch.device("cpu"))
     chosen = drawing(logits.expand(count, -1), torch.tensor([0]))
     expected = own(logits[None]).softmax(1)[0]
     for token, p in enumerate(expected.tolist()):
